@@ -1,0 +1,1 @@
+//! Wiring: settings, control socket, signals.

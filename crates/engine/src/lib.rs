@@ -1,0 +1,1 @@
+//! The mind: pure, deterministic decisions.

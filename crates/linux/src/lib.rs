@@ -1,0 +1,1 @@
+//! Sensors, meters and effectors of the real machine.

@@ -1,0 +1,107 @@
+//! A change of the machine and the record that reverts it.
+//!
+//! Data only, and generic on purpose: a new strategy with a new effector adds one file to `strategies/`, one to
+//! `linux/src/effectors/` and nothing here.
+
+use crate::text_id;
+use crate::units::{Bytes, Nanoseconds};
+use crate::workload::{ProcessId, WorkloadId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+text_id!(
+    /// Name of an effector, e.g. `large_pages`; stable forever, journals refer to it.
+    EffectorId
+);
+
+/// Number of an action on this machine; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ActionId(pub u64);
+impl std::fmt::Display for ActionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Pieces of memory of one process, each of the large-page size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryTarget {
+    /// Whose.
+    pub process: ProcessId,
+    /// Start addresses, ascending, aligned to the large page size.
+    pub pieces: Vec<u64>,
+}
+
+/// What an action works on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// Nothing: a placebo.
+    Nothing,
+    /// Memory of processes.
+    Memory(Vec<MemoryTarget>),
+    /// Host-wide or cgroup settings by absolute path below the root.
+    Files(Vec<String>),
+}
+
+/// One change. Applied and undone as a whole, in slices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Action {
+    /// Number.
+    pub id: ActionId,
+    /// Who carries it out.
+    pub effector: EffectorId,
+    /// For which workload.
+    pub workload: WorkloadId,
+    /// On what.
+    pub target: Target,
+    /// Further arguments by name (for example a pacing limit), in the effector's own words.
+    pub arguments: BTreeMap<String, String>,
+    /// One sentence with the numbers that justify it.
+    pub why: String,
+}
+
+/// What is needed to revert an action, written to disk before the action is taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndoRecord {
+    /// The action, whole.
+    pub action: Action,
+    /// Boot in which it was taken; void in another boot.
+    pub boot_id: String,
+    /// The values found before, by name, in the effector's own words.
+    pub found: BTreeMap<String, String>,
+}
+
+/// Which way an effector goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Make the change.
+    Apply,
+    /// Revert it.
+    Undo,
+}
+
+/// How far one slice of an action got.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// True when there is nothing left to do in this direction.
+    pub done: bool,
+    /// Units finished so far (for memory: pieces).
+    pub finished: u64,
+    /// Units in all.
+    pub total: u64,
+    /// Units that could not be done and are left as they were, by reason.
+    pub skipped: BTreeMap<String, u64>,
+    /// Time spent inside system calls that stall the workload, in this slice.
+    pub stalled: Nanoseconds,
+    /// Longest single call of this slice.
+    pub longest_call: Nanoseconds,
+    /// How long the effector asks to wait before the next slice (pacing).
+    pub pause: Nanoseconds,
+    /// Memory that the change added so far (holes filled).
+    pub bloat: Bytes,
+    /// True when the result was verified by reading it back.
+    pub verified: bool,
+}

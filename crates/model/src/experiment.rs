@@ -1,0 +1,174 @@
+//! Experiments, their blocks and their verdicts, as history and people see them.
+
+use crate::action::ActionId;
+use crate::meter::MeterId;
+use crate::text_id;
+use crate::units::{Bytes, Nanoseconds};
+use crate::workload::{Fingerprint, WorkloadId};
+use serde::{Deserialize, Serialize};
+
+text_id!(
+    /// Name of a strategy, e.g. `large_pages`; stable forever, histories refer to it.
+    StrategyId
+);
+
+/// Number of an experiment on this machine; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ExperimentId(pub u64);
+impl std::fmt::Display for ExperimentId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What kind of trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExperimentKind {
+    /// Randomised on/off blocks.
+    Switchback,
+    /// Stages with randomised onset, for changes that cannot be switched back cheaply.
+    StagedRollout,
+    /// A switchback whose treatment does nothing: measures our own false accepts.
+    Placebo,
+}
+
+/// How an experiment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// A gain was proven; the change stays.
+    Accepted,
+    /// No useful gain; undone.
+    Rejected,
+    /// A loss was seen; undone and remembered.
+    Harmful,
+    /// Neither could be shown within the budget; undone.
+    Inconclusive,
+    /// Stopped for a reason that says nothing about the effect (workload ended, operator, no measurement).
+    Aborted,
+}
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Accepted => "accepted",
+            Self::Rejected => "rejected",
+            Self::Harmful => "harmful",
+            Self::Inconclusive => "inconclusive",
+            Self::Aborted => "aborted",
+        })
+    }
+}
+
+/// An estimated relative change of the objective with its time-uniform confidence interval; 0.05 = +5 %.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Best estimate.
+    pub estimate: f64,
+    /// Lower end.
+    pub lower: f64,
+    /// Upper end.
+    pub upper: f64,
+    /// Confidence of the interval, e.g. 0.90.
+    pub confidence: f64,
+}
+impl std::fmt::Display for Effect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let end = |x: f64| {
+            if x.is_finite() { format!("{:+.1}", x * 100.0) } else { "?".to_owned() }
+        };
+        write!(f, "{} % [{}, {}]", end(self.estimate), end(self.lower), end(self.upper))
+    }
+}
+
+/// One block of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockRecord {
+    /// Position, from 0.
+    pub index: u32,
+    /// Whether the change was on.
+    pub on: bool,
+    /// Start of the measured part (since boot).
+    pub measured_from: Nanoseconds,
+    /// Length of the measured part.
+    pub measured: Nanoseconds,
+    /// Work in the measured part.
+    pub work: f64,
+    /// CPU time in the measured part.
+    pub cpu: Nanoseconds,
+    /// Natural logarithm of the objective, oriented so that more is better.
+    pub score: f64,
+    /// True when the circuit breaker ended it.
+    pub broken: bool,
+}
+
+/// An experiment as it is remembered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExperimentRecord {
+    /// Number.
+    pub id: ExperimentId,
+    /// Kind of trial.
+    pub kind: ExperimentKind,
+    /// Strategy.
+    pub strategy: StrategyId,
+    /// Workload at the time.
+    pub workload: WorkloadId,
+    /// Its identity across restarts.
+    pub fingerprint: Fingerprint,
+    /// Machine fingerprint.
+    pub machine: String,
+    /// The change tried.
+    pub action: ActionId,
+    /// What was changed and why, in a sentence with numbers.
+    pub hypothesis: String,
+    /// Gain predicted beforehand.
+    pub predicted: Effect,
+    /// Meter that judged.
+    pub meter: MeterId,
+    /// Objective in words: `operations per second` or `CPU seconds per operation`.
+    pub objective: String,
+    /// Seed of the coins.
+    pub seed: u64,
+    /// Level at which this try was tested (after false-discovery control).
+    pub alpha: f64,
+    /// Washout and measured part of a block.
+    pub washout: Nanoseconds,
+    /// Measured part of a block.
+    pub measured: Nanoseconds,
+    /// Start and end in seconds since the epoch.
+    pub started_unix: u64,
+    /// End.
+    pub ended_unix: u64,
+    /// Verdict; `None` while it runs.
+    pub verdict: Option<Verdict>,
+    /// Why, in a sentence.
+    pub reason: String,
+    /// Estimate.
+    pub effect: Option<Effect>,
+    /// Evidence for a gain (e-value).
+    pub evidence: f64,
+    /// Time the workload stood still for our changes.
+    pub stalled: Nanoseconds,
+    /// Memory added while on.
+    pub bloat: Bytes,
+    /// Harm exposure in percent × seconds: loss during the parts of the trial that were worse than off.
+    pub harm_exposure: f64,
+    /// The blocks.
+    pub blocks: Vec<BlockRecord>,
+}
+
+/// Something a person could do and homeostat may not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// Stable id: strategy, topic and workload, e.g. `large_pages/shared-memory-alignment/postgresql`.
+    pub id: String,
+    /// For which workload; `None` = the host.
+    pub workload: Option<WorkloadId>,
+    /// What was found, with numbers.
+    pub finding: String,
+    /// What to do, step by step.
+    pub remedy: String,
+    /// What it costs or risks.
+    pub risk: String,
+}

@@ -1,0 +1,26 @@
+//! The vocabulary of homeostat as types with units.
+//!
+//! Plain data and arithmetic: no I/O, no clock, no randomness, no dependency on any other crate of the
+//! workspace. Every word here has the same meaning in the code, the command line, the documentation and the
+//! database (see ARCHITECTURE.md, *Vocabulary*).
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod action;
+pub mod experiment;
+pub mod machine;
+pub mod memory;
+pub mod meter;
+pub mod sample;
+pub mod units;
+pub mod workload;
+
+pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
+pub use experiment::{
+    Advice, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord, StrategyId, Verdict,
+};
+pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};
+pub use memory::{MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, Pieces};
+pub use meter::{MeterCandidate, MeterClass, MeterId, MeterReading};
+pub use sample::{HugePageSettings, MachineSample, PageSizeSetting, Pressure, Snapshot, WorkloadSample};
+pub use units::{Bytes, CpuId, LlcId, Nanoseconds, NodeId, Ratio};
+pub use workload::{Fingerprint, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind};

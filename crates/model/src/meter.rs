@@ -1,0 +1,51 @@
+//! How useful work is counted.
+
+use crate::text_id;
+use crate::units::Nanoseconds;
+use serde::{Deserialize, Serialize};
+
+text_id!(
+    /// Name of a way to count a workload's work, e.g. `progress`, `redis`, `uprobe:ReadyForQuery`, `io.write_calls`.
+    MeterId
+);
+
+/// How close a meter is to the work itself; lower is preferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MeterClass {
+    /// The program's own counter of finished work (progress file, Redis `INFO`, a Prometheus counter).
+    Application,
+    /// Executions of a chosen function or static probe (uprobe, USDT).
+    Probe,
+    /// Kernel work that tends to follow useful work (read/write calls and bytes, voluntary switches, sockets).
+    Kernel,
+    /// Instructions and cycles. Never judges alone: the instruction count may change with the treatment.
+    Hardware,
+}
+
+/// A meter that may be opened for a workload, or the reason why it can not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeterCandidate {
+    /// Name.
+    pub id: MeterId,
+    /// Kind.
+    pub class: MeterClass,
+    /// What one count is: `operation`, `query`, `write call`.
+    pub unit: String,
+    /// Cost to the workload of one count; zero when reading costs the workload nothing.
+    pub cost_per_count: Nanoseconds,
+    /// Why it can not be used here, with the remedy; `None` when it can be opened.
+    pub refused: Option<String>,
+}
+
+/// Work counted between two samples.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeterReading {
+    /// Which meter.
+    pub meter: MeterId,
+    /// Units of work done since the previous reading of this meter; never negative (a counter that went
+    /// back, wrapped or restarted yields no reading).
+    pub work: f64,
+    /// Time between the two readings of this meter.
+    pub interval: Nanoseconds,
+}

@@ -1,0 +1,126 @@
+//! What the sensors saw in one interval. Everything cumulative is delivered as the difference since the
+//! previous sample, so that exits, restarts and counter wraps are dealt with in one place: the sensor.
+
+use crate::meter::MeterReading;
+use crate::units::{Bytes, Nanoseconds};
+use crate::workload::{Workload, WorkloadId};
+use serde::{Deserialize, Serialize};
+
+/// Stall time from `/proc/pressure`, as time in this interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pressure {
+    /// At least one task was stalled.
+    pub some: Nanoseconds,
+    /// All non-idle tasks were stalled.
+    pub full: Nanoseconds,
+}
+
+/// A mode of `/sys/kernel/mm/transparent_hugepage/{enabled,shmem_enabled,defrag}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PageSizeSetting(pub String);
+
+/// Transparent-huge-page settings of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HugePageSettings {
+    /// `enabled`: always, madvise, never; empty when absent.
+    pub enabled: PageSizeSetting,
+    /// `shmem_enabled`.
+    pub shmem_enabled: PageSizeSetting,
+    /// `defrag`.
+    pub defrag: PageSizeSetting,
+    /// Where `enabled` was set when it is not the kernel's own default and not ours: the file and line
+    /// (kernel command line, tmpfiles.d, sysfs.d), or `at run time`.
+    pub enabled_set_by: Option<String>,
+    /// `khugepaged/full_scans` and `pages_collapsed`, cumulative.
+    pub khugepaged_pages_collapsed: u64,
+}
+
+/// The machine in one interval.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSample {
+    /// CPU time spent busy by all CPUs together in the interval (user, nice, system, irq, softirq).
+    pub cpu_busy: Nanoseconds,
+    /// CPU time stolen by the hypervisor.
+    pub cpu_steal: Nanoseconds,
+    /// MemFree.
+    pub memory_free: Bytes,
+    /// MemAvailable.
+    pub memory_available: Bytes,
+    /// Free memory in blocks of at least one large page (`/proc/buddyinfo`).
+    pub memory_free_in_huge_blocks: Bytes,
+    /// AnonHugePages of the host.
+    pub anonymous_huge: Bytes,
+    /// ShmemHugePages of the host.
+    pub shared_huge: Bytes,
+    /// Swap in use.
+    pub swap_used: Bytes,
+    /// Pressure stall: CPU (only `some` is meaningful host-wide).
+    pub pressure_cpu: Pressure,
+    /// Pressure stall: memory.
+    pub pressure_memory: Pressure,
+    /// Pressure stall: I/O.
+    pub pressure_io: Pressure,
+    /// Large-page settings.
+    pub huge_pages: HugePageSettings,
+    /// Other tuners that run (tuned, numad, bpftune, …), by name.
+    pub other_tuners: Vec<String>,
+}
+
+/// One workload in one interval.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadSample {
+    /// Whose.
+    pub id: WorkloadId,
+    /// Time since the previous sample of this workload.
+    pub interval: Nanoseconds,
+    /// Age of its oldest process.
+    pub age: Nanoseconds,
+    /// Processes and threads now.
+    pub processes: u32,
+    /// Threads now.
+    pub threads: u32,
+    /// CPU time used in the interval, including that of processes that ended in it as far as known.
+    pub cpu: Nanoseconds,
+    /// CPU time of the busiest thread-group in the interval.
+    pub cpu_busiest: Nanoseconds,
+    /// Time its threads waited on a run queue (schedstat), in the interval.
+    pub runqueue_wait: Nanoseconds,
+    /// Minor and major page faults in the interval.
+    pub faults_minor: u64,
+    /// Major page faults in the interval.
+    pub faults_major: u64,
+    /// Processes that appeared or ended in the interval.
+    pub churn: u32,
+    /// Resident memory now, sum over processes (shared memory counted once where known).
+    pub resident: Bytes,
+    /// Of which anonymous; zero when not sampled in detail.
+    pub anonymous: Bytes,
+    /// Of which shared memory.
+    pub shared: Bytes,
+    /// Of which mapped by large pages; `None` when not sampled in detail.
+    pub huge: Option<Bytes>,
+    /// Readings of the meters that are open, in order of meter id.
+    pub meters: Vec<MeterReading>,
+}
+
+/// One observation of the whole machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// When (since boot).
+    pub at: Nanoseconds,
+    /// When (seconds since the epoch), for people and the history only; never decides.
+    pub unix_seconds: u64,
+    /// Time since the previous snapshot.
+    pub interval: Nanoseconds,
+    /// The machine.
+    pub machine: MachineSample,
+    /// The workloads, when this snapshot includes a scan of all processes; else `None` = as before.
+    pub workloads: Option<Vec<Workload>>,
+    /// Samples: all workloads above the noise floor after a scan, else those asked for in detail.
+    pub samples: Vec<WorkloadSample>,
+    /// Own cost: CPU time that the daemon used in the interval.
+    pub own_cpu: Nanoseconds,
+    /// Own resident memory.
+    pub own_resident: Bytes,
+}

@@ -1,0 +1,192 @@
+//! Quantities that carry their unit in the type.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::ops::{Add, AddAssign, Mul, Sub};
+
+/// Defines a transparent text identifier: a newtype over `String` that cannot be confused with another one.
+#[macro_export]
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(String);
+        impl $name {
+            /// Wraps the text.
+            pub fn new(text: impl Into<String>) -> Self { Self(text.into()) }
+            /// The text.
+            pub fn as_str(&self) -> &str { &self.0 }
+        }
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(&self.0) }
+        }
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self { Self(text.to_owned()) }
+        }
+    };
+}
+
+/// A length of time, or an instant as time since the machine booted (CLOCK_MONOTONIC), in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Nanoseconds(pub u64);
+
+impl Nanoseconds {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+    /// From whole milliseconds.
+    pub const fn from_millis(ms: u64) -> Self {
+        Self(ms.saturating_mul(1_000_000))
+    }
+    /// From whole seconds.
+    pub const fn from_secs(s: u64) -> Self {
+        Self(s.saturating_mul(1_000_000_000))
+    }
+    /// From seconds; negative and non-finite values become zero.
+    pub fn from_secs_f64(s: f64) -> Self {
+        if s.is_finite() && s > 0.0 { Self((s * 1e9) as u64) } else { Self(0) }
+    }
+    /// As seconds.
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+    /// As whole milliseconds, rounded down.
+    pub const fn as_millis(self) -> u64 {
+        self.0 / 1_000_000
+    }
+    /// Difference that stops at zero.
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+impl Add for Nanoseconds {
+    type Output = Self;
+    fn add(self, o: Self) -> Self {
+        Self(self.0.saturating_add(o.0))
+    }
+}
+impl AddAssign for Nanoseconds {
+    fn add_assign(&mut self, o: Self) {
+        *self = *self + o;
+    }
+}
+impl Sub for Nanoseconds {
+    type Output = Self;
+    fn sub(self, o: Self) -> Self {
+        self.saturating_sub(o)
+    }
+}
+impl Mul<u64> for Nanoseconds {
+    type Output = Self;
+    fn mul(self, k: u64) -> Self {
+        Self(self.0.saturating_mul(k))
+    }
+}
+impl fmt::Display for Nanoseconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self.as_secs_f64();
+        if s >= 86_400.0 {
+            write!(f, "{:.1} d", s / 86_400.0)
+        } else if s >= 3_600.0 {
+            write!(f, "{:.1} h", s / 3_600.0)
+        } else if s >= 120.0 {
+            write!(f, "{:.1} min", s / 60.0)
+        } else if s >= 1.0 {
+            write!(f, "{s:.1} s")
+        } else {
+            write!(f, "{:.1} ms", s * 1e3)
+        }
+    }
+}
+
+/// An amount of memory or data in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+    /// From KiB.
+    pub const fn from_kib(k: u64) -> Self {
+        Self(k.saturating_mul(1024))
+    }
+    /// From MiB.
+    pub const fn from_mib(m: u64) -> Self {
+        Self(m.saturating_mul(1024 * 1024))
+    }
+    /// In MiB, with fraction.
+    pub fn as_mib_f64(self) -> f64 {
+        self.0 as f64 / (1024.0 * 1024.0)
+    }
+    /// Difference that stops at zero.
+    pub const fn saturating_sub(self, o: Self) -> Self {
+        Self(self.0.saturating_sub(o.0))
+    }
+}
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, o: Self) -> Self {
+        Self(self.0.saturating_add(o.0))
+    }
+}
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, o: Self) {
+        *self = *self + o;
+    }
+}
+impl std::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self(0), |a, b| a + b)
+    }
+}
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let b = self.0 as f64;
+        if b >= 1024f64.powi(3) {
+            write!(f, "{:.2} GiB", b / 1024f64.powi(3))
+        } else if b >= 1024f64.powi(2) {
+            write!(f, "{:.1} MiB", b / 1024f64.powi(2))
+        } else if b >= 1024.0 {
+            write!(f, "{:.0} KiB", b / 1024.0)
+        } else {
+            write!(f, "{} B", self.0)
+        }
+    }
+}
+
+/// A dimensionless share or relative change; 0.05 is five percent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Ratio(pub f64);
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:+.1} %", self.0 * 100.0)
+    }
+}
+
+macro_rules! number_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u32);
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { self.0.fmt(f) }
+        }
+    };
+}
+number_id!(
+    /// A logical CPU (hardware thread), as the kernel numbers it.
+    CpuId
+);
+number_id!(
+    /// A NUMA node, as the kernel numbers it.
+    NodeId
+);
+number_id!(
+    /// A last-level-cache domain: the lowest CPU number that shares the cache.
+    LlcId
+);

@@ -1,0 +1,72 @@
+//! The seam between the mind and the machine.
+//!
+//! [`Sensors`], [`Effectors`] and [`Clock`] are all that the runtime knows of a machine. The real one is in the
+//! `linux` crate; tests and the simulator bring others. Every implementation passes [`conformance`].
+//!
+//! Contract, in short:
+//! * Nothing here blocks for longer than a few tens of milliseconds; long changes are carried out in slices.
+//! * Sensing changes nothing on the machine.
+//! * An effector first tells how to undo ([`Effectors::prepare`], which changes nothing), and only after that
+//!   record is on disk is it asked to act.
+//! * Undo is idempotent, and safe when the world has moved on: process gone, pid reused, mapping gone, value
+//!   changed by somebody else since (then it is theirs and stays).
+
+pub mod conformance;
+mod error;
+
+pub use error::PlatformError;
+use homeostat_model::{
+    Action, Direction, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot,
+    UndoRecord, WorkloadId,
+};
+
+/// What to look at in one sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SampleRequest {
+    /// Scan all processes and recognise workloads anew (costs time in proportion to their number).
+    pub scan: bool,
+    /// Workloads to sample in detail and whose open meters to read, whether or not this sample scans.
+    pub detail: Vec<WorkloadId>,
+}
+
+/// Everything that can be seen. No method changes the machine, except that an open probe costs the probed
+/// program a little.
+pub trait Sensors {
+    /// Reads the topology and probes the capabilities.
+    fn machine(&mut self) -> Result<Machine, PlatformError>;
+    /// Takes a sample. A process or workload that vanishes meanwhile is simply absent.
+    fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError>;
+    /// Looks into the memory of a workload, region by region. Bounded; `truncated` says when the bound was hit.
+    fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError>;
+    /// Which meters could count this workload's work, with a reason for each that could not.
+    fn find_meters(&mut self, workload: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError>;
+    /// Opens a meter; from now on it is read with each detailed sample of that workload.
+    fn open_meter(&mut self, workload: &WorkloadId, meter: &MeterId) -> Result<(), PlatformError>;
+    /// Closes a meter; no error when it is not open.
+    fn close_meter(&mut self, workload: &WorkloadId, meter: &MeterId);
+}
+
+/// Everything that can be changed.
+pub trait Effectors {
+    /// What will be needed to revert the action. Changes nothing.
+    ///
+    /// # Errors
+    /// Any [`PlatformError`]; the action is then not taken.
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError>;
+    /// Carries out the next slice of the action (or of its undo): at most a few tens of milliseconds.
+    /// Called again, after the pause it asked for, until it reports `done`. Calling it after `done`, or after a
+    /// switch of direction half way, is allowed: it always drives towards the named state from wherever the
+    /// machine is. State about progress may be kept in memory, but must be reconstructible: after a crash undo
+    /// starts from the record alone.
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError>;
+    /// Forgets any in-memory state about this action (it was closed in the journal).
+    fn forget(&mut self, record: &UndoRecord);
+}
+
+/// Time. The only clock of the system.
+pub trait Clock {
+    /// Time since boot, never going back.
+    fn now(&self) -> Nanoseconds;
+    /// Seconds since the epoch, for people.
+    fn unix_seconds(&self) -> u64;
+}

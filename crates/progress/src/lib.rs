@@ -1,0 +1,1 @@
+//! Progress counters that a program publishes for homeostat.

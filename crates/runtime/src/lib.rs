@@ -1,0 +1,1 @@
+//! Carries out the commands of the engine: journal first, act, confirm, record.

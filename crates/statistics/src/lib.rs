@@ -1,0 +1,1 @@
+//! Experiment statistics: switchback trials, test martingales, false-discovery control.

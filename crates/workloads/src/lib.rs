@@ -1,0 +1,1 @@
+//! Real programs that stress one thing each.
