@@ -1,1 +1,15 @@
-//! Sensors, meters and effectors of the real machine.
+//! The real machine, below a given root path: sensors, meters, effectors, capabilities.
+//!
+//! The only crate that touches the kernel. Parsers read files below [`Root`], so that they are tested on captured
+//! trees (`fixtures/hosts`). `unsafe` lives in [`sys`] alone.
+
+pub mod capabilities;
+pub mod effectors;
+pub mod meters;
+mod platform;
+pub mod root;
+pub mod sensors;
+pub mod sys;
+
+pub use platform::{LinuxPlatform, MonotonicClock};
+pub use root::Root;

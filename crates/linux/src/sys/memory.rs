@@ -1,0 +1,1 @@
+//! Memory of other processes: pidfd, process_madvise, pagemap scan.

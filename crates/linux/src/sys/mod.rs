@@ -1,0 +1,6 @@
+//! System calls without a safe wrapper in a library. The only module of the workspace's daemon side with
+//! `unsafe`; every function is a thin, safe wrapper that states its argument.
+#![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
+
+pub mod memory;
+pub mod perf;

@@ -1,0 +1,1 @@
+//! Counting through perf events.
