@@ -1,1 +1,22 @@
-//! The mind: pure, deterministic decisions.
+//! The mind: recognises what could be improved, tries it as an experiment, judges, keeps or undoes, remembers,
+//! explains.
+//!
+//! [`Engine::step`] takes what happened and returns what to do. It does no I/O, reads no clock and draws no
+//! randomness of its own: time comes with each event, coins come from a generator seeded by the policy, so the same
+//! events give the same commands, byte for byte. It cannot fail: what goes wrong in the world is an [`Event`].
+//!
+//! The engine receives a list of strategies and does not know which exist.
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod policy;
+mod protocol;
+pub mod strategy;
+pub mod view;
+
+pub use policy::{Mode, Policy, WorkloadRule};
+pub use protocol::{
+    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
+    WindowRecord,
+};
+pub use strategy::{Declined, Load, Opinion, Proposal, Seen, Strategy};
+pub use view::{Stage, View};

@@ -1,0 +1,208 @@
+//! What goes into the mind and what comes out: closed enums, so that a new case breaks the build and not the night.
+
+use crate::policy::Policy;
+use crate::view::Stage;
+use homeostat_model::{
+    Action, ActionId, Direction, Effect, ExperimentId, ExperimentRecord, MemoryMap, MeterCandidate, MeterId,
+    Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
+};
+
+/// What a fault means for the mind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FaultKind {
+    /// This machine cannot do it.
+    Unsupported,
+    /// A privilege is missing.
+    Denied,
+    /// The target is gone.
+    Vanished,
+    /// Somebody else changed it: the person wins.
+    Conflict,
+    /// The kernel refused.
+    Rejected,
+    /// Text was not understood.
+    Malformed,
+    /// Not now.
+    Busy,
+    /// The journal could not be written: nothing may be changed.
+    Journal,
+}
+
+/// A fault of the machine as the mind sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What to make of it.
+    pub kind: FaultKind,
+    /// The message for people.
+    pub text: String,
+}
+
+/// What a person asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OperatorRequest {
+    /// Start no new trial; running ones are undone, changes in force stay.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Undo one action.
+    Undo(ActionId),
+    /// Undo everything.
+    UndoAll,
+    /// End: everything is undone, unless it is to be kept.
+    Stop {
+        /// Leave accepted changes in force.
+        keep: bool,
+    },
+    /// New settings.
+    Configure(Box<Policy>),
+}
+
+/// Everything that can happen to the mind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A sample was taken.
+    Sampled(Box<Snapshot>),
+    /// Memory was inspected.
+    MemoryInspected(WorkloadId, Result<MemoryMap, Fault>),
+    /// Meters were looked for.
+    MetersFound(WorkloadId, Result<Vec<MeterCandidate>, Fault>),
+    /// A meter was opened.
+    MeterOpened(WorkloadId, MeterId, Result<(), Fault>),
+    /// A slice of an action was carried out; more to do.
+    Advanced(ActionId, Direction, Progress),
+    /// An action reached the state it was sent to, or cannot. After a failed `Apply` the undo is still owed
+    /// unless the journal never took the record (`FaultKind::Journal`, or a refusal before the first slice).
+    Settled(ActionId, Direction, Result<Progress, Fault>),
+    /// A person asked for something.
+    Operator(OperatorRequest),
+}
+
+/// A line of the story that the log tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Story {
+    /// About whom; `None` = the host.
+    pub workload: Option<WorkloadId>,
+    /// Stage the line belongs to.
+    pub stage: Stage,
+    /// The sentence.
+    pub text: String,
+    /// Whether an operator should look at it.
+    pub warning: bool,
+}
+
+/// A decision to remember.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecisionRecord {
+    /// About whom.
+    pub workload: Option<WorkloadId>,
+    /// Stage.
+    pub stage: Stage,
+    /// Sentence.
+    pub text: String,
+}
+
+/// An observation window to remember: means over a minute or so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WindowRecord {
+    /// Whose.
+    pub workload: WorkloadId,
+    /// Its identity.
+    pub fingerprint: homeostat_model::Fingerprint,
+    /// Length.
+    pub seconds: f64,
+    /// CPUs used.
+    pub cpus: f64,
+    /// Resident bytes.
+    pub resident_bytes: u64,
+    /// Work per second by the chosen meter.
+    pub work_per_second: Option<f64>,
+    /// CPU seconds per unit of work.
+    pub cpu_per_work: Option<f64>,
+}
+
+/// Everything the mind can ask for. Each carries, or is preceded by, the sentence that justifies it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Look into the memory of a workload.
+    InspectMemory(WorkloadId),
+    /// Look for meters.
+    FindMeters(WorkloadId),
+    /// Open a meter.
+    OpenMeter(WorkloadId, MeterId),
+    /// Close a meter.
+    CloseMeter(WorkloadId, MeterId),
+    /// Make a change for the first time: prepare, journal, act.
+    Apply(Box<Action>),
+    /// Drive a change that is in the journal to on or off.
+    Switch(ActionId, Direction),
+    /// The change is undone and will not be made again: close its journal record.
+    Close(ActionId),
+    /// Leave the change in force over the end of the daemon.
+    Keep(ActionId),
+    /// Journal a coin before its block starts.
+    NoteCoin {
+        /// Experiment.
+        experiment: ExperimentId,
+        /// Block.
+        block: u32,
+        /// On or off.
+        on: bool,
+    },
+    /// Remember an experiment (again at every change of its state that matters).
+    RecordExperiment(Box<ExperimentRecord>),
+    /// Remember a decision.
+    RecordDecision(DecisionRecord),
+    /// Remember a window.
+    RecordWindow(WindowRecord),
+    /// Tell people.
+    Tell(Story),
+    /// Everything is settled after a stop: the runtime may end.
+    Finished,
+}
+
+/// How often to look, and at whom in detail.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SamplingPlan {
+    /// Time between scans of all processes.
+    pub scan_every: Nanoseconds,
+    /// Time between detailed samples.
+    pub detail_every: Nanoseconds,
+    /// Whom to sample in detail; empty = no detailed sampling.
+    pub detail: Vec<WorkloadId>,
+}
+
+/// What the history knows about one kind of workload and one strategy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prior {
+    /// Identity.
+    pub fingerprint: homeostat_model::Fingerprint,
+    /// Strategy.
+    pub strategy: StrategyId,
+    /// The last verdict that says something about the effect.
+    pub verdict: homeostat_model::Verdict,
+    /// Its estimate.
+    pub effect: Option<Effect>,
+    /// When (seconds since the epoch).
+    pub unix_seconds: u64,
+    /// How many times in a row it was not accepted.
+    pub failures: u32,
+}
+
+/// What was known when the mind started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// Priors.
+    pub priors: Vec<Prior>,
+    /// Placebos that ended with a verdict, and accepted ones.
+    pub placebos: u32,
+    /// False accepts among them.
+    pub false_accepts: u32,
+    /// Tries and accepts for false-discovery control, oldest first: `true` = accepted.
+    pub tries: Vec<bool>,
+    /// First free experiment number.
+    pub next_experiment: u64,
+    /// First free action number.
+    pub next_action: u64,
+    /// Changes that were left in force by an earlier run, on purpose.
+    pub kept: Vec<Action>,
+}
