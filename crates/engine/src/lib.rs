@@ -20,3 +20,16 @@ pub use protocol::{
 };
 pub use strategy::{Declined, Load, Opinion, Proposal, Seen, Strategy};
 pub use view::{Stage, View};
+
+mod blocks;
+mod coins;
+mod engine;
+mod experiment;
+mod guard;
+mod meters;
+mod series;
+mod trials;
+mod views;
+mod watched;
+
+pub use engine::Engine;

@@ -88,6 +88,8 @@ pub struct Policy {
     pub reconsider_s: f64,
     /// One placebo experiment every so many seconds; 0 = none.
     pub placebo_every_s: f64,
+    /// Level of placebo experiments. Higher than that of real tries, so that few of them say much.
+    pub placebo_alpha: f64,
     /// Probe pairs of the probation after acceptance.
     pub probation_pairs: u32,
     /// Seconds between probe pairs of an accepted change after probation.
@@ -131,6 +133,7 @@ impl Default for Policy {
             backoff_harmful_s: 7.0 * 86_400.0,
             reconsider_s: 600.0,
             placebo_every_s: 21_600.0,
+            placebo_alpha: 0.05,
             probation_pairs: 30,
             probe_every_s: 1800.0,
             experiments_per_hour_max: 20,
@@ -173,6 +176,7 @@ impl Policy {
         range("backoff_harmful_s", self.backoff_harmful_s, 0.0, 1e9);
         range("reconsider_s", self.reconsider_s, 1.0, 1e9);
         range("placebo_every_s", self.placebo_every_s, 0.0, 1e9);
+        range("placebo_alpha", self.placebo_alpha, 1e-6, 0.5);
         range("probation_pairs", f64::from(self.probation_pairs), 0.0, 1000.0);
         range("probe_every_s", self.probe_every_s, 10.0, 1e9);
         range("experiments_per_hour_max", f64::from(self.experiments_per_hour_max), 0.0, 1000.0);

@@ -69,4 +69,6 @@ pub trait Clock {
     fn now(&self) -> Nanoseconds;
     /// Seconds since the epoch, for people.
     fn unix_seconds(&self) -> u64;
+    /// Waits. Used only where nothing else can happen meanwhile: recovery and restore.
+    fn sleep(&self, length: Nanoseconds);
 }

@@ -1,1 +1,386 @@
-//! Carries out the commands of the engine: journal first, act, confirm, record.
+//! Carries out what the mind asks for: journal first, act, confirm, record.
+//!
+//! The same code runs on the real machine and on the simulated one: everything outside comes through
+//! `homeostat_platform`'s traits and the store. It takes no decisions; faults become events.
+//!
+//! Order of an action, and what a crash at each point leaves behind:
+//! 1. `prepare` tells how to undo; nothing has changed.
+//! 2. the record is on disk ([`Journal::intend`] synced); nothing has changed, recovery undoes nothing.
+//! 3. slices of the change; recovery undoes what was done, from the record alone.
+//! 4. `applied` is noted; recovery undoes all.
+//! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do.
+//! 6. `closed` is noted; nothing is owed.
+
+mod recovery;
+
+pub use recovery::{RecoveryReport, restore};
+
+use homeostat_engine::{
+    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, Stage, Story, Strategy,
+    View,
+};
+use homeostat_model::{
+    Action, ActionId, Direction, ExperimentKind, Nanoseconds, Progress, UndoRecord, Verdict,
+};
+use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_store::{Journal, ResilientHistory};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Share of one CPU that scanning may take at rest; scans are spread out until it holds.
+const SCAN_SHARE: f64 = 0.001;
+/// Longest time between scans, however dear.
+const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
+/// Wait after an effector said "not now".
+const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
+/// Times in a row that an effector may say "not now" before the action counts as failed.
+const BUSY_MAX: u32 = 15;
+/// Events handled in one turn; the rest waits for the next.
+const EVENTS_PER_TURN_MAX: usize = 256;
+/// Shortest wait, so that a fault can never turn the loop into a spin.
+const WAIT_MIN: Nanoseconds = Nanoseconds::from_millis(1);
+/// The history is pruned this often.
+const PRUNE_EVERY: Nanoseconds = Nanoseconds::from_secs(3600);
+
+/// What one turn of the loop did.
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// Lines for people, in order.
+    pub stories: Vec<Story>,
+    /// When the next turn is due.
+    pub wake_at: Nanoseconds,
+    /// True when everything is settled after a stop.
+    pub finished: bool,
+}
+
+/// Why the loop cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The machine cannot be described.
+    #[error("the machine cannot be read: {0}")]
+    Machine(#[from] PlatformError),
+}
+
+/// An action on its way.
+struct Pending {
+    direction: Direction,
+    due: Nanoseconds,
+    busy: u32,
+}
+
+/// The loop.
+pub struct Runtime<P, C> {
+    platform: P,
+    clock: C,
+    journal: Journal,
+    history: ResilientHistory,
+    engine: Engine,
+    pending: BTreeMap<ActionId, Pending>,
+    records: BTreeMap<ActionId, UndoRecord>,
+    events: VecDeque<Event>,
+    stories: Vec<Story>,
+    next_scan: Nanoseconds,
+    next_detail: Nanoseconds,
+    next_prune: Nanoseconds,
+    scan_cost: Nanoseconds,
+    journal_warned: bool,
+    finished: bool,
+}
+
+impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
+    /// Undoes what an earlier run left behind, before the first sample, then builds the mind.
+    ///
+    /// # Errors
+    /// The machine cannot be described at all.
+    pub fn start(
+        mut platform: P,
+        clock: C,
+        mut journal: Journal,
+        mut history: ResilientHistory,
+        strategies: Vec<Box<dyn Strategy>>,
+        policy: Policy,
+    ) -> Result<(Self, RecoveryReport), StartError> {
+        let machine = platform.machine()?;
+        let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, false);
+        let kept: Vec<UndoRecord> = journal
+            .owed()
+            .filter(|o| o.is_kept() && !o.is_void(&machine.boot_id))
+            .map(|o| o.record.clone())
+            .collect();
+        let mut memory = recall(&mut history, &machine.fingerprint());
+        memory.next_action = journal.next_action_id().0;
+        memory.next_experiment = memory.next_experiment.max(journal.next_experiment_id().0);
+        memory.kept = kept.iter().map(|r| r.action.clone()).collect();
+        let engine = Engine::new(machine, strategies, policy, memory);
+        let now = clock.now();
+        let runtime = Self {
+            platform,
+            clock,
+            journal,
+            history,
+            engine,
+            pending: BTreeMap::new(),
+            records: kept.into_iter().map(|r| (r.action.id, r)).collect(),
+            events: VecDeque::new(),
+            stories: Vec::new(),
+            next_scan: now,
+            next_detail: now,
+            next_prune: now + PRUNE_EVERY,
+            scan_cost: Nanoseconds::ZERO,
+            journal_warned: false,
+            finished: false,
+        };
+        Ok((runtime, report))
+    }
+
+    /// Does what is due and says when to come again.
+    pub fn turn(&mut self) -> Turn {
+        let now = self.clock.now();
+        self.sample_if_due(now);
+        self.handle_events();
+        self.advance_due();
+        self.handle_events();
+        self.history.flush(self.clock.unix_seconds());
+        if now >= self.next_prune {
+            self.next_prune = now + PRUNE_EVERY;
+            self.history.prune(self.clock.unix_seconds());
+        }
+        if let Some(message) = self.history.take_message() {
+            self.tell(message, true);
+        }
+        Turn {
+            stories: std::mem::take(&mut self.stories),
+            wake_at: self.wake_at(),
+            finished: self.finished,
+        }
+    }
+
+    /// Passes on what a person asked for; it takes effect in the next turn, which is due at once.
+    pub fn operator(&mut self, request: OperatorRequest) {
+        self.events.push_back(Event::Operator(request));
+    }
+
+    /// What people see.
+    pub fn view(&self) -> View {
+        self.engine.view()
+    }
+
+    /// The machine and its sensors and effectors (for tests and `doctor`).
+    pub fn platform(&mut self) -> &mut P {
+        &mut self.platform
+    }
+
+    // ---- sensing ------------------------------------------------------------------------------------------------
+
+    fn sample_if_due(&mut self, now: Nanoseconds) {
+        let plan = self.engine.sampling();
+        let scan = now >= self.next_scan;
+        let detail = !plan.detail.is_empty() && now >= self.next_detail;
+        if !scan && !detail {
+            return;
+        }
+        let request = SampleRequest { scan, detail: plan.detail };
+        match self.platform.sample(&request) {
+            Ok(snapshot) => self.events.push_back(Event::Sampled(Box::new(snapshot))),
+            Err(e) => self.tell(format!("sampling failed: {e}"), true),
+        }
+        let after = self.clock.now();
+        if scan {
+            self.scan_cost = after - now;
+            let spread = Nanoseconds::from_secs_f64(self.scan_cost.as_secs_f64() / SCAN_SHARE).min(SCAN_EVERY_MAX);
+            self.next_scan = now + plan.scan_every.max(spread);
+        }
+        if detail {
+            // Keep the beat; after a long delay start a new one.
+            let due = self.next_detail + plan.detail_every;
+            self.next_detail = if due > now { due } else { now + plan.detail_every };
+        } else {
+            self.next_detail = now + plan.detail_every;
+        }
+    }
+
+    fn wake_at(&self) -> Nanoseconds {
+        if !self.events.is_empty() {
+            return self.clock.now();
+        }
+        let plan = self.engine.sampling();
+        let mut at = self.next_scan;
+        if !plan.detail.is_empty() {
+            at = at.min(self.next_detail);
+        }
+        for p in self.pending.values() {
+            at = at.min(p.due);
+        }
+        at.max(self.clock.now() + WAIT_MIN)
+    }
+
+    // ---- the mind -----------------------------------------------------------------------------------------------
+
+    fn handle_events(&mut self) {
+        for _ in 0..EVENTS_PER_TURN_MAX {
+            let Some(event) = self.events.pop_front() else { return };
+            let commands = self.engine.step(self.clock.now(), self.clock.unix_seconds(), event);
+            for command in commands {
+                self.execute(command);
+            }
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::InspectMemory(id) => {
+                let result = self.platform.inspect_memory(&id).map_err(|e| fault(&e));
+                self.events.push_back(Event::MemoryInspected(id, result));
+            }
+            Command::FindMeters(id) => {
+                let result = self.platform.find_meters(&id).map_err(|e| fault(&e));
+                self.events.push_back(Event::MetersFound(id, result));
+            }
+            Command::OpenMeter(id, meter) => {
+                let result = self.platform.open_meter(&id, &meter).map_err(|e| fault(&e));
+                self.events.push_back(Event::MeterOpened(id, meter, result));
+            }
+            Command::CloseMeter(id, meter) => self.platform.close_meter(&id, &meter),
+            Command::Apply(action) => self.apply(*action),
+            Command::Switch(action, direction) => self.switch(action, direction),
+            Command::Close(action) => {
+                if let Some(record) = self.records.remove(&action) {
+                    self.platform.forget(&record);
+                    let result = self.journal.closed(action);
+                    self.journal_result(result);
+                }
+                self.pending.remove(&action);
+            }
+            Command::Keep(action) => {
+                let result = self.journal.kept(action);
+                self.journal_result(result);
+            }
+            Command::NoteCoin { experiment, block, on } => {
+                let result = self.journal.coin(experiment, block, on);
+                self.journal_result(result);
+            }
+            Command::RecordExperiment(record) => self.history.experiment(&record),
+            Command::RecordDecision(d) => self.history.decision(
+                self.clock.unix_seconds(),
+                d.workload.as_ref(),
+                &d.stage.to_string(),
+                &d.text,
+            ),
+            Command::RecordWindow(w) => self.history.window(self.clock.unix_seconds(), &window(&w)),
+            Command::Tell(story) => self.stories.push(story),
+            Command::Finished => self.finished = true,
+        }
+    }
+
+    fn tell(&mut self, text: String, warning: bool) {
+        self.stories.push(Story { workload: None, stage: Stage::Ignored, text, warning });
+    }
+
+    fn journal_result<E: std::fmt::Display>(&mut self, result: Result<(), E>) {
+        match result {
+            Ok(()) => self.journal_warned = false,
+            Err(e) if !self.journal_warned => {
+                // The record stays owed; undoing twice is harmless, forgetting would not be.
+                self.journal_warned = true;
+                self.tell(format!("the journal cannot be written: {e}; no new change will be made"), true);
+            }
+            Err(_) => {}
+        }
+    }
+
+    // ---- acting -------------------------------------------------------------------------------------------------
+
+    fn apply(&mut self, action: Action) {
+        let id = action.id;
+        let record = match self.platform.prepare(&action) {
+            Ok(record) => record,
+            Err(e) => {
+                self.events.push_back(Event::Settled(id, Direction::Apply, Err(fault(&e))));
+                return;
+            }
+        };
+        if let Err(e) = self.journal.intend(&record) {
+            let fault = Fault {
+                kind: FaultKind::Journal,
+                text: format!("the journal cannot be written, so nothing is changed: {e}"),
+            };
+            self.events.push_back(Event::Settled(id, Direction::Apply, Err(fault)));
+            return;
+        }
+        self.records.insert(id, record);
+        self.pending.insert(id, Pending { direction: Direction::Apply, due: self.clock.now(), busy: 0 });
+    }
+
+    fn switch(&mut self, id: ActionId, direction: Direction) {
+        if !self.records.contains_key(&id) {
+            // Never prepared or never journalled: nothing was done, so it is off already.
+            let done = match direction {
+                Direction::Undo => Ok(Progress { done: true, verified: true, ..Progress::default() }),
+                Direction::Apply => {
+                    Err(Fault { kind: FaultKind::Vanished, text: format!("action {id} has no record") })
+                }
+            };
+            self.events.push_back(Event::Settled(id, direction, done));
+            return;
+        }
+        self.pending.insert(id, Pending { direction, due: self.clock.now(), busy: 0 });
+    }
+
+    fn advance_due(&mut self) {
+        let now = self.clock.now();
+        let due: Vec<ActionId> =
+            self.pending.iter().filter(|(_, p)| p.due <= now).map(|(id, _)| *id).collect();
+        for id in due {
+            self.advance(id);
+        }
+    }
+
+    fn advance(&mut self, id: ActionId) {
+        let (Some(pending), Some(record)) = (self.pending.get_mut(&id), self.records.get(&id)) else { return };
+        let direction = pending.direction;
+        let result = self.platform.advance(record, direction);
+        let now = self.clock.now();
+        match result {
+            Ok(progress) if progress.done => {
+                self.pending.remove(&id);
+                let noted = match direction {
+                    Direction::Apply => self.journal.applied(id),
+                    Direction::Undo => Ok(()),
+                };
+                self.journal_result(noted);
+                self.events.push_back(Event::Settled(id, direction, Ok(progress)));
+            }
+            Ok(progress) => {
+                pending.due = now + progress.pause.max(WAIT_MIN);
+                pending.busy = 0;
+                self.events.push_back(Event::Advanced(id, direction, progress));
+            }
+            Err(PlatformError::Vanished { .. }) if direction == Direction::Undo => {
+                self.pending.remove(&id);
+                let gone = Progress { done: true, verified: true, ..Progress::default() };
+                self.events.push_back(Event::Settled(id, direction, Ok(gone)));
+            }
+            Err(PlatformError::Busy { .. }) if pending.busy < BUSY_MAX => {
+                pending.busy += 1;
+                pending.due = now + BUSY_WAIT;
+            }
+            Err(e) => {
+                self.pending.remove(&id);
+                self.events.push_back(Event::Settled(id, direction, Err(fault(&e))));
+            }
+        }
+    }
+}
+
+/// A fault as the mind sees it.
+fn fault(error: &PlatformError) -> Fault {
+    let kind = match error {
+        PlatformError::Unsupported { .. } => FaultKind::Unsupported,
+        PlatformError::Denied { .. } => FaultKind::Denied,
+        PlatformError::Vanished { .. } => FaultKind::Vanished,
+        PlatformError::Conflict { .. } => FaultKind::Conflict,
+        PlatformError::Rejected { .. } => FaultKind::Rejected,
+        PlatformError::Malformed { .. } => FaultKind::Malformed,
+        PlatformError::Busy { .. } => FaultKind::Busy,
+    };
+    Fault { kind, text: error.to_string() }
+}

@@ -1,0 +1,228 @@
+//! The clockwork of blocks: washout, then measurement, at fixed times after the block's start.
+//!
+//! The same part is discarded from every block, also when nothing was switched, and its length is fixed before the
+//! block starts from past blocks only: so under "no effect" nothing that is measured depends on the coin, and the
+//! test martingale is exact whatever the load does. A switch that takes longer than the washout only shrinks the
+//! measured effect, and lengthens the washout of later blocks.
+
+use crate::series::{Series, Sums};
+use homeostat_model::{BlockRecord, MeterId, Nanoseconds};
+
+/// A block is measured again when less than this share of its time carries readings.
+const COVERAGE_MIN: f64 = 0.6;
+/// Most times one block is measured again before the experiment gives up.
+const EXTENSIONS_MAX: u32 = 10;
+/// Intervals over which the circuit breaker averages (about 5 s).
+pub(crate) const BREAKER_SPAN: Nanoseconds = Nanoseconds::from_secs(5);
+
+/// How the objective of a block is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Objective {
+    /// ln(work per second): the load is saturated.
+    WorkPerSecond,
+    /// −ln(CPU seconds per unit of work): the load is limited by what is offered.
+    CpuPerWork,
+}
+
+impl Objective {
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::WorkPerSecond => "work per second",
+            Self::CpuPerWork => "CPU seconds per unit of work",
+        }
+    }
+
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::WorkPerSecond => "the load is saturated: a faster program does more work",
+            Self::CpuPerWork => {
+                "the load is limited by what is offered: a faster program does the same work with less CPU"
+            }
+        }
+    }
+
+    /// The score of sums: the logarithm of the objective, more is better. `None` when nothing was measured.
+    pub(crate) fn score(self, sums: &Sums) -> Option<f64> {
+        // Half a count stands for none at all: the logarithm stays finite and the block counts as the worst.
+        let work = sums.work.max(0.5);
+        let denominator = match self {
+            Self::WorkPerSecond => sums.work_seconds,
+            Self::CpuPerWork => sums.cpu,
+        };
+        (sums.intervals > 0 && denominator > 0.0).then(|| (work / denominator).ln())
+    }
+}
+
+/// One block in the making.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) index: u32,
+    pub(crate) on: bool,
+    pub(crate) measure_from: Nanoseconds,
+    pub(crate) ends: Nanoseconds,
+    extensions: u32,
+}
+
+/// What became of a block at this moment.
+pub(crate) enum BlockState {
+    /// Still washing out or measuring.
+    Running,
+    /// Measured.
+    Finished(BlockRecord),
+    /// Could not be measured, again and again.
+    Unmeasurable(String),
+}
+
+impl Block {
+    pub(crate) fn start(index: u32, on: bool, now: Nanoseconds, washout: Nanoseconds, measured: Nanoseconds) -> Self {
+        let measure_from = now + washout;
+        Self { index, on, measure_from, ends: measure_from + measured, extensions: 0 }
+    }
+
+    pub(crate) fn measuring(&self, now: Nanoseconds) -> bool {
+        now >= self.measure_from
+    }
+
+    /// Checks whether the block is over. `cpu_floor` is the CPU use (CPUs) below which the program counts as idle:
+    /// then nothing can be learnt and the block is measured again. That rule does not look at the arm.
+    pub(crate) fn poll(
+        &mut self,
+        now: Nanoseconds,
+        series: &Series,
+        meter: &MeterId,
+        objective: Objective,
+        cpu_floor: f64,
+    ) -> BlockState {
+        if now < self.ends {
+            return BlockState::Running;
+        }
+        let sums = series.sums(meter, self.measure_from, now);
+        let length = (self.ends - self.measure_from).as_secs_f64();
+        let idle = objective == Objective::CpuPerWork && sums.cpu < cpu_floor * sums.seconds;
+        let score = objective.score(&sums);
+        match score {
+            Some(score) if sums.seconds >= COVERAGE_MIN * length && !idle => BlockState::Finished(BlockRecord {
+                index: self.index,
+                on: self.on,
+                measured_from: self.measure_from,
+                measured: Nanoseconds::from_secs_f64(sums.seconds),
+                work: sums.work,
+                cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                score,
+                broken: false,
+            }),
+            _ if self.extensions >= EXTENSIONS_MAX => BlockState::Unmeasurable(if idle {
+                "the load went away".to_owned()
+            } else {
+                format!("the meter {meter} delivered no readings")
+            }),
+            _ => {
+                let measured = self.ends - self.measure_from;
+                self.extensions += 1;
+                self.measure_from = now;
+                self.ends = now + measured;
+                BlockState::Running
+            }
+        }
+    }
+
+    /// The record of a block that the circuit breaker ended.
+    pub(crate) fn broken(&self, now: Nanoseconds, series: &Series, meter: &MeterId, objective: Objective) -> BlockRecord {
+        let sums = series.sums(meter, self.measure_from, now);
+        BlockRecord {
+            index: self.index,
+            on: self.on,
+            measured_from: self.measure_from,
+            measured: Nanoseconds::from_secs_f64(sums.seconds),
+            work: sums.work,
+            cpu: Nanoseconds::from_secs_f64(sums.cpu),
+            score: objective.score(&sums).unwrap_or(f64::NEG_INFINITY),
+            broken: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::Interval;
+    use std::collections::BTreeMap;
+
+    fn series(upto: u64, gap: std::ops::Range<u64>) -> Series {
+        let mut s = Series::default();
+        for t in 1..=upto {
+            let work = if gap.contains(&t) {
+                BTreeMap::new()
+            } else {
+                BTreeMap::from([(MeterId::new("m"), (10.0, 1.0))])
+            };
+            s.push(Interval {
+                end: Nanoseconds::from_secs(t),
+                seconds: 1.0,
+                cpu: 0.5,
+                wait: 0.0,
+                machine_idle: 0.5,
+                churn: 0,
+                work,
+            });
+        }
+        s
+    }
+
+    fn at(t: u64) -> Nanoseconds {
+        Nanoseconds::from_secs(t)
+    }
+
+    #[test]
+    fn the_washout_is_discarded_and_the_rest_measured() {
+        let mut block = Block::start(0, true, at(10), at(2), at(5));
+        let meter = MeterId::new("m");
+        assert!(matches!(
+            block.poll(at(16), &series(16, 0..0), &meter, Objective::WorkPerSecond, 0.0),
+            BlockState::Running
+        ));
+        match block.poll(at(17), &series(17, 0..0), &meter, Objective::WorkPerSecond, 0.0) {
+            BlockState::Finished(r) => {
+                assert_eq!((r.work, r.measured), (50.0, at(5)));
+                assert!((r.score - 10f64.ln()).abs() < 1e-12);
+            }
+            _ => panic!("not finished"),
+        }
+    }
+
+    #[test]
+    fn a_gap_in_the_readings_extends_the_block_and_a_lasting_one_ends_it() {
+        let meter = MeterId::new("m");
+        let mut block = Block::start(0, true, at(10), at(2), at(5));
+        let s = series(200, 12..200);
+        let mut now = 17;
+        let mut extensions = 0;
+        loop {
+            match block.poll(at(now), &s, &meter, Objective::WorkPerSecond, 0.0) {
+                BlockState::Running => {
+                    extensions += 1;
+                    now += 5;
+                }
+                BlockState::Unmeasurable(why) => {
+                    assert!(why.contains("no readings"), "{why}");
+                    break;
+                }
+                BlockState::Finished(r) => panic!("{r:?}"),
+            }
+        }
+        assert_eq!(extensions, EXTENSIONS_MAX);
+    }
+
+    #[test]
+    fn an_idle_program_is_not_a_measurement_when_its_load_is_offered() {
+        let meter = MeterId::new("m");
+        let mut block = Block::start(0, false, at(10), at(2), at(5));
+        let s = series(40, 0..0);
+        assert!(matches!(block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.9), BlockState::Running));
+        let mut block = Block::start(0, false, at(10), at(2), at(5));
+        assert!(matches!(
+            block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.05),
+            BlockState::Finished(_)
+        ));
+    }
+}

@@ -1,0 +1,47 @@
+//! The coins of an experiment.
+//!
+//! ChaCha12 keyed by the policy's seed and the experiment's number: independent of everything a workload can see,
+//! and the same again when the run is replayed. The engine draws no randomness of its own.
+
+use homeostat_model::ExperimentId;
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// Fair, independent coins.
+pub(crate) struct Coins {
+    generator: ChaCha12Rng,
+}
+
+impl Coins {
+    /// The coins of one experiment.
+    pub(crate) fn new(seed: u64, experiment: ExperimentId) -> Self {
+        let mut key = [0u8; 32];
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        key[8..16].copy_from_slice(&experiment.0.to_le_bytes());
+        key[16..24].copy_from_slice(b"homeosta");
+        Self { generator: ChaCha12Rng::from_seed(key) }
+    }
+
+    /// One coin.
+    pub(crate) fn toss(&mut self) -> bool {
+        self.generator.next_u32() & 1 == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coins_repeat_for_the_same_seed_and_differ_between_experiments() {
+        let run = |seed, id| {
+            let mut coins = Coins::new(seed, ExperimentId(id));
+            (0..64).map(|_| coins.toss()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1, 1), run(1, 1));
+        assert_ne!(run(1, 1), run(1, 2));
+        assert_ne!(run(1, 1), run(2, 1));
+        let heads = (0..1000u64).flat_map(|i| run(7, i)).filter(|c| *c).count();
+        assert!((31_000..33_000).contains(&heads), "{heads} of 64000");
+    }
+}

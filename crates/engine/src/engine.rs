@@ -1,0 +1,932 @@
+//! The loop: observation in, commands out.
+
+use crate::experiment::Experiment;
+use crate::guard::Guard;
+use crate::meters;
+use crate::policy::{Mode, Policy};
+use crate::protocol::{
+    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
+    WindowRecord,
+};
+use crate::blocks::Objective;
+use crate::series::Interval;
+use crate::strategy::{Declined, Opinion, Seen, Strategy};
+use crate::view::{OutcomeView, Stage};
+use crate::watched::{Chosen, Proposed, Watched};
+use homeostat_model::{
+    ActionId, Advice, Bytes, ExperimentId, Fingerprint, Machine, MachineSample, MeterClass, Nanoseconds,
+    Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadSample,
+};
+use homeostat_statistics::discovery::Discovery;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Observation windows that go to the history.
+const WINDOW: Nanoseconds = Nanoseconds::from_secs(60);
+/// Outcomes kept for `status`.
+const OUTCOMES_MAX: usize = 64;
+/// Workloads followed at most; the smallest beyond are not looked at.
+const WORKLOADS_MAX: usize = 4096;
+/// Pieces of advice kept at most.
+const ADVICE_MAX: usize = 256;
+
+/// A change that exists on the machine, or is on its way in or out.
+pub(crate) struct Change {
+    pub(crate) workload: WorkloadId,
+    pub(crate) strategy: StrategyId,
+    /// What was changed, in words.
+    pub(crate) text: String,
+    /// State it was last sent to, and whether it got there.
+    pub(crate) on: bool,
+    pub(crate) settled: bool,
+    /// Undone for good once it settles.
+    pub(crate) leaving: bool,
+    /// Failed undos so far.
+    pub(crate) failures: u32,
+    pub(crate) retry_at: Option<Nanoseconds>,
+    pub(crate) since_unix: u64,
+    pub(crate) bloat: Bytes,
+}
+
+/// The mind.
+pub struct Engine {
+    pub(crate) policy: Policy,
+    pub(crate) machine: Machine,
+    pub(crate) strategies: Vec<Box<dyn Strategy>>,
+    pub(crate) refusals: BTreeMap<StrategyId, String>,
+    pub(crate) now: Nanoseconds,
+    pub(crate) unix: u64,
+    pub(crate) machine_sample: MachineSample,
+    pub(crate) machine_interval: Nanoseconds,
+    pub(crate) workloads: BTreeMap<WorkloadId, Watched>,
+    pub(crate) experiments: BTreeMap<ExperimentId, Experiment>,
+    pub(crate) changes: BTreeMap<ActionId, Change>,
+    pub(crate) guards: BTreeMap<WorkloadId, Guard>,
+    pub(crate) priors: BTreeMap<(Fingerprint, StrategyId), Prior>,
+    pub(crate) discovery: Discovery,
+    pub(crate) next_experiment: u64,
+    pub(crate) next_action: u64,
+    pub(crate) paused: bool,
+    pub(crate) stopping: Option<bool>,
+    pub(crate) finished: bool,
+    pub(crate) advice: BTreeMap<String, Advice>,
+    pub(crate) outcomes: VecDeque<OutcomeView>,
+    /// Starts of experiments in the last hour.
+    pub(crate) starts: VecDeque<Nanoseconds>,
+    /// Harm exposure by time of the verdict, last 24 hours.
+    pub(crate) exposure: VecDeque<(Nanoseconds, f64)>,
+    pub(crate) stalled: Nanoseconds,
+    pub(crate) placebo_due: Nanoseconds,
+    pub(crate) placebos: u32,
+    pub(crate) false_accepts: u32,
+    pub(crate) own: VecDeque<(f64, f64)>,
+    pub(crate) own_resident: Bytes,
+    pub(crate) told_host: BTreeMap<String, ()>,
+    pub(crate) out: Vec<Command>,
+}
+
+impl Engine {
+    /// A mind that knows the machine, its strategies, its settings and what it remembered.
+    pub fn new(machine: Machine, strategies: Vec<Box<dyn Strategy>>, policy: Policy, memory: Memory) -> Self {
+        let mut refusals = BTreeMap::new();
+        for strategy in &strategies {
+            if policy.strategies.get(strategy.id().as_str()) == Some(&false) {
+                refusals.insert(strategy.id(), "switched off in the configuration".to_owned());
+            } else if let Err(why) = strategy.applicable(&machine) {
+                refusals.insert(strategy.id(), why);
+            }
+        }
+        let mut discovery = Discovery::new(policy.discovery.clone());
+        for accepted in &memory.tries {
+            discovery.record(*accepted);
+        }
+        let mut engine = Self {
+            machine,
+            strategies,
+            refusals,
+            now: Nanoseconds::ZERO,
+            unix: 0,
+            machine_sample: MachineSample::default(),
+            machine_interval: Nanoseconds::ZERO,
+            workloads: BTreeMap::new(),
+            experiments: BTreeMap::new(),
+            changes: BTreeMap::new(),
+            guards: BTreeMap::new(),
+            priors: memory
+                .priors
+                .into_iter()
+                .map(|p| ((p.fingerprint.clone(), p.strategy.clone()), p))
+                .collect(),
+            discovery,
+            next_experiment: memory.next_experiment.max(1),
+            next_action: memory.next_action.max(1),
+            paused: false,
+            stopping: None,
+            finished: false,
+            advice: BTreeMap::new(),
+            outcomes: VecDeque::new(),
+            starts: VecDeque::new(),
+            exposure: VecDeque::new(),
+            stalled: Nanoseconds::ZERO,
+            placebo_due: Nanoseconds::ZERO,
+            placebos: memory.placebos,
+            false_accepts: memory.false_accepts,
+            own: VecDeque::new(),
+            own_resident: Bytes::ZERO,
+            told_host: BTreeMap::new(),
+            out: Vec::new(),
+            policy,
+        };
+        for action in memory.kept {
+            engine.changes.insert(
+                action.id,
+                Change {
+                    workload: action.workload.clone(),
+                    strategy: StrategyId::new(action.effector.as_str()),
+                    text: action.why.clone(),
+                    on: true,
+                    settled: true,
+                    leaving: false,
+                    failures: 0,
+                    retry_at: None,
+                    since_unix: 0,
+                    bloat: Bytes::ZERO,
+                },
+            );
+        }
+        engine
+    }
+
+    /// Takes one event and returns what to do, in order. `now` never goes back.
+    pub fn step(&mut self, now: Nanoseconds, unix_seconds: u64, event: Event) -> Vec<Command> {
+        self.now = self.now.max(now);
+        self.unix = unix_seconds;
+        match event {
+            Event::Sampled(snapshot) => self.on_sample(*snapshot),
+            Event::MemoryInspected(id, result) => self.on_memory(&id, result),
+            Event::MetersFound(id, result) => self.on_meters(&id, result),
+            Event::MeterOpened(id, meter, result) => self.on_meter_opened(&id, &meter, result),
+            Event::Advanced(action, direction, progress) => self.on_advanced(action, direction, &progress),
+            Event::Settled(action, direction, result) => self.on_settled(action, direction, result),
+            Event::Operator(request) => self.on_operator(request),
+        }
+        self.finish_if_stopped();
+        std::mem::take(&mut self.out)
+    }
+
+    /// How often to look and at whom in detail.
+    pub fn sampling(&self) -> SamplingPlan {
+        let detail = self
+            .workloads
+            .values()
+            .filter(|w| !w.gone && self.wants_detail(w))
+            .map(|w| w.workload.id.clone())
+            .collect();
+        SamplingPlan {
+            scan_every: Nanoseconds::from_secs_f64(self.policy.scan_interval_s),
+            detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
+            detail,
+        }
+    }
+
+    fn wants_detail(&self, w: &Watched) -> bool {
+        match w.stage {
+            Stage::Considered | Stage::Observed | Stage::Proposed | Stage::Trying => true,
+            Stage::Improved => self.guards.get(&w.workload.id).is_some_and(|g| g.wants_detail(self.now)),
+            Stage::Ignored | Stage::Declined => false,
+        }
+    }
+
+    // ---- people -------------------------------------------------------------------------------------------------
+
+    /// Moves a workload to a stage with a sentence, and tells and remembers it unless it was said before.
+    pub(crate) fn decide(&mut self, id: &WorkloadId, stage: Stage, text: impl Into<String>, warning: bool) {
+        let text = text.into();
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        if w.decide(self.unix, stage, &text) {
+            self.out.push(Command::Tell(Story { workload: Some(id.clone()), stage, text: text.clone(), warning }));
+            self.out.push(Command::RecordDecision(DecisionRecord { workload: Some(id.clone()), stage, text }));
+        }
+    }
+
+    /// Adds a line to the story without moving the workload to another stage.
+    pub(crate) fn narrate(&mut self, id: &WorkloadId, text: impl Into<String>, warning: bool) {
+        let stage = self.workloads.get(id).map_or(Stage::Ignored, |w| w.stage);
+        self.decide(id, stage, text, warning);
+    }
+
+    /// Tells something about the host, once.
+    pub(crate) fn tell_host(&mut self, text: impl Into<String>, warning: bool) {
+        let text = text.into();
+        if self.told_host.len() < 256 && self.told_host.insert(text.clone(), ()).is_none() {
+            self.out.push(Command::Tell(Story { workload: None, stage: Stage::Ignored, text, warning }));
+        }
+    }
+
+    pub(crate) fn advise(&mut self, advice: Vec<Advice>) {
+        for a in advice {
+            let new = !self.advice.contains_key(&a.id);
+            if new && self.advice.len() >= ADVICE_MAX {
+                continue;
+            }
+            if new {
+                let workload = a.workload.clone();
+                let text = format!("advice {}: {}. Remedy: {}", a.id, a.finding, a.remedy);
+                let stage = workload
+                    .as_ref()
+                    .and_then(|id| self.workloads.get(id))
+                    .map_or(Stage::Declined, |w| w.stage);
+                self.out.push(Command::Tell(Story { workload, stage, text, warning: false }));
+            }
+            self.advice.insert(a.id.clone(), a);
+        }
+    }
+
+    fn on_operator(&mut self, request: OperatorRequest) {
+        match request {
+            OperatorRequest::Pause => {
+                self.paused = true;
+                self.abort_all("paused by an operator");
+                self.told_host.remove("resumed: new trials may start");
+                self.tell_host("paused: no new trial starts; changes in force stay", false);
+            }
+            OperatorRequest::Resume => {
+                self.paused = false;
+                self.told_host.remove("paused: no new trial starts; changes in force stay");
+                self.tell_host("resumed: new trials may start", false);
+            }
+            OperatorRequest::Undo(action) => self.withdraw(action, "undone by an operator"),
+            OperatorRequest::UndoAll => {
+                self.abort_all("undone by an operator");
+                for action in self.changes.keys().copied().collect::<Vec<_>>() {
+                    self.withdraw(action, "undone by an operator");
+                }
+            }
+            OperatorRequest::Stop { keep } => {
+                self.stopping = Some(keep);
+                self.abort_all("homeostat stops");
+                let all: Vec<ActionId> = self.changes.keys().copied().collect();
+                for action in all {
+                    let in_force = self.changes.get(&action).is_some_and(|c| !c.leaving && c.on && c.settled);
+                    if keep && in_force {
+                        self.out.push(Command::Keep(action));
+                        self.changes.remove(&action);
+                    } else {
+                        self.withdraw(action, "homeostat stops");
+                    }
+                }
+            }
+            OperatorRequest::Configure(policy) => self.configure(*policy),
+        }
+    }
+
+    fn configure(&mut self, mut policy: Policy) {
+        policy.seed = self.policy.seed;
+        self.refusals.clear();
+        for strategy in &self.strategies {
+            if policy.strategies.get(strategy.id().as_str()) == Some(&false) {
+                self.refusals.insert(strategy.id(), "switched off in the configuration".to_owned());
+            } else if let Err(why) = strategy.applicable(&self.machine) {
+                self.refusals.insert(strategy.id(), why);
+            }
+        }
+        self.policy = policy;
+        self.tell_host(format!("settings were read again at {} (seconds since the epoch)", self.unix), false);
+        for id in self.workloads.keys().cloned().collect::<Vec<_>>() {
+            let Some(w) = self.workloads.get(&id) else { continue };
+            if let Some(why) = self.opted_out(&w.workload) {
+                self.leave_alone(&id, &why);
+            } else if let Some(w) = self.workloads.get_mut(&id)
+                && w.stage == Stage::Declined
+            {
+                w.retry_at = self.now;
+            }
+        }
+        let withdrawn: Vec<ActionId> = self
+            .changes
+            .iter()
+            .filter(|(_, c)| self.refusals.contains_key(&c.strategy))
+            .map(|(id, _)| *id)
+            .collect();
+        for action in withdrawn {
+            self.withdraw(action, "its strategy was switched off");
+        }
+    }
+
+    fn finish_if_stopped(&mut self) {
+        if self.stopping.is_some() && !self.finished && self.experiments.is_empty() {
+            let waiting = self.changes.values().any(|c| c.failures == 0 || c.retry_at.is_some());
+            if !waiting {
+                self.finished = true;
+                self.out.push(Command::Finished);
+            }
+        }
+    }
+
+    // ---- observation --------------------------------------------------------------------------------------------
+
+    fn on_sample(&mut self, snapshot: Snapshot) {
+        self.machine_sample = snapshot.machine;
+        self.machine_interval = snapshot.interval;
+        self.own_resident = snapshot.own_resident;
+        if self.own.len() == 300 {
+            self.own.pop_front();
+        }
+        self.own.push_back((snapshot.interval.as_secs_f64(), snapshot.own_cpu.as_secs_f64()));
+        for tuner in self.machine_sample.other_tuners.clone() {
+            self.tell_host(
+                format!("another tuner runs here: {tuner}; what it sets is left to it"),
+                false,
+            );
+        }
+        if let Some(list) = snapshot.workloads {
+            self.update_workloads(list);
+        }
+        for sample in snapshot.samples {
+            self.update_sample(sample);
+        }
+        self.close_windows();
+        let ids: Vec<WorkloadId> = self.workloads.keys().cloned().collect();
+        for id in &ids {
+            self.advance_workload(id);
+        }
+        self.poll_experiments();
+        self.poll_guards();
+        self.retry_undos();
+        self.start_next();
+        self.prune();
+    }
+
+    fn update_workloads(&mut self, list: Vec<Workload>) {
+        let mut seen = std::collections::BTreeSet::new();
+        for workload in list {
+            let room = self.workloads.len() < WORKLOADS_MAX;
+            seen.insert(workload.id.clone());
+            match self.workloads.get_mut(&workload.id) {
+                Some(w) if !w.gone && w.workload.processes.first() == workload.processes.first() => {
+                    w.workload = workload;
+                }
+                Some(_) => {
+                    // The same name with another main process: restarted between two scans.
+                    self.vanish(&workload.id);
+                    self.workloads.insert(workload.id.clone(), Watched::new(workload, self.now));
+                }
+                None if room => {
+                    self.workloads.insert(workload.id.clone(), Watched::new(workload, self.now));
+                }
+                None => {}
+            }
+        }
+        let gone: Vec<WorkloadId> =
+            self.workloads.iter().filter(|(id, w)| !w.gone && !seen.contains(*id)).map(|(id, _)| id.clone()).collect();
+        for id in gone {
+            self.vanish(&id);
+        }
+    }
+
+    /// The workload ended.
+    fn vanish(&mut self, id: &WorkloadId) {
+        if let Some(w) = self.workloads.get_mut(id) {
+            w.gone = true;
+            for meter in std::mem::take(&mut w.open) {
+                self.out.push(Command::CloseMeter(id.clone(), meter));
+            }
+        }
+        self.abort_workload(id, "the workload ended");
+        for action in self.actions_of(id) {
+            self.withdraw(action, "the workload ended");
+        }
+        self.guards.remove(id);
+        self.advice.retain(|_, a| a.workload.as_ref() != Some(id));
+    }
+
+    fn update_sample(&mut self, sample: WorkloadSample) {
+        let cpus = self.machine.cpus.len().max(1) as f64;
+        let interval = self.machine_interval.as_secs_f64();
+        let idle = if interval > 0.0 {
+            (1.0 - (self.machine_sample.cpu_busy + self.machine_sample.cpu_steal).as_secs_f64() / (interval * cpus))
+                .clamp(0.0, 1.0)
+        } else {
+            1.0
+        };
+        let Some(w) = self.workloads.get_mut(&sample.id) else { return };
+        if w.gone {
+            return;
+        }
+        if sample.interval.0 > 0 {
+            w.series.push(Interval {
+                end: self.now,
+                seconds: sample.interval.as_secs_f64(),
+                cpu: sample.cpu.as_secs_f64(),
+                wait: sample.runqueue_wait.as_secs_f64(),
+                machine_idle: idle,
+                churn: sample.churn,
+                work: sample
+                    .meters
+                    .iter()
+                    .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
+                    .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
+                    .collect(),
+            });
+        }
+        w.load = w.series.load(self.now, self.machine.cpus.len());
+        w.sample = Some(sample);
+    }
+
+    /// Sends finished observation windows to the history.
+    fn close_windows(&mut self) {
+        let now = self.now;
+        for w in self.workloads.values_mut() {
+            let Some(chosen) = &w.meter else {
+                w.window_from = now;
+                continue;
+            };
+            if now - w.window_from < WINDOW {
+                continue;
+            }
+            let sums = w.series.sums(&chosen.candidate.id, w.window_from, now);
+            w.window_from = now;
+            if sums.seconds <= 0.0 {
+                continue;
+            }
+            self.out.push(Command::RecordWindow(WindowRecord {
+                workload: w.workload.id.clone(),
+                fingerprint: w.workload.fingerprint.clone(),
+                seconds: sums.seconds,
+                cpus: sums.cpu / sums.seconds,
+                resident_bytes: w.sample.as_ref().map_or(0, |s| s.resident.0),
+                work_per_second: (sums.work_seconds > 0.0).then(|| sums.work / sums.work_seconds),
+                cpu_per_work: (sums.work > 0.0).then(|| sums.cpu / sums.work),
+            }));
+        }
+    }
+
+    fn prune(&mut self) {
+        let hour = self.now.saturating_sub(Nanoseconds::from_secs(3600));
+        while self.starts.front().is_some_and(|t| *t < hour) {
+            self.starts.pop_front();
+        }
+        let day = self.now.saturating_sub(Nanoseconds::from_secs(86_400));
+        while self.exposure.front().is_some_and(|(t, _)| *t < day) {
+            self.exposure.pop_front();
+        }
+        while self.outcomes.len() > OUTCOMES_MAX {
+            self.outcomes.pop_back();
+        }
+        let busy: std::collections::BTreeSet<WorkloadId> =
+            self.changes.values().map(|c| c.workload.clone()).collect();
+        self.workloads.retain(|id, w| !w.gone || busy.contains(id));
+    }
+
+    // ---- recognition --------------------------------------------------------------------------------------------
+
+    /// Why a person does not want this workload touched, if so.
+    pub(crate) fn opted_out(&self, workload: &Workload) -> Option<String> {
+        if let Some(rule) = self.rule(workload)
+            && rule.never
+        {
+            return Some(format!("left alone: the configuration says never for {:?}", rule.pattern));
+        }
+        workload.choice.never.as_ref().map(|by| format!("left alone: {by}"))
+    }
+
+    fn rule(&self, workload: &Workload) -> Option<&crate::policy::WorkloadRule> {
+        self.policy.rule_for(&[workload.id.as_str(), &workload.program, &workload.executable])
+    }
+
+    /// Why the workload is not (yet) considered.
+    fn below_floors(&self, w: &Watched) -> Option<String> {
+        if let Some(why) = self.opted_out(&w.workload) {
+            return Some(why);
+        }
+        let Some(sample) = &w.sample else { return Some("not sampled yet".into()) };
+        let always = w.workload.choice.always.is_some() || self.rule(&w.workload).is_some_and(|r| r.always);
+        if always {
+            return None;
+        }
+        if w.load.cpus < self.policy.cpu_min {
+            return Some(format!("uses {:.2} CPUs (at least {:.2})", w.load.cpus, self.policy.cpu_min));
+        }
+        let floor = Bytes::from_mib(self.policy.memory_min_mib);
+        if sample.resident.0 < floor.0 {
+            return Some(format!("{} resident (at least {floor})", sample.resident));
+        }
+        if sample.age.as_secs_f64() < self.policy.age_min_s {
+            return Some(format!("runs since {} (at least {:.0} s)", sample.age, self.policy.age_min_s));
+        }
+        None
+    }
+
+    fn in_detail(&self) -> usize {
+        self.workloads.values().filter(|w| !w.gone && self.wants_detail(w)).count()
+    }
+
+    fn advance_workload(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get(id) else { return };
+        if w.gone || self.stopping.is_some() {
+            return;
+        }
+        match w.stage {
+            Stage::Ignored => self.consider(id),
+            Stage::Considered => self.judge_meters(id),
+            Stage::Observed => self.observe(id),
+            Stage::Proposed => {
+                if let Some(why) = self.below_floors_now(id) {
+                    self.leave_alone(id, &why);
+                }
+            }
+            Stage::Declined => {
+                if self.now >= w.retry_at
+                    && let Some(w) = self.workloads.get_mut(id)
+                {
+                    w.reset();
+                }
+            }
+            Stage::Trying | Stage::Improved => {}
+        }
+    }
+
+    fn below_floors_now(&self, id: &WorkloadId) -> Option<String> {
+        self.workloads.get(id).and_then(|w| self.below_floors(w))
+    }
+
+    /// Stops looking at a workload; its meters are closed and its changes withdrawn if a person opted out.
+    pub(crate) fn leave_alone(&mut self, id: &WorkloadId, why: &str) {
+        let opted_out = self.workloads.get(id).is_some_and(|w| self.opted_out(&w.workload).is_some());
+        if opted_out {
+            self.abort_workload(id, why);
+            for action in self.actions_of(id) {
+                self.withdraw(action, why);
+            }
+            self.guards.remove(id);
+        }
+        self.close_meters(id);
+        let told = self.workloads.get(id).is_some_and(|w| w.stage > Stage::Ignored);
+        if told || opted_out {
+            self.decide(id, Stage::Ignored, why.to_owned(), false);
+        }
+        if let Some(w) = self.workloads.get_mut(id) {
+            w.reset();
+            w.summary = why.to_owned();
+        }
+    }
+
+    fn consider(&mut self, id: &WorkloadId) {
+        if let Some(why) = self.below_floors_now(id) {
+            let explicit = self.workloads.get(id).is_some_and(|w| self.opted_out(&w.workload).is_some());
+            if explicit {
+                self.decide(id, Stage::Ignored, why, false);
+            } else if let Some(w) = self.workloads.get_mut(id) {
+                w.summary = why;
+            }
+            return;
+        }
+        if self.in_detail() >= self.policy.detail_workloads_max {
+            if let Some(w) = self.workloads.get_mut(id) {
+                w.summary = format!("waits: {} workloads are being looked at already", self.policy.detail_workloads_max);
+            }
+            return;
+        }
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        w.finding = true;
+        w.series.clear();
+        w.tier = 0;
+        w.judging_since = self.now;
+        let resident = w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident);
+        let text = format!(
+            "considered: {} ({} process{}, {:.2} CPUs, {resident}); looking for a way to measure its work",
+            w.workload.program,
+            w.workload.processes.len(),
+            if w.workload.processes.len() == 1 { "" } else { "es" },
+            w.load.cpus,
+        );
+        self.out.push(Command::FindMeters(id.clone()));
+        self.decide(id, Stage::Considered, text, false);
+    }
+
+    // ---- meters -------------------------------------------------------------------------------------------------
+
+    fn on_meters(&mut self, id: &WorkloadId, result: Result<Vec<homeostat_model::MeterCandidate>, Fault>) {
+        let now = self.now;
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        w.finding = false;
+        if w.stage != Stage::Considered {
+            return;
+        }
+        match result {
+            Ok(candidates) => {
+                w.candidates = candidates;
+                w.tier = 0;
+                w.judging_since = now;
+                self.open_tier(id);
+            }
+            Err(fault) => {
+                let text = format!("no way to look for meters: {}", fault.text);
+                self.refuse(id, Declined::because(text), fault.kind == FaultKind::Denied);
+            }
+        }
+    }
+
+    /// Opens the meters of the present tier.
+    fn open_tier(&mut self, id: &WorkloadId) {
+        let now = self.now;
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(classes) = meters::TIERS.get(w.tier) else { return };
+        w.judging_since = now;
+        let mut opened = Vec::new();
+        for c in &w.candidates {
+            if c.refused.is_none() && classes.contains(&c.class) && !w.open.contains(&c.id) {
+                opened.push(c.id.clone());
+            }
+        }
+        for meter in opened {
+            w.open.push(meter.clone());
+            self.out.push(Command::OpenMeter(id.clone(), meter));
+        }
+    }
+
+    fn on_meter_opened(&mut self, id: &WorkloadId, meter: &homeostat_model::MeterId, result: Result<(), Fault>) {
+        let Err(fault) = result else { return };
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        w.open.retain(|m| m != meter);
+        if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
+            c.refused = Some(fault.text);
+        }
+    }
+
+    fn judge_meters(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        if w.finding {
+            return;
+        }
+        let mut waiting = false;
+        let mut assessed = BTreeMap::new();
+        for c in w.candidates.iter().filter(|c| w.open.contains(&c.id)) {
+            let others: Vec<_> =
+                w.candidates.iter().filter(|o| o.id != c.id && w.open.contains(&o.id)).collect();
+            match meters::assess(c, &others, &w.series, w.judging_since, &self.policy) {
+                Some(a) => {
+                    assessed.insert(c.id.clone(), a);
+                }
+                None => waiting = true,
+            }
+        }
+        if waiting {
+            return;
+        }
+        let first_tier_best = |w: &Watched, class: Option<MeterClass>| {
+            w.candidates
+                .iter()
+                .filter(|c| class.is_none_or(|k| c.class == k))
+                .filter_map(|c| assessed.get(&c.id).filter(|a| a.refused.is_none()).map(|a| (c, a)))
+                .min_by_key(|(c, a)| meters::preference(c, a))
+                .map(|(c, a)| Chosen { candidate: c.clone(), assessment: a.clone() })
+        };
+        let application = first_tier_best(w, Some(MeterClass::Application));
+        let last_tier = w.tier + 1 >= meters::TIERS.len();
+        let more = !last_tier
+            && w.candidates
+                .iter()
+                .any(|c| c.refused.is_none() && meters::TIERS[w.tier + 1].contains(&c.class));
+        if application.is_none() && more {
+            w.tier += 1;
+            self.open_tier(id);
+            return;
+        }
+        let best = application.or_else(|| first_tier_best(w, None));
+        for (meter, a) in &assessed {
+            if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
+                c.refused.clone_from(&a.refused);
+            }
+        }
+        match best {
+            Some(chosen) => self.choose_meter(id, chosen),
+            None => {
+                let text = no_meter(&w.candidates);
+                self.refuse(id, Declined::because(text), false);
+            }
+        }
+    }
+
+    fn choose_meter(&mut self, id: &WorkloadId, chosen: Chosen) {
+        let now = self.now;
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        for meter in std::mem::take(&mut w.open) {
+            if meter == chosen.candidate.id {
+                w.open.push(meter);
+            } else {
+                self.out.push(Command::CloseMeter(id.clone(), meter));
+            }
+        }
+        w.objective = if w.load.saturated { Objective::WorkPerSecond } else { Objective::CpuPerWork };
+        // What was read while the meter was judged is passive history too.
+        w.observed_since = w.judging_since;
+        w.window_from = now;
+        let text = format!(
+            "measured: {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU); {} judges, because {}",
+            plural(&chosen.candidate.unit),
+            chosen.candidate.id,
+            chosen.assessment.rate,
+            chosen.assessment.noise * 100.0,
+            chosen.assessment.cost * 100.0,
+            w.objective.words(),
+            w.objective.reason(),
+        );
+        w.meter = Some(chosen);
+        self.decide(id, Stage::Observed, text, false);
+    }
+
+    pub(crate) fn close_meters(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        for meter in std::mem::take(&mut w.open) {
+            self.out.push(Command::CloseMeter(id.clone(), meter));
+        }
+    }
+
+    // ---- proposals ----------------------------------------------------------------------------------------------
+
+    /// Declines a workload for a while.
+    pub(crate) fn refuse(&mut self, id: &WorkloadId, declined: Declined, warning: bool) {
+        self.close_meters(id);
+        let retry = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        self.decide(id, Stage::Declined, declined.reason, warning);
+        if let Some(w) = self.workloads.get_mut(id) {
+            w.retry_at = retry;
+            w.memory = None;
+            w.proposed = None;
+        }
+        self.advise(declined.advice);
+    }
+
+    /// Gathers passive history, then asks the strategies.
+    fn observe(&mut self, id: &WorkloadId) {
+        if let Some(why) = self.below_floors_now(id) {
+            self.leave_alone(id, &why);
+            return;
+        }
+        let Some(w) = self.workloads.get(id) else { return };
+        let Some(chosen) = &w.meter else { return };
+        let known = self.strategies.iter().any(|s| {
+            self.priors
+                .get(&(w.workload.fingerprint.clone(), s.id()))
+                .is_some_and(|p| p.verdict == Verdict::Accepted)
+        });
+        let needed = if known { self.policy.observe_min_s / 2.0 } else { self.policy.observe_min_s };
+        let readings = w.series.readings(&chosen.candidate.id, w.observed_since);
+        let seconds: f64 = readings.iter().map(|r| r.1).sum();
+        if seconds < needed {
+            let waited = (self.now - w.observed_since).as_secs_f64();
+            if waited > 4.0 * needed + 30.0 {
+                let text = format!(
+                    "the meter {} delivered {seconds:.0} s of readings in {waited:.0} s",
+                    chosen.candidate.id
+                );
+                self.refuse(id, Declined::because(text), false);
+            }
+            return;
+        }
+        if self.placebo_wanted(id) {
+            self.start_placebo(id);
+            return;
+        }
+        if self.policy.mode == Mode::Calibrate {
+            return;
+        }
+        self.ask_strategies(id);
+    }
+
+    fn ask_strategies(&mut self, id: &WorkloadId) {
+        let mut declined: Vec<String> = Vec::new();
+        let mut advice = Vec::new();
+        for index in 0..self.strategies.len() {
+            let strategy_id = self.strategies[index].id();
+            if let Some(why) = self.strategy_refusal(id, &strategy_id) {
+                declined.push(why);
+                continue;
+            }
+            let Some(opinion) = self.opinion(id, index) else { return };
+            match opinion {
+                Opinion::InspectMemory => {
+                    if let Some(w) = self.workloads.get_mut(id)
+                        && !w.inspecting
+                    {
+                        w.inspecting = true;
+                        self.out.push(Command::InspectMemory(id.clone()));
+                    }
+                    return;
+                }
+                Opinion::Decline(d) => {
+                    declined.push(d.reason);
+                    advice.extend(d.advice);
+                }
+                Opinion::Propose(proposal) => {
+                    self.advise(proposal.advice.clone());
+                    let text = format!("predicted: {}", proposal.hypothesis);
+                    if let Some(w) = self.workloads.get_mut(id) {
+                        w.proposed = Some(Proposed { strategy: strategy_id, proposal: *proposal });
+                        w.memory = None;
+                    }
+                    self.decide(id, Stage::Proposed, text, false);
+                    return;
+                }
+            }
+        }
+        let reason = if declined.is_empty() { "no strategy applies".to_owned() } else { declined.join("; ") };
+        self.refuse(id, Declined { reason, advice }, false);
+    }
+
+    pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
+        let w = self.workloads.get(id)?;
+        let sample = w.sample.as_ref()?;
+        let strategy = self.strategies.get(strategy)?;
+        let known = self
+            .priors
+            .get(&(w.workload.fingerprint.clone(), strategy.id()))
+            .filter(|p| p.verdict == Verdict::Accepted)
+            .and_then(|p| p.effect);
+        Some(strategy.consider(&Seen {
+            now: self.now,
+            policy: &self.policy,
+            machine: &self.machine,
+            machine_sample: &self.machine_sample,
+            workload: &w.workload,
+            sample,
+            load: &w.load,
+            memory: w.memory.as_ref(),
+            known,
+        }))
+    }
+
+    /// Why a strategy is not asked about a workload: switched off, not applicable, or known not to help.
+    fn strategy_refusal(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<String> {
+        let w = self.workloads.get(id)?;
+        if let Some(why) = self.refusals.get(strategy) {
+            return Some(format!("{strategy}: {why}"));
+        }
+        if w.workload.choice.strategies.get(strategy.as_str()) == Some(&false) {
+            return Some(format!("{strategy}: switched off by HOMEOSTAT_STRATEGIES in its environment"));
+        }
+        if let Some(rule) = self.rule(&w.workload)
+            && rule.strategies.get(strategy.as_str()) == Some(&false)
+        {
+            return Some(format!("{strategy}: switched off in the configuration for {:?}", rule.pattern));
+        }
+        let prior = self.priors.get(&(w.workload.fingerprint.clone(), strategy.clone()))?;
+        let wait = match prior.verdict {
+            Verdict::Accepted => return None,
+            Verdict::Harmful => self.policy.backoff_harmful_s,
+            Verdict::Rejected => {
+                self.policy.backoff_rejected_s * f64::from(1u32 << prior.failures.saturating_sub(1).min(6))
+            }
+            Verdict::Inconclusive | Verdict::Aborted => self.policy.backoff_inconclusive_s,
+        };
+        let age = self.unix.saturating_sub(prior.unix_seconds) as f64;
+        if age >= wait {
+            return None;
+        }
+        let left = Nanoseconds::from_secs_f64(wait - age);
+        let effect = prior.effect.map_or_else(String::new, |e| format!(" ({e})"));
+        Some(format!("{strategy}: an earlier try was {}{effect}; not tried again for {left}", prior.verdict))
+    }
+
+    fn on_memory(&mut self, id: &WorkloadId, result: Result<homeostat_model::MemoryMap, Fault>) {
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        w.inspecting = false;
+        match result {
+            Ok(map) => {
+                w.memory = Some(map);
+                match w.stage {
+                    Stage::Observed => self.ask_strategies(id),
+                    Stage::Improved => self.extend(id),
+                    _ => w.memory = None,
+                }
+            }
+            Err(fault) if w.stage == Stage::Observed => {
+                let warn = fault.kind == FaultKind::Denied;
+                self.refuse(id, Declined::because(format!("its memory cannot be inspected: {}", fault.text)), warn);
+            }
+            Err(_) => {}
+        }
+    }
+
+    pub(crate) fn actions_of(&self, id: &WorkloadId) -> Vec<ActionId> {
+        self.changes.iter().filter(|(_, c)| c.workload == *id).map(|(a, _)| *a).collect()
+    }
+}
+
+/// The sentence for a workload that cannot be measured.
+fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
+    let mut reasons: Vec<String> = candidates
+        .iter()
+        .filter_map(|c| c.refused.as_ref().map(|r| format!("{}: {r}", c.id)))
+        .collect();
+    reasons.truncate(6);
+    let detail = if reasons.is_empty() { "no meter fits it".to_owned() } else { reasons.join("; ") };
+    format!(
+        "not touched: its work cannot be measured from outside ({detail}). Remedy: publish a progress counter, or \
+         name a meter (uprobe:BINARY:SYMBOL, prometheus:URL#METRIC) in the configuration"
+    )
+}
+
+fn plural(unit: &str) -> String {
+    if unit.ends_with('s') { unit.to_owned() } else if let Some(stem) = unit.strip_suffix('y') { format!("{stem}ies") } else { format!("{unit}s") }
+}

@@ -1,0 +1,265 @@
+//! A running experiment: its clockwork, its coins, its test, and how it ends.
+//!
+//! The state machine is pure and small: it is told that a switch settled or that time passed, and answers with what
+//! it needs next ([`Need`]). The engine turns needs into commands.
+
+use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
+use crate::coins::Coins;
+use crate::series::Series;
+use homeostat_model::{
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
+    StrategyId, Verdict, WorkloadId,
+};
+use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
+
+/// A switch may take this many times the washout before the experiment gives up on it.
+const SWITCH_PATIENCE: u64 = 20;
+/// The washout covers this many times the slowest switch seen …
+const SWITCH_MARGIN: f64 = 1.25;
+/// … plus this many time constants of the effect.
+const SETTLING_CONSTANTS: u64 = 3;
+/// Below this share of its CPU use at the start a program whose load is offered counts as idle.
+const IDLE_SHARE: f64 = 0.1;
+
+/// Where the experiment is.
+#[derive(Clone, Debug)]
+pub(crate) enum Phase {
+    /// The change is made for the first time.
+    Preparing,
+    /// A block runs.
+    Block(Block),
+    /// The verdict is known; the change goes to its final state.
+    Concluding,
+}
+
+/// What an experiment needs done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Need {
+    /// Nothing now.
+    Nothing,
+    /// Journal the coin of this block, then switch if it differs from the present state.
+    Begin { block: u32, on: bool, switch: bool },
+    /// Drive the change to this final state.
+    Conclude { on: bool },
+}
+
+/// What is fixed when an experiment starts.
+pub(crate) struct Setup {
+    pub(crate) id: ExperimentId,
+    pub(crate) kind: ExperimentKind,
+    pub(crate) strategy: StrategyId,
+    pub(crate) workload: WorkloadId,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) action: ActionId,
+    pub(crate) hypothesis: String,
+    pub(crate) predicted: Effect,
+    pub(crate) meter: MeterId,
+    pub(crate) objective: Objective,
+    pub(crate) seed: u64,
+    pub(crate) settling: Nanoseconds,
+    pub(crate) washout_min: Nanoseconds,
+    pub(crate) washout_max: Nanoseconds,
+    pub(crate) measured: Nanoseconds,
+    pub(crate) budget: Nanoseconds,
+    pub(crate) cpus: f64,
+    pub(crate) parameters: TrialParameters,
+    pub(crate) started: Nanoseconds,
+    pub(crate) started_unix: u64,
+}
+
+/// A running experiment.
+pub(crate) struct Experiment {
+    pub(crate) setup: Setup,
+    pub(crate) phase: Phase,
+    pub(crate) trial: Trial,
+    pub(crate) blocks: Vec<BlockRecord>,
+    /// Share of the first conversion that is done.
+    pub(crate) prepared: f64,
+    /// State the change was last sent to.
+    pub(crate) on: bool,
+    pub(crate) settled: bool,
+    pub(crate) washout: Nanoseconds,
+    pub(crate) stalled: Nanoseconds,
+    pub(crate) bloat: Bytes,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) reason: String,
+    coins: Coins,
+    breaker: Breaker,
+    switch_started: Nanoseconds,
+    slowest_switch: Nanoseconds,
+}
+
+impl Experiment {
+    pub(crate) fn new(setup: Setup, breaker: Breaker) -> Self {
+        Self {
+            coins: Coins::new(setup.seed, setup.id),
+            trial: Trial::new(setup.parameters.clone()),
+            breaker,
+            phase: Phase::Preparing,
+            blocks: Vec::new(),
+            prepared: 0.0,
+            on: true,
+            settled: false,
+            washout: setup.washout_min,
+            stalled: Nanoseconds::ZERO,
+            bloat: Bytes::ZERO,
+            verdict: None,
+            reason: String::new(),
+            switch_started: setup.started,
+            slowest_switch: Nanoseconds::ZERO,
+            setup,
+        }
+    }
+
+    /// The change reached the state it was sent to.
+    pub(crate) fn settled(&mut self, now: Nanoseconds) -> Need {
+        self.settled = true;
+        let took = now - self.switch_started;
+        match self.phase {
+            Phase::Preparing => {
+                // The first conversion may take frames that were never used before, ten times as slow as later
+                // ones: it says little about the switches to come, which are measured as they happen.
+                self.prepared = 1.0;
+                self.slowest_switch = Nanoseconds(took.0 / 4);
+                self.begin(now)
+            }
+            Phase::Block(_) => {
+                self.slowest_switch = self.slowest_switch.max(took);
+                Need::Nothing
+            }
+            Phase::Concluding => Need::Nothing,
+        }
+    }
+
+    /// Time passed and perhaps a sample came.
+    pub(crate) fn poll(&mut self, now: Nanoseconds, series: &Series) -> Need {
+        let over_budget = now - self.setup.started > self.setup.budget;
+        match &mut self.phase {
+            Phase::Concluding => Need::Nothing,
+            Phase::Preparing if over_budget => {
+                self.conclude(now, Verdict::Aborted, "the change could not be made within the budget".into())
+            }
+            Phase::Preparing => Need::Nothing,
+            Phase::Block(block) => {
+                if !self.settled
+                    && now - self.switch_started > self.washout.max(Nanoseconds::from_secs(1)) * SWITCH_PATIENCE
+                {
+                    let took = now - self.switch_started;
+                    return self.conclude(
+                        now,
+                        Verdict::Aborted,
+                        format!("switching took longer than {took}: the change cannot be compared on and off"),
+                    );
+                }
+                if block.on && block.measuring(now) {
+                    let from = block.measure_from.max(now.saturating_sub(BREAKER_SPAN));
+                    let sums = series.sums(&self.setup.meter, from, now);
+                    let score = self.setup.objective.score(&sums);
+                    let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8;
+                    if let Some(score) = score.filter(|_| enough)
+                        && self.breaker.trips(score)
+                    {
+                        let record = block.broken(now, series, &self.setup.meter, self.setup.objective);
+                        self.blocks.push(record);
+                        let decision = self.trial.observe_broken();
+                        return self.act_on(decision, now, over_budget);
+                    }
+                }
+                let floor = self.setup.cpus * IDLE_SHARE;
+                match block.poll(now, series, &self.setup.meter, self.setup.objective, floor) {
+                    BlockState::Running => Need::Nothing,
+                    BlockState::Unmeasurable(why) => self.conclude(now, Verdict::Aborted, why),
+                    BlockState::Finished(record) => {
+                        if !record.on {
+                            self.breaker.off_block(record.score);
+                        }
+                        let score = record.score;
+                        self.blocks.push(record);
+                        let decision = self.trial.observe(score);
+                        self.act_on(decision, now, over_budget)
+                    }
+                }
+            }
+        }
+    }
+
+    fn act_on(&mut self, decision: Decision, now: Nanoseconds, over_budget: bool) -> Need {
+        let decision = if decision == Decision::Continue && over_budget {
+            self.trial.budget_exhausted()
+        } else {
+            decision
+        };
+        let effect = self.effect();
+        let parameters = &self.setup.parameters;
+        match decision {
+            Decision::Continue => self.begin(now),
+            Decision::Benefit => self.conclude(
+                now,
+                Verdict::Accepted,
+                format!("{effect}, evidence {:.0} (needed {:.0})", self.trial.estimate().evidence, 1.0 / parameters.alpha),
+            ),
+            Decision::Harm => self.conclude(now, Verdict::Harmful, format!("{effect}: a loss")),
+            Decision::Futile => self.conclude(
+                now,
+                Verdict::Rejected,
+                format!("{effect}: a gain of {:.0} % or more is ruled out", parameters.delta * 100.0),
+            ),
+            Decision::Exhausted => {
+                let length = now - self.setup.started;
+                self.conclude(now, Verdict::Inconclusive, format!("{effect} after {length}: not decided within the budget"))
+            }
+        }
+    }
+
+    fn begin(&mut self, now: Nanoseconds) -> Need {
+        let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
+        let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);
+        // Fixed before the coin is tossed, from the past only.
+        self.washout = wanted.min(self.setup.washout_max).max(self.washout);
+        let coin = if self.trial.needs_coin() { self.coins.toss() } else { false };
+        let on = self.trial.next_arm(coin) == Arm::On;
+        let index = self.blocks.len() as u32;
+        self.phase = Phase::Block(Block::start(index, on, now, self.washout, self.setup.measured));
+        self.breaker.block_started();
+        let switch = on != self.on;
+        if switch {
+            self.switch_started = now;
+            self.settled = false;
+            self.on = on;
+        }
+        Need::Begin { block: index, on, switch }
+    }
+
+    /// Ends the experiment; the change goes to its final state.
+    pub(crate) fn conclude(&mut self, now: Nanoseconds, verdict: Verdict, reason: String) -> Need {
+        if matches!(self.phase, Phase::Concluding) {
+            return Need::Nothing;
+        }
+        self.phase = Phase::Concluding;
+        self.verdict = Some(verdict);
+        self.reason = reason;
+        self.on = verdict == Verdict::Accepted && self.setup.kind != ExperimentKind::Placebo;
+        self.switch_started = now;
+        self.settled = false;
+        Need::Conclude { on: self.on }
+    }
+
+    pub(crate) fn effect(&self) -> Effect {
+        let e = self.trial.estimate();
+        Effect { estimate: e.effect, lower: e.lower, upper: e.upper, confidence: e.confidence }
+    }
+
+    /// Harm exposure in percent × seconds: what the on blocks lost against off, and every second of standstill.
+    pub(crate) fn harm_exposure(&self) -> f64 {
+        let on_seconds: f64 = self
+            .blocks
+            .iter()
+            .filter(|b| b.on)
+            .map(|b| b.measured.as_secs_f64() + self.washout.as_secs_f64())
+            .sum();
+        let estimate = if self.blocks.len() >= 2 { self.trial.estimate().effect } else { 0.0 };
+        let loss = if estimate.is_finite() { (-estimate).clamp(0.0, 1.0) } else { 0.0 };
+        loss * 100.0 * on_seconds + self.stalled.as_secs_f64() * 100.0
+    }
+}

@@ -1,0 +1,189 @@
+//! The recent past of one workload: what was measured in each interval, bounded in time.
+
+use crate::strategy::Load;
+use homeostat_model::{MeterId, Nanoseconds};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Most intervals kept; with one-second samples about twenty minutes.
+const INTERVALS_MAX: usize = 1500;
+/// Span over which the present load is judged.
+const LOAD_SPAN: Nanoseconds = Nanoseconds::from_secs(30);
+/// A machine is used up when less than this share of its CPU time is idle.
+const MACHINE_IDLE_MIN: f64 = 0.05;
+/// A program that keeps n threads running all the time shows n CPUs; this far off still counts.
+const WHOLE_CPU_SLACK: f64 = 0.10;
+
+/// What was measured between two samples.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Interval {
+    /// End of the interval.
+    pub(crate) end: Nanoseconds,
+    /// Its length in seconds.
+    pub(crate) seconds: f64,
+    /// CPU seconds used.
+    pub(crate) cpu: f64,
+    /// Seconds its threads waited for a CPU.
+    pub(crate) wait: f64,
+    /// Share of the machine's CPU time that was idle.
+    pub(crate) machine_idle: f64,
+    /// Processes that came or went.
+    pub(crate) churn: u32,
+    /// Work by meter: counts and the seconds over which they were counted.
+    pub(crate) work: BTreeMap<MeterId, (f64, f64)>,
+}
+
+/// The recent past.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Series {
+    intervals: VecDeque<Interval>,
+}
+
+/// Sums over a span of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sums {
+    pub(crate) seconds: f64,
+    pub(crate) cpu: f64,
+    pub(crate) work: f64,
+    /// Seconds over which work was counted.
+    pub(crate) work_seconds: f64,
+    pub(crate) intervals: usize,
+}
+
+impl Series {
+    pub(crate) fn push(&mut self, interval: Interval) {
+        if self.intervals.len() == INTERVALS_MAX {
+            self.intervals.pop_front();
+        }
+        self.intervals.push_back(interval);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.intervals.clear();
+    }
+
+    /// Intervals that ended after `since`, oldest first.
+    pub(crate) fn since(&self, since: Nanoseconds) -> impl Iterator<Item = &Interval> {
+        self.intervals.iter().filter(move |i| i.end > since)
+    }
+
+    /// Intervals that carry a reading of the meter, ended after `since`, oldest first: (work, seconds, cpu).
+    pub(crate) fn readings(&self, meter: &MeterId, since: Nanoseconds) -> Vec<(f64, f64, f64)> {
+        self.since(since).filter_map(|i| i.work.get(meter).map(|w| (w.0, w.1, i.cpu))).collect()
+    }
+
+    /// Sums over the intervals that lie wholly within `from..=to` and carry a reading of the meter.
+    ///
+    /// Interval starts are computed from lengths; a tolerance of a millisecond absorbs rounding.
+    pub(crate) fn sums(&self, meter: &MeterId, from: Nanoseconds, to: Nanoseconds) -> Sums {
+        let mut sums = Sums::default();
+        for i in &self.intervals {
+            let start = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
+            if start.0.saturating_add(1_000_000) < from.0 || i.end > to {
+                continue;
+            }
+            if let Some((work, seconds)) = i.work.get(meter) {
+                sums.seconds += i.seconds;
+                sums.cpu += i.cpu;
+                sums.work += work;
+                sums.work_seconds += seconds;
+                sums.intervals += 1;
+            }
+        }
+        sums
+    }
+
+    /// The load over the last half minute.
+    ///
+    /// *Saturated* means that the program would do more work if it got faster: the machine has no idle CPU, or
+    /// the program keeps a whole number of threads running all the time. Otherwise its work is limited by what is
+    /// offered to it, work per second would not move, and CPU time per unit of work judges.
+    pub(crate) fn load(&self, now: Nanoseconds, machine_cpus: usize) -> Load {
+        let mut seconds = 0.0;
+        let mut cpu = 0.0;
+        let mut wait = 0.0;
+        let mut idle = 0.0;
+        let mut churn = 0.0;
+        for i in self.since(now.saturating_sub(LOAD_SPAN)) {
+            seconds += i.seconds;
+            cpu += i.cpu;
+            wait += i.wait;
+            idle += i.machine_idle * i.seconds;
+            churn += f64::from(i.churn);
+        }
+        if seconds <= 0.0 {
+            return Load::default();
+        }
+        let cpus = cpu / seconds;
+        let whole = cpus.round();
+        let keeps_threads_busy = whole >= 1.0
+            && (whole - cpus).abs() <= WHOLE_CPU_SLACK * whole
+            && (whole <= 4.0 || whole as usize >= machine_cpus);
+        let machine_used_up = idle / seconds < MACHINE_IDLE_MIN && cpus > 0.1;
+        Load {
+            cpus,
+            runqueue_wait: if cpu > 0.0 { wait / cpu } else { 0.0 },
+            saturated: keeps_threads_busy || machine_used_up,
+            churn: churn / seconds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(cpus: f64, idle: f64) -> Series {
+        let mut s = Series::default();
+        for t in 1..=40u64 {
+            s.push(Interval {
+                end: Nanoseconds::from_secs(t),
+                seconds: 1.0,
+                cpu: cpus,
+                wait: 0.0,
+                machine_idle: idle,
+                churn: 0,
+                work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
+            });
+        }
+        s
+    }
+
+    #[test]
+    fn one_busy_thread_is_saturated_and_a_half_busy_one_is_not() {
+        let now = Nanoseconds::from_secs(40);
+        assert!(series(0.98, 0.5).load(now, 8).saturated);
+        assert!(!series(0.5, 0.5).load(now, 8).saturated);
+        assert!(!series(0.17, 0.5).load(now, 8).saturated);
+        assert!(series(0.5, 0.01).load(now, 2).saturated, "no idle CPU is left");
+        assert!(!series(5.1, 0.5).load(now, 16).saturated, "five of sixteen may be chance");
+    }
+
+    #[test]
+    fn sums_take_whole_intervals_only() {
+        let s = series(0.5, 0.5);
+        let meter = MeterId::new("m");
+        let sums = s.sums(&meter, Nanoseconds::from_secs(10), Nanoseconds::from_secs(15));
+        assert_eq!(sums.intervals, 5);
+        assert_eq!(sums.work, 500.0);
+        assert_eq!(sums.cpu, 2.5);
+        let none = s.sums(&MeterId::new("other"), Nanoseconds::ZERO, Nanoseconds::from_secs(99));
+        assert_eq!(none, Sums::default());
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut s = Series::default();
+        for t in 0..(INTERVALS_MAX as u64 + 100) {
+            s.push(Interval {
+                end: Nanoseconds::from_secs(t),
+                seconds: 1.0,
+                cpu: 0.0,
+                wait: 0.0,
+                machine_idle: 1.0,
+                churn: 0,
+                work: BTreeMap::new(),
+            });
+        }
+        assert_eq!(s.intervals.len(), INTERVALS_MAX);
+    }
+}

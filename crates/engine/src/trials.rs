@@ -1,0 +1,635 @@
+//! Experiments from start to verdict, and the changes they leave behind.
+
+use crate::blocks::Objective;
+use crate::engine::{Change, Engine};
+use crate::experiment::{Experiment, Need, Phase, Setup};
+use crate::guard::Guard;
+use crate::policy::Mode;
+use crate::protocol::{Command, Fault, FaultKind, Prior};
+use crate::strategy::Declined;
+use crate::view::{OutcomeView, Stage};
+use homeostat_model::action::Target;
+use homeostat_model::{
+    Action, ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord,
+    Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
+};
+use homeostat_statistics::TrialParameters;
+use homeostat_statistics::block_length::{self, Choice};
+use homeostat_statistics::breaker::Breaker;
+use std::collections::BTreeMap;
+
+/// A change must reach at least this share of what it aimed at to be worth testing.
+const CONVERTED_MIN: f64 = 0.5;
+/// Failed undos before homeostat gives up and tells the operator.
+const UNDO_ATTEMPTS_MAX: u32 = 5;
+/// Wait between attempts to undo.
+const UNDO_RETRY: Nanoseconds = Nanoseconds::from_secs(10);
+/// No trial starts while tasks are stalled for memory more than this share of the time.
+const PRESSURE_MEMORY_MAX: f64 = 0.10;
+/// Effector that does nothing.
+const PLACEBO: &str = "placebo";
+
+impl Engine {
+    // ---- starting -----------------------------------------------------------------------------------------------
+
+    /// The arbiter: at most one real trial at a time on the host, since last-level cache, memory bandwidth and free
+    /// memory are shared by all workloads; known gains first, then the largest predicted gain in CPUs.
+    pub(crate) fn start_next(&mut self) {
+        if self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act || self.real_trial_running() {
+            return;
+        }
+        let rank = |w: &crate::watched::Watched| {
+            let p = w.proposed.as_ref()?;
+            let known = self
+                .priors
+                .get(&(w.workload.fingerprint.clone(), p.strategy.clone()))
+                .is_some_and(|p| p.verdict == Verdict::Accepted);
+            Some((known, p.proposal.predicted.estimate * w.load.cpus))
+        };
+        let best = self
+            .workloads
+            .iter()
+            .filter(|(_, w)| w.stage == Stage::Proposed && !w.gone)
+            .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
+            .max_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let Some((_, id)) = best else { return };
+        if let Some(why) = self.no_trial_now() {
+            self.tell_host(why, false);
+            return;
+        }
+        self.start_trial(&id);
+    }
+
+    fn real_trial_running(&self) -> bool {
+        self.experiments.values().any(|e| e.setup.kind != ExperimentKind::Placebo)
+            || self.guards.values().any(Guard::busy)
+    }
+
+    /// A budget or the state of the machine that forbids any trial now.
+    fn no_trial_now(&self) -> Option<String> {
+        if self.starts.len() as u32 >= self.policy.experiments_per_hour_max {
+            return Some(format!(
+                "the budget of {} experiments per hour is used up; the next waits",
+                self.policy.experiments_per_hour_max
+            ));
+        }
+        let exposure: f64 = self.exposure.iter().map(|(_, e)| e).sum();
+        if exposure > self.policy.harm_exposure_per_day_max {
+            return Some(format!(
+                "the daily budget of harm exposure ({:.0} percent-seconds) is used up; no new trial today",
+                self.policy.harm_exposure_per_day_max
+            ));
+        }
+        let interval = self.machine_interval.as_secs_f64();
+        let stalled = self.machine_sample.pressure_memory.some.as_secs_f64();
+        if interval > 0.0 && stalled / interval > PRESSURE_MEMORY_MAX {
+            return Some("tasks wait for memory: trials are put off until the pressure is gone".into());
+        }
+        None
+    }
+
+    /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
+    fn design(&self, id: &WorkloadId) -> Result<Choice, String> {
+        let w = self.workloads.get(id).ok_or("the workload is gone")?;
+        let chosen = w.meter.as_ref().ok_or("no meter")?;
+        let since = w.observed_since.max(self.now.saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)));
+        let readings = w.series.readings(&chosen.candidate.id, since);
+        let seconds: Vec<(f64, f64)> = readings
+            .iter()
+            .map(|(work, work_seconds, cpu)| match w.objective {
+                Objective::WorkPerSecond => (*work, *work_seconds),
+                Objective::CpuPerWork => (*work, *cpu),
+            })
+            .collect();
+        let interval = self.policy.detail_interval_s;
+        block_length::choose(
+            &seconds,
+            interval,
+            self.policy.washout_min_s,
+            &self.policy.measured_candidates_s,
+            &self.policy.trial,
+            self.policy.experiment_max_s,
+        )
+        .map_err(|e| e.to_string())
+    }
+
+    fn start_trial(&mut self, id: &WorkloadId) {
+        let choice = match self.design(id) {
+            Ok(choice) => choice,
+            Err(why) => {
+                self.refuse(id, Declined::because(format!("not tried: {why}")), false);
+                return;
+            }
+        };
+        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(proposed) = w.proposed.clone() else { return };
+        if !proposed.proposal.reversible {
+            let text = "not tried: the change cannot be switched back on this machine, and nothing is kept unproven";
+            self.refuse(id, Declined::because(text), false);
+            return;
+        }
+        let proposal = proposed.proposal;
+        let alpha = self.discovery.next_alpha();
+        let predicted = proposal.predicted;
+        let text = format!(
+            "trying {}: {}; randomised on/off blocks of {:.0} s, washout at least {:.0} s, level {alpha:.4}",
+            proposed.strategy, proposal.hypothesis, choice.measured_s, self.policy.washout_min_s
+        );
+        let experiment = self.launch(
+            id,
+            ExperimentKind::Switchback,
+            proposed.strategy.clone(),
+            proposal.effector.clone(),
+            proposal.target.clone(),
+            proposal.arguments.clone(),
+            &proposal.hypothesis,
+            predicted,
+            proposal.settling,
+            alpha,
+            &choice,
+        );
+        if experiment.is_some() {
+            self.starts.push_back(self.now);
+            self.decide(id, Stage::Trying, text, false);
+        }
+    }
+
+    /// Whether a placebo should run on this workload now.
+    pub(crate) fn placebo_wanted(&self, id: &WorkloadId) -> bool {
+        if self.paused || self.stopping.is_some() || self.policy.mode == Mode::AdviseOnly {
+            return false;
+        }
+        if self.policy.mode == Mode::Calibrate {
+            return true;
+        }
+        // Never as the first thing that a new workload sees: improving it comes first.
+        let seen_before = self
+            .workloads
+            .get(id)
+            .is_some_and(|w| w.decisions.iter().any(|d| matches!(d.stage, Stage::Declined | Stage::Improved)));
+        self.policy.placebo_every_s > 0.0 && self.now >= self.placebo_due && seen_before
+    }
+
+    pub(crate) fn start_placebo(&mut self, id: &WorkloadId) {
+        let choice = match self.design(id) {
+            Ok(choice) => choice,
+            Err(why) => {
+                self.refuse(id, Declined::because(format!("no placebo trial: {why}")), false);
+                return;
+            }
+        };
+        self.placebo_due = self.now + Nanoseconds::from_secs_f64(self.policy.placebo_every_s);
+        let none = Effect { estimate: 0.0, lower: 0.0, upper: 0.0, confidence: 1.0 };
+        let hypothesis = "placebo: nothing is changed; measures how often homeostat accepts by mistake";
+        let started = self.launch(
+            id,
+            ExperimentKind::Placebo,
+            StrategyId::from(PLACEBO),
+            EffectorId::from(PLACEBO),
+            Target::Nothing,
+            BTreeMap::new(),
+            hypothesis,
+            none,
+            Nanoseconds::ZERO,
+            self.policy.placebo_alpha,
+            &choice,
+        );
+        if started.is_some() {
+            self.decide(id, Stage::Trying, format!("trying {hypothesis}"), false);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one caller per kind of trial; a struct would only repeat Setup")]
+    fn launch(
+        &mut self,
+        id: &WorkloadId,
+        kind: ExperimentKind,
+        strategy: StrategyId,
+        effector: EffectorId,
+        target: Target,
+        arguments: BTreeMap<String, String>,
+        hypothesis: &str,
+        predicted: Effect,
+        settling: Nanoseconds,
+        alpha: f64,
+        choice: &Choice,
+    ) -> Option<ExperimentId> {
+        let w = self.workloads.get(id)?;
+        let meter = w.meter.as_ref()?.candidate.id.clone();
+        let action = Action {
+            id: ActionId(self.next_action),
+            effector,
+            workload: id.clone(),
+            target,
+            arguments,
+            why: hypothesis.to_owned(),
+        };
+        self.next_action += 1;
+        let experiment_id = ExperimentId(self.next_experiment);
+        self.next_experiment += 1;
+        let parameters = TrialParameters { alpha, scale_prior: choice.scale, ..self.policy.trial.clone() };
+        let setup = Setup {
+            id: experiment_id,
+            kind,
+            strategy: strategy.clone(),
+            workload: id.clone(),
+            fingerprint: w.workload.fingerprint.clone(),
+            action: action.id,
+            hypothesis: hypothesis.to_owned(),
+            predicted,
+            meter,
+            objective: w.objective,
+            seed: self.policy.seed,
+            settling,
+            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
+            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
+            measured: Nanoseconds::from_secs_f64(choice.measured_s),
+            budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
+            cpus: w.load.cpus,
+            parameters,
+            started: self.now,
+            started_unix: self.unix,
+        };
+        let breaker = Breaker::new(choice.scale_5s);
+        self.changes.insert(
+            action.id,
+            Change {
+                workload: id.clone(),
+                strategy,
+                text: hypothesis.to_owned(),
+                on: true,
+                settled: false,
+                leaving: false,
+                failures: 0,
+                retry_at: None,
+                since_unix: self.unix,
+                bloat: homeostat_model::Bytes::ZERO,
+            },
+        );
+        let experiment = Experiment::new(setup, breaker);
+        self.out.push(Command::RecordExperiment(Box::new(self.record(&experiment, None))));
+        self.experiments.insert(experiment_id, experiment);
+        self.out.push(Command::Apply(Box::new(action)));
+        Some(experiment_id)
+    }
+
+    // ---- running ------------------------------------------------------------------------------------------------
+
+    pub(crate) fn poll_experiments(&mut self) {
+        let ids: Vec<ExperimentId> = self.experiments.keys().copied().collect();
+        for id in ids {
+            let Some(e) = self.experiments.get_mut(&id) else { continue };
+            let Some(w) = self.workloads.get(&e.setup.workload) else { continue };
+            let need = e.poll(self.now, &w.series);
+            self.meet(id, need);
+        }
+    }
+
+    fn meet(&mut self, id: ExperimentId, need: Need) {
+        let Some(e) = self.experiments.get(&id) else { return };
+        let action = e.setup.action;
+        match need {
+            Need::Nothing => {}
+            Need::Begin { block, on, switch } => {
+                let record = (block > 0 && block.is_multiple_of(8)).then(|| self.record(e, None));
+                self.out.push(Command::NoteCoin { experiment: id, block, on });
+                if switch {
+                    self.switch(action, on);
+                }
+                if let Some(record) = record {
+                    self.out.push(Command::RecordExperiment(Box::new(record)));
+                }
+            }
+            Need::Conclude { on } => {
+                if let Some(e) = self.experiments.get(&id)
+                    && let Some(verdict) = e.verdict
+                {
+                    let workload = e.setup.workload.clone();
+                    let text = format!("experiment {id}: {verdict}: {}", e.reason);
+                    self.narrate(&workload, text, verdict == Verdict::Harmful);
+                }
+                if !on && let Some(c) = self.changes.get_mut(&action) {
+                    c.leaving = true;
+                }
+                self.switch(action, on);
+            }
+        }
+    }
+
+    /// Drives a change to on or off.
+    pub(crate) fn switch(&mut self, action: ActionId, on: bool) {
+        let Some(c) = self.changes.get_mut(&action) else { return };
+        c.on = on;
+        c.settled = false;
+        let direction = if on { Direction::Apply } else { Direction::Undo };
+        self.out.push(Command::Switch(action, direction));
+    }
+
+    pub(crate) fn on_advanced(&mut self, action: ActionId, direction: Direction, progress: &Progress) {
+        self.account(action, progress);
+        if direction == Direction::Apply
+            && let Some(e) = self.experiments.values_mut().find(|e| e.setup.action == action)
+            && matches!(e.phase, Phase::Preparing)
+            && progress.total > 0
+        {
+            e.prepared = progress.finished as f64 / progress.total as f64;
+        }
+    }
+
+    /// Adds the cost of a slice to the books.
+    fn account(&mut self, action: ActionId, progress: &Progress) {
+        self.stalled += progress.stalled;
+        if let Some(c) = self.changes.get_mut(&action) {
+            c.bloat = progress.bloat;
+        }
+        if let Some(e) = self.experiments.values_mut().find(|e| e.setup.action == action) {
+            e.stalled += progress.stalled;
+            e.bloat = e.bloat.max(progress.bloat);
+        }
+    }
+
+    pub(crate) fn on_settled(&mut self, action: ActionId, direction: Direction, result: Result<Progress, Fault>) {
+        if let Ok(progress) = &result {
+            self.account(action, progress);
+        }
+        let Some(c) = self.changes.get_mut(&action) else { return };
+        let expected = if c.on { Direction::Apply } else { Direction::Undo };
+        if direction != expected {
+            return;
+        }
+        match (direction, result) {
+            (Direction::Apply, Ok(progress)) => {
+                c.settled = true;
+                self.applied(action, &progress);
+            }
+            (Direction::Apply, Err(fault)) => self.apply_failed(action, &fault),
+            (Direction::Undo, Ok(_)) => {
+                c.settled = true;
+                if c.leaving {
+                    self.out.push(Command::Close(action));
+                    self.changes.remove(&action);
+                    self.conclude_of(action);
+                } else {
+                    self.experiment_settled(action);
+                    self.guard_settled(action);
+                }
+            }
+            (Direction::Undo, Err(fault)) => self.undo_failed(action, &fault),
+        }
+    }
+
+    fn applied(&mut self, action: ActionId, progress: &Progress) {
+        let found = self
+            .experiments
+            .iter()
+            .find(|(_, e)| e.setup.action == action)
+            .map(|(id, e)| (*id, matches!(e.phase, Phase::Preparing), matches!(e.phase, Phase::Concluding)));
+        let Some((id, preparing, concluding)) = found else {
+            self.guard_settled(action);
+            return;
+        };
+        if concluding {
+            self.conclude_of(action);
+            return;
+        }
+        let share = if progress.total == 0 { 1.0 } else { progress.finished as f64 / progress.total as f64 };
+        if preparing && share < CONVERTED_MIN {
+            let why = progress
+                .skipped
+                .iter()
+                .map(|(reason, n)| format!("{n} {reason}"))
+                .collect::<Vec<_>>()
+                .join(", ");
+            let text = format!("only {} of {} pieces could be converted ({why})", progress.finished, progress.total);
+            self.abort(id, text);
+            return;
+        }
+        self.experiment_settled(action);
+    }
+
+    fn experiment_settled(&mut self, action: ActionId) {
+        let now = self.now;
+        let Some((id, e)) = self.experiments.iter_mut().find(|(_, e)| e.setup.action == action) else { return };
+        let id = *id;
+        let need = e.settled(now);
+        self.meet(id, need);
+    }
+
+    fn apply_failed(&mut self, action: ActionId, fault: &Fault) {
+        let id = self.experiments.iter().find(|(_, e)| e.setup.action == action).map(|(id, _)| *id);
+        // Nothing was done when the record never reached the journal, or preparation was refused; the undo that
+        // follows finds nothing to do and closes the record if there is one.
+        let text = match fault.kind {
+            FaultKind::Conflict => format!("a person or another program chose otherwise: {}", fault.text),
+            _ => fault.text.clone(),
+        };
+        match id {
+            Some(id) => self.abort(id, text),
+            None => self.withdraw(action, &text),
+        }
+    }
+
+    fn undo_failed(&mut self, action: ActionId, fault: &Fault) {
+        let now = self.now;
+        let Some(c) = self.changes.get_mut(&action) else { return };
+        c.leaving = true;
+        c.failures += 1;
+        let workload = c.workload.clone();
+        let given_up = c.failures >= UNDO_ATTEMPTS_MAX;
+        c.retry_at = (!given_up).then(|| now + UNDO_RETRY);
+        let text = if given_up {
+            format!(
+                "action {action} could not be undone after {UNDO_ATTEMPTS_MAX} attempts: {}; it stays in the journal; run `homeostat restore`",
+                fault.text
+            )
+        } else {
+            format!("action {action} could not be undone yet: {}; trying again", fault.text)
+        };
+        self.narrate(&workload, text, true);
+        if given_up {
+            self.conclude_of(action);
+        }
+    }
+
+    pub(crate) fn retry_undos(&mut self) {
+        let now = self.now;
+        let due: Vec<ActionId> = self
+            .changes
+            .iter_mut()
+            .filter(|(_, c)| c.retry_at.is_some_and(|t| now >= t))
+            .map(|(id, c)| {
+                c.retry_at = None;
+                *id
+            })
+            .collect();
+        for action in due {
+            self.switch(action, false);
+        }
+    }
+
+    // ---- ending -------------------------------------------------------------------------------------------------
+
+    pub(crate) fn abort(&mut self, id: ExperimentId, why: String) {
+        let now = self.now;
+        let Some(e) = self.experiments.get_mut(&id) else { return };
+        let need = e.conclude(now, Verdict::Aborted, why);
+        self.meet(id, need);
+    }
+
+    pub(crate) fn abort_all(&mut self, why: &str) {
+        for id in self.experiments.keys().copied().collect::<Vec<_>>() {
+            self.abort(id, why.to_owned());
+        }
+    }
+
+    pub(crate) fn abort_workload(&mut self, workload: &WorkloadId, why: &str) {
+        let ids: Vec<ExperimentId> =
+            self.experiments.iter().filter(|(_, e)| e.setup.workload == *workload).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.abort(id, why.to_owned());
+        }
+    }
+
+    /// Takes a change back for good.
+    pub(crate) fn withdraw(&mut self, action: ActionId, why: &str) {
+        if let Some(id) = self.experiments.iter().find(|(_, e)| e.setup.action == action).map(|(id, _)| *id) {
+            self.abort(id, why.to_owned());
+            return;
+        }
+        let Some(c) = self.changes.get_mut(&action) else { return };
+        if c.leaving && c.failures == 0 {
+            return;
+        }
+        c.leaving = true;
+        c.failures = 0;
+        c.retry_at = None;
+        let workload = c.workload.clone();
+        self.narrate(&workload, format!("action {action} is undone: {why}"), false);
+        self.switch(action, false);
+        self.guard_loses(&workload, action);
+    }
+
+    /// The change of an experiment reached its final state: write the verdict down.
+    fn conclude_of(&mut self, action: ActionId) {
+        let found = self.experiments.iter().find(|(_, e)| e.setup.action == action).map(|(id, _)| *id);
+        let Some(id) = found else { return };
+        let Some(e) = self.experiments.remove(&id) else { return };
+        let verdict = e.verdict.unwrap_or(Verdict::Aborted);
+        let exposure = e.harm_exposure();
+        let record = self.record(&e, Some(verdict));
+        self.out.push(Command::RecordExperiment(Box::new(record)));
+        let placebo = e.setup.kind == ExperimentKind::Placebo;
+        let workload = e.setup.workload.clone();
+        self.outcomes.push_front(OutcomeView {
+            id,
+            workload: workload.clone(),
+            strategy: e.setup.strategy.clone(),
+            verdict,
+            effect: (!e.blocks.is_empty()).then(|| e.effect()),
+            unix_seconds: self.unix,
+            reason: e.reason.clone(),
+        });
+        if placebo {
+            self.conclude_placebo(&workload, verdict);
+            return;
+        }
+        self.exposure.push_back((self.now, exposure));
+        if verdict != Verdict::Aborted {
+            self.discovery.record(verdict == Verdict::Accepted);
+            self.remember(&e, verdict);
+        }
+        let effect = e.effect();
+        match verdict {
+            Verdict::Accepted => {
+                let stages = self
+                    .workloads
+                    .get(&workload)
+                    .and_then(|w| w.proposed.as_ref())
+                    .map(|p| (p.proposal.stages.clone(), p.proposal.effector.clone(), p.proposal.arguments.clone()));
+                let guard = Guard::new(&e, self.now, &self.policy, stages);
+                self.guards.insert(workload.clone(), guard);
+                let text = format!("improved: {effect} {} ({})", e.setup.objective.words(), e.setup.hypothesis);
+                self.decide(&workload, Stage::Improved, text, false);
+            }
+            _ => {
+                let text = format!("{verdict}: {}; the change was undone", e.reason);
+                self.refuse(&workload, Declined::because(text), verdict == Verdict::Harmful);
+            }
+        }
+    }
+
+    fn conclude_placebo(&mut self, workload: &WorkloadId, verdict: Verdict) {
+        if verdict != Verdict::Aborted {
+            self.placebos += 1;
+            if verdict == Verdict::Accepted {
+                self.false_accepts += 1;
+            }
+        }
+        let text = format!(
+            "placebo trial {}: {} of {} accepted so far (at most {:.0} % expected)",
+            if verdict == Verdict::Accepted { "accepted by mistake" } else { "not accepted, as it should be" },
+            self.false_accepts,
+            self.placebos,
+            self.policy.placebo_alpha * 100.0
+        );
+        self.decide(workload, Stage::Observed, text, false);
+        let now = self.now;
+        if let Some(w) = self.workloads.get_mut(workload)
+            && self.policy.mode != Mode::Calibrate
+        {
+            // A placebo changes nothing: what was read meanwhile is passive history.
+            w.retry_at = now;
+        }
+    }
+
+    fn remember(&mut self, e: &Experiment, verdict: Verdict) {
+        let key = (e.setup.fingerprint.clone(), e.setup.strategy.clone());
+        let failures = match verdict {
+            Verdict::Accepted => 0,
+            _ => self.priors.get(&key).map_or(0, |p| p.failures) + 1,
+        };
+        self.priors.insert(
+            key,
+            Prior {
+                fingerprint: e.setup.fingerprint.clone(),
+                strategy: e.setup.strategy.clone(),
+                verdict,
+                effect: Some(e.effect()),
+                unix_seconds: self.unix,
+                failures,
+            },
+        );
+    }
+
+    /// The experiment as the history keeps it.
+    pub(crate) fn record(&self, e: &Experiment, verdict: Option<Verdict>) -> ExperimentRecord {
+        let s = &e.setup;
+        ExperimentRecord {
+            id: s.id,
+            kind: s.kind,
+            strategy: s.strategy.clone(),
+            workload: s.workload.clone(),
+            fingerprint: s.fingerprint.clone(),
+            machine: self.machine.fingerprint(),
+            action: s.action,
+            hypothesis: s.hypothesis.clone(),
+            predicted: s.predicted,
+            meter: s.meter.clone(),
+            objective: s.objective.words().to_owned(),
+            seed: s.seed,
+            alpha: s.parameters.alpha,
+            washout: e.washout,
+            measured: s.measured,
+            started_unix: s.started_unix,
+            ended_unix: if verdict.is_some() { self.unix } else { 0 },
+            verdict,
+            reason: e.reason.clone(),
+            effect: (!e.blocks.is_empty()).then(|| e.effect()),
+            evidence: e.trial.estimate().evidence,
+            stalled: e.stalled,
+            bloat: e.bloat,
+            harm_exposure: e.harm_exposure(),
+            blocks: e.blocks.clone(),
+        }
+    }
+}

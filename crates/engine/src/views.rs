@@ -1,0 +1,163 @@
+//! Copies the mind's state for people.
+
+use crate::engine::Engine;
+use crate::experiment::{Experiment, Phase};
+use crate::policy::Mode;
+use crate::view::{
+    BudgetView, CalibrationView, ChangeView, ExperimentView, MeterView, ProposalView, Stage, View,
+    WorkloadView,
+};
+use crate::watched::Watched;
+
+/// Process ids listed per workload.
+const PIDS_MAX: usize = 16;
+/// Workloads listed; the rest is counted.
+const LISTED_MAX: usize = 200;
+
+impl Engine {
+    /// What people see.
+    pub fn view(&self) -> View {
+        let mut workloads: Vec<WorkloadView> =
+            self.workloads.values().filter(|w| !w.gone).map(|w| self.workload_view(w)).collect();
+        workloads.sort_by(|a, b| {
+            (b.stage > Stage::Ignored)
+                .cmp(&(a.stage > Stage::Ignored))
+                .then(b.cpus.total_cmp(&a.cpus))
+                .then(b.resident_bytes.cmp(&a.resident_bytes))
+                .then(a.id.cmp(&b.id))
+        });
+        let ignored = workloads.len().saturating_sub(LISTED_MAX) as u32;
+        workloads.truncate(LISTED_MAX);
+        View {
+            unix_seconds: self.unix,
+            mode: match self.policy.mode {
+                Mode::Act => "act",
+                Mode::AdviseOnly => "advise-only",
+                Mode::Calibrate => "calibrate",
+            }
+            .to_owned(),
+            paused: self.paused,
+            machine: self.machine.fingerprint(),
+            machine_refusals: self.refusals.iter().map(|(id, why)| format!("{id}: {why}")).collect(),
+            workloads,
+            workloads_ignored: ignored,
+            experiments: self.experiments.values().map(|e| self.experiment_view(e)).collect(),
+            in_force: self.changes_view(),
+            outcomes: self.outcomes.iter().cloned().collect(),
+            advice: self.advice.values().cloned().collect(),
+            budget: self.budget_view(),
+            calibration: CalibrationView {
+                placebos: self.placebos,
+                false_accepts: self.false_accepts,
+                tries: self.discovery.tries(),
+                accepts: self.discovery.accepts(),
+                alpha_next: self.discovery.next_alpha(),
+            },
+        }
+    }
+
+    fn workload_view(&self, w: &Watched) -> WorkloadView {
+        let sample = w.sample.as_ref();
+        WorkloadView {
+            id: w.workload.id.clone(),
+            kind: w.workload.kind,
+            program: w.workload.program.clone(),
+            fingerprint: w.workload.fingerprint.to_string(),
+            pids: w.workload.processes.iter().take(PIDS_MAX).map(|p| p.pid).collect(),
+            processes: w.workload.processes.len() as u32,
+            age_s: sample.map_or(0.0, |s| s.age.as_secs_f64()),
+            cpus: w.load.cpus,
+            resident_bytes: sample.map_or(0, |s| s.resident.0),
+            huge_bytes: sample.and_then(|s| s.huge).map(|b| b.0),
+            stage: w.stage,
+            summary: w.summary.clone(),
+            meter: w.meter.as_ref().map(|m| MeterView {
+                id: m.candidate.id.clone(),
+                unit: m.candidate.unit.clone(),
+                rate: m.assessment.rate,
+                noise: m.assessment.noise,
+                cost: m.assessment.cost,
+                objective: w.objective.words().to_owned(),
+                objective_reason: w.objective.reason().to_owned(),
+            }),
+            meters: w.candidates.clone(),
+            proposal: w.proposed.as_ref().filter(|_| w.stage == Stage::Proposed).map(|p| ProposalView {
+                id: format!("{}/{}", p.strategy, w.workload.id),
+                strategy: p.strategy.clone(),
+                hypothesis: p.proposal.hypothesis.clone(),
+                predicted: p.proposal.predicted,
+                risk: p.proposal.risk.clone(),
+                design: format!(
+                    "randomised on/off blocks judged by {}; undone unless a gain of {:.0} % is proven",
+                    w.objective.words(),
+                    self.policy.trial.gate * 100.0
+                ),
+            }),
+            decisions: w.decisions.iter().cloned().collect(),
+        }
+    }
+
+    fn experiment_view(&self, e: &Experiment) -> ExperimentView {
+        let phase = match &e.phase {
+            Phase::Preparing => "preparing",
+            Phase::Block(b) if b.measuring(self.now) => "measuring",
+            Phase::Block(_) => "washout",
+            Phase::Concluding => "concluding",
+        };
+        ExperimentView {
+            id: e.setup.id,
+            kind: e.setup.kind,
+            strategy: e.setup.strategy.clone(),
+            workload: e.setup.workload.clone(),
+            phase: phase.to_owned(),
+            prepared: e.prepared,
+            blocks: e.blocks.len() as u32,
+            on: e.on,
+            washout_s: e.washout.as_secs_f64(),
+            measured_s: e.setup.measured.as_secs_f64(),
+            effect: (e.blocks.len() >= 2).then(|| e.effect()),
+            evidence: e.trial.estimate().evidence,
+            evidence_needed: 1.0 / e.setup.parameters.alpha,
+            elapsed_s: (self.now - e.setup.started).as_secs_f64(),
+            budget_s: e.setup.budget.as_secs_f64(),
+        }
+    }
+
+    fn changes_view(&self) -> Vec<ChangeView> {
+        let on_trial = |action| self.experiments.values().any(|e| e.setup.action == action);
+        self.changes
+            .iter()
+            .filter(|(action, c)| !c.leaving && !on_trial(**action))
+            .map(|(action, c)| {
+                let guard = self.guard_of(*action);
+                ChangeView {
+                    action: *action,
+                    strategy: c.strategy.clone(),
+                    workload: c.workload.clone(),
+                    text: c.text.clone(),
+                    effect: guard.map(|g| g.effect),
+                    since_unix: c.since_unix,
+                    guard: guard.map_or_else(
+                        || "kept from an earlier run; not guarded".to_owned(),
+                        |g| g.describe(self.now),
+                    ),
+                    on: c.on && c.settled,
+                }
+            })
+            .collect()
+    }
+
+    fn budget_view(&self) -> BudgetView {
+        let (seconds, cpu) = self.own.iter().fold((0.0, 0.0), |s, o| (s.0 + o.0, s.1 + o.1));
+        BudgetView {
+            own_cpu: if seconds > 0.0 { cpu / seconds } else { 0.0 },
+            own_resident_bytes: self.own_resident.0,
+            experiments_last_hour: self.starts.len() as u32,
+            experiments_per_hour_max: self.policy.experiments_per_hour_max,
+            harm_exposure_day: self.exposure.iter().map(|(_, e)| e).sum(),
+            harm_exposure_per_day_max: self.policy.harm_exposure_per_day_max,
+            stalled_s: self.stalled.as_secs_f64(),
+            bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),
+        }
+    }
+}

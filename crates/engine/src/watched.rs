@@ -1,0 +1,159 @@
+//! One workload as the mind follows it: from first sight to a change in force or a reasoned refusal.
+
+use crate::blocks::Objective;
+use crate::meters::Assessment;
+use crate::series::Series;
+use crate::strategy::{Load, Proposal};
+use crate::view::{DecisionView, Stage};
+use homeostat_model::{MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Decisions kept per workload for `explain`.
+const DECISIONS_MAX: usize = 48;
+
+/// The meter that judges.
+#[derive(Clone, Debug)]
+pub(crate) struct Chosen {
+    pub(crate) candidate: MeterCandidate,
+    pub(crate) assessment: Assessment,
+}
+
+/// A proposal and whose it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Proposed {
+    pub(crate) strategy: StrategyId,
+    pub(crate) proposal: Proposal,
+}
+
+/// State of one workload.
+pub(crate) struct Watched {
+    pub(crate) workload: Workload,
+    pub(crate) stage: Stage,
+    pub(crate) summary: String,
+    pub(crate) decisions: VecDeque<DecisionView>,
+    pub(crate) series: Series,
+    pub(crate) sample: Option<WorkloadSample>,
+    pub(crate) load: Load,
+    /// Meters found, with refusals filled in as they are judged.
+    pub(crate) candidates: Vec<MeterCandidate>,
+    /// Whether `FindMeters` was sent and not answered.
+    pub(crate) finding: bool,
+    /// Tier of meters being judged.
+    pub(crate) tier: usize,
+    /// Since when the readings of this tier count.
+    pub(crate) judging_since: Nanoseconds,
+    pub(crate) open: Vec<MeterId>,
+    pub(crate) assessed: BTreeMap<MeterId, Assessment>,
+    pub(crate) meter: Option<Chosen>,
+    pub(crate) objective: Objective,
+    /// Since when the chosen meter is read without anything being tried.
+    pub(crate) observed_since: Nanoseconds,
+    /// Memory map for the decision at hand.
+    pub(crate) memory: Option<MemoryMap>,
+    /// Whether an inspection is under way.
+    pub(crate) inspecting: bool,
+    pub(crate) proposed: Option<Proposed>,
+    /// When a refusal is looked at again.
+    pub(crate) retry_at: Nanoseconds,
+    /// Start of the observation window that goes to the history next.
+    pub(crate) window_from: Nanoseconds,
+    /// Gone from the machine; kept until its changes are closed.
+    pub(crate) gone: bool,
+}
+
+impl Watched {
+    pub(crate) fn new(workload: Workload, now: Nanoseconds) -> Self {
+        Self {
+            workload,
+            stage: Stage::Ignored,
+            summary: String::new(),
+            decisions: VecDeque::new(),
+            series: Series::default(),
+            sample: None,
+            load: Load::default(),
+            candidates: Vec::new(),
+            finding: false,
+            tier: 0,
+            judging_since: now,
+            open: Vec::new(),
+            assessed: BTreeMap::new(),
+            meter: None,
+            objective: Objective::WorkPerSecond,
+            observed_since: now,
+            memory: None,
+            inspecting: false,
+            proposed: None,
+            retry_at: Nanoseconds::ZERO,
+            window_from: now,
+            gone: false,
+        }
+    }
+
+    /// Moves to a stage with a sentence. Returns whether people should be told: not when the sentence differs from
+    /// the last one in numbers only.
+    pub(crate) fn decide(&mut self, unix_seconds: u64, stage: Stage, text: &str) -> bool {
+        let news = self.stage != stage || skeleton(&self.summary) != skeleton(text);
+        let returning = stage == Stage::Declined
+            && self
+                .decisions
+                .iter()
+                .rev()
+                .find(|d| d.stage == Stage::Declined)
+                .is_some_and(|d| skeleton(&d.text) == skeleton(text));
+        self.stage = stage;
+        self.summary = text.to_owned();
+        if news && !returning {
+            if self.decisions.len() == DECISIONS_MAX {
+                self.decisions.pop_front();
+            }
+            self.decisions.push_back(DecisionView { unix_seconds, stage, text: text.to_owned() });
+        }
+        news && !returning
+    }
+
+    /// Starts over from first sight, keeping the story and the load.
+    pub(crate) fn reset(&mut self) {
+        self.stage = Stage::Ignored;
+        self.candidates.clear();
+        self.finding = false;
+        self.tier = 0;
+        self.assessed.clear();
+        self.meter = None;
+        self.memory = None;
+        self.inspecting = false;
+        self.proposed = None;
+    }
+}
+
+/// The text without its numbers.
+fn skeleton(text: &str) -> String {
+    text.chars().filter(|c| !c.is_ascii_digit() && *c != '.' && *c != '-' && *c != '+').collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, WorkloadKind};
+
+    #[test]
+    fn the_story_does_not_repeat_itself() {
+        let mut w = Watched::new(
+            Workload {
+                id: "w".into(),
+                kind: WorkloadKind::ProcessGroup,
+                fingerprint: Fingerprint::new("w"),
+                program: "w".into(),
+                executable: String::new(),
+                processes: vec![ProcessId { pid: 1, start_ticks: 1 }],
+                choice: OperatorChoice::default(),
+            },
+            Nanoseconds::ZERO,
+        );
+        assert!(w.decide(1, Stage::Declined, "only 10 MiB resident"));
+        assert!(!w.decide(2, Stage::Declined, "only 11 MiB resident"));
+        assert!(w.decide(3, Stage::Considered, "looking for a meter"));
+        assert!(!w.decide(4, Stage::Declined, "only 12 MiB resident"), "said before");
+        assert!(w.decide(5, Stage::Declined, "no meter"));
+        assert_eq!(w.decisions.len(), 3);
+    }
+}

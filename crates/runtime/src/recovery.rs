@@ -1,0 +1,107 @@
+//! Undoing what is owed: at start, before the first sample, and by `homeostat restore`. Needs the journal and the
+//! effectors, nothing else: no history, no mind, no configuration.
+
+use homeostat_model::{ActionId, Direction, Nanoseconds, UndoRecord};
+use homeostat_platform::{Clock, Effectors, PlatformError};
+use homeostat_store::Journal;
+
+/// Time one action may take to be undone before recovery goes on with the next.
+const PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
+/// Wait when the machine says "not now".
+const BUSY_WAIT: Nanoseconds = Nanoseconds::from_millis(500);
+/// Shortest wait between slices that are not done.
+const SLICE_WAIT: Nanoseconds = Nanoseconds::from_millis(1);
+
+/// What recovery did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Undone and verified.
+    pub undone: Vec<(ActionId, String)>,
+    /// Nothing to undo: another boot, or the process is gone.
+    pub void: Vec<(ActionId, String)>,
+    /// Left in force on purpose (`--keep`), and not asked to be undone.
+    pub kept: Vec<(ActionId, String)>,
+    /// Could not be undone; still owed, with the reason.
+    pub failed: Vec<(ActionId, String)>,
+}
+
+impl RecoveryReport {
+    /// Whether everything owed is settled.
+    pub fn complete(&self) -> bool {
+        self.failed.is_empty()
+    }
+}
+
+/// Undoes every action that is owed, newest first. `include_kept` also takes back what was kept on purpose.
+pub fn restore(
+    journal: &mut Journal,
+    effectors: &mut dyn Effectors,
+    clock: &dyn Clock,
+    boot_id: &str,
+    include_kept: bool,
+) -> RecoveryReport {
+    let mut report = RecoveryReport::default();
+    let mut owed: Vec<(UndoRecord, bool, bool)> =
+        journal.owed().map(|o| (o.record.clone(), o.is_kept(), o.is_void(boot_id))).collect();
+    owed.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
+    for (record, kept, void) in owed {
+        let id = record.action.id;
+        let text = format!("{} on {}", record.action.effector, record.action.workload);
+        if void {
+            close(journal, id, &mut report);
+            report.void.push((id, format!("{text}: made before the last boot")));
+            continue;
+        }
+        if kept && !include_kept {
+            report.kept.push((id, text));
+            continue;
+        }
+        match undo(effectors, clock, &record) {
+            Ok(true) => {
+                close(journal, id, &mut report);
+                report.undone.push((id, text));
+            }
+            Ok(false) => {
+                close(journal, id, &mut report);
+                report.void.push((id, format!("{text}: the process is gone")));
+            }
+            Err(why) => report.failed.push((id, format!("{text}: {why}"))),
+        }
+    }
+    report
+}
+
+/// A record that cannot be closed stays owed: undoing it again later finds nothing to do.
+fn close(journal: &mut Journal, id: ActionId, report: &mut RecoveryReport) {
+    if let Err(e) = journal.closed(id) {
+        report.failed.push((id, format!("undone, but the journal cannot be written: {e}")));
+    }
+}
+
+/// Drives one undo to its end. `Ok(false)`: there was nothing left to undo.
+fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -> Result<bool, String> {
+    let deadline = clock.now() + PATIENCE;
+    loop {
+        match effectors.advance(record, Direction::Undo) {
+            Ok(progress) if progress.done => {
+                effectors.forget(record);
+                return Ok(true);
+            }
+            Ok(progress) => clock.sleep(progress.pause.max(SLICE_WAIT)),
+            Err(PlatformError::Vanished { .. }) => {
+                effectors.forget(record);
+                return Ok(false);
+            }
+            Err(PlatformError::Busy { what, why }) => {
+                if clock.now() >= deadline {
+                    return Err(format!("{what} is not possible now: {why}"));
+                }
+                clock.sleep(BUSY_WAIT);
+            }
+            Err(e) => return Err(e.to_string()),
+        }
+        if clock.now() >= deadline {
+            return Err(format!("not done after {PATIENCE}"));
+        }
+    }
+}

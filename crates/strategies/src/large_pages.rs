@@ -1,0 +1,522 @@
+//! # large_pages
+//!
+//! ## What
+//! Converts the memory of a running process from 4 KiB to 2 MiB pages, from outside, without a restart and without
+//! its help: anonymous memory, and shared memory whose mapping is aligned to 2 MiB.
+//!
+//! ## Why it helps
+//! A translation look-aside buffer of 1,500 to 3,000 entries reaches 6 to 12 MiB with 4 KiB pages and gigabytes with
+//! 2 MiB pages, and a walk of the page table ends one level earlier. In a virtual machine each level of the walk is
+//! itself translated, so a miss costs up to 24 memory accesses instead of 4, and the gain is larger.
+//!
+//! ## When it hurts
+//! * While a piece is converted, the threads that touch it wait (2 to 6 ms for a piece on frames used before,
+//!   several times that when a virtual machine takes a frame from its host for the first time). The effector paces
+//!   itself by measured time.
+//! * Sparse memory grows: a large page fills the holes. Pieces with any hole are left alone.
+//! * Memory that is used in one place out of many gains nothing and costs zeroing; copy-on-write after `fork`
+//!   (snapshots of Redis, for example) copies 2 MiB at a time. The trial measures what is left after all that.
+//!
+//! ## Evidence
+//! Size of the resident memory in full, aligned pieces that are not large yet, the share of it that was referenced,
+//! and the load. The gain is predicted from size alone with a wide interval (measured on this project's machines:
+//! 64 MiB +8 %, 512 MiB +10 %, from 2 GiB +30 % for a pointer chase; Redis +14 to +20 %, a JVM +11 %, PostgreSQL
+//! +25 %), since no counter of page walks is at hand on most virtual machines. The trial decides, not the
+//! prediction.
+//!
+//! What people chose is honoured: `MADV_HUGEPAGE` and `MADV_NOHUGEPAGE` regions, locked memory, hugetlbfs,
+//! `PR_SET_THP_DISABLE` (also by systemd's `MemoryTHP=`), and `transparent_hugepage/enabled = never`: collapse from
+//! outside would ignore that switch, so it is checked here.
+//!
+//! ## Undo
+//! `MADV_COLD` on one 4 KiB page of each converted piece splits the large page again, in a tenth of the time of the
+//! conversion, and needs no swap. The frames stay physically contiguous, contents and access rights are untouched,
+//! and pieces that were large before are left large.
+//!
+//! ## References
+//! Seed 000 §3.3 (DSO large-page optimisation: 16 MiB segments for ranges over 16 GiB), seed 004 (page pinning),
+//! Linux `Documentation/admin-guide/mm/transhuge.rst`, `madvise(2)`, `process_madvise(2)`.
+
+use homeostat_engine::{Declined, Opinion, Proposal, Seen, Strategy};
+use homeostat_model::action::{MemoryTarget, Target};
+use homeostat_model::{
+    Advice, Bytes, Effect, EffectorId, Machine, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion,
+    Nanoseconds, StrategyId,
+};
+use std::collections::BTreeMap;
+
+/// Less than this in convertible pieces cannot show a gain above the noise (the second-level translation buffer
+/// of present CPUs reaches 6 to 12 MiB with 4 KiB pages).
+const CONVERTIBLE_MIN: Bytes = Bytes::from_mib(32);
+/// The part that is switched on and off in the trial is at most this large, so that a switch (about 0.3 s per GiB
+/// once frames were used, paced to half the time) fits a washout of a few seconds. The rest follows in stages.
+const TRIAL_MAX: Bytes = Bytes::from_mib(6 * 1024);
+/// Shares of the rest that are reached after each stage.
+const STAGES: [f64; 3] = [0.25, 0.5, 1.0];
+/// Memory of processes that come and go faster than this (per second) is not worth converting.
+const CHURN_MAX: f64 = 0.2;
+/// The effect of a conversion is there at once; caches and the translation buffer refill within this time.
+const SETTLING: Nanoseconds = Nanoseconds::from_millis(500);
+/// Predicted gain by resident size in MiB: (size, gain). Fitted to the measurements named above, halved for
+/// programs that do more than chase pointers.
+const PREDICTION: [(f64, f64); 5] =
+    [(32.0, 0.02), (64.0, 0.04), (512.0, 0.08), (2048.0, 0.15), (8192.0, 0.20)];
+
+/// The strategy.
+pub(crate) struct LargePages;
+
+impl Strategy for LargePages {
+    fn id(&self) -> StrategyId {
+        "large_pages".into()
+    }
+
+    fn summary(&self) -> &'static str {
+        "maps big, resident memory with 2 MiB pages"
+    }
+
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        if machine.huge_page_size.0 == 0 {
+            return Err("this kernel has no transparent huge pages".into());
+        }
+        for id in ["process_madvise.collapse", "process_madvise.split"] {
+            match machine.capability(id) {
+                Some(c) if c.state == homeostat_model::CapabilityState::Available => {}
+                Some(c) => {
+                    let remedy =
+                        if c.remedy.is_empty() { String::new() } else { format!("; {}", c.remedy) };
+                    return Err(format!("{id} does not work here: {}{remedy}", c.detail));
+                }
+                None => return Err(format!("{id} was not probed")),
+            }
+        }
+        Ok(())
+    }
+
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        let settings = &seen.machine_sample.huge_pages;
+        if settings.enabled.0 == "never" {
+            let by = settings.enabled_set_by.as_deref().unwrap_or("the kernel's own default");
+            return Opinion::Decline(Declined {
+                reason: format!("transparent huge pages are switched off (enabled = never, set by {by})"),
+                advice: vec![Advice {
+                    id: "large_pages/enabled-never".into(),
+                    workload: None,
+                    finding: format!("transparent_hugepage/enabled is never, set by {by}"),
+                    remedy: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; programs that do not ask \
+                             for large pages keep small ones until homeostat has proven a gain"
+                        .into(),
+                    risk: "none by itself: with madvise only programs that ask, and homeostat's trials, get them"
+                        .into(),
+                }],
+            });
+        }
+        if seen.sample.resident.0 < CONVERTIBLE_MIN.0 {
+            return Opinion::Decline(Declined::because(format!(
+                "only {} resident: too small to gain from large pages (at least {CONVERTIBLE_MIN})",
+                seen.sample.resident
+            )));
+        }
+        if seen.load.churn > CHURN_MAX {
+            return Opinion::Decline(Declined::because(format!(
+                "its processes are short-lived ({:.1} come or go per second): their memory is gone before it pays",
+                seen.load.churn
+            )));
+        }
+        match seen.memory {
+            None => Opinion::InspectMemory,
+            Some(memory) => propose(seen, memory),
+        }
+    }
+}
+
+/// What becomes of the pieces of a workload.
+#[derive(Default)]
+struct Tally {
+    huge: u64,
+    sparse: u64,
+    refused: BTreeMap<&'static str, Bytes>,
+}
+
+fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
+    let piece = seen.machine.huge_page_size.0.max(1);
+    let mut tally = Tally::default();
+    let mut advice = Vec::new();
+    let mut usable: Vec<&MemoryRegion> = Vec::new();
+    for region in &memory.regions {
+        tally.huge += u64::from(region.pieces.huge);
+        let refusal = if memory.disabled.contains(&region.process) {
+            Some("the process or its unit switched large pages off (PR_SET_THP_DISABLE, MemoryTHP=)")
+        } else {
+            refusal(region)
+        };
+        match refusal {
+            Some(why) => {
+                *tally.refused.entry(why).or_default() += region.resident.saturating_sub(region.huge);
+                if region.kind == MemoryKind::Shared && !region.aligned && region.resident.0 >= CONVERTIBLE_MIN.0 {
+                    advice.push(alignment_advice(seen, region));
+                }
+            }
+            None => {
+                tally.sparse += u64::from(region.pieces.sparse);
+                if !region.convertible.is_empty() {
+                    usable.push(region);
+                }
+            }
+        }
+    }
+    let convertible: u64 = usable.iter().map(|r| r.convertible.len() as u64).sum();
+    let bytes = Bytes(convertible * piece);
+    if bytes.0 < CONVERTIBLE_MIN.0 {
+        return Opinion::Decline(Declined { reason: nothing_to_do(bytes, &tally, piece), advice });
+    }
+    usable.sort_by(|a, b| heat(b).total_cmp(&heat(a)).then(a.start.cmp(&b.start)));
+    let (trial, rest) = split(&usable, (TRIAL_MAX.0 / piece) as usize);
+    let trial_bytes = Bytes(pieces_in(&trial) * piece);
+    let share = bytes.0 as f64 / seen.sample.resident.0.max(1) as f64;
+    let gain = seen.known.map_or_else(|| predict(bytes, share), |known| known);
+    let hypothesis = format!(
+        "{trial_bytes}{} of its {} resident memory is full, in use and mapped by 4 KiB pages; 2 MiB pages save \
+         translation misses (predicted {gain})",
+        if rest.is_empty() { String::new() } else { format!(" (of {bytes}, the hottest first)") },
+        seen.sample.resident,
+    );
+    Opinion::Propose(Box::new(Proposal {
+        hypothesis,
+        predicted: gain,
+        effector: EffectorId::from("large_pages"),
+        target: Target::Memory(trial),
+        stages: stages(rest),
+        arguments: BTreeMap::new(),
+        reversible: true,
+        settling: SETTLING,
+        risk: "short pauses while pieces are converted, paced; no memory is added".into(),
+        advice,
+    }))
+}
+
+/// Why a region is left alone.
+fn refusal(region: &MemoryRegion) -> Option<&'static str> {
+    match (region.kind, region.advice) {
+        (MemoryKind::HugeTlb, _) => Some("hugetlbfs: already large"),
+        (MemoryKind::File, _) => Some("file-backed"),
+        (_, MemoryAdvice::NoHugePage) => Some("the program asked for small pages (MADV_NOHUGEPAGE)"),
+        (_, MemoryAdvice::HugePage) => Some("the program manages its large pages itself (MADV_HUGEPAGE)"),
+        _ if region.locked => Some("locked by the program (mlock)"),
+        (MemoryKind::Shared, _) if !region.aligned => Some("shared memory not aligned to 2 MiB"),
+        _ => None,
+    }
+}
+
+fn nothing_to_do(bytes: Bytes, tally: &Tally, piece: u64) -> String {
+    let mut parts = vec![format!("{bytes} to convert (at least {CONVERTIBLE_MIN})")];
+    if tally.huge > 0 {
+        parts.push(format!("{} is in large pages already", Bytes(tally.huge * piece)));
+    }
+    if tally.sparse > 0 {
+        parts.push(format!(
+            "{} of 2 MiB pieces have holes that a large page would fill",
+            Bytes(tally.sparse * piece)
+        ));
+    }
+    for (why, amount) in &tally.refused {
+        if amount.0 >= piece {
+            parts.push(format!("{amount}: {why}"));
+        }
+    }
+    parts.join("; ")
+}
+
+/// Hotter first: the share that was referenced lately, then size.
+fn heat(region: &MemoryRegion) -> f64 {
+    let resident = region.resident.0.max(1) as f64;
+    let referenced = (region.referenced.0 as f64 / resident).min(1.0);
+    // Referenced share decides in steps of a tenth; within a step the larger region goes first.
+    (referenced * 10.0).floor() + (resident / 1e15).min(0.99)
+}
+
+/// The first `most` pieces, and the rest, in order of heat.
+fn split(regions: &[&MemoryRegion], most: usize) -> (Vec<MemoryTarget>, Vec<MemoryTarget>) {
+    let mut first: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+    let mut rest: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+    let mut left = most;
+    for region in regions {
+        let take = region.convertible.len().min(left);
+        left -= take;
+        first.entry(region.process).or_default().extend(&region.convertible[..take]);
+        rest.entry(region.process).or_default().extend(&region.convertible[take..]);
+    }
+    (targets(first), targets(rest))
+}
+
+fn targets(by_process: BTreeMap<homeostat_model::ProcessId, Vec<u64>>) -> Vec<MemoryTarget> {
+    by_process
+        .into_iter()
+        .filter(|(_, pieces)| !pieces.is_empty())
+        .map(|(process, mut pieces)| {
+            pieces.sort_unstable();
+            pieces.dedup();
+            MemoryTarget { process, pieces }
+        })
+        .collect()
+}
+
+fn pieces_in(targets: &[MemoryTarget]) -> u64 {
+    targets.iter().map(|t| t.pieces.len() as u64).sum()
+}
+
+/// Cuts the rest into the stages of [`STAGES`].
+fn stages(rest: Vec<MemoryTarget>) -> Vec<Target> {
+    let all: Vec<(homeostat_model::ProcessId, u64)> =
+        rest.iter().flat_map(|t| t.pieces.iter().map(|p| (t.process, *p))).collect();
+    let mut out = Vec::new();
+    let mut done = 0;
+    for share in STAGES {
+        let upto = ((all.len() as f64) * share).ceil() as usize;
+        if upto > done {
+            let mut by_process: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+            for (process, piece) in &all[done..upto] {
+                by_process.entry(*process).or_default().push(*piece);
+            }
+            out.push(Target::Memory(targets(by_process)));
+            done = upto;
+        }
+    }
+    out
+}
+
+/// Gain by size, interpolated on a logarithmic scale, scaled by the share of memory that can be converted.
+fn predict(bytes: Bytes, share: f64) -> Effect {
+    let size = bytes.as_mib_f64().max(PREDICTION[0].0).log2();
+    let mut gain = PREDICTION[PREDICTION.len() - 1].1;
+    for pair in PREDICTION.windows(2) {
+        let (x0, y0, x1, y1) = (pair[0].0.log2(), pair[0].1, pair[1].0.log2(), pair[1].1);
+        if size <= x1 {
+            gain = y0 + (y1 - y0) * ((size - x0) / (x1 - x0)).clamp(0.0, 1.0);
+            break;
+        }
+    }
+    let estimate = gain * share.clamp(0.0, 1.0);
+    Effect { estimate, lower: 0.0, upper: 2.5 * estimate, confidence: 0.9 }
+}
+
+fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
+    let workload = &seen.workload.id;
+    let shmem = &seen.machine_sample.huge_pages.shmem_enabled.0;
+    let first = if shmem == "never" {
+        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, then restart the program: its segment is \
+         then mapped at a 2 MiB boundary, with small pages, and homeostat can try"
+    } else {
+        "restart the program: with shmem_enabled set, a new segment is mapped at a 2 MiB boundary"
+    };
+    Advice {
+        id: format!("large_pages/shared-memory-alignment/{workload}"),
+        workload: Some(workload.clone()),
+        finding: format!(
+            "{} of shared memory ({}) starts at {:#x}, not at a multiple of 2 MiB: the kernel refuses to convert it",
+            region.resident,
+            if region.name.is_empty() { "unnamed" } else { &region.name },
+            region.start,
+        ),
+        remedy: first.into(),
+        risk: "a restart of the program; the setting alone changes nothing for running programs".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_engine::{Load, Policy};
+    use homeostat_model::sample::PageSizeSetting;
+    use homeostat_model::{
+        Capability, CapabilityState, Fingerprint, MachineSample, OperatorChoice, Pieces, ProcessId, Workload,
+        WorkloadKind, WorkloadSample,
+    };
+
+    const PIECE: u64 = 2 << 20;
+    const PROCESS: ProcessId = ProcessId { pid: 10, start_ticks: 1 };
+
+    fn machine() -> Machine {
+        let capability = |id: &str| Capability {
+            id: id.into(),
+            state: CapabilityState::Available,
+            detail: String::new(),
+            cost_of_absence: String::new(),
+            remedy: String::new(),
+        };
+        Machine {
+            kernel: "6.18".into(),
+            cpu_model: "test".into(),
+            hypervisor: None,
+            cpus: vec![],
+            nodes: vec![],
+            memory: Bytes::from_mib(65536),
+            page_size: Bytes(4096),
+            huge_page_size: Bytes(PIECE),
+            llc_size: Bytes::from_mib(32),
+            boot_id: "b".into(),
+            capabilities: vec![capability("process_madvise.collapse"), capability("process_madvise.split")],
+        }
+    }
+
+    fn region(pieces: u64) -> MemoryRegion {
+        let bytes = Bytes(pieces * PIECE);
+        MemoryRegion {
+            process: PROCESS,
+            start: 0x7f00_0000_0000,
+            length: bytes,
+            kind: MemoryKind::Anonymous,
+            name: String::new(),
+            resident: bytes,
+            referenced: bytes,
+            huge: Bytes::ZERO,
+            swapped: Bytes::ZERO,
+            advice: MemoryAdvice::None,
+            locked: false,
+            eligible: true,
+            aligned: true,
+            pieces: Pieces { full: pieces as u32, ..Pieces::default() },
+            convertible: (0..pieces).map(|i| 0x7f00_0000_0000 + i * PIECE).collect(),
+        }
+    }
+
+    fn opinion(regions: Vec<MemoryRegion>, change: impl FnOnce(&mut MachineSample, &mut MemoryMap, &mut Load)) -> Opinion {
+        let machine = machine();
+        let mut sample = MachineSample::default();
+        sample.huge_pages.enabled = PageSizeSetting("madvise".into());
+        sample.huge_pages.shmem_enabled = PageSizeSetting("never".into());
+        let resident: Bytes = regions.iter().map(|r| r.resident).sum();
+        let mut memory =
+            MemoryMap { workload: "w".into(), disabled: vec![], regions, truncated: false };
+        let mut load = Load { cpus: 1.0, saturated: true, ..Load::default() };
+        change(&mut sample, &mut memory, &mut load);
+        let workload = Workload {
+            id: "w".into(),
+            kind: WorkloadKind::ProcessGroup,
+            fingerprint: Fingerprint::new("w"),
+            program: "w".into(),
+            executable: "/w".into(),
+            processes: vec![PROCESS],
+            choice: OperatorChoice::default(),
+        };
+        let workload_sample = WorkloadSample {
+            id: "w".into(),
+            interval: Nanoseconds::from_secs(1),
+            age: Nanoseconds::from_secs(100),
+            processes: 1,
+            threads: 1,
+            cpu: Nanoseconds::from_secs(1),
+            cpu_busiest: Nanoseconds::from_secs(1),
+            runqueue_wait: Nanoseconds::ZERO,
+            faults_minor: 0,
+            faults_major: 0,
+            churn: 0,
+            resident,
+            anonymous: resident,
+            shared: Bytes::ZERO,
+            huge: None,
+            meters: vec![],
+        };
+        LargePages.consider(&Seen {
+            now: Nanoseconds::from_secs(100),
+            policy: &Policy::default(),
+            machine: &machine,
+            machine_sample: &sample,
+            workload: &workload,
+            sample: &workload_sample,
+            load: &load,
+            memory: Some(&memory),
+            known: None,
+        })
+    }
+
+    fn reason(opinion: Opinion) -> String {
+        match opinion {
+            Opinion::Decline(d) => d.reason,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    fn proposal(opinion: Opinion) -> Proposal {
+        match opinion {
+            Opinion::Propose(p) => *p,
+            other => panic!("expected a proposal, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn full_small_pages_are_proposed_with_a_gain_that_grows_with_size() {
+        let small = proposal(opinion(vec![region(32)], |_, _, _| {}));
+        let large = proposal(opinion(vec![region(2048)], |_, _, _| {}));
+        assert!(small.predicted.estimate > 0.0 && large.predicted.estimate > small.predicted.estimate);
+        assert!(small.reversible && small.stages.is_empty());
+        match small.target {
+            Target::Memory(t) => assert_eq!(t[0].pieces.len(), 32),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_very_large_workload_is_tried_on_a_part_and_the_rest_follows_in_stages() {
+        let p = proposal(opinion(vec![region(8192)], |_, _, _| {}));
+        let count = |t: &Target| match t {
+            Target::Memory(m) => pieces_in(m),
+            _ => 0,
+        };
+        assert_eq!(count(&p.target), TRIAL_MAX.0 / PIECE);
+        assert_eq!(p.stages.len(), 3);
+        assert_eq!(count(&p.target) + p.stages.iter().map(count).sum::<u64>(), 8192);
+    }
+
+    #[test]
+    fn what_people_chose_is_left_alone() {
+        let mut advised = region(64);
+        advised.advice = MemoryAdvice::HugePage;
+        let mut refused = region(64);
+        refused.advice = MemoryAdvice::NoHugePage;
+        let mut locked = region(64);
+        locked.locked = true;
+        let text = reason(opinion(vec![advised, refused, locked], |_, _, _| {}));
+        assert!(text.contains("MADV_HUGEPAGE") && text.contains("MADV_NOHUGEPAGE") && text.contains("mlock"), "{text}");
+        assert!(reason(opinion(vec![region(64)], |s, _, _| s.huge_pages.enabled.0 = "never".into())).contains("never"));
+        assert!(reason(opinion(vec![region(64)], |_, m, _| m.disabled.push(PROCESS))).contains("MemoryTHP"));
+    }
+
+    #[test]
+    fn unaligned_shared_memory_is_advice_not_action() {
+        let mut shared = region(640);
+        shared.kind = MemoryKind::Shared;
+        shared.aligned = false;
+        match opinion(vec![shared], |_, _, _| {}) {
+            Opinion::Decline(d) => {
+                assert_eq!(d.advice[0].id, "large_pages/shared-memory-alignment/w");
+                assert!(d.advice[0].remedy.contains("shmem_enabled"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn sparse_memory_and_short_lived_processes_are_declined_with_the_reason() {
+        let mut sparse = region(640);
+        sparse.convertible.clear();
+        sparse.pieces = Pieces { sparse: 640, ..Pieces::default() };
+        assert!(reason(opinion(vec![sparse], |_, _, _| {})).contains("holes"));
+        assert!(reason(opinion(vec![region(64)], |_, _, l| l.churn = 5.0)).contains("short-lived"));
+    }
+
+    #[test]
+    fn hotter_regions_go_first() {
+        let mut cold = region(4096);
+        cold.referenced = Bytes::ZERO;
+        let mut hot = region(2048);
+        hot.start = 0x6000_0000_0000;
+        hot.convertible = (0..2048).map(|i| hot.start + i * PIECE).collect();
+        let p = proposal(opinion(vec![cold, hot], |_, _, _| {}));
+        match p.target {
+            Target::Memory(t) => {
+                assert!(t[0].pieces.iter().filter(|a| **a < 0x7000_0000_0000).count() == 2048);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
