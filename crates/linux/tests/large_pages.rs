@@ -3,6 +3,7 @@
 //! Each test starts this test binary again as its victim (the ignored test `victim`), which maps memory and obeys
 //! one-word commands on its standard input. A victim ends with its standard input at the latest.
 #![expect(unsafe_code, reason = "victims map memory by hand")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use homeostat_linux::Root;
 use homeostat_linux::effectors::Registry;
@@ -918,10 +919,8 @@ fn without_privilege_it_is_denied() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // SAFETY: the raw system call changes this thread alone, which ends with the scope.
-            assert_eq!(
-                unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) },
-                0
-            );
+            let outcome = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+            assert_eq!(outcome, 0);
             for outcome in [
                 registry().prepare(&wanted).map(|_| ()),
                 registry().advance(&record, Direction::Apply).map(|_| ()),

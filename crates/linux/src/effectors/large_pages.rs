@@ -1223,3 +1223,166 @@ fn denied(id: ProcessId) -> PlatformError {
         needs: "run as root, or with CAP_SYS_PTRACE and CAP_SYS_NICE".into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn action(arguments: &[(&str, &str)]) -> Action {
+        Action {
+            id: ActionId(7),
+            effector: "large_pages".into(),
+            workload: "w".into(),
+            target: Target::Memory(vec![]),
+            arguments: arguments
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
+            why: String::new(),
+        }
+    }
+
+    #[test]
+    fn index_ranges_survive_the_record() {
+        assert_eq!(ranges_to_text(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+        assert_eq!(ranges_to_text(&[]), "");
+        for bits in 0u32..256 {
+            let indices: Vec<usize> = (0..8).filter(|i| bits >> i & 1 == 1).collect();
+            assert_eq!(ranges_from_text(&ranges_to_text(&indices), 8), Some(indices));
+        }
+    }
+
+    #[test]
+    fn damaged_index_ranges_are_refused() {
+        for text in [
+            "8",
+            "0-8",
+            "3-1",
+            "1,1",
+            "2,1",
+            "0-2,2",
+            "x",
+            "1-",
+            "-1",
+            "0-18446744073709551615",
+        ] {
+            assert_eq!(ranges_from_text(text, 8), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_record_is_malformed_and_an_empty_one_undoes_nothing() {
+        let id = ProcessId {
+            pid: i32::MAX,
+            start_ticks: 1,
+        };
+        let mut record = UndoRecord {
+            action: action(&[]),
+            boot_id: boot_id(&Root::default()).unwrap(),
+            found: BTreeMap::new(),
+        };
+        record.action.target = Target::Memory(vec![MemoryTarget {
+            process: id,
+            pieces: vec![PIECE],
+        }]);
+        let mut effector = LargePages::new(Root::default());
+        let nothing = effector.advance(&record, Direction::Undo).unwrap();
+        assert_eq!((nothing.done, nothing.finished, nothing.total), (true, 0, 1));
+        record.found.insert(process_key("convertible", id), "0-9".into());
+        let error = effector.advance(&record, Direction::Undo).unwrap_err();
+        assert!(matches!(error, PlatformError::Malformed { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_program_name_can_not_forge_the_start_time() {
+        let tail =
+            "S 1 7 7 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 4242 9 9 18446744073709551615 1111 2 3333 0";
+        for name in ["latency", "a b", ") Z 1 2 (", "x) S 1 7 7 0 -1"] {
+            let stat = ProcessStat::parse(&format!("12 ({name}) {tail}\n")).unwrap();
+            assert_eq!(
+                (stat.start_ticks, stat.ended, stat.image.as_str()),
+                (4242, false, "1111-3333"),
+                "{name}"
+            );
+        }
+        assert!(
+            ProcessStat::parse("12 (x) Z 1 7 7 0 -1 0 1 0 0 0 1 2 0 0 20 0 1 0 42 9 9 9 1 2 3 0")
+                .unwrap()
+                .ended
+        );
+        for text in ["", "12 (x", "12 (x)", "12 (x) S 1 2 3"] {
+            assert!(ProcessStat::parse(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_pause_keeps_duty_and_rate() {
+        let ms = Duration::from_millis;
+        let settings = |arguments: &[(&str, &str)]| Settings::parse(&action(arguments)).unwrap();
+        assert_eq!(settings(&[]).pause(ms(10), ms(12), PIECE), ms(10));
+        assert_eq!(settings(&[("duty", "1")]).pause(ms(10), ms(12), PIECE), ms(0));
+        assert_eq!(
+            settings(&[("duty", "0.1")])
+                .pause(ms(10), ms(12), PIECE)
+                .as_millis(),
+            90
+        );
+        // 2 MiB at 20 MiB/s take 100 ms, of which 12 are over.
+        let rate = settings(&[("bytes_per_second", "20971520")]);
+        assert_eq!(rate.pause(ms(10), ms(12), PIECE), ms(88));
+        assert_eq!(rate.pause(ms(0), ms(1), 0), ms(0));
+        assert_eq!(
+            settings(&[("duty", "0.01")]).pause(ms(5_000), ms(5_000), PIECE),
+            PAUSE_MAX
+        );
+        // Whatever the rate, the pieces of a slice fit into the longest pause.
+        for rate in [PIECE / 10, PIECE, 100 * PIECE] {
+            let text = rate.to_string();
+            let limited = settings(&[("bytes_per_second", &text)]).pieces_per_slice();
+            assert!(
+                limited == 1 || limited * PIECE <= rate * PAUSE_MAX.as_secs(),
+                "{rate}: {limited}"
+            );
+        }
+    }
+
+    #[test]
+    fn mapping_lines_are_told_from_the_rest() {
+        let line = "7f00deadb000-7f00deadc000 rw-p 00000000 00:00 0 [heap]";
+        assert_eq!(mapping_bounds(line), Some((0x7f00_dead_b000, 0x7f00_dead_c000)));
+        for other in ["", "Rss:  4 kB", "THPeligible:    1", "VmFlags: rd wr-x"] {
+            assert_eq!(mapping_bounds(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_there_is_found_and_one_that_is_not_has_vanished() {
+        let root = Root::default();
+        let pid = std::process::id() as i32;
+        let stat = ProcessStat::read(&root, ProcessId { pid, start_ticks: 0 }).unwrap();
+        let id = ProcessId {
+            pid,
+            start_ticks: stat.start_ticks,
+        };
+        assert!(
+            Process::open(&root, id, Some(&stat.image))
+                .unwrap()
+                .is_alive(&root)
+        );
+        let later = ProcessId {
+            pid,
+            start_ticks: stat.start_ticks + 1,
+        };
+        for (id, image) in [
+            (later, None),
+            (id, Some("1-2")),
+            (ProcessId { pid: i32::MAX, ..id }, None),
+        ] {
+            let outcome = Process::open(&root, id, image).map(|_| ());
+            assert!(
+                matches!(outcome, Err(PlatformError::Vanished { .. })),
+                "{outcome:?}"
+            );
+        }
+    }
+}
