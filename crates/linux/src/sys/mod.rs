@@ -4,3 +4,4 @@
 
 pub mod memory;
 pub mod perf;
+pub mod probe;

@@ -1,0 +1,665 @@
+//! What this machine can sense and do, probed, not guessed.
+//!
+//! Every probe says how it was made and what was seen, what is lost without it, and what a person can do. Probes
+//! change nothing outside this process: conversion and its undo are tried on two MiB of our own memory. On a captured
+//! machine only what files tell is known; everything that needs a system call is missing there.
+
+use crate::Root;
+use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
+use crate::sensors::{files, pressure};
+use crate::sys::memory::{Advice, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
+use crate::sys::{memory, probe};
+use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+/// `CAP_*` numbers of `include/uapi/linux/capability.h`.
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_PTRACE: u32 = 19;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_NICE: u32 = 23;
+/// Since Linux 5.8; before, CAP_SYS_ADMIN.
+const CAP_PERFMON: u32 = 38;
+
+use CapabilityState::{Available, Limited, Missing};
+
+/// What one probe saw.
+struct Seen {
+    state: CapabilityState,
+    detail: String,
+    remedy: &'static str,
+}
+
+impl Seen {
+    fn new(state: CapabilityState, detail: impl Into<String>, remedy: &'static str) -> Self {
+        Self {
+            state,
+            detail: detail.into(),
+            remedy,
+        }
+    }
+}
+
+/// Probes everything. `machine` gives what the topology has told already.
+pub fn probe(root: &Root, machine: &Machine) -> Vec<Capability> {
+    let mut list = List(Vec::new());
+    list.conversion(root);
+    list.memory_sensors(root);
+    list.time_sensors(root);
+    list.event_sources(root);
+    list.settings(root, machine);
+    list.surroundings(root, machine);
+    list.0.sort_by(|a, b| a.id.cmp(&b.id));
+    list.0
+}
+
+struct List(Vec<Capability>);
+
+impl List {
+    fn add(&mut self, id: &str, cost: &str, seen: Seen) {
+        let lost = seen.state != Available;
+        self.0.push(Capability {
+            id: CapabilityId::new(id),
+            state: seen.state,
+            detail: seen.detail,
+            cost_of_absence: if lost { cost.to_owned() } else { String::new() },
+            remedy: if lost {
+                seen.remedy.to_owned()
+            } else {
+                String::new()
+            },
+        });
+    }
+
+    /// A sensor that is one file which can be read.
+    fn file(&mut self, root: &Root, id: &str, path: &str, cost: &str, remedy: &'static str) {
+        let seen = match files::bytes(root, path, 4096) {
+            Some(text) => Seen::new(Available, format!("read {} bytes of {path}", text.len()), ""),
+            None => Seen::new(Missing, format!("{path} is absent or unreadable"), remedy),
+        };
+        self.add(id, cost, seen);
+    }
+
+    fn conversion(&mut self, root: &Root) {
+        let (collapse, split) = if root.is_live() {
+            try_conversion(root)
+        } else {
+            (captured(), captured())
+        };
+        self.add(
+            "process_madvise.collapse",
+            "memory of running programs cannot be converted to large pages: the large_pages strategy is off",
+            collapse,
+        );
+        self.add(
+            "process_madvise.split",
+            "a conversion could not be undone, so none is tried: the large_pages strategy is off",
+            split,
+        );
+    }
+
+    fn memory_sensors(&mut self, root: &Root) {
+        let scan = if root.is_live() {
+            probe_pagemap(root)
+        } else {
+            captured()
+        };
+        self.add(
+            "pagemap.scan",
+            "without PAGEMAP_SCAN the state of pages is read entry by entry: slower; without pagemap not at all, and \
+             nothing is converted",
+            scan,
+        );
+        let kpageflags = readable(root, "/proc/kpageflags");
+        self.add(
+            "kpageflags",
+            "on kernels before 6.7 large pages of other processes cannot be told from small ones",
+            kpageflags,
+        );
+        self.file(
+            root,
+            "smaps_rollup",
+            "/proc/self/smaps_rollup",
+            "the share of large pages of a workload is known only after a full inspection",
+            "run a kernel from 4.14 with CONFIG_PROC_PAGE_MONITOR",
+        );
+        let huge = files::text(root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+        let seen = match huge {
+            Some(size) => Seen::new(Available, format!("hpage_pmd_size {size} bytes"), ""),
+            None => Seen::new(
+                Missing,
+                "/sys/kernel/mm/transparent_hugepage is absent",
+                "run a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+            ),
+        };
+        self.add(
+            "transparent_huge_pages",
+            "no memory can be mapped by large pages",
+            seen,
+        );
+        let khugepaged = files::text(root, "/sys/kernel/mm/transparent_hugepage/khugepaged/full_scans");
+        let seen = match khugepaged {
+            Some(scans) => Seen::new(Available, format!("khugepaged/full_scans {scans}"), ""),
+            None => Seen::new(Missing, "khugepaged's counters are absent", ""),
+        };
+        self.add(
+            "khugepaged",
+            "what the kernel converts by itself is not seen",
+            seen,
+        );
+    }
+
+    fn time_sensors(&mut self, root: &Root) {
+        let seen = match pressure::read(root, "memory") {
+            Some(stalled) => Seen::new(
+                Available,
+                format!("/proc/pressure/memory: some {} since boot", stalled.some),
+                "",
+            ),
+            None => Seen::new(
+                Missing,
+                "/proc/pressure/memory is absent or unreadable",
+                "boot with psi=1 on a kernel with CONFIG_PSI",
+            ),
+        };
+        self.add(
+            "psi",
+            "stall time cannot serve as a guardrail; only work and CPU time do",
+            seen,
+        );
+        self.file(
+            root,
+            "schedstat",
+            "/proc/self/schedstat",
+            "time on a run queue is unknown: contention for CPUs shows only as lost work",
+            "run a kernel with CONFIG_SCHED_INFO",
+        );
+        let seen = if root.is_live() {
+            let begin = Instant::now();
+            match probe::process_cpu_time(1) {
+                Some(ns) => Seen::new(
+                    Available,
+                    format!(
+                        "process 1 used {:.3} s; the call took {} ns",
+                        ns as f64 / 1e9,
+                        begin.elapsed().as_nanos()
+                    ),
+                    "",
+                ),
+                None => Seen::new(Limited, "the CPU clock of process 1 cannot be read", ""),
+            }
+        } else {
+            captured()
+        };
+        self.add(
+            "process_cpu_clock",
+            "CPU time is known to 10 ms only, and every process is read at each scan",
+            seen,
+        );
+        let seen = match files::text(root, "/proc/sys/kernel/task_delayacct") {
+            Some(v) if v == "1" => Seen::new(Available, "kernel.task_delayacct = 1", ""),
+            Some(v) => Seen::new(
+                Limited,
+                format!("kernel.task_delayacct = {v}: only CPU delay is counted"),
+                "sysctl kernel.task_delayacct=1 counts block-I/O and swap delays too",
+            ),
+            None => Seen::new(
+                Missing,
+                "/proc/sys/kernel/task_delayacct is absent",
+                "run a kernel with CONFIG_TASK_DELAY_ACCT",
+            ),
+        };
+        self.add(
+            "taskstats",
+            "delays by cause (block I/O, swap, thrashing) are unknown",
+            seen,
+        );
+    }
+
+    fn event_sources(&mut self, root: &Root) {
+        let level =
+            files::text(root, "/proc/sys/kernel/perf_event_paranoid").unwrap_or_else(|| "absent".into());
+        let may_trace = may(root, CAP_PERFMON) || may(root, CAP_SYS_ADMIN);
+        let uprobe = files::text(root, "/sys/bus/event_source/devices/uprobe/type");
+        let seen = match uprobe {
+            Some(kind) if may_trace => Seen::new(
+                Available,
+                format!("event source uprobe has type {kind}, paranoid level {level}"),
+                "",
+            ),
+            Some(kind) => Seen::new(
+                Missing,
+                format!("event source uprobe has type {kind}, but CAP_PERFMON and CAP_SYS_ADMIN are missing"),
+                "run homeostat as root or give it CAP_PERFMON",
+            ),
+            None => Seen::new(
+                Missing,
+                "/sys/bus/event_source/devices/uprobe is absent",
+                "run a kernel with CONFIG_UPROBE_EVENTS",
+            ),
+        };
+        self.add(
+            "uprobe",
+            "functions and static probes of programs cannot be counted",
+            seen,
+        );
+        let tracing = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
+            .into_iter()
+            .find(|p| files::names(root, &format!("{p}/events")).len() > 1);
+        let seen = match tracing {
+            Some(path) => Seen::new(Available, format!("{path}/events can be listed"), ""),
+            None => Seen::new(
+                Missing,
+                "no events directory below /sys/kernel/tracing or /sys/kernel/debug/tracing",
+                "mount -t tracefs tracefs /sys/kernel/tracing",
+            ),
+        };
+        self.add(
+            "tracefs",
+            "system calls of a process cannot be counted as work",
+            seen,
+        );
+        let devices = files::names(root, "/sys/bus/event_source/devices");
+        let pmu = devices.iter().find(|d| {
+            *d == "cpu" || d.starts_with("cpu_") || d.starts_with("armv8") || d.starts_with("riscv")
+        });
+        let seen = match pmu {
+            Some(name) => Seen::new(
+                Available,
+                format!("event source {name}, paranoid level {level}"),
+                "",
+            ),
+            None => Seen::new(
+                Missing,
+                format!("no CPU among the event sources: {}", devices.join(", ")),
+                "on a virtual machine ask for a virtual PMU (KVM: -cpu host,pmu=on)",
+            ),
+        };
+        self.add(
+            "hardware_counters",
+            "cycles and TLB misses are unknown; gains are predicted from size alone",
+            seen,
+        );
+        let btf = root.path("/sys/kernel/btf/vmlinux").exists();
+        let seen = if btf {
+            Seen::new(
+                Available,
+                "/sys/kernel/btf/vmlinux is there; no program is loaded for the probe",
+                "",
+            )
+        } else {
+            Seen::new(
+                Missing,
+                "/sys/kernel/btf/vmlinux is absent",
+                "run a kernel with CONFIG_DEBUG_INFO_BTF",
+            )
+        };
+        self.add(
+            "bpf",
+            "bulk sensors by BPF iterators are not possible; files are read instead",
+            seen,
+        );
+    }
+
+    fn settings(&mut self, root: &Root, machine: &Machine) {
+        for (id, leaf) in [("thp_mode", "enabled"), ("thp_shared_mode", "shmem_enabled")] {
+            let path = format!("/sys/kernel/mm/transparent_hugepage/{leaf}");
+            let mode = files::bytes(root, &path, 4096).and_then(|b| chosen(&b).map(str::to_owned));
+            let seen = match mode.as_deref() {
+                Some("never" | "deny") => Seen::new(
+                    Limited,
+                    format!("{path} is {}", mode.as_deref().unwrap_or_default()),
+                    if leaf == "enabled" {
+                        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+                    } else {
+                        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, then restart the programs"
+                    },
+                ),
+                Some(mode) => Seen::new(Available, format!("{path} is {mode}"), ""),
+                None => Seen::new(Missing, format!("{path} is absent"), ""),
+            };
+            self.add(
+                id,
+                "the administrator's choice is kept: such memory is left on small pages",
+                seen,
+            );
+        }
+        let seen = match rustix::fs::statvfs(root.path("/sys")) {
+            Ok(s) if s.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) => Seen::new(
+                Missing,
+                "/sys is mounted read-only",
+                "run homeostat on the host, not in a container",
+            ),
+            Ok(_) if !root.is_live() || rustix::process::geteuid().is_root() => {
+                Seen::new(Available, "/sys is mounted read-write", "")
+            }
+            Ok(_) => Seen::new(
+                Missing,
+                "/sys is read-write, but not for this user",
+                "run homeostat as root",
+            ),
+            Err(e) => Seen::new(Missing, format!("/sys: {e}"), "mount sysfs"),
+        };
+        self.add(
+            "sysfs.writable",
+            "host-wide settings cannot be tried; changes to processes can",
+            seen,
+        );
+        let lockdown = files::bytes(root, "/sys/kernel/security/lockdown", 4096);
+        let mode = lockdown.as_deref().and_then(chosen).map(str::to_owned);
+        let seen = match mode.as_deref() {
+            Some("none") => Seen::new(Available, "lockdown is none", ""),
+            Some(mode) => Seen::new(
+                Limited,
+                format!("lockdown is {mode}"),
+                "boot without Secure Boot lockdown",
+            ),
+            None => Seen::new(
+                Limited,
+                "/sys/kernel/security/lockdown is not readable: the level is unknown",
+                "mount -t securityfs securityfs /sys/kernel/security",
+            ),
+        };
+        self.add(
+            "lockdown_free",
+            "debugfs and MSR writes may be refused; homeostat does not depend on them",
+            seen,
+        );
+        let seen = if machine.nodes.len() > 1 {
+            Seen::new(Available, format!("{} NUMA nodes", machine.nodes.len()), "")
+        } else {
+            Seen::new(Missing, "one NUMA node", "")
+        };
+        self.add(
+            "numa",
+            "nothing to place: strategies about memory nodes do not apply",
+            seen,
+        );
+    }
+
+    fn surroundings(&mut self, root: &Root, machine: &Machine) {
+        let groups = files::bytes(root, "/proc/self/cgroup", 16 * 1024).unwrap_or_default();
+        let unified = lines(&groups).any(|l| l.starts_with(b"0::"));
+        let old = lines(&groups).filter(|l| !l.starts_with(b"0::")).count();
+        let seen = match (unified, old) {
+            (true, 0) => Seen::new(Available, "cgroup v2", ""),
+            (true, n) => Seen::new(
+                Limited,
+                format!("cgroup v2 beside {n} v1 hierarchies"),
+                "boot with systemd.unified_cgroup_hierarchy=1",
+            ),
+            (false, 0) => Seen::new(
+                Missing,
+                "no cgroups",
+                "run a kernel with CONFIG_CGROUPS and mount cgroup2",
+            ),
+            (false, n) => Seen::new(
+                Limited,
+                format!("{n} cgroup v1 hierarchies"),
+                "boot with systemd.unified_cgroup_hierarchy=1",
+            ),
+        };
+        self.add(
+            "cgroup2",
+            "limits by control group are not possible or only in part",
+            seen,
+        );
+        let msr = root.path("/dev/cpu/0/msr").exists();
+        let seen = if msr {
+            Seen::new(Available, "/dev/cpu/0/msr is there", "")
+        } else {
+            Seen::new(Missing, "/dev/cpu/0/msr is absent", "modprobe msr")
+        };
+        self.add("msr", "hardware prefetchers cannot be looked at", seen);
+        let seen = if !root.is_live() {
+            captured()
+        } else if may(root, CAP_IPC_LOCK) {
+            Seen::new(Available, "CAP_IPC_LOCK is held", "")
+        } else {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            match limit {
+                None => Seen::new(Available, "RLIMIT_MEMLOCK is unlimited", ""),
+                Some(n) => Seen::new(
+                    Missing,
+                    format!("no CAP_IPC_LOCK and RLIMIT_MEMLOCK is {n} bytes"),
+                    "run homeostat as root or set LimitMEMLOCK=infinity in its unit",
+                ),
+            }
+        };
+        self.add(
+            "mlockall",
+            "under memory pressure homeostat itself may be paged out and react late",
+            seen,
+        );
+        let begin = Instant::now();
+        let processes = files::numbered(root, "/proc", "").len();
+        let seen = match files::bytes(root, "/proc/1/stat", 4096) {
+            Some(_) => Seen::new(
+                Available,
+                format!(
+                    "{processes} processes listed in {} us, with process 1",
+                    begin.elapsed().as_micros()
+                ),
+                "",
+            ),
+            None => Seen::new(
+                Limited,
+                format!("/proc/1 is not readable; {processes} processes listed (container, or hidepid)"),
+                "mount proc without hidepid, or run homeostat on the host",
+            ),
+        };
+        self.add(
+            "process_list",
+            "only a part of the processes is seen, so neighbours cannot be guarded",
+            seen,
+        );
+        let mounts = files::bytes(root, "/proc/self/mounts", files::LARGE_FILE_MAX).unwrap_or_default();
+        let hidden = lines(&mounts).find_map(|line| {
+            let mut parts = words(line).skip(1);
+            if parts.next()? != b"/proc" {
+                return None;
+            }
+            let options = parts.nth(1)?;
+            options
+                .split(|&b| b == b',')
+                .find_map(|o| o.strip_prefix(b"hidepid="))
+                .map(<[u8]>::to_vec)
+        });
+        let seen = match hidden {
+            Some(v) if !matches!(v.as_slice(), b"0" | b"off") => Seen::new(
+                if may(root, CAP_SYS_PTRACE) {
+                    Available
+                } else {
+                    Limited
+                },
+                format!("/proc is mounted with hidepid={}", String::from_utf8_lossy(&v)),
+                "mount -o remount,hidepid=0 /proc, or add homeostat's group with gid=",
+            ),
+            _ => Seen::new(Available, "/proc is mounted without hidepid", ""),
+        };
+        self.add("proc.unhidden", "processes of other users are invisible", seen);
+        let scope = files::text(root, "/proc/sys/kernel/yama/ptrace_scope");
+        let seen = match scope.as_deref() {
+            Some("3") => Seen::new(
+                Limited,
+                "kernel.yama.ptrace_scope = 3",
+                "cannot be lowered before a reboot",
+            ),
+            None => Seen::new(Available, "no Yama: ordinary ptrace permissions hold", ""),
+            Some(s) => Seen::new(
+                if may(root, CAP_SYS_PTRACE) {
+                    Available
+                } else {
+                    Limited
+                },
+                format!("kernel.yama.ptrace_scope = {s}"),
+                "run homeostat with CAP_SYS_PTRACE",
+            ),
+        };
+        self.add("ptrace", "the memory of programs may not be readable", seen);
+        let seen = match &machine.hypervisor {
+            None => Seen::new(Available, "the CPU does not report a hypervisor", ""),
+            Some(name) => Seen::new(
+                Limited,
+                format!("virtual machine ({name}); stolen CPU time is in every sample"),
+                "",
+            ),
+        };
+        self.add(
+            "bare_metal",
+            "large pages of the guest help fully only when the host backs it by large pages",
+            seen,
+        );
+    }
+}
+
+fn captured() -> Seen {
+    Seen::new(Missing, "not probed: this is a captured machine", "")
+}
+
+fn readable(root: &Root, path: &str) -> Seen {
+    match files::bytes(root, path, 8) {
+        Some(text) if text.len() == 8 => Seen::new(Available, format!("read 8 bytes of {path}"), ""),
+        Some(text) => Seen::new(Missing, format!("{path} gave {} bytes", text.len()), ""),
+        None => Seen::new(
+            Missing,
+            format!("{path} is absent or unreadable"),
+            "run homeostat with CAP_SYS_ADMIN",
+        ),
+    }
+}
+
+/// Whether this process holds a capability in effect (`CapEff` of `/proc/self/status`).
+fn may(root: &Root, capability: u32) -> bool {
+    let status = files::bytes(root, "/proc/self/status", files::SMALL_FILE_MAX).unwrap_or_default();
+    lines(&status)
+        .find_map(|l| l.strip_prefix(b"CapEff:"))
+        .and_then(|v| hexadecimal(v.trim_ascii()))
+        .is_some_and(|set| set >> capability & 1 == 1)
+}
+
+/// State of the first piece of our scratch memory.
+fn scratch_state(root: &Root, scratch: &ScratchMapping) -> Result<PieceState, String> {
+    let pid = i32::try_from(std::process::id()).map_err(|e| e.to_string())?;
+    let mut states = Vec::new();
+    Pagemap::open(&root.path("/proc"), pid)
+        .and_then(|mut p| p.piece_states(scratch.address(), 1, &mut states))
+        .map_err(|e| format!("reading /proc/self/pagemap: {e}"))?;
+    states
+        .first()
+        .copied()
+        .ok_or_else(|| "the page tables say nothing".to_owned())
+}
+
+/// Converts one piece of our own memory through a handle on ourselves, and undoes it.
+fn try_conversion(root: &Root) -> (Seen, Seen) {
+    let failed = |why: String, remedy| {
+        let second = Seen::new(Missing, "not probed: conversion does not work", remedy);
+        (Seen::new(Missing, why, remedy), second)
+    };
+    let pid = i32::try_from(std::process::id()).unwrap_or(0);
+    let handle = match memory::pidfd_open(pid) {
+        Ok(handle) => handle,
+        Err(e) => return failed(format!("pidfd_open: {e}"), "run a kernel from 6.1"),
+    };
+    let mut scratch = match ScratchMapping::new(1) {
+        Ok(scratch) => scratch,
+        Err(e) => return failed(format!("no scratch memory: {e}"), "free some memory"),
+    };
+    scratch.touch(PIECE);
+    let begin = Instant::now();
+    if let Err(e) = memory::process_madvise(handle.as_fd(), scratch.address(), PIECE, Advice::Collapse) {
+        return failed(
+            format!("MADV_COLLAPSE of 2 MiB of our own: {e}"),
+            "run a kernel from 6.1 with large pages",
+        );
+    }
+    let took = begin.elapsed().as_micros();
+    match scratch_state(root, &scratch) {
+        Ok(PieceState::Huge) => {}
+        Ok(other) => {
+            return failed(
+                format!("after MADV_COLLAPSE the piece is {other:?}, not huge"),
+                "",
+            );
+        }
+        Err(why) => return failed(why, "run homeostat as root"),
+    }
+    let rights = [(CAP_SYS_NICE, "CAP_SYS_NICE"), (CAP_SYS_PTRACE, "CAP_SYS_PTRACE")];
+    let lacking: Vec<&str> = rights
+        .iter()
+        .filter(|(n, _)| !may(root, *n))
+        .map(|(_, name)| *name)
+        .collect();
+    let collapse = if lacking.is_empty() {
+        Seen::new(
+            Available,
+            format!("2 MiB of our own converted in {took} us and verified"),
+            "",
+        )
+    } else {
+        Seen::new(
+            Missing,
+            format!(
+                "works on our own memory ({took} us), but for that of others {} is missing",
+                lacking.join(", ")
+            ),
+            "run homeostat as root or give it CAP_SYS_NICE and CAP_SYS_PTRACE",
+        )
+    };
+    let begin = Instant::now();
+    let cold = memory::process_madvise(handle.as_fd(), scratch.address(), BASE_PAGE, Advice::Cold);
+    let took = begin.elapsed().as_micros();
+    let split = match (cold, scratch_state(root, &scratch)) {
+        (Ok(()), Ok(PieceState::Full)) => Seen::new(
+            Available,
+            format!("MADV_COLD on 4 KiB split the 2 MiB in {took} us, verified"),
+            "",
+        ),
+        (Ok(()), Ok(other)) => Seen::new(
+            Missing,
+            format!("after MADV_COLD the piece is {other:?}, not split"),
+            "run another kernel",
+        ),
+        (Err(e), _) => Seen::new(
+            Missing,
+            format!("MADV_COLD of our own memory: {e}"),
+            "run a kernel from 5.10",
+        ),
+        (Ok(()), Err(why)) => Seen::new(Missing, why, "run homeostat as root"),
+    };
+    (collapse, split)
+}
+
+fn probe_pagemap(root: &Root) -> Seen {
+    let pid = i32::try_from(std::process::id()).unwrap_or(0);
+    let scratch = match ScratchMapping::new(1) {
+        Ok(s) => s,
+        Err(e) => return Seen::new(Missing, format!("no scratch memory: {e}"), "free some memory"),
+    };
+    let mut states = Vec::new();
+    let begin = Instant::now();
+    match Pagemap::open(&root.path("/proc"), pid).and_then(|mut p| {
+        p.piece_states(scratch.address(), 1, &mut states)
+            .map(|()| p.is_exact())
+    }) {
+        Ok(true) => Seen::new(
+            Available,
+            format!(
+                "PAGEMAP_SCAN of 2 MiB of our own took {} us",
+                begin.elapsed().as_micros()
+            ),
+            "",
+        ),
+        Ok(false) => Seen::new(
+            Limited,
+            "no PAGEMAP_SCAN; pagemap is read entry by entry",
+            "run a kernel from 6.7",
+        ),
+        Err(e) => Seen::new(
+            Missing,
+            format!("/proc/self/pagemap: {e}"),
+            "run homeostat as root",
+        ),
+    }
+}

@@ -1,0 +1,389 @@
+//! The real machine behind the traits of the seam.
+
+use crate::effectors::Registry;
+use crate::meters::{Meter, MeterKind};
+use crate::sensors::host::Host;
+use crate::sensors::processes::{PassCost, ProcessTable};
+use crate::sensors::{regions, topology};
+use crate::{Root, capabilities};
+use homeostat_model::{
+    Action, Bytes, Direction, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading, Nanoseconds,
+    ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
+};
+use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
+
+/// Share of one CPU below which a workload is noise after a scan, unless it is large.
+const NOISE_CPU: f64 = 0.001;
+/// Resident memory below which a workload is noise after a scan, unless it is busy.
+const NOISE_RESIDENT: Bytes = Bytes::from_mib(8);
+/// Most processes of one workload whose memory is looked at in a detailed sample: those that are largest.
+const GLANCE_MAX: usize = 64;
+/// Most resident memory of one process whose page tables are walked in a sample: about 30 ms.
+const ROLLUP_RESIDENT_MAX: Bytes = Bytes(16 * 1024 * 1024 * 1024);
+/// A walk over page tables is done again after this many times its own length: at most 1 % of one CPU.
+const ROLLUP_REST: u64 = 100;
+/// Most meters that are open at one time.
+const METERS_MAX: usize = 256;
+
+/// CLOCK_MONOTONIC, and the calendar for people.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MonotonicClock;
+
+fn read_clock(clock: ClockId) -> Nanoseconds {
+    let t = clock_gettime(clock);
+    let seconds = u64::try_from(t.tv_sec).unwrap_or(0);
+    Nanoseconds(
+        seconds
+            .saturating_mul(1_000_000_000)
+            .saturating_add(u64::try_from(t.tv_nsec).unwrap_or(0)),
+    )
+}
+
+impl Clock for MonotonicClock {
+    fn now(&self) -> Nanoseconds {
+        read_clock(ClockId::Monotonic)
+    }
+    fn unix_seconds(&self) -> u64 {
+        read_clock(ClockId::Realtime).0 / 1_000_000_000
+    }
+    fn sleep(&self, length: Nanoseconds) {
+        std::thread::sleep(std::time::Duration::from_nanos(length.0));
+    }
+}
+
+struct OpenMeter {
+    meter: Box<dyn Meter>,
+    last: Option<(f64, Nanoseconds)>,
+}
+
+/// A walk over page tables that was done.
+#[derive(Clone, Copy)]
+struct Rollup {
+    at: Nanoseconds,
+    took: Nanoseconds,
+    private: Bytes,
+    shared: Bytes,
+}
+
+/// This machine, or a captured one.
+pub struct LinuxPlatform {
+    root: Root,
+    clock: MonotonicClock,
+    host: Host,
+    /// Opened at the first sample, so that a machine without /proc is an error with its reason, not a panic.
+    processes: Option<ProcessTable>,
+    workloads: BTreeMap<WorkloadId, Workload>,
+    other_tuners: Vec<String>,
+    kinds: Vec<Box<dyn MeterKind>>,
+    meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
+    rollups: BTreeMap<ProcessId, Rollup>,
+    effectors: Registry,
+    before: Option<(Nanoseconds, Nanoseconds)>,
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for LinuxPlatform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LinuxPlatform")
+            .field("root", &self.root)
+            .field("workloads", &self.workloads.len())
+            .field("meters", &self.meters.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl LinuxPlatform {
+    /// The machine below `root`; `/` is the running one. Nothing is read yet.
+    pub fn new(root: Root) -> Self {
+        Self {
+            clock: MonotonicClock,
+            host: Host::new(root.clone()),
+            processes: None,
+            workloads: BTreeMap::new(),
+            other_tuners: Vec::new(),
+            kinds: crate::meters::kinds(),
+            meters: BTreeMap::new(),
+            rollups: BTreeMap::new(),
+            effectors: Registry::new(&root),
+            before: None,
+            buffer: Vec::new(),
+            root,
+        }
+    }
+
+    /// What the last scan cost in files read.
+    pub fn scan_cost(&self) -> PassCost {
+        self.processes
+            .as_ref()
+            .map(ProcessTable::cost)
+            .unwrap_or_default()
+    }
+
+    fn known(&self, workload: &WorkloadId) -> Result<&Workload, PlatformError> {
+        self.workloads
+            .get(workload)
+            .ok_or_else(|| PlatformError::Vanished {
+                target: format!("workload {workload}"),
+            })
+    }
+
+    fn table(&mut self) -> Result<&mut ProcessTable, PlatformError> {
+        match &mut self.processes {
+            Some(table) => Ok(table),
+            none => Ok(none.insert(ProcessTable::new(self.root.clone())?)),
+        }
+    }
+
+    fn uptime(&self) -> Nanoseconds {
+        topology::uptime(&self.root).unwrap_or_else(|| self.clock.now())
+    }
+
+    /// Scans all processes. Returns the workloads and the samples of those above the noise floor.
+    fn scan(&mut self, detail: &[WorkloadId]) -> Result<(Vec<Workload>, Vec<WorkloadSample>), PlatformError> {
+        let uptime = self.uptime();
+        let now = self.clock.now();
+        let table = self.table()?;
+        table.pass(uptime)?;
+        let workloads = table.workloads();
+        let mut samples = Vec::new();
+        for workload in &workloads {
+            let detailed = detail.contains(&workload.id);
+            let sample = table.sample(workload, now, uptime, detailed);
+            let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
+            if detailed || busy || sample.resident >= NOISE_RESIDENT {
+                samples.push(sample);
+            }
+        }
+        table.finish_pass(now);
+        self.other_tuners = table.other_tuners();
+        self.workloads = workloads.iter().map(|w| (w.id.clone(), w.clone())).collect();
+        let living = &self.workloads;
+        self.meters
+            .retain(|(workload, _), _| living.contains_key(workload));
+        if let Some(table) = &self.processes {
+            self.rollups.retain(|process, _| table.is_known(*process));
+        }
+        for sample in samples.iter_mut().filter(|s| detail.contains(&s.id)) {
+            if let Some(workload) = self.workloads.get(&sample.id).cloned() {
+                self.add_detail(&workload, sample);
+            }
+        }
+        Ok((workloads, samples))
+    }
+
+    /// Samples only what was asked for.
+    fn sample_detail(&mut self, detail: &[WorkloadId]) -> Result<Vec<WorkloadSample>, PlatformError> {
+        let mut samples = Vec::new();
+        for id in detail {
+            let Some(workload) = self.workloads.get(id).cloned() else {
+                continue;
+            };
+            let uptime = self.uptime();
+            let clock = self.clock;
+            let table = self.table()?;
+            table.refresh(&workload, uptime);
+            if !workload.processes.iter().any(|p| table.is_known(*p)) {
+                continue;
+            }
+            let mut sample = table.sample(&workload, clock.now(), uptime, true);
+            self.add_detail(&workload, &mut sample);
+            samples.push(sample);
+        }
+        samples.sort_by(|a, b| a.id.cmp(&b.id));
+        samples.dedup_by(|a, b| a.id == b.id);
+        Ok(samples)
+    }
+
+    /// Adds memory by kind and the readings of the open meters.
+    fn add_detail(&mut self, workload: &Workload, sample: &mut WorkloadSample) {
+        self.read_meters(workload, sample);
+        let mut private_huge = Bytes::ZERO;
+        let mut shared_huge = Bytes::ZERO;
+        let mut huge_known = false;
+        for process in workload.processes.iter().take(GLANCE_MAX) {
+            let Some(glance) = regions::glance(&self.root, *process, &mut self.buffer) else {
+                continue;
+            };
+            sample.anonymous += glance.anonymous;
+            sample.shared = sample.shared.max(glance.shared);
+            if glance.resident > ROLLUP_RESIDENT_MAX {
+                continue;
+            }
+            if let Some(rollup) = self.rollup(*process) {
+                private_huge += rollup.private;
+                shared_huge = shared_huge.max(rollup.shared);
+                huge_known = true;
+            }
+        }
+        sample.huge = huge_known.then(|| private_huge + shared_huge);
+    }
+
+    fn rollup(&mut self, process: ProcessId) -> Option<Rollup> {
+        let begin = self.clock.now();
+        if let Some(done) = self.rollups.get(&process) {
+            if begin - done.at < done.took * ROLLUP_REST {
+                return Some(*done);
+            }
+        }
+        let (private, shared) = regions::rollup(&self.root, process, &mut self.buffer)?;
+        let done = Rollup {
+            at: begin,
+            took: self.clock.now() - begin,
+            private,
+            shared,
+        };
+        self.rollups.insert(process, done);
+        Some(done)
+    }
+
+    fn read_meters(&mut self, workload: &Workload, sample: &mut WorkloadSample) {
+        let mut ended = Vec::new();
+        for ((owner, id), open) in &mut self.meters {
+            if owner != &workload.id {
+                continue;
+            }
+            match open.meter.read(workload) {
+                Ok(count) => {
+                    let at = self.clock.now();
+                    if let Some((before, then)) = open.last.replace((count, at)) {
+                        let work = count - before;
+                        // A counter that went back was restarted: this interval says nothing.
+                        if work >= 0.0 && work.is_finite() && at > then {
+                            sample.meters.push(MeterReading {
+                                meter: id.clone(),
+                                work,
+                                interval: at - then,
+                            });
+                        }
+                    }
+                }
+                Err(PlatformError::Busy { .. }) => open.last = None,
+                Err(_) => ended.push(id.clone()),
+            }
+        }
+        for id in ended {
+            self.meters.remove(&(workload.id.clone(), id));
+        }
+    }
+}
+
+impl Sensors for LinuxPlatform {
+    fn machine(&mut self) -> Result<Machine, PlatformError> {
+        let mut machine = topology::read(&self.root)?;
+        machine.capabilities = capabilities::probe(&self.root, &machine);
+        Ok(machine)
+    }
+
+    fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
+        let at = self.clock.now();
+        let own_cpu_total = read_clock(ClockId::ProcessCPUTime);
+        let mut machine = self.host.sample()?;
+        let (workloads, samples) = if request.scan {
+            let (workloads, samples) = self.scan(&request.detail)?;
+            (Some(workloads), samples)
+        } else {
+            (None, self.sample_detail(&request.detail)?)
+        };
+        machine.other_tuners.clone_from(&self.other_tuners);
+        let (at_before, own_before) = self.before.unwrap_or((at, own_cpu_total));
+        self.before = Some((at, own_cpu_total));
+        Ok(Snapshot {
+            at,
+            unix_seconds: self.clock.unix_seconds(),
+            interval: at - at_before,
+            machine,
+            workloads,
+            samples,
+            own_cpu: own_cpu_total - own_before,
+            own_resident: own_resident(),
+        })
+    }
+
+    fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {
+        let workload = self.known(workload)?;
+        Ok(regions::inspect(&self.root, workload))
+    }
+
+    fn find_meters(&mut self, workload: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError> {
+        let workload = self.known(workload)?.clone();
+        let mut found: Vec<MeterCandidate> = Vec::new();
+        for kind in &mut self.kinds {
+            found.extend(kind.find(&self.root, &workload));
+        }
+        found.sort_by(|a, b| (a.class, &a.id).cmp(&(b.class, &b.id)));
+        Ok(found)
+    }
+
+    fn open_meter(&mut self, workload: &WorkloadId, meter: &MeterId) -> Result<(), PlatformError> {
+        let workload = self.known(workload)?.clone();
+        let key = (workload.id.clone(), meter.clone());
+        if self.meters.contains_key(&key) {
+            return Ok(());
+        }
+        if self.meters.len() >= METERS_MAX {
+            return Err(PlatformError::Busy {
+                what: format!("opening meter {meter}"),
+                why: format!("{METERS_MAX} meters are open already; close one first"),
+            });
+        }
+        // The kind that knows this meter is asked; the others would refuse it with a reason of their own.
+        for kind in &mut self.kinds {
+            let offers = kind
+                .find(&self.root, &workload)
+                .into_iter()
+                .find(|c| c.id == *meter);
+            let Some(candidate) = offers else { continue };
+            if let Some(why) = candidate.refused {
+                return Err(PlatformError::Unsupported {
+                    what: format!("meter {meter}"),
+                    why,
+                });
+            }
+            let mut open = kind.open(&self.root, &workload, meter)?;
+            // The first difference starts here.
+            let count = open.read(&workload)?;
+            self.meters.insert(
+                key,
+                OpenMeter {
+                    meter: open,
+                    last: Some((count, self.clock.now())),
+                },
+            );
+            return Ok(());
+        }
+        Err(PlatformError::Unsupported {
+            what: format!("meter {meter} for {}", workload.id),
+            why: "no kind of meter offers it; `homeostat explain` lists those that fit".into(),
+        })
+    }
+
+    fn close_meter(&mut self, workload: &WorkloadId, meter: &MeterId) {
+        self.meters.remove(&(workload.clone(), meter.clone()));
+    }
+}
+
+impl Effectors for LinuxPlatform {
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        self.effectors.prepare(action)
+    }
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        self.effectors.advance(record, direction)
+    }
+    fn forget(&mut self, record: &UndoRecord) {
+        self.effectors.forget(record);
+    }
+}
+
+/// Our own resident memory, whatever machine is looked at.
+fn own_resident() -> Bytes {
+    crate::sensors::files::bytes(&Root::default(), "/proc/self/statm", 256)
+        .and_then(|text| {
+            let mut words = crate::sensors::bytes::words(&text);
+            words.nth(1).and_then(crate::sensors::bytes::number)
+        })
+        .map_or(Bytes::ZERO, |pages| {
+            Bytes(pages.saturating_mul(rustix::param::page_size() as u64))
+        })
+}

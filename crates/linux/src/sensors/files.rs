@@ -1,0 +1,198 @@
+//! Reading small kernel files: bounded, below the root, and relative to a directory that is kept open where many
+//! are read.
+
+use crate::Root;
+use homeostat_platform::PlatformError;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Most that is read of a file which is not expected to be large.
+pub const SMALL_FILE_MAX: usize = 64 * 1024;
+/// Most that is read of `/proc/cpuinfo`, `/proc/stat`, `/proc/config.gz` and the like.
+pub const LARGE_FILE_MAX: usize = 4 * 1024 * 1024;
+/// Most entries of a directory that are looked at.
+pub const DIRECTORY_MAX: usize = 100_000;
+
+/// A directory that stays open, so that files in it are found without walking the path again.
+#[derive(Debug)]
+pub struct Directory(OwnedFd);
+
+impl Directory {
+    /// Opens it for listing and reading.
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    pub fn open(path: &Path) -> Result<Self, Errno> {
+        rustix::fs::open(
+            path,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map(Self)
+    }
+
+    /// Its descriptor.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Reads a file in it into `buffer`, at most `limit` bytes. The buffer grows to what the file needed and
+    /// is kept by the caller, so a steady state allocates nothing.
+    ///
+    /// # Errors
+    /// As `open(2)` and `read(2)`; a process that ended is `NOENT` or `SRCH`.
+    pub fn read<'b>(
+        &self,
+        relative: &CStr,
+        buffer: &'b mut Vec<u8>,
+        limit: usize,
+    ) -> Result<&'b [u8], Errno> {
+        let fd = rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        read_all(fd.as_fd(), buffer, limit)
+    }
+}
+
+/// Reads from the start of an open file until its end or `limit`.
+fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Result<&'b [u8], Errno> {
+    let mut used = 0;
+    loop {
+        if used == buffer.len() {
+            if used >= limit {
+                break;
+            }
+            let larger = (used * 2).clamp(1024, limit);
+            buffer.resize(larger, 0);
+        }
+        let Some(room) = buffer.get_mut(used..) else { break };
+        match rustix::io::read(fd, room) {
+            Ok(0) => break,
+            Ok(n) => used += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+        if used >= limit {
+            break;
+        }
+    }
+    Ok(buffer.get(..used.min(limit)).unwrap_or_default())
+}
+
+/// Name of a file of a process, `PID/leaf`, made without allocating.
+pub struct ProcessFile([u8; 64]);
+
+impl ProcessFile {
+    /// `pid/leaf`; a leaf that is too long yields a name that does not exist.
+    pub fn new(pid: i32, leaf: &str) -> Self {
+        let mut name = [0u8; 64];
+        let mut digits = [0u8; 12];
+        let mut n = pid.unsigned_abs();
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (n % 10) as u8;
+            n /= 10;
+            if n == 0 {
+                break;
+            }
+        }
+        let mut length = 0;
+        for &b in digits[at..].iter().chain(b"/").chain(leaf.as_bytes()) {
+            // The last byte stays zero: the name always ends.
+            if length + 1 < name.len() {
+                name[length] = b;
+                length += 1;
+            }
+        }
+        Self(name)
+    }
+
+    /// As a C string.
+    pub fn name(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+}
+
+/// Reads a file below the root whole, at most `limit` bytes; `None` when it is absent or unreadable.
+pub fn bytes(root: &Root, absolute: &str, limit: usize) -> Option<Vec<u8>> {
+    let fd = rustix::fs::open(
+        root.path(absolute),
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()?;
+    let mut buffer = Vec::new();
+    let used = read_all(fd.as_fd(), &mut buffer, limit).ok()?.len();
+    buffer.truncate(used);
+    Some(buffer)
+}
+
+/// As [`bytes`], as text without white space around it; what is not UTF-8 is replaced.
+pub fn text(root: &Root, absolute: &str) -> Option<String> {
+    bytes(root, absolute, SMALL_FILE_MAX).map(|b| String::from_utf8_lossy(&b).trim().to_owned())
+}
+
+/// A file that must be there.
+///
+/// # Errors
+/// `Unsupported` with the path and the system's words.
+pub fn required(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, PlatformError> {
+    bytes(root, absolute, limit).ok_or_else(|| PlatformError::Unsupported {
+        what: format!("reading {}", root.path(absolute).display()),
+        why: "the file is absent or unreadable; homeostat needs proc mounted and readable".into(),
+    })
+}
+
+/// Names in a directory below the root, sorted; empty when it is absent.
+pub fn names(root: &Root, absolute: &str) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(root.path(absolute)) else {
+        return Vec::new();
+    };
+    let mut found: Vec<String> = entries
+        .take(DIRECTORY_MAX)
+        .filter_map(|e| e.ok().and_then(|e| e.file_name().into_string().ok()))
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Names of the form `prefixN` in a directory below the root, as their numbers in ascending order.
+pub fn numbered(root: &Root, absolute: &str, prefix: &str) -> Vec<u32> {
+    let mut found: Vec<u32> = names(root, absolute)
+        .iter()
+        .filter_map(|n| n.strip_prefix(prefix).and_then(|d| d.parse().ok()))
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_process_files() {
+        assert_eq!(ProcessFile::new(1, "stat").name(), c"1/stat");
+        assert_eq!(
+            ProcessFile::new(4_194_304, "smaps_rollup").name(),
+            c"4194304/smaps_rollup"
+        );
+        assert_eq!(ProcessFile::new(7, &"x".repeat(500)).name().to_bytes().len(), 63);
+    }
+
+    #[test]
+    fn reading_stops_at_the_limit_and_reuses_the_buffer() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), vec![b'a'; 10_000]).unwrap();
+        let d = Directory::open(dir.path()).unwrap();
+        let mut buffer = Vec::new();
+        assert_eq!(d.read(c"f", &mut buffer, 5000).unwrap().len(), 5000);
+        assert_eq!(d.read(c"f", &mut buffer, 100_000).unwrap().len(), 10_000);
+        let capacity = buffer.capacity();
+        assert_eq!(d.read(c"f", &mut buffer, 100_000).unwrap().len(), 10_000);
+        assert_eq!(buffer.capacity(), capacity);
+        assert_eq!(d.read(c"absent", &mut buffer, 10).unwrap_err(), Errno::NOENT);
+    }
+}

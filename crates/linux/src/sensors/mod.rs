@@ -1,0 +1,15 @@
+//! What can be seen of the machine, one file each. Parsers take bytes and are public, so that they are tested on
+//! captured trees and on rubbish.
+
+pub mod bytes;
+pub mod choice;
+pub mod files;
+pub mod grouping;
+pub mod gzip;
+pub mod host;
+pub mod huge_pages;
+pub mod pressure;
+pub mod processes;
+pub mod regions;
+pub mod topology;
+pub mod tuners;

@@ -1,0 +1,787 @@
+//! The process table between samples.
+//!
+//! One pass costs, per process, one directory entry and one clock reading ([`crate::sys::probe::process_cpu_time`]):
+//! a process whose directory is the same (inode) and that has used no CPU time since the last pass is the same
+//! process in the same state, so nothing of it is read. Of the others one file is read, `/proc/PID/stat`. What a
+//! process *is* (executable, arguments, cgroup, environment, user) is read when it is new, after an `exec` (its
+//! name changed), and once in a while. No allocation per process in the steady state.
+//!
+//! Every 16th pass reads each process anyway: resident memory may shrink without the process running.
+//!
+//! **Differences.** Counters are kept per process (pid and start time); a workload's difference is the sum over
+//! its processes, so exits, forks and reused pids can neither make it negative nor add a life's worth of time at
+//! once. A process that was first seen after it had lived for longer than the interval contributes its time in
+//! proportion. Of children that ended between two passes the CPU time is known from what their parent waited for
+//! (`cutime`, `cstime`), less what had been seen of them while they lived. A child whose parent does not wait
+//! (SIGCHLD ignored), or that was inherited by the init, takes its last fraction of an interval with it.
+
+use super::bytes::{fingerprint, hexadecimal, lines, number, signed, words};
+use super::choice;
+use super::files::{Directory, ProcessFile};
+use super::grouping::{self, Member, Segment};
+use super::{host, tuners};
+use crate::Root;
+use crate::sys::probe::process_cpu_time;
+use homeostat_model::{Bytes, Nanoseconds, ProcessId, Workload, WorkloadId, WorkloadSample};
+use homeostat_platform::PlatformError;
+use rustix::fs::{RawDir, SeekFrom};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::MaybeUninit;
+
+/// Most processes that are kept (`pid_max` of a 64-bit kernel is 4,194,304; a machine with more than this number of
+/// processes is seen in part).
+pub const PROCESSES_MAX: usize = 65_536;
+/// Most threads of one process whose run-queue delay is read.
+pub const THREADS_MAX: usize = 1024;
+/// Smallest resident shared memory in bytes that is worth a look into `/proc/PID/maps`.
+pub const SEGMENT_MIN: u64 = 16 * 1024 * 1024;
+/// Most of `/proc/PID/maps` that is read, in bytes.
+const MAPS_MAX: usize = 1024 * 1024;
+/// Every how many passes a process is read although it used no CPU time.
+const READ_ANYWAY: u64 = 16;
+/// Every how many passes the identity of a process that runs is read again (a unit may be moved to a cgroup).
+const IDENTIFY_ANYWAY: u64 = 32;
+/// Up to this age the cgroup of a process may still be about to be set by whoever started it.
+const YOUNG: Nanoseconds = Nanoseconds::from_secs(5);
+/// `PF_KTHREAD` of `include/linux/sched.h`: a kernel thread.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// Fields of `/proc/PID/stat` (proc_pid_stat(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat<'a> {
+    /// Process id.
+    pub pid: i32,
+    /// Name; may hold spaces and parentheses.
+    pub comm: &'a [u8],
+    /// State letter.
+    pub state: u8,
+    /// Parent.
+    pub parent: i32,
+    /// Session.
+    pub session: i32,
+    /// Kernel flags.
+    pub flags: u64,
+    /// Minor faults.
+    pub faults_minor: u64,
+    /// Major faults.
+    pub faults_major: u64,
+    /// User and system time in clock ticks.
+    pub cpu_ticks: u64,
+    /// User and system time of children that were waited for, in clock ticks.
+    pub child_cpu_ticks: u64,
+    /// Threads.
+    pub threads: u32,
+    /// Start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Resident pages.
+    pub resident_pages: u64,
+    /// Initial stack address; zero without permission to see it.
+    pub start_stack: u64,
+}
+
+/// Parses `/proc/PID/stat`; `None` when it is cut or something else.
+pub fn parse_stat(text: &[u8]) -> Option<Stat<'_>> {
+    // The name may hold anything, also `) R 1`; the last parenthesis ends it.
+    let open = text.iter().position(|&b| b == b'(')?;
+    let close = text.iter().rposition(|&b| b == b')')?;
+    let pid = i32::try_from(number(text.get(..open)?.trim_ascii())?).ok()?;
+    let comm = text.get(open + 1..close)?;
+    let mut field: [&[u8]; 26] = [b""; 26];
+    let mut count = 0;
+    for (slot, word) in field.iter_mut().zip(words(text.get(close + 1..)?)) {
+        *slot = word;
+        count += 1;
+    }
+    // Up to rss (field 24 of the manual, here 21): all kernels have these.
+    if count < 22 {
+        return None;
+    }
+    let unsigned = |i: usize| field.get(i).and_then(|w| number(w));
+    let id = |i: usize| {
+        field
+            .get(i)
+            .and_then(|w| signed(w))
+            .and_then(|n| i32::try_from(n).ok())
+    };
+    // Times of children are signed in the kernel's format.
+    let time = |i: usize| {
+        field
+            .get(i)
+            .and_then(|w| signed(w))
+            .map(|n| u64::try_from(n).unwrap_or(0))
+    };
+    Some(Stat {
+        pid,
+        comm,
+        state: *field.first()?.first()?,
+        parent: id(1)?,
+        session: id(3)?,
+        flags: unsigned(6)?,
+        faults_minor: unsigned(7)?,
+        faults_major: unsigned(9)?,
+        cpu_ticks: unsigned(11)?.saturating_add(unsigned(12)?),
+        child_cpu_ticks: time(13)?.saturating_add(time(14)?),
+        threads: u32::try_from(unsigned(17)?).ok()?,
+        start_ticks: unsigned(19)?,
+        resident_pages: time(21)?,
+        start_stack: unsigned(25).unwrap_or(0),
+    })
+}
+
+/// Run-queue wait in nanoseconds, second number of a `schedstat` file.
+pub fn parse_wait(schedstat: &[u8]) -> Option<u64> {
+    words(schedstat).nth(1).and_then(number)
+}
+
+/// The largest shared segment that a process maps, from `/proc/PID/maps`.
+pub fn parse_segment(maps: &[u8]) -> Option<Segment> {
+    let mut best: Option<Segment> = None;
+    for line in lines(maps) {
+        let mut parts = words(line);
+        let (Some(range), Some(permissions), Some(_offset), Some(device), Some(inode), Some(name)) = (
+            parts.next(),
+            parts.next(),
+            parts.next(),
+            parts.next(),
+            parts.next(),
+            parts.next(),
+        ) else {
+            continue;
+        };
+        if permissions.get(3) != Some(&b's') || !super::regions::is_shared_memory(name) {
+            continue;
+        }
+        let Some(length) = super::regions::parse_range(range).map(|(start, end)| end - start) else {
+            continue;
+        };
+        let device = device.split(|&b| b == b':').try_fold(0u64, |sum, part| {
+            hexadecimal(part).and_then(|n| sum.checked_mul(1 << 32)?.checked_add(n))
+        });
+        let (Some(device), Some(inode)) = (device, number(inode)) else {
+            continue;
+        };
+        let segment = Segment {
+            device,
+            inode,
+            length,
+            system_v: name.starts_with(b"/SYSV"),
+        };
+        if length >= SEGMENT_MIN && best.is_none_or(|b| (length, inode) > (b.length, b.inode)) {
+            best = Some(segment);
+        }
+    }
+    best
+}
+
+/// Cumulative counters of one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counters {
+    cpu: u64,
+    child_cpu: u64,
+    faults_minor: u64,
+    faults_major: u64,
+    wait: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Inode of the process's directory: another one means another process.
+    inode: u64,
+    /// Pass in which it was last seen.
+    seen: u64,
+    /// Pass in which its identity was last read.
+    identified: u64,
+    now: Counters,
+    /// Counters that earlier samples have delivered.
+    delivered: Counters,
+    /// Not part of any sample yet.
+    fresh: bool,
+    zombie: bool,
+    /// CPU time of ended children that was delivered while they lived.
+    known_of_children: u64,
+    threads: u32,
+    resident_pages: u64,
+    shared_pages: u64,
+    segment_searched_at: u64,
+    /// Run-queue wait by thread, for workloads in detail.
+    waits: BTreeMap<i32, u64>,
+    /// Hash of the name as bytes: another one means an `exec`.
+    name: u64,
+    workload: Option<WorkloadId>,
+    tuner: Option<&'static str>,
+    member: Member,
+}
+
+/// What is remembered of a workload between its samples.
+#[derive(Debug, Default)]
+struct Account {
+    sampled: Option<Nanoseconds>,
+    churn: u32,
+}
+
+/// Costs of the last pass, for `homeostat status` and the benchmark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassCost {
+    /// Processes seen, with kernel threads.
+    pub processes: u32,
+    /// Of which `/proc/PID/stat` was read.
+    pub read: u32,
+    /// Of which the identity was read.
+    pub identified: u32,
+}
+
+/// All processes of the machine.
+pub struct ProcessTable {
+    root: Root,
+    proc: Directory,
+    own: i32,
+    tick: u64,
+    page: u64,
+    passes: u64,
+    listed: Vec<(i32, u64)>,
+    entries: BTreeMap<i32, Entry>,
+    /// Kernel threads by pid, with the inode of their directory: never looked at again.
+    kernel_threads: BTreeMap<i32, (u64, u64)>,
+    accounts: BTreeMap<WorkloadId, Account>,
+    last_pass: Option<Nanoseconds>,
+    cost: PassCost,
+    small: Vec<u8>,
+    large: Vec<u8>,
+    directory: Box<[MaybeUninit<u8>]>,
+}
+
+impl std::fmt::Debug for ProcessTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProcessTable")
+            .field("root", &self.root)
+            .field("entries", &self.entries.len())
+            .finish()
+    }
+}
+
+impl ProcessTable {
+    /// An empty table over `/proc` below the root.
+    ///
+    /// # Errors
+    /// `Unsupported` when `/proc` is not there.
+    pub fn new(root: Root) -> Result<Self, PlatformError> {
+        let path = root.path("/proc");
+        let proc = Directory::open(&path).map_err(|e| PlatformError::Unsupported {
+            what: format!("reading {}", path.display()),
+            why: format!("{e}; homeostat needs proc mounted and readable"),
+        })?;
+        // Under a captured root our own number means nothing.
+        let own = if root.is_live() {
+            i32::try_from(std::process::id()).unwrap_or(0)
+        } else {
+            0
+        };
+        Ok(Self {
+            root,
+            proc,
+            own,
+            tick: host::tick_length(),
+            page: rustix::param::page_size() as u64,
+            passes: 0,
+            listed: Vec::new(),
+            entries: BTreeMap::new(),
+            kernel_threads: BTreeMap::new(),
+            accounts: BTreeMap::new(),
+            last_pass: None,
+            cost: PassCost::default(),
+            small: Vec::new(),
+            large: Vec::new(),
+            directory: vec![MaybeUninit::uninit(); 32 * 1024].into_boxed_slice(),
+        })
+    }
+
+    /// What the last pass cost.
+    pub fn cost(&self) -> PassCost {
+        self.cost
+    }
+
+    /// Looks at all processes once. `uptime` is the time since boot that start times count in.
+    ///
+    /// # Errors
+    /// `Unsupported` when `/proc` can no longer be listed.
+    pub fn pass(&mut self, uptime: Nanoseconds) -> Result<(), PlatformError> {
+        self.passes += 1;
+        self.cost = PassCost::default();
+        self.list().map_err(|e| PlatformError::Unsupported {
+            what: format!("listing {}", self.root.path("/proc").display()),
+            why: e.to_string(),
+        })?;
+        let listed = std::mem::take(&mut self.listed);
+        for &(pid, inode) in &listed {
+            self.cost.processes += 1;
+            self.look(pid, inode, uptime);
+        }
+        self.listed = listed;
+        let pass = self.passes;
+        let gone: Vec<i32> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| e.seen != pass)
+            .map(|(pid, _)| *pid)
+            .collect();
+        for pid in gone {
+            self.remove(pid);
+        }
+        self.kernel_threads.retain(|_, (_, seen)| *seen == pass);
+        Ok(())
+    }
+
+    /// Lists the numeric names of `/proc` with their inodes.
+    fn list(&mut self) -> Result<(), Errno> {
+        self.listed.clear();
+        rustix::fs::seek(self.proc.descriptor(), SeekFrom::Start(0))?;
+        let mut entries = RawDir::new(self.proc.descriptor(), &mut self.directory);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let Some(pid) = number(entry.file_name().to_bytes()).and_then(|n| i32::try_from(n).ok()) else {
+                continue;
+            };
+            if self.listed.len() >= PROCESSES_MAX {
+                break;
+            }
+            self.listed.push((pid, entry.ino()));
+        }
+        Ok(())
+    }
+
+    /// Brings one process up to date.
+    fn look(&mut self, pid: i32, inode: u64, uptime: Nanoseconds) {
+        let pass = self.passes;
+        if let Some(known) = self.kernel_threads.get_mut(&pid) {
+            if known.0 == inode {
+                known.1 = pass;
+                return;
+            }
+            self.kernel_threads.remove(&pid);
+        }
+        let turn = pass.wrapping_add(pid.unsigned_abs().into());
+        if self.root.is_live() && !turn.is_multiple_of(READ_ANYWAY) {
+            if let Some(entry) = self.entries.get_mut(&pid) {
+                if entry.inode == inode && process_cpu_time(pid) == Some(entry.now.cpu) {
+                    entry.seen = pass;
+                    return;
+                }
+            }
+        }
+        self.read(pid, inode, uptime);
+    }
+
+    /// Reads `/proc/PID/stat` and what follows from it. Returns whether the process is there.
+    fn read(&mut self, pid: i32, inode: u64, uptime: Nanoseconds) -> bool {
+        self.cost.read += 1;
+        let mut small = std::mem::take(&mut self.small);
+        let outcome = match self
+            .proc
+            .read(ProcessFile::new(pid, "stat").name(), &mut small, 4096)
+        {
+            Ok(text) => parse_stat(text)
+                .filter(|s| s.pid == pid)
+                .map(|stat| self.take(&stat, inode, uptime)),
+            Err(_) => None,
+        };
+        self.small = small;
+        match outcome {
+            Some(identify) => {
+                if identify {
+                    self.identify(pid);
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Files what `stat` says. Returns whether the identity should be read.
+    fn take(&mut self, stat: &Stat<'_>, inode: u64, uptime: Nanoseconds) -> bool {
+        let pid = stat.pid;
+        if stat.flags & KERNEL_THREAD != 0 {
+            self.entries.remove(&pid);
+            self.kernel_threads.insert(pid, (inode, self.passes));
+            return false;
+        }
+        if self
+            .entries
+            .get(&pid)
+            .is_some_and(|e| e.member.start_ticks != stat.start_ticks)
+        {
+            // The number was given to another process.
+            self.remove(pid);
+        }
+        let precise = if self.root.is_live() {
+            process_cpu_time(pid)
+        } else {
+            None
+        };
+        let now = Counters {
+            cpu: precise.unwrap_or_else(|| stat.cpu_ticks.saturating_mul(self.tick)),
+            child_cpu: stat.child_cpu_ticks.saturating_mul(self.tick),
+            faults_minor: stat.faults_minor,
+            faults_major: stat.faults_major,
+            wait: 0,
+        };
+        let first_pass = self.last_pass.is_none();
+        let started = Nanoseconds(stat.start_ticks.saturating_mul(self.tick));
+        let young = uptime - started < YOUNG;
+        let pass = self.passes;
+        let is_new = !self.entries.contains_key(&pid);
+        let entry = self.entries.entry(pid).or_insert_with(|| Entry {
+            inode,
+            seen: pass,
+            identified: 0,
+            now,
+            // At the first pass nothing is known of when the time was used.
+            delivered: if first_pass {
+                now
+            } else {
+                Counters {
+                    child_cpu: now.child_cpu,
+                    ..Counters::default()
+                }
+            },
+            fresh: !first_pass,
+            zombie: false,
+            known_of_children: 0,
+            threads: 1,
+            resident_pages: 0,
+            shared_pages: 0,
+            segment_searched_at: 0,
+            waits: BTreeMap::new(),
+            name: 0,
+            workload: None,
+            tuner: None,
+            member: Member {
+                pid,
+                start_ticks: stat.start_ticks,
+                ..Member::default()
+            },
+        });
+        entry.inode = inode;
+        entry.seen = pass;
+        entry.now = Counters {
+            wait: entry.now.wait,
+            ..now
+        };
+        entry.zombie = stat.state == b'Z' && stat.threads <= 1;
+        entry.threads = stat.threads.max(1);
+        entry.resident_pages = stat.resident_pages;
+        entry.member.parent = stat.parent;
+        entry.member.session = stat.session;
+        entry.member.start_stack = if stat.start_stack > 1 { stat.start_stack } else { 0 };
+        let name = fingerprint(&[stat.comm]);
+        let renamed = entry.name != name;
+        if renamed {
+            entry.name = name;
+            entry.member.program = String::from_utf8_lossy(stat.comm).into_owned();
+        }
+        !entry.zombie
+            && (is_new
+                || renamed
+                || young
+                || pass.wrapping_sub(entry.identified) >= IDENTIFY_ANYWAY
+                || entry.resident_pages.saturating_mul(self.page) / 2
+                    > entry.segment_searched_at.max(SEGMENT_MIN))
+    }
+
+    /// Reads what the process is.
+    fn identify(&mut self, pid: i32) {
+        /// Most of a command line and of `cgroup` and `status` that is read, in bytes.
+        const TEXT_MAX: usize = 16 * 1024;
+        self.cost.identified += 1;
+        let Some(entry) = self.entries.get_mut(&pid) else {
+            return;
+        };
+        entry.identified = self.passes;
+        let proc = &self.proc;
+        let buffer = &mut self.large;
+        let link = rustix::fs::readlinkat(proc.descriptor(), ProcessFile::new(pid, "exe").name(), Vec::new());
+        if let Ok(target) = link {
+            let target = target.to_string_lossy();
+            target
+                .strip_suffix(" (deleted)")
+                .unwrap_or(&target)
+                .clone_into(&mut entry.member.executable);
+        }
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "cmdline").name(), buffer, TEXT_MAX) {
+            entry.member.arguments = grouping::normalised_arguments(text);
+            entry.tuner = tuners::by_program(&entry.member.program).or_else(|| {
+                let arguments: Vec<&[u8]> = text.split(|&b| b == 0).take(8).collect();
+                tuners::by_argument(&arguments)
+            });
+        }
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "cgroup").name(), buffer, TEXT_MAX) {
+            entry.member.place = grouping::place(text);
+        }
+        let place = format!("the environment of {} (pid {pid})", entry.member.program);
+        let mut chosen = match proc.read(
+            ProcessFile::new(pid, "environ").name(),
+            buffer,
+            choice::ENVIRONMENT_MAX,
+        ) {
+            Ok(text) => choice::from_environment(text, &place),
+            Err(_) => homeostat_model::OperatorChoice::default(),
+        };
+        // Environments hold secrets: they do not stay in our memory.
+        buffer.fill(0);
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, TEXT_MAX) {
+            if choice::is_status(text) {
+                entry.member.user = choice::user(text);
+                chosen
+                    .tuned
+                    .extend(choice::from_status(text, &entry.member.program, pid));
+            }
+        }
+        entry.member.choice = chosen;
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "statm").name(), buffer, 256) {
+            entry.shared_pages = words(text).nth(2).and_then(number).unwrap_or(0);
+        }
+        let shared = entry.shared_pages.saturating_mul(self.page);
+        let resident = entry.resident_pages.saturating_mul(self.page);
+        entry.segment_searched_at = resident;
+        // Searched once per process, and again while it maps more and more.
+        if shared >= SEGMENT_MIN {
+            if let Ok(text) = proc.read(ProcessFile::new(pid, "maps").name(), buffer, MAPS_MAX) {
+                entry.member.segment = parse_segment(text);
+            }
+        }
+        /// A buffer larger than this is given back.
+        const KEEP: usize = 128 * 1024;
+        if buffer.len() > KEEP {
+            buffer.truncate(KEEP);
+            buffer.shrink_to_fit();
+        }
+    }
+
+    /// Forgets a process that ended.
+    fn remove(&mut self, pid: i32) {
+        let Some(entry) = self.entries.remove(&pid) else {
+            return;
+        };
+        let seen = entry.delivered.cpu.saturating_add(entry.delivered.child_cpu);
+        // What its own children had used was added to its children's time, which its parent inherits.
+        if let Some(parent) = self.entries.get_mut(&entry.member.parent) {
+            parent.known_of_children = parent.known_of_children.saturating_add(seen);
+        }
+        if let Some(account) = entry.workload.and_then(|w| self.accounts.get_mut(&w)) {
+            account.churn = account.churn.saturating_add(1);
+        }
+    }
+
+    /// Recognises the workloads from what the last pass saw.
+    pub fn workloads(&mut self) -> Vec<Workload> {
+        let members: Vec<&Member> = self
+            .entries
+            .values()
+            .filter(|e| !e.zombie)
+            .map(|e| &e.member)
+            .collect();
+        let workloads = grouping::group(&members, self.own);
+        let first_pass = self.last_pass.is_none();
+        let mut named: BTreeSet<&WorkloadId> = BTreeSet::new();
+        for workload in &workloads {
+            named.insert(&workload.id);
+            let account = self.accounts.entry(workload.id.clone()).or_default();
+            for process in &workload.processes {
+                let Some(entry) = self.entries.get_mut(&process.pid) else {
+                    continue;
+                };
+                if entry.workload.as_ref() != Some(&workload.id) {
+                    if !first_pass {
+                        account.churn = account.churn.saturating_add(1);
+                    }
+                    entry.workload = Some(workload.id.clone());
+                }
+            }
+        }
+        self.accounts.retain(|id, _| named.contains(id));
+        workloads
+    }
+
+    /// Names of other tuners that run, sorted.
+    pub fn other_tuners(&self) -> Vec<String> {
+        let found: BTreeSet<&str> = self.entries.values().filter_map(|e| e.tuner).collect();
+        found.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Marks the end of a pass whose samples were taken.
+    pub fn finish_pass(&mut self, now: Nanoseconds) {
+        self.last_pass = Some(now);
+    }
+
+    /// Looks again at the processes of one workload, between two passes.
+    pub fn refresh(&mut self, workload: &Workload, uptime: Nanoseconds) {
+        for process in &workload.processes {
+            let Some(entry) = self.entries.get(&process.pid) else {
+                continue;
+            };
+            if entry.member.start_ticks != process.start_ticks {
+                continue;
+            }
+            let inode = entry.inode;
+            if !self.read(process.pid, inode, uptime) {
+                self.remove(process.pid);
+            }
+        }
+    }
+
+    /// Whether a process is still the one that was seen.
+    pub fn is_known(&self, process: ProcessId) -> bool {
+        self.entries
+            .get(&process.pid)
+            .is_some_and(|e| e.member.start_ticks == process.start_ticks)
+    }
+
+    /// Sample of a workload: differences since its previous sample. `now` is the time of the reading, `uptime` the
+    /// same on the clock of start times.
+    pub fn sample(
+        &mut self,
+        workload: &Workload,
+        now: Nanoseconds,
+        uptime: Nanoseconds,
+        detailed: bool,
+    ) -> WorkloadSample {
+        let account = self.accounts.entry(workload.id.clone()).or_default();
+        let since = account
+            .sampled
+            .or(self.last_pass)
+            .map_or(Nanoseconds::ZERO, |t| now - t);
+        account.sampled = Some(now);
+        let churn = std::mem::take(&mut account.churn);
+        let mut sample = WorkloadSample {
+            id: workload.id.clone(),
+            interval: since,
+            age: Nanoseconds::ZERO,
+            processes: 0,
+            threads: 0,
+            cpu: Nanoseconds::ZERO,
+            cpu_busiest: Nanoseconds::ZERO,
+            runqueue_wait: Nanoseconds::ZERO,
+            faults_minor: 0,
+            faults_major: 0,
+            churn,
+            resident: Bytes::ZERO,
+            anonymous: Bytes::ZERO,
+            shared: Bytes::ZERO,
+            huge: None,
+            meters: Vec::new(),
+        };
+        let mut own_pages: u64 = 0;
+        let mut shared_pages: u64 = 0;
+        for process in &workload.processes {
+            if !self.is_known(*process) {
+                continue;
+            }
+            let wait = self.wait(process.pid, detailed);
+            let Some(entry) = self.entries.get_mut(&process.pid) else {
+                continue;
+            };
+            let age = uptime - Nanoseconds(entry.member.start_ticks.saturating_mul(self.tick));
+            let used = entry.deliver(since, age);
+            sample.age = sample.age.max(age);
+            sample.processes += 1;
+            sample.threads = sample.threads.saturating_add(entry.threads);
+            sample.cpu += Nanoseconds(used.cpu);
+            sample.cpu_busiest = sample.cpu_busiest.max(Nanoseconds(used.cpu));
+            sample.runqueue_wait += Nanoseconds(wait);
+            sample.faults_minor = sample.faults_minor.saturating_add(used.faults_minor);
+            sample.faults_major = sample.faults_major.saturating_add(used.faults_major);
+            // Shared memory is counted once: at the process that has most of it.
+            let shared = if workload.processes.len() > 1 {
+                entry.shared_pages.min(entry.resident_pages)
+            } else {
+                0
+            };
+            own_pages = own_pages.saturating_add(entry.resident_pages - shared);
+            shared_pages = shared_pages.max(shared);
+        }
+        sample.resident = Bytes(own_pages.saturating_add(shared_pages).saturating_mul(self.page));
+        sample
+    }
+
+    /// Run-queue wait of a process since this was last asked: of all threads in detail, else of its first thread.
+    fn wait(&mut self, pid: i32, detailed: bool) -> u64 {
+        let Some(entry) = self.entries.get_mut(&pid) else {
+            return 0;
+        };
+        // A process that used no CPU time since its last sample has not waited for it either, to speak of.
+        if entry.now.cpu == entry.delivered.cpu && !entry.fresh {
+            return 0;
+        }
+        let mut sum: u64 = 0;
+        let mut note = |waits: &mut BTreeMap<i32, u64>, thread: i32, total: u64| {
+            // A thread that is new here has no difference yet.
+            let before = waits.insert(thread, total).unwrap_or(total);
+            sum = sum.saturating_add(total.saturating_sub(before));
+        };
+        if !detailed || entry.threads <= 1 {
+            let name = ProcessFile::new(pid, "schedstat");
+            if let Some(total) = self
+                .proc
+                .read(name.name(), &mut self.small, 256)
+                .ok()
+                .and_then(parse_wait)
+            {
+                note(&mut entry.waits, pid, total);
+            }
+            return sum;
+        }
+        let threads: Vec<i32> = std::fs::read_dir(self.root.path(&format!("/proc/{pid}/task")))
+            .map(|list| {
+                list.take(THREADS_MAX)
+                    .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+                    .collect()
+            })
+            .unwrap_or_default();
+        for thread in &threads {
+            let leaf = format!("task/{thread}/schedstat");
+            let name = ProcessFile::new(pid, &leaf);
+            if let Some(total) = self
+                .proc
+                .read(name.name(), &mut self.small, 256)
+                .ok()
+                .and_then(parse_wait)
+            {
+                note(&mut entry.waits, *thread, total);
+            }
+        }
+        if entry.waits.len() > threads.len() {
+            let living: BTreeSet<i32> = threads.into_iter().collect();
+            entry.waits.retain(|thread, _| living.contains(thread));
+        }
+        sum
+    }
+}
+
+impl Entry {
+    /// What was used since the last delivery; from now on it counts as delivered.
+    fn deliver(&mut self, since: Nanoseconds, age: Nanoseconds) -> Counters {
+        let (now, before) = (self.now, self.delivered);
+        // Of a process that is older than the interval but new to us, only a share belongs to it.
+        let share = |total: u64| {
+            if self.fresh && age.0 > since.0 {
+                (u128::from(total) * u128::from(since.0) / u128::from(age.0.max(1))) as u64
+            } else {
+                total
+            }
+        };
+        let children = now.child_cpu.saturating_sub(before.child_cpu);
+        let known = self.known_of_children.min(children);
+        let used = Counters {
+            cpu: share(now.cpu.saturating_sub(before.cpu)).saturating_add(children - known),
+            child_cpu: 0,
+            faults_minor: share(now.faults_minor.saturating_sub(before.faults_minor)),
+            faults_major: share(now.faults_major.saturating_sub(before.faults_major)),
+            wait: 0,
+        };
+        // Half of what a parent has not waited for is kept: a parent that never waits forgets it by and by.
+        self.known_of_children = (self.known_of_children - known) / 2;
+        self.delivered = now;
+        self.fresh = false;
+        used
+    }
+}
