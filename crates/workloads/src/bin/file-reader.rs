@@ -1,0 +1,149 @@
+//! `file-reader`: reads one file from beginning to end, again and again.
+//!
+//! The disk-bound program of the test of IBM's autotune: "creates a file of user specified size, and then repeatedly
+//! reads the entire file, reporting the number of megabytes … every 10 seconds".
+
+use clap::Parser;
+use homeostat_workloads::session::SECONDS_MAX;
+use homeostat_workloads::{Duty, MIB, Outcome, Plan, Session, SessionError, Work};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Bytes per read call, as `dd bs=256k`.
+const READ_BYTES: usize = 256 * 1024;
+
+/// Reads one file from beginning to end, again and again.
+///
+/// The progress counter counts bytes; the reports give MiB, too. A file that does not exist is created and removed
+/// at the end; one that exists is read as it is and left alone.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Example: file-reader 8192 60 --file /var/tmp/big --report 10"
+)]
+struct Arguments {
+    /// Size of the file if it has to be created, in MiB.
+    #[arg(value_name = "MiB", value_parser = clap::value_parser!(u64).range(1..=u64::MAX / MIB))]
+    mib: u64,
+    /// Time to run, in seconds, after the file has been created.
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
+    seconds: u64,
+    /// The file (default: a new one in the directory for temporary files).
+    #[arg(long, value_name = "PATH")]
+    file: Option<PathBuf>,
+    /// CPU time to use, in percent of one CPU.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
+    duty: u32,
+    /// Print a line every so many seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
+    report: Option<u64>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ReaderError {
+    #[error("cannot {what} {}: {source}", path.display())]
+    File {
+        what: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{} is empty: there is nothing to read; name another file or remove it", path.display())]
+    Empty { path: PathBuf },
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("file-reader: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A file that this program made, removed at the end.
+struct OwnFile<'a>(Option<&'a Path>);
+
+impl Drop for OwnFile<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            eprintln!("file-reader: cannot remove {}: {error}", path.display());
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), ReaderError> {
+    let session = Session::prepare()?;
+    let path = arguments.file.clone().unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("homeostat-file-reader-{}", std::process::id()))
+    });
+    let failed = |what| {
+        let path = path.clone();
+        move |source| ReaderError::File { what, path, source }
+    };
+    let _own = match File::options().write(true).create_new(true).open(&path) {
+        Ok(file) => {
+            let own = OwnFile(Some(&path));
+            fill(file, arguments.mib, &session).map_err(failed("fill"))?;
+            own
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => OwnFile(None),
+        Err(error) => return Err(failed("create")(error)),
+    };
+    let mut first = File::open(&path).map_err(failed("open"))?;
+    // The size from stat is zero for special files, so ask for a byte.
+    if first.read(&mut [0]).map_err(failed("read"))? == 0 {
+        return Err(ReaderError::Empty { path: path.clone() });
+    }
+    let work = Work::publish("file-reader", "byte", 1);
+    let worker = |thread: usize| {
+        let mut duty = Duty::new(arguments.duty);
+        let mut file = &first;
+        let mut buffer = vec![0; READ_BYTES];
+        file.rewind()?;
+        while !session.stopping() {
+            match file.read(&mut buffer)? {
+                0 => file.rewind()?,
+                bytes => work.add(thread, bytes as u64),
+            }
+            duty.rest();
+        }
+        Ok(())
+    };
+    let plan = Plan {
+        threads: 1,
+        duration: Duration::from_secs(arguments.seconds),
+        report: arguments.report.map(Duration::from_secs),
+    };
+    session.run(plan, &work, worker, mebibytes)?;
+    Ok(())
+}
+
+fn fill(mut file: File, mib: u64, session: &Session) -> io::Result<()> {
+    // Not zeroes: a file system that compresses would keep none of them.
+    let block: Vec<u8> = (0..MIB)
+        .map(|at| (at.wrapping_mul(0x9E37_79B9) >> 16) as u8)
+        .collect();
+    for _ in 0..mib {
+        if session.stopping() {
+            break;
+        }
+        file.write_all(&block)?;
+    }
+    file.sync_all()
+}
+
+fn mebibytes(outcome: &Outcome) -> String {
+    let mib = outcome.work as f64 / MIB as f64;
+    format!(
+        "mib={mib:.1} mib_per_10s={:.1}",
+        outcome.work_per_s() * 10.0 / MIB as f64
+    )
+}
