@@ -1,1 +1,32 @@
 //! Experiment statistics: switchback trials, test martingales, false-discovery control.
+//!
+//! This crate does not know that a computer exists. It sees scores (natural logarithms of a metric, oriented so that
+//! more is better), coins that somebody else tossed, and seconds as plain numbers. It reads no clock and draws no
+//! randomness. Differences of scores are relative changes in log units: 0.02 is a gain of 2 %.
+//!
+//! Everything is computed with IEEE 754 addition, multiplication, division and square root only; `exp` and `ln` are
+//! our own ([`robust`]). So the same inputs give the same bits on every machine, and a recording of one machine
+//! replays to the same decisions on another.
+//!
+//! | module | question it answers |
+//! |---|---|
+//! | [`switchback`] | is the change a gain, a loss, or not worth it? (randomised on/off blocks) |
+//! | [`staged`] | the same for a change that cannot be switched back cheaply (randomised onset) |
+//! | [`block_length`] | how long must a block be, and can anything be proven at all within the budget? |
+//! | [`discovery`] | which level may the next of many tries use? |
+//! | [`guard`] | does an accepted gain last? |
+//! | [`breaker`] | must this block be ended at once? |
+//! | [`robust`] | medians, spreads, correlations, stable elementary functions, quality of a work meter |
+//! | [`simulation`] | loads to try all this on |
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+// pub mod block_length;
+pub mod breaker;
+pub mod discovery;
+// pub mod guard;
+pub mod robust;
+// pub mod simulation;
+// pub mod staged;
+pub mod switchback;
+
+pub use switchback::{Arm, Decision, Design, Estimate, Trial, TrialParameters};

@@ -1,0 +1,119 @@
+//! The circuit breaker: must an on block be ended at once?
+//!
+//! Not a statistical test but a fuse. Scores are means over about five seconds (log units, more is better). A block
+//! is broken when such a mean falls below that of the last off block by more than 20 % or eight scales, whichever is
+//! more. Load steps trip it now and then (one or two an hour in a rough load); a broken block is not a verdict, it
+//! counts as a large loss in the trial.
+
+use crate::robust::ln;
+use serde::{Deserialize, Serialize};
+
+/// A fall by this share trips the breaker, if it is beyond the noise.
+pub const FALL_MIN: f64 = 0.20;
+/// … where noise is this many scales of five-second means.
+pub const SCALES_MIN: f64 = 8.0;
+
+/// A circuit breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Breaker {
+    /// How far a score may fall (log units, positive).
+    fall: f64,
+    /// Score of the last off block.
+    reference: Option<f64>,
+    /// Trips so far.
+    trips: u32,
+    tripped: bool,
+}
+
+impl Breaker {
+    /// `scale_5s`: standard deviation of the difference of two five-second means (log units). A scale that is not a
+    /// number leaves the 20 % rule alone.
+    pub fn new(scale_5s: f64) -> Self {
+        // −ln(1 − 20 %): a fall by 20 % in log units.
+        let share = -ln(1.0 - FALL_MIN);
+        let noise = if scale_5s.is_finite() {
+            SCALES_MIN * scale_5s
+        } else {
+            0.0
+        };
+        Self {
+            fall: share.max(noise),
+            reference: None,
+            trips: 0,
+            tripped: false,
+        }
+    }
+
+    /// An off block ended with this score.
+    pub fn off_block(&mut self, score: f64) {
+        if score.is_finite() {
+            self.reference = Some(score);
+        }
+    }
+
+    /// A block starts: the breaker is armed again.
+    pub fn block_started(&mut self) {
+        self.tripped = false;
+    }
+
+    /// Whether the on block must end, given the score of its last five seconds. −∞ (no work at all) trips, NaN does
+    /// not. Without an off block to compare with it never trips. A trip is counted once per block.
+    pub fn trips(&mut self, score: f64) -> bool {
+        let Some(reference) = self.reference else {
+            return false;
+        };
+        if self.tripped || score < reference - self.fall {
+            if !self.tripped {
+                self.trips = self.trips.saturating_add(1);
+            }
+            self.tripped = true;
+        }
+        self.tripped
+    }
+
+    /// Trips so far.
+    pub fn trip_count(&self) -> u32 {
+        self.trips
+    }
+
+    /// How far a score may fall below the last off block (log units).
+    pub fn fall(&self) -> f64 {
+        self.fall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trips_at_a_fall_of_a_fifth_and_counts_it_once() {
+        let mut b = Breaker::new(0.01);
+        assert!(!b.trips(-100.0), "nothing to compare with");
+        b.off_block(2.0);
+        b.block_started();
+        assert!(!b.trips(2.0 + 0.81f64.ln()));
+        assert!(b.trips(2.0 + 0.79f64.ln()));
+        assert!(b.trips(2.0), "stays tripped until the next block");
+        assert_eq!(b.trip_count(), 1);
+        b.block_started();
+        assert!(!b.trips(2.0));
+    }
+
+    #[test]
+    fn noise_widens_the_fall_and_nonsense_does_not() {
+        assert!((Breaker::new(0.05).fall() - 0.40).abs() < 1e-12);
+        for scale in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            assert!((Breaker::new(scale).fall() - 0.2231).abs() < 1e-3);
+        }
+        let mut b = Breaker::new(0.0);
+        b.off_block(f64::NAN);
+        assert!(
+            !b.trips(f64::NEG_INFINITY),
+            "a reference without a number is none"
+        );
+        b.off_block(1.0);
+        assert!(!b.trips(f64::NAN));
+        assert!(b.trips(f64::NEG_INFINITY));
+    }
+}

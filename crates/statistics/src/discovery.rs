@@ -1,0 +1,217 @@
+//! Which level may the next of many tries use? Control of false discoveries.
+//!
+//! Problem: a daemon that tries a change an hour at the level 0.05 each keeps a useless one every day. Approach:
+//! e-LOND: try `i` of an epoch gets `α_i = q · γ_i · (R + 1)` with Σγ_i ≤ 1 and `R` the accepts so far; with e-values
+//! the share of false accepts among all accepts stays at most `q` in expectation, whatever the dependence between
+//! tries. A strict profile controls the chance of *any* false accept by spending.
+
+use serde::{Deserialize, Serialize};
+
+/// How the levels of many tries are controlled together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Rule {
+    /// False-discovery rate at most `rate`: `α_i = rate · γ_i · (accepts + 1)`, `γ_i = (1 − decay) · decay^(i−1)`.
+    /// The first try has the level `rate · (1 − decay)`: 0.001 by default.
+    ELond {
+        /// Largest expected share of false accepts among all accepts.
+        rate: f64,
+        /// Ratio of one γ to the one before.
+        decay: f64,
+        /// Tries after which the count starts again.
+        epoch: u32,
+    },
+    /// Chance of any false accept ever at most `total`: `α_i = total · 6 / (π² i²)`.
+    Spending {
+        /// Largest chance.
+        total: f64,
+    },
+    /// The same level for every try: no control over many.
+    Fixed {
+        /// Level.
+        alpha: f64,
+    },
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self::ELond {
+            rate: 0.10,
+            decay: 0.99,
+            epoch: 200,
+        }
+    }
+}
+
+impl Rule {
+    /// Level of try number `position` (from 0) after `accepts` accepts. Always within 1e-12..0.5.
+    pub fn alpha(&self, position: u32, accepts: u32) -> f64 {
+        let alpha = match self {
+            Self::ELond { rate, decay, .. } => {
+                // By repeated multiplication: powf is not the same on every machine. Bounded by 100 000 steps.
+                let gamma = (0..position.min(100_000)).fold(1.0 - decay, |g, _| g * decay);
+                rate * gamma * (f64::from(accepts) + 1.0)
+            }
+            Self::Spending { total } => {
+                let i = f64::from(position) + 1.0;
+                total * 6.0 / (std::f64::consts::PI * std::f64::consts::PI * i * i)
+            }
+            Self::Fixed { alpha } => *alpha,
+        };
+        if alpha.is_nan() {
+            1e-12
+        } else {
+            alpha.clamp(1e-12, 0.5)
+        }
+    }
+
+    /// Checks ranges. Each complaint names the parameter, its value and the allowed range.
+    pub fn validate(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut range = |name: &str, value: f64, low: f64, high: f64| {
+            if !(value >= low && value <= high) {
+                wrong.push(format!("{name} = {value}: must be between {low} and {high}"));
+            }
+        };
+        match self {
+            Self::ELond { rate, decay, epoch } => {
+                range("rate", *rate, 1e-6, 0.5);
+                range("decay", *decay, 0.0, 0.9999);
+                range("epoch", f64::from(*epoch), 1.0, 100_000.0);
+            }
+            Self::Spending { total } => range("total", *total, 1e-6, 0.5),
+            Self::Fixed { alpha } => range("alpha", *alpha, 1e-9, 0.5),
+        }
+        wrong
+    }
+}
+
+/// Tries and accepts so far. A retry of the same change is a new try.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Discovery {
+    rule: Rule,
+    tries: u32,
+    accepts: u32,
+}
+
+impl Discovery {
+    /// Before the first try.
+    pub fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            tries: 0,
+            accepts: 0,
+        }
+    }
+
+    /// The level of the next try, to be fixed before the try starts.
+    pub fn next_alpha(&self) -> f64 {
+        self.rule.alpha(self.tries, self.accepts)
+    }
+
+    /// A try ended.
+    pub fn record(&mut self, accepted: bool) {
+        self.tries = self.tries.saturating_add(1);
+        self.accepts = self.accepts.saturating_add(u32::from(accepted));
+        if let Rule::ELond { epoch, .. } = self.rule
+            && self.tries >= epoch
+        {
+            self.tries = 0;
+            self.accepts = 0;
+        }
+    }
+
+    /// Tries in this epoch.
+    pub fn tries(&self) -> u32 {
+        self.tries
+    }
+
+    /// Accepts in this epoch.
+    pub fn accepts(&self) -> u32 {
+        self.accepts
+    }
+
+    /// The rule in use.
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e_lond_starts_at_one_in_a_thousand_and_grows_with_accepts() {
+        let mut d = Discovery::new(Rule::default());
+        assert!((d.next_alpha() - 0.001).abs() < 1e-12);
+        d.record(true);
+        assert!((d.next_alpha() - 0.10 * 0.01 * 0.99 * 2.0).abs() < 1e-12);
+        d.record(false);
+        assert!((d.next_alpha() - 0.10 * 0.01 * 0.99 * 0.99 * 2.0).abs() < 1e-12);
+        assert_eq!((d.tries(), d.accepts()), (2, 1));
+    }
+
+    #[test]
+    fn an_epoch_ends_and_starts_afresh() {
+        let mut d = Discovery::new(Rule::ELond {
+            rate: 0.1,
+            decay: 0.99,
+            epoch: 3,
+        });
+        for accepted in [true, true, false] {
+            d.record(accepted);
+        }
+        assert_eq!((d.tries(), d.accepts()), (0, 0));
+        assert!((d.next_alpha() - 0.001).abs() < 1e-12);
+    }
+
+    #[test]
+    fn levels_without_accepts_add_up_to_no_more_than_the_rate() {
+        for (rule, total) in [
+            (Rule::default(), 0.10),
+            (
+                Rule::ELond {
+                    rate: 0.05,
+                    decay: 0.5,
+                    epoch: 1000,
+                },
+                0.05,
+            ),
+            (Rule::Spending { total: 0.05 }, 0.05),
+        ] {
+            let spent: f64 = (0..1000).map(|i| rule.alpha(i, 0)).sum();
+            assert!(spent <= total + 1e-6 && spent > 0.9 * total, "{rule:?} {spent}");
+        }
+    }
+
+    #[test]
+    fn levels_are_usable_whatever_the_parameters() {
+        for rule in [
+            Rule::Fixed { alpha: f64::NAN },
+            Rule::Fixed { alpha: 7.0 },
+            Rule::ELond {
+                rate: f64::INFINITY,
+                decay: 1.0,
+                epoch: 0,
+            },
+            Rule::Spending { total: -1.0 },
+        ] {
+            let alpha = Discovery::new(rule.clone()).next_alpha();
+            assert!((1e-12..=0.5).contains(&alpha), "{rule:?} {alpha}");
+            assert!(!rule.validate().is_empty());
+        }
+        assert!(Rule::default().validate().is_empty());
+    }
+
+    #[test]
+    fn state_and_settings_survive_writing_down() {
+        let mut d = Discovery::new(Rule::Spending { total: 0.05 });
+        d.record(false);
+        let text = serde_json::to_string(&d).unwrap();
+        assert_eq!(serde_json::from_str::<Discovery>(&text).unwrap(), d);
+        let rule: Rule =
+            serde_json::from_str(r#"{"kind":"e_lond","rate":0.1,"decay":0.99,"epoch":200}"#).unwrap();
+        assert_eq!(rule, Rule::default());
+    }
+}

@@ -1,0 +1,414 @@
+//! Robust summaries, stable elementary functions, and the quality of a work meter.
+//!
+//! Problem: the noise of a busy machine has heavy tails and steps, so means and standard deviations of raw seconds
+//! mislead; and the standard library's `exp` and `ln` differ in the last bit between platforms, which would break
+//! replay. Approach: order statistics, and elementary functions made of exactly rounded operations only.
+
+use serde::{Deserialize, Serialize};
+use std::f64::consts::LN_2;
+
+/// Factor that makes the median absolute deviation of a Gaussian sample estimate its standard deviation
+/// (1 / quantile of the standard normal at 3/4).
+pub const MAD_TO_SIGMA: f64 = 1.4826;
+
+/// e^x. Accurate to a few units in the last place; the same bits on every machine. Underflows to 0, overflows to
+/// infinity; NaN stays NaN.
+pub fn exp(x: f64) -> f64 {
+    if x.is_nan() {
+        return x;
+    }
+    if x > 709.7 {
+        return f64::INFINITY;
+    }
+    if x < -708.0 {
+        return 0.0;
+    }
+    // ln 2 in two parts (Cody and Waite): the first has zeros in its last bits, so k × HIGH is exact.
+    const HIGH: f64 = 6.931_471_803_691_238e-1;
+    const LOW: f64 = 1.908_214_929_270_587_7e-10;
+    let k = (x / LN_2).round();
+    let r = (x - k * HIGH) - k * LOW;
+    // Taylor series on |r| <= ln(2)/2; the term of degree 14 is below 5e-18.
+    let mut sum = 1.0;
+    let mut degree = 14.0;
+    while degree > 0.5 {
+        sum = 1.0 + r * sum / degree;
+        degree -= 1.0;
+    }
+    // k is an integer between -1022 and 1024; two factors keep each within the range of normal numbers.
+    let k = k as i64;
+    let half = k / 2;
+    sum * power_of_two(half) * power_of_two(k - half)
+}
+
+fn power_of_two(k: i64) -> f64 {
+    f64::from_bits(((k + 1023) as u64) << 52)
+}
+
+/// 2 atanh(s) for small `s`, by its series.
+fn two_atanh(s: f64) -> f64 {
+    let square = s * s;
+    let mut sum = 0.0;
+    let mut n = 33.0;
+    while n > 0.0 {
+        sum = sum * square + 1.0 / n;
+        n -= 2.0;
+    }
+    2.0 * s * sum
+}
+
+/// Natural logarithm. The same bits on every machine. `ln(0)` is −∞, of a negative number NaN.
+pub fn ln(x: f64) -> f64 {
+    if x.is_nan() || x < 0.0 {
+        return f64::NAN;
+    }
+    if x == 0.0 {
+        return f64::NEG_INFINITY;
+    }
+    if x.is_infinite() {
+        return x;
+    }
+    // Subnormal numbers are scaled up first.
+    let (x, offset) = if x < f64::MIN_POSITIVE {
+        (x * power_of_two(54), -54.0)
+    } else {
+        (x, 0.0)
+    };
+    let bits = x.to_bits();
+    let mut exponent = ((bits >> 52) as i64 - 1023) as f64 + offset;
+    let mut mantissa = f64::from_bits((bits & ((1 << 52) - 1)) | (1023 << 52));
+    if mantissa > std::f64::consts::SQRT_2 {
+        mantissa /= 2.0;
+        exponent += 1.0;
+    }
+    exponent * LN_2 + two_atanh((mantissa - 1.0) / (mantissa + 1.0))
+}
+
+/// ln(1 + x), accurate for small `x`. The same bits on every machine.
+pub fn ln_1p(x: f64) -> f64 {
+    if x > -0.25 && x < 0.5 {
+        two_atanh(x / (2.0 + x))
+    } else {
+        ln(1.0 + x)
+    }
+}
+
+/// e^x − 1, accurate for small `x`.
+pub fn exp_m1(x: f64) -> f64 {
+    if x.abs() > 0.1 {
+        return exp(x) - 1.0;
+    }
+    let mut sum = 1.0;
+    let mut degree = 12.0;
+    while degree > 1.5 {
+        sum = 1.0 + x * sum / degree;
+        degree -= 1.0;
+    }
+    x * sum
+}
+
+/// Largest stake × outcome that counts: beyond it a bet has won (ln 2) or lost all it may (−29.3).
+const BET_LIMIT: f64 = 15.0;
+
+/// ln(1 + tanh z), the logarithm of the factor by which a bet multiplies the evidence; stable for all `z`.
+/// `z` is cut at ±15, so that one outcome can take at most 29.3 nats away. NaN counts as 0 (no bet).
+pub fn ln_1p_tanh(z: f64) -> f64 {
+    if z.is_nan() {
+        return 0.0;
+    }
+    LN_2 - ln_1p(exp(-2.0 * z.clamp(-BET_LIMIT, BET_LIMIT)))
+}
+
+/// ln of the mean of e^x over `xs`; −∞ for none.
+pub fn ln_mean_exp(xs: &[f64]) -> f64 {
+    let top = xs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if !top.is_finite() {
+        return top;
+    }
+    let sum: f64 = xs.iter().map(|x| exp(x - top)).sum();
+    top + ln(sum / xs.len() as f64)
+}
+
+/// Arithmetic mean; NaN for none.
+pub fn mean(xs: &[f64]) -> f64 {
+    xs.iter().sum::<f64>() / xs.len() as f64
+}
+
+/// Sample variance (divisor n − 1); 0 for fewer than two.
+pub fn variance(xs: &[f64]) -> f64 {
+    if xs.len() < 2 {
+        return 0.0;
+    }
+    let m = mean(xs);
+    xs.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / (xs.len() - 1) as f64
+}
+
+/// Quantile `p` (0..1) by linear interpolation between order statistics, ignoring NaN; NaN for none.
+pub fn quantile(xs: &[f64], p: f64) -> f64 {
+    let mut sorted: Vec<f64> = xs.iter().copied().filter(|x| !x.is_nan()).collect();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let position = p.clamp(0.0, 1.0) * last as f64;
+    let below = position.floor() as usize;
+    let share = position - position.floor();
+    match (sorted.get(below), sorted.get(below + 1)) {
+        // Not a + (b − a) × share: that is NaN between two equal infinities.
+        (Some(a), Some(b)) if share > 0.0 && a != b => a * (1.0 - share) + b * share,
+        (Some(a), _) => *a,
+        (None, _) => f64::NAN,
+    }
+}
+
+/// Median, ignoring NaN; NaN for none.
+pub fn median(xs: &[f64]) -> f64 {
+    quantile(xs, 0.5)
+}
+
+/// Median absolute deviation from the median; NaN for none.
+pub fn mad(xs: &[f64]) -> f64 {
+    let centre = median(xs);
+    let deviations: Vec<f64> = xs.iter().map(|x| (x - centre).abs()).collect();
+    median(&deviations)
+}
+
+/// Standard deviation estimated from the median absolute deviation; NaN for none.
+pub fn mad_sigma(xs: &[f64]) -> f64 {
+    MAD_TO_SIGMA * mad(xs)
+}
+
+/// Autocorrelation at `lag`, between −1 and 1; 0 when there is no variation or too little data.
+pub fn autocorrelation(xs: &[f64], lag: usize) -> f64 {
+    if xs.len() < lag + 2 {
+        return 0.0;
+    }
+    let m = mean(xs);
+    let total: f64 = xs.iter().map(|x| (x - m) * (x - m)).sum();
+    // A plain comparison would let NaN through.
+    if total.is_nan() || total <= 0.0 {
+        return 0.0;
+    }
+    let shared: f64 = xs.iter().zip(&xs[lag..]).map(|(a, b)| (a - m) * (b - m)).sum();
+    shared / total
+}
+
+/// Pearson correlation, between −1 and 1; `None` when either side does not vary or fewer than three pairs.
+pub fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
+    if pairs.len() < 3 {
+        return None;
+    }
+    let n = pairs.len() as f64;
+    let mx = pairs.iter().map(|p| p.0).sum::<f64>() / n;
+    let my = pairs.iter().map(|p| p.1).sum::<f64>() / n;
+    let (mut xx, mut yy, mut xy) = (0.0, 0.0, 0.0);
+    for (x, y) in pairs {
+        xx += (x - mx) * (x - mx);
+        yy += (y - my) * (y - my);
+        xy += (x - mx) * (y - my);
+    }
+    let scale = xx.sqrt() * yy.sqrt();
+    (scale > 0.0 && scale.is_finite()).then(|| xy / scale)
+}
+
+/// Wilson's interval for a share of `hits` in `trials` at `z` standard errors (1.96 for 95 %).
+pub fn wilson(hits: u64, trials: u64, z: f64) -> (f64, f64) {
+    if trials == 0 {
+        return (0.0, 1.0);
+    }
+    let n = trials as f64;
+    let p = hits as f64 / n;
+    let z2 = z * z;
+    let centre = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
+    let half = z / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
+    ((centre - half).max(0.0), (centre + half).min(1.0))
+}
+
+/// Whether a counter can stand for useful work.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Proportionality {
+    /// Work follows CPU use: the counter measures progress.
+    Proportional {
+        /// Coefficient of variation of work per CPU second over the blocks.
+        noise: f64,
+        /// Correlation of work and CPU use, where both varied enough to tell.
+        correlation: Option<f64>,
+    },
+    /// Work does not follow CPU use: CPU time is spent on something that the counter does not see.
+    Unrelated {
+        /// Coefficient of variation of work per CPU second over the blocks.
+        noise: f64,
+        /// Correlation of work and CPU use.
+        correlation: f64,
+    },
+    /// CPU use varied too little to tell. `noise` still says how steady the counter is.
+    Unclear {
+        /// Coefficient of variation of work per CPU second over the blocks.
+        noise: f64,
+    },
+    /// Fewer than eight blocks with CPU use, or no work at all.
+    TooLittle,
+}
+
+/// Blocks needed before [`proportionality`] says anything.
+const PROPORTIONALITY_BLOCKS_MIN: usize = 8;
+/// CPU use must vary by this coefficient of variation before a missing correlation means anything.
+const PROPORTIONALITY_VARIATION_MIN: f64 = 0.05;
+/// From this correlation on, work follows CPU use.
+const PROPORTIONALITY_CORRELATION_MIN: f64 = 0.5;
+
+/// Decides whether `work` follows `cpu` (CPU seconds) over blocks of equal length.
+///
+/// A counter that stands for progress keeps work per CPU second steady while the load goes up and down. So: with
+/// enough variation of CPU use, either the correlation is at least 0.5, or work per CPU second varies less than CPU
+/// use itself does (then the ratio explains more than a constant would). With too little variation it abstains.
+pub fn proportionality(blocks: &[(f64, f64)]) -> Proportionality {
+    let used: Vec<(f64, f64)> = blocks
+        .iter()
+        .copied()
+        .filter(|(work, cpu)| work.is_finite() && cpu.is_finite() && *work >= 0.0 && *cpu > 0.0)
+        .collect();
+    let rates: Vec<f64> = used.iter().map(|(work, cpu)| work / cpu).collect();
+    let rate = median(&rates);
+    if used.len() < PROPORTIONALITY_BLOCKS_MIN || rate.is_nan() || rate <= 0.0 {
+        return Proportionality::TooLittle;
+    }
+    let noise = mad_sigma(&rates) / rate;
+    let cpus: Vec<f64> = used.iter().map(|p| p.1).collect();
+    let variation = variance(&cpus).sqrt() / mean(&cpus);
+    if variation < PROPORTIONALITY_VARIATION_MIN {
+        return Proportionality::Unclear { noise };
+    }
+    match correlation(&used) {
+        Some(c) if c < PROPORTIONALITY_CORRELATION_MIN && noise >= variation => Proportionality::Unrelated {
+            noise,
+            correlation: c,
+        },
+        // Work that does not move at all while CPU use does is the opposite of following it.
+        None => Proportionality::Unrelated {
+            noise,
+            correlation: 0.0,
+        },
+        correlation => Proportionality::Proportional { noise, correlation },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn close(a: f64, b: f64, relative: f64) -> bool {
+        (a - b).abs() <= relative * b.abs().max(f64::MIN_POSITIVE)
+    }
+
+    proptest! {
+        #[test]
+        fn exp_agrees_with_the_platform(x in -700.0f64..700.0) {
+            prop_assert!(close(exp(x), x.exp(), 1e-14), "{} {}", exp(x), x.exp());
+        }
+
+        #[test]
+        fn ln_agrees_with_the_platform(e in -300.0f64..300.0) {
+            let x = 10f64.powf(e);
+            prop_assert!((ln(x) - x.ln()).abs() <= 4e-15 * x.ln().abs().max(1e-3));
+        }
+
+        #[test]
+        fn ln_1p_and_exp_m1_agree_with_the_platform(x in -0.9f64..3.0) {
+            prop_assert!(close(ln_1p(x), x.ln_1p(), 1e-14));
+            prop_assert!(close(exp_m1(x), x.exp_m1(), 1e-13));
+        }
+
+        #[test]
+        fn a_bet_is_fair(z in -14.0f64..14.0) {
+            // The mean over the coin is exactly 1: that is what makes the evidence a martingale.
+            let mean = (exp(ln_1p_tanh(z)) + exp(ln_1p_tanh(-z))) / 2.0;
+            prop_assert!(close(mean, 1.0, 1e-12));
+        }
+
+        #[test]
+        fn quantiles_lie_between_the_extremes(xs in prop::collection::vec(-1e6f64..1e6, 1..40), p in 0.0f64..1.0) {
+            let q = quantile(&xs, p);
+            let low = xs.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = xs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            prop_assert!(q >= low - 1e-9 && q <= high + 1e-9);
+        }
+    }
+
+    #[test]
+    fn elementary_functions_at_the_edges() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(1e9), f64::INFINITY);
+        assert_eq!(exp(-1e9), 0.0);
+        assert!(exp(f64::NAN).is_nan());
+        assert_eq!(ln(1.0), 0.0);
+        assert_eq!(ln(0.0), f64::NEG_INFINITY);
+        assert!(ln(-1.0).is_nan());
+        assert!(close(ln(5e-324), 5e-324f64.ln(), 1e-14));
+        assert!(close(ln_1p_tanh(1e9), LN_2, 1e-12));
+        assert!(ln_1p_tanh(-1e9).is_finite());
+        assert_eq!(ln_1p_tanh(f64::NAN), 0.0);
+        assert!(close(ln_mean_exp(&[1000.0, 1000.0]), 1000.0, 1e-12));
+        assert_eq!(ln_mean_exp(&[]), f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn order_statistics_of_known_samples() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[f64::NAN, 7.0]), 7.0);
+        assert!(median(&[]).is_nan());
+        assert_eq!(mad(&[1.0, 2.0, 3.0, 4.0, 100.0]), 1.0);
+        assert_eq!(median(&[f64::NEG_INFINITY, f64::NEG_INFINITY]), f64::NEG_INFINITY);
+        assert_eq!(quantile(&[0.0, 10.0], 0.25), 2.5);
+        assert!((autocorrelation(&[1.0, -1.0, 1.0, -1.0, 1.0, -1.0], 1) + 5.0 / 6.0).abs() < 1e-12);
+        assert_eq!(autocorrelation(&[2.0; 9], 1), 0.0);
+        assert_eq!(correlation(&[(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)]), Some(1.0));
+        assert_eq!(correlation(&[(1.0, 2.0), (1.0, 4.0), (1.0, 6.0)]), None);
+    }
+
+    #[test]
+    fn wilson_interval_of_the_textbook_case() {
+        let (low, high) = wilson(10, 100, 1.96);
+        assert!(
+            (low - 0.0552).abs() < 1e-3 && (high - 0.1744).abs() < 1e-3,
+            "{low} {high}"
+        );
+        assert_eq!(wilson(0, 0, 1.96), (0.0, 1.0));
+    }
+
+    #[test]
+    fn a_counter_of_requests_is_proportional_and_a_timer_is_not() {
+        let load = |i: usize| 1.0 + 0.5 * ((i * 7 % 10) as f64 / 10.0);
+        let requests: Vec<(f64, f64)> = (0..20)
+            .map(|i| (1000.0 * load(i) * (1.0 + 0.01 * (i % 3) as f64), load(i)))
+            .collect();
+        assert!(matches!(
+            proportionality(&requests),
+            Proportionality::Proportional { noise, correlation: Some(c) } if noise < 0.05 && c > 0.9
+        ));
+        // A counter that ticks by itself: the same work whatever the CPU use.
+        let timer: Vec<(f64, f64)> = (0..20).map(|i| (100.0 + (i % 2) as f64, load(i))).collect();
+        assert!(
+            matches!(proportionality(&timer), Proportionality::Unrelated { .. }),
+            "{:?}",
+            proportionality(&timer)
+        );
+        let constant: Vec<(f64, f64)> = (0..20).map(|i| (100.0, load(i))).collect();
+        assert!(matches!(
+            proportionality(&constant),
+            Proportionality::Unrelated { .. }
+        ));
+        // A saturated program uses the same CPU all the time: nothing can be told.
+        let saturated: Vec<(f64, f64)> = (0..20).map(|i| (100.0 + (i % 4) as f64, 2.0)).collect();
+        assert!(matches!(proportionality(&saturated), Proportionality::Unclear { noise } if noise < 0.05));
+        assert_eq!(proportionality(&requests[..5]), Proportionality::TooLittle);
+        assert_eq!(proportionality(&[(0.0, 1.0); 20]), Proportionality::TooLittle);
+        assert_eq!(
+            proportionality(&[(f64::NAN, 1.0); 20]),
+            Proportionality::TooLittle
+        );
+    }
+}
