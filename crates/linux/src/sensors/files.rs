@@ -55,6 +55,24 @@ impl Directory {
     }
 }
 
+impl Directory {
+    /// Reads a file of one short record (`stat`, `statm`, `schedstat`) with a single `read(2)`: the kernel writes
+    /// it whole or not at all, so asking for its end would be a wasted call per process.
+    ///
+    /// # Errors
+    /// As [`Directory::read`].
+    pub fn read_record<'b>(&self, relative: &CStr, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Errno> {
+        /// Longer than any such record: `stat` has 52 numbers of at most 20 digits.
+        const RECORD_MAX: usize = 2048;
+        let fd = rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        if buffer.len() < RECORD_MAX {
+            buffer.resize(RECORD_MAX, 0);
+        }
+        let n = rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut buffer[..]))?;
+        Ok(buffer.get(..n).unwrap_or_default())
+    }
+}
+
 /// Reads from the start of an open file until its end or `limit`.
 fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Result<&'b [u8], Errno> {
     let mut used = 0;
@@ -63,7 +81,7 @@ fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Re
             if used >= limit {
                 break;
             }
-            let larger = (used * 2).clamp(1024, limit);
+            let larger = (used * 2).max(1024).min(limit);
             buffer.resize(larger, 0);
         }
         let Some(room) = buffer.get_mut(used..) else { break };
@@ -193,6 +211,8 @@ mod tests {
         let capacity = buffer.capacity();
         assert_eq!(d.read(c"f", &mut buffer, 100_000).unwrap().len(), 10_000);
         assert_eq!(buffer.capacity(), capacity);
+        assert_eq!(d.read(c"f", &mut Vec::new(), 10).unwrap().len(), 10);
+        assert_eq!(d.read_record(c"f", &mut Vec::new()).unwrap().len(), 2048);
         assert_eq!(d.read(c"absent", &mut buffer, 10).unwrap_err(), Errno::NOENT);
     }
 }

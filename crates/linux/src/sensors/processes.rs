@@ -378,7 +378,7 @@ impl ProcessTable {
         let mut small = std::mem::take(&mut self.small);
         let outcome = match self
             .proc
-            .read(ProcessFile::new(pid, "stat").name(), &mut small, 4096)
+            .read_record(ProcessFile::new(pid, "stat").name(), &mut small)
         {
             Ok(text) => parse_stat(text)
                 .filter(|s| s.pid == pid)
@@ -537,7 +537,7 @@ impl ProcessTable {
             }
         }
         entry.member.choice = chosen;
-        if let Ok(text) = proc.read(ProcessFile::new(pid, "statm").name(), buffer, 256) {
+        if let Ok(text) = proc.read_record(ProcessFile::new(pid, "statm").name(), buffer) {
             entry.shared_pages = words(text).nth(2).and_then(number).unwrap_or(0);
         }
         let shared = entry.shared_pages.saturating_mul(self.page);
@@ -722,7 +722,7 @@ impl ProcessTable {
             let name = ProcessFile::new(pid, "schedstat");
             if let Some(total) = self
                 .proc
-                .read(name.name(), &mut self.small, 256)
+                .read_record(name.name(), &mut self.small)
                 .ok()
                 .and_then(parse_wait)
             {
@@ -742,7 +742,7 @@ impl ProcessTable {
             let name = ProcessFile::new(pid, &leaf);
             if let Some(total) = self
                 .proc
-                .read(name.name(), &mut self.small, 256)
+                .read_record(name.name(), &mut self.small)
                 .ok()
                 .and_then(parse_wait)
             {

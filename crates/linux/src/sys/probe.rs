@@ -3,7 +3,10 @@
 /// CPU time that a process has used since it started, all its threads, living and ended, in nanoseconds; `None`
 /// when there is no such process. Needs no permission and opens no file (`clock_getcpuclockid(3)`).
 pub fn process_cpu_time(pid: i32) -> Option<u64> {
-    if pid <= 0 {
+    /// `PID_MAX_LIMIT` of include/linux/threads.h; larger numbers would not fit the encoding below.
+    const PID_MAX: i32 = 1 << 22;
+    // Number 0 would mean ourselves.
+    if !(1..=PID_MAX).contains(&pid) {
         return None;
     }
     // The kernel's encoding of a process's scheduler clock (include/linux/posix-timers_types.h: CPUCLOCK_SCHED = 2,
