@@ -1,1 +1,18 @@
-//! Crash-safe journal and SQLite history.
+//! What homeostat writes down: the crash-safe undo [`journal`] and the SQLite [`history`].
+//!
+//! The two are independent on purpose. The journal is small, plain text and synced to the disk before every
+//! change of the machine; recovery needs it and nothing else. The history is large and convenient; losing it
+//! costs knowledge, never the way back.
+
+pub mod journal;
+
+pub use journal::{Journal, JournalError, JournalOptions, Recovered};
+
+/// Cuts a text off after at most `bytes_max` bytes, between two characters.
+fn cut(text: &mut String, bytes_max: usize) {
+    let mut at = text.len().min(bytes_max);
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    text.truncate(at);
+}

@@ -1,0 +1,197 @@
+//! What a sequence of journal records means: the state that is rebuilt by reading the file, and the same
+//! state that the open journal keeps in memory. One function, [`Books::enter`], serves both, so what a
+//! recovery finds is by construction what the daemon believed.
+
+use homeostat_model::{ActionId, ExperimentId, UndoRecord};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Most actions that may be owed at one time; a further `intend` is refused.
+pub const OWED_MAX: usize = 1024;
+/// Most coins remembered; the oldest are dropped (an experiment of 200 blocks needs 200).
+pub const COINS_MAX: usize = 4096;
+/// Most remarks remembered; the oldest are dropped.
+pub const REMARKS_MAX: usize = 64;
+/// Longest remark in bytes; the rest is cut off.
+pub const REMARK_BYTES_MAX: usize = 1024;
+
+/// How far an action that is owed an undo got, as far as the journal knows. The undo is owed in every state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OwedState {
+    /// Written down; the machine may be changed not at all, in part or wholly.
+    Intended,
+    /// Carried out to the end.
+    Applied,
+    /// Its undo has begun.
+    Undoing,
+    /// Left in force on purpose over a stop of the daemon.
+    Kept,
+}
+impl std::fmt::Display for OwedState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Intended => "intended",
+            Self::Applied => "applied",
+            Self::Undoing => "undoing",
+            Self::Kept => "kept",
+        })
+    }
+}
+
+/// An action whose undo is owed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owed {
+    /// What is needed to revert it.
+    pub record: UndoRecord,
+    /// How far it got.
+    pub state: OwedState,
+}
+impl Owed {
+    /// Whether the machine was booted since: then there is nothing to revert (kernel memory and settings
+    /// below `/proc` and `/sys` do not survive a boot) and the record can be closed.
+    pub fn is_void(&self, boot_id: &str) -> bool {
+        self.record.boot_id != boot_id
+    }
+}
+
+/// The coin of one block of an experiment, fixed before the block starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Coin {
+    /// Whose.
+    pub experiment: ExperimentId,
+    /// Position of the block, from 0.
+    pub block: u32,
+    /// The arm: whether the change is on in this block.
+    pub on: bool,
+}
+
+/// Something worth knowing after a crash that owes no undo.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Note {
+    /// A coin was drawn.
+    Coin(Coin),
+    /// The experiment ended; its coins need not be remembered any longer.
+    Ended(ExperimentId),
+    /// Free text, for people.
+    Remark(String),
+}
+
+/// What one journal record says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Event {
+    /// First record of a file.
+    Start(String),
+    /// From now on the undo is owed.
+    Intend(Box<UndoRecord>),
+    Applied(ActionId),
+    Undoing(ActionId),
+    Closed(ActionId),
+    Kept(ActionId),
+    Note(Note),
+}
+
+/// The state that the records add up to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Books {
+    pub(super) owed: BTreeMap<ActionId, Owed>,
+    pub(super) coins: BTreeMap<(ExperimentId, u32), bool>,
+    pub(super) remarks: VecDeque<String>,
+    /// Highest numbers ever seen; they outlive compaction, so no number is ever used twice.
+    pub(super) highest_action: u64,
+    pub(super) highest_experiment: u64,
+    /// Actions whose undo record is known to have existed and can not be read any more.
+    pub(super) lost: BTreeSet<ActionId>,
+}
+
+impl Books {
+    /// Takes one record into account. Any order of any records is accepted; what can not be true is shown in
+    /// `lost`.
+    pub(super) fn enter(&mut self, event: Event) {
+        match event {
+            Event::Start(_) => {}
+            Event::Intend(record) => {
+                let id = record.action.id;
+                self.highest_action = self.highest_action.max(id.0);
+                self.lost.remove(&id);
+                self.owed.insert(
+                    id,
+                    Owed {
+                        record: *record,
+                        state: OwedState::Intended,
+                    },
+                );
+            }
+            Event::Applied(id) => self.advance(id, OwedState::Applied),
+            Event::Undoing(id) => self.advance(id, OwedState::Undoing),
+            Event::Kept(id) => self.advance(id, OwedState::Kept),
+            Event::Closed(id) => {
+                self.highest_action = self.highest_action.max(id.0);
+                self.owed.remove(&id);
+                self.lost.remove(&id);
+            }
+            Event::Note(Note::Coin(coin)) => {
+                self.highest_experiment = self.highest_experiment.max(coin.experiment.0);
+                self.coins.insert((coin.experiment, coin.block), coin.on);
+                while self.coins.len() > COINS_MAX {
+                    self.coins.pop_first();
+                }
+            }
+            Event::Note(Note::Ended(id)) => {
+                self.highest_experiment = self.highest_experiment.max(id.0);
+                let later = self.coins.split_off(&(id, 0));
+                self.coins
+                    .extend(later.into_iter().filter(|((experiment, _), _)| *experiment != id));
+            }
+            Event::Note(Note::Remark(text)) => {
+                self.remarks.push_back(text);
+                while self.remarks.len() > REMARKS_MAX {
+                    self.remarks.pop_front();
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self, id: ActionId, state: OwedState) {
+        self.highest_action = self.highest_action.max(id.0);
+        match self.owed.get_mut(&id) {
+            Some(owed) => owed.state = state,
+            None => {
+                self.lost.insert(id);
+            }
+        }
+    }
+
+    /// The shortest list of records that adds up to this state.
+    pub(super) fn retell(&self) -> impl Iterator<Item = Event> + '_ {
+        let start = std::iter::once(Event::Start(
+            concat!("homeostat ", env!("CARGO_PKG_VERSION")).to_owned(),
+        ));
+        let owed = self.owed.iter().flat_map(|(id, owed)| {
+            let state = match owed.state {
+                OwedState::Intended => None,
+                OwedState::Applied => Some(Event::Applied(*id)),
+                OwedState::Undoing => Some(Event::Undoing(*id)),
+                OwedState::Kept => Some(Event::Kept(*id)),
+            };
+            std::iter::once(Event::Intend(Box::new(owed.record.clone()))).chain(state)
+        });
+        // Still missing after the damage was set aside: say so again at every start until it is closed.
+        let lost = self.lost.iter().map(|id| Event::Applied(*id));
+        let coins = self
+            .coins
+            .iter()
+            .map(|((experiment, block), on)| {
+                Note::Coin(Coin {
+                    experiment: *experiment,
+                    block: *block,
+                    on: *on,
+                })
+            })
+            .map(Event::Note);
+        let remarks = self.remarks.iter().cloned().map(Note::Remark).map(Event::Note);
+        start.chain(owed).chain(lost).chain(coins).chain(remarks)
+    }
+}

@@ -1,0 +1,213 @@
+//! One record, one line: `CCCCCCCC {json}\n`, the first word being the CRC-32 (IEEE) of the JSON in eight
+//! hexadecimal digits. Bytes of value zero after the last record are reserved space, not data.
+//!
+//! The reader looks for records wherever they are, not only at line starts: a flipped newline must not cost
+//! the record after it. This is safe because the text ` {"v":` can not occur inside a JSON string (its quotes
+//! would be escaped).
+
+use super::books::{Books, Event};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Version of the format. Raised when an older program could misread a record; see [`super::JournalError::Newer`].
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Most damaged places that are listed one by one.
+const DAMAGE_LISTED_MAX: usize = 64;
+
+const CHECKSUM_DIGITS: usize = 8;
+const OPENING: &[u8] = br#" {"v":"#;
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    v: u32,
+    /// Sequence number, gapless over the life of the journal.
+    n: u64,
+    /// Highest action and experiment numbers seen before this record: in every record, so that no single
+    /// damaged line can make a number be used twice, and so that the loss of an undo record is noticed.
+    a: u64,
+    e: u64,
+    event: Event,
+}
+
+#[derive(Deserialize)]
+struct VersionOnly {
+    v: u32,
+}
+
+/// Writes one record as a line. Fails only if the event cannot be expressed as JSON.
+pub(super) fn encode(
+    books: &Books,
+    sequence: u64,
+    event: Event,
+) -> Result<(Vec<u8>, Event), serde_json::Error> {
+    let envelope = Envelope {
+        v: FORMAT_VERSION,
+        n: sequence,
+        a: books.highest_action,
+        e: books.highest_experiment,
+        event,
+    };
+    let mut line = vec![b' '; CHECKSUM_DIGITS + 1];
+    serde_json::to_writer(&mut line, &envelope)?;
+    let checksum = crc32fast::hash(&line[CHECKSUM_DIGITS + 1..]);
+    line[..CHECKSUM_DIGITS].copy_from_slice(format!("{checksum:08x}").as_bytes());
+    line.push(b'\n');
+    Ok((line, envelope.event))
+}
+
+/// What a file of records added up to.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    pub(super) books: Books,
+    /// Number for the next record.
+    pub(super) sequence: u64,
+    /// Records read.
+    pub(super) records: u64,
+    /// Records known to have existed (by their sequence numbers) that could not be read.
+    pub(super) missing: u64,
+    /// Byte after the last byte in use.
+    pub(super) end: u64,
+    /// Bytes of an unfinished last record: a crash or power loss while it was being written. Normal.
+    pub(super) torn: u64,
+    /// Places that do not hold a record and should; at most [`DAMAGE_LISTED_MAX`].
+    pub(super) damaged: Vec<Range<u64>>,
+    /// Highest format version seen when it is one that this program does not know.
+    pub(super) newer: Option<u32>,
+    /// Whether the last record in use is followed by a newline.
+    pub(super) ends_with_newline: bool,
+}
+
+/// Reads everything that can be read. Never fails.
+pub(super) fn decode(bytes: &[u8]) -> Reading {
+    let mut reading = Reading::default();
+    let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
+    reading.end = used as u64;
+    reading.ends_with_newline = used == 0 || bytes[used - 1] == b'\n';
+    let mut at = 0;
+    let mut baseline = None;
+    while at < used {
+        let newline = bytes[at..used].iter().position(|b| *b == b'\n').map(|i| at + i);
+        let stop = newline.unwrap_or(used);
+        segment(
+            &bytes[at..stop],
+            at,
+            newline.is_none(),
+            &mut baseline,
+            &mut reading,
+        );
+        at = stop + 1;
+    }
+    reading
+}
+
+/// Reads what stands between two newlines: one record, or what damage made of one or several.
+fn segment(bytes: &[u8], offset: usize, last: bool, baseline: &mut Option<u64>, reading: &mut Reading) {
+    if bytes.is_empty() {
+        return;
+    }
+    if let Some(json) = whole_record(bytes)
+        && accept(json, baseline, reading)
+    {
+        return;
+    }
+    let mut unread_from = 0;
+    let mut at = 0;
+    while let Some(found) = next_opening(bytes, at) {
+        let json_from = found + CHECKSUM_DIGITS + 1;
+        let length = value_length(&bytes[json_from..]);
+        let record = length.and_then(|n| whole_record(&bytes[found..json_from + n]));
+        match (record, length) {
+            (Some(json), Some(n)) if accept(json, baseline, reading) => {
+                damage(bytes, unread_from..found, offset, reading);
+                unread_from = json_from + n;
+                at = unread_from;
+            }
+            _ => at = found + 1,
+        }
+    }
+    let rest = unread_from..bytes.len();
+    if last && rest.end > rest.start {
+        reading.torn = (rest.end - rest.start) as u64;
+    } else {
+        damage(bytes, rest, offset, reading);
+    }
+}
+
+fn damage(bytes: &[u8], range: Range<usize>, offset: usize, reading: &mut Reading) {
+    // A record that lost only its newline leaves nothing behind.
+    if range.is_empty() || bytes[range.clone()].iter().all(|b| *b == b'\n') {
+        return;
+    }
+    if reading.damaged.len() < DAMAGE_LISTED_MAX {
+        reading
+            .damaged
+            .push((offset + range.start) as u64..(offset + range.end) as u64);
+    }
+}
+
+/// The JSON of the record if the bytes are exactly one, undamaged.
+fn whole_record(bytes: &[u8]) -> Option<&[u8]> {
+    let (head, json) = bytes.split_at_checked(CHECKSUM_DIGITS + 1)?;
+    let digits = std::str::from_utf8(&head[..CHECKSUM_DIGITS]).ok()?;
+    // Exactly what the writer writes: `from_str_radix` alone would also take a sign or capitals.
+    if !digits
+        .bytes()
+        .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        || head[CHECKSUM_DIGITS] != b' '
+    {
+        return None;
+    }
+    let checksum = u32::from_str_radix(digits, 16).ok()?;
+    (crc32fast::hash(json) == checksum).then_some(json)
+}
+
+/// The next place at or after `from` that looks like the start of a record.
+fn next_opening(bytes: &[u8], from: usize) -> Option<usize> {
+    let window = CHECKSUM_DIGITS + OPENING.len();
+    (from..(bytes.len() + 1).checked_sub(window)?).find(|i| bytes[i + CHECKSUM_DIGITS..].starts_with(OPENING))
+}
+
+/// Length of the JSON value at the start of the bytes.
+fn value_length(bytes: &[u8]) -> Option<usize> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(values.byte_offset())
+}
+
+/// Enters a record whose checksum is right. False when it is not one that this program understands.
+fn accept(json: &[u8], baseline: &mut Option<u64>, reading: &mut Reading) -> bool {
+    let envelope: Envelope = match serde_json::from_slice(json) {
+        Ok(envelope) => envelope,
+        Err(_) => {
+            if let Ok(VersionOnly { v }) = serde_json::from_slice(json)
+                && v > FORMAT_VERSION
+            {
+                reading.newer = Some(reading.newer.unwrap_or(0).max(v));
+            }
+            return false;
+        }
+    };
+    if envelope.v > FORMAT_VERSION {
+        reading.newer = Some(reading.newer.unwrap_or(0).max(envelope.v));
+        return false;
+    }
+    if let Some(previous) = *baseline {
+        reading.missing = reading
+            .missing
+            .saturating_add(envelope.n.saturating_sub(previous).saturating_sub(1));
+        // The highest number rose although no readable record raised it: that undo record is gone.
+        if envelope.a > reading.books.highest_action {
+            reading.books.lost.insert(homeostat_model::ActionId(envelope.a));
+        }
+    }
+    // Else: sequence numbers start anywhere (they go on over compaction); the first record sets the scale.
+    *baseline = Some(envelope.n);
+    reading.sequence = reading.sequence.max(envelope.n.saturating_add(1));
+    reading.records += 1;
+    reading.books.highest_action = reading.books.highest_action.max(envelope.a);
+    reading.books.highest_experiment = reading.books.highest_experiment.max(envelope.e);
+    reading.books.enter(envelope.event);
+    true
+}
