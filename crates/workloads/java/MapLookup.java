@@ -1,23 +1,27 @@
 // Lookups of random keys in a large HashMap: pointer chasing through the heap of a Java virtual machine.
 //
-// Usage: MapLookup ENTRIES SECONDS [--duty PERCENT] [--report SECONDS] [--counter FILE]
+// Usage: MapLookup ENTRIES SECONDS [--duty PERCENT] [--report SECONDS]
 //
 //   ENTRIES            entries of the map; one takes about 100 bytes of heap
 //   SECONDS            how long to run, counted from the end of the filling
 //   --duty PERCENT     CPU time used, in percent of one CPU (default 100)
 //   --report SECONDS   print a line with lookups per second this often
-//   --counter FILE     keep the number of lookups done in the first 8 bytes of FILE, little endian
 //
-// One unit of work is one lookup. The sum of the values found is printed at the end, so that no lookup can be
-// optimised away.
+// One unit of work is one lookup. The number of lookups done is published as the progress of this process, in the
+// layout of crates/progress/src/layout.rs (version 1); where this is not possible, the program says so and runs all
+// the same. The sum of the values found is printed at the end, so that no lookup can be optimised away.
 
 import java.io.IOException;
-import java.io.RandomAccessFile;
+import java.lang.invoke.VarHandle;
 import java.lang.management.ManagementFactory;
 import java.lang.management.ThreadMXBean;
 import java.nio.ByteOrder;
 import java.nio.MappedByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.util.HashMap;
 
 public final class MapLookup {
@@ -25,6 +29,9 @@ public final class MapLookup {
     private static final long NANOSECONDS = 1_000_000_000L;
     // Shorter sleeps are dominated by the cost of waking up.
     private static final long SLEEP_MIN_NS = 2_000_000L;
+
+    private static final int SLOT_OFFSET = 128;
+    private static final int FILE_SIZE = 4096;
 
     private static volatile boolean stopped = false;
 
@@ -36,7 +43,6 @@ public final class MapLookup {
         long seconds = number(arguments[1], 1, 1_000_000);
         long duty = 100;
         long reportSeconds = 0;
-        String counterFile = null;
         for (int i = 2; i < arguments.length; i += 2) {
             if (i + 1 == arguments.length) {
                 usage(arguments[i] + " needs a value");
@@ -47,9 +53,6 @@ public final class MapLookup {
                     break;
                 case "--report":
                     reportSeconds = number(arguments[i + 1], 1, 1_000_000);
-                    break;
-                case "--counter":
-                    counterFile = arguments[i + 1];
                     break;
                 default:
                     usage("unknown option " + arguments[i]);
@@ -71,12 +74,25 @@ public final class MapLookup {
         for (int i = 0; i < entries; i++) {
             map.put(scatter(i), (long) i);
         }
-        System.out.println("filled entries=" + entries);
-        run(map, entries, seconds, duty, reportSeconds, counter(counterFile));
+        Path file = progressFile();
+        MappedByteBuffer progress = null;
+        try {
+            progress = publish(file);
+        } catch (IOException refused) {
+            System.err.println("MapLookup: progress is not published: " + refused);
+        }
+        System.out.println("ready pid=" + ProcessHandle.current().pid() + " entries=" + entries);
+        try {
+            run(map, entries, seconds, duty, reportSeconds, progress);
+        } finally {
+            if (progress != null) {
+                Files.deleteIfExists(file);
+            }
+        }
     }
 
     private static void run(HashMap<Long, Long> map, int entries, long seconds, long duty, long reportSeconds,
-            MappedByteBuffer counter) throws InterruptedException {
+            MappedByteBuffer progress) throws InterruptedException {
         ThreadMXBean threads = ManagementFactory.getThreadMXBean();
         long begin = System.nanoTime();
         long end = begin + seconds * NANOSECONDS;
@@ -97,8 +113,9 @@ public final class MapLookup {
                 checksum += map.get(scatter(index));
             }
             lookups += BATCH;
-            if (counter != null) {
-                counter.putLong(0, lookups);
+            if (progress != null) {
+                // An aligned store of eight bytes: no reader sees half of it.
+                progress.putLong(SLOT_OFFSET, lookups);
             }
             if (duty < 100) {
                 long cpu = threads.getCurrentThreadCpuTime();
@@ -130,13 +147,40 @@ public final class MapLookup {
         return index * 0xD6E8FEB86659FD93L;
     }
 
-    private static MappedByteBuffer counter(String path) throws IOException {
-        if (path == null) {
-            return null;
+    /** PID-START in the progress directory. */
+    private static Path progressFile() throws IOException {
+        String directory = System.getenv("HOMEOSTAT_PROGRESS_DIR");
+        if (directory == null || directory.isEmpty()) {
+            directory = "/run/homeostat/progress";
         }
-        try (RandomAccessFile file = new RandomAccessFile(path, "rw")) {
-            MappedByteBuffer buffer = file.getChannel().map(FileChannel.MapMode.READ_WRITE, 0, 8);
-            buffer.order(ByteOrder.LITTLE_ENDIAN);
+        return Path.of(directory, ProcessHandle.current().pid() + "-" + startTicks());
+    }
+
+    /** Field 22 of the stat file; the name in parentheses may contain blanks. */
+    private static long startTicks() throws IOException {
+        String stat = Files.readString(Path.of("/proc/self/stat"), StandardCharsets.ISO_8859_1);
+        return Long.parseLong(stat.substring(stat.lastIndexOf(')') + 2).split(" ")[19]);
+    }
+
+    private static MappedByteBuffer publish(Path file) throws IOException {
+        Files.createDirectories(file.getParent());
+        Files.deleteIfExists(file);
+        try (FileChannel channel = FileChannel.open(file, StandardOpenOption.CREATE_NEW, StandardOpenOption.READ,
+                StandardOpenOption.WRITE)) {
+            MappedByteBuffer buffer = channel.map(FileChannel.MapMode.READ_WRITE, 0, FILE_SIZE);
+            buffer.order(ByteOrder.nativeOrder());
+            buffer.putInt(8, 1); // version
+            buffer.putInt(12, 1); // slots
+            buffer.putInt(16, SLOT_OFFSET);
+            buffer.putInt(20, 128); // bytes from one slot to the next
+            buffer.putInt(24, (int) ProcessHandle.current().pid());
+            buffer.putLong(32, startTicks());
+            buffer.putLong(40, (Long) Files.getAttribute(Path.of("/proc/self/ns/pid"), "unix:ino"));
+            buffer.put(48, "lookup".getBytes(StandardCharsets.UTF_8));
+            buffer.put(80, "MapLookup".getBytes(StandardCharsets.UTF_8));
+            // Last: a file that has it is complete.
+            VarHandle.releaseFence();
+            buffer.put(0, "HSPROG\r\n".getBytes(StandardCharsets.UTF_8));
             return buffer;
         }
     }
@@ -156,8 +200,7 @@ public final class MapLookup {
 
     private static void usage(String problem) {
         System.err.println("MapLookup: " + problem);
-        System.err.println(
-                "usage: MapLookup ENTRIES SECONDS [--duty PERCENT] [--report SECONDS] [--counter FILE]");
+        System.err.println("usage: MapLookup ENTRIES SECONDS [--duty PERCENT] [--report SECONDS]");
         System.exit(2);
     }
 }

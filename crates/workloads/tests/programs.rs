@@ -361,3 +361,47 @@ fn collapse_leaves_memory_alone_that_refused_large_pages() {
     );
     assert!(running.terminate().1.success());
 }
+
+#[test]
+fn map_lookup_publishes_its_lookups_in_the_layout_of_the_progress_crate() {
+    let classes = tempfile::tempdir().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/java/MapLookup.java");
+    let compiled = Command::new("javac")
+        .args(["-d", classes.path().to_str().unwrap(), source])
+        .status();
+    let Ok(compiled) = compiled else {
+        eprintln!("not checked: there is no javac on this machine");
+        return;
+    };
+    assert!(compiled.success());
+    let java = [
+        "-XX:+UseSerialGC",
+        "-Xmx64m",
+        "-cp",
+        classes.path().to_str().unwrap(),
+        "MapLookup",
+    ];
+    let mut running = Running::start(
+        "java",
+        &[&java[..], &["1000", "3600", "--duty", "20", "--report", "1"]].concat(),
+    );
+    running.until("ready");
+    let files = running.progress_files();
+    assert_eq!(files.len(), 1);
+    assert_eq!(
+        files[0].file_name().unwrap().to_str().unwrap().split('-').next(),
+        Some(running.child.id().to_string().as_str())
+    );
+    let report = running.until("report");
+    let (first, unit) = published(&files[0]);
+    assert_eq!(unit, "lookup");
+    assert!(first >= number(&report, "lookups") as u64);
+    running.until("report");
+    assert!(published(&files[0]).0 > first);
+    let (rest, _terminated) = running.terminate();
+    assert!(
+        number(&words(rest.lines().last().unwrap()), "checksum") > 0.0,
+        "{rest}"
+    );
+    assert_eq!(running.progress_files(), Vec::<std::path::PathBuf>::new());
+}

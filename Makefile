@@ -1,0 +1,60 @@
+# What a person does with this repository. `make help` lists it.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+# Length of one A/A recording in seconds, and arguments of the measurement (see tools/bench-large-pages --help).
+AA_SECONDS ?= 3600
+BENCH_ARGS ?=
+
+PROGRAM := target/release/homeostat
+BUILD := $(CARGO) build --release --locked
+
+# What the tests and measurements need besides Rust: COMMAND:PACKAGE, installed only where the command is missing.
+# PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
+TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
+	javac:default-jdk-headless cc:gcc
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test check unit test-tools demo bench aa install uninstall clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the program and the workloads, optimised
+	$(BUILD) -p homeostat-cli -p homeostat-workloads
+
+run: build ## build and start the daemon in the foreground (as root)
+	$(PROGRAM) run
+
+demo: build ## a real gain, proven live on a real process, in under five minutes (as root)
+	$(PROGRAM) demo
+
+test: test-tools check unit ## everything: formatting, lints and tests; installs what the tests need (as root)
+
+check: ## formatting and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+unit: ## the tests alone
+	$(CARGO) test --workspace --locked
+
+test-tools: ## install the Debian packages that the tests need and that are missing
+	@tools/install-test-tools $(TEST_TOOLS)
+
+bench: build test-tools ## measure large pages on real workloads (as root; hours); BENCH_ARGS are passed on
+	tools/bench-large-pages $(BENCH_ARGS)
+
+aa: build test-tools ## record undisturbed workloads for the A/A tests (an hour)
+	tools/record-traces --seconds $(AA_SECONDS)
+
+install: build ## install the program, its manual pages and completions below PREFIX (default /usr/local)
+	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/homeostat
+	tools/install-documents $(PROGRAM) $(DESTDIR)$(PREFIX)
+
+uninstall: ## remove what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/homeostat
+	tools/install-documents --remove $(DESTDIR)$(PREFIX)
+
+clean: ## remove what was built
+	$(CARGO) clean
