@@ -23,6 +23,7 @@ use homeostat_model::{
     Action, ActionId, Direction, ExperimentKind, Nanoseconds, Progress, UndoRecord, Verdict,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_store::journal::{Coin, Note, OwedState};
 use homeostat_store::{Journal, ResilientHistory};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -103,7 +104,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, false);
         let kept: Vec<UndoRecord> = journal
             .owed()
-            .filter(|o| o.is_kept() && !o.is_void(&machine.boot_id))
+            .filter(|o| o.state == OwedState::Kept && !o.is_void(&machine.boot_id))
             .map(|o| o.record.clone())
             .collect();
         let mut memory = recall(&mut history, &machine.fingerprint());
@@ -255,10 +256,16 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 self.journal_result(result);
             }
             Command::NoteCoin { experiment, block, on } => {
-                let result = self.journal.coin(experiment, block, on);
+                let result = self.journal.note(Note::Coin(Coin { experiment, block, on }));
                 self.journal_result(result);
             }
-            Command::RecordExperiment(record) => self.history.experiment(&record),
+            Command::RecordExperiment(record) => {
+                if record.verdict.is_some() {
+                    let result = self.journal.note(Note::Ended(record.id));
+                    self.journal_result(result);
+                }
+                self.history.experiment(&record);
+            }
             Command::RecordDecision(d) => self.history.decision(
                 self.clock.unix_seconds(),
                 d.workload.as_ref(),

@@ -4,6 +4,7 @@
 use homeostat_model::{ActionId, Direction, Nanoseconds, UndoRecord};
 use homeostat_platform::{Clock, Effectors, PlatformError};
 use homeostat_store::Journal;
+use homeostat_store::journal::OwedState;
 
 /// Time one action may take to be undone before recovery goes on with the next.
 const PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
@@ -42,7 +43,7 @@ pub fn restore(
 ) -> RecoveryReport {
     let mut report = RecoveryReport::default();
     let mut owed: Vec<(UndoRecord, bool, bool)> =
-        journal.owed().map(|o| (o.record.clone(), o.is_kept(), o.is_void(boot_id))).collect();
+        journal.owed().map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id))).collect();
     owed.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
     for (record, kept, void) in owed {
         let id = record.action.id;

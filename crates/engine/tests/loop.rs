@@ -1,0 +1,494 @@
+//! The whole mind against a small plant: workloads whose true gain is known, in virtual time.
+
+use homeostat_engine::{
+    Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy, Prior,
+    Proposal, Seen, Stage, Strategy, WorkloadRule,
+};
+use homeostat_model::action::{MemoryTarget, Target};
+use homeostat_model::{
+    ActionId, Bytes, Direction, Effect, EffectorId, Fingerprint, Machine, MachineSample, MeterCandidate,
+    MeterClass, MeterReading, Nanoseconds, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId, Verdict,
+    Workload, WorkloadId, WorkloadKind, WorkloadSample,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+struct Try;
+
+impl Strategy for Try {
+    fn id(&self) -> StrategyId {
+        "try".into()
+    }
+    fn summary(&self) -> &'static str {
+        "test"
+    }
+    fn applicable(&self, _: &Machine) -> Result<(), String> {
+        Ok(())
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        if seen.workload.program == "hopeless" {
+            return Opinion::Decline(Declined::because("nothing to gain"));
+        }
+        Opinion::Propose(Box::new(Proposal {
+            hypothesis: "it may help".into(),
+            predicted: Effect { estimate: 0.1, lower: 0.0, upper: 0.2, confidence: 0.9 },
+            effector: EffectorId::from("switch"),
+            target: Target::Memory(vec![MemoryTarget { process: seen.workload.processes[0], pieces: vec![1, 2] }]),
+            stages: vec![],
+            arguments: BTreeMap::new(),
+            reversible: true,
+            settling: Nanoseconds::from_millis(100),
+            risk: "none".into(),
+            advice: vec![],
+        }))
+    }
+}
+
+#[derive(Clone)]
+struct Plant {
+    name: &'static str,
+    gain: f64,
+    noise: f64,
+    metered: bool,
+    alive: bool,
+}
+
+fn plant(name: &'static str, gain: f64) -> Plant {
+    Plant { name, gain, noise: 0.01, metered: true, alive: true }
+}
+
+struct World {
+    engine: Engine,
+    plants: Vec<Plant>,
+    second: u64,
+    random: u64,
+    on: BTreeMap<ActionId, (WorkloadId, bool)>,
+    open: BTreeMap<WorkloadId, BTreeSet<String>>,
+    pending: Vec<Event>,
+    trace: Vec<String>,
+    stories: Vec<String>,
+    verdicts: Vec<(String, Verdict, Option<Effect>)>,
+    trials_at_once: usize,
+    most_trials_at_once: usize,
+    finished: bool,
+    fail_undo: bool,
+    refuse_apply: Option<Fault>,
+    kept: Vec<ActionId>,
+}
+
+fn machine() -> Machine {
+    Machine {
+        kernel: "test".into(),
+        cpu_model: "test".into(),
+        hypervisor: None,
+        cpus: (0..4)
+            .map(|i| homeostat_model::Cpu {
+                id: homeostat_model::CpuId(i),
+                core: i,
+                package: 0,
+                llc: homeostat_model::LlcId(0),
+                node: homeostat_model::NodeId(0),
+            })
+            .collect(),
+        nodes: vec![],
+        memory: Bytes::from_mib(1024),
+        page_size: Bytes(4096),
+        huge_page_size: Bytes(2 << 20),
+        llc_size: Bytes(0),
+        boot_id: "boot".into(),
+        capabilities: vec![],
+    }
+}
+
+fn policy() -> Policy {
+    Policy { seed: 42, placebo_every_s: 0.0, ..Policy::default() }
+}
+
+impl World {
+    fn new(plants: Vec<Plant>, policy: Policy, memory: Memory) -> Self {
+        Self {
+            engine: Engine::new(machine(), vec![Box::new(Try)], policy, memory),
+            plants,
+            second: 1000,
+            random: 88172645463325252,
+            on: BTreeMap::new(),
+            open: BTreeMap::new(),
+            pending: vec![],
+            trace: vec![],
+            stories: vec![],
+            verdicts: vec![],
+            trials_at_once: 0,
+            most_trials_at_once: 0,
+            finished: false,
+            fail_undo: false,
+            refuse_apply: None,
+            kept: vec![],
+        }
+    }
+
+    /// Roughly normal noise from a sum of uniforms.
+    fn noise(&mut self) -> f64 {
+        let mut sum = 0.0;
+        for _ in 0..6 {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            sum += (self.random >> 11) as f64 / (1u64 << 53) as f64;
+        }
+        (sum - 3.0) * 2f64.sqrt()
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = Nanoseconds::from_secs(self.second);
+        let commands = self.engine.step(now, 1_000_000 + self.second, event);
+        for c in commands {
+            self.trace.push(format!("{} {c:?}", self.second));
+            self.carry_out(c);
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::FindMeters(id) => {
+                let plant = self.plants.iter().find(|p| p.name == id.as_str()).unwrap();
+                let candidate = MeterCandidate {
+                    id: "progress".into(),
+                    class: MeterClass::Application,
+                    unit: "operation".into(),
+                    cost_per_count: Nanoseconds::ZERO,
+                    refused: (!plant.metered).then(|| "it publishes nothing".to_owned()),
+                };
+                self.pending.push(Event::MetersFound(id, Ok(vec![candidate])));
+            }
+            Command::OpenMeter(id, meter) => {
+                self.open.entry(id.clone()).or_default().insert(meter.to_string());
+                self.pending.push(Event::MeterOpened(id, meter, Ok(())));
+            }
+            Command::CloseMeter(id, meter) => {
+                self.open.entry(id).or_default().remove(meter.as_str());
+            }
+            Command::Apply(action) => match self.refuse_apply.take() {
+                Some(fault) => self.pending.push(Event::Settled(action.id, Direction::Apply, Err(fault))),
+                None => {
+                    self.trials_at_once = self.on.values().filter(|(_, on)| *on).count();
+                    self.on.insert(action.id, (action.workload.clone(), true));
+                    self.pending.push(Event::Settled(action.id, Direction::Apply, Ok(done())));
+                }
+            },
+            Command::Switch(id, direction) => {
+                if direction == Direction::Undo && self.fail_undo {
+                    let fault = Fault { kind: FaultKind::Busy, text: "mapped by others".into() };
+                    self.pending.push(Event::Settled(id, direction, Err(fault)));
+                    return;
+                }
+                if let Some(entry) = self.on.get_mut(&id) {
+                    entry.1 = direction == Direction::Apply;
+                }
+                self.pending.push(Event::Settled(id, direction, Ok(done())));
+            }
+            Command::Close(id) => {
+                if let Some((_, on)) = self.on.remove(&id) {
+                    assert!(!on, "an action is closed only when it is undone");
+                }
+            }
+            Command::Keep(id) => self.kept.push(id),
+            Command::RecordExperiment(r) => {
+                if let Some(v) = r.verdict {
+                    self.verdicts.push((r.workload.to_string(), v, r.effect));
+                }
+            }
+            Command::Tell(s) => self.stories.push(s.text),
+            Command::Finished => self.finished = true,
+            Command::InspectMemory(_)
+            | Command::NoteCoin { .. }
+            | Command::RecordDecision(_)
+            | Command::RecordWindow(_) => {}
+        }
+    }
+
+    fn run(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.second += 1;
+            let snapshot = self.snapshot();
+            self.step(Event::Sampled(Box::new(snapshot)));
+            for _ in 0..64 {
+                let Some(event) = (!self.pending.is_empty()).then(|| self.pending.remove(0)) else { break };
+                self.step(event);
+            }
+            let trials = self.engine.view().experiments.len();
+            self.most_trials_at_once = self.most_trials_at_once.max(trials);
+        }
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let plants = self.plants.clone();
+        let mut workloads = vec![];
+        let mut samples = vec![];
+        for (i, p) in plants.iter().enumerate().filter(|(_, p)| p.alive) {
+            let id = WorkloadId::new(p.name);
+            let on = self.on.values().any(|(w, on)| *w == id && *on);
+            let rate = 1000.0 * (1.0 + if on { p.gain } else { 0.0 }) * (p.noise * self.noise()).exp();
+            workloads.push(Workload {
+                id: id.clone(),
+                kind: WorkloadKind::ProcessGroup,
+                fingerprint: Fingerprint::new(p.name),
+                program: p.name.into(),
+                executable: p.name.into(),
+                processes: vec![ProcessId { pid: 100 + i as i32, start_ticks: 1 }],
+                choice: OperatorChoice::default(),
+            });
+            let readings = self
+                .open
+                .get(&id)
+                .into_iter()
+                .flatten()
+                .map(|m| MeterReading { meter: m.as_str().into(), work: rate, interval: Nanoseconds::from_secs(1) })
+                .collect();
+            samples.push(WorkloadSample {
+                id,
+                interval: Nanoseconds::from_secs(1),
+                age: Nanoseconds::from_secs(self.second),
+                processes: 1,
+                threads: 1,
+                cpu: Nanoseconds::from_secs(1),
+                cpu_busiest: Nanoseconds::from_secs(1),
+                runqueue_wait: Nanoseconds::ZERO,
+                faults_minor: 0,
+                faults_major: 0,
+                churn: 0,
+                resident: Bytes::from_mib(512),
+                anonymous: Bytes::from_mib(512),
+                shared: Bytes::ZERO,
+                huge: Some(Bytes::ZERO),
+                meters: readings,
+            });
+        }
+        Snapshot {
+            at: Nanoseconds::from_secs(self.second),
+            unix_seconds: 1_000_000 + self.second,
+            interval: Nanoseconds::from_secs(1),
+            machine: MachineSample { cpu_busy: Nanoseconds::from_secs(1), ..MachineSample::default() },
+            workloads: Some(workloads),
+            samples,
+            own_cpu: Nanoseconds::from_millis(1),
+            own_resident: Bytes::from_mib(8),
+        }
+    }
+
+    fn stage(&self, name: &str) -> Stage {
+        self.engine.view().workloads.iter().find(|w| w.id.as_str() == name).unwrap().stage
+    }
+
+    fn verdict(&self, name: &str) -> Verdict {
+        self.verdicts.iter().find(|v| v.0 == name).unwrap_or_else(|| panic!("no verdict for {name}: {:#?}", self.stories)).1
+    }
+}
+
+fn done() -> Progress {
+    Progress { done: true, finished: 2, total: 2, verified: true, ..Progress::default() }
+}
+
+#[test]
+fn a_real_gain_is_accepted_and_stays() {
+    let mut world = World::new(vec![plant("good", 0.10)], policy(), Memory::default());
+    world.run(900);
+    assert_eq!(world.verdict("good"), Verdict::Accepted);
+    let effect = world.verdicts[0].2.unwrap();
+    assert!(effect.lower < 0.10 && 0.10 < effect.upper, "{effect}");
+    assert_eq!(world.stage("good"), Stage::Improved);
+    assert!(world.on.values().any(|(_, on)| *on) || world.engine.view().experiments.is_empty());
+    assert_eq!(world.engine.view().in_force.len(), 1);
+}
+
+#[test]
+fn no_gain_is_rejected_a_loss_is_harmful_and_nothing_stays_changed() {
+    let mut world = World::new(vec![plant("nothing", 0.0), plant("worse", -0.10)], policy(), Memory::default());
+    world.run(3000);
+    assert_eq!(world.verdict("nothing"), Verdict::Rejected);
+    assert_eq!(world.verdict("worse"), Verdict::Harmful);
+    assert!(world.on.is_empty(), "{:?}", world.on);
+    assert_eq!(world.most_trials_at_once, 1, "one change at a time on the host");
+    let trials = world.verdicts.len();
+    world.run(3000);
+    assert_eq!(world.verdicts.len(), trials, "neither is tried again within its back-off");
+}
+
+#[test]
+fn without_a_meter_nothing_is_touched_and_the_remedy_is_named() {
+    let mut silent = plant("silent", 0.10);
+    silent.metered = false;
+    let mut world = World::new(vec![silent], policy(), Memory::default());
+    world.run(600);
+    assert!(world.verdicts.is_empty() && world.on.is_empty());
+    assert_eq!(world.stage("silent"), Stage::Declined);
+    let told: Vec<_> = world.stories.iter().filter(|s| s.contains("progress counter")).collect();
+    assert_eq!(told.len(), 1, "said once, not at every retry: {:#?}", world.stories);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_decisions_and_another_seed_other_coins() {
+    let run = |seed| {
+        let mut world =
+            World::new(vec![plant("good", 0.05), plant("nothing", 0.0)], Policy { seed, ..policy() }, Memory::default());
+        world.run(800);
+        world.trace
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn a_workload_that_ends_in_the_trial_is_forgotten_without_a_verdict_on_the_effect() {
+    let mut world = World::new(vec![plant("good", 0.10)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(20);
+    world.plants[0].alive = false;
+    world.run(30);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    assert!(world.on.is_empty());
+    assert!(world.engine.view().workloads.is_empty());
+}
+
+impl World {
+    fn stages_missing(&self, name: &str, stage: Stage) -> bool {
+        assert!(self.second < 5000, "never reached {stage}: {:#?}", self.stories);
+        !self.engine.view().workloads.iter().any(|w| w.id.as_str() == name && w.stage == stage)
+    }
+}
+
+#[test]
+fn stopping_undoes_everything_unless_it_is_to_be_kept() {
+    for keep in [false, true] {
+        let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+        while world.stages_missing("good", Stage::Improved) {
+            world.run(1);
+        }
+        world.step(Event::Operator(OperatorRequest::Stop { keep }));
+        world.run(3);
+        assert!(world.finished);
+        assert_eq!(world.kept.len(), usize::from(keep));
+        assert_eq!(world.on.values().filter(|(_, on)| *on).count(), usize::from(keep));
+    }
+}
+
+#[test]
+fn an_operators_undo_wins_over_a_running_trial_and_over_a_change_in_force() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.step(Event::Operator(OperatorRequest::UndoAll));
+    world.run(2);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    assert!(world.on.is_empty());
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    let id = world.engine.view().in_force[0].action;
+    world.step(Event::Operator(OperatorRequest::Undo(id)));
+    world.run(2);
+    assert!(world.on.is_empty());
+    assert_eq!(world.stage("good"), Stage::Declined);
+}
+
+#[test]
+fn paused_means_no_new_trial() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.run(300);
+    assert!(world.on.is_empty() && world.verdicts.is_empty());
+    world.step(Event::Operator(OperatorRequest::Resume));
+    world.run(600);
+    assert_eq!(world.verdict("good"), Verdict::Accepted);
+}
+
+#[test]
+fn never_in_the_configuration_is_honoured_also_when_it_comes_later() {
+    let never = Policy {
+        workloads: vec![WorkloadRule { pattern: "good*".into(), never: true, ..WorkloadRule::default() }],
+        ..policy()
+    };
+    let mut world = World::new(vec![plant("good", 0.20)], never.clone(), Memory::default());
+    world.run(300);
+    assert!(world.on.is_empty());
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    world.step(Event::Operator(OperatorRequest::Configure(Box::new(never))));
+    world.run(5);
+    assert!(world.on.is_empty(), "a choice that comes later withdraws what is in force");
+}
+
+#[test]
+fn advice_only_proposes_and_touches_nothing() {
+    let mut world =
+        World::new(vec![plant("good", 0.20)], Policy { mode: Mode::AdviseOnly, ..policy() }, Memory::default());
+    world.run(600);
+    assert!(world.on.is_empty());
+    let view = world.engine.view();
+    assert_eq!(view.workloads[0].proposal.as_ref().unwrap().id, "try/good");
+}
+
+#[test]
+fn calibration_runs_placebos_side_by_side_and_accepts_almost_none() {
+    let plants = vec![plant("a", 0.0), plant("b", 0.0), plant("c", 0.0)];
+    let mut world = World::new(plants, Policy { mode: Mode::Calibrate, ..policy() }, Memory::default());
+    world.run(6000);
+    let view = world.engine.view();
+    assert!(view.calibration.placebos >= 30, "{:?}", view.calibration);
+    // At a level of 5 % ten false accepts of thirty would happen once in ten million runs.
+    assert!(view.calibration.false_accepts <= view.calibration.placebos / 3, "{:?}", view.calibration);
+    assert!(world.most_trials_at_once >= 2, "a placebo disturbs nobody");
+}
+
+#[test]
+fn a_known_harm_is_not_repeated_and_a_known_gain_is_tried_sooner() {
+    let prior = |verdict| Prior {
+        fingerprint: Fingerprint::new("good"),
+        strategy: "try".into(),
+        verdict,
+        effect: None,
+        unix_seconds: 1_000_900,
+        failures: 1,
+    };
+    let first_trial = |memory| {
+        let mut world = World::new(vec![plant("good", 0.2)], policy(), memory);
+        for _ in 0..400 {
+            world.run(1);
+            if !world.on.is_empty() {
+                return Some(world.second);
+            }
+        }
+        None
+    };
+    let fresh = first_trial(Memory::default()).unwrap();
+    let known = first_trial(Memory { priors: vec![prior(Verdict::Accepted)], ..Memory::default() }).unwrap();
+    assert!(known < fresh, "{known} {fresh}");
+    assert_eq!(first_trial(Memory { priors: vec![prior(Verdict::Harmful)], ..Memory::default() }), None);
+}
+
+#[test]
+fn an_undo_that_fails_is_tried_again_and_then_reported() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    world.fail_undo = true;
+    world.step(Event::Operator(OperatorRequest::UndoAll));
+    world.run(30);
+    world.fail_undo = false;
+    world.run(30);
+    assert!(world.on.is_empty(), "succeeds once the obstacle is gone: {:#?}", world.stories);
+}
+
+#[test]
+fn a_refused_change_ends_the_trial_without_harm() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.refuse_apply = Some(Fault { kind: FaultKind::Conflict, text: "MADV_NOHUGEPAGE".into() });
+    world.run(200);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    assert!(world.stories.iter().any(|s| s.contains("chose otherwise")), "{:#?}", world.stories);
+    assert!(world.on.is_empty());
+}
