@@ -5,7 +5,7 @@
 //! test martingale is exact whatever the load does. A switch that takes longer than the washout only shrinks the
 //! measured effect, and lengthens the washout of later blocks.
 
-use crate::series::{Series, Sums};
+use crate::series::{EDGE_TOLERANCE, Series, Sums};
 use homeostat_model::{BlockRecord, MeterId, Nanoseconds};
 
 /// A block is measured again when less than this share of its time carries readings.
@@ -93,7 +93,7 @@ impl Block {
         objective: Objective,
         cpu_floor: f64,
     ) -> BlockState {
-        if now < self.ends {
+        if now + EDGE_TOLERANCE < self.ends {
             return BlockState::Running;
         }
         let sums = series.sums(meter, self.measure_from, now);

@@ -835,15 +835,25 @@ impl Engine {
     }
 
     pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
+        self.ask(id, strategy, |s, seen| s.consider(seen))
+    }
+
+    /// Puts a question to a strategy about a workload.
+    pub(crate) fn ask<T>(
+        &self,
+        id: &WorkloadId,
+        strategy: usize,
+        question: impl FnOnce(&dyn Strategy, &Seen<'_>) -> T,
+    ) -> Option<T> {
         let w = self.workloads.get(id)?;
         let sample = w.sample.as_ref()?;
-        let strategy = self.strategies.get(strategy)?;
+        let strategy = self.strategies.get(strategy)?.as_ref();
         let known = self
             .priors
             .get(&(w.workload.fingerprint.clone(), strategy.id()))
             .filter(|p| p.verdict == Verdict::Accepted)
             .and_then(|p| p.effect);
-        Some(strategy.consider(&Seen {
+        let seen = Seen {
             now: self.now,
             policy: &self.policy,
             machine: &self.machine,
@@ -853,7 +863,8 @@ impl Engine {
             load: &w.load,
             memory: w.memory.as_ref(),
             known,
-        }))
+        };
+        Some(question(strategy, &seen))
     }
 
     /// Why a strategy is not asked about a workload: switched off, not applicable, or known not to help.

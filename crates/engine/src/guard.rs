@@ -150,15 +150,10 @@ impl Engine {
     fn withdraw_if_unwanted(&mut self, id: &WorkloadId) {
         let Some(g) = self.guards.get(id) else { return };
         let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else { return };
-        if let Some(Opinion::Decline(d)) = self.opinion_without_memory(id, index) {
-            let text = format!("withdrawn: {}", d.reason);
-            self.revoke(id, &text, None);
+        let unwanted = self.ask(id, index, |strategy, seen| strategy.unwanted(seen)).flatten();
+        if let Some(why) = unwanted {
+            self.revoke(id, &format!("withdrawn: {why}"), None);
         }
-    }
-
-    fn opinion_without_memory(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
-        self.workloads.get(id).filter(|w| w.memory.is_none() && !w.gone)?;
-        self.opinion(id, strategy)
     }
 
     fn poll_guard(&mut self, id: &WorkloadId) {
@@ -332,6 +327,7 @@ impl Engine {
     pub(crate) fn extend(&mut self, id: &WorkloadId) {
         let Some(g) = self.guards.get(id) else { return };
         let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else { return };
+        self.withdraw_if_unwanted(id);
         let opinion = self.opinion(id, index);
         if let Some(w) = self.workloads.get_mut(id) {
             w.memory = None;

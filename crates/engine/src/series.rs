@@ -13,6 +13,9 @@ const MACHINE_IDLE_MIN: f64 = 0.05;
 /// A program that keeps n threads running all the time shows n CPUs; this far off still counts.
 const WHOLE_CPU_SLACK: f64 = 0.10;
 
+/// Samples come on a beat, but not on the microsecond: an edge that is missed by less than this counts as met.
+pub(crate) const EDGE_TOLERANCE: Nanoseconds = Nanoseconds::from_millis(100);
+
 /// What was measured between two samples.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Interval {
@@ -73,12 +76,12 @@ impl Series {
 
     /// Sums over the intervals that lie wholly within `from..=to` and carry a reading of the meter.
     ///
-    /// Interval starts are computed from lengths; a tolerance of a millisecond absorbs rounding.
+    /// Starts are allowed [`EDGE_TOLERANCE`].
     pub(crate) fn sums(&self, meter: &MeterId, from: Nanoseconds, to: Nanoseconds) -> Sums {
         let mut sums = Sums::default();
         for i in &self.intervals {
             let start = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
-            if start.0.saturating_add(1_000_000) < from.0 || i.end > to {
+            if start + EDGE_TOLERANCE < from || i.end > to {
                 continue;
             }
             if let Some((work, seconds)) = i.work.get(meter) {

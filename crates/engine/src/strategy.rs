@@ -108,4 +108,9 @@ pub trait Strategy: Send + Sync {
     fn applicable(&self, machine: &Machine) -> Result<(), String>;
     /// Its opinion on one workload.
     fn consider(&self, seen: &Seen<'_>) -> Opinion;
+    /// Whether a person has chosen otherwise since a change was accepted: then it is withdrawn, for the reason
+    /// returned. Asked at every sample without the memory map, and at every review with it.
+    fn unwanted(&self, _seen: &Seen<'_>) -> Option<String> {
+        None
+    }
 }

@@ -301,13 +301,6 @@ impl Engine {
                 }
             }
             Need::Conclude { on } => {
-                if let Some(e) = self.experiments.get(&id)
-                    && let Some(verdict) = e.verdict
-                {
-                    let workload = e.setup.workload.clone();
-                    let text = format!("experiment {id}: {verdict}: {}", e.reason);
-                    self.narrate(&workload, text, verdict == Verdict::Harmful);
-                }
                 if !on && let Some(c) = self.changes.get_mut(&action) {
                     c.leaving = true;
                 }
@@ -548,11 +541,15 @@ impl Engine {
                     .map(|p| (p.proposal.stages.clone(), p.proposal.effector.clone(), p.proposal.arguments.clone()));
                 let guard = Guard::new(&e, self.now, &self.policy, stages);
                 self.guards.insert(workload.clone(), guard);
-                let text = format!("improved: {effect} {} ({})", e.setup.objective.words(), e.setup.hypothesis);
+                let text = format!(
+                    "improved: {effect} {} by experiment {id} ({}); it stays and is guarded",
+                    e.setup.objective.words(),
+                    e.reason
+                );
                 self.decide(&workload, Stage::Improved, text, false);
             }
             _ => {
-                let text = format!("{verdict}: {}; the change was undone", e.reason);
+                let text = format!("{verdict} by experiment {id}: {}; the change was undone", e.reason);
                 self.refuse(&workload, Declined::because(text), verdict == Verdict::Harmful);
             }
         }

@@ -93,21 +93,19 @@ impl Strategy for LargePages {
     }
 
     fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let settings = &seen.machine_sample.huge_pages;
-        if settings.enabled.0 == "never" {
-            let by = settings.enabled_set_by.as_deref().unwrap_or("the kernel's own default");
+        if let Some(reason) = switched_off(seen) {
             return Opinion::Decline(Declined {
-                reason: format!("transparent huge pages are switched off (enabled = never, set by {by})"),
                 advice: vec![Advice {
                     id: "large_pages/enabled-never".into(),
                     workload: None,
-                    finding: format!("transparent_hugepage/enabled is never, set by {by}"),
+                    finding: reason.clone(),
                     remedy: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; programs that do not ask \
                              for large pages keep small ones until homeostat has proven a gain"
                         .into(),
                     risk: "none by itself: with madvise only programs that ask, and homeostat's trials, get them"
                         .into(),
                 }],
+                reason,
             });
         }
         if seen.sample.resident.0 < CONVERTIBLE_MIN.0 {
@@ -127,6 +125,23 @@ impl Strategy for LargePages {
             Some(memory) => propose(seen, memory),
         }
     }
+
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        switched_off(seen).or_else(|| {
+            let memory = seen.memory?;
+            let process = memory.disabled.first()?;
+            Some(format!("large pages were switched off for process {process} (PR_SET_THP_DISABLE)"))
+        })
+    }
+}
+
+/// The choice of a person that forbids large pages for the whole host.
+fn switched_off(seen: &Seen<'_>) -> Option<String> {
+    let settings = &seen.machine_sample.huge_pages;
+    (settings.enabled.0 == "never").then(|| {
+        let by = settings.enabled_set_by.as_deref().unwrap_or("the kernel's own default");
+        format!("transparent huge pages are switched off (enabled = never, set by {by})")
+    })
 }
 
 /// What becomes of the pieces of a workload.
