@@ -1,7 +1,7 @@
 //! The real machine behind the traits of the seam.
 
 use crate::effectors::Registry;
-use crate::meters::{Meter, MeterKind};
+use crate::meters::{Meter, MeterKind, MeterSettings};
 use crate::sensors::host::Host;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::{regions, topology};
@@ -95,15 +95,20 @@ impl std::fmt::Debug for LinuxPlatform {
 }
 
 impl LinuxPlatform {
-    /// The machine below `root`; `/` is the running one. Nothing is read yet.
+    /// The machine below `root`; `/` is the running one. Nothing is read yet. Meters as if nothing were configured.
     pub fn new(root: Root) -> Self {
+        Self::with_meters(root, &MeterSettings::default())
+    }
+
+    /// As [`LinuxPlatform::new`], with what a person configured about meters.
+    pub fn with_meters(root: Root, settings: &MeterSettings) -> Self {
         Self {
             clock: MonotonicClock,
             host: Host::new(root.clone()),
             processes: None,
             workloads: BTreeMap::new(),
             other_tuners: Vec::new(),
-            kinds: crate::meters::kinds(),
+            kinds: crate::meters::kinds(settings),
             meters: BTreeMap::new(),
             rollups: BTreeMap::new(),
             effectors: Registry::new(&root),

@@ -35,11 +35,22 @@ impl Ended {
 }
 
 fn which(program: &str) -> std::path::PathBuf {
-    ["/usr/bin", "/bin"].iter().map(|d| std::path::Path::new(d).join(program)).find(|p| p.exists()).unwrap()
+    ["/usr/bin", "/bin"]
+        .iter()
+        .map(|d| std::path::Path::new(d).join(program))
+        .find(|p| p.exists())
+        .unwrap()
 }
 
 fn scan(platform: &mut LinuxPlatform) -> Vec<Workload> {
-    platform.sample(&SampleRequest { scan: true, detail: vec![] }).unwrap().workloads.unwrap()
+    platform
+        .sample(&SampleRequest {
+            scan: true,
+            detail: vec![],
+        })
+        .unwrap()
+        .workloads
+        .unwrap()
 }
 
 fn of(list: &[Workload], pid: i32) -> Option<&Workload> {
@@ -61,7 +72,10 @@ fn a_program_appears_as_a_workload_and_disappears_when_it_ends() {
     let workload = of(&list, pid).expect("the program is a workload");
     assert_eq!(workload.program, "sleep");
     assert!(workload.executable.ends_with("sleep") || workload.executable.ends_with("coreutils"));
-    assert!(list.iter().all(|w| w.processes.iter().all(|p| p.pid != std::process::id() as i32)));
+    assert!(
+        list.iter()
+            .all(|w| w.processes.iter().all(|p| p.pid != std::process::id() as i32))
+    );
     let id = workload.id.clone();
     child.0.kill().unwrap();
     child.0.wait().unwrap();
@@ -85,11 +99,20 @@ fn two_programs_launched_together_are_two_workloads() {
 #[test]
 fn what_a_person_wrote_into_the_environment_is_honoured() {
     let mut platform = LinuxPlatform::new(Root::default());
-    let environment = [("HOMEOSTAT", "never"), ("HOMEOSTAT_STRATEGIES", "large_pages=off")];
+    let environment = [
+        ("HOMEOSTAT", "never"),
+        ("HOMEOSTAT_STRATEGIES", "large_pages=off"),
+    ];
     let child = Ended::start("sleep", &["602"], &environment);
     let list = scan(&mut platform);
     let choice = &of(&list, child.pid()).unwrap().choice;
-    assert!(choice.never.as_deref().unwrap().starts_with("HOMEOSTAT=never in the environment of sleep"));
+    assert!(
+        choice
+            .never
+            .as_deref()
+            .unwrap()
+            .starts_with("HOMEOSTAT=never in the environment of sleep")
+    );
     assert_eq!(choice.strategies.get("large_pages"), Some(&false));
 }
 
@@ -104,7 +127,12 @@ fn cpu_time_of_short_lived_children_counts_for_the_parent_and_is_never_huge() {
     let mut used = 0;
     for _ in 0..40 {
         clock.sleep(Nanoseconds::from_millis(50));
-        let snapshot = platform.sample(&SampleRequest { scan: true, detail: vec![id.clone()] }).unwrap();
+        let snapshot = platform
+            .sample(&SampleRequest {
+                scan: true,
+                detail: vec![id.clone()],
+            })
+            .unwrap();
         let sample = snapshot.samples.iter().find(|s| s.id == id).unwrap();
         // The shell alone uses one CPU; times of ended children come in steps of 10 ms, and late by a pass.
         assert!(sample.cpu.0 <= 2 * sample.interval.0 + 300_000_000, "{sample:?}");
@@ -121,7 +149,10 @@ fn a_detailed_sample_knows_the_memory_by_kind_and_its_regions() {
     let child = Ended::start("perl", &["-e", script], &[]);
     let id = of(&scan(&mut platform), child.pid()).unwrap().id.clone();
     let clock = MonotonicClock;
-    let request = SampleRequest { scan: false, detail: vec![id.clone()] };
+    let request = SampleRequest {
+        scan: false,
+        detail: vec![id.clone()],
+    };
     let mut sample = None;
     for _ in 0..200 {
         let snapshot = platform.sample(&request).unwrap();
@@ -138,11 +169,19 @@ fn a_detailed_sample_knows_the_memory_by_kind_and_its_regions() {
     assert!(sample.huge.is_some());
     let map = platform.inspect_memory(&id).unwrap();
     assert!(!map.truncated);
-    let region = map.regions.iter().filter(|r| r.kind == MemoryKind::Anonymous).max_by_key(|r| r.resident).unwrap();
+    let region = map
+        .regions
+        .iter()
+        .filter(|r| r.kind == MemoryKind::Anonymous)
+        .max_by_key(|r| r.resident)
+        .unwrap();
     assert!(region.resident.0 >= 60 << 20);
     if platform.machine().unwrap().can("pagemap.scan") {
         let pieces = region.pieces;
-        assert!(u64::from(pieces.full + pieces.huge) * (2 << 20) >= 58 << 20, "{pieces:?}");
+        assert!(
+            u64::from(pieces.full + pieces.huge) * (2 << 20) >= 58 << 20,
+            "{pieces:?}"
+        );
         assert_eq!(region.convertible.len(), pieces.full as usize);
         assert!(region.convertible.iter().all(|a| a % (2 << 20) == 0));
         assert!(region.convertible.windows(2).all(|w| w[0] < w[1]));
@@ -158,6 +197,11 @@ fn every_capability_says_how_it_was_probed_and_what_its_absence_costs() {
     for capability in &machine.capabilities {
         assert!(!capability.detail.is_empty(), "{}", capability.id);
         let missing = capability.state != CapabilityState::Available;
-        assert_eq!(missing, !capability.cost_of_absence.is_empty(), "{}", capability.id);
+        assert_eq!(
+            missing,
+            !capability.cost_of_absence.is_empty(),
+            "{}",
+            capability.id
+        );
     }
 }

@@ -634,3 +634,284 @@ fn finish(groups: Vec<Group<'_>>) -> Vec<Workload> {
     workloads.sort_by(|a, b| a.id.cmp(&b.id));
     workloads
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn container_name(path: &str) -> Option<String> {
+        match place(format!("0::{path}\n").as_bytes()) {
+            Place::Container { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn containers_of_every_runtime_are_recognised() {
+        for (path, name) in [
+            (format!("/docker/{ID}"), "docker-0123456789ab"),
+            (format!("/system.slice/docker-{ID}.scope"), "docker-0123456789ab"),
+            (
+                format!("/kubepods/burstable/pod1234/{ID}"),
+                "containerd-0123456789ab",
+            ),
+            (
+                format!("/kubepods.slice/x.slice/crio-{ID}.scope"),
+                "crio-0123456789ab",
+            ),
+            (
+                format!("/machine.slice/libpod-{ID}.scope/container"),
+                "podman-0123456789ab",
+            ),
+            (
+                format!("/user.slice/user-1.slice/user@1.service/user.slice/libpod-{ID}.scope"),
+                "podman-0123456789ab",
+            ),
+            ("/lxc/web/init.scope".to_owned(), "lxc-web"),
+            ("/lxc.payload.web/system.slice/x.service".to_owned(), "lxc-web"),
+            ("/machine.slice/machine-deb.scope".to_owned(), "machine-deb"),
+        ] {
+            assert_eq!(container_name(&path).as_deref(), Some(name), "{path}");
+        }
+        for path in [
+            "/system.slice/docker.service",
+            "/docker",
+            "/session/0123456789abcdef0123456789abcdef",
+        ] {
+            assert_eq!(container_name(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn units_are_found_and_logins_are_not_units() {
+        let unit = |text: &str| match place(text.as_bytes()) {
+            Place::Unit { name, .. } => name,
+            other => format!("{other:?}"),
+        };
+        assert_eq!(unit("0::/system.slice/a.service\n"), "a.service");
+        assert_eq!(unit("0::/system.slice/a.service/inner\n"), "a.service");
+        assert_eq!(
+            unit("1:name=systemd:/system.slice/b.service\n0::/\n"),
+            "b.service"
+        );
+        assert_eq!(
+            unit("0::/user.slice/user-1.slice/user@1.service/app.slice/c.service\n"),
+            "c.service"
+        );
+        for none in [
+            "0::/user.slice/user-1.slice/session-3.scope\n",
+            "0::/user.slice/user-1.slice/user@1.service/init.scope\n",
+            "0::/user.slice/user-1.slice/user@1.service/tmux-spawn-1.scope\n",
+            "0::/init.scope\n",
+            "0::/\n",
+            "0::/../..\n",
+            "4:memory:/jobs/1\n",
+            "rubbish",
+            "",
+        ] {
+            assert_eq!(place(none.as_bytes()), Place::Nowhere, "{none}");
+        }
+        assert_eq!(place(b"0::/jobs/1\n"), Place::Cgroup("/jobs/1".into()));
+    }
+
+    #[test]
+    fn names_of_transient_units_are_one_across_runs() {
+        assert_eq!(
+            stable_unit_name("run-u17.service"),
+            stable_unit_name("run-u4711.service")
+        );
+        assert_eq!(stable_unit_name("app-firefox-123.scope"), "app-firefox-*.scope");
+        assert_eq!(
+            stable_unit_name("postgresql@15-main.service"),
+            "postgresql@15-main.service"
+        );
+        assert_eq!(stable_unit_name("run-backup.service"), "run-backup.service");
+    }
+
+    fn arguments(list: &[&str]) -> u64 {
+        normalised_arguments(list.join("\0").as_bytes())
+    }
+
+    #[test]
+    fn arguments_of_one_run_are_masked_and_configuration_is_not() {
+        assert_eq!(
+            arguments(&["x", "--pid", "123"]),
+            arguments(&["x", "--pid", "99"])
+        );
+        assert_eq!(
+            arguments(&["x", "--parent-pid=1"]),
+            arguments(&["x", "--parent-pid=2"])
+        );
+        assert_eq!(
+            arguments(&["x", "/tmp/out.aB3dE9"]),
+            arguments(&["x", "/tmp/out.Zz8yX1"])
+        );
+        assert_eq!(
+            arguments(&["x", "--log=/tmp/run-12345/log"]),
+            arguments(&["x", "--log=/tmp/run-54321/log"])
+        );
+        assert_eq!(
+            arguments(&["x", "--at=1700000000"]),
+            arguments(&["x", "--at=1700009999"])
+        );
+        assert_eq!(arguments(&["x", ID]), arguments(&["x", &ID.replace('0', "f")]));
+        assert_ne!(
+            arguments(&["redis-server *:6379"]),
+            arguments(&["redis-server *:6380"])
+        );
+        assert_ne!(
+            arguments(&["x", "--port", "6379"]),
+            arguments(&["x", "--port", "6380"])
+        );
+        assert_ne!(arguments(&["x", "/etc/a.conf"]), arguments(&["x", "/etc/b.conf"]));
+        assert_ne!(arguments(&["x", "/tmp/a.conf"]), arguments(&["x", "/tmp/b.conf"]));
+        assert_ne!(
+            arguments(&["java", "-Xmx4096m"]),
+            arguments(&["java", "-Xmx8192m"])
+        );
+    }
+
+    fn member(pid: i32, parent: i32, executable: &str) -> Member {
+        Member {
+            pid,
+            parent,
+            session: pid,
+            start_ticks: pid as u64,
+            start_stack: pid as u64,
+            program: executable.rsplit('/').next().unwrap().to_owned(),
+            executable: executable.to_owned(),
+            ..Member::default()
+        }
+    }
+
+    fn grouped(members: &[Member], own: i32) -> Vec<Vec<i32>> {
+        let all: Vec<&Member> = members.iter().collect();
+        let mut found: Vec<Vec<i32>> = group(&all, own)
+            .iter()
+            .map(|w| w.processes.iter().map(|p| p.pid).collect())
+            .collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn an_interpreter_joins_its_parent_only_when_forked() {
+        let script = member(10, 1, "/usr/bin/python3");
+        let forked = Member {
+            start_stack: 10,
+            ..member(11, 10, "/usr/bin/python3")
+        };
+        let other = Member {
+            arguments: 5,
+            ..member(12, 10, "/usr/bin/python3")
+        };
+        assert_eq!(grouped(&[script, forked, other], 0), [vec![10, 11], vec![12]]);
+    }
+
+    #[test]
+    fn the_daemons_own_group_is_left_out_with_all_its_processes() {
+        let own = member(10, 1, "/usr/bin/homeostat");
+        let fork = Member {
+            start_stack: 10,
+            ..member(11, 10, "/usr/bin/homeostat")
+        };
+        assert_eq!(
+            grouped(&[own, fork, member(12, 10, "/usr/bin/latency")], 10),
+            [vec![12]]
+        );
+    }
+
+    #[test]
+    fn a_cgroup_that_holds_nearly_everything_names_nothing() {
+        let mut all: Vec<Member> = (10..20)
+            .map(|pid| member(pid, 1, &format!("/bin/p{pid}")))
+            .collect();
+        for m in all.iter_mut().take(8) {
+            m.place = Place::Cgroup("/all".into());
+        }
+        assert_eq!(grouped(&all, 0).len(), 10);
+        for m in all.iter_mut().skip(3) {
+            m.place = Place::Nowhere;
+        }
+        assert_eq!(grouped(&all, 0)[0], [10, 11, 12]);
+    }
+
+    #[test]
+    fn display_buffers_do_not_tie_programs_together() {
+        let segment = |length, system_v| {
+            Some(Segment {
+                device: 1,
+                inode: 7,
+                length,
+                system_v,
+            })
+        };
+        let pair = |s: Option<Segment>| {
+            [
+                Member {
+                    segment: s,
+                    ..member(10, 1, "/bin/server")
+                },
+                Member {
+                    segment: s,
+                    ..member(11, 1, "/bin/client")
+                },
+            ]
+        };
+        assert_eq!(grouped(&pair(segment(1 << 30, false)), 0).len(), 2);
+        assert_eq!(grouped(&pair(segment(32 << 20, true)), 0).len(), 2);
+        assert_eq!(grouped(&pair(segment(1 << 30, true)), 0).len(), 1);
+    }
+
+    #[test]
+    fn units_of_two_users_with_one_name_have_two_ids() {
+        let unit = |user: u32| Place::Unit {
+            name: "web.service".into(),
+            slice: format!("/user-{user}"),
+        };
+        let all = [
+            Member {
+                place: unit(1),
+                ..member(10, 1, "/bin/web")
+            },
+            Member {
+                place: unit(2),
+                ..member(11, 1, "/bin/web")
+            },
+        ];
+        let refs: Vec<&Member> = all.iter().collect();
+        let ids: Vec<String> = group(&refs, 0).iter().map(|w| w.id.to_string()).collect();
+        assert_eq!(ids, ["web.service[10]", "web.service[11]"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "[a-z0-9/.:=@-]{0,80}") {
+            let _ = place(&bytes);
+            let _ = place(format!("0::/{text}").as_bytes());
+            let _ = normalised_arguments(&bytes);
+            let _ = normalised_arguments(text.as_bytes());
+        }
+
+        #[test]
+        fn every_process_is_in_exactly_one_workload(
+            shape in proptest::collection::vec((0usize..30, 0u64..4, 0u64..3, 0u8..5), 1..30)
+        ) {
+            let members: Vec<Member> = shape
+                .iter()
+                .enumerate()
+                .map(|(i, (parent, exe, stack, place))| Member {
+                    start_stack: *stack,
+                    place: if *place == 0 { Place::Cgroup("/c".into()) } else { Place::Nowhere },
+                    ..member(i as i32 + 10, *parent as i32 + 10, &format!("/bin/{exe}"))
+                })
+                .collect();
+            let mut found: Vec<i32> = grouped(&members, 0).into_iter().flatten().collect();
+            found.sort_unstable();
+            prop_assert_eq!(found, members.iter().map(|m| m.pid).collect::<Vec<_>>());
+        }
+    }
+}

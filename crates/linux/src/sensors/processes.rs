@@ -785,3 +785,61 @@ impl Entry {
         used
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LINE: &[u8] =
+        b"42 (a) R (b c) S 7 42 9 0 -1 4194560 11 0 12 0 100 50 -1 3 20 0 4 0 5000 1 77 1 1 1 99 0\n";
+
+    #[test]
+    fn names_with_parentheses_and_negative_times_are_read() {
+        let stat = parse_stat(LINE).unwrap();
+        assert_eq!((stat.pid, stat.comm, stat.state), (42, &b"a) R (b c"[..], b'S'));
+        assert_eq!((stat.parent, stat.session, stat.threads), (7, 9, 4));
+        assert_eq!((stat.faults_minor, stat.faults_major), (11, 12));
+        assert_eq!((stat.cpu_ticks, stat.child_cpu_ticks), (150, 3));
+        assert_eq!(
+            (stat.start_ticks, stat.resident_pages, stat.start_stack),
+            (5000, 77, 99)
+        );
+    }
+
+    #[test]
+    fn the_largest_shared_segment_is_found() {
+        let maps = b"7f0000000000-7f0002000000 rw-s 00000000 00:01 5 /memfd:small (deleted)\n\
+                     7f1000000000-7f1010000000 rw-s 00000000 00:01 9 /SYSV00000000 (deleted)\n\
+                     7f2000000000-7f2080000000 rw-p 00000000 00:00 0 \n\
+                     7f3000000000-7f3080000000 r--s 00000000 fe:01 3 /var/lib/data\n7f4000";
+        let found = parse_segment(maps).unwrap();
+        assert_eq!((found.inode, found.length, found.system_v), (9, 256 << 20, true));
+        assert_eq!(
+            parse_segment(b"7f0000000000-7f0000200000 rw-s 0 00:01 5 /memfd:x\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn run_queue_wait_is_the_second_number() {
+        assert_eq!(parse_wait(b"1 22 3\n"), Some(22));
+        assert_eq!(parse_wait(b"1"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse_stat(&bytes);
+            let _ = parse_segment(&bytes);
+            let _ = parse_wait(&bytes);
+        }
+
+        #[test]
+        fn a_cut_line_is_refused_or_says_the_same(cut in 0..LINE.len()) {
+            if let Some(stat) = parse_stat(&LINE[..cut]) {
+                prop_assert_eq!(stat.start_ticks, 5000);
+            }
+        }
+    }
+}
