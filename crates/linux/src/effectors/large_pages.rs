@@ -44,8 +44,8 @@ use std::time::{Duration, Instant};
 
 /// Most pieces in one action: 64 GiB. Larger workloads are converted in stages.
 const PIECES_PER_ACTION_MAX: usize = 32 * 1024;
-/// Most processes in one action.
-const PROCESSES_PER_ACTION_MAX: usize = 4096;
+/// Most processes in one action. Each takes two open files while the action is under way.
+const PROCESSES_PER_ACTION_MAX: usize = 128;
 /// Pieces looked at together before they are converted: 64 MiB, about 0.1 ms of page-table walk (1.2 ms/GiB).
 const PIECES_PER_LOOK: usize = 32;
 /// Pieces looked at together when only looking: 512 MiB, a few milliseconds.
@@ -1356,6 +1356,54 @@ mod tests {
         for other in ["", "Rss:  4 kB", "THPeligible:    1", "VmFlags: rd wr-x"] {
             assert_eq!(mapping_bounds(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn what_the_administrator_switched_off_stays_off() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        assert!(matches!(
+            require_switch(&root),
+            Err(PlatformError::Unsupported { .. })
+        ));
+        assert!(matches!(
+            require_kernel(&root),
+            Err(PlatformError::Unsupported { .. })
+        ));
+        let directory = root.path("/sys/kernel/mm/transparent_hugepage");
+        fs::create_dir_all(&directory).unwrap();
+        let set = |file: &str, text: &str| fs::write(directory.join(file), text).unwrap();
+        set("enabled", "always madvise [never]\n");
+        assert!(
+            matches!(require_switch(&root), Err(PlatformError::Conflict { found, .. }) if found == "never")
+        );
+        set("enabled", "always [madvise] never\n");
+        assert_eq!(require_switch(&root), Ok("madvise".to_owned()));
+        set("enabled", "[always] madvise never\n");
+        assert_eq!(require_switch(&root), Ok("always".to_owned()));
+        set("enabled", "always madvise never\n");
+        assert!(matches!(
+            require_switch(&root),
+            Err(PlatformError::Malformed { .. })
+        ));
+        set("hpage_pmd_size", "2097152\n");
+        assert_eq!(require_kernel(&root), Ok(()));
+        set("hpage_pmd_size", "536870912\n");
+        assert!(matches!(
+            require_kernel(&root),
+            Err(PlatformError::Unsupported { .. })
+        ));
+    }
+
+    #[test]
+    fn stalls_of_the_whole_machine_are_read_from_the_full_line() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        assert_eq!(full_stall_microseconds(&root), None);
+        fs::create_dir_all(root.path("/proc/pressure")).unwrap();
+        let text = "some avg10=1.00 avg60=0.00 avg300=0.00 total=99\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=42\n";
+        fs::write(root.path("/proc/pressure/memory"), text).unwrap();
+        assert_eq!(full_stall_microseconds(&root), Some(42));
     }
 
     #[test]
