@@ -227,10 +227,10 @@ impl LinuxPlatform {
 
     fn rollup(&mut self, process: ProcessId) -> Option<Rollup> {
         let begin = self.clock.now();
-        if let Some(done) = self.rollups.get(&process) {
-            if begin - done.at < done.took * ROLLUP_REST {
-                return Some(*done);
-            }
+        if let Some(done) = self.rollups.get(&process)
+            && begin - done.at < done.took * ROLLUP_REST
+        {
+            return Some(*done);
         }
         let (private, shared) = regions::rollup(&self.root, process, &mut self.buffer)?;
         let done = Rollup {

@@ -1,4 +1,10 @@
 //! The sensors over captured and made machines (`fixtures/hosts`).
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
 
 use homeostat_linux::{LinuxPlatform, Root};
 use homeostat_model::{

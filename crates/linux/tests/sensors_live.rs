@@ -1,4 +1,10 @@
 //! The sensors on the running machine: what is seen of programs that the test starts and ends itself.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
 
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{CapabilityState, MemoryKind, Nanoseconds, Workload, WorkloadKind};

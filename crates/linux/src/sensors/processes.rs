@@ -361,13 +361,14 @@ impl ProcessTable {
             self.kernel_threads.remove(&pid);
         }
         let turn = pass.wrapping_add(pid.unsigned_abs().into());
-        if self.root.is_live() && !turn.is_multiple_of(READ_ANYWAY) {
-            if let Some(entry) = self.entries.get_mut(&pid) {
-                if entry.inode == inode && process_cpu_time(pid) == Some(entry.now.cpu) {
-                    entry.seen = pass;
-                    return;
-                }
-            }
+        if self.root.is_live()
+            && !turn.is_multiple_of(READ_ANYWAY)
+            && let Some(entry) = self.entries.get_mut(&pid)
+            && entry.inode == inode
+            && process_cpu_time(pid) == Some(entry.now.cpu)
+        {
+            entry.seen = pass;
+            return;
         }
         self.read(pid, inode, uptime);
     }
@@ -472,7 +473,9 @@ impl ProcessTable {
         entry.resident_pages = stat.resident_pages;
         entry.member.parent = stat.parent;
         entry.member.session = stat.session;
-        entry.member.start_stack = if stat.start_stack > 1 { stat.start_stack } else { 0 };
+        let start_stack = if stat.start_stack > 1 { stat.start_stack } else { 0 };
+        let executed = entry.member.start_stack != start_stack;
+        entry.member.start_stack = start_stack;
         let name = fingerprint(&[stat.comm]);
         let renamed = entry.name != name;
         if renamed {
@@ -482,6 +485,7 @@ impl ProcessTable {
         !entry.zombie
             && (is_new
                 || renamed
+                || executed
                 || young
                 || pass.wrapping_sub(entry.identified) >= IDENTIFY_ANYWAY
                 || entry.resident_pages.saturating_mul(self.page) / 2
@@ -528,13 +532,13 @@ impl ProcessTable {
         };
         // Environments hold secrets: they do not stay in our memory.
         buffer.fill(0);
-        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, TEXT_MAX) {
-            if choice::is_status(text) {
-                entry.member.user = choice::user(text);
-                chosen
-                    .tuned
-                    .extend(choice::from_status(text, &entry.member.program, pid));
-            }
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, TEXT_MAX)
+            && choice::is_status(text)
+        {
+            entry.member.user = choice::user(text);
+            chosen
+                .tuned
+                .extend(choice::from_status(text, &entry.member.program, pid));
         }
         entry.member.choice = chosen;
         if let Ok(text) = proc.read_record(ProcessFile::new(pid, "statm").name(), buffer) {
@@ -544,10 +548,10 @@ impl ProcessTable {
         let resident = entry.resident_pages.saturating_mul(self.page);
         entry.segment_searched_at = resident;
         // Searched once per process, and again while it maps more and more.
-        if shared >= SEGMENT_MIN {
-            if let Ok(text) = proc.read(ProcessFile::new(pid, "maps").name(), buffer, MAPS_MAX) {
-                entry.member.segment = parse_segment(text);
-            }
+        if shared >= SEGMENT_MIN
+            && let Ok(text) = proc.read(ProcessFile::new(pid, "maps").name(), buffer, MAPS_MAX)
+        {
+            entry.member.segment = parse_segment(text);
         }
         /// A buffer larger than this is given back.
         const KEEP: usize = 128 * 1024;
