@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 const NOISE_CPU: f64 = 0.001;
 /// Resident memory below which a workload is noise after a scan, unless it is busy.
 const NOISE_RESIDENT: Bytes = Bytes::from_mib(8);
-/// Most processes of one workload whose memory is looked at in a detailed sample: those that are largest.
+/// Most processes of one workload whose memory is looked at in a detailed sample: the oldest, which hold the data.
 const GLANCE_MAX: usize = 64;
 /// Most resident memory of one process whose page tables are walked in a sample: about 30 ms.
 const ROLLUP_RESIDENT_MAX: Bytes = Bytes(16 * 1024 * 1024 * 1024);
