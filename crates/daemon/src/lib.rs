@@ -1,1 +1,14 @@
-//! Wiring: settings, control socket, signals.
+//! Wiring: settings, control socket, signals, privileges; and the stable JSON shapes that people script against.
+//!
+//! The daemon decides nothing. It connects the mind (engine, strategies), the hands (runtime) and the machine
+//! (linux), gives them time and settings, publishes what they say on a [`board`], and passes on what people ask.
+
+pub mod api;
+pub mod board;
+pub mod client;
+pub mod control;
+pub mod log;
+pub mod notify;
+pub mod process;
+pub mod service;
+pub mod settings;

@@ -1,0 +1,654 @@
+//! What `--json` prints and the control socket answers: the stable shape of homeostat's state.
+//!
+//! These types are converted from [`View`] by hand and never derived from it, so that the mind may change without
+//! breaking anybody's script. The same shapes stand in `io.homeostat.varlink`; a test keeps the two in step.
+//! A number that is not known is absent (`null`). Times end in `_s` (seconds) or `_unix` (seconds since the
+//! epoch), sizes in `_bytes`, relative values are shares (`0.05` is five percent).
+
+use homeostat_engine::view::{ChangeView, ExperimentView, OutcomeView, View, WorkloadView};
+use homeostat_engine::{Stage, Story};
+use serde::{Deserialize, Serialize};
+
+/// Version of the shapes in this module. Raised when a field is removed or changes its meaning; new fields may
+/// come without a new number.
+pub const SCHEMA: u32 = 1;
+
+/// An estimated relative change with its interval.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Best estimate as a share; 0.05 = five percent better.
+    pub estimate: Option<f64>,
+    /// Lower end of the interval; absent while it is unbounded.
+    pub lower: Option<f64>,
+    /// Upper end of the interval; absent while it is unbounded.
+    pub upper: Option<f64>,
+    /// Confidence of the interval, 0..1.
+    pub confidence: f64,
+}
+
+impl From<homeostat_model::Effect> for Effect {
+    fn from(e: homeostat_model::Effect) -> Self {
+        Self {
+            estimate: finite(e.estimate),
+            lower: finite(e.lower),
+            upper: finite(e.upper),
+            confidence: e.confidence,
+        }
+    }
+}
+
+/// JSON has no infinity: an unbounded number is absent.
+fn finite(x: f64) -> Option<f64> {
+    x.is_finite().then_some(x)
+}
+
+fn finite_or_zero(x: f64) -> f64 {
+    if x.is_finite() { x } else { 0.0 }
+}
+
+/// The whole state, briefly (`homeostat status --json`, `io.homeostat.GetStatus`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of these shapes: [`SCHEMA`].
+    pub schema: u32,
+    /// Version of the daemon.
+    pub version: String,
+    /// Process id of the daemon.
+    pub pid: i64,
+    /// When this was true, seconds since the epoch.
+    pub at_unix: u64,
+    /// `act`, `advise-only` or `calibrate`.
+    pub mode: String,
+    /// Whether an operator paused it.
+    pub paused: bool,
+    /// The host in one line.
+    pub machine: String,
+    /// Why nothing at all can be done on this host; empty when something can.
+    pub machine_refusals: Vec<String>,
+    /// Workloads, busiest first.
+    pub workloads: Vec<Workload>,
+    /// Number of workloads below the floors of the configuration, which are not listed.
+    pub workloads_ignored: u32,
+    /// Running experiments.
+    pub experiments: Vec<Experiment>,
+    /// Changes in force.
+    pub in_force: Vec<Change>,
+    /// Experiments that ended, newest first.
+    pub outcomes: Vec<Outcome>,
+    /// What a person could do and homeostat may not.
+    pub advice: Vec<Advice>,
+    /// What homeostat spent and may spend.
+    pub budget: Budget,
+    /// What placebo experiments say about homeostat's own errors.
+    pub calibration: Calibration,
+    /// What is wrong or limited in the daemon itself, such as a history that can not be written.
+    pub notes: Vec<String>,
+}
+
+/// A workload, briefly.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Name, unique on the host while it runs.
+    pub name: String,
+    /// `unit`, `container`, `cgroup`, `shared_segment` or `process_group`.
+    pub kind: String,
+    /// Program of its main process.
+    pub program: String,
+    /// Identity in the history.
+    pub fingerprint: String,
+    /// Process ids, main first, at most 16.
+    pub pids: Vec<i64>,
+    /// Number of its processes.
+    pub processes: u32,
+    /// Age of its oldest process.
+    pub age_s: f64,
+    /// CPUs it uses (1.0 = one CPU busy all the time).
+    pub cpus: f64,
+    /// Resident memory.
+    pub resident_bytes: u64,
+    /// Of which in large pages, when known.
+    pub huge_bytes: Option<u64>,
+    /// `ignored`, `considered`, `observed`, `proposed`, `trying`, `improved` or `declined`.
+    pub stage: String,
+    /// The last sentence about it.
+    pub summary: String,
+    /// The meter that counts its work, once chosen.
+    pub meter: Option<Meter>,
+    /// The proposal that waits.
+    pub proposal: Option<Proposal>,
+}
+
+/// The meter that counts a workload's work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Meter {
+    /// Name.
+    pub id: String,
+    /// What one count is.
+    pub unit: String,
+    /// Counts per second, recent.
+    pub rate: f64,
+    /// Coefficient of variation of the objective over blocks.
+    pub noise: f64,
+    /// Share of the workload's CPU time that reading costs it.
+    pub cost: f64,
+    /// `work per second` or `CPU seconds per unit of work`.
+    pub objective: String,
+    /// Why that one judges.
+    pub objective_reason: String,
+}
+
+/// A meter that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeterCandidate {
+    /// Name.
+    pub id: String,
+    /// What one count is.
+    pub unit: String,
+    /// Cost to the workload of one count in nanoseconds; 0 = reading costs the workload nothing.
+    pub cost_per_count_ns: u64,
+    /// Why it can not be used, with the remedy; absent when it can.
+    pub refused: Option<String>,
+}
+
+/// A proposal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// Stable id, e.g. `large_pages/redis-server.service`.
+    pub id: String,
+    /// Strategy.
+    pub strategy: String,
+    /// What and why.
+    pub hypothesis: String,
+    /// Gain predicted.
+    pub predicted: Effect,
+    /// What it may cost.
+    pub risk: String,
+    /// How it would be tested.
+    pub design: String,
+}
+
+/// A running experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Experiment {
+    /// Number, for `homeostat history --blocks`.
+    pub id: u64,
+    /// `switchback`, `staged_rollout` or `placebo`.
+    pub kind: String,
+    /// Strategy.
+    pub strategy: String,
+    /// Workload.
+    pub workload: String,
+    /// `preparing`, `washout`, `measuring` or `reverting`.
+    pub phase: String,
+    /// Share of the preparation that is done, 0..1.
+    pub prepared: f64,
+    /// Blocks measured so far.
+    pub blocks: u32,
+    /// Whether the change is on now.
+    pub on: bool,
+    /// Unmeasured start of a block.
+    pub washout_s: f64,
+    /// Measured part of a block.
+    pub measured_s: f64,
+    /// Estimate so far.
+    pub effect: Option<Effect>,
+    /// Evidence for a gain (e-value).
+    pub evidence: f64,
+    /// What the evidence must reach.
+    pub evidence_needed: f64,
+    /// Time since it began.
+    pub elapsed_s: f64,
+    /// Longest it may take.
+    pub budget_s: f64,
+}
+
+/// A change in force.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// Number, for `homeostat undo`.
+    pub action: u64,
+    /// Strategy.
+    pub strategy: String,
+    /// Workload.
+    pub workload: String,
+    /// What was changed.
+    pub text: String,
+    /// Proven gain.
+    pub effect: Option<Effect>,
+    /// Since when.
+    pub since_unix: u64,
+    /// What the guard says.
+    pub guard: String,
+    /// Whether it is on at this moment: a probe switches it off for some seconds.
+    pub on: bool,
+}
+
+/// An experiment that ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Number.
+    pub id: u64,
+    /// Workload.
+    pub workload: String,
+    /// Strategy.
+    pub strategy: String,
+    /// `accepted`, `rejected`, `harmful`, `inconclusive` or `aborted`.
+    pub verdict: String,
+    /// Estimate.
+    pub effect: Option<Effect>,
+    /// When it ended.
+    pub ended_unix: u64,
+    /// Why.
+    pub reason: String,
+}
+
+/// Something a person could do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Advice {
+    /// Stable id.
+    pub id: String,
+    /// For which workload; absent = the host.
+    pub workload: Option<String>,
+    /// What was found.
+    pub finding: String,
+    /// What to do.
+    pub remedy: String,
+    /// What it costs or risks.
+    pub risk: String,
+}
+
+impl From<&homeostat_model::Advice> for Advice {
+    fn from(a: &homeostat_model::Advice) -> Self {
+        Self {
+            id: a.id.clone(),
+            workload: a.workload.as_ref().map(ToString::to_string),
+            finding: a.finding.clone(),
+            remedy: a.remedy.clone(),
+            risk: a.risk.clone(),
+        }
+    }
+}
+
+/// What homeostat spent and may spend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Budget {
+    /// Own CPU use as a share of one CPU over the last minutes.
+    pub own_cpu: f64,
+    /// Own resident memory.
+    pub own_resident_bytes: u64,
+    /// Experiments started in the last hour.
+    pub experiments_last_hour: u32,
+    /// Most experiments per hour.
+    pub experiments_per_hour_max: u32,
+    /// Harm exposure of the last 24 hours in percent × seconds.
+    pub harm_exposure_day: f64,
+    /// Most harm exposure per day.
+    pub harm_exposure_per_day_max: f64,
+    /// Time that workloads stood still for our changes, since start.
+    pub stalled_s: f64,
+    /// Memory added by changes in force.
+    pub bloat_bytes: u64,
+}
+
+/// What placebo experiments say about homeostat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// Placebo experiments that ended with a verdict, history included.
+    pub placebos: u32,
+    /// Of which accepted: false accepts.
+    pub false_accepts: u32,
+    /// Tries under false-discovery control.
+    pub tries: u32,
+    /// Of which accepted.
+    pub accepts: u32,
+    /// Level of the next try.
+    pub alpha_next: f64,
+}
+
+/// One step of the chain from observation to verdict.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// When.
+    pub at_unix: u64,
+    /// Stage after it.
+    pub stage: String,
+    /// The sentence with its numbers.
+    pub text: String,
+}
+
+/// All about one workload (`homeostat explain --json`, `io.homeostat.Explain`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// Version of these shapes: [`SCHEMA`].
+    pub schema: u32,
+    /// The workload.
+    pub workload: Workload,
+    /// The meters that were looked at, with refusals.
+    pub meters: Vec<MeterCandidate>,
+    /// The chain of decisions, oldest first.
+    pub decisions: Vec<Decision>,
+    /// Its running experiments.
+    pub experiments: Vec<Experiment>,
+    /// Its changes in force.
+    pub in_force: Vec<Change>,
+    /// Its experiments that ended, newest first.
+    pub outcomes: Vec<Outcome>,
+    /// Advice for it.
+    pub advice: Vec<Advice>,
+}
+
+/// What would be tried, and why not the rest (`homeostat plan --json`, `io.homeostat.GetPlan`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Version of these shapes: [`SCHEMA`].
+    pub schema: u32,
+    /// Why nothing at all can be done on this host; empty when something can.
+    pub machine_refusals: Vec<String>,
+    /// Workloads with a proposal that waits.
+    pub proposed: Vec<Workload>,
+    /// Workloads on which something is being tried, or on which a change is in force.
+    pub active: Vec<Workload>,
+    /// Workloads that are still being measured.
+    pub undecided: Vec<Workload>,
+    /// Workloads for which there is nothing to do, with the reason in `summary`.
+    pub declined: Vec<Workload>,
+    /// What a person could do.
+    pub advice: Vec<Advice>,
+}
+
+/// A line of the story (`homeostat run --log json`, `io.homeostat.Follow`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoryLine {
+    /// Version of these shapes: [`SCHEMA`].
+    pub schema: u32,
+    /// When, seconds since the epoch.
+    pub at_unix: u64,
+    /// About which workload; absent = the host.
+    pub workload: Option<String>,
+    /// Stage the line belongs to.
+    pub stage: String,
+    /// The sentence.
+    pub text: String,
+    /// Whether an operator should look at it.
+    pub warning: bool,
+}
+
+impl StoryLine {
+    /// A line that was told at that time.
+    pub fn new(at_unix: u64, story: &Story) -> Self {
+        Self {
+            schema: SCHEMA,
+            at_unix,
+            workload: story.workload.as_ref().map(ToString::to_string),
+            stage: story.stage.to_string(),
+            text: story.text.clone(),
+            warning: story.warning,
+        }
+    }
+}
+
+/// The name that a closed enum of the model has in JSON.
+fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(s)) => s,
+        Ok(other) => other.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+impl From<&WorkloadView> for Workload {
+    fn from(w: &WorkloadView) -> Self {
+        Self {
+            name: w.id.to_string(),
+            kind: word(&w.kind),
+            program: w.program.clone(),
+            fingerprint: w.fingerprint.clone(),
+            pids: w.pids.iter().map(|p| i64::from(*p)).collect(),
+            processes: w.processes,
+            age_s: finite_or_zero(w.age_s),
+            cpus: finite_or_zero(w.cpus),
+            resident_bytes: w.resident_bytes,
+            huge_bytes: w.huge_bytes,
+            stage: w.stage.to_string(),
+            summary: w.summary.clone(),
+            meter: w.meter.as_ref().map(|m| Meter {
+                id: m.id.to_string(),
+                unit: m.unit.clone(),
+                rate: finite_or_zero(m.rate),
+                noise: finite_or_zero(m.noise),
+                cost: finite_or_zero(m.cost),
+                objective: m.objective.clone(),
+                objective_reason: m.objective_reason.clone(),
+            }),
+            proposal: w.proposal.as_ref().map(|p| Proposal {
+                id: p.id.clone(),
+                strategy: p.strategy.to_string(),
+                hypothesis: p.hypothesis.clone(),
+                predicted: p.predicted.into(),
+                risk: p.risk.clone(),
+                design: p.design.clone(),
+            }),
+        }
+    }
+}
+
+impl From<&ExperimentView> for Experiment {
+    fn from(e: &ExperimentView) -> Self {
+        Self {
+            id: e.id.0,
+            kind: word(&e.kind),
+            strategy: e.strategy.to_string(),
+            workload: e.workload.to_string(),
+            phase: e.phase.clone(),
+            prepared: finite_or_zero(e.prepared),
+            blocks: e.blocks,
+            on: e.on,
+            washout_s: finite_or_zero(e.washout_s),
+            measured_s: finite_or_zero(e.measured_s),
+            effect: e.effect.map(Into::into),
+            evidence: finite_or_zero(e.evidence),
+            evidence_needed: finite_or_zero(e.evidence_needed),
+            elapsed_s: finite_or_zero(e.elapsed_s),
+            budget_s: finite_or_zero(e.budget_s),
+        }
+    }
+}
+
+impl From<&ChangeView> for Change {
+    fn from(c: &ChangeView) -> Self {
+        Self {
+            action: c.action.0,
+            strategy: c.strategy.to_string(),
+            workload: c.workload.to_string(),
+            text: c.text.clone(),
+            effect: c.effect.map(Into::into),
+            since_unix: c.since_unix,
+            guard: c.guard.clone(),
+            on: c.on,
+        }
+    }
+}
+
+impl From<&OutcomeView> for Outcome {
+    fn from(o: &OutcomeView) -> Self {
+        Self {
+            id: o.id.0,
+            workload: o.workload.to_string(),
+            strategy: o.strategy.to_string(),
+            verdict: o.verdict.to_string(),
+            effect: o.effect.map(Into::into),
+            ended_unix: o.unix_seconds,
+            reason: o.reason.clone(),
+        }
+    }
+}
+
+impl Status {
+    /// The state of a daemon with that process id.
+    pub fn new(view: &View, pid: u32, notes: &[String]) -> Self {
+        let b = &view.budget;
+        let c = &view.calibration;
+        Self {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: i64::from(pid),
+            at_unix: view.unix_seconds,
+            mode: view.mode.clone(),
+            paused: view.paused,
+            machine: view.machine.clone(),
+            machine_refusals: view.machine_refusals.clone(),
+            workloads: view.workloads.iter().map(Into::into).collect(),
+            workloads_ignored: view.workloads_ignored,
+            experiments: view.experiments.iter().map(Into::into).collect(),
+            in_force: view.in_force.iter().map(Into::into).collect(),
+            outcomes: view.outcomes.iter().map(Into::into).collect(),
+            advice: view.advice.iter().map(Into::into).collect(),
+            budget: Budget {
+                own_cpu: finite_or_zero(b.own_cpu),
+                own_resident_bytes: b.own_resident_bytes,
+                experiments_last_hour: b.experiments_last_hour,
+                experiments_per_hour_max: b.experiments_per_hour_max,
+                harm_exposure_day: finite_or_zero(b.harm_exposure_day),
+                harm_exposure_per_day_max: finite_or_zero(b.harm_exposure_per_day_max),
+                stalled_s: finite_or_zero(b.stalled_s),
+                bloat_bytes: b.bloat_bytes,
+            },
+            calibration: Calibration {
+                placebos: c.placebos,
+                false_accepts: c.false_accepts,
+                tries: c.tries,
+                accepts: c.accepts,
+                alpha_next: finite_or_zero(c.alpha_next),
+            },
+            notes: notes.to_vec(),
+        }
+    }
+}
+
+impl Explanation {
+    /// All about one workload of the view.
+    pub fn new(view: &View, workload: &WorkloadView) -> Self {
+        let id = &workload.id;
+        Self {
+            schema: SCHEMA,
+            workload: workload.into(),
+            meters: workload
+                .meters
+                .iter()
+                .map(|m| MeterCandidate {
+                    id: m.id.to_string(),
+                    unit: m.unit.clone(),
+                    cost_per_count_ns: m.cost_per_count.0,
+                    refused: m.refused.clone(),
+                })
+                .collect(),
+            decisions: workload
+                .decisions
+                .iter()
+                .map(|d| Decision {
+                    at_unix: d.unix_seconds,
+                    stage: d.stage.to_string(),
+                    text: d.text.clone(),
+                })
+                .collect(),
+            experiments: view.experiments.iter().filter(|e| e.workload == *id).map(Into::into).collect(),
+            in_force: view.in_force.iter().filter(|c| c.workload == *id).map(Into::into).collect(),
+            outcomes: view.outcomes.iter().filter(|o| o.workload == *id).map(Into::into).collect(),
+            advice: view.advice.iter().filter(|a| a.workload.as_ref() == Some(id)).map(Into::into).collect(),
+        }
+    }
+}
+
+impl Plan {
+    /// What the view says would be tried.
+    pub fn new(view: &View) -> Self {
+        let of = |stages: &[Stage]| -> Vec<Workload> {
+            view.workloads.iter().filter(|w| stages.contains(&w.stage)).map(Into::into).collect()
+        };
+        Self {
+            schema: SCHEMA,
+            machine_refusals: view.machine_refusals.clone(),
+            proposed: of(&[Stage::Proposed]),
+            active: of(&[Stage::Trying, Stage::Improved]),
+            undecided: of(&[Stage::Considered, Stage::Observed]),
+            declined: of(&[Stage::Declined, Stage::Ignored]),
+            advice: view.advice.iter().map(Into::into).collect(),
+        }
+    }
+
+    /// Whether every workload that was looked at is decided.
+    pub fn is_settled(&self) -> bool {
+        self.undecided.is_empty()
+    }
+}
+
+/// The answer to the question for a workload by whatever a person calls it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found<'a> {
+    /// It is this one.
+    One(&'a WorkloadView),
+    /// Nothing has that name; these come near (at most five).
+    Near(Vec<String>),
+    /// Several are meant.
+    Several(Vec<String>),
+}
+
+/// Finds a workload by its name, else by process id, else by program, else by the start of its name.
+pub fn find_workload<'a>(view: &'a View, name: &str) -> Found<'a> {
+    let all = &view.workloads;
+    if let Some(w) = all.iter().find(|w| w.id.as_str() == name) {
+        return Found::One(w);
+    }
+    let pid: Option<i32> = name.parse().ok();
+    let ways: [&dyn Fn(&WorkloadView) -> bool; 4] = [
+        &|w| pid.is_some_and(|p| w.pids.contains(&p)),
+        &|w| w.id.as_str().strip_suffix(".service") == Some(name),
+        &|w| w.program == name,
+        &|w| name.len() >= 2 && w.id.as_str().starts_with(name),
+    ];
+    for way in ways {
+        let hits: Vec<&WorkloadView> = all.iter().filter(|w| way(w)).collect();
+        match hits.as_slice() {
+            [] => {}
+            [one] => return Found::One(one),
+            several => return Found::Several(several.iter().map(|w| w.id.to_string()).collect()),
+        }
+    }
+    Found::Near(near_names(name, all.iter().map(|w| w.id.as_str())))
+}
+
+/// The names that look most like `wanted`, nearest first, at most five.
+pub fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let wanted = wanted.to_lowercase();
+    let mut ranked: Vec<(usize, &str)> = names
+        .filter_map(|name| {
+            let lower = name.to_lowercase();
+            let distance = if !wanted.is_empty() && (lower.contains(&wanted) || wanted.contains(&lower)) {
+                0
+            } else {
+                edit_distance(&wanted, &lower)
+            };
+            // More than half of the letters differ: no help to anybody.
+            (distance * 2 <= wanted.chars().count().max(lower.chars().count())).then_some((distance, name))
+        })
+        .collect();
+    ranked.sort();
+    ranked.into_iter().take(5).map(|(_, name)| name.to_owned()).collect()
+}
+
+/// Levenshtein distance; names longer than 128 characters are cut.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let a: Vec<char> = a.chars().take(128).collect();
+    let b: Vec<char> = b.chars().take(128).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let above = row[j + 1];
+            row[j + 1] = (diagonal + usize::from(ca != cb)).min(above + 1).min(row[j] + 1);
+            diagonal = above;
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,464 @@
+//! The control socket: Varlink over a Unix socket, with the caller checked by the kernel.
+//!
+//! The `varlink` crate speaks the protocol (parsing, introspection, replies); accepting, limits and timeouts are
+//! ours, because its server neither bounds the size of a request nor tells who calls. One thread accepts, one
+//! serves each connection, at most [`CONNECTIONS_MAX`]. They read the [`Board`] and put requests into a bounded
+//! channel; none of them touches the loop.
+
+use crate::api::{Explanation, Found, Plan, Status, find_workload};
+use crate::board::Board;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::io::{BufRead, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use varlink::{CallTrait, ConnectionHandler, Reply};
+
+/// Connections served at the same time.
+pub const CONNECTIONS_MAX: usize = 8;
+/// Largest request: none of ours needs more than a workload's name.
+pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
+/// A connection that says nothing for so long is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// A request that is not complete after so long is given up.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+/// A caller that does not read its answer for so long is given up.
+const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request may wait for the loop. The loop is never busy for longer than some tens of milliseconds,
+/// unless the machine is in deep trouble.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a silent story sends an empty list, to notice a listener that is gone.
+const FOLLOW_PULSE: Duration = Duration::from_secs(5);
+/// Stack of a serving thread: JSON of a status nests six levels deep.
+const STACK_BYTES: usize = 256 * 1024;
+/// The interface as text; the introspection answers it.
+pub const INTERFACE: &str = include_str!("io.homeostat.varlink");
+/// Name of the interface.
+pub const NAME: &str = "io.homeostat";
+
+/// What a person may ask the loop to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Start no new trial.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Undo one action.
+    Undo(u64),
+    /// Undo everything.
+    UndoAll,
+    /// Read the configuration again.
+    Reload,
+}
+
+/// What the loop answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The request was taken.
+    Taken,
+    /// The request was taken for these actions.
+    Actions(Vec<u64>),
+    /// No such action; these are in force.
+    NoSuchAction(Vec<u64>),
+    /// Reloaded; these changes need a restart.
+    Reloaded(Vec<String>),
+    /// The configuration is not valid.
+    BadConfiguration(String),
+}
+
+/// A request on its way to the loop.
+#[derive(Debug)]
+pub struct Errand {
+    /// What is asked.
+    pub ask: Ask,
+    /// Where the answer goes. It holds one answer, so the loop never waits for the caller.
+    pub answer: SyncSender<Answer>,
+}
+
+/// Hands errands to the loop: false when its queue is full or it has ended.
+pub type Post = Arc<dyn Fn(Errand) -> bool + Send + Sync>;
+
+/// Why the control socket can not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Somebody answers there already.
+    #[error("another homeostat daemon answers at {}\n  hint: `homeostat status` shows it; stop it first", .0.display())]
+    AlreadyRunning(PathBuf),
+    /// The group is not known.
+    #[error("the group {0:?} of the control socket does not exist\n  hint: create it, or change control.group")]
+    NoSuchGroup(String),
+    /// A file operation failed.
+    #[error("{what} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// Opens the socket for root and the group.
+///
+/// # Errors
+/// [`ControlError`]; the caller decides whether to work without a socket.
+pub fn bind(socket: &Path, group: &str) -> Result<UnixListener, ControlError> {
+    let file = |what: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| ControlError::File { what, path, source }
+    };
+    let group = group_id(group).ok_or_else(|| ControlError::NoSuchGroup(group.to_owned()))?;
+    if let Some(directory) = socket.parent() {
+        std::fs::create_dir_all(directory).map_err(file("cannot create the directory", directory))?;
+    }
+    match UnixStream::connect(socket) {
+        Ok(_) => return Err(ControlError::AlreadyRunning(socket.to_owned())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        // A socket that nobody listens on was left by a daemon that was killed.
+        Err(_) => std::fs::remove_file(socket).map_err(file("cannot remove the old socket", socket))?,
+    }
+    // Nobody but root may connect between bind and chmod.
+    let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(socket);
+    rustix::process::umask(umask);
+    let listener = listener.map_err(file("cannot listen on", socket))?;
+    std::os::unix::fs::chown(socket, None, Some(group)).map_err(file("cannot give to its group", socket))?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o660);
+    std::fs::set_permissions(socket, mode).map_err(file("cannot set the mode of", socket))?;
+    Ok(listener)
+}
+
+/// The number of a group, by name or number, from `/etc/group`.
+fn group_id(group: &str) -> Option<u32> {
+    if let Ok(number) = group.parse() {
+        return Some(number);
+    }
+    if group == "root" {
+        return Some(0);
+    }
+    let text = std::fs::read_to_string("/etc/group").ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
+}
+
+struct Shared {
+    board: Arc<Board>,
+    post: Post,
+    stopping: AtomicBool,
+    active: AtomicUsize,
+    next: AtomicU64,
+    /// The open connections, to close them when the daemon ends.
+    streams: Mutex<Vec<(u64, UnixStream)>>,
+}
+
+impl Shared {
+    fn streams(&self) -> std::sync::MutexGuard<'_, Vec<(u64, UnixStream)>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The running server.
+pub struct Server {
+    shared: Arc<Shared>,
+    listener: UnixListener,
+    socket: PathBuf,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves until [`Server::stop`].
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(
+        listener: UnixListener,
+        socket: &Path,
+        board: Arc<Board>,
+        post: Post,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            board,
+            post,
+            stopping: AtomicBool::new(false),
+            active: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+            streams: Mutex::new(Vec::new()),
+        });
+        let accepting = {
+            let (shared, listener) = (shared.clone(), listener.try_clone()?);
+            std::thread::Builder::new()
+                .name("control".into())
+                .stack_size(STACK_BYTES)
+                .spawn(move || accept(&shared, &listener))?
+        };
+        Ok(Self { shared, listener, socket: socket.to_owned(), accepting: Some(accepting) })
+    }
+
+    /// Closes the socket and all connections.
+    pub fn stop(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.board.close();
+        // Ends a blocked accept(); the error of a socket that is closed already does not matter.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        let _ = accepting.join();
+        for (_, stream) in self.shared.streams().drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Read);
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    while !shared.stopping.load(Ordering::SeqCst) {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) if shared.stopping.load(Ordering::SeqCst) => return,
+            Err(_) => {
+                // Out of file descriptors, most likely: wait for some to be closed instead of spinning.
+                std::thread::sleep(Duration::from_millis(200));
+                continue;
+            }
+        };
+        if shared.active.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
+            shared.active.fetch_sub(1, Ordering::SeqCst);
+            refuse(stream, "all connections of the control socket are in use");
+            continue;
+        }
+        let number = shared.next.fetch_add(1, Ordering::SeqCst);
+        if let Ok(copy) = stream.try_clone() {
+            shared.streams().push((number, copy));
+        }
+        let serving = shared.clone();
+        let spawned = std::thread::Builder::new().name("control-peer".into()).stack_size(STACK_BYTES).spawn(move || {
+            // An error means that the peer is gone or speaks another language: nothing to be done about it.
+            let _ = serve(&serving, stream);
+            serving.streams().retain(|(n, _)| *n != number);
+            serving.active.fetch_sub(1, Ordering::SeqCst);
+        });
+        if spawned.is_err() {
+            shared.streams().retain(|(n, _)| *n != number);
+            shared.active.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn refuse(mut stream: UnixStream, reason: &str) {
+    let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
+    let mut text = json!({"error": format!("{NAME}.Busy"), "parameters": {"reason": reason}}).to_string().into_bytes();
+    text.push(0);
+    let _ = stream.write_all(&text);
+}
+
+/// What came in.
+enum Incoming {
+    Request(Vec<u8>),
+    TooLong,
+    End,
+}
+
+fn serve(shared: &Arc<Shared>, stream: UnixStream) -> std::io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    stream.set_read_timeout(Some(IDLE))?;
+    stream.set_write_timeout(Some(WRITE_PATIENCE))?;
+    let desk = Desk { shared: shared.clone(), may_change: peer.uid.is_root() };
+    let service = varlink::VarlinkService::new(
+        "homeostat",
+        "homeostat",
+        env!("CARGO_PKG_VERSION"),
+        env!("CARGO_PKG_REPOSITORY"),
+        vec![Box::new(desk)],
+    );
+    let mut reader = std::io::BufReader::with_capacity(4096, stream.try_clone()?);
+    let mut writer = stream;
+    while !shared.stopping.load(Ordering::SeqCst) {
+        match next_request(&mut reader)? {
+            Incoming::End => break,
+            Incoming::TooLong => {
+                refuse(writer, "the request is longer than 64 KiB");
+                break;
+            }
+            Incoming::Request(request) => {
+                if service.handle(&mut request.as_slice(), &mut writer, None).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads up to the closing zero of a message, within bounds of size and time.
+fn next_request(reader: &mut std::io::BufReader<UnixStream>) -> std::io::Result<Incoming> {
+    let mut request = Vec::new();
+    // The first byte may take its time; the rest may not.
+    if reader.fill_buf()?.is_empty() {
+        return Ok(Incoming::End);
+    }
+    let deadline = Instant::now() + REQUEST_PATIENCE;
+    loop {
+        let room = (REQUEST_BYTES_MAX + 1).saturating_sub(request.len()) as u64;
+        let buffered = reader.fill_buf()?.len() as u64;
+        if buffered == 0 {
+            return Ok(Incoming::End);
+        }
+        reader.by_ref().take(buffered.min(room)).read_until(0, &mut request)?;
+        if request.last() == Some(&0) {
+            return Ok(Incoming::Request(request));
+        }
+        if request.len() > REQUEST_BYTES_MAX {
+            return Ok(Incoming::TooLong);
+        }
+        if Instant::now() > deadline {
+            return Ok(Incoming::End);
+        }
+        reader.get_ref().set_read_timeout(Some(REQUEST_PATIENCE))?;
+    }
+}
+
+/// The methods of `io.homeostat` for one caller.
+struct Desk {
+    shared: Arc<Shared>,
+    may_change: bool,
+}
+
+#[derive(Deserialize)]
+struct ExplainParameters {
+    workload: String,
+}
+
+#[derive(Default, Deserialize)]
+struct FollowParameters {
+    since: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct UndoParameters {
+    action: u64,
+}
+
+type Outcome = Result<Value, (&'static str, Value)>;
+
+impl Desk {
+    fn parameters<T: DeserializeOwned>(call: &varlink::Call<'_>) -> Result<T, String> {
+        let given = call.request.and_then(|r| r.parameters.clone()).unwrap_or_else(|| json!({}));
+        serde_json::from_value(given).map_err(|e| e.to_string())
+    }
+
+    /// Asks the loop, if the caller may.
+    fn ask(&self, ask: Ask) -> Outcome {
+        if !self.may_change {
+            return Err(("PermissionDenied", json!({"needs": "root"})));
+        }
+        let busy = |reason: &str| ("Busy", json!({"reason": reason}));
+        let (answer, reply): (SyncSender<Answer>, Receiver<Answer>) = sync_channel(1);
+        let undone = if let Ask::Undo(action) = ask { action } else { 0 };
+        if !(self.shared.post)(Errand { ask, answer }) {
+            return Err(busy("the daemon has too many requests or is stopping"));
+        }
+        match reply.recv_timeout(ANSWER_PATIENCE) {
+            Ok(Answer::Taken) => Ok(json!({})),
+            Ok(Answer::Actions(actions)) => Ok(json!({"actions": actions})),
+            Ok(Answer::Reloaded(notes)) => Ok(json!({"notes": notes})),
+            Ok(Answer::NoSuchAction(in_force)) => {
+                Err(("ActionNotFound", json!({"action": undone, "in_force": in_force})))
+            }
+            Ok(Answer::BadConfiguration(message)) => Err(("BadConfiguration", json!({"message": message}))),
+            Err(RecvTimeoutError::Timeout) => Err(busy("the daemon did not answer in time")),
+            Err(RecvTimeoutError::Disconnected) => Err(busy("the daemon is stopping")),
+        }
+    }
+
+    fn explain(&self, workload: &str) -> Outcome {
+        let view = self.shared.board.view();
+        let not_found = |near: Vec<String>, ambiguous: bool| {
+            Err(("WorkloadNotFound", json!({"workload": workload, "near": near, "ambiguous": ambiguous})))
+        };
+        match find_workload(&view, workload) {
+            Found::One(found) => Ok(json!({"explanation": Explanation::new(&view, found)})),
+            Found::Near(near) => not_found(near, false),
+            Found::Several(several) => not_found(several, true),
+        }
+    }
+
+    fn follow(&self, call: &mut varlink::Call<'_>, since: u64) -> varlink::Result<()> {
+        let mut since = since;
+        let stream = call.wants_more();
+        loop {
+            let patience = if stream { FOLLOW_PULSE } else { Duration::ZERO };
+            let (lines, next, more) = self.shared.board.story_since(since, patience);
+            since = next;
+            let go_on = stream && more;
+            call.set_continues(go_on);
+            call.reply_struct(Reply::parameters(Some(json!({"lines": lines, "next": next}))))?;
+            if !go_on {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl varlink::Interface for Desk {
+    fn get_description(&self) -> &'static str {
+        INTERFACE
+    }
+
+    fn get_name(&self) -> &'static str {
+        NAME
+    }
+
+    fn call_upgraded(&self, _: &mut varlink::Call<'_>, _: &mut dyn BufRead) -> varlink::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    fn call(&self, call: &mut varlink::Call<'_>) -> varlink::Result<()> {
+        let method = call.request.map(|r| r.method.to_string()).unwrap_or_default();
+        let board = &self.shared.board;
+        let outcome = match method.strip_prefix("io.homeostat.").unwrap_or_default() {
+            "GetStatus" => {
+                Ok(json!({"status": Status::new(&board.view(), std::process::id(), &board.notes())}))
+            }
+            "GetPlan" => Ok(json!({"plan": Plan::new(&board.view())})),
+            "Explain" => match Self::parameters::<ExplainParameters>(call) {
+                Ok(p) => self.explain(&p.workload),
+                Err(_) => return call.reply_invalid_parameter("workload".into()),
+            },
+            "Follow" => match Self::parameters::<FollowParameters>(call) {
+                Ok(p) => return self.follow(call, p.since.unwrap_or(0)),
+                Err(_) => return call.reply_invalid_parameter("since".into()),
+            },
+            "Undo" => match Self::parameters::<UndoParameters>(call) {
+                Ok(p) => self.ask(Ask::Undo(p.action)),
+                Err(_) => return call.reply_invalid_parameter("action".into()),
+            },
+            "UndoAll" => self.ask(Ask::UndoAll),
+            "Pause" => self.ask(Ask::Pause),
+            "Resume" => self.ask(Ask::Resume),
+            "Reload" => self.ask(Ask::Reload),
+            _ => return call.reply_method_not_found(method),
+        };
+        if call.is_oneway() {
+            return Ok(());
+        }
+        call.reply_struct(match outcome {
+            Ok(parameters) => Reply::parameters(Some(parameters)),
+            Err((error, parameters)) => Reply::error(format!("{NAME}.{error}"), Some(parameters)),
+        })
+    }
+}

@@ -1,0 +1,35 @@
+//! The daemon as a process that still works when the machine is in trouble.
+
+use crate::settings::Service;
+use rustix::mm::MlockAllFlags;
+
+/// Score of the out-of-memory killer: −500 of −1000..1000 halves our badness; we hold the undo of every change.
+const OOM_SCORE_ADJ: &str = "-500";
+/// Nice value: our loop is short, and late when everybody else is busy.
+const NICE: i32 = -5;
+
+/// Locks memory and raises the priority as far as the settings want and the kernel permits. Returns what was
+/// refused, for people.
+pub fn prepare(service: &Service) -> Vec<String> {
+    let mut refused = Vec::new();
+    if service.lock_memory {
+        // ONFAULT: lock what is used, do not fault in what is only mapped.
+        let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+        if let Err(e) = rustix::mm::mlockall(flags) {
+            refused.push(format!(
+                "memory is not locked ({e}): homeostat may be slow when memory is short; it needs CAP_IPC_LOCK"
+            ));
+        }
+    }
+    if service.raise_priority {
+        if let Err(e) = rustix::process::setpriority_process(None, NICE) {
+            refused.push(format!("the priority is not raised ({e}): it needs CAP_SYS_NICE"));
+        }
+        if let Err(e) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+            refused.push(format!(
+                "not protected from the out-of-memory killer ({e}): it needs CAP_SYS_RESOURCE"
+            ));
+        }
+    }
+    refused
+}

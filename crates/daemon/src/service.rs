@@ -1,0 +1,325 @@
+//! The loop of the daemon: let the runtime do what is due, publish, tell, wait, and take what people ask.
+//!
+//! One thread runs the loop and owns the runtime. Requests of the control socket and signals come through one
+//! bounded channel, on which the loop waits until the runtime wants to be woken.
+
+use crate::api::StoryLine;
+use crate::board::Board;
+use crate::control::{Answer, Ask, Errand, Post};
+use crate::log::{Log, Repetition};
+use crate::notify::Manager;
+use crate::settings::{self, Loaded, Settings, Sources};
+use homeostat_engine::{OperatorRequest, Stage, Story, View};
+use homeostat_model::{ActionId, Nanoseconds};
+use homeostat_platform::Clock;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Requests that may wait for the loop.
+const QUEUE: usize = 16;
+/// How long a stop may take. What is not undone by then stays in the journal, and `homeostat restore` undoes it.
+pub const STOP_PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
+/// The view is published at most this often, unless there is news.
+const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
+/// Longest wait, so that a wrong wake-up time can not put the daemon to sleep for ever.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// What the loop drives: the runtime, or a stand-in in tests.
+pub trait Driven {
+    /// Does what is due: the lines to tell, when to call again (time since boot), and whether all is over.
+    fn turn(&mut self) -> Turn;
+    /// Passes on what a person asked for.
+    fn operator(&mut self, request: OperatorRequest);
+    /// The state for people.
+    fn view(&self) -> View;
+    /// What is wrong or limited in the daemon itself, such as a history that can not be written.
+    fn notes(&self) -> Vec<String>;
+}
+
+/// What one turn of the runtime brought.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Turn {
+    /// Lines to tell.
+    pub stories: Vec<Story>,
+    /// When to call again (time since boot).
+    pub wake_at: Nanoseconds,
+    /// Everything is settled after a stop.
+    pub finished: bool,
+}
+
+/// How the loop ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Everything is settled.
+    Settled,
+    /// The patience ran out, or a person asked twice: so many changes may still be in force. The journal has them.
+    Unsettled {
+        /// Changes in force.
+        in_force: usize,
+    },
+}
+
+/// What reaches the loop from outside.
+pub enum Message {
+    /// A request of the control socket.
+    Errand(Errand),
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// SIGHUP.
+    Reload,
+}
+
+/// The channel into the loop.
+pub fn channel() -> (SyncSender<Message>, Receiver<Message>) {
+    sync_channel(QUEUE)
+}
+
+/// How the control socket puts its requests into that channel.
+pub fn post(sender: SyncSender<Message>) -> Post {
+    Arc::new(move |errand| sender.try_send(Message::Errand(errand)).is_ok())
+}
+
+/// Forwards signals into the channel until it is dropped.
+pub struct Signals {
+    handle: signal_hook::iterator::Handle,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Signals {
+    /// Listens for SIGTERM, SIGINT and SIGHUP.
+    ///
+    /// # Errors
+    /// The handlers could not be installed.
+    pub fn listen(sender: SyncSender<Message>) -> std::io::Result<Self> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+        let handle = signals.handle();
+        let thread = std::thread::Builder::new().name("signals".into()).stack_size(64 * 1024).spawn(move || {
+            for signal in signals.forever() {
+                let message = if signal == SIGHUP { Message::Reload } else { Message::Stop };
+                if sender.send(message).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { handle, thread: Some(thread) })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.handle.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The loop and what it needs.
+pub struct Service<'a> {
+    /// What is driven.
+    pub driven: &'a mut dyn Driven,
+    /// Time.
+    pub clock: &'a dyn Clock,
+    /// Where state is published.
+    pub board: Arc<Board>,
+    /// Requests and signals.
+    pub inbox: Receiver<Message>,
+    /// The service manager.
+    pub manager: Manager,
+    /// Where lines go.
+    pub log: Log,
+    /// The settings in force.
+    pub settings: Settings,
+    /// Where they came from, for a reload.
+    pub sources: Sources,
+    /// Notes of the start (memory not locked …), shown in the status.
+    pub notes: Vec<String>,
+}
+
+impl Service<'_> {
+    /// Runs until a stop is settled.
+    pub fn run(mut self) -> Ended {
+        let mut repetition = Repetition::default();
+        let mut published = Nanoseconds::ZERO;
+        let mut stopping: Option<Nanoseconds> = None;
+        let mut watched = Nanoseconds::ZERO;
+        for note in self.notes.clone() {
+            self.tell(&mut repetition, &host_story(note, true));
+        }
+        self.publish();
+        self.manager.tell("READY=1");
+        loop {
+            let turn = self.driven.turn();
+            let news = !turn.stories.is_empty();
+            for story in &turn.stories {
+                self.tell(&mut repetition, story);
+            }
+            let now = self.clock.now();
+            let fresh = news || turn.finished || now.saturating_sub(published) >= PUBLISH_EVERY;
+            if fresh {
+                self.publish();
+                published = now;
+            }
+            if turn.finished {
+                return Ended::Settled;
+            }
+            if let Some(since) = stopping
+                && now.saturating_sub(since) >= STOP_PATIENCE
+            {
+                return self.unsettled(&mut repetition, "did not finish in 60 seconds");
+            }
+            let mut wait = Duration::from_nanos(turn.wake_at.saturating_sub(now).0).min(WAIT_MAX);
+            if !fresh {
+                let due = PUBLISH_EVERY.saturating_sub(now.saturating_sub(published));
+                wait = wait.min(Duration::from_nanos(due.0));
+            }
+            if let Some(period) = self.manager.watchdog {
+                let period = Nanoseconds(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
+                if now.saturating_sub(watched) >= period {
+                    self.manager.tell("WATCHDOG=1");
+                    watched = now;
+                }
+                let due = (watched + period).saturating_sub(now);
+                wait = wait.min(Duration::from_nanos(due.0));
+            }
+            match self.inbox.recv_timeout(wait) {
+                Ok(Message::Errand(errand)) => {
+                    let answer = self.obey(&mut repetition, &errand.ask);
+                    self.publish();
+                    // The caller may have given up meanwhile; the request is carried out all the same.
+                    let _ = errand.answer.try_send(answer);
+                }
+                Ok(Message::Reload) => {
+                    if let Answer::BadConfiguration(text) = self.reload(&mut repetition) {
+                        let text = format!("the configuration is not valid; the old one stays in force: {text}");
+                        self.tell(&mut repetition, &host_story(text, true));
+                    }
+                }
+                Ok(Message::Stop) if stopping.is_some() => {
+                    return self.unsettled(&mut repetition, "was asked twice to stop");
+                }
+                Ok(Message::Stop) => {
+                    stopping = Some(now);
+                    let keep = self.settings.service.keep_on_stop;
+                    let what = if keep { "proven changes stay in force" } else { "undoing every change" };
+                    self.manager.tell("STOPPING=1");
+                    self.tell(&mut repetition, &host_story(format!("stopping: {what}"), false));
+                    self.driven.operator(OperatorRequest::Stop { keep });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                // Nobody can ask any more; signals are gone too. Only a bug could do that: restore and end.
+                Err(RecvTimeoutError::Disconnected) if stopping.is_none() => {
+                    stopping = Some(now);
+                    self.driven.operator(OperatorRequest::Stop { keep: false });
+                }
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait),
+            }
+        }
+    }
+
+    fn unsettled(&mut self, repetition: &mut Repetition, why: &str) -> Ended {
+        let in_force = self.driven.view().in_force.len();
+        let text = format!(
+            "homeostat {why} and ends now; what is not undone stands in the journal: run `homeostat restore`"
+        );
+        self.tell(repetition, &host_story(text, true));
+        Ended::Unsettled { in_force }
+    }
+
+    fn publish(&self) {
+        let mut notes = self.notes.clone();
+        notes.extend(self.driven.notes());
+        self.board.set_notes(notes);
+        self.board.publish(self.driven.view());
+    }
+
+    fn tell(&self, repetition: &mut Repetition, story: &Story) {
+        let line = StoryLine::new(self.clock.unix_seconds(), story);
+        if repetition.is_news(&line) {
+            self.log.write(&line);
+            self.board.tell(line);
+        }
+    }
+
+    fn obey(&mut self, repetition: &mut Repetition, ask: &Ask) -> Answer {
+        let in_force = |view: &View| view.in_force.iter().map(|c| c.action.0).collect::<Vec<u64>>();
+        match ask {
+            Ask::Pause => {
+                self.driven.operator(OperatorRequest::Pause);
+                Answer::Taken
+            }
+            Ask::Resume => {
+                self.driven.operator(OperatorRequest::Resume);
+                Answer::Taken
+            }
+            Ask::Undo(action) => {
+                let known = in_force(&self.driven.view());
+                if !known.contains(action) {
+                    return Answer::NoSuchAction(known);
+                }
+                self.driven.operator(OperatorRequest::Undo(ActionId(*action)));
+                Answer::Taken
+            }
+            Ask::UndoAll => {
+                let known = in_force(&self.driven.view());
+                self.driven.operator(OperatorRequest::UndoAll);
+                Answer::Actions(known)
+            }
+            Ask::Reload => self.reload(repetition),
+        }
+    }
+
+    fn reload(&mut self, repetition: &mut Repetition) -> Answer {
+        self.manager.tell("RELOADING=1");
+        let answer = match settings::load(&self.sources) {
+            Ok(loaded) => Answer::Reloaded(self.take_over(repetition, loaded)),
+            Err(errors) => Answer::BadConfiguration(errors.to_string()),
+        };
+        self.manager.tell("READY=1");
+        answer
+    }
+
+    /// Puts new settings in force; returns what must wait for a restart.
+    fn take_over(&mut self, repetition: &mut Repetition, loaded: Loaded) -> Vec<String> {
+        let mut new = loaded.settings;
+        if !loaded.seed_given {
+            new.policy.seed = self.settings.policy.seed;
+        }
+        let old = &self.settings;
+        let later: Vec<String> = [
+            ("[paths]", old.paths != new.paths),
+            ("[control]", old.control != new.control),
+            ("[meters]", old.meters != new.meters),
+            (
+                "[service]",
+                (old.service.lock_memory, old.service.raise_priority, old.service.log)
+                    != (new.service.lock_memory, new.service.raise_priority, new.service.log),
+            ),
+        ]
+        .into_iter()
+        .filter(|(_, changed)| *changed)
+        .map(|(section, _)| format!("{section} takes effect after a restart"))
+        .collect();
+        let text = if old.policy == new.policy {
+            "configuration read again: the policy is unchanged".to_owned()
+        } else {
+            "configuration read again: the new policy is in force".to_owned()
+        };
+        if old.policy != new.policy {
+            self.driven.operator(OperatorRequest::Configure(Box::new(new.policy.clone())));
+        }
+        self.settings.policy = new.policy;
+        self.settings.service.keep_on_stop = new.service.keep_on_stop;
+        self.tell(repetition, &host_story(text, false));
+        for note in &later {
+            self.tell(repetition, &host_story(note.clone(), true));
+        }
+        later
+    }
+}
+
+fn host_story(text: String, warning: bool) -> Story {
+    Story { workload: None, stage: Stage::Observed, text, warning }
+}

@@ -1,0 +1,582 @@
+//! The configuration: one optional TOML file and its drop-ins, checked with the line and the remedy.
+//!
+//! Every setting has a default, so that no file is needed. Layers, later ones win: the defaults, the main file,
+//! the drop-ins in the order of their names, `--set` on the command line. Lists of rules (`[[policy.workloads]]`)
+//! are joined instead, those of later layers first, because the first rule that matches wins.
+//!
+//! The text of `homeostat config default` and of `docs/configuration.md` is made from the types: names and values
+//! from the serialised defaults, words from the doc comments of the fields. So neither can fall behind.
+
+mod catalogue;
+
+use crate::api::near_names;
+use homeostat_engine::Policy;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+pub use catalogue::{default_file, markdown};
+
+/// Where the main file is when nobody names another.
+pub const MAIN_FILE: &str = "/etc/homeostat/homeostat.toml";
+/// Largest configuration file that is read: far more than anybody writes, and a bound.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// Most drop-ins that are read.
+const DROP_INS_MAX: usize = 256;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people: `HH:MM:SSZ workload stage: sentence`.
+    #[default]
+    Human,
+    /// One JSON object per line, as `io.homeostat.Follow` sends them.
+    Json,
+}
+
+/// Where homeostat keeps its files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Paths {
+    /// Directory of the journal and the history. It must survive a restart of the daemon; it need not survive a
+    /// reboot, because a reboot undoes everything by itself.
+    pub state_directory: PathBuf,
+    /// Directory of the control socket and of the progress counters of programs.
+    pub run_directory: PathBuf,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self { state_directory: "/var/lib/homeostat".into(), run_directory: "/run/homeostat".into() }
+    }
+}
+
+/// The control socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Control {
+    /// Path of the socket; empty = `io.homeostat` in the run directory.
+    pub socket: PathBuf,
+    /// Group whose members may read the state (only root may change anything): a name or a number.
+    pub group: String,
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Self { socket: PathBuf::new(), group: "root".into() }
+    }
+}
+
+/// How the daemon behaves as a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Service {
+    /// Leave accepted changes in force when the daemon stops. Otherwise the machine is restored.
+    pub keep_on_stop: bool,
+    /// Lock the daemon's memory, so that it still works when memory is short.
+    pub lock_memory: bool,
+    /// Raise the daemon's priority (nice −5) and protect it from the out-of-memory killer (score −500).
+    pub raise_priority: bool,
+    /// `human` or `json`.
+    pub log: LogFormat,
+}
+
+impl Default for Service {
+    fn default() -> Self {
+        Self { keep_on_stop: false, lock_memory: true, raise_priority: true, log: LogFormat::Human }
+    }
+}
+
+/// All settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Where homeostat keeps its files.
+    pub paths: Paths,
+    /// The control socket.
+    pub control: Control,
+    /// How the daemon behaves as a process.
+    pub service: Service,
+    /// Work meters that homeostat can not find by itself, by workload: the name of a workload, its program or
+    /// unit (`*` matches any run of characters) and a list of meters, each `uprobe:PATH:SYMBOL`,
+    /// `usdt:PATH:PROVIDER:PROBE` or `prometheus:URL#METRIC`.
+    pub meters: BTreeMap<String, Vec<String>>,
+    /// The mind: what is considered, how it is tried, what is kept.
+    pub policy: Policy,
+}
+
+impl Settings {
+    /// Path of the control socket.
+    pub fn socket(&self) -> PathBuf {
+        if self.control.socket.as_os_str().is_empty() {
+            self.paths.run_directory.join("io.homeostat")
+        } else {
+            self.control.socket.clone()
+        }
+    }
+}
+
+/// Where the settings come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// A file named on the command line; it must exist. Without it [`MAIN_FILE`] is read if it is there.
+    pub file: Option<PathBuf>,
+    /// `key=value` from the command line, in order; keys without a section belong to `policy`.
+    pub set: Vec<String>,
+}
+
+/// A complaint about one place of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SettingsError {
+    /// File, or `--set …`.
+    pub file: String,
+    /// Line, from 1; 0 when the whole file is meant.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// Setting, with dots; empty when unknown.
+    pub key: String,
+    /// What stands there.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if self.line > 0 {
+            write!(f, ":{}:{}", self.line, self.column)?;
+        }
+        match (self.key.as_str(), self.value.as_str()) {
+            ("", _) => {}
+            (key, "") => write!(f, ": {key}")?,
+            (key, value) => write!(f, ": {key} = {value}")?,
+        }
+        write!(f, ": {}", self.problem)?;
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "\n  hint: {}", self.remedy) }
+    }
+}
+
+impl std::error::Error for SettingsError {}
+
+/// All complaints, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingsErrors(pub Vec<SettingsError>);
+
+impl fmt::Display for SettingsErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, error) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for SettingsErrors {}
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The settings.
+    pub settings: Settings,
+    /// The files and `--set` arguments they come from, in order; empty = all defaults.
+    pub layers: Vec<String>,
+    /// Whether the seed of the coins was chosen by a person.
+    pub seed_given: bool,
+}
+
+/// One layer of configuration: its name and its text.
+struct Layer {
+    name: String,
+    text: String,
+}
+
+/// Reads, merges and checks all layers.
+///
+/// # Errors
+/// Every complaint that was found.
+pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
+    let mut errors = Vec::new();
+    let mut layers = Vec::new();
+    match &sources.file {
+        Some(file) => match read(file) {
+            Ok(text) => layers.push(Layer { name: file.display().to_string(), text }),
+            Err(e) => errors.push(e),
+        },
+        None => {
+            let main = Path::new(MAIN_FILE);
+            if main.exists() {
+                match read(main) {
+                    Ok(text) => layers.push(Layer { name: MAIN_FILE.to_owned(), text }),
+                    Err(e) => errors.push(e),
+                }
+            }
+        }
+    }
+    let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
+    for file in drop_ins(&main.with_extension("d")) {
+        match read(&file) {
+            Ok(text) => layers.push(Layer { name: file.display().to_string(), text }),
+            Err(e) => errors.push(e),
+        }
+    }
+    for set in &sources.set {
+        match set_layer(set) {
+            Ok(layer) => layers.push(layer),
+            Err(e) => errors.push(e),
+        }
+    }
+    let merged = merge(&layers, &mut errors);
+    match (merged, errors.is_empty()) {
+        (Some(loaded), true) => Ok(loaded),
+        _ => Err(SettingsErrors(errors)),
+    }
+}
+
+fn whole_file(file: &Path, problem: String, remedy: &str) -> SettingsError {
+    SettingsError {
+        file: file.display().to_string(),
+        line: 0,
+        column: 0,
+        key: String::new(),
+        value: String::new(),
+        problem,
+        remedy: remedy.to_owned(),
+    }
+}
+
+fn read(file: &Path) -> Result<String, SettingsError> {
+    let size = std::fs::metadata(file).map_err(|e| {
+        whole_file(file, format!("can not be read: {e}"), "check the path and its permissions, or leave it out")
+    })?;
+    if !size.is_file() || size.len() > FILE_BYTES_MAX {
+        return Err(whole_file(
+            file,
+            "is not a configuration file (a regular file of at most 1 MiB)".into(),
+            "name another file, or move this one out of the directory",
+        ));
+    }
+    std::fs::read_to_string(file).map_err(|e| {
+        whole_file(file, format!("can not be read: {e}"), "the file must be UTF-8 text that root may read")
+    })
+}
+
+/// The drop-ins in the order of their names.
+fn drop_ins(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|e| e.ok().map(|e| e.path()))
+        .filter(|p| p.extension().is_some_and(|x| x == "toml"))
+        .take(DROP_INS_MAX)
+        .collect();
+    files.sort();
+    files
+}
+
+/// `key=value` as a layer: the value is TOML where it can be, else text.
+fn set_layer(set: &str) -> Result<Layer, SettingsError> {
+    let name = format!("--set {set}");
+    let Some((key, value)) = set.split_once('=') else {
+        return Err(whole_file(Path::new(&name), "has no '='".into(), "write --set key=value"));
+    };
+    let (key, value) = (key.trim(), value.trim());
+    let head = key.split('.').next().unwrap_or(key);
+    let sections = ["paths", "control", "service", "meters", "policy"];
+    let key = if sections.contains(&head) { key.to_owned() } else { format!("policy.{key}") };
+    let mut text = format!("{key} = {value}\n");
+    if DeTable::parse(&text).is_err() {
+        text = format!("{key} = {}\n", toml::Value::String(value.to_owned()));
+    }
+    Ok(Layer { name, text })
+}
+
+fn merge(layers: &[Layer], errors: &mut Vec<SettingsError>) -> Option<Loaded> {
+    let mut merged = toml::Table::new();
+    for layer in layers {
+        match check_layer(layer) {
+            Ok(table) => merge_table(&mut merged, table),
+            Err(e) => errors.push(*e),
+        }
+    }
+    let seed_given = merged.get("policy").and_then(|p| p.get("seed")).is_some();
+    // Each layer was well-typed by itself, so this can only fail when two layers together make no sense.
+    let settings: Settings = match toml::Value::Table(merged).try_into() {
+        Ok(settings) => settings,
+        Err(e) => {
+            errors.push(SettingsError {
+                file: layers.iter().map(|l| l.name.as_str()).collect::<Vec<_>>().join(" + "),
+                line: 0,
+                column: 0,
+                key: String::new(),
+                value: String::new(),
+                problem: e.message().to_owned(),
+                remedy: "the files do not go together; remove one of them".into(),
+            });
+            return None;
+        }
+    };
+    for (key, problem, remedy) in complaints(&settings) {
+        errors.push(place(layers, &key, problem, remedy));
+    }
+    Some(Loaded { settings, layers: layers.iter().map(|l| l.name.clone()).collect(), seed_given })
+}
+
+fn merge_table(into: &mut toml::Table, from: toml::Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge_table(old, new),
+            (Some(toml::Value::Array(old)), toml::Value::Array(mut new))
+                if new.iter().chain(old.iter()).all(toml::Value::is_table) =>
+            {
+                new.append(old);
+                *old = new;
+            }
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Checks the syntax, the names and the types of one layer.
+fn check_layer(layer: &Layer) -> Result<toml::Table, Box<SettingsError>> {
+    if let Err(e) = toml::from_str::<Settings>(&layer.text) {
+        return Err(Box::new(explain(layer, &e)));
+    }
+    toml::from_str::<toml::Table>(&layer.text).map_err(|e| Box::new(explain(layer, &e)))
+}
+
+/// Turns an error of the parser into a complaint with a remedy.
+fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
+    let span = error.span().unwrap_or(0..0);
+    let (line, column) = position(&layer.text, span.start);
+    let problem = error.message().lines().next().unwrap_or_default().to_owned();
+    let parsed = DeTable::parse(&layer.text).ok();
+    let syntax = parsed.is_none();
+    let found = parsed.as_ref().and_then(|t| key_at(t.get_ref(), &span, ""));
+    let (key, value) = found.unwrap_or_default();
+    let value = clip(layer.text.get(value).unwrap_or_default());
+    let remedy = if syntax {
+        "the file is not TOML here: keys are `name = value`, text stands in \"quotes\", sections in [brackets]".into()
+    } else if problem.contains("unknown field") {
+        unknown_key_remedy(&key)
+    } else {
+        match catalogue::example(&key) {
+            Some(example) => format!("write for example: {example}"),
+            None => "`homeostat config default` shows every setting with its meaning".into(),
+        }
+    };
+    // The parser lists all known names after an unknown one; the remedy names the likely one instead.
+    let problem = match problem.split_once(", expected one of") {
+        Some((short, _)) if problem.contains("unknown field") => short.replace("unknown field", "unknown setting"),
+        _ => problem,
+    };
+    SettingsError { file: layer.name.clone(), line, column, key, value, problem, remedy }
+}
+
+fn unknown_key_remedy(key: &str) -> String {
+    let known = catalogue::keys();
+    let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let candidates: Vec<&str> = known
+        .iter()
+        .filter_map(|k| {
+            let (s, n) = k.rsplit_once('.').unwrap_or(("", k));
+            (s == section).then_some(n)
+        })
+        .collect();
+    let near = near_names(name, candidates.iter().copied());
+    if let Some(best) = near.first() {
+        return format!("did you mean `{best}`? `homeostat config default` shows every setting");
+    }
+    // The right name in the wrong section.
+    match known.iter().find(|k| k.rsplit_once('.').map_or(k.as_str(), |(_, n)| n) == name) {
+        Some(elsewhere) => format!("did you mean `{elsewhere}`? it belongs to another section"),
+        None => "remove it; `homeostat config default` shows every setting".into(),
+    }
+}
+
+fn clip(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    if line.chars().count() > 60 { line.chars().take(60).chain(['…']).collect() } else { line.to_owned() }
+}
+
+/// Line and column (in characters), from 1.
+fn position(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset.min(text.len())).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    (line, column)
+}
+
+/// The setting at a place of the text: its name with dots, and where its value stands.
+fn key_at(table: &DeTable<'_>, span: &Range<usize>, prefix: &str) -> Option<(String, Range<usize>)> {
+    for (key, value) in table {
+        let name = if prefix.is_empty() {
+            key.get_ref().to_string()
+        } else {
+            format!("{prefix}.{}", key.get_ref())
+        };
+        if overlaps(&key.span(), span) {
+            return Some((name, value.span()));
+        }
+        if let Some(inner) = key_in(value, span, &name) {
+            return Some(inner);
+        }
+    }
+    None
+}
+
+fn key_in(value: &Spanned<DeValue<'_>>, span: &Range<usize>, name: &str) -> Option<(String, Range<usize>)> {
+    match value.get_ref() {
+        DeValue::Table(table) => {
+            if let Some(inner) = key_at(table, span, name) {
+                return Some(inner);
+            }
+        }
+        DeValue::Array(items) => {
+            if let Some(inner) = items.iter().find_map(|item| key_in(item, span, name)) {
+                return Some(inner);
+            }
+        }
+        _ => {}
+    }
+    overlaps(&value.span(), span).then(|| (name.to_owned(), value.span()))
+}
+
+fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end.max(b.start + 1) && b.start < a.end
+}
+
+/// Complaints about values that have the right type: setting, problem, remedy.
+fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
+    let mut found = Vec::new();
+    for text in settings.policy.validate() {
+        let (name, rest) = text.split_once(" = ").unwrap_or((text.as_str(), ""));
+        let key = format!("policy.{}", name.split(' ').next().unwrap_or(name));
+        let problem = rest.split_once(": ").map_or(text.clone(), |(_, rule)| rule.to_owned());
+        let remedy = match catalogue::default_of(&key) {
+            Some(default) => format!("the default is {default}"),
+            None => "`homeostat config default` shows every setting with its meaning".into(),
+        };
+        found.push((key, problem, remedy));
+    }
+    let paths = [
+        ("paths.state_directory", &settings.paths.state_directory, false),
+        ("paths.run_directory", &settings.paths.run_directory, false),
+        ("control.socket", &settings.control.socket, true),
+    ];
+    for (key, path, may_be_empty) in paths {
+        if !path.is_absolute() && !(may_be_empty && path.as_os_str().is_empty()) {
+            found.push((key.into(), "is not an absolute path".into(), "begin it with /".into()));
+        }
+    }
+    // sockaddr_un holds 108 bytes, one of them the closing zero.
+    if settings.socket().as_os_str().len() > 107 {
+        found.push((
+            "control.socket".into(),
+            "is longer than 107 bytes, which the kernel does not allow".into(),
+            "choose a shorter path".into(),
+        ));
+    }
+    for rule in &settings.policy.workloads {
+        if rule.pattern.is_empty() {
+            found.push((
+                "policy.workloads".into(),
+                "a rule has no `match`".into(),
+                "name the workload: match = \"redis*\"".into(),
+            ));
+        } else if rule.never && rule.always {
+            found.push((
+                "policy.workloads".into(),
+                format!("the rule for {:?} says both never and always", rule.pattern),
+                "keep one of the two".into(),
+            ));
+        }
+    }
+    for (pattern, meters) in &settings.meters {
+        for meter in meters {
+            if let Some((problem, remedy)) = meter_complaint(meter) {
+                found.push((format!("meters.{pattern}"), format!("{meter:?} {problem}"), remedy.into()));
+            }
+        }
+    }
+    found
+}
+
+fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {
+    let Some((kind, rest)) = meter.split_once(':') else {
+        return Some(("names no kind of meter", "begin it with uprobe:, usdt: or prometheus:"));
+    };
+    match kind {
+        "uprobe" => (!rest.starts_with('/') || rest.rsplit_once(':').is_none_or(|(_, s)| s.is_empty())).then_some((
+            "is not a uprobe",
+            "write uprobe:/path/of/the/program:function",
+        )),
+        "usdt" => (!rest.starts_with('/') || rest.split(':').count() != 3).then_some((
+            "is not a USDT probe",
+            "write usdt:/path/of/the/program:provider:probe",
+        )),
+        "prometheus" => (!rest.starts_with("http://") || !rest.contains('#')).then_some((
+            "is not a Prometheus metric",
+            "write prometheus:http://127.0.0.1:9090/metrics#name_of_the_metric",
+        )),
+        _ => Some(("is of a kind that does not exist", "begin it with uprobe:, usdt: or prometheus:")),
+    }
+}
+
+/// Puts a complaint where the setting was written last.
+fn place(layers: &[Layer], key: &str, problem: String, remedy: String) -> SettingsError {
+    for layer in layers.iter().rev() {
+        let Ok(table) = DeTable::parse(&layer.text) else { continue };
+        if let Some(span) = value_span(table.get_ref(), key) {
+            let (line, column) = position(&layer.text, span.start);
+            let value = clip(layer.text.get(span).unwrap_or_default());
+            return SettingsError { file: layer.name.clone(), line, column, key: key.to_owned(), value, problem, remedy };
+        }
+    }
+    SettingsError {
+        file: "settings".into(),
+        line: 0,
+        column: 0,
+        key: key.to_owned(),
+        value: String::new(),
+        problem,
+        remedy,
+    }
+}
+
+fn value_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
+    for (name, value) in table {
+        let name: &str = name.get_ref();
+        if name == key {
+            return Some(value.span());
+        }
+        if let (Some(rest), DeValue::Table(inner)) =
+            (key.strip_prefix(name).and_then(|r| r.strip_prefix('.')), value.get_ref())
+        {
+            if let Some(span) = value_span(inner, rest) {
+                return Some(span);
+            }
+        }
+    }
+    None
+}
+
+/// The settings in force as TOML.
+pub fn show(settings: &Settings) -> String {
+    toml::to_string(settings).unwrap_or_else(|e| format!("# the settings can not be shown as TOML: {e}\n"))
+}
+
+#[cfg(test)]
+mod tests;

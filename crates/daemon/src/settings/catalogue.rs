@@ -1,0 +1,288 @@
+//! Every setting with its default and its meaning, made from the types themselves.
+
+use super::{Paths, Settings};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use toml::Value;
+
+/// Doc comments are read from the sources that define the fields: which section, which file, which type.
+const SOURCES: &[(&str, &str, &str)] = &[
+    ("", include_str!("../settings.rs"), "Settings"),
+    ("paths", include_str!("../settings.rs"), "Paths"),
+    ("control", include_str!("../settings.rs"), "Control"),
+    ("service", include_str!("../settings.rs"), "Service"),
+    ("policy", include_str!("../../../engine/src/policy.rs"), "Policy"),
+];
+
+/// Settings whose default is empty and that are best shown by an example: section, example lines.
+const EXAMPLES: &[(&str, &[&str])] = &[
+    (
+        "meters",
+        &[
+            "\"redis*\" = [\"uprobe:/usr/bin/redis-server:readQueryFromClient\"]",
+            "\"shop.service\" = [\"prometheus:http://127.0.0.1:9090/metrics#orders_total\"]",
+        ],
+    ),
+    ("policy.workloads", &["match = \"backup*\"", "never = true"]),
+    ("policy.strategies", &["large_pages = true"]),
+];
+
+/// One setting.
+struct Leaf {
+    section: String,
+    name: String,
+    default: Value,
+    doc: String,
+}
+
+impl Leaf {
+    fn key(&self) -> String {
+        if self.section.is_empty() { self.name.clone() } else { format!("{}.{}", self.section, self.name) }
+    }
+}
+
+/// The doc comments of the fields of a struct, by field.
+fn field_docs(source: &str, type_name: &str) -> BTreeMap<String, String> {
+    let mut docs = BTreeMap::new();
+    let opening = format!("pub struct {type_name} {{");
+    let mut inside = false;
+    let mut doc = String::new();
+    for line in source.lines() {
+        let line = line.trim();
+        if line == opening {
+            inside = true;
+        } else if !inside {
+            continue;
+        } else if line == "}" {
+            break;
+        } else if let Some(text) = line.strip_prefix("///") {
+            if !doc.is_empty() {
+                doc.push(' ');
+            }
+            doc.push_str(text.trim());
+        } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split_once(':')) {
+            docs.insert(field.0.to_owned(), std::mem::take(&mut doc));
+        }
+    }
+    docs
+}
+
+fn docs() -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    for (section, source, type_name) in SOURCES {
+        for (field, doc) in field_docs(source, type_name) {
+            let key = if section.is_empty() { field } else { format!("{section}.{field}") };
+            all.insert(key, doc);
+        }
+    }
+    all
+}
+
+fn leaves() -> Vec<Leaf> {
+    let mut found = Vec::new();
+    if let Ok(Value::Table(table)) = Value::try_from(Settings::default()) {
+        collect(&table, "", &docs(), &mut found);
+    }
+    found
+}
+
+fn collect(table: &toml::Table, section: &str, docs: &BTreeMap<String, String>, found: &mut Vec<Leaf>) {
+    for (name, value) in table {
+        let key = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
+        let empty_list = EXAMPLES.iter().any(|(section, _)| *section == key);
+        match value {
+            _ if empty_list => {}
+            Value::Table(inner) => collect(inner, &key, docs, found),
+            leaf => found.push(Leaf {
+                section: section.to_owned(),
+                name: name.clone(),
+                default: leaf.clone(),
+                doc: docs.get(&key).cloned().unwrap_or_default(),
+            }),
+        }
+    }
+}
+
+/// The names of all settings, with dots.
+pub(super) fn keys() -> Vec<String> {
+    let mut keys: Vec<String> = leaves().iter().map(Leaf::key).collect();
+    keys.extend(EXAMPLES.iter().map(|(section, _)| (*section).to_owned()));
+    keys.extend(["paths", "control", "service", "policy"].map(str::to_owned));
+    keys.extend(["match", "never", "always", "strategies"].map(|k| format!("policy.workloads.{k}")));
+    keys
+}
+
+/// The default of a setting, as TOML.
+pub(super) fn default_of(key: &str) -> Option<String> {
+    leaves().into_iter().find(|l| l.key() == key).map(|l| l.default.to_string())
+}
+
+/// A line that is right for that setting.
+pub(super) fn example(key: &str) -> Option<String> {
+    if let Some(leaf) = leaves().into_iter().find(|l| l.key() == key) {
+        return Some(format!("{} = {}", leaf.name, leaf.default));
+    }
+    match key {
+        "policy.workloads.match" => Some("match = \"redis*\"".into()),
+        "policy.workloads.never" | "policy.workloads.always" => {
+            Some(format!("{} = true", key.rsplit('.').next().unwrap_or_default()))
+        }
+        _ => EXAMPLES
+            .iter()
+            .filter(|(section, _)| key == *section || key.strip_prefix(section).is_some_and(|k| k.starts_with('.')))
+            .find_map(|(_, lines)| lines.first().map(|l| (*l).to_owned())),
+    }
+}
+
+/// Sections in the order in which people meet them.
+fn sections(leaves: &[Leaf]) -> Vec<String> {
+    let mut order: Vec<String> = vec!["paths".into(), "control".into(), "service".into(), "policy".into()];
+    for leaf in leaves {
+        if !order.contains(&leaf.section) {
+            order.push(leaf.section.clone());
+        }
+    }
+    order
+}
+
+fn wrapped(text: &str, prefix: &str, out: &mut String) {
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        if !line.is_empty() && prefix.len() + line.chars().count() + 1 + word.chars().count() > 100 {
+            let _ = writeln!(out, "{prefix}{line}");
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    if !line.is_empty() {
+        let _ = writeln!(out, "{prefix}{line}");
+    }
+}
+
+/// A configuration file with every setting, its meaning and its default, all commented out.
+pub fn default_file() -> String {
+    let leaves = leaves();
+    let docs = docs();
+    let mut out = String::from(
+        "# homeostat works without a configuration file. Every setting is shown with its default, commented out.\n\
+         # A file in homeostat.d/*.toml beside this one overrides it. After a change: homeostat config check, then\n\
+         # systemctl reload homeostat.\n",
+    );
+    for section in sections(&leaves) {
+        out.push('\n');
+        wrapped(docs.get(&section).map_or("", String::as_str), "# ", &mut out);
+        let _ = writeln!(out, "[{section}]");
+        for leaf in leaves.iter().filter(|l| l.section == section) {
+            out.push('\n');
+            wrapped(&leaf.doc, "# ", &mut out);
+            let _ = writeln!(out, "#{} = {}", leaf.name, leaf.default);
+        }
+    }
+    for (section, lines) in EXAMPLES {
+        out.push('\n');
+        wrapped(docs.get(*section).map_or("", String::as_str), "# ", &mut out);
+        out.push_str("# For example:\n");
+        let header = if *section == "policy.workloads" { format!("[[{section}]]") } else { format!("[{section}]") };
+        let _ = writeln!(out, "#{header}");
+        for line in *lines {
+            let _ = writeln!(out, "#{line}");
+        }
+    }
+    out
+}
+
+/// The same as a page of the book.
+pub fn markdown() -> String {
+    let leaves = leaves();
+    let docs = docs();
+    let paths = Paths::default();
+    let mut out = String::from("# Configuration\n\n");
+    out.push_str("<!-- Made by `homeostat config default --markdown` from the source; a test keeps it in step. -->\n\n");
+    let _ = writeln!(
+        out,
+        "homeostat works without a configuration file. If there is one it is `{}`; files in\n\
+         `/etc/homeostat/homeostat.d/*.toml` are read after it in the order of their names, and `--set key=value` on\n\
+         the command line of `homeostat run` comes last. Later layers win; lists of rules are joined, those of later\n\
+         layers first. `homeostat config check` says what is wrong and where, `homeostat config show` what is in\n\
+         force, `systemctl reload homeostat` (SIGHUP) reads everything again: a file with an error changes nothing.\n\
+         State is kept in `{}`.",
+        super::MAIN_FILE,
+        paths.state_directory.display(),
+    );
+    for section in sections(&leaves) {
+        let _ = writeln!(out, "\n## `[{section}]`\n");
+        if let Some(doc) = docs.get(&section).filter(|d| !d.is_empty()) {
+            let _ = writeln!(out, "{doc}\n");
+        }
+        out.push_str("| setting | default | meaning |\n|---|---|---|\n");
+        for leaf in leaves.iter().filter(|l| l.section == section) {
+            let _ = writeln!(out, "| `{}` | `{}` | {} |", leaf.name, leaf.default, leaf.doc.replace('|', "\\|"));
+        }
+    }
+    for (section, lines) in EXAMPLES {
+        let header = if *section == "policy.workloads" { format!("[[{section}]]") } else { format!("[{section}]") };
+        let _ = writeln!(out, "\n## `{header}`\n");
+        if let Some(doc) = docs.get(*section).filter(|d| !d.is_empty()) {
+            let _ = writeln!(out, "{doc}\n");
+        }
+        let _ = writeln!(out, "```toml\n{header}\n{}\n```", lines.join("\n"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_a_meaning() {
+        let without: Vec<String> = leaves().iter().filter(|l| l.doc.is_empty()).map(Leaf::key).collect();
+        assert_eq!(without, Vec::<String>::new());
+        for (section, _) in EXAMPLES {
+            assert!(docs().get(*section).is_some_and(|d| !d.is_empty()), "{section} has no meaning");
+        }
+    }
+
+    #[test]
+    fn the_default_file_says_nothing_and_uncommented_it_says_the_defaults() {
+        let text = default_file();
+        let nothing: Settings = toml::from_str(&text).unwrap();
+        assert_eq!(nothing, Settings::default());
+        let until_examples = text.split("# For example:").next().unwrap();
+        let spoken: String = until_examples
+            .lines()
+            .map(|l| match l.strip_prefix('#') {
+                Some(rest) if !rest.starts_with(' ') => format!("{rest}\n"),
+                _ => format!("{l}\n"),
+            })
+            .collect();
+        assert!(spoken.contains("\nage_min_s = "), "{spoken}");
+        assert_eq!(toml::from_str::<Settings>(&spoken).unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn the_examples_are_valid() {
+        let mut text = String::new();
+        for (section, lines) in EXAMPLES {
+            let header = if *section == "policy.workloads" { format!("[[{section}]]") } else { format!("[{section}]") };
+            text.push_str(&format!("{header}\n{}\n", lines.join("\n")));
+        }
+        let settings: Settings = toml::from_str(&text).unwrap();
+        assert_eq!(super::super::complaints(&settings), vec![]);
+        assert_eq!(settings.meters.len(), 2);
+        assert!(settings.policy.workloads[0].never);
+    }
+
+    #[test]
+    fn the_page_of_the_book_is_in_step() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+        if std::env::var_os("HOMEOSTAT_UPDATE_DOCS").is_some() {
+            std::fs::write(&page, markdown()).unwrap();
+        }
+        let written = std::fs::read_to_string(&page).unwrap();
+        assert_eq!(written, markdown(), "run this test with HOMEOSTAT_UPDATE_DOCS=1");
+    }
+}

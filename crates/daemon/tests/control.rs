@@ -1,0 +1,399 @@
+//! The control socket and the loop, end to end over a real socket, with a stand-in for the runtime.
+
+use homeostat_daemon::board::Board;
+use homeostat_daemon::client::{Client, ClientError};
+use homeostat_daemon::control::{self, CONNECTIONS_MAX, ControlError, REQUEST_BYTES_MAX, Server};
+use homeostat_daemon::log::Log;
+use homeostat_daemon::notify::Manager;
+use homeostat_daemon::service::{self, Driven, Ended, Message, Service, Turn};
+use homeostat_daemon::settings::{LogFormat, Settings, Sources};
+use homeostat_engine::view::{ChangeView, Stage, View, WorkloadView};
+use homeostat_engine::{OperatorRequest, Story};
+use homeostat_model::{ActionId, Effect, Nanoseconds, WorkloadKind};
+use homeostat_platform::Clock;
+use serde_json::json;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+struct RealClock(Instant);
+impl Clock for RealClock {
+    fn now(&self) -> Nanoseconds {
+        Nanoseconds(u64::try_from(self.0.elapsed().as_nanos()).unwrap())
+    }
+    fn unix_seconds(&self) -> u64 {
+        1_700_000_000
+    }
+    fn sleep(&self, time: Nanoseconds) {
+        std::thread::sleep(Duration::from_nanos(time.0));
+    }
+}
+
+fn workload(id: &str, program: &str, pid: i32) -> WorkloadView {
+    WorkloadView {
+        id: id.into(),
+        kind: WorkloadKind::Unit,
+        program: program.into(),
+        fingerprint: format!("unit {id}"),
+        pids: vec![pid],
+        processes: 1,
+        age_s: 100.0,
+        cpus: 0.9,
+        resident_bytes: 1 << 30,
+        huge_bytes: None,
+        stage: Stage::Observed,
+        summary: "watching".into(),
+        meter: None,
+        meters: vec![],
+        proposal: None,
+        decisions: vec![],
+    }
+}
+
+/// Keeps what it was asked, and undoes at once.
+struct Fake {
+    view: View,
+    asked: Arc<Mutex<Vec<OperatorRequest>>>,
+    stories: Vec<Story>,
+    finished: bool,
+    never_finishes: bool,
+}
+
+impl Driven for Fake {
+    fn turn(&mut self) -> Turn {
+        Turn {
+            stories: std::mem::take(&mut self.stories),
+            wake_at: Nanoseconds(u64::MAX),
+            finished: self.finished && !self.never_finishes,
+        }
+    }
+    fn operator(&mut self, request: OperatorRequest) {
+        match &request {
+            OperatorRequest::Undo(id) => self.view.in_force.retain(|c| c.action != *id),
+            OperatorRequest::UndoAll => self.view.in_force.clear(),
+            OperatorRequest::Pause => self.view.paused = true,
+            OperatorRequest::Resume => self.view.paused = false,
+            OperatorRequest::Stop { .. } => self.finished = true,
+            OperatorRequest::Configure(_) => {}
+        }
+        let text = format!("asked: {}", format!("{request:?}").split([' ', '(']).next().unwrap());
+        self.stories.push(Story { workload: None, stage: Stage::Observed, text, warning: false });
+        self.asked.lock().unwrap().push(request);
+    }
+    fn view(&self) -> View {
+        self.view.clone()
+    }
+    fn notes(&self) -> Vec<String> {
+        vec!["the history can not be written".into()]
+    }
+}
+
+struct Daemon {
+    directory: tempfile::TempDir,
+    socket: PathBuf,
+    asked: Arc<Mutex<Vec<OperatorRequest>>>,
+    sender: SyncSender<Message>,
+    server: Server,
+    running: JoinHandle<Ended>,
+}
+
+impl Daemon {
+    fn start(never_finishes: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("run/io.homeostat");
+        let config = directory.path().join("homeostat.toml");
+        std::fs::write(&config, "[policy]\nseed = 1\n").unwrap();
+        let board = Arc::new(Board::default());
+        let (sender, inbox) = service::channel();
+        let listener = control::bind(&socket, "root").unwrap();
+        let server =
+            Server::start(listener, &socket, board.clone(), service::post(sender.clone())).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let mut settings = Settings::default();
+        settings.policy.seed = 1;
+        let running = {
+            let asked = asked.clone();
+            let change = |action| ChangeView {
+                action: ActionId(action),
+                strategy: "large_pages".into(),
+                workload: "redis-server.service".into(),
+                text: "512 pieces".into(),
+                effect: Some(Effect { estimate: 0.1, lower: 0.05, upper: f64::INFINITY, confidence: 0.9 }),
+                since_unix: 5,
+                guard: "probation 1 of 30".into(),
+                on: true,
+            };
+            let view = View {
+                workloads: vec![
+                    workload("redis-server.service", "redis-server", 4711),
+                    workload("latency[7]", "latency", 7),
+                    workload("latency[8]", "latency", 8),
+                ],
+                in_force: vec![change(5), change(6)],
+                ..View::default()
+            };
+            let board = board.clone();
+            std::thread::spawn(move || {
+                let mut driven = Fake { view, asked, stories: vec![], finished: false, never_finishes };
+                Service {
+                    driven: &mut driven,
+                    clock: &RealClock(Instant::now()),
+                    board,
+                    inbox,
+                    manager: Manager::none(),
+                    log: Log::new(LogFormat::Json, false),
+                    settings,
+                    sources: Sources { file: Some(config), set: vec![] },
+                    notes: vec!["memory is not locked".into()],
+                }
+                .run()
+            })
+        };
+        // The first publication precedes everything else.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while board.view().workloads.is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Self { directory, socket, asked, sender, server, running }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.socket).unwrap()
+    }
+
+    fn stop(mut self) -> Ended {
+        self.sender.send(Message::Stop).unwrap();
+        let ended = self.running.join().unwrap();
+        self.server.stop();
+        assert!(!self.socket.exists(), "the socket is gone after the end");
+        ended
+    }
+}
+
+#[test]
+fn state_is_read_and_requests_reach_the_loop() {
+    let daemon = Daemon::start(false);
+    let mut client = daemon.client();
+    let status = client.status().unwrap();
+    assert_eq!((status.schema, status.pid), (1, i64::from(std::process::id())));
+    assert_eq!(status.notes, ["memory is not locked", "the history can not be written"]);
+    assert_eq!(status.in_force[0].effect.as_ref().unwrap().upper, None, "infinity is absent");
+
+    for name in ["redis-server.service", "redis-server", "4711", "redis"] {
+        assert_eq!(client.explain(name).unwrap().workload.name, "redis-server.service", "{name}");
+    }
+    let near = client.explain("latency[9]").unwrap_err();
+    assert!(matches!(&near, ClientError::WorkloadNotFound { near, ambiguous: false, .. } if near.len() == 2));
+    let several = client.explain("latency").unwrap_err();
+    assert!(matches!(&several, ClientError::WorkloadNotFound { near, ambiguous: true, .. } if near.len() == 2));
+
+    client.pause().unwrap();
+    assert!(client.status().unwrap().paused, "a request is visible as soon as it is answered");
+    client.resume().unwrap();
+    assert!(!client.status().unwrap().paused);
+
+    let missing = client.undo(99).unwrap_err();
+    assert!(matches!(&missing, ClientError::ActionNotFound { action: 99, in_force } if *in_force == [5, 6]));
+    client.undo(5).unwrap();
+    assert_eq!(client.undo_all().unwrap(), [6]);
+    assert!(client.status().unwrap().in_force.is_empty());
+    let asked = daemon.asked.lock().unwrap().clone();
+    assert_eq!(
+        asked,
+        [
+            OperatorRequest::Pause,
+            OperatorRequest::Resume,
+            OperatorRequest::Undo(ActionId(5)),
+            OperatorRequest::UndoAll
+        ]
+    );
+    drop(client);
+    assert_eq!(daemon.stop(), Ended::Settled);
+}
+
+#[test]
+fn a_reload_takes_the_new_policy_and_refuses_a_broken_file() {
+    let daemon = Daemon::start(false);
+    let config = daemon.directory.path().join("homeostat.toml");
+    let mut client = daemon.client();
+    assert_eq!(client.reload().unwrap(), Vec::<String>::new());
+    std::fs::write(&config, "[policy]\nage_min_s = 7\n[paths]\nstate_directory = \"/elsewhere\"\n").unwrap();
+    let notes = client.reload().unwrap();
+    assert_eq!(notes, ["[paths] takes effect after a restart"]);
+    std::fs::write(&config, "[policy]\nage_min = 7\n").unwrap();
+    let error = client.reload().unwrap_err();
+    assert!(matches!(&error, ClientError::BadConfiguration(text) if text.contains("homeostat.toml:2:1")), "{error}");
+    let asked = daemon.asked.lock().unwrap().clone();
+    let [OperatorRequest::Configure(policy)] = asked.as_slice() else { panic!("{asked:?}") };
+    assert_eq!((policy.age_min_s, policy.seed), (7.0, 1), "the drawn seed is kept");
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn the_interface_introspects_itself() {
+    let daemon = Daemon::start(false);
+    let address = format!("unix:{}", daemon.socket.display());
+    let connection = varlink::Connection::with_address(&address).unwrap();
+    let mut service = varlink::OrgVarlinkServiceClient::new(connection);
+    use varlink::OrgVarlinkServiceInterface;
+    let info = service.get_info().unwrap();
+    assert!(info.interfaces.iter().any(|i| i == "io.homeostat"), "{:?}", info.interfaces);
+    let text = service.get_interface_description("io.homeostat").unwrap().description.unwrap();
+    assert!(text.contains("method UndoAll() -> (actions: []int)"));
+    drop(service);
+    daemon.stop();
+}
+
+#[test]
+fn the_story_is_followed_until_the_daemon_ends() {
+    let daemon = Daemon::start(false);
+    let follower = daemon.client();
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let following = {
+        let lines = lines.clone();
+        std::thread::spawn(move || {
+            follower.follow(0, |part| {
+                lines.lock().unwrap().extend(part.lines.into_iter().map(|l| l.text));
+                true
+            })
+        })
+    };
+    daemon.client().pause().unwrap();
+    daemon.stop();
+    following.join().unwrap().unwrap();
+    let lines = lines.lock().unwrap().clone();
+    assert_eq!(lines, ["memory is not locked", "asked: Pause", "stopping: undoing every change", "asked: Stop"]);
+}
+
+fn raw(socket: &Path, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The server may hang up before it has read everything.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn garbage_and_oversize_are_answered_or_dropped_and_harm_nobody() {
+    let daemon = Daemon::start(false);
+    for bytes in [
+        &b"not json\0"[..],
+        b"\0",
+        b"[]\0",
+        b"{\"method\": 5}\0",
+        b"{\"method\": \"GetStatus\"",
+        b"\xff\xfe\0",
+    ] {
+        let answer = raw(&daemon.socket, bytes);
+        assert!(!answer.contains("status"), "{answer}");
+    }
+    let mut long = vec![b'x'; REQUEST_BYTES_MAX + 10];
+    long.push(0);
+    let answer = raw(&daemon.socket, &long);
+    assert!(answer.is_empty() || answer.contains("longer than 64 KiB"), "{answer}");
+    for (request, error) in [
+        (json!({"method": "io.homeostat.Nonsense"}), "org.varlink.service.MethodNotFound"),
+        (json!({"method": "io.elsewhere.X"}), "org.varlink.service.InterfaceNotFound"),
+        (json!({"method": "io.homeostat.Explain"}), "org.varlink.service.InvalidParameter"),
+        (
+            json!({"method": "io.homeostat.Undo", "parameters": {"action": "five"}}),
+            "org.varlink.service.InvalidParameter",
+        ),
+    ] {
+        let answer = raw(&daemon.socket, format!("{request}\0").as_bytes());
+        assert!(answer.contains(error), "{request} -> {answer}");
+    }
+    // Two requests in one packet get two answers.
+    let one = format!("{}\0", json!({"method": "io.homeostat.GetPlan"}));
+    assert_eq!(raw(&daemon.socket, format!("{one}{one}").as_bytes()).matches("\"plan\"").count(), 2);
+    assert!(daemon.client().status().is_ok());
+    daemon.stop();
+}
+
+#[test]
+fn connections_are_bounded_and_freed() {
+    let daemon = Daemon::start(false);
+    let mut held: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| daemon.client()).collect();
+    for client in &mut held {
+        client.status().unwrap();
+    }
+    let error = daemon.client().status().unwrap_err();
+    assert!(matches!(&error, ClientError::Busy(_) | ClientError::Broken { .. }), "{error:?}");
+    drop(held);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while daemon.client().status().is_err() {
+        assert!(Instant::now() < deadline, "connections are freed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_a_stale_socket_is_replaced() {
+    let daemon = Daemon::start(false);
+    assert!(matches!(control::bind(&daemon.socket, "root"), Err(ControlError::AlreadyRunning(_))));
+    daemon.stop();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    assert!(control::bind(&socket, "root").is_ok());
+    assert!(matches!(control::bind(&socket, "no-such-group"), Err(ControlError::NoSuchGroup(_))));
+    let missing = Client::connect(&directory.path().join("none"));
+    assert!(matches!(missing, Err(ClientError::NotRunning(_))));
+}
+
+#[test]
+fn asking_twice_to_stop_ends_at_once_and_says_what_is_left() {
+    let daemon = Daemon::start(true);
+    daemon.sender.send(Message::Stop).unwrap();
+    assert_eq!(daemon.stop(), Ended::Unsettled { in_force: 2 });
+}
+
+/// Sends one request as user nobody with the socket's group, through whatever client the system has.
+fn as_nobody(socket: &Path, method: &str, groups: &[&str]) -> Option<String> {
+    let request = format!("{{\"method\": \"io.homeostat.{method}\"}}");
+    let script = format!(
+        "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.settimeout(20)\ntry:\n s.connect({:?})\nexcept \
+         PermissionError:\n print('EACCES'); sys.exit()\ns.sendall({request:?}.encode()+b'\\0')\nb=b''\nwhile not \
+         b.endswith(b'\\0'):\n d=s.recv(65536)\n if not d: break\n b+=d\nprint(b.decode())",
+        socket.display().to_string()
+    );
+    let output = Command::new("setpriv").args(groups).args(["--reuid=65534", "python3", "-c", &script]).output();
+    output.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+#[test]
+fn a_member_of_the_group_reads_and_may_not_change_and_others_may_not_even_read() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("not root: other users can not be tried");
+        return;
+    }
+    let daemon = Daemon::start(false);
+    // A path that other users may pass.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(daemon.directory.path(), open).unwrap();
+    let member = ["--regid=65534", "--groups=0"];
+    let Some(status) = as_nobody(&daemon.socket, "GetStatus", &member) else {
+        eprintln!("no setpriv or python3: other users can not be tried");
+        daemon.stop();
+        return;
+    };
+    assert!(status.contains("redis-server.service"), "{status}");
+    for method in ["Pause", "Resume", "UndoAll", "Reload"] {
+        let answer = as_nobody(&daemon.socket, method, &member).unwrap();
+        assert!(answer.contains("io.homeostat.PermissionDenied"), "{method}: {answer}");
+    }
+    let stranger = as_nobody(&daemon.socket, "GetStatus", &["--regid=65534", "--clear-groups"]).unwrap();
+    assert_eq!(stranger.trim(), "EACCES");
+    assert_eq!(daemon.asked.lock().unwrap().len(), 0, "nothing reached the loop");
+    daemon.stop();
+}
