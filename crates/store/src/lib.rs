@@ -4,8 +4,10 @@
 //! change of the machine; recovery needs it and nothing else. The history is large and convenient; losing it
 //! costs knowledge, never the way back.
 
+pub mod history;
 pub mod journal;
 
+pub use history::{History, HistoryError, HistoryOptions, ResilientHistory};
 pub use journal::{Journal, JournalError, JournalOptions, Recovered};
 
 /// Cuts a text off after at most `bytes_max` bytes, between two characters.

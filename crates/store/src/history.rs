@@ -1,0 +1,1301 @@
+//! What homeostat remembers: observation windows, decisions, experiments with every block, and verdicts, in one
+//! SQLite file. It answers `history` and `explain`, and gives the next proposal its prior: what was tried on a
+//! machine and workload of this kind, and how it ended.
+//!
+//! **Nothing depends on it.** Undo lives in the journal. A history that is damaged, full, read-only or newer than
+//! this program costs knowledge and is reported once; see [`ResilientHistory`], which is what the daemon uses.
+//!
+//! **Cheap and bounded.** One transaction a tick; WAL with `synchronous = NORMAL` (a power loss may cost the last
+//! seconds, never consistency); a page cache of 1 MiB; a hard limit on the size of the file
+//! ([`HistoryOptions::bytes_max`]), below which [`History::prune`] keeps it in small steps. The CLI reads while
+//! the daemon writes.
+//!
+//! **Numbers survive exactly**: 64-bit integers by their bits, floating-point numbers as they are, infinities
+//! included; NaN is stored as NULL and comes back as NaN. (Only the sign of a negative zero is lost, by SQLite.)
+
+mod migrations;
+mod resilient;
+
+pub use resilient::{HistoryState, ResilientHistory};
+
+use homeostat_model::{
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
+    MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
+};
+use migrations::{LATEST, MIGRATIONS};
+use rusqlite::types::Value;
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params,
+};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Name of the history in the state directory.
+pub const HISTORY_FILE: &str = "history.sqlite";
+/// Most blocks of one experiment; far above what any budget allows.
+pub const BLOCKS_MAX: usize = 10_000;
+/// Longest sentence that is stored, in bytes; the rest is cut off.
+pub const SENTENCE_BYTES_MAX: usize = 4096;
+/// Largest set of numbers of one decision, in bytes of JSON.
+pub const NUMBERS_BYTES_MAX: usize = 16 * 1024;
+/// Most rows that one query returns.
+pub const ROWS_MAX: u32 = 10_000;
+/// Most rows that one step of [`History::prune`] deletes per table.
+const PRUNE_STEP: u32 = 500;
+const PAGE_BYTES: u64 = 4096;
+const DAY_SECONDS: u64 = 86_400;
+/// Page cache, in KiB. The whole daemon is to stay below 16 MiB.
+const CACHE_KIB: i64 = 1024;
+/// Heap that SQLite as a whole tries not to exceed.
+const HEAP_BYTES: i64 = 4 * 1024 * 1024;
+/// Longest wait for another process's lock. The loop stands still for it, so it is short; a batch that could
+/// not be written is tried again at the next tick.
+const BUSY_WAIT: Duration = Duration::from_millis(200);
+
+/// Limits of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryOptions {
+    /// Hard limit on the size of the file.
+    pub bytes_max: Bytes,
+    /// Age in days after which windows, decisions and blocks are forgotten.
+    pub keep_days: u32,
+    /// Lowest number for a new experiment, from the journal: the file may have been lost.
+    pub first_experiment: ExperimentId,
+}
+impl Default for HistoryOptions {
+    fn default() -> Self {
+        Self {
+            bytes_max: Bytes::from_mib(64),
+            keep_days: 90,
+            first_experiment: ExperimentId(1),
+        }
+    }
+}
+
+/// Why the history could not do what was asked. The variant tells the caller what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// The file is not a database or its inside is broken: set it aside and start a new one.
+    #[error("{}: damaged: {why}", path.display())]
+    Damaged {
+        /// File.
+        path: PathBuf,
+        /// What SQLite found.
+        why: String,
+    },
+    /// No space on the file system, or the limit of the file is reached: prune or free space.
+    #[error("{}: no space left for the history: {why}\n  hint: free space on that file system, or raise the size limit", path.display())]
+    Full {
+        /// File.
+        path: PathBuf,
+        /// What SQLite said.
+        why: String,
+    },
+    /// It can be read and not written.
+    #[error("{}: the history can not be written: {why}\n  hint: check the mount and the permissions of its directory", path.display())]
+    ReadOnly {
+        /// File.
+        path: PathBuf,
+        /// What SQLite said.
+        why: String,
+    },
+    /// Another process holds it right now: try again.
+    #[error("{}: in use by another process", path.display())]
+    Busy {
+        /// File.
+        path: PathBuf,
+    },
+    /// Written by a newer homeostat: leave it alone.
+    #[error("{}: written by a newer homeostat (version {found}, this program knows {LATEST})\n  hint: use the newer program, or move the file away", path.display())]
+    Newer {
+        /// File.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// Written by an older homeostat, and opened for reading only.
+    #[error("{}: written by an older homeostat (version {found}, this program needs {LATEST})\n  hint: start the daemon once; it brings the file up to date", path.display())]
+    Older {
+        /// File.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// It does not exist or can not be opened.
+    #[error("{}: can not be opened: {why}", path.display())]
+    Unreachable {
+        /// File.
+        path: PathBuf,
+        /// The cause.
+        why: String,
+    },
+    /// The record breaks a limit; it was not stored.
+    #[error("not stored: {what}")]
+    Invalid {
+        /// Which limit.
+        what: String,
+    },
+    /// A row that this program did not write or does not understand.
+    #[error("{}: {column} holds {text:?}, which is not understood", path.display())]
+    Malformed {
+        /// File.
+        path: PathBuf,
+        /// Table and column.
+        column: &'static str,
+        /// Its content.
+        text: String,
+    },
+    /// Anything else.
+    #[error("{}: {source}", path.display())]
+    Sqlite {
+        /// File.
+        path: PathBuf,
+        /// The cause.
+        source: rusqlite::Error,
+    },
+}
+
+/// A decision with its evidence, as `explain` prints it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecisionRecord {
+    /// When, in seconds since the epoch.
+    pub at_unix: u64,
+    /// About which workload; `None` = the machine.
+    pub workload: Option<WorkloadId>,
+    /// Stage of the story: `considered`, `stable`, `predicted`, `trying`, `verdict`, …
+    pub stage: String,
+    /// The decision in a sentence.
+    pub sentence: String,
+    /// The numbers that justify it.
+    pub numbers: serde_json::Value,
+}
+
+/// What was seen of one workload in one aggregated window of observation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WindowRecord {
+    /// Machine fingerprint.
+    pub machine: String,
+    /// Workload at the time.
+    pub workload: WorkloadId,
+    /// Its identity across restarts.
+    pub fingerprint: Fingerprint,
+    /// Start, in seconds since the epoch.
+    pub started_unix: u64,
+    /// Length.
+    pub length: Nanoseconds,
+    /// Samples that were aggregated.
+    pub samples: u32,
+    /// The meter that counted work; `None` when none was open.
+    pub meter: Option<MeterId>,
+    /// Work counted in the window; NaN when no meter was open.
+    pub work: f64,
+    /// Coefficient of variation of the rate of work between samples; NaN when unknown.
+    pub variation: f64,
+    /// CPU time used.
+    pub cpu: Nanoseconds,
+    /// Time its threads waited on a run queue.
+    pub runqueue_wait: Nanoseconds,
+    /// Minor page faults.
+    pub faults_minor: u64,
+    /// Major page faults.
+    pub faults_major: u64,
+    /// Resident memory at the end.
+    pub resident: Bytes,
+    /// Of which anonymous.
+    pub anonymous: Bytes,
+    /// Of which shared.
+    pub shared: Bytes,
+    /// Of which mapped by large pages; `None` when not sampled in detail.
+    pub huge: Option<Bytes>,
+}
+
+/// One thing to remember; a batch of them is written in one transaction.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Entry {
+    /// A decision.
+    Decision(DecisionRecord),
+    /// An observation window.
+    Window(WindowRecord),
+    /// An experiment, running or ended; replaces what is stored under its number.
+    Experiment(Box<ExperimentRecord>),
+}
+
+/// Which experiments to look up. All conditions must hold; the newest come first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExperimentFilter {
+    /// Only of this workload, by its name at the time.
+    pub workload: Option<WorkloadId>,
+    /// Only of workloads with this identity.
+    pub fingerprint: Option<Fingerprint>,
+    /// Only of this strategy.
+    pub strategy: Option<StrategyId>,
+    /// Only this one.
+    pub id: Option<ExperimentId>,
+    /// Only those started at or after this time.
+    pub since_unix: u64,
+    /// At most so many (and never more than [`ROWS_MAX`]).
+    pub limit: u32,
+    /// Whether to load the blocks, too.
+    pub blocks: bool,
+}
+impl Default for ExperimentFilter {
+    fn default() -> Self {
+        Self {
+            workload: None,
+            fingerprint: None,
+            strategy: None,
+            id: None,
+            since_unix: 0,
+            limit: 100,
+            blocks: true,
+        }
+    }
+}
+
+/// Which decisions or windows to look up. The newest come first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Only of this workload, by its name at the time.
+    pub workload: Option<WorkloadId>,
+    /// Only those at or after this time.
+    pub since_unix: u64,
+    /// At most so many (and never more than [`ROWS_MAX`]).
+    pub limit: u32,
+}
+impl Default for Filter {
+    fn default() -> Self {
+        Self {
+            workload: None,
+            since_unix: 0,
+            limit: 100,
+        }
+    }
+}
+
+/// What is known before a strategy is tried on a workload. Placebos are not counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prior {
+    /// Identity of the workload.
+    pub fingerprint: Fingerprint,
+    /// Strategy.
+    pub strategy: StrategyId,
+    /// Experiments that ended with that verdict.
+    pub accepted: u32,
+    /// Rejected.
+    pub rejected: u32,
+    /// Harmful.
+    pub harmful: u32,
+    /// Inconclusive.
+    pub inconclusive: u32,
+    /// Aborted; these say nothing about the effect and are not the `last_*` ones.
+    pub aborted: u32,
+    /// Effect of the last one that was decided.
+    pub last_effect: Option<Effect>,
+    /// Its verdict.
+    pub last_verdict: Option<Verdict>,
+    /// Its end, in seconds since the epoch; 0 when there is none.
+    pub last_unix: u64,
+}
+
+/// How often a treatment that does nothing was judged, and accepted: our own false accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlaceboSummary {
+    /// Placebo experiments that came to a verdict (aborted ones do not count).
+    pub run: u64,
+    /// Of which accepted.
+    pub accepted: u64,
+}
+
+/// What one step of pruning did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Rows deleted.
+    pub rows: u64,
+    /// Whether another step would find more to do.
+    pub more: bool,
+}
+
+/// The history, open.
+#[derive(Debug)]
+pub struct History {
+    connection: Connection,
+    path: PathBuf,
+    options: HistoryOptions,
+}
+
+impl History {
+    /// Opens the file for reading and writing, creating it (mode 0600) and bringing it up to date if need be, and
+    /// checks its inside.
+    ///
+    /// # Errors
+    /// Any [`HistoryError`] about the file.
+    pub fn open(path: &Path, options: HistoryOptions) -> Result<Self, HistoryError> {
+        create_private(path)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags).map_err(|e| classify(path, e))?;
+        let mut history = Self {
+            connection,
+            path: path.to_owned(),
+            options,
+        };
+        history.prepare_for_writing()?;
+        Ok(history)
+    }
+
+    /// Opens an existing file for reading only. Works beside a running daemon, and on read-only media.
+    ///
+    /// # Errors
+    /// [`HistoryError::Unreachable`] when there is none, [`HistoryError::Older`] or [`HistoryError::Newer`] when its
+    /// version is not that of this program.
+    pub fn open_read_only(path: &Path) -> Result<Self, HistoryError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let read = |connection: Connection| {
+            let history = Self {
+                connection,
+                path: path.to_owned(),
+                options: HistoryOptions::default(),
+            };
+            history.configure()?;
+            let found = history.version()?;
+            let path = path.to_owned();
+            match found.cmp(&LATEST) {
+                std::cmp::Ordering::Equal => Ok(history),
+                std::cmp::Ordering::Less => Err(HistoryError::Older { path, found }),
+                std::cmp::Ordering::Greater => Err(HistoryError::Newer { path, found }),
+            }
+        };
+        let first = Connection::open_with_flags(path, flags)
+            .map_err(|e| classify(path, e))
+            .and_then(read);
+        let Err(HistoryError::ReadOnly { .. } | HistoryError::Unreachable { .. }) = &first else {
+            return first;
+        };
+        // Reading a WAL database needs a file for its shared memory beside it. Where none can be made and no
+        // log waits to be read, the main file alone is the whole truth.
+        let log = with_suffix(path, "-wal");
+        if !path.exists() || std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
+            return first;
+        }
+        let Some(uri) = immutable_uri(path) else {
+            return first;
+        };
+        Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
+            .map_err(|e| classify(path, e))
+            .and_then(read)
+    }
+
+    /// A history that ends with the process.
+    ///
+    /// # Errors
+    /// When there is not even memory for it.
+    pub fn in_memory(options: HistoryOptions) -> Result<Self, HistoryError> {
+        let path = PathBuf::from("history in memory");
+        let connection = Connection::open_in_memory().map_err(|e| classify(&path, e))?;
+        let mut history = Self {
+            connection,
+            path,
+            options,
+        };
+        history.prepare_for_writing()?;
+        Ok(history)
+    }
+
+    fn configure(&self) -> Result<(), HistoryError> {
+        self.connection
+            .busy_timeout(BUSY_WAIT)
+            .map_err(|e| self.error(e))?;
+        self.connection.set_prepared_statement_cache_capacity(24);
+        for (name, value) in [
+            ("cache_size", -CACHE_KIB),
+            ("mmap_size", 0),
+            ("soft_heap_limit", HEAP_BYTES),
+            ("foreign_keys", 1),
+            // Sorting a bounded number of rows; no files outside the state directory.
+            ("temp_store", 2),
+        ] {
+            // Some of these answer with a row, some do not.
+            self.connection
+                .pragma_update_and_check(None, name, value, |_| Ok(()))
+                .or_else(no_row)
+                .map_err(|e| self.error(e))?;
+        }
+        Ok(())
+    }
+
+    fn prepare_for_writing(&mut self) -> Result<(), HistoryError> {
+        self.configure()?;
+        let found = self.version()?;
+        if found > LATEST {
+            return Err(HistoryError::Newer {
+                path: self.path.clone(),
+                found,
+            });
+        }
+        let pages = (self.options.bytes_max.0 / PAGE_BYTES).clamp(64, u64::from(u32::MAX) / 2);
+        for (name, value) in [
+            // These two only work before the first table is made.
+            ("page_size", Value::Integer(PAGE_BYTES as i64)),
+            ("auto_vacuum", Value::Text("incremental".to_owned())),
+            ("journal_mode", Value::Text("wal".to_owned())),
+            ("synchronous", Value::Text("normal".to_owned())),
+            ("wal_autocheckpoint", Value::Integer(256)),
+            ("journal_size_limit", Value::Integer(1024 * 1024)),
+            ("max_page_count", Value::Integer(pages as i64)),
+        ] {
+            self.connection
+                .pragma_update_and_check(None, name, value, |_| Ok(()))
+                .or_else(no_row)
+                .map_err(|e| self.error(e))?;
+        }
+        if found > 0 {
+            let verdict: String = self
+                .connection
+                .query_row("PRAGMA quick_check(1)", [], |r| r.get(0))
+                .map_err(|e| self.error(e))?;
+            if verdict != "ok" {
+                return Err(HistoryError::Damaged {
+                    path: self.path.clone(),
+                    why: verdict,
+                });
+            }
+        }
+        self.migrate(LATEST)
+    }
+
+    /// Takes the migration steps up to `target`, each in a transaction of its own.
+    fn migrate(&mut self, target: u32) -> Result<(), HistoryError> {
+        while let version = self.version()?
+            && version < target
+            && let Some(step) = MIGRATIONS.get(version as usize)
+        {
+            self.in_transaction(|t| {
+                // Another process may have taken this step while we waited for the lock.
+                let now: u32 = t.query_row("PRAGMA user_version", [], |r| r.get(0))?;
+                if now == version {
+                    t.execute_batch(step)?;
+                    t.pragma_update(None, "user_version", version + 1)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn version(&self) -> Result<u32, HistoryError> {
+        self.connection
+            .query_row("PRAGMA user_version", [], |r| r.get(0))
+            .map_err(|e| self.error(e))
+    }
+
+    fn error(&self, e: rusqlite::Error) -> HistoryError {
+        classify(&self.path, e)
+    }
+
+    fn in_transaction<T>(
+        &mut self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, HistoryError> {
+        let path = &self.path;
+        let run = |connection: &mut Connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let out = work(&transaction)?;
+            transaction.commit()?;
+            Ok(out)
+        };
+        run(&mut self.connection).map_err(|e| classify(path, e))
+    }
+
+    /// Stores a batch in one transaction: all of it or nothing.
+    ///
+    /// # Errors
+    /// [`HistoryError::Invalid`] when an entry breaks a limit; else about the file. Nothing was stored.
+    pub fn record(&mut self, entries: &[Entry]) -> Result<(), HistoryError> {
+        for entry in entries {
+            check(entry)?;
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.in_transaction(|t| {
+            for entry in entries {
+                match entry {
+                    Entry::Decision(d) => insert_decision(t, d)?,
+                    Entry::Window(w) => insert_window(t, w)?,
+                    Entry::Experiment(e) => upsert_experiment(t, e)?,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Stores one decision.
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    pub fn record_decision(&mut self, decision: &DecisionRecord) -> Result<(), HistoryError> {
+        self.record(&[Entry::Decision(decision.clone())])
+    }
+
+    /// Stores one window.
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    pub fn record_window(&mut self, window: &WindowRecord) -> Result<(), HistoryError> {
+        self.record(&[Entry::Window(window.clone())])
+    }
+
+    /// Stores one experiment with its blocks; replaces what is stored under its number.
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    pub fn record_experiment(&mut self, experiment: &ExperimentRecord) -> Result<(), HistoryError> {
+        self.record(&[Entry::Experiment(Box::new(experiment.clone()))])
+    }
+
+    /// Writes a little, to find out whether that is possible.
+    fn prove_writable(&mut self, now_unix: u64) -> Result<(), HistoryError> {
+        self.in_transaction(|t| {
+            t.execute(
+                "INSERT INTO meta (key, value) VALUES ('returned_to_disk_unix', ?1)
+                 ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                [time(now_unix)],
+            )
+            .map(|_| ())
+        })
+    }
+
+    /// The experiments that pass the filter, newest first.
+    ///
+    /// # Errors
+    /// About the file; [`HistoryError::Malformed`] when it was edited by hand.
+    pub fn experiments(&self, filter: &ExperimentFilter) -> Result<Vec<ExperimentRecord>, HistoryError> {
+        let mut statement = self
+            .connection
+            .prepare_cached(
+                "SELECT experiments.*, machines.fingerprint AS machine_fingerprint,
+                        workloads.fingerprint AS workload_fingerprint
+                 FROM experiments
+                 JOIN machines ON machines.id = experiments.machine
+                 JOIN workloads ON workloads.id = experiments.workload
+                 WHERE (?1 IS NULL OR workload_name = ?1)
+                   AND (?2 IS NULL OR workloads.fingerprint = ?2)
+                   AND (?3 IS NULL OR strategy = ?3)
+                   AND (?4 IS NULL OR experiments.id = ?4)
+                   AND started_unix >= ?5
+                 ORDER BY experiments.id DESC LIMIT ?6",
+            )
+            .map_err(|e| self.error(e))?;
+        let mut rows = statement
+            .query(params![
+                filter.workload.as_ref().map(WorkloadId::as_str),
+                filter.fingerprint.as_ref().map(Fingerprint::as_str),
+                filter.strategy.as_ref().map(StrategyId::as_str),
+                filter.id.map(|id| bits(id.0)),
+                time(filter.since_unix),
+                filter.limit.min(ROWS_MAX),
+            ])
+            .map_err(|e| self.error(e))?;
+        let mut out = Vec::new();
+        while let Some(row) = rows.next().map_err(|e| self.error(e))? {
+            let mut experiment = self.experiment(row)?;
+            if filter.blocks {
+                experiment.blocks = self.blocks(experiment.id).map_err(|e| self.error(e))?;
+            }
+            out.push(experiment);
+        }
+        Ok(out)
+    }
+
+    fn experiment(&self, row: &Row<'_>) -> Result<ExperimentRecord, HistoryError> {
+        let malformed = |column, text| HistoryError::Malformed {
+            path: self.path.clone(),
+            column,
+            text,
+        };
+        let (kind, verdict): (String, Option<String>) = row
+            .get("kind")
+            .and_then(|k| Ok((k, row.get("verdict")?)))
+            .map_err(|e| self.error(e))?;
+        let kind = kind_from(&kind).ok_or_else(|| malformed("experiments.kind", kind))?;
+        let verdict = match verdict {
+            Some(text) => Some(verdict_from(&text).ok_or_else(|| malformed("experiments.verdict", text))?),
+            None => None,
+        };
+        read_experiment(row, kind, verdict).map_err(|e| self.error(e))
+    }
+
+    fn blocks(&self, id: ExperimentId) -> rusqlite::Result<Vec<BlockRecord>> {
+        self.connection
+            .prepare_cached(
+                "SELECT position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken
+                 FROM blocks WHERE experiment = ?1 ORDER BY position",
+            )?
+            .query_map([bits(id.0)], |r| {
+                Ok(BlockRecord {
+                    index: r.get(0)?,
+                    on: r.get(1)?,
+                    measured_from: Nanoseconds(unbits(r.get(2)?)),
+                    measured: Nanoseconds(unbits(r.get(3)?)),
+                    work: real(r.get(4)?),
+                    cpu: Nanoseconds(unbits(r.get(5)?)),
+                    score: real(r.get(6)?),
+                    broken: r.get(7)?,
+                })
+            })?
+            .collect()
+    }
+
+    /// The decisions that pass the filter, newest first.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn decisions(&self, filter: &Filter) -> Result<Vec<DecisionRecord>, HistoryError> {
+        let query = || -> rusqlite::Result<Vec<_>> {
+            self.connection
+                .prepare_cached(
+                    "SELECT at_unix, workload_name, stage, sentence, numbers FROM decisions
+                     WHERE (?1 IS NULL OR workload_name = ?1) AND at_unix >= ?2 ORDER BY id DESC LIMIT ?3",
+                )?
+                .query_map(
+                    params![
+                        filter.workload.as_ref().map(WorkloadId::as_str),
+                        time(filter.since_unix),
+                        filter.limit.min(ROWS_MAX)
+                    ],
+                    |r| {
+                        let numbers: String = r.get(4)?;
+                        Ok(DecisionRecord {
+                            at_unix: untime(r.get(0)?),
+                            workload: r.get::<_, Option<String>>(1)?.map(WorkloadId::new),
+                            stage: r.get(2)?,
+                            sentence: r.get(3)?,
+                            numbers: serde_json::from_str(&numbers).unwrap_or(serde_json::Value::Null),
+                        })
+                    },
+                )?
+                .collect()
+        };
+        query().map_err(|e| self.error(e))
+    }
+
+    /// The windows that pass the filter, newest first.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn windows(&self, filter: &Filter) -> Result<Vec<WindowRecord>, HistoryError> {
+        let query = || -> rusqlite::Result<Vec<_>> {
+            self.connection
+                .prepare_cached(
+                    "SELECT windows.*, machines.fingerprint AS machine_fingerprint,
+                            workloads.fingerprint AS workload_fingerprint
+                     FROM windows
+                     JOIN machines ON machines.id = windows.machine
+                     JOIN workloads ON workloads.id = windows.workload
+                     WHERE (?1 IS NULL OR workload_name = ?1) AND started_unix >= ?2
+                     ORDER BY windows.id DESC LIMIT ?3",
+                )?
+                .query_map(
+                    params![
+                        filter.workload.as_ref().map(WorkloadId::as_str),
+                        time(filter.since_unix),
+                        filter.limit.min(ROWS_MAX)
+                    ],
+                    read_window,
+                )?
+                .collect()
+        };
+        query().map_err(|e| self.error(e))
+    }
+
+    /// What is known about each workload and strategy on machines with this fingerprint, in order.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn priors(&self, machine: &str) -> Result<Vec<Prior>, HistoryError> {
+        let query = || -> rusqlite::Result<Vec<_>> {
+            self.connection
+                .prepare_cached(
+                    "SELECT p.fingerprint, p.strategy, p.accepted, p.rejected, p.harmful, p.inconclusive, p.aborted,
+                            e.verdict, e.has_effect, e.effect_estimate, e.effect_lower, e.effect_upper,
+                            e.effect_confidence, e.ended_unix
+                     FROM priors p LEFT JOIN experiments e ON e.id = p.last_experiment
+                     WHERE p.machine = ?1 ORDER BY p.fingerprint, p.strategy LIMIT ?2",
+                )?
+                .query_map(params![machine, ROWS_MAX], |r| {
+                    let effect = Effect {
+                        estimate: real(r.get(9)?),
+                        lower: real(r.get(10)?),
+                        upper: real(r.get(11)?),
+                        confidence: real(r.get(12)?),
+                    };
+                    Ok(Prior {
+                        fingerprint: Fingerprint::new(r.get::<_, String>(0)?),
+                        strategy: StrategyId::new(r.get::<_, String>(1)?),
+                        accepted: r.get(2)?,
+                        rejected: r.get(3)?,
+                        harmful: r.get(4)?,
+                        inconclusive: r.get(5)?,
+                        aborted: r.get(6)?,
+                        last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(verdict_from),
+                        last_effect: r.get::<_, Option<bool>>(8)?.unwrap_or(false).then_some(effect),
+                        last_unix: r.get::<_, Option<i64>>(13)?.map_or(0, untime),
+                    })
+                })?
+                .collect()
+        };
+        query().map_err(|e| self.error(e))
+    }
+
+    /// How often a placebo was judged and how often it was accepted, including those already pruned.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn placebo_summary(&self) -> Result<PlaceboSummary, HistoryError> {
+        self.connection
+            .query_row(
+                "SELECT (SELECT COUNT(*) FROM experiments WHERE kind = 'placebo' AND verdict <> 'aborted')
+                            + COALESCE((SELECT value FROM meta WHERE key = 'placebo_run_pruned'), 0),
+                        (SELECT COUNT(*) FROM experiments WHERE kind = 'placebo' AND verdict = 'accepted')
+                            + COALESCE((SELECT value FROM meta WHERE key = 'placebo_accepted_pruned'), 0)",
+                [],
+                |r| {
+                    Ok(PlaceboSummary {
+                        run: untime(r.get(0)?),
+                        accepted: untime(r.get(1)?),
+                    })
+                },
+            )
+            .map_err(|e| self.error(e))
+    }
+
+    /// First experiment number that was never used, pruned ones and those of the journal included.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn next_experiment_id(&self) -> Result<ExperimentId, HistoryError> {
+        let highest: i64 = self
+            .connection
+            .query_row(
+                "SELECT MAX(COALESCE((SELECT MAX(id) FROM experiments), 0),
+                            COALESCE((SELECT value FROM meta WHERE key = 'highest_experiment'), 0))",
+                [],
+                |r| r.get(0),
+            )
+            .map_err(|e| self.error(e))?;
+        Ok(ExperimentId(untime(highest).saturating_add(1)).max(self.options.first_experiment))
+    }
+
+    /// Bytes of the database that hold something.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn bytes_used(&self) -> Result<Bytes, HistoryError> {
+        let pragma = |name: &str| -> Result<u64, HistoryError> {
+            self.connection
+                .query_row(&format!("PRAGMA {name}"), [], |r| r.get(0))
+                .map(untime)
+                .map_err(|e| self.error(e))
+        };
+        let pages = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
+        Ok(Bytes(pages.saturating_mul(pragma("page_size")?)))
+    }
+
+    /// One small step of forgetting: what is older than `keep_days`, then, while the file uses more than three
+    /// quarters of `bytes_max`, the oldest. The last verdict for each workload and strategy is the last to go: a
+    /// known harm must not be repeated because it was long ago.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn prune(&mut self, now_unix: u64) -> Result<Pruned, HistoryError> {
+        let horizon = time(now_unix.saturating_sub(u64::from(self.options.keep_days) * DAY_SECONDS));
+        let limit = Bytes(self.options.bytes_max.0 / 4 * 3);
+        let oversized = self.bytes_used()? > limit;
+        let rows = self.in_transaction(|t| {
+            let mut rows = delete_older(t, horizon)?;
+            if rows == 0 && oversized {
+                rows = delete_oldest(t)?;
+            }
+            Ok(rows)
+        })?;
+        if rows > 0 {
+            // Gives pages back to the file system, a few at a time.
+            self.connection
+                .execute_batch("PRAGMA incremental_vacuum(256)")
+                .map_err(|e| self.error(e))?;
+        }
+        Ok(Pruned { rows, more: rows > 0 })
+    }
+}
+
+/// Deletes a step's worth of what began before `horizon`.
+fn delete_older(t: &Transaction<'_>, horizon: i64) -> rusqlite::Result<u64> {
+    let mut rows = 0;
+    rows += t.execute(
+        "DELETE FROM windows WHERE id IN (SELECT id FROM windows WHERE started_unix < ?1 ORDER BY id LIMIT ?2)",
+        params![horizon, PRUNE_STEP],
+    )?;
+    rows += t.execute(
+        "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions WHERE at_unix < ?1 ORDER BY id LIMIT ?2)",
+        params![horizon, PRUNE_STEP],
+    )?;
+    let blocks = delete_blocks(t, horizon)?;
+    rows += blocks;
+    if blocks < PRUNE_STEP as usize {
+        // Deleting an experiment deletes its blocks: not before they are few.
+        rows += delete_experiments(t, horizon, true)?;
+    }
+    Ok(rows as u64)
+}
+
+/// Deletes a step's worth of the oldest, the least valuable kind first.
+fn delete_oldest(t: &Transaction<'_>) -> rusqlite::Result<u64> {
+    for table in ["windows", "decisions"] {
+        let sql = format!("DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT ?1)");
+        let rows = t.execute(&sql, [PRUNE_STEP])?;
+        if rows > 0 {
+            return Ok(rows as u64);
+        }
+    }
+    for rows in [
+        |t: &Transaction<'_>| delete_blocks(t, i64::MAX),
+        |t: &Transaction<'_>| {
+            let superseded = delete_experiments(t, i64::MAX, true)?;
+            if superseded > 0 {
+                Ok(superseded)
+            } else {
+                delete_experiments(t, i64::MAX, false)
+            }
+        },
+    ] {
+        let rows = rows(t)?;
+        if rows > 0 {
+            return Ok(rows as u64);
+        }
+    }
+    Ok(0)
+}
+
+/// Blocks of ended experiments that began before `horizon`.
+fn delete_blocks(t: &Transaction<'_>, horizon: i64) -> rusqlite::Result<usize> {
+    t.execute(
+        "DELETE FROM blocks WHERE (experiment, position) IN (
+            SELECT experiment, position FROM blocks JOIN experiments ON experiments.id = blocks.experiment
+            WHERE started_unix < ?1 AND verdict IS NOT NULL ORDER BY experiment, position LIMIT ?2)",
+        params![horizon, PRUNE_STEP],
+    )
+}
+
+/// Experiments that began before `horizon`; with `keep_last`, not the last that was decided of its kind.
+fn delete_experiments(t: &Transaction<'_>, horizon: i64, keep_last: bool) -> rusqlite::Result<usize> {
+    t.execute_batch(
+        "CREATE TEMP TABLE IF NOT EXISTS going (id INTEGER PRIMARY KEY); DELETE FROM temp.going;",
+    )?;
+    t.execute(
+        "INSERT INTO temp.going
+         SELECT e.id FROM experiments e
+         WHERE e.started_unix < ?1
+           -- One that still runs has no verdict yet; one that was cut off by a crash never gets one.
+           AND (e.verdict IS NOT NULL OR ?1 < 9223372036854775807)
+           AND (NOT ?2 OR e.kind = 'placebo' OR e.verdict IS NULL OR e.verdict = 'aborted' OR EXISTS (
+                SELECT 1 FROM experiments later
+                WHERE later.workload = e.workload AND later.strategy = e.strategy AND later.machine = e.machine
+                  AND later.kind <> 'placebo' AND later.verdict <> 'aborted' AND later.id > e.id))
+         ORDER BY e.id LIMIT ?3",
+        params![horizon, keep_last, PRUNE_STEP],
+    )?;
+    for (key, condition) in [
+        ("placebo_run_pruned", "kind = 'placebo' AND verdict <> 'aborted'"),
+        (
+            "placebo_accepted_pruned",
+            "kind = 'placebo' AND verdict = 'accepted'",
+        ),
+    ] {
+        let sql = format!(
+            "INSERT INTO meta (key, value)
+             SELECT ?1, COUNT(*) FROM experiments WHERE id IN (SELECT id FROM temp.going) AND {condition}
+             ON CONFLICT (key) DO UPDATE SET value = value + excluded.value"
+        );
+        t.execute(&sql, [key])?;
+    }
+    t.execute(
+        "DELETE FROM experiments WHERE id IN (SELECT id FROM temp.going)",
+        [],
+    )
+}
+
+fn check(entry: &Entry) -> Result<(), HistoryError> {
+    match entry {
+        Entry::Experiment(e) if e.blocks.len() > BLOCKS_MAX => Err(HistoryError::Invalid {
+            what: format!(
+                "experiment {} has {} blocks, more than {BLOCKS_MAX}",
+                e.id,
+                e.blocks.len()
+            ),
+        }),
+        Entry::Experiment(e) if e.id.0 == 0 || e.id.0 > i64::MAX as u64 => Err(HistoryError::Invalid {
+            what: format!("experiment number {} is out of range", e.id),
+        }),
+        Entry::Experiment(_) | Entry::Decision(_) | Entry::Window(_) => Ok(()),
+    }
+}
+
+fn machine_row(t: &Transaction<'_>, fingerprint: &str) -> rusqlite::Result<i64> {
+    named_row(
+        t,
+        "SELECT id FROM machines WHERE fingerprint = ?1",
+        "INSERT INTO machines (fingerprint) VALUES (?1)",
+        fingerprint,
+    )
+}
+
+fn workload_row(t: &Transaction<'_>, fingerprint: &Fingerprint) -> rusqlite::Result<i64> {
+    named_row(
+        t,
+        "SELECT id FROM workloads WHERE fingerprint = ?1",
+        "INSERT INTO workloads (fingerprint) VALUES (?1)",
+        fingerprint.as_str(),
+    )
+}
+
+fn named_row(t: &Transaction<'_>, select: &str, insert: &str, name: &str) -> rusqlite::Result<i64> {
+    if let Some(id) = t
+        .prepare_cached(select)?
+        .query_row([name], |r| r.get(0))
+        .optional()?
+    {
+        return Ok(id);
+    }
+    t.prepare_cached(insert)?.execute([name])?;
+    Ok(t.last_insert_rowid())
+}
+
+fn insert_decision(t: &Transaction<'_>, d: &DecisionRecord) -> rusqlite::Result<()> {
+    let mut sentence = d.sentence.clone();
+    crate::cut(&mut sentence, SENTENCE_BYTES_MAX);
+    let mut numbers = d.numbers.to_string();
+    if numbers.len() > NUMBERS_BYTES_MAX {
+        numbers = serde_json::json!({ "omitted_bytes": numbers.len() }).to_string();
+    }
+    t.prepare_cached(
+        "INSERT INTO decisions (at_unix, workload_name, stage, sentence, numbers) VALUES (?1, ?2, ?3, ?4, ?5)",
+    )?
+    .execute(params![time(d.at_unix), d.workload.as_ref().map(WorkloadId::as_str), d.stage, sentence, numbers])?;
+    Ok(())
+}
+
+fn insert_window(t: &Transaction<'_>, w: &WindowRecord) -> rusqlite::Result<()> {
+    t.prepare_cached(
+        "INSERT INTO windows (machine, workload, workload_name, started_unix, length_ns, samples, meter, work,
+            variation, cpu_ns, runqueue_wait_ns, faults_minor, faults_major, resident_bytes, anonymous_bytes,
+            shared_bytes, huge_bytes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+    )?
+    .execute(params![
+        machine_row(t, &w.machine)?,
+        workload_row(t, &w.fingerprint)?,
+        w.workload.as_str(),
+        time(w.started_unix),
+        bits(w.length.0),
+        w.samples,
+        w.meter.as_ref().map(MeterId::as_str),
+        w.work,
+        w.variation,
+        bits(w.cpu.0),
+        bits(w.runqueue_wait.0),
+        bits(w.faults_minor),
+        bits(w.faults_major),
+        bits(w.resident.0),
+        bits(w.anonymous.0),
+        bits(w.shared.0),
+        w.huge.map(|b| bits(b.0)),
+    ])?;
+    Ok(())
+}
+
+fn read_window(r: &Row<'_>) -> rusqlite::Result<WindowRecord> {
+    let number = |name: &str| -> rusqlite::Result<u64> { Ok(unbits(r.get(name)?)) };
+    Ok(WindowRecord {
+        machine: r.get("machine_fingerprint")?,
+        workload: WorkloadId::new(r.get::<_, String>("workload_name")?),
+        fingerprint: Fingerprint::new(r.get::<_, String>("workload_fingerprint")?),
+        started_unix: untime(r.get("started_unix")?),
+        length: Nanoseconds(number("length_ns")?),
+        samples: r.get("samples")?,
+        meter: r.get::<_, Option<String>>("meter")?.map(MeterId::new),
+        work: real(r.get("work")?),
+        variation: real(r.get("variation")?),
+        cpu: Nanoseconds(number("cpu_ns")?),
+        runqueue_wait: Nanoseconds(number("runqueue_wait_ns")?),
+        faults_minor: number("faults_minor")?,
+        faults_major: number("faults_major")?,
+        resident: Bytes(number("resident_bytes")?),
+        anonymous: Bytes(number("anonymous_bytes")?),
+        shared: Bytes(number("shared_bytes")?),
+        huge: r.get::<_, Option<i64>>("huge_bytes")?.map(|b| Bytes(unbits(b))),
+    })
+}
+
+fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Result<()> {
+    let effect = e.effect.unwrap_or(Effect {
+        estimate: f64::NAN,
+        lower: f64::NAN,
+        upper: f64::NAN,
+        confidence: f64::NAN,
+    });
+    t.prepare_cached(
+        "INSERT INTO experiments (id, machine, workload, workload_name, kind, strategy, action, hypothesis,
+            predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
+            alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
+            effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
+            harm_exposure)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31)
+         ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
+            workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
+            action = excluded.action, hypothesis = excluded.hypothesis,
+            predicted_estimate = excluded.predicted_estimate, predicted_lower = excluded.predicted_lower,
+            predicted_upper = excluded.predicted_upper, predicted_confidence = excluded.predicted_confidence,
+            meter = excluded.meter, objective = excluded.objective, seed = excluded.seed, alpha = excluded.alpha,
+            washout_ns = excluded.washout_ns, measured_ns = excluded.measured_ns,
+            started_unix = excluded.started_unix, ended_unix = excluded.ended_unix, verdict = excluded.verdict,
+            reason = excluded.reason, has_effect = excluded.has_effect,
+            effect_estimate = excluded.effect_estimate, effect_lower = excluded.effect_lower,
+            effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
+            evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
+            harm_exposure = excluded.harm_exposure",
+    )?
+    .execute(params![
+        bits(e.id.0),
+        machine_row(t, &e.machine)?,
+        workload_row(t, &e.fingerprint)?,
+        e.workload.as_str(),
+        kind_text(e.kind),
+        e.strategy.as_str(),
+        bits(e.action.0),
+        e.hypothesis,
+        e.predicted.estimate,
+        e.predicted.lower,
+        e.predicted.upper,
+        e.predicted.confidence,
+        e.meter.as_str(),
+        e.objective,
+        bits(e.seed),
+        e.alpha,
+        bits(e.washout.0),
+        bits(e.measured.0),
+        time(e.started_unix),
+        time(e.ended_unix),
+        e.verdict.map(verdict_text),
+        e.reason,
+        e.effect.is_some(),
+        effect.estimate,
+        effect.lower,
+        effect.upper,
+        effect.confidence,
+        e.evidence,
+        bits(e.stalled.0),
+        bits(e.bloat.0),
+        e.harm_exposure,
+    ])?;
+    t.prepare_cached(
+        "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
+         ON CONFLICT (key) DO UPDATE SET value = MAX(value, excluded.value)",
+    )?
+    .execute([bits(e.id.0)])?;
+    // Blocks that are stored already are not written again: a running experiment is recorded at every block.
+    let mut insert = t.prepare_cached(
+        "INSERT INTO blocks (experiment, position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+         ON CONFLICT (experiment, position) DO UPDATE SET change_on = excluded.change_on,
+            measured_from_ns = excluded.measured_from_ns, measured_ns = excluded.measured_ns, work = excluded.work,
+            cpu_ns = excluded.cpu_ns, score = excluded.score, broken = excluded.broken
+         WHERE (change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
+            IS NOT (excluded.change_on, excluded.measured_from_ns, excluded.measured_ns, excluded.work,
+                excluded.cpu_ns, excluded.score, excluded.broken)",
+    )?;
+    for b in &e.blocks {
+        insert.execute(params![
+            bits(e.id.0),
+            b.index,
+            b.on,
+            bits(b.measured_from.0),
+            bits(b.measured.0),
+            b.work,
+            bits(b.cpu.0),
+            b.score,
+            b.broken
+        ])?;
+    }
+    let positions =
+        serde_json::Value::from(e.blocks.iter().map(|b| b.index).collect::<Vec<u32>>()).to_string();
+    t.prepare_cached(
+        "DELETE FROM blocks WHERE experiment = ?1 AND position NOT IN (SELECT value FROM json_each(?2))",
+    )?
+    .execute(params![bits(e.id.0), positions])?;
+    Ok(())
+}
+
+fn read_experiment(
+    r: &Row<'_>,
+    kind: ExperimentKind,
+    verdict: Option<Verdict>,
+) -> rusqlite::Result<ExperimentRecord> {
+    let text = |name: &str| r.get::<_, String>(name);
+    let number = |name: &str| -> rusqlite::Result<u64> { Ok(unbits(r.get(name)?)) };
+    let float = |name: &str| -> rusqlite::Result<f64> { Ok(real(r.get(name)?)) };
+    let effect = |prefix: &str| -> rusqlite::Result<Effect> {
+        Ok(Effect {
+            estimate: float(&format!("{prefix}_estimate"))?,
+            lower: float(&format!("{prefix}_lower"))?,
+            upper: float(&format!("{prefix}_upper"))?,
+            confidence: float(&format!("{prefix}_confidence"))?,
+        })
+    };
+    Ok(ExperimentRecord {
+        id: ExperimentId(number("id")?),
+        kind,
+        strategy: StrategyId::new(text("strategy")?),
+        workload: WorkloadId::new(text("workload_name")?),
+        fingerprint: Fingerprint::new(text("workload_fingerprint")?),
+        machine: text("machine_fingerprint")?,
+        action: ActionId(number("action")?),
+        hypothesis: text("hypothesis")?,
+        predicted: effect("predicted")?,
+        meter: MeterId::new(text("meter")?),
+        objective: text("objective")?,
+        seed: number("seed")?,
+        alpha: float("alpha")?,
+        washout: Nanoseconds(number("washout_ns")?),
+        measured: Nanoseconds(number("measured_ns")?),
+        started_unix: untime(r.get("started_unix")?),
+        ended_unix: untime(r.get("ended_unix")?),
+        verdict,
+        reason: text("reason")?,
+        effect: if r.get("has_effect")? {
+            Some(effect("effect")?)
+        } else {
+            None
+        },
+        evidence: float("evidence")?,
+        stalled: Nanoseconds(number("stalled_ns")?),
+        bloat: Bytes(number("bloat_bytes")?),
+        harm_exposure: float("harm_exposure")?,
+        blocks: Vec::new(),
+    })
+}
+
+fn kind_text(kind: ExperimentKind) -> &'static str {
+    match kind {
+        ExperimentKind::Switchback => "switchback",
+        ExperimentKind::StagedRollout => "staged_rollout",
+        ExperimentKind::Placebo => "placebo",
+    }
+}
+fn kind_from(text: &str) -> Option<ExperimentKind> {
+    [
+        ExperimentKind::Switchback,
+        ExperimentKind::StagedRollout,
+        ExperimentKind::Placebo,
+    ]
+    .into_iter()
+    .find(|k| kind_text(*k) == text)
+}
+fn verdict_text(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Accepted => "accepted",
+        Verdict::Rejected => "rejected",
+        Verdict::Harmful => "harmful",
+        Verdict::Inconclusive => "inconclusive",
+        Verdict::Aborted => "aborted",
+    }
+}
+fn verdict_from(text: &str) -> Option<Verdict> {
+    [
+        Verdict::Accepted,
+        Verdict::Rejected,
+        Verdict::Harmful,
+        Verdict::Inconclusive,
+        Verdict::Aborted,
+    ]
+    .into_iter()
+    .find(|v| verdict_text(*v) == text)
+}
+
+/// The signed number with the same bits: SQLite has no unsigned ones.
+fn bits(x: u64) -> i64 {
+    x as i64
+}
+fn unbits(x: i64) -> u64 {
+    x as u64
+}
+/// Times and counts are compared in queries, so they must keep their order; none is near the limit.
+fn time(x: u64) -> i64 {
+    i64::try_from(x).unwrap_or(i64::MAX)
+}
+fn untime(x: i64) -> u64 {
+    u64::try_from(x).unwrap_or(0)
+}
+/// NaN is stored as NULL.
+fn real(x: Option<f64>) -> f64 {
+    x.unwrap_or(f64::NAN)
+}
+
+fn no_row(e: rusqlite::Error) -> rusqlite::Result<()> {
+    match e {
+        rusqlite::Error::QueryReturnedNoRows => Ok(()),
+        e => Err(e),
+    }
+}
+
+fn classify(path: &Path, e: rusqlite::Error) -> HistoryError {
+    let path = path.to_owned();
+    let why = e.to_string();
+    match e.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => HistoryError::Damaged { path, why },
+        Some(ErrorCode::DiskFull) => HistoryError::Full { path, why },
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => HistoryError::ReadOnly { path, why },
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => HistoryError::Busy { path },
+        Some(ErrorCode::CannotOpen) => HistoryError::Unreachable { path, why },
+        _ => HistoryError::Sqlite { path, source: e },
+    }
+}
+
+/// Makes the file with mode 0600 before SQLite would make it readable for all; its companions inherit the mode.
+fn create_private(path: &Path) -> Result<(), HistoryError> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(_) => Ok(()),
+        Err(e) => {
+            let (path, why) = (path.to_owned(), std::io::Error::from(e).to_string());
+            Err(match e {
+                rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+                    HistoryError::ReadOnly { path, why }
+                }
+                rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT => HistoryError::Full { path, why },
+                _ => HistoryError::Unreachable { path, why },
+            })
+        }
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// The path as a URI that tells SQLite that nobody changes the file. `None` when it is not UTF-8.
+fn immutable_uri(path: &Path) -> Option<String> {
+    let mut uri = "file:".to_owned();
+    for c in path.to_str()?.chars() {
+        match c {
+            '%' | '?' | '#' => uri.push_str(&format!("%{:02x}", u32::from(c))),
+            c => uri.push(c),
+        }
+    }
+    Some(uri + "?immutable=1")
+}
+
+#[cfg(test)]
+mod tests;

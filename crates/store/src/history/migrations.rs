@@ -1,0 +1,122 @@
+//! The schema, as the list of steps that lead to it. A step that was released is never edited: a change is a
+//! new step at the end. `PRAGMA user_version` counts the steps taken.
+//!
+//! Conventions: unsigned 64-bit numbers (seeds, nanoseconds, bytes) are stored as the signed integer with the
+//! same bits; a number that is not a number is NULL; times of day are seconds since the epoch (`_unix`).
+
+/// The steps, in order.
+pub(super) const MIGRATIONS: &[&str] = &[
+    // 1: what was tried
+    "CREATE TABLE meta (
+        key TEXT PRIMARY KEY,
+        value INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE machines (
+        id INTEGER PRIMARY KEY,
+        fingerprint TEXT NOT NULL UNIQUE
+    ) STRICT;
+    CREATE TABLE workloads (
+        id INTEGER PRIMARY KEY,
+        fingerprint TEXT NOT NULL UNIQUE
+    ) STRICT;
+    CREATE TABLE experiments (
+        id INTEGER PRIMARY KEY,
+        machine INTEGER NOT NULL REFERENCES machines (id),
+        workload INTEGER NOT NULL REFERENCES workloads (id),
+        workload_name TEXT NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('switchback', 'staged_rollout', 'placebo')),
+        strategy TEXT NOT NULL,
+        action INTEGER NOT NULL,
+        hypothesis TEXT NOT NULL,
+        predicted_estimate REAL,
+        predicted_lower REAL,
+        predicted_upper REAL,
+        predicted_confidence REAL,
+        meter TEXT NOT NULL,
+        objective TEXT NOT NULL,
+        seed INTEGER NOT NULL,
+        alpha REAL,
+        washout_ns INTEGER NOT NULL,
+        measured_ns INTEGER NOT NULL,
+        started_unix INTEGER NOT NULL,
+        ended_unix INTEGER NOT NULL,
+        verdict TEXT CHECK (verdict IN ('accepted', 'rejected', 'harmful', 'inconclusive', 'aborted')),
+        reason TEXT NOT NULL,
+        has_effect INTEGER NOT NULL CHECK (has_effect IN (0, 1)),
+        effect_estimate REAL,
+        effect_lower REAL,
+        effect_upper REAL,
+        effect_confidence REAL,
+        evidence REAL,
+        stalled_ns INTEGER NOT NULL,
+        bloat_bytes INTEGER NOT NULL,
+        harm_exposure REAL
+    ) STRICT;
+    CREATE INDEX experiments_by_workload ON experiments (workload, strategy);
+    CREATE INDEX experiments_by_start ON experiments (started_unix);
+    CREATE TABLE blocks (
+        experiment INTEGER NOT NULL REFERENCES experiments (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        change_on INTEGER NOT NULL CHECK (change_on IN (0, 1)),
+        measured_from_ns INTEGER NOT NULL,
+        measured_ns INTEGER NOT NULL,
+        work REAL,
+        cpu_ns INTEGER NOT NULL,
+        score REAL,
+        broken INTEGER NOT NULL CHECK (broken IN (0, 1)),
+        PRIMARY KEY (experiment, position)
+    ) STRICT, WITHOUT ROWID;",
+    // 2: what was seen and decided
+    "CREATE TABLE windows (
+        id INTEGER PRIMARY KEY,
+        machine INTEGER NOT NULL REFERENCES machines (id),
+        workload INTEGER NOT NULL REFERENCES workloads (id),
+        workload_name TEXT NOT NULL,
+        started_unix INTEGER NOT NULL,
+        length_ns INTEGER NOT NULL,
+        samples INTEGER NOT NULL,
+        meter TEXT,
+        work REAL,
+        variation REAL,
+        cpu_ns INTEGER NOT NULL,
+        runqueue_wait_ns INTEGER NOT NULL,
+        faults_minor INTEGER NOT NULL,
+        faults_major INTEGER NOT NULL,
+        resident_bytes INTEGER NOT NULL,
+        anonymous_bytes INTEGER NOT NULL,
+        shared_bytes INTEGER NOT NULL,
+        huge_bytes INTEGER
+    ) STRICT;
+    CREATE INDEX windows_by_start ON windows (started_unix);
+    CREATE INDEX windows_by_workload ON windows (workload, started_unix);
+    CREATE TABLE decisions (
+        id INTEGER PRIMARY KEY,
+        at_unix INTEGER NOT NULL,
+        workload_name TEXT,
+        stage TEXT NOT NULL,
+        sentence TEXT NOT NULL,
+        numbers TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX decisions_by_time ON decisions (at_unix);
+    CREATE INDEX decisions_by_workload ON decisions (workload_name, at_unix);",
+    // 3: what is known before the next try
+    "CREATE VIEW priors AS
+        SELECT
+            machines.fingerprint AS machine,
+            workloads.fingerprint AS fingerprint,
+            experiments.strategy AS strategy,
+            SUM(verdict = 'accepted') AS accepted,
+            SUM(verdict = 'rejected') AS rejected,
+            SUM(verdict = 'harmful') AS harmful,
+            SUM(verdict = 'inconclusive') AS inconclusive,
+            SUM(verdict = 'aborted') AS aborted,
+            MAX(CASE WHEN verdict <> 'aborted' THEN experiments.id END) AS last_experiment
+        FROM experiments
+        JOIN machines ON machines.id = experiments.machine
+        JOIN workloads ON workloads.id = experiments.workload
+        WHERE kind <> 'placebo' AND verdict IS NOT NULL
+        GROUP BY machines.id, workloads.id, experiments.strategy;",
+];
+
+/// The version of a database that has taken all steps.
+pub(super) const LATEST: u32 = MIGRATIONS.len() as u32;
