@@ -163,6 +163,7 @@ mod tests {
                 wait: 0.0,
                 machine_idle: 0.5,
                 churn: 0,
+                faults: (0, 0),
                 work,
             });
         }

@@ -420,6 +420,7 @@ impl Engine {
                 wait: sample.runqueue_wait.as_secs_f64(),
                 machine_idle: idle,
                 churn: sample.churn,
+                faults: (sample.faults_minor, sample.faults_major),
                 work: sample
                     .meters
                     .iter()
@@ -443,19 +444,41 @@ impl Engine {
             if now - w.window_from < WINDOW {
                 continue;
             }
-            let sums = w.series.sums(&chosen.candidate.id, w.window_from, now);
-            w.window_from = now;
-            if sums.seconds <= 0.0 {
-                continue;
+            let meter = chosen.candidate.id.clone();
+            let from = std::mem::replace(&mut w.window_from, now);
+            let sums = w.series.sums(&meter, from, now);
+            let Some(sample) = w.sample.as_ref().filter(|_| sums.intervals > 0) else { continue };
+            let rates: Vec<f64> =
+                w.series.readings(&meter, from).iter().filter(|r| r.1 > 0.0).map(|r| r.0 / r.1).collect();
+            let mean = homeostat_statistics::robust::mean(&rates);
+            let variation = if rates.len() > 1 && mean > 0.0 {
+                homeostat_statistics::robust::variance(&rates).sqrt() / mean
+            } else {
+                f64::NAN
+            };
+            let mut wait = 0.0;
+            let (mut minor, mut major) = (0, 0);
+            for i in w.series.since(from) {
+                wait += i.wait;
+                minor += i.faults.0;
+                major += i.faults.1;
             }
             self.out.push(Command::RecordWindow(WindowRecord {
                 workload: w.workload.id.clone(),
                 fingerprint: w.workload.fingerprint.clone(),
-                seconds: sums.seconds,
-                cpus: sums.cpu / sums.seconds,
-                resident_bytes: w.sample.as_ref().map_or(0, |s| s.resident.0),
-                work_per_second: (sums.work_seconds > 0.0).then(|| sums.work / sums.work_seconds),
-                cpu_per_work: (sums.work > 0.0).then(|| sums.cpu / sums.work),
+                length: Nanoseconds::from_secs_f64(sums.seconds),
+                samples: sums.intervals as u32,
+                meter,
+                work: sums.work,
+                variation,
+                cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                runqueue_wait: Nanoseconds::from_secs_f64(wait),
+                faults_minor: minor,
+                faults_major: major,
+                resident: sample.resident,
+                anonymous: sample.anonymous,
+                shared: sample.shared,
+                huge: sample.huge,
             }));
         }
     }

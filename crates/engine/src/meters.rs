@@ -210,6 +210,7 @@ mod tests {
                 wait: 0.0,
                 machine_idle: 0.5,
                 churn: 0,
+                faults: (0, 0),
                 work: work(t).into_iter().map(|(k, v)| (MeterId::new(k), (v, 1.0))).collect::<BTreeMap<_, _>>(),
             });
         }

@@ -3,7 +3,7 @@
 use crate::policy::Policy;
 use crate::view::Stage;
 use homeostat_model::{
-    Action, ActionId, Direction, Effect, ExperimentId, ExperimentRecord, MemoryMap, MeterCandidate, MeterId,
+    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, MemoryMap, MeterCandidate, MeterId,
     Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
 };
 
@@ -109,15 +109,31 @@ pub struct WindowRecord {
     /// Its identity.
     pub fingerprint: homeostat_model::Fingerprint,
     /// Length.
-    pub seconds: f64,
-    /// CPUs used.
-    pub cpus: f64,
-    /// Resident bytes.
-    pub resident_bytes: u64,
-    /// Work per second by the chosen meter.
-    pub work_per_second: Option<f64>,
-    /// CPU seconds per unit of work.
-    pub cpu_per_work: Option<f64>,
+    pub length: Nanoseconds,
+    /// Samples in it.
+    pub samples: u32,
+    /// The meter that counted.
+    pub meter: MeterId,
+    /// Work by that meter.
+    pub work: f64,
+    /// Coefficient of variation of work per second between samples; NaN with fewer than two.
+    pub variation: f64,
+    /// CPU time used.
+    pub cpu: Nanoseconds,
+    /// Time its threads waited for a CPU.
+    pub runqueue_wait: Nanoseconds,
+    /// Minor page faults.
+    pub faults_minor: u64,
+    /// Major page faults.
+    pub faults_major: u64,
+    /// Resident memory at the end.
+    pub resident: Bytes,
+    /// Of which anonymous.
+    pub anonymous: Bytes,
+    /// Of which shared.
+    pub shared: Bytes,
+    /// Of which mapped by large pages, when known.
+    pub huge: Option<Bytes>,
 }
 
 /// Everything the mind can ask for. Each carries, or is preceded by, the sentence that justifies it.

@@ -31,6 +31,8 @@ pub(crate) struct Interval {
     pub(crate) machine_idle: f64,
     /// Processes that came or went.
     pub(crate) churn: u32,
+    /// Minor and major page faults.
+    pub(crate) faults: (u64, u64),
     /// Work by meter: counts and the seconds over which they were counted.
     pub(crate) work: BTreeMap<MeterId, (f64, f64)>,
 }
@@ -145,6 +147,7 @@ mod tests {
                 wait: 0.0,
                 machine_idle: idle,
                 churn: 0,
+                faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
             });
         }
@@ -184,6 +187,7 @@ mod tests {
                 wait: 0.0,
                 machine_idle: 1.0,
                 churn: 0,
+                faults: (0, 0),
                 work: BTreeMap::new(),
             });
         }

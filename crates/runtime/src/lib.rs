@@ -11,6 +11,8 @@
 //! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do.
 //! 6. `closed` is noted; nothing is owed.
 
+#[cfg(test)]
+mod crash_tests;
 mod recovery;
 
 pub use recovery::{RecoveryReport, restore};
@@ -24,7 +26,7 @@ use homeostat_model::{
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use homeostat_store::journal::{Coin, Note, OwedState};
-use homeostat_store::{Journal, ResilientHistory};
+use homeostat_store::{Journal, ResilientHistory, history};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Share of one CPU that scanning may take at rest; scans are spread out until it holds.
@@ -72,6 +74,7 @@ struct Pending {
 pub struct Runtime<P, C> {
     platform: P,
     clock: C,
+    fingerprint: String,
     journal: Journal,
     history: ResilientHistory,
     engine: Engine,
@@ -107,7 +110,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             .filter(|o| o.state == OwedState::Kept && !o.is_void(&machine.boot_id))
             .map(|o| o.record.clone())
             .collect();
-        let mut memory = recall(&mut history, &machine.fingerprint());
+        let fingerprint = machine.fingerprint();
+        let mut memory = recall(&mut history, &fingerprint, clock.unix_seconds());
         memory.next_action = journal.next_action_id().0;
         memory.next_experiment = memory.next_experiment.max(journal.next_experiment_id().0);
         memory.kept = kept.iter().map(|r| r.action.clone()).collect();
@@ -116,6 +120,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let runtime = Self {
             platform,
             clock,
+            fingerprint,
             journal,
             history,
             engine,
@@ -145,7 +150,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             self.next_prune = now + PRUNE_EVERY;
             self.history.prune(self.clock.unix_seconds());
         }
-        if let Some(message) = self.history.take_message() {
+        for message in self.history.take_messages() {
             self.tell(message, true);
         }
         Turn {
@@ -264,15 +269,34 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                     let result = self.journal.note(Note::Ended(record.id));
                     self.journal_result(result);
                 }
-                self.history.experiment(&record);
+                self.history.record_experiment(*record);
             }
-            Command::RecordDecision(d) => self.history.decision(
-                self.clock.unix_seconds(),
-                d.workload.as_ref(),
-                &d.stage.to_string(),
-                &d.text,
-            ),
-            Command::RecordWindow(w) => self.history.window(self.clock.unix_seconds(), &window(&w)),
+            Command::RecordDecision(d) => self.history.record_decision(history::DecisionRecord {
+                at_unix: self.clock.unix_seconds(),
+                workload: d.workload,
+                stage: d.stage.to_string(),
+                sentence: d.text,
+                numbers: serde_json::Value::Null,
+            }),
+            Command::RecordWindow(w) => self.history.record_window(history::WindowRecord {
+                machine: self.fingerprint.clone(),
+                workload: w.workload,
+                fingerprint: w.fingerprint,
+                started_unix: self.clock.unix_seconds().saturating_sub(w.length.0 / 1_000_000_000),
+                length: w.length,
+                samples: w.samples,
+                meter: Some(w.meter),
+                work: w.work,
+                variation: w.variation,
+                cpu: w.cpu,
+                runqueue_wait: w.runqueue_wait,
+                faults_minor: w.faults_minor,
+                faults_major: w.faults_major,
+                resident: w.resident,
+                anonymous: w.anonymous,
+                shared: w.shared,
+                huge: w.huge,
+            }),
             Command::Tell(story) => self.stories.push(story),
             Command::Finished => self.finished = true,
         }
@@ -390,4 +414,48 @@ fn fault(error: &PlatformError) -> Fault {
         PlatformError::Busy { .. } => FaultKind::Busy,
     };
     Fault { kind, text: error.to_string() }
+}
+
+/// Experiments looked up at start to rebuild the state of false-discovery control.
+const TRIES_MAX: u32 = 200;
+
+/// What the history knows, as the mind wants it.
+fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memory {
+    let priors = history
+        .priors(machine, now_unix)
+        .into_iter()
+        .filter_map(|p| {
+            Some(Prior {
+                verdict: p.last_verdict?,
+                effect: p.last_effect,
+                unix_seconds: p.last_unix,
+                // Counted over all time: an upper bound of the failures in a row, so the back-off errs on the
+                // side of leaving things alone.
+                failures: p.rejected + p.harmful + p.inconclusive,
+                fingerprint: p.fingerprint,
+                strategy: p.strategy,
+            })
+        })
+        .collect();
+    let placebos = history.placebo_summary(now_unix);
+    let filter = history::ExperimentFilter { limit: TRIES_MAX, blocks: false, ..Default::default() };
+    let mut tries: Vec<(homeostat_model::ExperimentId, bool)> = history
+        .experiments(&filter, now_unix)
+        .into_iter()
+        .filter(|e| e.kind != ExperimentKind::Placebo)
+        .filter_map(|e| Some((e.id, e.verdict?)))
+        .filter(|(_, v)| *v != Verdict::Aborted)
+        .map(|(id, v)| (id, v == Verdict::Accepted))
+        .collect();
+    tries.sort_by_key(|(id, _)| *id);
+    let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    Memory {
+        priors,
+        placebos: small(placebos.run),
+        false_accepts: small(placebos.accepted),
+        tries: tries.into_iter().map(|(_, accepted)| accepted).collect(),
+        next_experiment: history.next_experiment_id(now_unix).0,
+        next_action: 1,
+        kept: Vec::new(),
+    }
 }
