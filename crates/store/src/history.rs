@@ -405,21 +405,20 @@ impl History {
             .busy_timeout(BUSY_WAIT)
             .map_err(|e| self.error(e))?;
         self.connection.set_prepared_statement_cache_capacity(24);
-        for (name, value) in [
-            ("cache_size", -CACHE_KIB),
-            ("mmap_size", 0),
-            ("soft_heap_limit", HEAP_BYTES),
-            ("foreign_keys", 1),
-            // Sorting a bounded number of rows; no files outside the state directory.
-            ("temp_store", 2),
-        ] {
-            // Some of these answer with a row, some do not.
-            self.connection
-                .pragma_update_and_check(None, name, value, |_| Ok(()))
-                .or_else(no_row)
-                .map_err(|e| self.error(e))?;
-        }
-        Ok(())
+        self.set("cache_size", Value::Integer(-CACHE_KIB))?;
+        self.set("mmap_size", Value::Integer(0))?;
+        self.set("soft_heap_limit", Value::Integer(HEAP_BYTES))?;
+        self.set("foreign_keys", Value::Integer(1))?;
+        // Sorting a bounded number of rows; no files outside the state directory.
+        self.set("temp_store", Value::Integer(2))
+    }
+
+    /// Sets a pragma. Some answer with a row, some do not.
+    fn set(&self, name: &str, value: Value) -> Result<(), HistoryError> {
+        self.connection
+            .pragma_update_and_check(None, name, value, |_| Ok(()))
+            .or_else(no_row)
+            .map_err(|e| self.error(e))
     }
 
     fn prepare_for_writing(&mut self) -> Result<(), HistoryError> {
@@ -431,23 +430,8 @@ impl History {
                 found,
             });
         }
-        let pages = (self.options.bytes_max.0 / PAGE_BYTES).clamp(64, u64::from(u32::MAX) / 2);
-        for (name, value) in [
-            // These two only work before the first table is made.
-            ("page_size", Value::Integer(PAGE_BYTES as i64)),
-            ("auto_vacuum", Value::Text("incremental".to_owned())),
-            ("journal_mode", Value::Text("wal".to_owned())),
-            ("synchronous", Value::Text("normal".to_owned())),
-            ("wal_autocheckpoint", Value::Integer(256)),
-            ("journal_size_limit", Value::Integer(1024 * 1024)),
-            ("max_page_count", Value::Integer(pages as i64)),
-        ] {
-            self.connection
-                .pragma_update_and_check(None, name, value, |_| Ok(()))
-                .or_else(no_row)
-                .map_err(|e| self.error(e))?;
-        }
         if found > 0 {
+            // Before anything is written: a damaged file is kept as it was found.
             let verdict: String = self
                 .connection
                 .query_row("PRAGMA quick_check(1)", [], |r| r.get(0))
@@ -458,7 +442,17 @@ impl History {
                     why: verdict,
                 });
             }
+        } else {
+            // These only work before the first table is made.
+            self.set("page_size", Value::Integer(PAGE_BYTES as i64))?;
+            self.set("auto_vacuum", Value::Text("incremental".to_owned()))?;
         }
+        let pages = (self.options.bytes_max.0 / PAGE_BYTES).clamp(64, u64::from(u32::MAX) / 2);
+        self.set("journal_mode", Value::Text("wal".to_owned()))?;
+        self.set("synchronous", Value::Text("normal".to_owned()))?;
+        self.set("wal_autocheckpoint", Value::Integer(256))?;
+        self.set("journal_size_limit", Value::Integer(1024 * 1024))?;
+        self.set("max_page_count", Value::Integer(pages as i64))?;
         self.migrate(LATEST)
     }
 
