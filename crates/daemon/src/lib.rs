@@ -12,3 +12,4 @@ pub mod notify;
 pub mod process;
 pub mod service;
 pub mod settings;
+pub mod wiring;

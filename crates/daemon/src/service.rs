@@ -11,7 +11,8 @@ use crate::notify::Manager;
 use crate::settings::{self, Loaded, Settings, Sources};
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
 use homeostat_model::{ActionId, Nanoseconds};
-use homeostat_platform::Clock;
+use homeostat_platform::{Clock, Effectors, Sensors};
+use homeostat_runtime::{Runtime, Turn};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -33,19 +34,18 @@ pub trait Driven {
     fn operator(&mut self, request: OperatorRequest);
     /// The state for people.
     fn view(&self) -> View;
-    /// What is wrong or limited in the daemon itself, such as a history that can not be written.
-    fn notes(&self) -> Vec<String>;
 }
 
-/// What one turn of the runtime brought.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Turn {
-    /// Lines to tell.
-    pub stories: Vec<Story>,
-    /// When to call again (time since boot).
-    pub wake_at: Nanoseconds,
-    /// Everything is settled after a stop.
-    pub finished: bool,
+impl<P: Sensors + Effectors, C: Clock> Driven for Runtime<P, C> {
+    fn turn(&mut self) -> Turn {
+        Runtime::turn(self)
+    }
+    fn operator(&mut self, request: OperatorRequest) {
+        Runtime::operator(self, request);
+    }
+    fn view(&self) -> View {
+        Runtime::view(self)
+    }
 }
 
 /// How the loop ended.
@@ -148,6 +148,7 @@ impl Service<'_> {
         for note in self.notes.clone() {
             self.tell(&mut repetition, &host_story(note, true));
         }
+        self.board.set_notes(self.notes.clone());
         self.publish();
         self.manager.tell("READY=1");
         loop {
@@ -229,9 +230,6 @@ impl Service<'_> {
     }
 
     fn publish(&self) {
-        let mut notes = self.notes.clone();
-        notes.extend(self.driven.notes());
-        self.board.set_notes(notes);
         self.board.publish(self.driven.view());
     }
 
@@ -321,5 +319,5 @@ impl Service<'_> {
 }
 
 fn host_story(text: String, warning: bool) -> Story {
-    Story { workload: None, stage: Stage::Observed, text, warning }
+    Story { workload: None, stage: Stage::Ignored, text, warning }
 }

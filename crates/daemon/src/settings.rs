@@ -11,8 +11,8 @@ mod catalogue;
 
 use crate::api::near_names;
 use homeostat_engine::Policy;
+use homeostat_linux::meters::MeterSettings;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -102,10 +102,8 @@ pub struct Settings {
     pub control: Control,
     /// How the daemon behaves as a process.
     pub service: Service,
-    /// Work meters that homeostat can not find by itself, by workload: the name of a workload, its program or
-    /// unit (`*` matches any run of characters) and a list of meters, each `uprobe:PATH:SYMBOL`,
-    /// `usdt:PATH:PROVIDER:PROBE` or `prometheus:URL#METRIC`.
-    pub meters: BTreeMap<String, Vec<String>>,
+    /// How useful work is counted where homeostat can not find out by itself.
+    pub meters: MeterSettings,
     /// The mind: what is considered, how it is tried, what is kept.
     pub policy: Policy,
 }
@@ -461,9 +459,15 @@ fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
 /// Complaints about values that have the right type: setting, problem, remedy.
 fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
     let mut found = Vec::new();
-    for text in settings.policy.validate() {
+    let policy = &settings.policy;
+    let ranges = [
+        ("policy", policy.validate()),
+        ("policy.trial", policy.trial.validate()),
+        ("policy.discovery", policy.discovery.validate()),
+    ];
+    for (section, text) in ranges.into_iter().flat_map(|(s, texts)| texts.into_iter().map(move |t| (s, t))) {
         let (name, rest) = text.split_once(" = ").unwrap_or((text.as_str(), ""));
-        let key = format!("policy.{}", name.split(' ').next().unwrap_or(name));
+        let key = format!("{section}.{}", name.split(' ').next().unwrap_or(name));
         let problem = rest.split_once(": ").map_or(text.clone(), |(_, rule)| rule.to_owned());
         let remedy = match catalogue::default_of(&key) {
             Some(default) => format!("the default is {default}"),
@@ -474,6 +478,7 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
     let paths = [
         ("paths.state_directory", &settings.paths.state_directory, false),
         ("paths.run_directory", &settings.paths.run_directory, false),
+        ("meters.progress_directory", &settings.meters.progress_directory, false),
         ("control.socket", &settings.control.socket, true),
     ];
     for (key, path, may_be_empty) in paths {
@@ -504,10 +509,10 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
             ));
         }
     }
-    for (pattern, meters) in &settings.meters {
+    for (pattern, meters) in &settings.meters.configured {
         for meter in meters {
             if let Some((problem, remedy)) = meter_complaint(meter) {
-                found.push((format!("meters.{pattern}"), format!("{meter:?} {problem}"), remedy.into()));
+                found.push((format!("meters.configured.{pattern}"), format!("{meter:?} {problem}"), remedy.into()));
             }
         }
     }
@@ -571,6 +576,11 @@ fn value_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
         }
     }
     None
+}
+
+/// `key=value` for [`Sources::set`], with the text quoted.
+pub fn assignment(key: &str, text: &str) -> String {
+    format!("{key}={}", toml::Value::String(text.to_owned()))
 }
 
 /// The settings in force as TOML.

@@ -5,12 +5,13 @@ use homeostat_daemon::client::{Client, ClientError};
 use homeostat_daemon::control::{self, CONNECTIONS_MAX, ControlError, REQUEST_BYTES_MAX, Server};
 use homeostat_daemon::log::Log;
 use homeostat_daemon::notify::Manager;
-use homeostat_daemon::service::{self, Driven, Ended, Message, Service, Turn};
+use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
 use homeostat_engine::view::{ChangeView, Stage, View, WorkloadView};
 use homeostat_engine::{OperatorRequest, Story};
 use homeostat_model::{ActionId, Effect, Nanoseconds, WorkloadKind};
 use homeostat_platform::Clock;
+use homeostat_runtime::Turn;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -87,9 +88,6 @@ impl Driven for Fake {
     }
     fn view(&self) -> View {
         self.view.clone()
-    }
-    fn notes(&self) -> Vec<String> {
-        vec!["the history can not be written".into()]
     }
 }
 
@@ -181,7 +179,7 @@ fn state_is_read_and_requests_reach_the_loop() {
     let mut client = daemon.client();
     let status = client.status().unwrap();
     assert_eq!((status.schema, status.pid), (1, i64::from(std::process::id())));
-    assert_eq!(status.notes, ["memory is not locked", "the history can not be written"]);
+    assert_eq!(status.notes, ["memory is not locked"]);
     assert_eq!(status.in_force[0].effect.as_ref().unwrap().upper, None, "infinity is absent");
 
     for name in ["redis-server.service", "redis-server", "4711", "redis"] {

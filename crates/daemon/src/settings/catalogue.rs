@@ -11,16 +11,31 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("paths", include_str!("../settings.rs"), "Paths"),
     ("control", include_str!("../settings.rs"), "Control"),
     ("service", include_str!("../settings.rs"), "Service"),
+    ("meters", include_str!("../../../linux/src/meters/settings.rs"), "MeterSettings"),
     ("policy", include_str!("../../../engine/src/policy.rs"), "Policy"),
+    ("policy.trial", include_str!("../../../statistics/src/switchback.rs"), "TrialParameters"),
 ];
 
 /// Settings whose default is empty and that are best shown by an example: section, example lines.
 const EXAMPLES: &[(&str, &[&str])] = &[
     (
-        "meters",
+        "meters.configured",
         &[
             "\"redis*\" = [\"uprobe:/usr/bin/redis-server:readQueryFromClient\"]",
             "\"shop.service\" = [\"prometheus:http://127.0.0.1:9090/metrics#orders_total\"]",
+        ],
+    ),
+    ("meters.redis_password_files", &["\"redis-server.service\" = \"/etc/homeostat/redis.password\""]),
+    (
+        "policy.discovery",
+        &[
+            "# e_lond: share of false accepts among all accepts at most `rate`; the level decays by `decay` from try to",
+            "# try and starts again after `epoch` tries. This is the default.",
+            "kind = \"e_lond\"",
+            "rate = 0.1",
+            "decay = 0.99",
+            "epoch = 200",
+            "# Others: kind = \"spending\" with `total` (chance of any false accept ever), or kind = \"fixed\" with `alpha`.",
         ],
     ),
     ("policy.workloads", &["match = \"backup*\"", "never = true"]),
@@ -107,7 +122,7 @@ fn collect(table: &toml::Table, section: &str, docs: &BTreeMap<String, String>, 
 pub(super) fn keys() -> Vec<String> {
     let mut keys: Vec<String> = leaves().iter().map(Leaf::key).collect();
     keys.extend(EXAMPLES.iter().map(|(section, _)| (*section).to_owned()));
-    keys.extend(["paths", "control", "service", "policy"].map(str::to_owned));
+    keys.extend(["paths", "control", "service", "meters", "policy"].map(str::to_owned));
     keys.extend(["match", "never", "always", "strategies"].map(|k| format!("policy.workloads.{k}")));
     keys
 }
@@ -136,7 +151,7 @@ pub(super) fn example(key: &str) -> Option<String> {
 
 /// Sections in the order in which people meet them.
 fn sections(leaves: &[Leaf]) -> Vec<String> {
-    let mut order: Vec<String> = vec!["paths".into(), "control".into(), "service".into(), "policy".into()];
+    let mut order: Vec<String> = ["paths", "control", "service", "meters", "policy"].map(str::to_owned).to_vec();
     for leaf in leaves {
         if !order.contains(&leaf.section) {
             order.push(leaf.section.clone());
@@ -272,7 +287,8 @@ mod tests {
         }
         let settings: Settings = toml::from_str(&text).unwrap();
         assert_eq!(super::super::complaints(&settings), vec![]);
-        assert_eq!(settings.meters.len(), 2);
+        assert_eq!(settings.meters.configured.len(), 2);
+        assert_eq!(settings.policy.discovery, Settings::default().policy.discovery);
         assert!(settings.policy.workloads[0].never);
     }
 

@@ -88,6 +88,14 @@ fn a_value_out_of_range_is_named_where_it_was_written_last() {
 }
 
 #[test]
+fn ranges_are_checked_in_the_sections_of_the_policy_too() {
+    let errors = merged(&["[policy.trial]\nalpha = 2\n[policy.discovery]\nkind = \"spending\"\ntotal = 7\n"]);
+    let errors = errors.unwrap_err();
+    let places: Vec<(usize, &str)> = errors.iter().map(|e| (e.line, e.key.as_str())).collect();
+    assert_eq!(places, [(2, "policy.trial.alpha"), (5, "policy.discovery.total")]);
+}
+
+#[test]
 fn all_complaints_come_at_once() {
     let errors = merged(&["[policy]\ncpu_min = -1\nwashout_min_s = 1e9\n[paths]\nrun_directory = \"here\"\n"]);
     let keys: Vec<String> = errors.unwrap_err().into_iter().map(|e| e.key).collect();
@@ -131,10 +139,10 @@ fn rules_that_contradict_themselves_and_odd_meters_are_refused() {
     let e = only_error("[[policy.workloads]]\nmatch = \"a\"\nnever = true\nalways = true\n");
     assert!(e.problem.contains("both never and always"));
     for meter in ["redis", "uprobe:redis:f", "uprobe:/usr/bin/redis-server:", "usdt:/x:y", "prometheus:https://x"] {
-        let e = only_error(&format!("[meters]\nshop = [\"{meter}\"]\n"));
-        assert_eq!((e.line, e.key.as_str()), (2, "meters.shop"), "{meter}");
+        let e = only_error(&format!("[meters.configured]\nshop = [\"{meter}\"]\n"));
+        assert_eq!((e.line, e.key.as_str()), (2, "meters.configured.shop"), "{meter}");
     }
-    assert!(merged(&["[meters]\nshop = [\"uprobe:/bin/shop:checkout\"]\n"]).is_ok());
+    assert!(merged(&["[meters.configured]\nshop = [\"uprobe:/bin/shop:checkout\"]\n"]).is_ok());
 }
 
 #[test]
@@ -159,7 +167,7 @@ fn files_and_drop_ins_are_read_in_order_and_a_missing_named_file_is_an_error() {
 #[test]
 fn what_is_shown_can_be_read_again() {
     let loaded = merged(&[
-        "[policy]\nmode = \"advise-only\"\n[[policy.workloads]]\nmatch = \"a\"\nnever = true\n[meters]\nb = \
+        "[policy]\nmode = \"advise-only\"\n[[policy.workloads]]\nmatch = \"a\"\nnever = true\n[meters.configured]\nb = \
          [\"uprobe:/bin/b:f\"]\n",
     ])
     .unwrap();

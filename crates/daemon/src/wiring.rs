@@ -1,0 +1,257 @@
+//! Puts the parts together: machine, clock, journal, history, strategies, mind. The only place that names them all.
+
+use crate::board::Board;
+use crate::control::{self, ControlError, Server};
+use crate::log::Log;
+use crate::notify::Manager;
+use crate::process;
+use crate::service::{self, Ended, Service, Signals};
+use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
+use homeostat_engine::{Mode, View};
+use homeostat_linux::effectors::Registry;
+use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_model::{ActionId, ExperimentId, ExperimentRecord, Machine, Nanoseconds, WorkloadId};
+use homeostat_platform::{Clock, PlatformError, Sensors};
+use homeostat_runtime::{RecoveryReport, Runtime, StartError};
+use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
+use homeostat_store::{History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why the daemon can not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The configuration is not valid.
+    #[error("{0}")]
+    Settings(#[from] SettingsErrors),
+    /// The journal can not be opened: without it nothing may be changed.
+    #[error("{0}")]
+    Journal(#[from] JournalError),
+    /// The control socket is taken, or its group does not exist.
+    #[error("{0}")]
+    Control(#[from] ControlError),
+    /// The machine can not be described.
+    #[error("{0}")]
+    Start(#[from] StartError),
+    /// A thread or a signal handler could not be set up.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// The real machine.
+fn platform(settings: &Settings) -> LinuxPlatform {
+    LinuxPlatform::with_meters(Root::default(), &settings.meters)
+}
+
+/// Describes the machine with its capabilities.
+///
+/// # Errors
+/// The machine can not be described at all.
+pub fn machine() -> Result<Machine, PlatformError> {
+    platform(&Settings::default()).machine()
+}
+
+/// A seed that nobody can foretell. A fixed one only if the kernel gives none; coins are then still balanced.
+fn draw_seed() -> u64 {
+    let mut bytes = [0; 8];
+    let drawn = std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
+    if drawn.is_ok() { u64::from_le_bytes(bytes) } else { MonotonicClock.now().0 }
+}
+
+/// What recovery did, as notes for people.
+fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
+    let lines = |list: &[(ActionId, String)], what: &str| -> Vec<String> {
+        list.iter().map(|(id, text)| format!("{what} {id} ({text})")).collect()
+    };
+    let mut notes = lines(&report.undone, "an earlier run ended without undoing its change; undone now: action");
+    notes.extend(lines(&report.void, "nothing to undo any more: action"));
+    notes.extend(lines(&report.kept, "kept in force from an earlier run: action"));
+    notes.extend(lines(&report.failed, "could not be undone and is still owed: action"));
+    notes
+}
+
+/// Runs the daemon until it is told to stop.
+///
+/// # Errors
+/// [`RunError`]; nothing was changed then.
+pub fn run(sources: &Sources) -> Result<Ended, RunError> {
+    let Loaded { mut settings, seed_given, .. } = settings::load(sources)?;
+    if !seed_given {
+        settings.policy.seed = draw_seed();
+    }
+    let clock = MonotonicClock;
+    let (journal, recovered) = Journal::open(&settings.paths.state_directory, JournalOptions::default())?;
+    let mut notes = recovered.complaints();
+    notes.extend(process::prepare(&settings.service));
+    let socket = settings.socket();
+    let listener = match control::bind(&socket, &settings.control.group) {
+        Ok(listener) => Some(listener),
+        Err(e @ (ControlError::AlreadyRunning(_) | ControlError::NoSuchGroup(_))) => return Err(e.into()),
+        Err(e) => {
+            notes.push(format!("there is no control socket, so `homeostat status` does not work: {e}"));
+            None
+        }
+    };
+    let history = ResilientHistory::open(
+        &settings.paths.state_directory.join(HISTORY_FILE),
+        HistoryOptions { first_experiment: recovered.next_experiment, ..HistoryOptions::default() },
+        clock.unix_seconds(),
+    );
+    // Signals are caught before recovery changes anything, so that a Ctrl-C does not end it half way.
+    let (sender, inbox) = service::channel();
+    let signals = Signals::listen(sender.clone())?;
+    let (mut runtime, report) = Runtime::start(
+        platform(&settings),
+        MonotonicClock,
+        journal,
+        history,
+        homeostat_strategies::all(),
+        settings.policy.clone(),
+    )?;
+    notes.extend(recovery_notes(&report));
+    let board = Arc::new(Board::default());
+    let server = listener
+        .map(|listener| Server::start(listener, &socket, board.clone(), service::post(sender.clone())))
+        .transpose()?;
+    drop(sender);
+    let log = Log::new(settings.service.log, std::env::var_os("JOURNAL_STREAM").is_some());
+    let ended = Service {
+        driven: &mut runtime,
+        clock: &clock,
+        board,
+        inbox,
+        manager: Manager::from_environment(),
+        log,
+        settings,
+        sources: sources.clone(),
+        notes,
+    }
+    .run();
+    drop(server);
+    drop(signals);
+    Ok(ended)
+}
+
+/// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run.
+///
+/// # Errors
+/// [`JournalError::Held`] when a daemon runs; else the journal can not be used.
+pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, RestoreError> {
+    if !state_directory.is_dir() {
+        return Ok(Restored { report: RecoveryReport::default(), complaints: Vec::new() });
+    }
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(RestoreError::Boot)?
+        .trim()
+        .to_owned();
+    let (mut journal, recovered) = Journal::open(state_directory, JournalOptions::default())?;
+    let mut effectors = Registry::new(&Root::default());
+    let report =
+        homeostat_runtime::restore(&mut journal, &mut effectors, &MonotonicClock, &boot_id, include_kept);
+    Ok(Restored { report, complaints: recovered.complaints() })
+}
+
+/// Why nothing could be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The journal can not be used.
+    #[error("{0}")]
+    Journal(#[from] JournalError),
+    /// It is not known in which boot this is.
+    #[error("cannot read /proc/sys/kernel/random/boot_id: {0}\n  hint: mount /proc")]
+    Boot(std::io::Error),
+}
+
+/// What `restore` did.
+#[derive(Clone, Debug)]
+pub struct Restored {
+    /// Action by action.
+    pub report: RecoveryReport,
+    /// What is wrong with the journal.
+    pub complaints: Vec<String>,
+}
+
+/// Experiments of the past, newest first. Works with the daemon dead or alive, and changes nothing.
+///
+/// # Errors
+/// [`HistoryError::Unreachable`] when there is no history.
+pub fn experiments(
+    state_directory: &Path,
+    workload: Option<&str>,
+    id: Option<u64>,
+    limit: u32,
+) -> Result<Vec<ExperimentRecord>, HistoryError> {
+    let history = History::open_read_only(&state_directory.join(HISTORY_FILE))?;
+    history.experiments(&ExperimentFilter {
+        workload: workload.map(WorkloadId::new),
+        id: id.map(ExperimentId),
+        limit,
+        blocks: id.is_some(),
+        ..ExperimentFilter::default()
+    })
+}
+
+/// A directory that is removed with everything in it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> std::io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        let path = std::env::temp_dir().join(format!("homeostat-plan-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the mind for some time without letting it act, and returns what it would try. The daemon's journal and
+/// history are not touched; `go_on` sees the state now and then and may end it early by answering false.
+///
+/// # Errors
+/// As [`run`].
+pub fn rehearse(
+    sources: &Sources,
+    length: Nanoseconds,
+    mut go_on: impl FnMut(&View, Nanoseconds) -> bool,
+) -> Result<View, RunError> {
+    let Loaded { mut settings, .. } = settings::load(sources)?;
+    settings.policy.mode = Mode::AdviseOnly;
+    let scratch = Scratch::new()?;
+    let (journal, _) = Journal::open(&scratch.0, JournalOptions::default())?;
+    let clock = MonotonicClock;
+    let history =
+        ResilientHistory::open(&scratch.0.join(HISTORY_FILE), HistoryOptions::default(), clock.unix_seconds());
+    let (mut runtime, _) = Runtime::start(
+        platform(&settings),
+        MonotonicClock,
+        journal,
+        history,
+        homeostat_strategies::all(),
+        settings.policy,
+    )?;
+    let start = clock.now();
+    let mut shown = Nanoseconds::ZERO;
+    loop {
+        let turn = runtime.turn();
+        let now = clock.now();
+        let elapsed = now.saturating_sub(start);
+        // Nobody can follow more than a few pictures a second.
+        if now.saturating_sub(shown) >= Nanoseconds::from_millis(500) {
+            shown = now;
+            if !go_on(&runtime.view(), elapsed) {
+                break;
+            }
+        }
+        if elapsed >= length || turn.finished {
+            break;
+        }
+        clock.sleep(turn.wake_at.saturating_sub(now).min(Nanoseconds::from_millis(500)));
+    }
+    Ok(runtime.view())
+}
