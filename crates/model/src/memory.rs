@@ -74,10 +74,18 @@ pub struct MemoryRegion {
     /// For shared memory: whether offset and address agree modulo the large page size. Without it the kernel
     /// refuses (EINVAL).
     pub aligned: bool,
+    /// How many of the inspected processes of the workload map it. A large page of shared memory that several
+    /// processes map cannot be split from outside (Linux 6.18), so a conversion could not be undone.
+    #[serde(default = "one")]
+    pub mappers: u32,
     /// The aligned pieces and their states. Zero for regions that were not looked into.
     pub pieces: Pieces,
     /// Start addresses of the pieces in state `full`, ascending: what can be converted without adding memory.
     pub convertible: Vec<u64>,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// All regions of a workload that are big enough to matter.

@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("strategies", &["engine", "model", "statistics"]),
     ("platform", &["model"]),
     ("store", &["model"]),
-    ("linux", &["platform", "model"]),
+    ("linux", &["platform", "model", "progress"]),
     ("runtime", &["engine", "platform", "store", "model"]),
     ("daemon", &["runtime", "strategies", "engine", "linux", "platform", "store", "model"]),
     ("cli", &["daemon", "model"]),

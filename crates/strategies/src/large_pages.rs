@@ -31,7 +31,8 @@
 //! ## Undo
 //! `MADV_COLD` on one 4 KiB page of each converted piece splits the large page again, in a tenth of the time of the
 //! conversion, and needs no swap. The frames stay physically contiguous, contents and access rights are untouched,
-//! and pieces that were large before are left large.
+//! and pieces that were large before are left large. Shared memory that several processes map is the exception: the
+//! kernel does not split a large page that more than one process maps, so such memory is left alone, with advice.
 //!
 //! ## References
 //! Seed 000 §3.3 (DSO large-page optimisation: 16 MiB segments for ranges over 16 GiB), seed 004 (page pinning),
@@ -169,6 +170,11 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
                 *tally.refused.entry(why).or_default() += region.resident.saturating_sub(region.huge);
                 if region.kind == MemoryKind::Shared && !region.aligned && region.resident.0 >= CONVERTIBLE_MIN.0 {
                     advice.push(alignment_advice(seen, region));
+                } else if region.kind == MemoryKind::Shared
+                    && region.mappers > 1
+                    && region.resident.saturating_sub(region.huge).0 >= CONVERTIBLE_MIN.0
+                {
+                    advice.push(several_mappers_advice(seen, region));
                 }
             }
             None => {
@@ -218,6 +224,9 @@ fn refusal(region: &MemoryRegion) -> Option<&'static str> {
         (_, MemoryAdvice::HugePage) => Some("the program manages its large pages itself (MADV_HUGEPAGE)"),
         _ if region.locked => Some("locked by the program (mlock)"),
         (MemoryKind::Shared, _) if !region.aligned => Some("shared memory not aligned to 2 MiB"),
+        (MemoryKind::Shared, _) if region.mappers > 1 => Some(
+            "shared memory mapped by several processes: large pages in it could not be taken back while they run",
+        ),
         _ => None,
     }
 }
@@ -337,6 +346,26 @@ fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
     }
 }
 
+fn several_mappers_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
+    let workload = &seen.workload.id;
+    Advice {
+        id: format!("large_pages/shared-memory-of-several/{workload}"),
+        workload: Some(workload.clone()),
+        finding: format!(
+            "{} of shared memory ({}) is mapped with small pages by {} processes; the kernel cannot split a large page \
+             that several processes map, so homeostat could not undo the conversion and does not try it",
+            region.resident,
+            if region.name.is_empty() { "unnamed" } else { &region.name },
+            region.mappers,
+        ),
+        remedy: "let the program have large pages from the start: its own setting (PostgreSQL: huge_pages = on with \
+                 vm.nr_hugepages), or echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled and restart \
+                 it; compare its throughput before and after"
+            .into(),
+        risk: "a restart of the program; memory that it reserves but does not use may become resident".into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -389,6 +418,7 @@ mod tests {
             locked: false,
             eligible: true,
             aligned: true,
+            mappers: 1,
             pieces: Pieces { full: pieces as u32, ..Pieces::default() },
             convertible: (0..pieces).map(|i| 0x7f00_0000_0000 + i * PIECE).collect(),
         }
@@ -506,6 +536,17 @@ mod tests {
                 assert_eq!(d.advice[0].id, "large_pages/shared-memory-alignment/w");
                 assert!(d.advice[0].remedy.contains("shmem_enabled"));
             }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn shared_memory_of_several_processes_is_advice_because_it_could_not_be_undone() {
+        let mut shared = region(640);
+        shared.kind = MemoryKind::Shared;
+        shared.mappers = 9;
+        match opinion(vec![shared], |_, _, _| {}) {
+            Opinion::Decline(d) => assert_eq!(d.advice[0].id, "large_pages/shared-memory-of-several/w"),
             other => panic!("{other:?}"),
         }
     }

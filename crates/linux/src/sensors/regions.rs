@@ -207,6 +207,7 @@ impl Mapping {
             locked: self.locked,
             eligible: self.eligible,
             aligned,
+            mappers: 1,
             pieces: Pieces::default(),
             convertible: Vec::new(),
         }
@@ -247,8 +248,12 @@ pub fn inspect(root: &Root, workload: &Workload) -> MemoryMap {
             }
             let key = (mapping.device, mapping.inode, mapping.offset);
             match named_once.get(&key).and_then(|i| map.regions.get_mut(*i)) {
-                Some(known) if known.resident >= region.resident => {}
-                Some(known) => *known = region,
+                Some(known) if known.resident >= region.resident => known.mappers += 1,
+                Some(known) => {
+                    let mappers = known.mappers + 1;
+                    *known = region;
+                    known.mappers = mappers;
+                }
                 None => {
                     named_once.insert(key, map.regions.len());
                     map.regions.push(region);
