@@ -1,5 +1,27 @@
 //! How useful work is counted, one file per kind of meter. To add one: a file here, a line in [`kinds`].
 
+mod common;
+mod connection;
+mod elf;
+mod jvm;
+mod kernel;
+mod listeners;
+mod memcached;
+mod points;
+mod processor;
+mod progress;
+mod prometheus;
+mod redis;
+mod settings;
+mod sockets;
+mod tasks;
+mod tracepoints;
+mod unclaimed;
+mod uprobe;
+
+pub use points::{KnownPoint, Place, known_points};
+pub use settings::MeterSettings;
+
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterId, Workload};
 use homeostat_platform::PlatformError;
@@ -13,7 +35,12 @@ pub trait MeterKind {
     ///
     /// # Errors
     /// `Vanished`, `Denied`, `Unsupported`.
-    fn open(&mut self, root: &Root, workload: &Workload, id: &MeterId) -> Result<Box<dyn Meter>, PlatformError>;
+    fn open(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        id: &MeterId,
+    ) -> Result<Box<dyn Meter>, PlatformError>;
 }
 
 /// An open meter.
@@ -25,4 +52,100 @@ pub trait Meter {
     /// # Errors
     /// `Vanished` when it can no longer be read: the sensor closes it.
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError>;
+}
+
+/// All kinds of meters, those closest to the work first.
+pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
+    vec![
+        Box::new(progress::Progress::new(settings)),
+        Box::new(redis::Redis::new(settings)),
+        Box::new(memcached::Memcached),
+        Box::new(prometheus::Prometheus::new(settings)),
+        Box::new(jvm::Jvm),
+        Box::new(uprobe::Uprobe::new(settings)),
+        Box::new(kernel::Kernel),
+        Box::new(sockets::Sockets),
+        Box::new(tracepoints::Tracepoints::new()),
+        Box::new(processor::Processor),
+        Box::new(unclaimed::Unclaimed::new(settings)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, WorkloadId, WorkloadKind};
+
+    pub(super) fn workload(program: &str, processes: Vec<ProcessId>) -> Workload {
+        Workload {
+            id: WorkloadId::from(program),
+            kind: WorkloadKind::ProcessGroup,
+            fingerprint: Fingerprint::from(program),
+            program: program.to_owned(),
+            executable: format!("/usr/bin/{program}"),
+            processes,
+            choice: OperatorChoice::default(),
+        }
+    }
+
+    /// This test program itself, as a workload.
+    pub(super) fn own() -> Workload {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let start_ticks = common::start_ticks(&stat).unwrap();
+        workload(
+            "own",
+            vec![ProcessId {
+                pid: std::process::id() as i32,
+                start_ticks,
+            }],
+        )
+    }
+
+    #[test]
+    fn every_candidate_has_an_id_of_its_own_and_every_refusal_a_reason() {
+        let root = Root::default();
+        let mut ids = std::collections::BTreeSet::new();
+        for kind in &mut kinds(&MeterSettings::default()) {
+            for candidate in kind.find(&root, &own()) {
+                assert!(ids.insert(candidate.id.clone()), "{} twice", candidate.id);
+                assert!(!candidate.unit.is_empty());
+                if let Some(why) = candidate.refused {
+                    assert!(why.len() > 20, "{}: {why}", candidate.id);
+                }
+            }
+        }
+        assert!(ids.len() > 8);
+    }
+
+    #[test]
+    fn an_id_of_nobody_is_refused_by_all() {
+        for kind in &mut kinds(&MeterSettings::default()) {
+            let opened = kind.open(&Root::default(), &own(), &MeterId::from("no such meter"));
+            assert!(matches!(opened, Err(PlatformError::Unsupported { .. })));
+        }
+    }
+
+    #[test]
+    fn an_empty_tree_and_a_process_that_is_gone_give_refusals_only() {
+        let empty = tempfile::tempdir().unwrap();
+        let gone = workload(
+            "redis-server",
+            vec![ProcessId {
+                pid: i32::MAX,
+                start_ticks: 1,
+            }],
+        );
+        for root in [Root::new(empty.path()), Root::default()] {
+            for kind in &mut kinds(&MeterSettings::default()) {
+                for candidate in kind.find(&root, &gone) {
+                    assert!(candidate.refused.is_some(), "{}", candidate.id);
+                    assert!(
+                        kind.open(&root, &gone, &candidate.id).is_err(),
+                        "{}",
+                        candidate.id
+                    );
+                }
+            }
+        }
+    }
 }

@@ -1,0 +1,268 @@
+//! What several meters need: sums that survive the end of their parts, and bounded reading of process files.
+
+use crate::Root;
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
+use homeostat_platform::PlatformError;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Most processes of one workload that a meter follows.
+pub(super) const PROCESSES_MAX: usize = 512;
+/// Most entries of a process's `task` or `fd` directory that are looked at.
+pub(super) const ENTRIES_MAX: usize = 4096;
+
+/// Sum of counters that come and go. What an ended counter had counted stays in the sum, so the sum never goes
+/// back; a counter that goes back itself (restart, reuse of its key) starts again from zero.
+#[derive(Debug)]
+pub(super) struct Cumulative<K> {
+    ended: f64,
+    parts: BTreeMap<K, Part>,
+}
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Value that was there before we looked, and is not ours to count.
+    offset: f64,
+    last: f64,
+}
+
+impl<K: Ord + Clone> Cumulative<K> {
+    pub(super) fn new() -> Self {
+        Self {
+            ended: 0.0,
+            parts: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the present value of one counter. A counter seen for the first time counts from zero when `whole`
+    /// (it began after the meter was opened), else from its present value.
+    pub(super) fn set(&mut self, key: &K, value: f64, whole: bool) {
+        match self.parts.get_mut(key) {
+            Some(part) if value < part.last => {
+                self.ended += part.last - part.offset;
+                *part = Part {
+                    offset: 0.0,
+                    last: value,
+                };
+            }
+            Some(part) => part.last = value,
+            None => {
+                let offset = if whole { 0.0 } else { value };
+                self.parts.insert(key.clone(), Part { offset, last: value });
+            }
+        }
+    }
+
+    /// Whether the counter was seen before.
+    pub(super) fn knows(&self, key: &K) -> bool {
+        self.parts.contains_key(key)
+    }
+
+    /// Forgets the counters that are no longer there, keeping what they had counted.
+    pub(super) fn retain(&mut self, stays: impl Fn(&K) -> bool) {
+        let ended = &mut self.ended;
+        self.parts.retain(|key, part| {
+            let keep = stays(key);
+            if !keep {
+                *ended += part.last - part.offset;
+            }
+            keep
+        });
+    }
+
+    pub(super) fn total(&self) -> f64 {
+        self.ended + self.parts.values().map(|p| p.last - p.offset).sum::<f64>()
+    }
+}
+
+/// Now, in the clock ticks since boot that process start times are given in; 0 below a root that is not live.
+pub(super) fn now_ticks(root: &Root) -> u64 {
+    if !root.is_live() {
+        return 0;
+    }
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
+    (seconds * rustix::param::clock_ticks_per_second() as f64) as u64
+}
+
+/// Opens `/proc/PID` and makes sure that it is that process and not a later one with the same number. Files
+/// read through the descriptor are then of that process, or do not exist.
+pub(super) fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, PlatformError> {
+    let path = root.path(&format!("/proc/{}", process.pid));
+    let vanished = || PlatformError::Vanished {
+        target: format!("process {process}"),
+    };
+    let dir = rustix::fs::open(
+        &path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(|e| fault(e, &format!("process {process}"), &path.display().to_string()))?;
+    let mut buffer = [0u8; 1024];
+    let n = read_at(&dir, "stat", &mut buffer).map_err(|_| vanished())?;
+    if start_ticks(&buffer[..n]) == Some(process.start_ticks) {
+        Ok(dir)
+    } else {
+        Err(vanished())
+    }
+}
+
+/// Field 22 of the text of a `stat` file.
+pub(super) fn start_ticks(stat: &[u8]) -> Option<u64> {
+    let after_name = stat.iter().rposition(|&c| c == b')')? + 1;
+    std::str::from_utf8(&stat[after_name..])
+        .ok()?
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
+}
+
+/// Reads the beginning of a file of a directory into `buffer`.
+pub(super) fn read_at(dir: impl AsFd, name: &str, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    read_full(&file, buffer)
+}
+
+/// Reads until the buffer is full or the file ends.
+pub(super) fn read_full(file: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let mut used = 0;
+    while used < buffer.len() {
+        match rustix::io::read(&file, &mut buffer[used..]) {
+            Ok(0) => break,
+            Ok(n) => used += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(used)
+}
+
+/// Numbers in a directory of numbers (`task`, `fd`), ascending, at most `limit`; the flag says whether there
+/// were more.
+pub(super) fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Vec<i32>, bool), Errno> {
+    let list = rustix::fs::openat(
+        dir,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut numbers = Vec::new();
+    for entry in rustix::fs::Dir::new(list)? {
+        let entry = entry?;
+        if let Some(n) = entry.file_name().to_str().ok().and_then(|s| s.parse().ok()) {
+            if numbers.len() == limit {
+                return Ok((numbers, true));
+            }
+            numbers.push(n);
+        }
+    }
+    numbers.sort_unstable();
+    Ok((numbers, false))
+}
+
+/// An error of the kernel about a process, in the words of the seam.
+pub(super) fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
+    match errno {
+        Errno::NOENT | Errno::SRCH => PlatformError::Vanished {
+            target: target.to_owned(),
+        },
+        Errno::ACCESS | Errno::PERM => PlatformError::Denied {
+            what: what.to_owned(),
+            needs: "run homeostat as root".to_owned(),
+        },
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::TIMEDOUT => PlatformError::Busy {
+            what: what.to_owned(),
+            why: errno.to_string(),
+        },
+        _ => PlatformError::Unsupported {
+            what: what.to_owned(),
+            why: errno.to_string(),
+        },
+    }
+}
+
+/// The answer of a kind to an id that is not its own.
+pub(super) fn not_mine(id: &MeterId) -> PlatformError {
+    PlatformError::Unsupported {
+        what: format!("meter {id}"),
+        why: "it is not a meter of this workload; `homeostat explain` lists those that are".to_owned(),
+    }
+}
+
+/// A candidate that can be opened.
+pub(super) fn usable(id: &str, class: MeterClass, unit: &str) -> MeterCandidate {
+    MeterCandidate {
+        id: MeterId::from(id),
+        class,
+        unit: unit.to_owned(),
+        cost_per_count: Nanoseconds::ZERO,
+        refused: None,
+    }
+}
+
+/// A candidate that cannot, with the reason and the remedy.
+pub(super) fn refused(id: &str, class: MeterClass, unit: &str, why: impl Into<String>) -> MeterCandidate {
+    MeterCandidate {
+        refused: Some(why.into()),
+        ..usable(id, class, unit)
+    }
+}
+
+/// Names of the workload's program: of the main process and of its executable file.
+pub(super) fn is_program(workload: &Workload, names: &[&str]) -> bool {
+    let file = workload.executable.rsplit('/').next().unwrap_or_default();
+    // A program that was replaced by an update while it runs.
+    let file = file.strip_suffix(" (deleted)").unwrap_or(file);
+    names.iter().any(|n| *n == workload.program || *n == file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_survive_the_end_of_their_parts() {
+        let mut c = Cumulative::new();
+        c.set(&1, 100.0, false);
+        assert_eq!(
+            c.total(),
+            0.0,
+            "what was counted before the meter was opened does not count"
+        );
+        c.set(&1, 110.0, false);
+        c.set(&2, 5.0, true);
+        assert_eq!(c.total(), 15.0);
+        c.retain(|k| *k == 2);
+        assert_eq!(c.total(), 15.0);
+        c.set(&2, 7.0, true);
+        assert_eq!(c.total(), 17.0);
+    }
+
+    #[test]
+    fn a_part_that_goes_back_starts_again() {
+        let mut c = Cumulative::new();
+        c.set(&1, 100.0, false);
+        c.set(&1, 150.0, false);
+        c.set(&1, 3.0, false);
+        assert_eq!(c.total(), 53.0);
+        c.set(&1, 4.0, false);
+        assert_eq!(c.total(), 54.0);
+    }
+
+    #[test]
+    fn start_time_is_found_behind_any_name() {
+        let tail = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21";
+        for name in ["a", "a b", "a) S 1 2 (b", "((("] {
+            assert_eq!(
+                start_ticks(format!("12 ({name}){tail}").as_bytes()),
+                Some(4242),
+                "{name}"
+            );
+        }
+        assert_eq!(start_ticks(b"12 (a"), None);
+        assert_eq!(start_ticks(b""), None);
+        assert_eq!(start_ticks(b"1 (a) S 1"), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! A connection that never hangs the loop: every wait is bounded, and so is what is read.
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
+};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Endpoint {
+    /// A path as the server sees it, below that process's root directory.
+    Path {
+        /// Process whose root the path is below.
+        pid: i32,
+        /// The path.
+        path: String,
+    },
+    /// A name in the abstract namespace.
+    Abstract(Vec<u8>),
+    /// An address.
+    Tcp(SocketAddr),
+}
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Path { path, .. } => f.write_str(path),
+            Self::Abstract(name) => write!(f, "@{}", String::from_utf8_lossy(name)),
+            Self::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// Time left of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline(Instant);
+
+impl Deadline {
+    pub(super) fn after(time: Duration) -> Self {
+        Self(Instant::now() + time)
+    }
+
+    /// Waits until the socket is ready.
+    fn wait(self, fd: &OwnedFd, flags: PollFlags) -> Result<(), Errno> {
+        loop {
+            let left = self.0.saturating_duration_since(Instant::now());
+            let left = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            match rustix::event::poll(&mut [PollFd::new(fd, flags)], Some(&left)) {
+                Ok(0) => return Err(Errno::TIMEDOUT),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub(super) struct Connection {
+    fd: OwnedFd,
+    /// Received and not yet consumed.
+    pending: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects.
+    pub(super) fn open(endpoint: &Endpoint, deadline: Deadline) -> Result<Self, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let unix = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (fd, connected) = match endpoint {
+            Endpoint::Path { pid, path } => {
+                use rustix::fs::{Mode, OFlags, ResolveFlags};
+                let open = OFlags::PATH | OFlags::CLOEXEC;
+                let root = rustix::fs::open(format!("/proc/{pid}/root"), open, Mode::empty())?;
+                let relative = path.trim_start_matches('/');
+                // Through a descriptor: a socket address holds 108 bytes, and the name may be in a container.
+                let file = rustix::fs::openat2(&root, relative, open, Mode::empty(), ResolveFlags::IN_ROOT)?;
+                let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+                let fd = unix()?;
+                let connected = rustix::net::connect(&fd, &SocketAddrUnix::new(name)?);
+                (fd, connected)
+            }
+            Endpoint::Abstract(name) => {
+                let fd = unix()?;
+                let connected = rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?);
+                (fd, connected)
+            }
+            Endpoint::Tcp(address) => {
+                let family = if address.is_ipv4() {
+                    AddressFamily::INET
+                } else {
+                    AddressFamily::INET6
+                };
+                let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+                // Small questions and answers: never wait to fill a segment.
+                sockopt::set_tcp_nodelay(&fd, true)?;
+                let connected = rustix::net::connect(&fd, address);
+                (fd, connected)
+            }
+        };
+        match connected {
+            Ok(()) => {}
+            // (A Unix socket with a full queue answers EAGAIN: the server is busy, and we do not wait.)
+            Err(Errno::INPROGRESS) => {
+                deadline.wait(&fd, PollFlags::OUT)?;
+                sockopt::socket_error(&fd)??;
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(Self {
+            fd,
+            pending: Vec::new(),
+        })
+    }
+
+    /// Sends all of it.
+    pub(super) fn send(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(Errno::AGAIN) => deadline.wait(&self.fd, PollFlags::OUT)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives more; 0 at the end of the stream.
+    fn receive(&mut self, deadline: Deadline) -> Result<usize, Errno> {
+        let mut chunk = [0u8; 16 * 1024];
+        loop {
+            match rustix::net::recv(&self.fd, &mut chunk, RecvFlags::empty()) {
+                Ok((n, _)) => {
+                    self.pending.extend_from_slice(&chunk[..n]);
+                    return Ok(n);
+                }
+                Err(Errno::AGAIN) => deadline.wait(&self.fd, PollFlags::IN)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// The next line without its end; at most `limit` bytes.
+    pub(super) fn line(&mut self, limit: usize, deadline: Deadline) -> Result<Vec<u8>, Errno> {
+        let mut searched = 0;
+        loop {
+            if let Some(at) = self.pending[searched..].iter().position(|&c| c == b'\n') {
+                let mut line: Vec<u8> = self.pending.drain(..=searched + at).collect();
+                line.pop();
+                if line.last() == Some(&b'\r') {
+                    line.pop();
+                }
+                return Ok(line);
+            }
+            searched = self.pending.len();
+            if searched > limit {
+                return Err(Errno::MSGSIZE);
+            }
+            if self.receive(deadline)? == 0 {
+                return Err(Errno::CONNRESET);
+            }
+        }
+    }
+
+    /// Exactly that many bytes; the caller has checked the number.
+    pub(super) fn exactly(&mut self, count: usize, deadline: Deadline) -> Result<Vec<u8>, Errno> {
+        while self.pending.len() < count {
+            if self.receive(deadline)? == 0 {
+                return Err(Errno::CONNRESET);
+            }
+        }
+        Ok(self.pending.drain(..count).collect())
+    }
+
+    /// Everything to the end of the stream; more than `limit` bytes is an error.
+    pub(super) fn rest(&mut self, limit: usize, deadline: Deadline) -> Result<Vec<u8>, Errno> {
+        loop {
+            if self.pending.len() > limit {
+                return Err(Errno::MSGSIZE);
+            }
+            if self.receive(deadline)? == 0 {
+                return Ok(std::mem::take(&mut self.pending));
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The sockets on which a process listens: inodes of its descriptors, looked up in its network tables.
+
+use super::common::{ENTRIES_MAX, numbers_in, open_process, read_full};
+use super::connection::Endpoint;
+use crate::Root;
+use homeostat_model::ProcessId;
+use homeostat_platform::PlatformError;
+use rustix::fs::{Mode, OFlags};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+/// Most that is read of a network table. Listening TCP sockets come first in it.
+const TABLE_MAX: usize = 1024 * 1024;
+
+/// What a process listens on, local and cheap ways first.
+pub(super) struct Listeners {
+    /// In the order in which to try them.
+    pub(super) endpoints: Vec<Endpoint>,
+    /// TCP sockets that are out of reach because the process lives in another network namespace.
+    pub(super) out_of_reach: usize,
+}
+
+/// Finds the listening stream sockets of a process.
+pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, PlatformError> {
+    let dir = open_process(root, process)?;
+    let target = format!("process {process}");
+    let inodes =
+        socket_inodes(&dir).map_err(|e| super::common::fault(e, &target, &format!("/proc/{process}/fd")))?;
+    let mut endpoints = Vec::new();
+    let unix = String::from_utf8_lossy(&table(&dir, "net/unix")).into_owned();
+    endpoints.extend(unix_listeners(&unix, &inodes, process.pid));
+    let mut tcp = Vec::new();
+    for name in ["net/tcp", "net/tcp6"] {
+        tcp.extend(tcp_listeners(
+            &String::from_utf8_lossy(&table(&dir, name)),
+            &inodes,
+        ));
+    }
+    // The client port comes before ports derived from it (a Redis cluster bus is at port + 10 000).
+    tcp.sort_by_key(|address| (!address.ip().is_loopback(), address.port(), address.is_ipv6()));
+    let same_network = namespace(&dir).is_some_and(|theirs| Some(theirs) == own_namespace());
+    let out_of_reach = if same_network { 0 } else { tcp.len() };
+    if same_network {
+        endpoints.extend(tcp.into_iter().map(Endpoint::Tcp));
+    } else {
+        // Abstract names belong to the network namespace as well.
+        endpoints.retain(|e| matches!(e, Endpoint::Path { .. }));
+    }
+    Ok(Listeners {
+        endpoints,
+        out_of_reach,
+    })
+}
+
+/// Socket inodes among the descriptors of a process.
+pub(super) fn socket_inodes(process: &OwnedFd) -> Result<BTreeSet<u64>, rustix::io::Errno> {
+    let (fds, _) = numbers_in(process, "fd", ENTRIES_MAX)?;
+    let list = rustix::fs::openat(
+        process,
+        "fd",
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut inodes = BTreeSet::new();
+    let mut buffer = Vec::with_capacity(64);
+    for fd in fds {
+        buffer.clear();
+        // A descriptor may be closed while we look.
+        let Ok(link) = rustix::fs::readlinkat(&list, fd.to_string(), std::mem::take(&mut buffer)) else {
+            continue;
+        };
+        if let Some(inode) = link.to_str().ok().and_then(socket_inode) {
+            inodes.insert(inode);
+        }
+        buffer = link.into_bytes();
+    }
+    Ok(inodes)
+}
+
+fn socket_inode(link: &str) -> Option<u64> {
+    link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Whether a process shares our network namespace.
+pub(super) fn shares_network(process: &OwnedFd) -> bool {
+    namespace(process).is_some_and(|n| Some(n) == own_namespace())
+}
+
+fn namespace(process: &OwnedFd) -> Option<(u64, u64)> {
+    let stat = rustix::fs::statat(process, "ns/net", rustix::fs::AtFlags::empty()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+fn own_namespace() -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat("/proc/self/ns/net").ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// A network table of a process; empty where the kernel has none (no IPv6).
+fn table(process: &OwnedFd, name: &str) -> Vec<u8> {
+    let Ok(file) = rustix::fs::openat(process, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return vec![];
+    };
+    let mut text = vec![0; 16 * 1024];
+    let mut used = 0;
+    while let Ok(n @ 1..) = read_full(&file, &mut text[used..]) {
+        used += n;
+        if used == text.len() && used < TABLE_MAX {
+            text.resize(used * 2, 0);
+        }
+    }
+    text.truncate(used);
+    text
+}
+
+/// Lines `Num: RefCount Protocol Flags Type St Inode Path`; bit 16 of the flags: it listens
+/// (include/linux/net.h, `__SO_ACCEPTCON`); type 1: stream.
+fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Endpoint> {
+    let mut found: BTreeMap<u64, Endpoint> = BTreeMap::new();
+    for line in text.lines().skip(1) {
+        let mut rest = line;
+        let mut field = || {
+            let (field, tail) = rest
+                .trim_start()
+                .split_once(' ')
+                .unwrap_or((rest.trim_start(), ""));
+            rest = tail;
+            field
+        };
+        let (_number, _references, _protocol) = (field(), field(), field());
+        let (flags, kind, _state, inode) = (field(), field(), field(), field());
+        // The rest, blanks included, is the path.
+        let path = rest;
+        let (Ok(flags), Ok(inode)) = (u32::from_str_radix(flags, 16), inode.parse::<u64>()) else {
+            continue;
+        };
+        if flags & 0x1_0000 == 0 || kind != "0001" || !inodes.contains(&inode) {
+            continue;
+        }
+        if let Some(name) = path.strip_prefix('@') {
+            found.insert(inode, Endpoint::Abstract(name.as_bytes().to_vec()));
+        } else if path.starts_with('/') {
+            found.insert(
+                inode,
+                Endpoint::Path {
+                    pid,
+                    path: path.to_owned(),
+                },
+            );
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Lines `sl local remote st … inode …` with the address in hexadecimal words of the machine's byte order; state
+/// 0A listens (include/net/tcp_states.h).
+fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<SocketAddr> {
+    let mut found = Vec::new();
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (Some(local), Some(&state), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9)) else {
+            continue;
+        };
+        if state != "0A" || !inode.parse().is_ok_and(|i| inodes.contains(&i)) {
+            continue;
+        }
+        if let Some(address) = parse_address(local) {
+            found.push(address);
+        }
+    }
+    found
+}
+
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |at: usize| {
+        u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16)
+            .ok()
+            .map(u32::to_ne_bytes)
+    };
+    let ip = match ip.len() {
+        8 => IpAddr::from(word(0)?),
+        32 => {
+            let mut bytes = [0u8; 16];
+            for i in 0..4 {
+                bytes[i * 4..i * 4 + 4].copy_from_slice(&word(i)?);
+            }
+            IpAddr::from(bytes)
+        }
+        _ => return None,
+    };
+    // Bound to every address: the loopback one leads there too.
+    let ip = match ip {
+        IpAddr::V4(a) if a.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(a) if a.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        other => other,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_tables() {
+        let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+                    0: 0100007F:18EB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 77 1 x\n   \
+                    1: 00000000:18EC 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 78 1 x\n   \
+                    2: 0100007F:18EB 0100007F:AAAA 01 00000000:00000000 00:00000000 00000000     0        0 77 1 x\n\
+                    garbage\n";
+        let all = BTreeSet::from([77, 78]);
+        let found = tcp_listeners(text, &all);
+        assert_eq!(
+            found,
+            [
+                "127.0.0.1:6379".parse().unwrap(),
+                "127.0.0.1:6380".parse().unwrap()
+            ]
+        );
+        assert!(tcp_listeners(text, &BTreeSet::from([79])).is_empty());
+        assert_eq!(
+            parse_address("00000000000000000000000001000000:0050"),
+            Some("[::1]:80".parse().unwrap())
+        );
+        assert_eq!(
+            parse_address("00000000000000000000000000000000:0050"),
+            Some("[::1]:80".parse().unwrap())
+        );
+        assert_eq!(parse_address("0100007F"), None);
+        assert_eq!(parse_address("01:50"), None);
+    }
+
+    #[test]
+    fn unix_tables() {
+        let text = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+                    0000000000000000: 00000002 00000000 00010000 0001 01 500 /run/my redis/r.sock\n\
+                    0000000000000000: 00000002 00000000 00010000 0001 01   501 @abstract\n\
+                    0000000000000000: 00000003 00000000 00000000 0001 03 502 /run/x\n\
+                    0000000000000000: 00000002 00000000 00010000 0005 01 503 /run/seqpacket\n\
+                    0000000000000000: 00000003 00000000 00000000 0001 03 504\n";
+        let all = (500..=504).collect();
+        assert_eq!(
+            unix_listeners(text, &all, 9),
+            [
+                Endpoint::Path {
+                    pid: 9,
+                    path: "/run/my redis/r.sock".into()
+                },
+                Endpoint::Abstract(b"abstract".to_vec())
+            ]
+        );
+    }
+
+    #[test]
+    fn own_listeners_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = super::super::tests::own();
+        let found = of_process(&Root::default(), own.processes[0]).unwrap();
+        assert!(
+            found
+                .endpoints
+                .contains(&Endpoint::Tcp(tcp.local_addr().unwrap()))
+        );
+        assert!(found.endpoints.iter().any(|e| *e
+            == Endpoint::Path {
+                pid: own.processes[0].pid,
+                path: path.to_str().unwrap().to_owned()
+            }));
+        assert_eq!(found.out_of_reach, 0);
+    }
+}

@@ -1,0 +1,106 @@
+//! What a person may configure about meters.
+
+use homeostat_model::Workload;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Settings of the meters. Workloads are named by their id, by their program, or by a pattern with `*` and `?`
+/// over either.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeterSettings {
+    /// Further meters by workload: `uprobe:BINARY:SYMBOL`, `usdt:BINARY:PROVIDER:NAME`,
+    /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`.
+    pub configured: BTreeMap<String, Vec<String>>,
+    /// File with the password of a Redis server, by workload: one line, `PASSWORD` or `USER PASSWORD`. Name the
+    /// unit rather than the program: whatever process answers to the name is given the password.
+    pub redis_password_files: BTreeMap<String, PathBuf>,
+    /// Directory of the progress files, as the programs see it.
+    pub progress_directory: PathBuf,
+}
+
+impl Default for MeterSettings {
+    fn default() -> Self {
+        Self {
+            configured: BTreeMap::new(),
+            redis_password_files: BTreeMap::new(),
+            progress_directory: PathBuf::from(homeostat_progress::layout::DIRECTORY),
+        }
+    }
+}
+
+impl MeterSettings {
+    /// Meters configured for a workload, without repetition, in the order of the configuration.
+    pub(super) fn configured_for<'a>(&'a self, workload: &Workload) -> Vec<&'a str> {
+        let mut ids: Vec<&str> = Vec::new();
+        for id in self
+            .configured
+            .iter()
+            .filter(|(name, _)| names(name, workload))
+            .flat_map(|(_, ids)| ids)
+        {
+            if !ids.contains(&id.as_str()) {
+                ids.push(id);
+            }
+        }
+        ids
+    }
+
+    /// Password file for a workload; an exact name goes before a pattern.
+    pub(super) fn redis_password_file(&self, workload: &Workload) -> Option<&PathBuf> {
+        self.redis_password_files.get(workload.id.as_str()).or_else(|| {
+            self.redis_password_files
+                .iter()
+                .find(|(name, _)| names(name, workload))
+                .map(|(_, file)| file)
+        })
+    }
+}
+
+fn names(pattern: &str, workload: &Workload) -> bool {
+    matches(pattern.as_bytes(), workload.id.as_str().as_bytes())
+        || matches(pattern.as_bytes(), workload.program.as_bytes())
+}
+
+/// Whether a text fits a pattern of `*` (any text) and `?` (one byte). Linear in the text for each star.
+fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((at, from)) => {
+                    star = Some((at, from + 1));
+                    p = at + 1;
+                    t = from + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns() {
+        let fits = |p: &str, t: &str| matches(p.as_bytes(), t.as_bytes());
+        assert!(fits("redis", "redis") && fits("*", "") && fits("r*s", "redis") && fits("re?is", "redis"));
+        assert!(
+            fits("*.service", "a.service") && fits("a*b*c", "aXbYbZc") && fits("latency[*", "latency[12]")
+        );
+        assert!(!fits("redis", "redis2") && !fits("", "a") && !fits("?", "") && !fits("a*b", "aXc"));
+    }
+}

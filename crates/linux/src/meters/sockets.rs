@@ -1,0 +1,390 @@
+//! Traffic of the workload's TCP connections, from the kernel's socket diagnostics (netlink `sock_diag`,
+//! `struct tcp_info`): bytes acknowledged and received, and segments with data received (about one per request
+//! in a conversation of question and answer). Unix sockets have no such counters.
+
+use super::common::{Cumulative, PROCESSES_MAX, not_mine, open_process, refused, usable};
+use super::listeners::{shares_network, socket_inodes};
+use super::{Meter, MeterKind};
+use crate::Root;
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
+use homeostat_platform::PlatformError;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+
+/// Most connections of the machine that are looked at in one reading (about 1 µs each).
+const CONNECTIONS_MAX: usize = 20_000;
+/// Most messages of one answer, as a bound that does not depend on the kernel.
+const MESSAGES_MAX: usize = 10_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Count {
+    Bytes,
+    Segments,
+}
+const ALL: [(Count, &str, &str); 2] = [
+    (Count::Bytes, "sockets.bytes", "byte sent or received"),
+    (
+        Count::Segments,
+        "sockets.segments",
+        "TCP segment received with data",
+    ),
+];
+
+/// The kind.
+pub(super) struct Sockets;
+
+impl MeterKind for Sockets {
+    fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
+        let tried = workload_sockets(root, workload)
+            .and_then(|inodes| {
+                let diagnostics = Diagnostics::open()?;
+                let connections = diagnostics.connections(&inodes)?;
+                if connections.is_empty() {
+                    return Err(unsupported(
+                        "the workload has no TCP connection now (Unix sockets have no counters); use a counter of \
+                         its own",
+                    ));
+                }
+                Ok(())
+            })
+            .map_err(|e| e.to_string());
+        ALL.iter()
+            .map(|&(_, id, unit)| match &tried {
+                Ok(()) => usable(id, MeterClass::Kernel, unit),
+                Err(why) => refused(id, MeterClass::Kernel, unit, why.clone()),
+            })
+            .collect()
+    }
+
+    fn open(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        id: &MeterId,
+    ) -> Result<Box<dyn Meter>, PlatformError> {
+        let (count, ..) = *ALL
+            .iter()
+            .find(|(_, name, _)| *name == id.as_str())
+            .ok_or_else(|| not_mine(id))?;
+        let mut meter = SocketMeter {
+            root: root.clone(),
+            count,
+            diagnostics: Diagnostics::open()?,
+            first: true,
+            sum: Cumulative::new(),
+        };
+        meter.read(workload)?;
+        Ok(Box::new(meter))
+    }
+}
+
+fn unsupported(why: &str) -> PlatformError {
+    PlatformError::Unsupported {
+        what: "counting the traffic of sockets".to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// Socket inodes of all processes of the workload.
+fn workload_sockets(root: &Root, workload: &Workload) -> Result<BTreeSet<u64>, PlatformError> {
+    if !root.is_live() {
+        return Err(unsupported("this is a captured tree, not the running machine"));
+    }
+    let mut inodes = BTreeSet::new();
+    let mut seen = false;
+    for process in workload.processes.iter().take(PROCESSES_MAX) {
+        let dir = match open_process(root, *process) {
+            Ok(dir) => dir,
+            Err(PlatformError::Vanished { .. }) => continue,
+            Err(e) => return Err(e),
+        };
+        if !shares_network(&dir) {
+            return Err(unsupported(
+                "the workload has a network namespace of its own, whose sockets are not visible from here; use a \
+                 counter of its own",
+            ));
+        }
+        match socket_inodes(&dir) {
+            Ok(more) => {
+                seen = true;
+                inodes.extend(more);
+            }
+            Err(Errno::NOENT | Errno::SRCH) => {}
+            Err(e) => {
+                return Err(super::common::fault(
+                    e,
+                    &format!("process {process}"),
+                    &format!("/proc/{process}/fd"),
+                ));
+            }
+        }
+    }
+    if seen {
+        Ok(inodes)
+    } else {
+        Err(PlatformError::Vanished {
+            target: workload.id.to_string(),
+        })
+    }
+}
+
+struct SocketMeter {
+    root: Root,
+    count: Count,
+    diagnostics: Diagnostics,
+    first: bool,
+    /// By inode: the kernel reuses a number only long after.
+    sum: Cumulative<u64>,
+}
+
+impl Meter for SocketMeter {
+    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        let inodes = workload_sockets(&self.root, workload)?;
+        let connections = self.diagnostics.connections(&inodes)?;
+        let mut living = BTreeSet::new();
+        for c in connections {
+            let value = match self.count {
+                Count::Bytes => c.bytes,
+                Count::Segments => c.segments,
+            };
+            // A connection that came after the opening of the meter counts whole.
+            self.sum.set(&c.inode, value as f64, !self.first);
+            living.insert(c.inode);
+        }
+        self.sum.retain(|inode| living.contains(inode));
+        self.first = false;
+        Ok(self.sum.total())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Connection {
+    inode: u64,
+    bytes: u64,
+    segments: u64,
+}
+
+/// A netlink socket to the kernel's socket diagnostics.
+struct Diagnostics(OwnedFd);
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const IPPROTO_TCP: u8 = 6;
+const INET_DIAG_INFO: u16 = 2;
+/// All states in which data flows or may still be counted: established, and closing in either direction.
+const STATES: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9;
+/// Offsets in `struct tcp_info` (include/uapi/linux/tcp.h).
+const BYTES_ACKED: usize = 120;
+const BYTES_RECEIVED: usize = 128;
+const DATA_SEGMENTS_IN: usize = 152;
+const MESSAGE_HEADER: usize = 16;
+/// Size of `struct inet_diag_msg`, and offset of the inode in it (include/uapi/linux/inet_diag.h).
+const DIAGNOSTIC_SIZE: usize = 72;
+const DIAGNOSTIC_INODE: usize = 68;
+
+impl Diagnostics {
+    fn open() -> Result<Self, PlatformError> {
+        let fd = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            Some(netlink::SOCK_DIAG),
+        )
+        .map_err(|e| {
+            unsupported(&format!(
+                "the kernel has no socket diagnostics ({e}); it needs CONFIG_INET_DIAG"
+            ))
+        })?;
+        // The kernel answers at once; the limit is against surprises.
+        rustix::net::sockopt::set_socket_timeout(
+            &fd,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(std::time::Duration::from_millis(200)),
+        )
+        .map_err(|e| unsupported(&e.to_string()))?;
+        Ok(Self(fd))
+    }
+
+    /// The TCP connections among those inodes.
+    fn connections(&self, inodes: &BTreeSet<u64>) -> Result<Vec<Connection>, PlatformError> {
+        let mut found = Vec::new();
+        let mut looked = 0;
+        for family in [AddressFamily::INET, AddressFamily::INET6] {
+            self.dump(family.as_raw() as u8, |c| {
+                looked += 1;
+                if inodes.contains(&c.inode) {
+                    found.push(c);
+                }
+                looked <= CONNECTIONS_MAX
+            })
+            .map_err(|e| match e {
+                Errno::TIMEDOUT | Errno::AGAIN | Errno::NOBUFS | Errno::INTR => PlatformError::Busy {
+                    what: "listing the machine's connections".to_owned(),
+                    why: e.to_string(),
+                },
+                Errno::TOOBIG => unsupported(&format!(
+                    "the machine has more than {CONNECTIONS_MAX} connections, too many to list for each reading; use a \
+                     counter of its own"
+                )),
+                e => unsupported(&format!("the kernel says {e}; it needs CONFIG_INET_DIAG")),
+            })?;
+        }
+        Ok(found)
+    }
+
+    fn dump(&self, family: u8, mut each: impl FnMut(Connection) -> bool) -> Result<(), Errno> {
+        let mut request = Vec::with_capacity(72);
+        request.extend_from_slice(&72u32.to_ne_bytes());
+        request.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        request.extend_from_slice(&NLM_F_REQUEST_DUMP.to_ne_bytes());
+        request.extend_from_slice(&[0; 8]);
+        request.extend_from_slice(&[family, IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), 0]);
+        request.extend_from_slice(&STATES.to_ne_bytes());
+        // The socket to look for: any.
+        request.resize(72, 0);
+        rustix::net::sendto(
+            &self.0,
+            &request,
+            SendFlags::empty(),
+            &SocketAddrNetlink::new(0, 0),
+        )?;
+        let mut buffer = vec![0u8; 32 * 1024];
+        let mut too_many = false;
+        for _ in 0..MESSAGES_MAX {
+            let (n, _) = rustix::net::recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty())?;
+            match messages(&buffer[..n], &mut |c| too_many |= !each(c)) {
+                // The answer is read to its end even then: what is left would be taken for the next one.
+                Ok(true) => return if too_many { Err(Errno::TOOBIG) } else { Ok(()) },
+                Ok(false) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Errno::TOOBIG)
+    }
+}
+
+/// Reads the messages of one datagram; true at the end of the answer.
+fn messages(mut data: &[u8], each: &mut impl FnMut(Connection)) -> Result<bool, Errno> {
+    while data.len() >= MESSAGE_HEADER {
+        let length = u32_at(data, 0).unwrap_or(0) as usize;
+        let kind = u16_at(data, 4).unwrap_or(0);
+        let Some(body) = data.get(MESSAGE_HEADER..length) else {
+            return Err(Errno::BADMSG);
+        };
+        match kind {
+            NLMSG_DONE => return Ok(true),
+            NLMSG_ERROR => {
+                let code = u32_at(body, 0).map_or(0, |c| (c as i32).wrapping_neg());
+                return Err(if code > 0 {
+                    Errno::from_raw_os_error(code)
+                } else {
+                    Errno::BADMSG
+                });
+            }
+            _ => {
+                if let Some(c) = connection(body) {
+                    each(c);
+                }
+            }
+        }
+        data = data.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+fn connection(body: &[u8]) -> Option<Connection> {
+    let inode = u64::from(u32_at(body, DIAGNOSTIC_INODE)?);
+    let mut attributes = body.get(DIAGNOSTIC_SIZE..)?;
+    while attributes.len() >= 4 {
+        let length = usize::from(u16_at(attributes, 0)?);
+        let value = attributes.get(4..length)?;
+        if u16_at(attributes, 2)? == INET_DIAG_INFO {
+            return Some(Connection {
+                inode,
+                bytes: u64_at(value, BYTES_ACKED)?.saturating_add(u64_at(value, BYTES_RECEIVED)?),
+                segments: u64::from(u32_at(value, DATA_SEGMENTS_IN)?),
+            });
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    None
+}
+
+fn u16_at(b: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(b.get(at..at + 2)?.try_into().ok()?))
+}
+fn u32_at(b: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(b.get(at..at + 4)?.try_into().ok()?))
+}
+fn u64_at(b: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(b.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn bytes_of_a_connection_of_ours_are_counted_exactly() {
+        let own = super::super::tests::own();
+        let root = Root::default();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let inode = |fd: &dyn std::os::fd::AsRawFd| {
+            std::fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+                .unwrap()
+                .ino()
+        };
+        use std::os::unix::fs::MetadataExt;
+        let wanted = BTreeSet::from([inode(&client)]);
+        let diagnostics = Diagnostics::open().unwrap();
+        let before = diagnostics.connections(&wanted).unwrap();
+        let mut buffer = [0u8; 1000];
+        for _ in 0..7 {
+            client.write_all(&[1; 1000]).unwrap();
+            server.read_exact(&mut buffer).unwrap();
+            server.write_all(&[2; 10]).unwrap();
+            client.read_exact(&mut buffer[..10]).unwrap();
+        }
+        // The last answer acknowledged everything the client had sent.
+        let after = diagnostics.connections(&wanted).unwrap();
+        assert_eq!(before.len(), 1);
+        assert_eq!(after[0].bytes - before[0].bytes, 7 * 1010);
+        assert_eq!(after[0].segments - before[0].segments, 7);
+        assert!(Sockets.find(&root, &own).iter().all(|c| c.refused.is_none()));
+        let mut meter = Sockets
+            .open(&root, &own, &MeterId::from("sockets.bytes"))
+            .unwrap();
+        let first = meter.read(&own).unwrap();
+        drop((client, server));
+        let mut again = meter.read(&own).unwrap();
+        assert!(again >= first, "a closed connection stays in the sum");
+        again = meter.read(&own).unwrap();
+        assert!(again >= first);
+    }
+
+    #[test]
+    fn broken_answers_are_errors_or_nothing() {
+        let mut message = vec![0u8; MESSAGE_HEADER + DIAGNOSTIC_SIZE + 4];
+        let length = message.len() as u32;
+        message[..4].copy_from_slice(&length.to_ne_bytes());
+        message[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        for at in 0..message.len() {
+            for value in [0u8, 1, 3, 0x7f, 0xff] {
+                let mut m = message.clone();
+                m[at] = value;
+                let mut count = 0;
+                let _ = messages(&m, &mut |_| count += 1);
+                assert_eq!(count, 0);
+            }
+        }
+        assert_eq!(messages(&message[..20], &mut |_| {}), Err(Errno::BADMSG));
+    }
+}

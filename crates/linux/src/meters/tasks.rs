@@ -1,0 +1,305 @@
+//! Perf counters on the threads of a workload, or on all CPUs.
+//!
+//! A counter on a thread also covers the threads that it makes later, but not those it had already made, and no
+//! forked process. So all threads present at the opening get one each, and so do those of new processes, when a
+//! reading finds them; what they did before that is not counted. A counter per CPU covers every process that
+//! runs, which is right for a probe on a program that only this workload runs.
+
+use super::common::{PROCESSES_MAX, numbers_in, open_process};
+use crate::Root;
+use crate::sys::perf::{Counter, Event, OpenError, Scope, close_in_background};
+use homeostat_model::{ProcessId, Workload};
+use homeostat_platform::PlatformError;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+
+/// What is counted, owned.
+#[derive(Clone, Debug)]
+pub(super) enum Counted {
+    Uprobe {
+        source: u32,
+        file: CString,
+        offset: u64,
+        semaphore: u32,
+    },
+    Tracepoint(u64),
+    Instructions,
+    Cycles,
+}
+
+impl Counted {
+    fn event(&self) -> Event<'_> {
+        match self {
+            Self::Uprobe {
+                source,
+                file,
+                offset,
+                semaphore,
+            } => Event::Uprobe {
+                source: *source,
+                file,
+                offset: *offset,
+                semaphore: *semaphore,
+            },
+            Self::Tracepoint(id) => Event::Tracepoint(*id),
+            Self::Instructions => Event::Instructions,
+            Self::Cycles => Event::Cycles,
+        }
+    }
+
+    pub(super) fn open(&self, scope: Scope) -> Result<Counter, PlatformError> {
+        Counter::open(self.event(), scope).map_err(|e| {
+            let what = match self {
+                Self::Uprobe { .. } => "counting through a uprobe",
+                Self::Tracepoint(_) => "counting through a tracepoint",
+                Self::Instructions | Self::Cycles => "counting through the processor's counters",
+            }
+            .to_owned();
+            match e {
+                OpenError::Denied(errno) => PlatformError::Denied {
+                    what,
+                    needs: format!(
+                        "run homeostat as root, or with CAP_PERFMON and CAP_SYS_ADMIN ({errno}; kernel lockdown and \
+                         security modules may refuse as well)"
+                    ),
+                },
+                OpenError::Vanished => PlatformError::Vanished { target: format!("{scope:?}") },
+                OpenError::Unsupported(errno) => PlatformError::Unsupported {
+                    what,
+                    why: format!("the kernel says {errno}; choose another meter"),
+                },
+                OpenError::Busy(errno) => PlatformError::Busy { what, why: errno.to_string() },
+            }
+        })
+    }
+}
+
+/// Limits on what is attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Most counters in all.
+    pub(super) counters: usize,
+    /// Most processes attached in one reading.
+    pub(super) attach: usize,
+}
+
+/// Counters on the threads of each process.
+pub(super) struct TaskCounters {
+    root: Root,
+    events: Vec<Counted>,
+    limits: Limits,
+    attached: BTreeMap<ProcessId, Vec<Counter>>,
+    ended: f64,
+}
+
+impl TaskCounters {
+    /// Attaches to all threads of the workload.
+    pub(super) fn open(
+        root: &Root,
+        workload: &Workload,
+        events: Vec<Counted>,
+        limits: Limits,
+    ) -> Result<Self, PlatformError> {
+        let mut counters = Self {
+            root: root.clone(),
+            events,
+            limits,
+            attached: BTreeMap::new(),
+            ended: 0.0,
+        };
+        counters.attach(workload, usize::MAX)?;
+        if counters.attached.is_empty() {
+            return Err(PlatformError::Vanished {
+                target: workload.id.to_string(),
+            });
+        }
+        Ok(counters)
+    }
+
+    fn attach(&mut self, workload: &Workload, limit: usize) -> Result<(), PlatformError> {
+        let new: Vec<ProcessId> = workload
+            .processes
+            .iter()
+            .filter(|p| !self.attached.contains_key(p))
+            .take(limit)
+            .copied()
+            .collect();
+        for process in new {
+            match self.attach_process(process) {
+                Ok(counters) => {
+                    self.attached.insert(process, counters);
+                }
+                Err(PlatformError::Vanished { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn attach_process(&self, process: ProcessId) -> Result<Vec<Counter>, PlatformError> {
+        let dir = open_process(&self.root, process)?;
+        let vanished = || PlatformError::Vanished {
+            target: format!("process {process}"),
+        };
+        let (threads, more) = numbers_in(&dir, "task", self.limits.counters).map_err(|_| vanished())?;
+        let have: usize = self.attached.values().map(Vec::len).sum();
+        if more || have + threads.len() * self.events.len() > self.limits.counters {
+            return Err(PlatformError::Unsupported {
+                what: "counting each thread".to_owned(),
+                why: format!(
+                    "the workload has more than {} threads, and each needs a counter; choose another meter",
+                    self.limits.counters / self.events.len().max(1)
+                ),
+            });
+        }
+        let mut counters = Vec::new();
+        for thread in threads {
+            for event in &self.events {
+                match event.open(Scope::Thread(thread)) {
+                    Ok(counter) => counters.push(counter),
+                    Err(PlatformError::Vanished { .. }) => {}
+                    Err(e) => {
+                        close_in_background(counters);
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        if counters.is_empty() {
+            Err(vanished())
+        } else {
+            Ok(counters)
+        }
+    }
+
+    /// Sum over all counters, those of ended processes included.
+    pub(super) fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        let gone: Vec<ProcessId> = self
+            .attached
+            .keys()
+            .filter(|p| !workload.processes.contains(p))
+            .copied()
+            .collect();
+        let mut close = Vec::new();
+        for process in gone {
+            if let Some(counters) = self.attached.remove(&process) {
+                self.ended += sum(&counters)?;
+                close.extend(counters);
+            }
+        }
+        close_in_background(close);
+        // When the limit is reached the rest is not counted; the engine sees it as a meter out of proportion.
+        match self.attach(workload, self.limits.attach) {
+            Ok(()) | Err(PlatformError::Unsupported { .. } | PlatformError::Busy { .. }) => {}
+            Err(e) => return Err(e),
+        }
+        if self.attached.is_empty() {
+            return Err(PlatformError::Vanished {
+                target: workload.id.to_string(),
+            });
+        }
+        let mut total = self.ended;
+        for counters in self.attached.values() {
+            total += sum(counters)?;
+        }
+        Ok(total)
+    }
+}
+
+impl Drop for TaskCounters {
+    fn drop(&mut self) {
+        close_in_background(
+            std::mem::take(&mut self.attached)
+                .into_values()
+                .flatten()
+                .collect(),
+        );
+    }
+}
+
+fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
+    let mut total = 0.0;
+    for counter in counters {
+        total += counter
+            .read()
+            .map_err(|e| PlatformError::Vanished {
+                target: format!("a perf counter ({e})"),
+            })?
+            .scaled();
+    }
+    Ok(total)
+}
+
+/// Counters on every CPU, for whatever runs there.
+pub(super) struct CpuCounters(Vec<Counter>);
+
+impl CpuCounters {
+    /// One for each event on each online CPU.
+    pub(super) fn open(cpus: &[u32], events: &[Counted]) -> Result<Self, PlatformError> {
+        let mut counters = Self(Vec::new());
+        for cpu in cpus {
+            for event in events {
+                counters.0.push(event.open(Scope::Cpu(*cpu))?);
+            }
+        }
+        Ok(counters)
+    }
+
+    pub(super) fn read(&self) -> Result<f64, PlatformError> {
+        sum(&self.0)
+    }
+}
+
+impl Drop for CpuCounters {
+    fn drop(&mut self) {
+        close_in_background(std::mem::take(&mut self.0));
+    }
+}
+
+/// Online CPUs, from `/sys/devices/system/cpu/online` (`0-3,8`).
+pub(super) fn online_cpus(root: &Root) -> Vec<u32> {
+    std::fs::read_to_string(root.path("/sys/devices/system/cpu/online"))
+        .map(|text| parse_cpus(&text))
+        .unwrap_or_default()
+}
+
+fn parse_cpus(text: &str) -> Vec<u32> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
+            // Linux has at most 8,192 CPUs (arch/x86/Kconfig, NR_CPUS).
+            cpus.extend((first..=last.min(8191)).take(8192));
+        }
+    }
+    cpus.truncate(8192);
+    cpus
+}
+
+/// Threads of the whole workload, counted up to `limit`.
+pub(super) fn threads(root: &Root, workload: &Workload, limit: usize) -> usize {
+    let mut count = 0;
+    for process in workload.processes.iter().take(PROCESSES_MAX) {
+        let Ok(dir) = open_process(root, *process) else {
+            continue;
+        };
+        count += numbers_in(&dir, "task", limit).map_or(0, |(t, more)| t.len() + usize::from(more));
+        if count > limit {
+            break;
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_cpus;
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(parse_cpus("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(parse_cpus("0"), [0]);
+        assert!(parse_cpus("").is_empty() && parse_cpus("x-y").is_empty());
+        assert!(parse_cpus("0-4294967295,0-4294967295").len() <= 8192);
+    }
+}

@@ -1,0 +1,38 @@
+//! Configured meters that no kind knows: a spelling mistake gets an answer instead of silence.
+
+use super::common::{not_mine, refused};
+use super::{Meter, MeterKind, MeterSettings, prometheus, uprobe};
+use crate::Root;
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
+use homeostat_platform::PlatformError;
+
+/// The kind.
+pub(super) struct Unclaimed(MeterSettings);
+
+impl Unclaimed {
+    pub(super) fn new(settings: &MeterSettings) -> Self {
+        Self(settings.clone())
+    }
+}
+
+impl MeterKind for Unclaimed {
+    fn find(&mut self, _: &Root, workload: &Workload) -> Vec<MeterCandidate> {
+        self.0
+            .configured_for(workload)
+            .into_iter()
+            .filter(|id| !prometheus::is_mine(id) && !uprobe::is_mine(id))
+            .map(|id| {
+                refused(
+                    id,
+                    MeterClass::Application,
+                    "count",
+                    "a configured meter begins with uprobe:, usdt: or prometheus:; correct it in the configuration",
+                )
+            })
+            .collect()
+    }
+
+    fn open(&mut self, _: &Root, _: &Workload, id: &MeterId) -> Result<Box<dyn Meter>, PlatformError> {
+        Err(not_mine(id))
+    }
+}

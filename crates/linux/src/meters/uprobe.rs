@@ -1,0 +1,630 @@
+//! Executions of a function (`uprobe:BINARY:SYMBOL`) or static probe (`usdt:BINARY:PROVIDER:NAME`), counted in
+//! the kernel through the perf uprobe event source. Needs no BPF; the kernel removes the probes when homeostat
+//! ends, however it ends.
+//!
+//! Two ways to count, because a forked process is not covered by its parent's counter and each counter takes
+//! 75 to 95 ms to close:
+//! * one counter per thread, for workloads of few threads;
+//! * one counter per CPU, which counts every process that runs the file: only when no process outside the
+//!   workload runs it. That is checked at the opening and again every 16 readings.
+//!
+//! Whether the place is reached at all (a function may be inlined) is judged from the readings.
+
+use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, read_full, refused, usable};
+use super::elf::{self, ElfError, Site, Symbol};
+use super::points::{KnownPoint, Place, known_points};
+use super::tasks::{Counted, CpuCounters, Limits, TaskCounters, online_cpus, threads};
+use super::{Meter, MeterKind, MeterSettings};
+use crate::Root;
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
+use homeostat_platform::PlatformError;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+/// Cost of one hit on an instruction that the kernel emulates, and on one that it steps through (measured:
+/// 0.76 to 0.82 µs and 9.5 to 9.7 µs in a virtual machine).
+const COST_EMULATED: Nanoseconds = Nanoseconds(1_000);
+/// The dear kind.
+const COST_STEPPED: Nanoseconds = Nanoseconds(10_000);
+/// Most counters when each thread has its own.
+const LIMITS: Limits = Limits {
+    counters: 32,
+    attach: 2,
+};
+/// Most counters when each CPU has its own.
+const CPU_COUNTERS_MAX: usize = 1024;
+/// Readings between two looks at who else runs the file.
+const EXCLUSIVE_CHECK_EVERY: u32 = 16;
+/// Most processes looked at in that.
+const SCAN_MAX: usize = 100_000;
+/// Most answers kept about files.
+const CACHE_MAX: usize = 256;
+/// Most that is read of the list of mappings, when the binary is a library.
+const MAPS_MAX: usize = 4 * 1024 * 1024;
+
+/// Whether an id is one of this kind.
+pub(super) fn is_mine(id: &str) -> bool {
+    id.starts_with("uprobe:") || id.starts_with("usdt:")
+}
+
+/// What an id asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Wanted {
+    Function {
+        binary: String,
+        symbol: String,
+    },
+    Static {
+        binary: String,
+        provider: String,
+        name: String,
+    },
+}
+
+impl Wanted {
+    fn parse(id: &str) -> Result<Self, String> {
+        let full = |parts: &[&str]| {
+            parts
+                .iter()
+                .all(|p| !p.is_empty() && !p.chars().any(char::is_control))
+        };
+        if let Some(rest) = id.strip_prefix("uprobe:") {
+            return match rest.rsplit_once(':') {
+                Some((binary, symbol)) if full(&[binary, symbol]) => Ok(Self::Function {
+                    binary: binary.to_owned(),
+                    symbol: symbol.to_owned(),
+                }),
+                _ => Err("write uprobe:BINARY:SYMBOL, for example uprobe:postgres:ReadyForQuery".to_owned()),
+            };
+        }
+        if let Some(rest) = id.strip_prefix("usdt:") {
+            let parts: Vec<&str> = rest.rsplitn(3, ':').collect();
+            if let [name, provider, binary] = parts[..]
+                && full(&[binary, provider, name])
+            {
+                return Ok(Self::Static {
+                    binary: binary.to_owned(),
+                    provider: provider.to_owned(),
+                    name: name.to_owned(),
+                });
+            }
+            return Err(
+                "write usdt:BINARY:PROVIDER:NAME, for example usdt:postgres:postgresql:transaction__commit"
+                    .to_owned(),
+            );
+        }
+        Err("it begins with neither uprobe: nor usdt:".to_owned())
+    }
+
+    fn binary(&self) -> &str {
+        match self {
+            Self::Function { binary, .. } | Self::Static { binary, .. } => binary,
+        }
+    }
+
+    fn sites(&self, file: &File) -> Result<Vec<Site>, ElfError> {
+        match self {
+            Self::Function { symbol, .. } => {
+                elf::function(file, Symbol::Exact(symbol)).map(|(_, site)| vec![site])
+            }
+            Self::Static { provider, name, .. } => elf::static_probe(file, provider, name),
+        }
+    }
+}
+
+/// A file as it was when we looked into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FileState {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+    size: u64,
+}
+
+/// Answers about files: reading the symbols of a large one takes tens of milliseconds.
+type Cache = BTreeMap<(FileState, String), Result<(String, Vec<Site>), ElfError>>;
+
+/// The kind.
+pub(super) struct Uprobe {
+    settings: MeterSettings,
+    cache: Cache,
+}
+
+impl Uprobe {
+    pub(super) fn new(settings: &MeterSettings) -> Self {
+        Self {
+            settings: settings.clone(),
+            cache: Cache::new(),
+        }
+    }
+
+    /// Looks into a file, or remembers.
+    fn look(
+        &mut self,
+        binary: &Binary,
+        key: &str,
+        look: impl FnOnce(&File) -> Result<(String, Vec<Site>), ElfError>,
+    ) -> Result<(String, Vec<Site>), ElfError> {
+        let key = (binary.state, key.to_owned());
+        if let Some(answer) = self.cache.get(&key) {
+            return answer.clone();
+        }
+        let answer = look(&binary.file);
+        if self.cache.len() >= CACHE_MAX {
+            self.cache.clear();
+        }
+        self.cache.insert(key, answer.clone());
+        answer
+    }
+
+    fn known(&mut self, root: &Root, workload: &Workload, point: &KnownPoint) -> MeterCandidate {
+        let name = point
+            .programs
+            .iter()
+            .find(|p| is_program(workload, &[p]))
+            .copied()
+            .unwrap_or(workload.program.as_str());
+        let plain = match point.place {
+            Place::Function(symbol) | Place::FunctionContaining(symbol) => format!("uprobe:{name}:{symbol}"),
+            Place::StaticProbe(provider, probe) => format!("usdt:{name}:{provider}:{probe}"),
+        };
+        let found = Binary::main(root, workload).and_then(|binary| {
+            let (symbol, sites) = self
+                .look(&binary, &plain_key(&point.place, &plain), |file| {
+                    match point.place {
+                        Place::Function(s) => {
+                            elf::function(file, Symbol::Exact(s)).map(|(n, s)| (n, vec![s]))
+                        }
+                        Place::FunctionContaining(s) => {
+                            elf::function(file, Symbol::Containing(s)).map(|(n, s)| (n, vec![s]))
+                        }
+                        Place::StaticProbe(p, n) => {
+                            elf::static_probe(file, p, n).map(|sites| (n.to_owned(), sites))
+                        }
+                    }
+                })
+                .map_err(|e| e.to_string())?;
+            Ok((symbol, sites, binary))
+        });
+        let (id, checked) = match found {
+            Ok((symbol, sites, binary)) => {
+                let id = match point.place {
+                    // The mangled name: what was found is what will be opened.
+                    Place::FunctionContaining(_) => format!("uprobe:{name}:{symbol}"),
+                    Place::Function(_) | Place::StaticProbe(..) => plain,
+                };
+                let way = Way::choose(root, workload, &binary, &sites);
+                (id, way.and_then(|_| source(root)).map(|_| cost(&sites)))
+            }
+            Err(why) => (plain, Err(why)),
+        };
+        candidate(&id, point.unit, checked)
+    }
+
+    fn configured(&mut self, root: &Root, workload: &Workload, id: &str) -> MeterCandidate {
+        let checked = self
+            .prepare(root, workload, id)
+            .map(|p| cost(&p.sites))
+            .map_err(|e| match e {
+                PlatformError::Unsupported { why, .. } => why,
+                other => other.to_string(),
+            });
+        candidate(id, "hit", checked)
+    }
+
+    fn prepare(&mut self, root: &Root, workload: &Workload, id: &str) -> Result<Prepared, PlatformError> {
+        let refuse = |why: String| PlatformError::Unsupported {
+            what: format!("meter {id}"),
+            why,
+        };
+        let wanted = Wanted::parse(id).map_err(refuse)?;
+        let binary = Binary::find(root, workload, wanted.binary()).map_err(refuse)?;
+        let (_, sites) = self
+            .look(&binary, id, |file| wanted.sites(file).map(|s| (String::new(), s)))
+            .map_err(|e| refuse(e.to_string()))?;
+        let way = Way::choose(root, workload, &binary, &sites).map_err(refuse)?;
+        let source = source(root).map_err(refuse)?;
+        Ok(Prepared {
+            binary,
+            sites,
+            way,
+            source,
+        })
+    }
+}
+
+/// The text an answer is remembered under; a search and an exact name are different questions.
+fn plain_key(place: &Place, plain: &str) -> String {
+    match place {
+        Place::FunctionContaining(_) => format!("{plain}*"),
+        Place::Function(_) | Place::StaticProbe(..) => plain.to_owned(),
+    }
+}
+
+impl MeterKind for Uprobe {
+    fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
+        let mut found: Vec<MeterCandidate> = Vec::new();
+        for point in known_points().iter().filter(|p| is_program(workload, p.programs)) {
+            found.push(self.known(root, workload, point));
+        }
+        let configured: Vec<String> = self
+            .settings
+            .configured_for(workload)
+            .into_iter()
+            .filter(|id| is_mine(id))
+            .map(str::to_owned)
+            .collect();
+        for id in configured {
+            if found.iter().all(|c| c.id.as_str() != id) {
+                found.push(self.configured(root, workload, &id));
+            }
+        }
+        if found.is_empty() {
+            found.push(refused(
+                "uprobe",
+                MeterClass::Probe,
+                "hit",
+                format!(
+                    "no function of {} is known that runs once per unit of work; name one in the configuration \
+                     (uprobe:BINARY:SYMBOL or usdt:BINARY:PROVIDER:NAME)",
+                    workload.program
+                ),
+            ));
+        }
+        found
+    }
+
+    fn open(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        id: &MeterId,
+    ) -> Result<Box<dyn Meter>, PlatformError> {
+        if !is_mine(id.as_str()) {
+            return Err(not_mine(id));
+        }
+        let Prepared {
+            binary,
+            sites,
+            way,
+            source,
+        } = self.prepare(root, workload, id.as_str())?;
+        let file = CString::new(binary.path.clone()).map_err(|_| not_mine(id))?;
+        let events: Vec<Counted> = sites
+            .iter()
+            .map(|s| Counted::Uprobe {
+                source,
+                file: file.clone(),
+                offset: s.offset,
+                semaphore: s.semaphore,
+            })
+            .collect();
+        Ok(match way {
+            Way::Threads => Box::new(ThreadMeter(TaskCounters::open(root, workload, events, LIMITS)?)),
+            Way::Cpus => Box::new(CpuMeter {
+                root: root.clone(),
+                counters: CpuCounters::open(&online_cpus(root), &events)?,
+                file: binary.state,
+                readings: 0,
+            }),
+        })
+    }
+}
+
+struct Prepared {
+    binary: Binary,
+    sites: Vec<Site>,
+    way: Way,
+    source: u32,
+}
+
+fn candidate(id: &str, unit: &str, checked: Result<Nanoseconds, String>) -> MeterCandidate {
+    match checked {
+        Ok(cost) => MeterCandidate {
+            cost_per_count: cost,
+            ..usable(id, MeterClass::Probe, unit)
+        },
+        Err(why) => refused(id, MeterClass::Probe, unit, why),
+    }
+}
+
+fn cost(sites: &[Site]) -> Nanoseconds {
+    if sites.iter().all(|s| s.cheap) {
+        COST_EMULATED
+    } else {
+        COST_STEPPED
+    }
+}
+
+/// Number of the uprobe event source.
+fn source(root: &Root) -> Result<u32, String> {
+    if !root.is_live() {
+        return Err("this is a captured tree, not the running machine".to_owned());
+    }
+    std::fs::read_to_string(root.path("/sys/bus/event_source/devices/uprobe/type"))
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or_else(|| "the kernel has no uprobe event source; it needs CONFIG_UPROBE_EVENTS".to_owned())
+}
+
+/// How to count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Threads,
+    Cpus,
+}
+
+impl Way {
+    fn choose(root: &Root, workload: &Workload, binary: &Binary, sites: &[Site]) -> Result<Self, String> {
+        if workload.processes.len() > PROCESSES_MAX {
+            return Err(format!(
+                "it has more than {PROCESSES_MAX} processes; split the workload into units"
+            ));
+        }
+        let limit = LIMITS.counters / sites.len().max(1);
+        let threads = threads(root, workload, limit);
+        let few = threads <= limit;
+        let single = workload.processes.len() == 1;
+        let cpus = online_cpus(root).len();
+        if few && single && threads <= cpus.max(4) {
+            return Ok(Self::Threads);
+        }
+        let stranger = if binary.is_main {
+            stranger(root, workload, binary.state)
+        } else {
+            None
+        };
+        if binary.is_main
+            && stranger.is_none()
+            && cpus > 0
+            && cpus.saturating_mul(sites.len()) <= CPU_COUNTERS_MAX
+        {
+            return Ok(Self::Cpus);
+        }
+        if few {
+            return Ok(Self::Threads);
+        }
+        Err(match stranger {
+            Some(pid) => format!(
+                "it has more than {limit} threads, and process {pid} of another workload runs the same file, so that \
+                 its hits could not be told apart; run them from different files, or use a counter of its own"
+            ),
+            None => format!(
+                "it has more than {limit} threads, too many for a counter each; use a counter of its own"
+            ),
+        })
+    }
+}
+
+/// A process outside the workload that runs the file.
+fn stranger(root: &Root, workload: &Workload, file: FileState) -> Option<i32> {
+    let mut own: Vec<i32> = workload.processes.iter().map(|p| p.pid).collect();
+    own.sort_unstable();
+    let proc = rustix::fs::open(
+        root.path("/proc"),
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .ok()?;
+    let (pids, _) = super::common::numbers_in(&proc, ".", SCAN_MAX).ok()?;
+    pids.into_iter()
+        .filter(|pid| own.binary_search(pid).is_err())
+        .find(|pid| {
+            rustix::fs::statat(&proc, format!("{pid}/exe"), rustix::fs::AtFlags::empty())
+            .is_ok_and(|s| (s.st_dev, s.st_ino) == (file.device, file.inode))
+            // A process that this workload has just forked belongs to it, though no scan has seen it yet.
+            && !parent(&proc, *pid).is_some_and(|p| own.binary_search(&p).is_ok())
+        })
+}
+
+/// Parent of a process: field 4 of its `stat` file.
+fn parent(proc: &std::os::fd::OwnedFd, pid: i32) -> Option<i32> {
+    let mut buffer = [0u8; 1024];
+    let n = super::common::read_at(proc, &format!("{pid}/stat"), &mut buffer).ok()?;
+    let stat = &buffer[..n];
+    let after_name = stat.iter().rposition(|&c| c == b')')? + 1;
+    std::str::from_utf8(stat.get(after_name..)?)
+        .ok()?
+        .split_ascii_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
+/// A file that the workload runs or has mapped.
+struct Binary {
+    /// Path by which the kernel finds it from our side.
+    path: String,
+    file: File,
+    state: FileState,
+    /// The main executable, not a library.
+    is_main: bool,
+}
+
+impl Binary {
+    fn open(path: String, is_main: bool) -> Result<Self, String> {
+        let fail = |e: std::io::Error| {
+            if e.kind() == std::io::ErrorKind::PermissionDenied {
+                format!("{path} cannot be opened: {e}; run homeostat as root")
+            } else {
+                format!("{path} cannot be opened: {e}; name a file that the process has mapped")
+            }
+        };
+        // Not blocking: a path from the configuration may turn out to be a pipe.
+        let file = rustix::fs::open(
+            &path,
+            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK,
+            rustix::fs::Mode::empty(),
+        )
+        .map(File::from)
+        .map_err(|e| fail(e.into()))?;
+        let m = file.metadata().map_err(fail)?;
+        if !m.is_file() {
+            return Err(format!("{path} is not a regular file"));
+        }
+        let state = FileState {
+            device: m.dev(),
+            inode: m.ino(),
+            changed: (m.mtime(), m.mtime_nsec()),
+            size: m.size(),
+        };
+        Ok(Self {
+            path,
+            file,
+            state,
+            is_main,
+        })
+    }
+
+    fn process(root: &Root, workload: &Workload) -> Result<ProcessId, String> {
+        let mut why = "it has no process".to_owned();
+        for process in workload.processes.iter().take(PROCESSES_MAX) {
+            match open_process(root, *process) {
+                Ok(_) => return Ok(*process),
+                Err(e) => why = e.to_string(),
+            }
+        }
+        Err(why)
+    }
+
+    /// The main executable, even when its file was removed since.
+    fn main(root: &Root, workload: &Workload) -> Result<Self, String> {
+        let process = Self::process(root, workload)?;
+        let path = root.path(&format!("/proc/{process}/exe"));
+        Self::open(path.to_string_lossy().into_owned(), true)
+    }
+
+    /// The file that an id names: the main executable by name or path, or a mapped library.
+    fn find(root: &Root, workload: &Workload, name: &str) -> Result<Self, String> {
+        let executable = workload
+            .executable
+            .strip_suffix(" (deleted)")
+            .unwrap_or(&workload.executable);
+        let base = executable.rsplit('/').next().unwrap_or_default();
+        if name == executable || (!name.contains('/') && (name == base || name == workload.program)) {
+            return Self::main(root, workload);
+        }
+        let process = Self::process(root, workload)?;
+        let dir = open_process(root, process).map_err(|e| e.to_string())?;
+        let maps = rustix::fs::openat(
+            &dir,
+            "maps",
+            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        )
+        .map_err(|e| {
+            format!("the mappings of process {process} cannot be read: {e}; run homeostat as root")
+        })?;
+        let mut text = vec![0; 64 * 1024];
+        let mut used = 0;
+        while let Ok(n @ 1..) = read_full(&maps, &mut text[used..]) {
+            used += n;
+            if used == text.len() && used < MAPS_MAX {
+                text.resize(used * 2, 0);
+            }
+        }
+        let text = String::from_utf8_lossy(&text[..used]).into_owned();
+        let path = text
+            .lines()
+            .filter_map(mapped_code)
+            .find(|path| *path == name || (!name.contains('/') && path.rsplit('/').next() == Some(name)))
+            .ok_or_else(|| {
+                format!(
+                    "process {process} has no code of {name} mapped; name the program or one of its libraries"
+                )
+            })?;
+        // Through the process's root: the file may lie in a container.
+        let path = root.path(&format!("/proc/{process}/root{path}"));
+        Self::open(path.to_string_lossy().into_owned(), false)
+    }
+}
+
+/// Path of a mapping of code: `address perms offset dev inode path`.
+fn mapped_code(line: &str) -> Option<&str> {
+    let mut fields = line.splitn(6, ' ');
+    let permissions = fields.nth(1)?;
+    let path = fields.nth(3)?.trim_start();
+    (permissions.as_bytes().get(2) == Some(&b'x') && path.starts_with('/')).then_some(path)
+}
+
+struct ThreadMeter(TaskCounters);
+
+impl Meter for ThreadMeter {
+    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        self.0.read(workload)
+    }
+}
+
+struct CpuMeter {
+    root: Root,
+    counters: CpuCounters,
+    file: FileState,
+    readings: u32,
+}
+
+impl Meter for CpuMeter {
+    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        self.readings = self.readings.wrapping_add(1);
+        if self.readings.is_multiple_of(EXCLUSIVE_CHECK_EVERY)
+            && let Some(pid) = stranger(&self.root, workload, self.file)
+        {
+            return Err(PlatformError::Vanished {
+                target: format!(
+                    "the workload's sole use of its program (process {pid} runs it too), so its meter"
+                ),
+            });
+        }
+        self.counters.read()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_parsed_and_wrong_ones_explained() {
+        assert_eq!(
+            Wanted::parse("uprobe:/usr/bin/x:f"),
+            Ok(Wanted::Function {
+                binary: "/usr/bin/x".into(),
+                symbol: "f".into()
+            })
+        );
+        assert_eq!(
+            Wanted::parse("usdt:libx.so:prov:n"),
+            Ok(Wanted::Static {
+                binary: "libx.so".into(),
+                provider: "prov".into(),
+                name: "n".into()
+            })
+        );
+        for bad in ["uprobe:", "uprobe:x", "uprobe::f", "uprobe:x:", "uprobe:x:\x07"] {
+            assert!(
+                Wanted::parse(bad).unwrap_err().contains("uprobe:BINARY:SYMBOL"),
+                "{bad}"
+            );
+        }
+        for bad in ["usdt:", "usdt:x", "usdt:x:y", "usdt:x::z", "usdt::y:z"] {
+            assert!(
+                Wanted::parse(bad)
+                    .unwrap_err()
+                    .contains("usdt:BINARY:PROVIDER:NAME"),
+                "{bad}"
+            );
+        }
+        assert!(Wanted::parse("x").is_err());
+    }
+
+    #[test]
+    fn mappings_of_code() {
+        let code = "7f00-7f01 r-xp 00000000 fe:00 12                         /usr/lib/my lib.so";
+        assert_eq!(mapped_code(code), Some("/usr/lib/my lib.so"));
+        assert_eq!(mapped_code(&code.replace("r-xp", "r--p")), None);
+        assert_eq!(mapped_code("7f00-7f01 r-xp 00000000 00:00 0 "), None);
+        assert_eq!(mapped_code("7f00-7f01 r-xp 00000000 00:00 0    [vdso]"), None);
+        assert_eq!(mapped_code(""), None);
+    }
+}
