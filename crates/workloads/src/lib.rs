@@ -13,7 +13,8 @@
 //!
 //! All programs count their work with `homeostat-progress`, print one line per report interval when asked with
 //! `--report`, end at SIGTERM or SIGINT as they would at their time limit, and print a summary. Lines are made of
-//! `key=value` words, the unit being part of the key, so that a shell can take them apart.
+//! `key=value` words, so that a shell can take them apart: `work` is in the unit that the first line names, the
+//! units of time and size are part of the key.
 
 pub mod chain;
 pub mod maps;

@@ -130,9 +130,9 @@ impl Outcome {
 
     /// The part that every line has, in `key=value` words.
     #[must_use]
-    pub fn words(&self, unit: &str) -> String {
+    pub fn words(&self) -> String {
         format!(
-            "{unit}s={} {unit}s_per_s={:.1} cpu_s={:.6}",
+            "work={} work_per_s={:.1} cpu_s={:.6}",
             self.work,
             self.work_per_s(),
             self.cpu.as_secs_f64()
@@ -193,9 +193,10 @@ impl Session {
         extra: impl Fn(&Outcome) -> String,
     ) -> Result<Outcome, SessionError> {
         say(&format!(
-            "ready pid={} threads={}",
+            "ready pid={} threads={} unit={}",
             std::process::id(),
-            plan.threads
+            plan.threads,
+            work.unit
         ))?;
         let begin = Mark::now(work);
         let running = AtomicUsize::new(plan.threads);
@@ -235,7 +236,7 @@ impl Session {
         let line = format!(
             "summary seconds={:.3} {} {}",
             whole.elapsed.as_secs_f64(),
-            whole.words(work.unit),
+            whole.words(),
             extra(&whole)
         );
         say(line.trim_end())?;
@@ -267,7 +268,7 @@ impl Session {
                     "report t_s={:.3} interval_s={:.6} {} {}",
                     (mark.at - begin.at).as_secs_f64(),
                     interval.elapsed.as_secs_f64(),
-                    interval.words(work.unit),
+                    interval.words(),
                     extra(&interval)
                 );
                 say(line.trim_end())?;
@@ -368,13 +369,13 @@ mod tests {
     }
 
     #[test]
-    fn words_carry_their_unit() {
+    fn words_are_keys_and_values() {
         let outcome = Outcome {
             elapsed: Duration::from_secs(2),
             work: 10,
             cpu: Duration::from_millis(500),
         };
-        assert_eq!(outcome.words("load"), "loads=10 loads_per_s=5.0 cpu_s=0.500000");
+        assert_eq!(outcome.words(), "work=10 work_per_s=5.0 cpu_s=0.500000");
         assert!((outcome.cpu_ns_per_unit() - 5e7).abs() < 1e-3);
     }
 

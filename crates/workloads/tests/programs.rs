@@ -134,7 +134,7 @@ fn latency_ends_after_the_transactions_asked_for_and_counts_them() {
         let (rest, status) = latency.rest();
         assert!(status.success());
         let summary = words(rest.lines().last().unwrap());
-        let loads = number(&summary, "loads") as u64;
+        let loads = number(&summary, "work") as u64;
         // Each of the two threads may be one batch of 4,096 loads beyond the goal.
         assert!(
             (LOADS_PER_TRANSACTION..=LOADS_PER_TRANSACTION + 2 * 4096).contains(&loads),
@@ -159,14 +159,14 @@ fn progress_is_published_while_it_runs_and_withdrawn_at_the_end() {
     ];
     for (program, arguments, unit) in programs {
         let mut running = Running::start(program, arguments);
-        running.until("ready");
+        assert_eq!(running.until("ready")["unit"], unit);
         let files = running.progress_files();
         assert_eq!(files.len(), 1, "{program}");
         let report = running.until("report");
         let (first, published_unit) = published(&files[0]);
         assert_eq!(published_unit, unit);
         assert!(
-            first >= number(&report, &format!("{unit}s")) as u64,
+            first >= number(&report, "work") as u64,
             "{program}: {first} {report:?}"
         );
         running.until("report");
@@ -176,7 +176,7 @@ fn progress_is_published_while_it_runs_and_withdrawn_at_the_end() {
         assert!(status.success(), "{program}");
         let summary = words(rest.lines().last().unwrap());
         assert!(rest.lines().last().unwrap().starts_with("summary "), "{rest}");
-        assert!(number(&summary, &format!("{unit}s")) as u64 > first);
+        assert!(number(&summary, "work") as u64 > first);
         assert_eq!(
             running.progress_files(),
             Vec::<std::path::PathBuf>::new(),
@@ -256,7 +256,7 @@ fn the_file_reader_removes_the_file_it_made_and_no_other() {
         FILE_READER,
         &["2", "3600", "--file", found.to_str().unwrap(), "--report", "1"],
     );
-    assert!(number(&running.until("report"), "bytes") > 7.0);
+    assert!(number(&running.until("report"), "work") > 7.0);
     assert!(running.terminate().1.success());
     assert_eq!(std::fs::read_to_string(&found).unwrap(), "content");
 
