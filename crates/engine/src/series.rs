@@ -10,7 +10,10 @@ const INTERVALS_MAX: usize = 1500;
 const LOAD_SPAN: Nanoseconds = Nanoseconds::from_secs(30);
 /// A machine is used up when less than this share of its CPU time is idle.
 const MACHINE_IDLE_MIN: f64 = 0.05;
-/// A program that keeps n threads running all the time shows n CPUs; this far off still counts.
+/// … and a workload is what uses it up when it takes at least this share of its CPUs.
+const MACHINE_SHARE_MIN: f64 = 0.25;
+/// A program that keeps n threads runnable all the time shows n CPUs of running and waiting to run; this far off
+/// still counts.
 const WHOLE_CPU_SLACK: f64 = 0.10;
 
 /// Samples come on a beat, but not on the microsecond: an edge that is missed by less than this counts as met.
@@ -99,9 +102,9 @@ impl Series {
 
     /// The load over the last half minute.
     ///
-    /// *Saturated* means that the program would do more work if it got faster: the machine has no idle CPU, or
-    /// the program keeps a whole number of threads running all the time. Otherwise its work is limited by what is
-    /// offered to it, work per second would not move, and CPU time per unit of work judges.
+    /// *Saturated* means that the program would do more work if it got faster: it keeps a whole number of threads
+    /// runnable all the time, or it is what uses the machine up. Otherwise its work is limited by what is offered
+    /// to it, work per second would not move, and CPU time per unit of work judges.
     pub(crate) fn load(&self, now: Nanoseconds, machine_cpus: usize) -> Load {
         let mut seconds = 0.0;
         let mut cpu = 0.0;
@@ -119,11 +122,13 @@ impl Series {
             return Load::default();
         }
         let cpus = cpu / seconds;
-        let whole = cpus.round();
+        let demand = (cpu + wait) / seconds;
+        let whole = demand.round();
         let keeps_threads_busy = whole >= 1.0
-            && (whole - cpus).abs() <= WHOLE_CPU_SLACK * whole
+            && (whole - demand).abs() <= WHOLE_CPU_SLACK * whole
             && (whole <= 4.0 || whole as usize >= machine_cpus);
-        let machine_used_up = idle / seconds < MACHINE_IDLE_MIN && cpus > 0.1;
+        let machine_used_up =
+            idle / seconds < MACHINE_IDLE_MIN && cpus >= MACHINE_SHARE_MIN * machine_cpus as f64;
         Load {
             cpus,
             runqueue_wait: if cpu > 0.0 { wait / cpu } else { 0.0 },
@@ -161,6 +166,7 @@ mod tests {
         assert!(!series(0.5, 0.5).load(now, 8).saturated);
         assert!(!series(0.17, 0.5).load(now, 8).saturated);
         assert!(series(0.5, 0.01).load(now, 2).saturated, "no idle CPU is left");
+        assert!(!series(0.1, 0.01).load(now, 2).saturated, "others use the machine up");
         assert!(!series(5.1, 0.5).load(now, 16).saturated, "five of sixteen may be chance");
     }
 

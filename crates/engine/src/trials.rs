@@ -14,7 +14,7 @@ use homeostat_model::{
     Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
-use homeostat_statistics::block_length::{self, Choice};
+use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
 use std::collections::BTreeMap;
 
@@ -89,9 +89,10 @@ impl Engine {
     }
 
     /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
-    fn design(&self, id: &WorkloadId) -> Result<Choice, String> {
-        let w = self.workloads.get(id).ok_or("the workload is gone")?;
-        let chosen = w.meter.as_ref().ok_or("no meter")?;
+    fn design(&self, id: &WorkloadId) -> Result<Choice, Unmeasurable> {
+        let nothing = Unmeasurable::History { seconds: 0.0 };
+        let w = self.workloads.get(id).ok_or(nothing.clone())?;
+        let chosen = w.meter.as_ref().ok_or(nothing)?;
         let since = w.observed_since.max(self.now.saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)));
         let readings = w.series.readings(&chosen.candidate.id, since);
         let seconds: Vec<(f64, f64)> = readings
@@ -110,12 +111,13 @@ impl Engine {
             &self.policy.trial,
             self.policy.experiment_max_s,
         )
-        .map_err(|e| e.to_string())
     }
 
     fn start_trial(&mut self, id: &WorkloadId) {
         let choice = match self.design(id) {
             Ok(choice) => choice,
+            // A known gain gets here early: more history comes by waiting.
+            Err(Unmeasurable::History { seconds }) if seconds < self.policy.observe_min_s => return,
             Err(why) => {
                 self.refuse(id, Declined::because(format!("not tried: {why}")), false);
                 return;
@@ -173,6 +175,7 @@ impl Engine {
     pub(crate) fn start_placebo(&mut self, id: &WorkloadId) {
         let choice = match self.design(id) {
             Ok(choice) => choice,
+            Err(Unmeasurable::History { seconds }) if seconds < self.policy.observe_min_s => return,
             Err(why) => {
                 self.refuse(id, Declined::because(format!("no placebo trial: {why}")), false);
                 return;
