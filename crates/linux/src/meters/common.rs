@@ -76,14 +76,16 @@ impl<K: Ord + Clone> Cumulative<K> {
     }
 }
 
-/// Now, in the clock ticks since boot that process start times are given in; 0 below a root that is not live.
+/// Now, in the clock ticks since boot that process start times are given in. When it cannot be read, the end of
+/// time: then every counter found counts from its present value.
 pub(super) fn now_ticks(root: &Root) -> u64 {
-    if !root.is_live() {
-        return 0;
+    let seconds = std::fs::read_to_string(root.path("/proc/uptime"))
+        .ok()
+        .and_then(|text| text.split_ascii_whitespace().next()?.parse::<f64>().ok());
+    match seconds {
+        Some(s) => (s * rustix::param::clock_ticks_per_second() as f64) as u64,
+        None => u64::MAX,
     }
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let seconds = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
-    (seconds * rustix::param::clock_ticks_per_second() as f64) as u64
 }
 
 /// Opens `/proc/PID` and makes sure that it is that process and not a later one with the same number. Files

@@ -297,10 +297,6 @@ fn parse_notes(data: &[u8], order: Order) -> Vec<Note<'_>> {
     notes
 }
 
-#[expect(
-    clippy::type_complexity,
-    reason = "the note, if it is one of ours, and the rest"
-)]
 fn parse_note(data: &[u8], order: Order) -> Option<(Option<Note<'_>>, &[u8])> {
     let name_size = order.u32(data)? as usize;
     let description_size = order.u32(data.get(4..)?)? as usize;

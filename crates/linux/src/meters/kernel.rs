@@ -219,6 +219,8 @@ mod tests {
 
     fn tree(processes: &[(i32, u64, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        std::fs::write(dir.path().join("proc/uptime"), "0.50 0.10\n").unwrap();
         for (pid, start, io) in processes {
             let p = dir.path().join(format!("proc/{pid}/task/{pid}"));
             std::fs::create_dir_all(&p).unwrap();

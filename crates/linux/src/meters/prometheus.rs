@@ -320,7 +320,6 @@ fn parse_selector(text: &str) -> Option<(String, Vec<(String, String)>)> {
 }
 
 /// `{name="value",…}` and what follows it. Values may have `\\`, `\"` and `\n`.
-#[expect(clippy::type_complexity, reason = "the pairs and the rest of the line")]
 fn parse_labels(text: &str) -> Option<(Vec<(String, String)>, &str)> {
     let mut rest = text.strip_prefix('{')?;
     let mut labels = Vec::new();

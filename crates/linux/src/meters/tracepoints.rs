@@ -47,7 +47,7 @@ impl MeterKind for Tracepoints {
                     );
                     return refused(id, MeterClass::Kernel, unit, why);
                 }
-                if !workload.processes.first().is_some_and(|p| super::common::open_process(root, *p).is_ok()) {
+                if workload.processes.first().is_none_or(|p| super::common::open_process(root, *p).is_err()) {
                     return refused(id, MeterClass::Kernel, unit, "its main process is gone; wait for a scan");
                 }
                 match number(root, event) {

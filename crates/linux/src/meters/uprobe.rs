@@ -415,7 +415,7 @@ fn stranger(root: &Root, workload: &Workload, file: FileState) -> Option<i32> {
             rustix::fs::statat(&proc, format!("{pid}/exe"), rustix::fs::AtFlags::empty())
             .is_ok_and(|s| (s.st_dev, s.st_ino) == (file.device, file.inode))
             // A process that this workload has just forked belongs to it, though no scan has seen it yet.
-            && !parent(&proc, *pid).is_some_and(|p| own.binary_search(&p).is_ok())
+            && parent(&proc, *pid).is_none_or(|p| own.binary_search(&p).is_err())
         })
 }
 

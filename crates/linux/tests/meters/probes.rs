@@ -1,0 +1,374 @@
+//! Functions and static probes of small C programs that are called a known number of times.
+
+use super::*;
+use std::time::{Duration, Instant};
+
+/// Orders: `wN` calls work() N times; `fN` does so in a forked child; `tN` in each of three threads that were made
+/// at the start; `pN` passes the static probes N times; `s` tells the semaphore.
+const PROGRAM: &str = r#"
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+volatile unsigned short semaphore_of_two __attribute__((section(".probes"), used));
+volatile unsigned long sink;
+static sem_t go[3], ready;
+static unsigned long turns;
+
+__attribute__((noinline)) void inner(unsigned long n) { sink += n; __asm__ volatile("" ::: "memory"); }
+__attribute__((noinline)) void work(unsigned long n) { inner(n); inner(n + 1); __asm__ volatile("" ::: "memory"); }
+
+#if defined __x86_64__ || defined __aarch64__
+#define NOTE(provider, name, semaphore)                                       \
+    __asm__ volatile("1: nop\n"                                               \
+                     ".pushsection .note.stapsdt,\"\",\"note\"\n"             \
+                     ".balign 4\n.4byte 8\n.4byte 3f-2f\n.4byte 3\n"          \
+                     ".asciz \"stapsdt\"\n"                                   \
+                     "2: .8byte 1b\n.8byte 0\n.8byte " semaphore "\n"         \
+                     ".asciz \"" provider "\"\n.asciz \"" name "\"\n.asciz \"\"\n" \
+                     "3: .balign 4\n.popsection\n")
+#endif
+
+static void *thread(void *p)
+{
+    unsigned long i, number = (unsigned long)p;
+    for (;;) {
+        sem_wait(&go[number]);
+        for (i = 0; i < turns; i++)
+            work(i);
+        sem_post(&ready);
+    }
+    return NULL;
+}
+
+int main(void)
+{
+    char line[64];
+    unsigned long i;
+    pthread_t t;
+    sem_init(&ready, 0, 0);
+    for (i = 0; i < 3; i++) {
+        sem_init(&go[i], 0, 0);
+        if (getenv("THREADS") && pthread_create(&t, NULL, thread, (void *)i))
+            return 1;
+    }
+    printf("here\n");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        unsigned long n = strtoul(line + 1, NULL, 10);
+        switch (line[0]) {
+        case 'w':
+            for (i = 0; i < n; i++)
+                work(i);
+            break;
+        case 'f':
+            if (fork() == 0) {
+                for (i = 0; i < n; i++)
+                    work(i);
+                _exit(0);
+            }
+            wait(NULL);
+            break;
+        case 't':
+            turns = n;
+            for (i = 0; i < 3; i++)
+                sem_post(&go[i]);
+            for (i = 0; i < 3; i++)
+                sem_wait(&ready);
+            break;
+        case 'p':
+            for (i = 0; i < n; i++) {
+                NOTE("shop", "one", "0");
+                NOTE("shop", "two", "semaphore_of_two");
+                if (i % 2)
+                    NOTE("shop", "one", "0");
+            }
+            break;
+        case 's':
+            printf("%d\n", semaphore_of_two);
+            fflush(stdout);
+            continue;
+        }
+        printf("done\n");
+        fflush(stdout);
+    }
+    return 0;
+}
+"#;
+
+/// Waits until something asynchronous has happened; far longer than it ever takes.
+fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Starts the program; `None`, with a printed reason, where probes cannot be tried.
+fn start(dir: &Path, name: &str, flags: &[&str]) -> Option<Servant> {
+    let program = build(dir, name, flags)?;
+    Some(run(&program, false))
+}
+
+fn build(dir: &Path, name: &str, flags: &[&str]) -> Option<PathBuf> {
+    if !is_root() {
+        println!("skipped: probes need root");
+        return None;
+    }
+    if !Path::new("/sys/bus/event_source/devices/uprobe/type").exists() {
+        println!("skipped: this kernel has no uprobe event source");
+        return None;
+    }
+    let mut all = vec!["-O2", "-no-pie"];
+    all.extend(flags);
+    compile(dir, name, PROGRAM, &all)
+}
+
+fn run(program: &Path, threads: bool) -> Servant {
+    let mut command = Command::new(program);
+    if threads {
+        command.env("THREADS", "1");
+    }
+    let mut s = Servant::start(&mut command);
+    assert_eq!(s.answer(), "here");
+    s
+}
+
+#[test]
+fn calls_of_a_function_are_counted_exactly() {
+    let dir = tempfile::tempdir().unwrap();
+    let variants: [&[&str]; 3] = [
+        &["-fcf-protection=none"],
+        &["-fcf-protection=full", "-fno-omit-frame-pointer"],
+        &["-pie", "-fPIE"],
+    ];
+    for (n, flags) in variants.iter().enumerate() {
+        let flags: &[&str] = if cfg!(target_arch = "x86_64") { flags } else { &[] };
+        let name = format!("caller{n}");
+        let Some(mut c) = start(dir.path(), &name, flags) else {
+            return;
+        };
+        let w = workload(&name, &[c.pid()]);
+        let id = format!("uprobe:{name}:work");
+        let mut meters = Meters::configured(&name, &[&id]);
+        let found = meters.find(&w, &id).unwrap();
+        assert_eq!(found.refused, None);
+        println!("{flags:?}: {} a hit", found.cost_per_count.0);
+        assert!(found.cost_per_count.0 > 0);
+        let mut m = meters.open(&w, &id).unwrap();
+        assert_eq!(m.read(&w).unwrap(), 0.0);
+        assert_eq!(c.order("w1234"), "done");
+        assert_eq!(m.read(&w).unwrap(), 1234.0);
+        assert_eq!(c.order("w1"), "done");
+        assert_eq!(m.read(&w).unwrap(), 1235.0);
+        // One counter per thread: a forked child counts only from when it is part of the workload.
+        assert_eq!(c.order("f500"), "done");
+        assert_eq!(m.read(&w).unwrap(), 1235.0);
+    }
+}
+
+#[test]
+fn threads_made_before_the_opening_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = build(dir.path(), "threads", &[]) else {
+        return;
+    };
+    let mut c = run(&program, true);
+    let w = workload("threads", &[c.pid()]);
+    let mut m = Meters::configured("threads", &["uprobe:threads:work"])
+        .open(&w, "uprobe:threads:work")
+        .unwrap();
+    assert_eq!(c.order("t300"), "done");
+    assert_eq!(c.order("w5"), "done");
+    assert_eq!(m.read(&w).unwrap(), 905.0);
+}
+
+#[test]
+fn several_processes_and_their_children_are_counted_when_nobody_else_runs_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = build(dir.path(), "several", &[]) else {
+        return;
+    };
+    let (mut a, mut b) = (run(&program, false), run(&program, false));
+    let both = workload("several", &[a.pid(), b.pid()]);
+    let id = "uprobe:several:work";
+    let mut meters = Meters::configured("several", &[id]);
+    let mut m = meters.open(&both, id).unwrap();
+    assert_eq!(a.order("w10"), "done");
+    assert_eq!(b.order("w200"), "done");
+    assert_eq!(b.order("f3000"), "done");
+    assert_eq!(m.read(&both).unwrap(), 3210.0);
+    // A third process of the file, of another workload: its hits cannot be told apart, so the meter ends.
+    let _stranger = run(&program, false);
+    let ended = (0..40).map(|_| m.read(&both)).find(Result::is_err);
+    assert!(matches!(ended, Some(Err(PlatformError::Vanished { .. }))));
+    // Opened now, it uses a counter per thread, which tells them apart.
+    let mut m = meters.open(&both, id).unwrap();
+    assert_eq!(a.order("w11"), "done");
+    assert_eq!(m.read(&both).unwrap(), 11.0);
+    // The end of one of them does not take its counts away.
+    drop(a);
+    let rest = workload("several", &[b.pid()]);
+    assert_eq!(m.read(&rest).unwrap(), 11.0);
+    assert_eq!(b.order("w3"), "done");
+    assert_eq!(m.read(&rest).unwrap(), 14.0);
+}
+
+#[test]
+fn static_probes_are_counted_at_all_their_places_and_with_their_semaphore() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut c) = start(dir.path(), "shop", &[]) else {
+        return;
+    };
+    let w = workload("shop", &[c.pid()]);
+    let (one, two) = ("usdt:shop:shop:one", "usdt:shop:shop:two");
+    let mut meters = Meters::configured("shop", &[one, two, "usdt:shop:shop:none"]);
+    assert!(
+        meters
+            .refusal(&w, "usdt:shop:shop:none")
+            .contains("no static probe shop:none")
+    );
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(
+            meters.find(&w, one).unwrap().cost_per_count.0,
+            1000,
+            "a nop is emulated"
+        );
+    }
+    let mut first = meters.open(&w, one).unwrap();
+    assert_eq!(c.order("s"), "0");
+    let mut second = meters.open(&w, two).unwrap();
+    assert_ne!(
+        c.order("s"),
+        "0",
+        "the kernel raises the semaphore while we count"
+    );
+    assert_eq!(c.order("p100"), "done");
+    assert_eq!(first.read(&w).unwrap(), 150.0);
+    assert_eq!(second.read(&w).unwrap(), 100.0);
+    drop(second);
+    eventually("the semaphore falls after the meter is closed", || {
+        c.order("s") == "0"
+    });
+    assert_eq!(c.order("p2"), "done");
+    assert_eq!(first.read(&w).unwrap(), 153.0);
+}
+
+#[test]
+fn what_cannot_be_counted_is_refused_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(c) = start(dir.path(), "stripped", &["-s"]) else {
+        return;
+    };
+    let w = workload("stripped", &[c.pid()]);
+    let ids = [
+        "uprobe:stripped:work",
+        "usdt:stripped:shop:none",
+        "uprobe:libnothing.so:f",
+        "uprobe:/etc/passwd:f",
+        "uprobe:nothing",
+        "urpobe:stripped:work",
+        "uprobe:stripped:sink",
+    ];
+    let mut meters = Meters::configured("stripped", &ids);
+    let mut why = |id: &str| meters.refusal(&w, id);
+    assert!(
+        why(ids[0]).contains("install a build with symbols"),
+        "{}",
+        why(ids[0])
+    );
+    assert!(why(ids[1]).contains("no static probe"));
+    assert!(why(ids[2]).contains("name the program or one of its libraries"));
+    assert!(why(ids[3]).contains("no code"));
+    assert!(why(ids[4]).contains("write uprobe:BINARY:SYMBOL"));
+    assert!(why(ids[5]).contains("begins with uprobe:"));
+    assert!(!why(ids[6]).is_empty());
+    for id in ids {
+        assert!(meters.open(&w, id).is_err(), "{id}");
+    }
+}
+
+#[test]
+fn a_function_of_a_library_is_counted_in_this_process_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = build(dir.path(), "library", &[]) else {
+        return;
+    };
+    let (mut a, mut b) = (run(&program, false), run(&program, false));
+    let w = workload("library", &[a.pid()]);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", a.pid())).unwrap();
+    let Some(libc) = maps
+        .lines()
+        .filter_map(|l| l.split_whitespace().nth(5))
+        .find(|p| p.contains("/libc"))
+    else {
+        println!("skipped: the C library is linked in");
+        return;
+    };
+    let id = format!("uprobe:{}:fflush", libc.rsplit('/').next().unwrap());
+    let mut meters = Meters::configured("library", &[&id]);
+    let mut m = meters.open(&w, &id).unwrap();
+    for _ in 0..5 {
+        assert_eq!(a.order("w1"), "done");
+        assert_eq!(b.order("w1"), "done");
+    }
+    // One flush per answer.
+    assert_eq!(m.read(&w).unwrap(), 5.0);
+}
+
+/// Opens a probe and waits to be killed: the other half of the next test.
+#[test]
+#[ignore = "a helper process of another test"]
+fn prober() {
+    let Ok(pid) = std::env::var("PROBER_TARGET") else {
+        return;
+    };
+    let w = workload("prey", &[pid.parse().unwrap()]);
+    let m = Meters::configured("prey", &["uprobe:prey:work"])
+        .open(&w, "uprobe:prey:work")
+        .unwrap();
+    std::fs::write(std::env::var("PROBER_READY").unwrap(), "").unwrap();
+    std::thread::sleep(Duration::from_secs(600));
+    drop(m);
+}
+
+#[test]
+fn a_killed_prober_leaves_no_breakpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut c) = start(dir.path(), "prey", &[]) else {
+        return;
+    };
+    // The program is not position independent: its addresses are those of the symbol table.
+    let nm = Command::new("nm").arg(dir.path().join("prey")).output().unwrap();
+    let nm = String::from_utf8(nm.stdout).unwrap();
+    let line = nm.lines().find(|l| l.ends_with(" T work")).unwrap();
+    let address = u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
+    let memory = std::fs::File::open(format!("/proc/{}/mem", c.pid())).unwrap();
+    let code = || {
+        let mut b = [0u8; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&memory, &mut b, address).unwrap();
+        b
+    };
+    let original = code();
+    let ready = dir.path().join("ready");
+    let mut prober = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "probes::prober"])
+        .env("PROBER_TARGET", c.pid().to_string())
+        .env("PROBER_READY", &ready)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually("the prober is ready", || {
+        ready.exists() || prober.try_wait().unwrap().is_some()
+    });
+    let probed = code();
+    prober.kill().unwrap();
+    prober.wait().unwrap();
+    assert_ne!(probed, original, "the breakpoint was there");
+    eventually("the breakpoint goes with its prober", || code() == original);
+    assert_eq!(c.order("w10"), "done");
+}
