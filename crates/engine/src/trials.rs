@@ -90,8 +90,8 @@ impl Engine {
 
     /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
     fn design(&self, id: &WorkloadId) -> Result<Choice, Unmeasurable> {
-        let nothing = Unmeasurable::History { seconds: 0.0 };
-        let w = self.workloads.get(id).ok_or(nothing.clone())?;
+        let nothing = Unmeasurable::NoWork;
+        let w = self.workloads.get(id).ok_or(nothing)?;
         let chosen = w.meter.as_ref().ok_or(nothing)?;
         let since = w.observed_since.max(self.now.saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)));
         let readings = w.series.readings(&chosen.candidate.id, since);
@@ -116,8 +116,8 @@ impl Engine {
     fn start_trial(&mut self, id: &WorkloadId) {
         let choice = match self.design(id) {
             Ok(choice) => choice,
-            // A known gain gets here early: more history comes by waiting.
-            Err(Unmeasurable::History { seconds }) if seconds < self.policy.observe_min_s => return,
+            // More history comes by waiting.
+            Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(why) => {
                 self.refuse(id, Declined::because(format!("not tried: {why}")), false);
                 return;
@@ -175,7 +175,7 @@ impl Engine {
     pub(crate) fn start_placebo(&mut self, id: &WorkloadId) {
         let choice = match self.design(id) {
             Ok(choice) => choice,
-            Err(Unmeasurable::History { seconds }) if seconds < self.policy.observe_min_s => return,
+            Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(why) => {
                 self.refuse(id, Declined::because(format!("no placebo trial: {why}")), false);
                 return;
