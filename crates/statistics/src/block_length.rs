@@ -1,179 +1,384 @@
-//! How long a block must be, and whether anything can be proven within the budget.
+//! How long must a block be, and can anything be proven within the budget?
 //!
-//! No model of the noise is trusted: for each candidate length the passive history is cut into placebo pairs, and the
-//! robust spread of their differences says how many pairs a useful effect needs. Choosing from the history is free (no
-//! action is taken) and keeps the error of the test, since the coins come later.
+//! Problem: short blocks pay the washout too often, long ones let the load drift between the arms. A noise model
+//! would say how long is right if it were right. Approach: try the lengths on the passive history, where nothing was
+//! changed, and measure how much neighbouring blocks differ. That is free, needs no model, and keeps the error of the
+//! trial: the history does not know the coins.
 
-use crate::robust::{ln, mad_sigma, median};
-use crate::switchback::TrialParameters;
+use crate::robust::{MAD_TO_SIGMA, ln, median};
+use crate::switchback::{Design, TrialParameters};
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
-/// Least pairs that an experiment is planned for, whatever the noise.
-const PAIRS_MIN: f64 = 6.0;
-/// Pairs needed are this times ln(2 / level) × (spread / effect)².
-const PAIRS_PER_EVIDENCE: f64 = 2.6;
-/// Level for which is planned; the actual one may be stricter.
-const PLANNED_LEVEL: f64 = 0.01;
-/// Placebo differences needed before a candidate is believed.
-const DIFFERENCES_MIN: usize = 6;
-/// A spread below this is not believed; it would make the bets reckless.
-const SCALE_MIN: f64 = 1e-3;
-/// An effect this many times the useful one is the least that is tested for when noise forbids more.
-const EFFECT_STEPS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
+/// The history must cover this many pairs of a length before the length is considered.
+const PAIRS_MIN: f64 = 3.0;
+/// At least this share of the placebo blocks must have a score.
+const USABLE_MIN: f64 = 0.8;
+/// Differences below this are not believed: staking on a smaller scale can lose everything on one block.
+pub const SCALE_FLOOR: f64 = 0.002;
+/// A trial is worth starting when it can prove an effect of this size (log units) within the budget.
+pub const PROVABLE_MAX: f64 = 0.16;
+/// Pairs to prove an effect of one scale are this times ln(2/α) (fitted to the simulation).
+const PAIRS_PER_NAT: f64 = 2.6;
+/// Measured part (seconds) on which the circuit breaker looks.
+const BREAKER_SECONDS: f64 = 5.0;
+/// Placebo pairs taken from the history at most, per length.
+const PLACEBOS_MAX: usize = 4096;
 
-/// What was chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The length chosen, and what to expect of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Length of the measured part of a block, seconds.
+    /// Measured part of a block (seconds).
     pub measured_s: f64,
-    /// Robust standard deviation of a placebo pair difference at that length.
+    /// Expected standard deviation of an on − off difference of two blocks (log units): the prior scale.
     pub scale: f64,
-    /// The same for means over about five seconds (for the circuit breaker).
+    /// The same for five-second blocks, for the circuit breaker.
     pub scale_5s: f64,
-    /// Pairs expected to be needed.
+    /// Pairs needed to prove a gain of `delta`.
     pub pairs: f64,
-    /// Seconds expected to be needed.
-    pub seconds: f64,
-    /// Smallest effect that can be expected to be proven within the budget.
-    pub effect: f64,
+    /// Time for that (seconds); may exceed the budget, then only larger gains can be proven.
+    pub predicted_s: f64,
+    /// Smallest gain that can be proven within the budget (log units).
+    pub provable: f64,
+    /// Pairs that the history held, side by side.
+    pub history_pairs: f64,
 }
 
 /// Why nothing can be proven now.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "why", rename_all = "snake_case")]
 pub enum Unmeasurable {
     /// Too little history.
-    History {
+    HistoryTooShort {
         /// Seconds there are.
-        seconds: f64,
+        have_s: f64,
+        /// Seconds needed for the shortest length.
+        need_s: f64,
     },
-    /// Too noisy.
-    Noise {
-        /// Best spread of a pair difference.
+    /// Too many blocks without any work.
+    NoWork,
+    /// Too noisy for the budget.
+    TooNoisy {
+        /// Best scale of a pair difference (log units).
         scale: f64,
-        /// Seconds it would take.
-        seconds: f64,
+        /// Smallest gain that could be proven within the budget (log units).
+        provable: f64,
+        /// Budget (seconds).
+        budget_s: f64,
     },
+    /// The budget does not even hold the fewest pairs that can decide.
+    BudgetTooShort {
+        /// Seconds needed at least.
+        need_s: f64,
+        /// Budget (seconds).
+        budget_s: f64,
+    },
+    /// No usable candidate length, or an interval that is not positive.
+    NoCandidate,
 }
 
-impl std::fmt::Display for Unmeasurable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Unmeasurable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::History { seconds } => write!(f, "only {seconds:.0} s of usable history"),
-            Self::Noise { scale, seconds } => write!(
+            Self::HistoryTooShort { have_s, need_s } => {
+                write!(
+                    f,
+                    "only {have_s:.0} s of history, {need_s:.0} s are needed to choose a block length"
+                )
+            }
+            Self::NoWork => f.write_str("too many intervals without any work"),
+            Self::TooNoisy {
+                scale,
+                provable,
+                budget_s,
+            } => write!(
                 f,
-                "too noisy to prove anything now: pairs of blocks differ by {:.0} % by chance, a verdict would take {:.0} min",
+                "too noisy: neighbouring blocks differ by {:.1} %, so only gains above {:.0} % could be proven in {:.0} min",
                 scale * 100.0,
-                seconds / 60.0
+                provable * 100.0,
+                budget_s / 60.0
             ),
+            Self::BudgetTooShort { need_s, budget_s } => {
+                write!(
+                    f,
+                    "the budget of {budget_s:.0} s is too short: {need_s:.0} s are needed at least"
+                )
+            }
+            Self::NoCandidate => f.write_str("no usable candidate for the block length"),
         }
     }
 }
 
-/// Chooses the length of blocks from `history`: per interval of `interval_s` seconds the work and its denominator
-/// (seconds or CPU seconds), in order.
+impl std::error::Error for Unmeasurable {}
+
+/// Fewest contrasts that can reach the evidence 1/α: each doubles it at best. One more for a start that is not
+/// perfect.
+pub fn contrasts_min(alpha: f64) -> f64 {
+    (ln(1.0 / alpha.clamp(1e-12, 0.5)) / std::f64::consts::LN_2).ceil() + 1.0
+}
+
+/// Blocks that a design needs to prove an effect of `ratio` scales of a pair difference at the level `alpha`.
+pub fn blocks_needed(design: Design, alpha: f64, ratio: f64) -> f64 {
+    let weak = 2.0 * PAIRS_PER_NAT * ln(2.0 / alpha.clamp(1e-12, 0.5)) / (ratio * ratio);
+    match design {
+        Design::Paired => (2.0 * contrasts_min(alpha)).max(weak),
+        Design::Blockwise => (contrasts_min(alpha) + 2.0).max(weak),
+    }
+}
+
+/// Chooses the measured part of a block.
+///
+/// * `seconds`: passive history as (work, denominator) per interval, oldest first; the metric of a stretch is
+///   Σ work / Σ denominator (a ratio of sums, never a mean of ratios).
+/// * `interval`: length of one interval (seconds).
+/// * `washout`: discarded at the start of every block (seconds).
+/// * `candidates`: measured parts to consider (seconds); those shorter than an interval are skipped, and those
+///   shorter than the washout unless there is no other.
+/// * `budget`: longest trial (seconds).
 ///
 /// # Errors
-/// Nothing can be proven: too little history, or too noisy for the budget.
+/// [`Unmeasurable`] says why no trial should start, in a sentence with numbers.
 pub fn choose(
-    history: &[(f64, f64)],
-    interval_s: f64,
-    washout_s: f64,
-    candidates_s: &[u32],
+    seconds: &[(f64, f64)],
+    interval: f64,
+    washout: f64,
+    candidates: &[u32],
     parameters: &TrialParameters,
-    budget_s: f64,
+    budget: f64,
 ) -> Result<Choice, Unmeasurable> {
-    let interval = interval_s.max(1e-3);
-    let scale_5s = mad_sigma(&differences(history, steps(5.0, interval), 0)).max(SCALE_MIN);
-    let mut best: Option<Choice> = None;
-    let mut longest_usable = false;
-    for effect in EFFECT_STEPS.map(|k| k * parameters.delta) {
-        for candidate in candidates_s {
-            let measured = f64::from(*candidate);
-            let found = differences(history, steps(measured, interval), steps(washout_s, interval));
-            if found.len() < DIFFERENCES_MIN {
-                continue;
-            }
-            longest_usable = true;
-            let scale = (1.4826 * median(&found.iter().map(|d| d.abs()).collect::<Vec<_>>())).max(SCALE_MIN);
-            let needed = PAIRS_PER_EVIDENCE * -ln(PLANNED_LEVEL / 2.0) * (scale / effect) * (scale / effect);
-            let pairs = needed.max(PAIRS_MIN);
-            let seconds = pairs * 2.0 * (washout_s + measured);
-            if best.is_none_or(|b| seconds < b.seconds) {
-                best = Some(Choice { measured_s: measured, scale, scale_5s, pairs, seconds, effect });
-            }
-        }
-        if let Some(choice) = best
-            && choice.seconds <= budget_s
-        {
-            return Ok(choice);
-        }
-        if effect < parameters.delta * EFFECT_STEPS[EFFECT_STEPS.len() - 1] {
-            // Try for a larger effect; keep nothing that does not fit the budget.
-            best = None;
-        }
+    if !(interval > 0.0 && interval.is_finite() && washout >= 0.0 && washout.is_finite()) {
+        return Err(Unmeasurable::NoCandidate);
     }
-    match best {
-        Some(b) => Err(Unmeasurable::Noise { scale: b.scale, seconds: b.seconds }),
-        None if longest_usable => Err(Unmeasurable::Noise { scale: f64::NAN, seconds: f64::INFINITY }),
-        None => Err(Unmeasurable::History { seconds: history.len() as f64 * interval }),
+    let mut lengths: Vec<f64> = candidates
+        .iter()
+        .map(|c| f64::from(*c))
+        .filter(|c| *c >= interval)
+        .collect();
+    lengths.sort_by(f64::total_cmp);
+    let Some(longest) = lengths.last().copied() else {
+        return Err(Unmeasurable::NoCandidate);
+    };
+    let at_least = washout.min(longest);
+    lengths.retain(|c| *c >= at_least);
+    let Some(shortest) = lengths.first().copied() else {
+        return Err(Unmeasurable::NoCandidate);
+    };
+    let have_s = seconds.len() as f64 * interval;
+    let need_s = PAIRS_MIN * 2.0 * (washout + shortest);
+    if have_s < need_s {
+        return Err(Unmeasurable::HistoryTooShort { have_s, need_s });
     }
-}
-
-fn steps(seconds: f64, interval: f64) -> usize {
-    ((seconds / interval).round() as usize).max(usize::from(seconds > 0.0))
-}
-
-/// Differences of scores of neighbouring blocks of `measured` intervals, a gap of `washout` before each, from every
-/// possible start a block apart and half a block apart (overlapping pairs use short histories better).
-fn differences(history: &[(f64, f64)], measured: usize, washout: usize) -> Vec<f64> {
-    let block = measured + washout;
-    let hop = (block / 2).max(1);
-    let mut found = Vec::new();
-    let mut start = 0;
-    while start + 2 * block <= history.len() {
-        let score = |from: usize| {
-            let part = &history[from + washout..from + block];
-            let work: f64 = part.iter().map(|h| h.0).sum();
-            let denominator: f64 = part.iter().map(|h| h.1).sum();
-            (work > 0.0 && denominator > 0.0).then(|| ln(work / denominator))
+    let history = Prefix::new(seconds);
+    let mut best: Option<(f64, f64, f64)> = None;
+    for measured in lengths {
+        let pair_s = 2.0 * (washout + measured);
+        let pairs = have_s / pair_s;
+        if pairs < PAIRS_MIN {
+            continue;
+        }
+        let Some(scale) = history.pair_scale(interval, washout, measured) else {
+            continue;
         };
-        if let (Some(a), Some(b)) = (score(start), score(start + block)) {
-            found.push(a - b);
+        // Few pairs underestimate the spread, and the smallest of several estimates more so.
+        let scale = (scale * (1.0 + 0.8 / pairs)).max(SCALE_FLOOR);
+        let blocks = blocks_needed(parameters.design, parameters.alpha, parameters.delta / scale);
+        let time = blocks * pair_s / 2.0;
+        if best.is_none_or(|(t, _, _)| time < t) {
+            best = Some((time, measured, scale));
         }
-        start += hop;
     }
-    found
+    let Some((time, measured, scale)) = best else {
+        return Err(Unmeasurable::NoWork);
+    };
+    let block_s = washout + measured;
+    let fewest = blocks_needed(parameters.design, parameters.alpha, f64::INFINITY) * block_s;
+    if fewest > budget {
+        return Err(Unmeasurable::BudgetTooShort {
+            need_s: fewest,
+            budget_s: budget,
+        });
+    }
+    let affordable = (budget / block_s).min(f64::from(parameters.blocks_max)).max(1.0);
+    let one_scale = 2.0 * PAIRS_PER_NAT * ln(2.0 / parameters.alpha.clamp(1e-12, 0.5));
+    let provable = scale * (one_scale / affordable).sqrt();
+    if provable > PROVABLE_MAX {
+        return Err(Unmeasurable::TooNoisy {
+            scale,
+            provable,
+            budget_s: budget,
+        });
+    }
+    Ok(Choice {
+        measured_s: measured,
+        scale,
+        scale_5s: history
+            .pair_scale(interval, washout, BREAKER_SECONDS.max(interval))
+            .unwrap_or(scale)
+            .max(SCALE_FLOOR),
+        pairs: time / block_s / 2.0,
+        predicted_s: time,
+        provable,
+        history_pairs: have_s / (2.0 * block_s),
+    })
+}
+
+/// Sums from the start, so that any stretch costs one subtraction.
+struct Prefix {
+    /// (work, denominator, intervals without a number).
+    sums: Vec<(f64, f64, u32)>,
+}
+
+impl Prefix {
+    fn new(seconds: &[(f64, f64)]) -> Self {
+        let mut sums = vec![(0.0, 0.0, 0u32)];
+        let mut total = (0.0, 0.0, 0u32);
+        for (work, denominator) in seconds {
+            if work.is_finite() && denominator.is_finite() && *work >= 0.0 && *denominator >= 0.0 {
+                total = (total.0 + work, total.1 + denominator, total.2);
+            } else {
+                total.2 += 1;
+            }
+            sums.push(total);
+        }
+        Self { sums }
+    }
+
+    /// ln(Σ work / Σ denominator) of `n` intervals from `from`.
+    fn score(&self, from: usize, n: usize) -> Option<f64> {
+        let (a, b) = (self.sums.get(from)?, self.sums.get(from + n)?);
+        let (work, denominator) = (b.0 - a.0, b.1 - a.1);
+        (work > 0.0 && denominator > 0.0 && b.2 == a.2).then(|| ln(work / denominator))
+    }
+
+    /// Standard deviation of differences of neighbouring placebo blocks, by their median size. Starts slide by one
+    /// interval: the same history gives many more (dependent) pairs and a steadier median.
+    fn pair_scale(&self, interval: f64, washout: f64, measured: f64) -> Option<f64> {
+        let skip = (washout / interval).round() as usize;
+        let length = (measured / interval).round().max(1.0) as usize;
+        let starts = (self.sums.len() - 1).checked_sub(2 * (skip + length))? + 1;
+        let stride = starts.div_ceil(PLACEBOS_MAX).max(1);
+        let mut differences = Vec::new();
+        let mut tried = 0usize;
+        for start in (0..starts).step_by(stride) {
+            tried += 1;
+            if let (Some(a), Some(b)) = (
+                self.score(start + skip, length),
+                self.score(start + 2 * skip + length, length),
+            ) {
+                differences.push((a - b).abs());
+            }
+        }
+        let usable = differences.len() as f64 / tried as f64;
+        (usable >= USABLE_MIN).then(|| MAD_TO_SIGMA * median(&differences))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simulation::{Load, Random};
 
-    fn noise(n: usize, sd: f64) -> Vec<(f64, f64)> {
-        let mut x = 88_172_645_463_325_252u64;
-        (0..n)
-            .map(|_| {
-                let mut sum = 0.0;
-                for _ in 0..12 {
-                    x ^= x << 13;
-                    x ^= x >> 7;
-                    x ^= x << 17;
-                    sum += (x >> 11) as f64 / (1u64 << 53) as f64;
-                }
-                (1000.0 * crate::robust::exp(sd * (sum - 6.0)), 1.0)
-            })
+    const CANDIDATES: [u32; 6] = [3, 5, 10, 20, 40, 80];
+
+    fn history(load: Load, seconds: usize, seed: u64) -> Vec<(f64, f64)> {
+        let mut random = Random::new(seed);
+        let mut signal = load.start(&mut random);
+        (0..seconds)
+            .map(|_| (1000.0 * crate::robust::exp(signal.next(&mut random)), 1.0))
             .collect()
     }
 
+    fn parameters() -> TrialParameters {
+        TrialParameters {
+            design: Design::Paired,
+            ..TrialParameters::default()
+        }
+    }
+
     #[test]
-    fn quiet_loads_get_short_blocks_and_noisy_ones_longer_or_a_refusal() {
-        let p = TrialParameters::default();
-        let c = [4, 6, 10, 20, 40];
-        let quiet = choose(&noise(120, 0.005), 1.0, 2.0, &c, &p, 3600.0).unwrap();
-        assert_eq!(quiet.measured_s, 4.0);
-        let noisy = choose(&noise(1200, 0.10), 1.0, 2.0, &c, &p, 3600.0).unwrap();
-        assert!(noisy.seconds > 3.0 * quiet.seconds && noisy.measured_s >= quiet.measured_s, "{noisy:?}");
-        let hopeless = choose(&noise(600, 3.0), 1.0, 2.0, &c, &p, 600.0);
-        assert!(matches!(hopeless, Err(Unmeasurable::Noise { .. })), "{hopeless:?}");
-        assert!(matches!(choose(&noise(10, 0.1), 1.0, 2.0, &c, &p, 600.0), Err(Unmeasurable::History { .. })));
+    fn the_scale_of_white_noise_is_that_of_theory() {
+        let seconds = history(Load::white(0.02), 1200, 1);
+        let c = choose(&seconds, 1.0, 2.0, &[20], &parameters(), 3600.0).unwrap();
+        let theory = 0.02 * (2.0f64 / 20.0).sqrt();
+        assert!((c.scale / theory - 1.0).abs() < 0.25, "{} {theory}", c.scale);
+        assert_eq!(c.measured_s, 20.0);
+    }
+
+    #[test]
+    fn quiet_loads_get_short_blocks_and_noisy_ones_longer() {
+        let quiet = choose(
+            &history(Load::white(0.005), 1200, 2),
+            1.0,
+            2.0,
+            &CANDIDATES,
+            &parameters(),
+            3600.0,
+        );
+        let noisy = choose(
+            &history(Load::white(0.10), 1200, 3),
+            1.0,
+            2.0,
+            &CANDIDATES,
+            &parameters(),
+            3600.0,
+        );
+        let (quiet, noisy) = (quiet.unwrap(), noisy.unwrap());
+        assert!(
+            quiet.measured_s <= 5.0 && noisy.measured_s >= 10.0,
+            "{quiet:?} {noisy:?}"
+        );
+        assert!(quiet.predicted_s < noisy.predicted_s);
+        assert!(quiet.provable < noisy.provable);
+    }
+
+    #[test]
+    fn each_refusal_says_why() {
+        let p = parameters();
+        let steady = vec![(100.0, 1.0); 600];
+        let short = choose(&steady[..20], 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
+        assert_eq!(
+            short.to_string(),
+            "only 20 s of history, 30 s are needed to choose a block length"
+        );
+        assert_eq!(
+            choose(&[(0.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
+            Err(Unmeasurable::NoWork)
+        );
+        assert_eq!(
+            choose(&[(f64::NAN, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
+            Err(Unmeasurable::NoWork)
+        );
+        let wild = history(Load::white(2.0), 600, 4);
+        let noisy = choose(&wild, 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
+        assert!(matches!(noisy, Unmeasurable::TooNoisy { .. }), "{noisy:?}");
+        let hasty = choose(&steady, 1.0, 2.0, &CANDIDATES, &p, 10.0).unwrap_err();
+        assert!(matches!(hasty, Unmeasurable::BudgetTooShort { .. }), "{hasty:?}");
+        assert_eq!(
+            choose(&steady, 1.0, 2.0, &[], &p, 3600.0),
+            Err(Unmeasurable::NoCandidate)
+        );
+        assert_eq!(
+            choose(&steady, 0.0, 2.0, &CANDIDATES, &p, 3600.0),
+            Err(Unmeasurable::NoCandidate)
+        );
+        assert_eq!(
+            choose(&steady, 1.0, f64::NAN, &CANDIDATES, &p, 3600.0),
+            Err(Unmeasurable::NoCandidate)
+        );
+    }
+
+    #[test]
+    fn a_constant_history_is_not_believed_to_be_noiseless() {
+        let c = choose(&[(100.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
+        assert_eq!(c.scale, SCALE_FLOOR);
+    }
+
+    #[test]
+    fn no_block_is_shorter_than_the_washout() {
+        let seconds = history(Load::white(0.01), 1200, 5);
+        let c = choose(&seconds, 1.0, 15.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
+        assert!(c.measured_s >= 15.0);
+        let only_short = choose(&seconds, 1.0, 15.0, &[5, 10], &parameters(), 3600.0).unwrap();
+        assert_eq!(only_short.measured_s, 10.0);
     }
 }

@@ -25,8 +25,8 @@ pub mod breaker;
 pub mod discovery;
 pub mod guard;
 pub mod robust;
-// pub mod simulation;
-// pub mod staged;
+pub mod simulation;
+pub mod staged;
 pub mod switchback;
 
 pub use switchback::{Arm, Decision, Design, Estimate, Trial, TrialParameters};

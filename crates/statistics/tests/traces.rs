@@ -3,6 +3,7 @@
 //!
 //! The traces in `fixtures/traces` were recorded by `tools/record-traces` on a busy machine (compilers ran beside the
 //! servers), which is the hard case.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test over recorded data")]
 
 use homeostat_statistics::{Arm, Decision, Design, Trial, TrialParameters, block_length};
 use std::path::{Path, PathBuf};
@@ -38,7 +39,8 @@ fn traces() -> Vec<(String, Vec<Second>)> {
                 .filter(|l| !l.starts_with('#'))
                 .filter_map(|l| {
                     let mut f = l.split(',').map(|x| x.trim().parse::<f64>());
-                    let (_, interval, work, cpu) = (f.next()?.ok()?, f.next()?.ok()?, f.next()?.ok()?, f.next()?.ok()?);
+                    let (_, interval, work, cpu) =
+                        (f.next()?.ok()?, f.next()?.ok()?, f.next()?.ok()?, f.next()?.ok()?);
                     Some(Second { interval, work, cpu })
                 })
                 .collect();
@@ -62,7 +64,10 @@ impl Random {
 /// The score of a block; half a count stands for none.
 fn score(seconds: &[Second], per_cpu: bool) -> f64 {
     let work: f64 = seconds.iter().map(|s| s.work).sum();
-    let denominator: f64 = seconds.iter().map(|s| if per_cpu { s.cpu } else { s.interval }).sum();
+    let denominator: f64 = seconds
+        .iter()
+        .map(|s| if per_cpu { s.cpu } else { s.interval })
+        .sum();
     homeostat_statistics::robust::ln(work.max(0.5) / denominator.max(1e-6))
 }
 
@@ -70,17 +75,31 @@ fn score(seconds: &[Second], per_cpu: bool) -> f64 {
 fn placebo(trace: &[Second], per_cpu: bool, design: Design, measured: usize, scale: f64, seed: u64) -> bool {
     let mut random = Random(seed);
     let mut at = (random.next() as usize) % trace.len();
-    let parameters =
-        TrialParameters { alpha: ALPHA, scale_prior: scale, design, ..TrialParameters::default() };
+    let parameters = TrialParameters {
+        alpha: ALPHA,
+        scale_prior: scale,
+        design,
+        ..TrialParameters::default()
+    };
     let mut trial = Trial::new(parameters);
     for _ in 0..10_000 {
-        let coin = if trial.needs_coin() { random.next() & 1 == 1 } else { false };
+        let coin = if trial.needs_coin() {
+            random.next() & 1 == 1
+        } else {
+            false
+        };
         let _: Arm = trial.next_arm(coin);
         // The trace is a ring: an experiment that reaches its end goes on at its beginning, a step in the load.
-        let block: Vec<usize> = (0..measured).map(|i| (at + WASHOUT_S + i) % trace.len()).collect();
+        let block: Vec<usize> = (0..measured)
+            .map(|i| (at + WASHOUT_S + i) % trace.len())
+            .collect();
         let seconds: Vec<Second> = block
             .iter()
-            .map(|i| Second { interval: trace[*i].interval, work: trace[*i].work, cpu: trace[*i].cpu })
+            .map(|i| Second {
+                interval: trace[*i].interval,
+                work: trace[*i].work,
+                cpu: trace[*i].cpu,
+            })
             .collect();
         at = (at + WASHOUT_S + measured) % trace.len();
         match trial.observe(score(&seconds, per_cpu)) {
@@ -98,18 +117,33 @@ fn on_recorded_servers_a_placebo_is_accepted_no_more_often_than_its_level() {
     for (name, trace) in &traces {
         assert!(trace.len() >= 3000, "{name}: only {} seconds", trace.len());
         for per_cpu in [false, true] {
-            let history: Vec<(f64, f64)> =
-                trace.iter().take(600).map(|s| (s.work, if per_cpu { s.cpu } else { s.interval })).collect();
+            let history: Vec<(f64, f64)> = trace
+                .iter()
+                .take(600)
+                .map(|s| (s.work, if per_cpu { s.cpu } else { s.interval }))
+                .collect();
             let parameters = TrialParameters::default();
-            let chosen = block_length::choose(&history, 1.0, WASHOUT_S as f64, &[4, 6, 10, 20, 40, 80], &parameters, 3600.0);
+            let chosen = block_length::choose(
+                &history,
+                1.0,
+                WASHOUT_S as f64,
+                &[4, 6, 10, 20, 40, 80],
+                &parameters,
+                3600.0,
+            );
             let (measured, scale) = chosen.map_or((10, 0.1), |c| (c.measured_s as usize, c.scale));
             for design in [Design::Paired, Design::Blockwise] {
                 let accepted = (0..SEQUENCES)
                     .filter(|seed| placebo(trace, per_cpu, design, measured, scale, seed * 2_654_435_761 + 1))
                     .count();
                 let share = accepted as f64 / SEQUENCES as f64;
-                println!("{name:12} per_cpu {per_cpu:5} {design:?} M={measured:2} s={scale:.3}: accepted {share:.4}");
-                assert!(share <= ALPHA, "{name}, per_cpu {per_cpu}, {design:?}: {share} accepted at level {ALPHA}");
+                println!(
+                    "{name:12} per_cpu {per_cpu:5} {design:?} M={measured:2} s={scale:.3}: accepted {share:.4}"
+                );
+                assert!(
+                    share <= ALPHA,
+                    "{name}, per_cpu {per_cpu}, {design:?}: {share} accepted at level {ALPHA}"
+                );
             }
         }
     }

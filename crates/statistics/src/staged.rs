@@ -1,0 +1,382 @@
+//! The staged rollout: is a change a gain that cannot be switched back cheaply?
+//!
+//! The change is made in stages (10, 25, 50, 100 %), and the coin decides *when* each starts: the onset slot `J` of a
+//! stage is drawn uniformly from `1..=8` of its nine slots and written down beforehand. Under "no effect" the slot
+//! means `z` do not depend on `J`, so for *any* weights `q_j(z)`
+//!
+//! ```text
+//! E_stage = exp(q_J) / mean_j exp(q_j)
+//! ```
+//!
+//! has mean 1 over `J`, exactly, whatever the noise. The weights come from a noise model (white + random walk), which
+//! sets the power only. `1 + tanh` of the switchback is the case of two slots.
+//!
+//! Slot means are in log units (more is better) with the start of each slot already discarded, and with what other
+//! programs explain already subtracted, if there is any.
+
+use crate::robust::{exp, exp_m1, ln, ln_mean_exp, mad_sigma};
+use serde::{Deserialize, Serialize};
+
+/// Slots of a stage.
+pub const SLOTS: usize = 9;
+/// Onset slots: `1..=ONSETS`.
+pub const ONSETS: usize = SLOTS - 1;
+/// Share of the whole that is changed after each stage.
+pub const SHARES: [f64; 4] = [0.10, 0.25, 0.50, 1.0];
+/// Final effects on which the bets are tuned.
+const EFFECTS: [f64; 3] = [0.05, 0.15, 0.50];
+/// Weights further than this below the best (nats) count as this far: one outlier costs no more.
+const CLIP: f64 = 6.0;
+/// Variance of the unknown level, in white variances.
+const LEVEL_VARIANCE: f64 = 1000.0;
+/// Smallest variance of a slot difference.
+const VARIANCE_MIN: f64 = 1e-8;
+/// Slot means needed before the start.
+pub const HISTORY_MIN: usize = 6;
+
+/// White noise plus a random walk, per slot (variances, log units squared).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NoiseModel {
+    /// Variance of the white part.
+    pub white: f64,
+    /// Variance of one step of the walk.
+    pub walk: f64,
+}
+
+impl NoiseModel {
+    /// From slot means before the start, by robust variances of their differences at lag one and two. `None` with
+    /// fewer than [`HISTORY_MIN`] or with means that are not numbers.
+    pub fn from_history(slots: &[f64]) -> Option<Self> {
+        if slots.len() < HISTORY_MIN || slots.iter().any(|s| !s.is_finite()) {
+            return None;
+        }
+        let spread = |lag: usize| {
+            let differences: Vec<f64> = slots.iter().zip(&slots[lag..]).map(|(a, b)| b - a).collect();
+            let sigma = mad_sigma(&differences);
+            (sigma * sigma).max(VARIANCE_MIN)
+        };
+        let (one, two) = (spread(1), spread(2));
+        let walk = (two - one).clamp(0.02 * one, one);
+        let white = (one - walk).max(0.1 * one) / 2.0;
+        Some(Self { white, walk })
+    }
+
+    fn covariance(&self) -> [[f64; SLOTS]; SLOTS] {
+        let mut c = [[0.0; SLOTS]; SLOTS];
+        for (i, row) in c.iter_mut().enumerate() {
+            for (j, cell) in row.iter_mut().enumerate() {
+                *cell = self.walk * (i.min(j) + 1) as f64 + LEVEL_VARIANCE * self.white;
+                if i == j {
+                    *cell += self.white;
+                }
+            }
+        }
+        c
+    }
+}
+
+/// Solves `c x = b` for a positive definite `c` by Cholesky's method. `None` when it is not positive definite.
+fn solve(c: &[[f64; SLOTS]; SLOTS], b: &[f64; SLOTS]) -> Option<[f64; SLOTS]> {
+    let mut l = [[0.0; SLOTS]; SLOTS];
+    for i in 0..SLOTS {
+        for j in 0..=i {
+            let dot: f64 = (0..j).map(|k| l[i][k] * l[j][k]).sum();
+            let rest = c[i][j] - dot;
+            if i == j {
+                if rest.is_nan() || rest <= 0.0 {
+                    return None;
+                }
+                l[i][i] = rest.sqrt();
+            } else {
+                l[i][j] = rest / l[j][j];
+            }
+        }
+    }
+    let mut x = [0.0; SLOTS];
+    for i in 0..SLOTS {
+        let dot: f64 = (0..i).map(|k| l[i][k] * x[k]).sum();
+        x[i] = (b[i] - dot) / l[i][i];
+    }
+    for i in (0..SLOTS).rev() {
+        let dot: f64 = (i + 1..SLOTS).map(|k| l[k][i] * x[k]).sum();
+        x[i] = (x[i] - dot) / l[i][i];
+    }
+    Some(x)
+}
+
+fn step(onset: usize) -> [f64; SLOTS] {
+    let mut u = [0.0; SLOTS];
+    for (i, x) in u.iter_mut().enumerate() {
+        if i >= onset {
+            *x = 1.0;
+        }
+    }
+    u
+}
+
+fn dot(a: &[f64; SLOTS], b: &[f64; SLOTS]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
+}
+
+/// Why a stage was not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StageError {
+    /// The onset is not one of `1..=8`.
+    Onset,
+    /// The share did not grow, or is not within 0..1.
+    Share,
+    /// A slot mean is not a number. The rollout must be given up: a stage may not be dropped.
+    Slot,
+    /// The noise model does not give a covariance (variances that are not positive numbers).
+    Noise,
+}
+
+impl std::fmt::Display for StageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Onset => "the onset slot must be one of 1 to 8",
+            Self::Share => "the share must grow from stage to stage and end at 1",
+            Self::Slot => "a slot has no measurement",
+            Self::Noise => "the noise model has no positive variance",
+        })
+    }
+}
+
+impl std::error::Error for StageError {}
+
+/// What a rollout knows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StagedEstimate {
+    /// Relative effect of the stages so far.
+    pub effect: f64,
+    /// The same in log units.
+    pub theta: f64,
+    /// Its standard error if the noise model is right (log units).
+    pub error: f64,
+    /// Evidence for a gain (e-value).
+    pub evidence: f64,
+}
+
+/// What to do after a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StagedAdvice {
+    /// Go on with the next stage.
+    Proceed,
+    /// The stage lost: do not proceed.
+    Freeze,
+    /// All stages together lost: undo them.
+    Undo,
+}
+
+/// A staged rollout in progress.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    noise: NoiseModel,
+    share: f64,
+    /// ln E per final effect.
+    wealth: [f64; 3],
+    theta: f64,
+    variance: f64,
+    last: Option<(f64, f64)>,
+    stages: u32,
+}
+
+impl Rollout {
+    /// Before the first stage.
+    pub fn new(noise: NoiseModel) -> Self {
+        Self {
+            noise,
+            share: 0.0,
+            wealth: [0.0; 3],
+            theta: 0.0,
+            variance: 0.0,
+            last: None,
+            stages: 0,
+        }
+    }
+
+    /// Counts a stage: its slot means, its onset slot as drawn, and the share of the whole that is changed after it.
+    ///
+    /// # Errors
+    /// [`StageError`]; nothing is counted then.
+    pub fn stage(&mut self, slots: &[f64; SLOTS], onset: usize, share: f64) -> Result<(), StageError> {
+        if !(1..=ONSETS).contains(&onset) {
+            return Err(StageError::Onset);
+        }
+        if !(share > self.share && share <= 1.0 + 1e-9) {
+            return Err(StageError::Share);
+        }
+        if slots.iter().any(|s| !s.is_finite()) {
+            return Err(StageError::Slot);
+        }
+        // The level is unknown anyway; without it the arithmetic is more exact.
+        let z = slots.map(|s| s - slots[0]);
+        let covariance = self.noise.covariance();
+        let pz = solve(&covariance, &z).ok_or(StageError::Noise)?;
+        let mut along = [0.0; ONSETS];
+        let mut weight = [0.0; ONSETS];
+        for j in 0..ONSETS {
+            let u = step(j + 1);
+            along[j] = dot(&u, &pz);
+            weight[j] = dot(&u, &solve(&covariance, &u).ok_or(StageError::Noise)?);
+        }
+        for (wealth, effect) in self.wealth.iter_mut().zip(EFFECTS) {
+            let d = ln(1.0 + effect) * (share - self.share);
+            let mut q = [0.0; ONSETS];
+            for ((q, a), w) in q.iter_mut().zip(&along).zip(&weight) {
+                *q = d * a - d * d * w / 2.0;
+            }
+            let best = q.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let q = q.map(|x| x.max(best - CLIP));
+            *wealth += q[onset - 1] - ln_mean_exp(&q);
+        }
+        let (a, w) = (along[onset - 1], weight[onset - 1]);
+        self.theta += a / w;
+        self.variance += 1.0 / w;
+        self.last = Some((a / w, (1.0 / w).sqrt()));
+        self.share = share;
+        self.stages += 1;
+        Ok(())
+    }
+
+    /// What is known now.
+    pub fn estimate(&self) -> StagedEstimate {
+        StagedEstimate {
+            effect: exp_m1(self.theta),
+            theta: self.theta,
+            error: self.variance.sqrt(),
+            evidence: exp(ln_mean_exp(&self.wealth).min(700.0)),
+        }
+    }
+
+    /// What to do after the last stage: undo when all stages together lost more than 2 %, freeze when the last one
+    /// lost more than 1 % by two standard errors.
+    pub fn advice(&self) -> StagedAdvice {
+        if self.theta < -0.02 && self.theta < -self.variance.sqrt() {
+            return StagedAdvice::Undo;
+        }
+        match self.last {
+            Some((theta, error)) if theta < -0.01 && theta < -2.0 * error => StagedAdvice::Freeze,
+            _ => StagedAdvice::Proceed,
+        }
+    }
+
+    /// Whether the outcome is not worse than `margin` (log units, positive) by two standard errors: with a proof of
+    /// the mechanism it may be kept as "benefit unproven".
+    pub fn not_worse(&self, margin: f64) -> bool {
+        self.stages > 0 && self.theta - 2.0 * self.variance.sqrt() > -margin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::Random;
+    use proptest::prelude::*;
+
+    const NOISE: NoiseModel = NoiseModel {
+        white: 1e-4,
+        walk: 2e-5,
+    };
+
+    fn slots(random: &mut Random, onset: usize, effect: f64) -> [f64; SLOTS] {
+        let mut z = [0.0; SLOTS];
+        let mut walk = 0.0;
+        for (i, x) in z.iter_mut().enumerate() {
+            walk += NOISE.walk.sqrt() * random.gaussian();
+            *x = 3.0 + walk + NOISE.white.sqrt() * random.gaussian() + if i >= onset { effect } else { 0.0 };
+        }
+        z
+    }
+
+    fn rollout(random: &mut Random, total: f64) -> Rollout {
+        let mut r = Rollout::new(NOISE);
+        let mut before = 0.0;
+        for share in SHARES {
+            let onset = 1 + (random.next_u64() % ONSETS as u64) as usize;
+            r.stage(&slots(random, onset, total * (share - before)), onset, share)
+                .unwrap();
+            before = share;
+        }
+        r
+    }
+
+    proptest! {
+        #[test]
+        fn a_stage_is_fair_for_any_data(z in prop::array::uniform9(-0.5f64..0.5), white in 1e-6f64..1e-2) {
+            // The mean of E over the onsets is exactly 1.
+            let mut total = 0.0;
+            for onset in 1..=ONSETS {
+                let mut r = Rollout::new(NoiseModel { white, walk: white / 3.0 });
+                r.stage(&z, onset, 0.25).unwrap();
+                total += r.estimate().evidence;
+            }
+            prop_assert!((total / ONSETS as f64 - 1.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn a_quarter_more_is_proven_and_estimated() {
+        let mut random = Random::new(5);
+        let estimates: Vec<StagedEstimate> =
+            (0..100).map(|_| rollout(&mut random, 0.223).estimate()).collect();
+        let proven = estimates.iter().filter(|e| e.evidence >= 20.0).count();
+        assert!(proven >= 95, "{proven}");
+        let theta: Vec<f64> = estimates.iter().map(|e| e.theta).collect();
+        assert!((crate::robust::mean(&theta) - 0.223).abs() < 0.01);
+        let error = estimates[0].error;
+        let spread = crate::robust::variance(&theta).sqrt();
+        assert!((spread / error - 1.0).abs() < 0.3, "{spread} {error}");
+    }
+
+    #[test]
+    fn nothing_is_proven_about_nothing_and_a_loss_is_undone() {
+        let mut random = Random::new(6);
+        let nothing: Vec<Rollout> = (0..200).map(|_| rollout(&mut random, 0.0)).collect();
+        assert!(nothing.iter().filter(|r| r.estimate().evidence >= 20.0).count() <= 10);
+        let loss: Vec<Rollout> = (0..100).map(|_| rollout(&mut random, -0.20)).collect();
+        assert!(
+            loss.iter()
+                .all(|r| r.advice() == StagedAdvice::Undo && !r.not_worse(0.01))
+        );
+    }
+
+    #[test]
+    fn the_noise_model_recovers_its_parts() {
+        let mut random = Random::new(8);
+        let mut walk = 0.0;
+        let history: Vec<f64> = (0..4000)
+            .map(|_| {
+                walk += 0.01 * random.gaussian();
+                walk + 0.02 * random.gaussian()
+            })
+            .collect();
+        let n = NoiseModel::from_history(&history).unwrap();
+        assert!(
+            (n.white / 4e-4 - 1.0).abs() < 0.25 && (n.walk / 1e-4 - 1.0).abs() < 0.6,
+            "{n:?}"
+        );
+        assert_eq!(NoiseModel::from_history(&[1.0; 5]), None);
+        assert_eq!(NoiseModel::from_history(&[f64::NAN; 50]), None);
+        assert!(NoiseModel::from_history(&[1.0; 50]).is_some_and(|n| n.white > 0.0 && n.walk > 0.0));
+    }
+
+    #[test]
+    fn bad_input_is_refused_and_not_counted() {
+        let mut r = Rollout::new(NOISE);
+        let fresh = r.clone();
+        assert_eq!(r.stage(&[0.0; SLOTS], 0, 0.1), Err(StageError::Onset));
+        assert_eq!(r.stage(&[0.0; SLOTS], 9, 0.1), Err(StageError::Onset));
+        assert_eq!(r.stage(&[0.0; SLOTS], 1, 0.0), Err(StageError::Share));
+        assert_eq!(r.stage(&[f64::NAN; SLOTS], 1, 0.1), Err(StageError::Slot));
+        assert_eq!(r, fresh);
+        let mut broken = Rollout::new(NoiseModel {
+            white: -1.0,
+            walk: 0.0,
+        });
+        assert_eq!(broken.stage(&[0.0; SLOTS], 1, 0.1), Err(StageError::Noise));
+        let text = serde_json::to_string(&r).unwrap();
+        assert_eq!(serde_json::from_str::<Rollout>(&text).unwrap(), r);
+    }
+}
