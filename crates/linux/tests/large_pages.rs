@@ -72,6 +72,14 @@ impl Area {
             area.refuse_large_pages();
         }
         area.fill();
+        if kind == "zeros" {
+            // Every seventh page holds zeros only, and the last piece nothing else.
+            for (page, words) in area.words().chunks(512).enumerate() {
+                if page % 7 == 0 || page as u64 / 512 == area.pieces - 1 {
+                    words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
+                }
+            }
+        }
         // Of a shifted area the whole aligned pieces are what tests look at.
         if kind == "shifted" {
             Self {
@@ -476,6 +484,35 @@ fn apply_makes_all_pieces_huge_and_undo_restores_states_and_resident_bytes() {
 }
 
 #[test]
+fn zero_filled_pages_that_the_kernel_frees_at_the_undo_do_not_stop_the_next_apply() {
+    if !machine_can() {
+        return;
+    }
+    let victim = Victim::start("zeros", 4);
+    let mut registry = registry();
+    let action = action(vec![victim.target()]);
+    let record = registry.prepare(&action).unwrap();
+    for round in 0..3 {
+        let progress = drive(&mut registry, &record, Direction::Apply).unwrap();
+        assert_eq!(
+            (progress.finished, progress.total),
+            (4, 4),
+            "round {round}: {progress:?}"
+        );
+        assert_eq!(victim.states(), [PieceState::Huge; 4], "round {round}");
+        drive(&mut registry, &record, Direction::Undo).unwrap();
+        for state in victim.states() {
+            let complete = match state {
+                PieceState::Full => true,
+                PieceState::Sparse { present, zero } => present + zero == 512,
+                _ => false,
+            };
+            assert!(complete, "round {round}: {state:?}");
+        }
+    }
+}
+
+#[test]
 fn an_undo_half_way_through_apply_reverts_what_was_done() {
     if !machine_can() {
         return;
@@ -521,7 +558,11 @@ fn pieces_that_were_huge_stay_huge_and_holes_stay_holes() {
     assert_eq!(
         states
             .iter()
-            .filter(|s| **s == PieceState::Sparse { present: 511 })
+            .filter(|s| **s
+                == PieceState::Sparse {
+                    present: 511,
+                    zero: 0
+                })
             .count(),
         8
     );

@@ -32,7 +32,7 @@ fn crash_victim() {
     let start = memory.as_ptr() as usize;
     let aligned = start.next_multiple_of(piece) - start;
     for (i, byte) in memory.iter_mut().enumerate().step_by(4096) {
-        *byte = (i / 4096) as u8;
+        *byte = content(i);
     }
     println!("READY {:x}", start + aligned);
     std::io::stdout().flush().unwrap();
@@ -41,7 +41,7 @@ fn crash_victim() {
     // Ends when the parent closes the pipe or says so; checks its own contents at the end.
     while std::io::stdin().read_line(&mut line).is_ok_and(|n| n > 0) {
         if line.trim() == "check" {
-            let broken = memory.iter().enumerate().step_by(4096).filter(|(i, b)| **b != (i / 4096) as u8).count();
+            let broken = memory.iter().enumerate().step_by(4096).filter(|(i, b)| **b != content(*i)).count();
             println!("BROKEN {broken}");
             std::io::stdout().flush().unwrap();
         }
@@ -49,6 +49,11 @@ fn crash_victim() {
         assert!(counter < 10_000);
         line.clear();
     }
+}
+
+/// What stands at the start of each page. Never zero: the kernel frees zero-filled pages when it splits a large page.
+fn content(index: usize) -> u8 {
+    (index / 4096) as u8 | 1
 }
 
 /// The child: applies and undoes through the journal, and dies at the named point.

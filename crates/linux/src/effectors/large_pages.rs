@@ -8,6 +8,10 @@
 //! the *last* page of the piece bears it, because allocators and runtimes keep headers, free lists and the
 //! first, most used objects at the low end of what they allocate.
 //!
+//! One thing does not come back as it was: zero-filled pages. Linux 6.12 and later map them to the shared zero page
+//! when a large page is split, and free them; the program reads the same zeros, has that much less resident memory, and
+//! takes a page fault when it writes there again.
+//!
 //! Rules kept here, whatever the strategy proposed:
 //! * Only pieces whose 512 base pages were all present when the record was made are ever touched; the record
 //!   lists them. A piece that was huge already was not our work and is not split by our undo. Before each
@@ -28,8 +32,8 @@
 use super::Effector;
 use crate::Root;
 use crate::sys::memory::{
-    AddressRange, Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, pidfd_open, process_madvise,
-    process_madvise_vectored,
+    AddressRange, Advice, AdviseError, BASE_PAGE, PAGES_PER_PIECE, PIECE, Pagemap, PieceState, pidfd_open,
+    process_madvise, process_madvise_vectored,
 };
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
@@ -734,20 +738,25 @@ impl Task {
             let Stage::Pending { attempts } = piece.stage else {
                 continue;
             };
+            let zero = freed_by_our_undo(*state);
             piece.stage = match (state, piece.shared) {
                 (PieceState::Huge, _) => Stage::Done { attempts },
                 (PieceState::Unmapped, _) => Stage::Skipped(UNMAPPED),
-                // After an undo, shared pages stay in memory but are mapped again only as they are touched.
-                (PieceState::Sparse { .. } | PieceState::Empty, true) | (PieceState::Full, _) => {
+                (PieceState::Sparse { .. }, false) if zero.is_none() => Stage::Skipped(HOLES),
+                (PieceState::Empty, false) => Stage::Skipped(EMPTY),
+                // After an undo, shared pages stay in memory but are mapped again only as they are touched; and
+                // zero-filled private pages were freed by the split (see `freed_by_our_undo`).
+                (PieceState::Sparse { .. } | PieceState::Empty | PieceState::Full, _) => {
                     let sharing = process
                         .pagemap
                         .sharing(piece.address)
                         .map_err(|e| read_error(process.id, &e))?;
-                    if sharing.shared > 0 && sharing.file == 0 {
+                    // The zero page counts as shared, but nobody gets a copy of it.
+                    if sharing.shared > zero.unwrap_or(0) && sharing.file == 0 {
                         piece.stage = Stage::Skipped(FORKED);
                         continue;
                     }
-                    if sharing.shared > 0 && !self.settings.several_mappers {
+                    if sharing.shared > zero.unwrap_or(0) && !self.settings.several_mappers {
                         piece.stage = Stage::Skipped(SEVERAL);
                         continue;
                     }
@@ -792,8 +801,6 @@ impl Task {
                         Err(error) => return Err(advise_error(process.id, error)),
                     }
                 }
-                (PieceState::Sparse { .. }, false) => Stage::Skipped(HOLES),
-                (PieceState::Empty, false) => Stage::Skipped(EMPTY),
             };
             if slice.started.elapsed() >= self.settings.slice
                 || slice.longest > self.settings.slice / 2
@@ -1224,6 +1231,21 @@ fn denied(id: ProcessId) -> PlatformError {
     PlatformError::Denied {
         what: format!("changing the memory of process {id}"),
         needs: "run as root, or with CAP_SYS_PTRACE and CAP_SYS_NICE".into(),
+    }
+}
+
+/// Whether a piece that was full when the record was made is now complete but for pages mapped to the shared zero
+/// page: when a large page is split, Linux 6.12 and later free its zero-filled pages that way
+/// (`try_to_map_unused_to_zeropage` in mm/migrate.c). Converting it again brings back no more memory than was found.
+/// Returns how many such pages there are.
+fn freed_by_our_undo(state: PieceState) -> Option<u16> {
+    match state {
+        PieceState::Sparse { present, zero } if present + zero == PAGES_PER_PIECE => Some(zero),
+        PieceState::Sparse { .. }
+        | PieceState::Huge
+        | PieceState::Full
+        | PieceState::Empty
+        | PieceState::Unmapped => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Traffic of the workload's TCP connections, from the kernel's socket diagnostics (netlink `sock_diag`,
 //! `struct tcp_info`): bytes acknowledged and received, and segments with data received (about one per request
-//! in a conversation of question and answer). Unix sockets have no such counters.
+//! in a conversation of question and answer). Unix sockets have no such counters. What a connection carries
+//! between the last reading and its close is not seen: a meter for connections that last.
 
 use super::common::{Cumulative, PROCESSES_MAX, not_mine, open_process, refused, usable};
 use super::listeners::{shares_network, socket_inodes};

@@ -179,10 +179,13 @@ pub enum PieceState {
     Full,
     /// Some base pages absent (never touched, zero page, or in swap): conversion would add memory for them.
     Sparse {
-        /// How many are present; 1 ..= [`PAGES_PER_PIECE`] - 1.
+        /// How many are present; less than [`PAGES_PER_PIECE`].
         present: u16,
+        /// How many are mapped to the shared zero page. When a large page is split, Linux 6.12 and later map its
+        /// zero-filled pages there and free them. Always 0 in the fallback without `PAGEMAP_SCAN`.
+        zero: u16,
     },
-    /// Mapped, but no base page present.
+    /// Mapped, but no base page present, not even the zero page.
     Empty,
     /// Not mapped, or only in part.
     Unmapped,
@@ -442,7 +445,7 @@ impl Pagemap {
                     PieceState::Full
                 }
             }
-            present => PieceState::Sparse { present },
+            present => PieceState::Sparse { present, zero: 0 },
         })
     }
 
@@ -481,6 +484,7 @@ fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 struct Tally {
     mapped: u64,
     present: u64,
+    zero: u64,
     huge: u64,
 }
 
@@ -494,6 +498,9 @@ impl Tally {
         if categories & (PAGE_IS_PRESENT | PAGE_IS_PFNZERO) == PAGE_IS_PRESENT {
             self.present += pages;
         }
+        if categories & PAGE_IS_PFNZERO != 0 {
+            self.zero += pages;
+        }
     }
     fn take(&mut self) -> PieceState {
         let all = u64::from(PAGES_PER_PIECE);
@@ -504,11 +511,12 @@ impl Tally {
             PieceState::Huge
         } else if seen.present == all {
             PieceState::Full
-        } else if seen.present == 0 {
+        } else if seen.present + seen.zero == 0 {
             PieceState::Empty
         } else {
             PieceState::Sparse {
                 present: seen.present as u16,
+                zero: seen.zero as u16,
             }
         }
     }
@@ -635,7 +643,7 @@ mod tests {
         }
         assert_eq!(
             states(&mut pagemap, &scratch),
-            [Full, Full, Sparse { present: 3 }, Empty]
+            [Full, Full, Sparse { present: 3, zero: 0 }, Empty]
         );
         if cannot(process_madvise(
             process.as_fd(),
@@ -647,14 +655,14 @@ mod tests {
         }
         assert_eq!(
             states(&mut pagemap, &scratch),
-            [Huge, Full, Sparse { present: 3 }, Empty]
+            [Huge, Full, Sparse { present: 3, zero: 0 }, Empty]
         );
         assert!(pagemap.is_exact() || !Path::new("/proc/kpageflags").exists());
         let last = scratch.address() + PIECE - BASE_PAGE;
         process_madvise(process.as_fd(), last, BASE_PAGE, Advice::Cold).unwrap();
         assert_eq!(
             states(&mut pagemap, &scratch),
-            [Full, Full, Sparse { present: 3 }, Empty]
+            [Full, Full, Sparse { present: 3, zero: 0 }, Empty]
         );
     }
 
@@ -710,6 +718,7 @@ mod tests {
         }
         let expected = PieceState::Sparse {
             present: PAGES_PER_PIECE / 2,
+            zero: 0,
         };
         if states(&mut pagemap, &scratch)[0] == PieceState::Huge {
             eprintln!("skipped: large pages are always given here");

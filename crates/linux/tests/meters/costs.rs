@@ -24,9 +24,12 @@ fn costs_of_reading() {
     ] {
         report(&mut meters, &own, id);
     }
-    for name in ["redis-server", "memcached", "postgres"] {
-        let Some(pid) = running(name) else { continue };
-        let w = workload(name, &[pid]);
+    // COSTS=redis-server:4711,postgres:4712 names further processes.
+    for part in std::env::var("COSTS").unwrap_or_default().split(',') {
+        let Some((name, pid)) = part.split_once(':') else {
+            continue;
+        };
+        let w = workload(name, &[pid.parse().unwrap()]);
         let start = Instant::now();
         let found: Vec<_> = meters
             .0
@@ -77,11 +80,111 @@ fn report(meters: &mut Meters, w: &Workload, id: &str) {
     }
 }
 
-/// A process of that name, if one runs.
-fn running(name: &str) -> Option<u32> {
-    std::fs::read_dir("/proc").unwrap().flatten().find_map(|e| {
-        let pid: u32 = e.file_name().to_str()?.parse().ok()?;
-        let comm = std::fs::read_to_string(e.path().join("comm")).ok()?;
-        (comm.trim() == name).then_some(pid)
-    })
+/// What one hit costs the program, at the places that a function may begin with.
+#[test]
+#[ignore = "a measurement, for people"]
+fn costs_of_hits() {
+    let dir = tempfile::tempdir().unwrap();
+    let variants: [(&str, &[&str]); 3] = [
+        ("push", &["-fcf-protection=none", "-fno-omit-frame-pointer"]),
+        (
+            "endbr64, push",
+            &["-fcf-protection=full", "-fno-omit-frame-pointer"],
+        ),
+        (
+            "endbr64, other",
+            &["-fcf-protection=full", "-fomit-frame-pointer", "-DLEAF"],
+        ),
+    ];
+    for (n, (what, flags)) in variants.iter().enumerate() {
+        let name = format!("hits{n}");
+        let symbol = if n == 2 { "inner" } else { "work" };
+        let Some(mut c) = probes::start(dir.path(), &name, flags) else {
+            return;
+        };
+        let turn = |c: &mut Servant| {
+            let mut times: Vec<_> = (0..5)
+                .map(|_| {
+                    let start = Instant::now();
+                    assert_eq!(c.order("w20000"), "done");
+                    start.elapsed().as_nanos() as f64 / 20_000.0
+                })
+                .collect();
+            times.sort_by(f64::total_cmp);
+            times[2]
+        };
+        let w = workload(&name, &[c.pid()]);
+        let id = format!("uprobe:{name}:{symbol}");
+        let mut meters = Meters::configured(&name, &[&id]);
+        let told = meters.find(&w, &id).unwrap().cost_per_count.0;
+        let off = turn(&mut c);
+        let mut m = meters.open(&w, &id).unwrap();
+        let on = turn(&mut c);
+        let hits = m.read(&w).unwrap() / 100_000.0;
+        println!(
+            "{what}: {:.0} ns a hit measured, {told} ns told",
+            (on - off) / hits
+        );
+    }
+}
+
+/// Prints the readings of all usable meters of a process and its children each second:
+/// `WATCH=redis-server WATCH_PID=4711 SECONDS=5 cargo test -p homeostat-linux --test meters -- --ignored --nocapture watch`.
+#[test]
+#[ignore = "a measurement, for people"]
+fn watch() {
+    let (Ok(name), Ok(pid)) = (std::env::var("WATCH"), std::env::var("WATCH_PID")) else {
+        return;
+    };
+    let pid = pid.parse().unwrap();
+    let seconds: u32 = std::env::var("SECONDS")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(5);
+    let mut meters = Meters::plain();
+    let w = workload(&name, &family(pid));
+    let ids: Vec<String> = meters
+        .0
+        .iter_mut()
+        .flat_map(|k| k.find(&Root::default(), &w))
+        .filter(|c| c.refused.is_none())
+        .map(|c| c.id.to_string())
+        .collect();
+    println!("{} processes of {name}", w.processes.len());
+    let mut open: Vec<_> = ids
+        .iter()
+        .filter_map(|id| {
+            meters
+                .open(&w, id)
+                .map_err(|e| println!("{id}: {e}"))
+                .ok()
+                .map(|m| (id, m, None))
+        })
+        .collect();
+    for _ in 0..=seconds {
+        let w = workload(&name, &family(pid));
+        for (id, m, last) in &mut open {
+            let start = Instant::now();
+            let now = m.read(&w);
+            let cost = start.elapsed();
+            match now {
+                Ok(now) => {
+                    if let Some((before, then)) = last.replace((now, start)) {
+                        let rate = (now - before) / (start - then).as_secs_f64();
+                        println!("{id}: {rate:.0}/s (read {cost:?})");
+                    }
+                }
+                Err(e) => println!("{id}: {e}"),
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+}
+
+/// A process and its children.
+fn family(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    std::iter::once(pid)
+        .chain(children.split_whitespace().filter_map(|p| p.parse().ok()))
+        .collect()
 }

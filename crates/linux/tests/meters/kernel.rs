@@ -6,12 +6,16 @@ const PROGRAM: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 int main(void)
 {
     char line[64], block[100] = {0};
+    int pair[2];
     int null = open("/dev/null", O_WRONLY);
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
+        return 1;
     while (fgets(line, sizeof line, stdin)) {
         unsigned long i, n = strtoul(line + 1, NULL, 10);
         struct timespec t = {0, 1000};
@@ -20,6 +24,8 @@ int main(void)
                 return 1;
             if (line[0] == 's')
                 nanosleep(&t, NULL);
+            if (line[0] == 'n' && (send(pair[0], block, 10, 0) != 10 || recv(pair[1], block, 10, 0) != 10))
+                return 1;
         }
         printf("done\n");
         fflush(stdout);
@@ -83,13 +89,19 @@ fn tracepoints_count_or_say_why_not() {
     let Some(program) = compile(dir.path(), "caller", PROGRAM, &["-O2"]) else {
         return;
     };
-    let c = Servant::start(&mut Command::new(program));
+    let mut c = Servant::start(&mut Command::new(program));
+    assert_eq!(c.order("w0"), "done");
     let w = workload("caller", &[c.pid()]);
     let mut meters = Meters::plain();
     let why = meters.refusal(&w, "syscalls.sendto");
     if why.is_empty() {
         let mut m = meters.open(&w, "syscalls.sendto").unwrap();
-        assert_eq!(m.read(&w).unwrap(), 0.0, "the program sends nothing");
+        let mut other = meters.open(&w, "syscalls.recvfrom").unwrap();
+        assert_eq!(m.read(&w).unwrap(), 0.0, "the program has sent nothing");
+        assert_eq!(c.order("n321"), "done");
+        assert_eq!(c.order("w10"), "done");
+        assert_eq!(m.read(&w).unwrap(), 321.0);
+        assert_eq!(other.read(&w).unwrap(), 321.0);
     } else {
         println!("refused here: {why}");
         assert!(why.contains("tracefs") || why.contains("CONFIG_FTRACE_SYSCALLS") || why.contains("root"));

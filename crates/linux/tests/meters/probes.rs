@@ -109,7 +109,7 @@ fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
 }
 
 /// Starts the program; `None`, with a printed reason, where probes cannot be tried.
-fn start(dir: &Path, name: &str, flags: &[&str]) -> Option<Servant> {
+pub(super) fn start(dir: &Path, name: &str, flags: &[&str]) -> Option<Servant> {
     let program = build(dir, name, flags)?;
     Some(run(&program, false))
 }
