@@ -1,1 +1,197 @@
-//! The homeostat program.
+//! The `homeostat` program: one file per subcommand in [`commands`], what people see in [`render`].
+//!
+//! It talks to the daemon through the control socket, reads the history file, and with the daemon dead carries out
+//! `restore`, `plan` and `doctor` itself. It decides nothing.
+
+pub mod commands;
+pub mod failure;
+pub mod render;
+pub mod terminal;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use homeostat_daemon::settings::{self, Settings, Sources};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use terminal::Terminal;
+
+const EXIT_CODES: &str = "\
+EXIT CODES
+  0  all is well
+  1  it failed; the message says why
+  2  the command line is wrong
+  3  no daemon runs
+  4  no such workload, change or experiment
+  5  permission denied
+
+FILES
+  /etc/homeostat/homeostat.toml   configuration (optional), with drop-ins in homeostat.d/
+  /var/lib/homeostat              journal and history
+  /run/homeostat/io.homeostat     control socket (Varlink)
+
+EXAMPLES
+  homeostat run                   start the daemon in the foreground (as root)
+  homeostat status                what it does at the moment
+  homeostat explain redis-server  why, step by step
+  homeostat undo --all            take everything back";
+
+/// Makes running programs faster, one proven change at a time.
+///
+/// homeostat finds the long-running workloads of this machine, measures their useful work from outside, tries one
+/// change at a time as a randomised experiment, keeps it only if it helped, and can undo everything it did.
+#[derive(Debug, Parser)]
+#[command(name = "homeostat", version, after_help = EXIT_CODES, max_term_width = 110)]
+pub struct Arguments {
+    /// Print JSON with a stable schema instead of text.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Configuration file instead of /etc/homeostat/homeostat.toml; drop-ins are read from FILE with the ending .d.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Control socket of the daemon.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Directory of the journal and the history.
+    #[arg(long, global = true, value_name = "DIRECTORY")]
+    pub state_dir: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon in the foreground.
+    Run(commands::run::Run),
+    /// Show what homeostat does at the moment.
+    Status(commands::status::Status),
+    /// Explain what was done with a workload, from the first sight to the verdict.
+    Explain(commands::explain::Explain),
+    /// Show the experiments of the past; works without the daemon.
+    History(commands::history::History),
+    /// Show what would be tried and why, changing nothing.
+    Plan(commands::plan::Plan),
+    /// Undo one change or all of them.
+    Undo(commands::undo::Undo),
+    /// Undo what a dead daemon left behind.
+    Restore(commands::restore::Restore),
+    /// Start no new trial; running ones are undone, proven changes stay.
+    Pause(commands::pause::Pause),
+    /// Go on after a pause.
+    Resume(commands::pause::Resume),
+    /// Show what this machine can sense and do, and what is missing.
+    Doctor(commands::doctor::Doctor),
+    /// Prove a real gain on a real process, live, in under five minutes.
+    Demo(commands::demo::Demo),
+    /// Check and show the configuration.
+    Config(commands::config::Config),
+    /// Print completions for a shell.
+    Completions(commands::documents::Completions),
+    /// Write the manual pages into a directory.
+    #[command(visible_alias = "man")]
+    Manual(commands::documents::Manual),
+}
+
+/// What every command may use.
+pub struct Context {
+    /// Where output goes.
+    pub terminal: Terminal,
+    /// Where the settings come from.
+    pub sources: Sources,
+    socket: Option<PathBuf>,
+    state_directory: Option<PathBuf>,
+}
+
+impl Context {
+    /// The settings for finding the daemon. A broken configuration must not keep anybody from looking or undoing,
+    /// so it gives a warning and the defaults.
+    fn lenient_settings(&self) -> Settings {
+        match settings::load(&self.sources) {
+            Ok(loaded) => loaded.settings,
+            Err(e) => {
+                self.terminal.warn(&format!("{e}\nusing the default paths"));
+                Settings::default()
+            }
+        }
+    }
+
+    /// The control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.socket
+            .clone()
+            .unwrap_or_else(|| self.lenient_settings().socket())
+    }
+
+    /// The directory of the journal and the history.
+    pub fn state_directory(&self) -> PathBuf {
+        self.state_directory
+            .clone()
+            .unwrap_or_else(|| self.lenient_settings().paths.state_directory)
+    }
+}
+
+/// Parses, runs, and turns the result into an exit code.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(e) => {
+            // Help that nobody reads to its end is no failure.
+            let _ = e.print();
+            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let (context, command) = prepare(arguments);
+    match command.run(&context) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report(&context.terminal);
+            failure.exit_code()
+        }
+    }
+}
+
+fn prepare(arguments: Arguments) -> (Context, Command) {
+    let Arguments {
+        json,
+        config,
+        socket,
+        state_dir,
+        command,
+    } = arguments;
+    let mut set = Vec::new();
+    for (key, path) in [("control.socket", &socket), ("paths.state_directory", &state_dir)] {
+        if let Some(path) = path {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            set.push(settings::assignment(key, &path.to_string_lossy()));
+        }
+    }
+    let context = Context {
+        terminal: Terminal::detect(json),
+        sources: Sources { file: config, set },
+        socket,
+        state_directory: state_dir,
+    };
+    (context, command)
+}
+
+impl Command {
+    fn run(self, context: &Context) -> Result<(), Failure> {
+        match self {
+            Self::Run(c) => c.run(context),
+            Self::Status(c) => c.run(context),
+            Self::Explain(c) => c.run(context),
+            Self::History(c) => c.run(context),
+            Self::Plan(c) => c.run(context),
+            Self::Undo(c) => c.run(context),
+            Self::Restore(c) => c.run(context),
+            Self::Pause(c) => c.run(context),
+            Self::Resume(c) => c.run(context),
+            Self::Doctor(c) => c.run(context),
+            Self::Demo(c) => c.run(context),
+            Self::Config(c) => c.run(context),
+            Self::Completions(c) => c.run(context),
+            Self::Manual(c) => c.run(context),
+        }
+    }
+}

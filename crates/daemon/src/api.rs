@@ -551,10 +551,30 @@ impl Explanation {
                     text: d.text.clone(),
                 })
                 .collect(),
-            experiments: view.experiments.iter().filter(|e| e.workload == *id).map(Into::into).collect(),
-            in_force: view.in_force.iter().filter(|c| c.workload == *id).map(Into::into).collect(),
-            outcomes: view.outcomes.iter().filter(|o| o.workload == *id).map(Into::into).collect(),
-            advice: view.advice.iter().filter(|a| a.workload.as_ref() == Some(id)).map(Into::into).collect(),
+            experiments: view
+                .experiments
+                .iter()
+                .filter(|e| e.workload == *id)
+                .map(Into::into)
+                .collect(),
+            in_force: view
+                .in_force
+                .iter()
+                .filter(|c| c.workload == *id)
+                .map(Into::into)
+                .collect(),
+            outcomes: view
+                .outcomes
+                .iter()
+                .filter(|o| o.workload == *id)
+                .map(Into::into)
+                .collect(),
+            advice: view
+                .advice
+                .iter()
+                .filter(|a| a.workload.as_ref() == Some(id))
+                .map(Into::into)
+                .collect(),
         }
     }
 }
@@ -563,7 +583,11 @@ impl Plan {
     /// What the view says would be tried.
     pub fn new(view: &View) -> Self {
         let of = |stages: &[Stage]| -> Vec<Workload> {
-            view.workloads.iter().filter(|w| stages.contains(&w.stage)).map(Into::into).collect()
+            view.workloads
+                .iter()
+                .filter(|w| stages.contains(&w.stage))
+                .map(Into::into)
+                .collect()
         };
         Self {
             schema: SCHEMA,
@@ -633,7 +657,11 @@ pub fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec
         })
         .collect();
     ranked.sort();
-    ranked.into_iter().take(5).map(|(_, name)| name.to_owned()).collect()
+    ranked
+        .into_iter()
+        .take(5)
+        .map(|(_, name)| name.to_owned())
+        .collect()
 }
 
 /// Levenshtein distance; names longer than 128 characters are cut.

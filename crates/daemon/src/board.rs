@@ -79,7 +79,11 @@ impl Board {
             .unwrap_or_else(PoisonError::into_inner);
         let first = shown.next - shown.story.len() as u64;
         let skip = usize::try_from(since.saturating_sub(first)).unwrap_or(usize::MAX);
-        (shown.story.iter().skip(skip).cloned().collect(), shown.next, !shown.closed)
+        (
+            shown.story.iter().skip(skip).cloned().collect(),
+            shown.next,
+            !shown.closed,
+        )
     }
 }
 
@@ -105,7 +109,10 @@ mod tests {
             board.tell(line(&i.to_string()));
         }
         let (lines, next, more) = board.story_since(0, Duration::ZERO);
-        assert_eq!((lines.len(), next, more), (STORY_LINES_MAX, STORY_LINES_MAX as u64 + 10, true));
+        assert_eq!(
+            (lines.len(), next, more),
+            (STORY_LINES_MAX, STORY_LINES_MAX as u64 + 10, true)
+        );
         assert_eq!(lines[0].text, "10");
         let (lines, _, _) = board.story_since(next - 1, Duration::ZERO);
         assert_eq!(lines.len(), 1);

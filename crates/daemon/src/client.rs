@@ -74,11 +74,17 @@ pub enum ClientError {
 
 fn workload_text(workload: &str, near: &[String], ambiguous: bool) -> String {
     if ambiguous {
-        format!("{workload:?} may be any of: {}\n  hint: give the whole name", near.join(", "))
+        format!(
+            "{workload:?} may be any of: {}\n  hint: give the whole name",
+            near.join(", ")
+        )
     } else if near.is_empty() {
         format!("no workload is called {workload:?}\n  hint: `homeostat status` lists them")
     } else {
-        format!("no workload is called {workload:?}\n  hint: did you mean {}?", near.join(" or "))
+        format!(
+            "no workload is called {workload:?}\n  hint: did you mean {}?",
+            near.join(" or ")
+        )
     }
 }
 
@@ -134,15 +140,24 @@ impl Client {
     /// # Errors
     /// [`ClientError::NotRunning`], [`ClientError::Denied`], [`ClientError::Broken`].
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let broken = |source| ClientError::Broken { socket: socket.to_owned(), source };
+        let broken = |source| ClientError::Broken {
+            socket: socket.to_owned(),
+            source,
+        };
         let stream = UnixStream::connect(socket).map_err(|e| match e.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => ClientError::NotRunning(socket.to_owned()),
             ErrorKind::PermissionDenied => ClientError::Denied(socket.to_owned()),
-            _ => ClientError::Broken { socket: socket.to_owned(), source: e },
+            _ => ClientError::Broken {
+                socket: socket.to_owned(),
+                source: e,
+            },
         })?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
-        Ok(Self { socket: socket.to_owned(), reader: BufReader::new(stream) })
+        Ok(Self {
+            socket: socket.to_owned(),
+            reader: BufReader::new(stream),
+        })
     }
 
     fn send(&mut self, method: &str, parameters: &Value, more: bool) -> Result<(), ClientError> {
@@ -153,21 +168,33 @@ impl Client {
         let mut bytes = request.to_string().into_bytes();
         bytes.push(0);
         let socket = self.socket.clone();
-        self.reader.get_mut().write_all(&bytes).map_err(|source| ClientError::Broken { socket, source })
+        self.reader
+            .get_mut()
+            .write_all(&bytes)
+            .map_err(|source| ClientError::Broken { socket, source })
     }
 
     /// Reads one answer: its parameters, and whether more follow.
     fn receive(&mut self) -> Result<(Value, bool), ClientError> {
         let socket = self.socket.clone();
         let mut bytes = Vec::new();
-        let read = self.reader.by_ref().take(REPLY_BYTES_MAX).read_until(0, &mut bytes);
-        read.map_err(|source| ClientError::Broken { socket: socket.clone(), source })?;
+        let read = self
+            .reader
+            .by_ref()
+            .take(REPLY_BYTES_MAX)
+            .read_until(0, &mut bytes);
+        read.map_err(|source| ClientError::Broken {
+            socket: socket.clone(),
+            source,
+        })?;
         if bytes.pop() != Some(0) {
             let source = ErrorKind::UnexpectedEof.into();
             return Err(ClientError::Broken { socket, source });
         }
-        let mut reply: Value = serde_json::from_slice(&bytes)
-            .map_err(|e| ClientError::Protocol { socket: socket.clone(), what: e.to_string() })?;
+        let mut reply: Value = serde_json::from_slice(&bytes).map_err(|e| ClientError::Protocol {
+            socket: socket.clone(),
+            what: e.to_string(),
+        })?;
         let parameters = reply.get_mut("parameters").map_or_else(|| json!({}), Value::take);
         match reply.get("error").and_then(Value::as_str) {
             None => Ok((parameters, reply.get("continues") == Some(&Value::Bool(true)))),
@@ -209,7 +236,9 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn explain(&mut self, workload: &str) -> Result<Explanation, ClientError> {
-        Ok(self.call::<ExplainReply>("Explain", &json!({"workload": workload}))?.explanation)
+        Ok(self
+            .call::<ExplainReply>("Explain", &json!({"workload": workload}))?
+            .explanation)
     }
 
     /// What would be tried.
@@ -285,21 +314,43 @@ impl Client {
 }
 
 fn refusal(socket: &Path, error: &str, parameters: &Value) -> ClientError {
-    let text = |key: &str| parameters.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let list = |key: &str| parameters.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+    let text = |key: &str| {
+        parameters
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let list = |key: &str| {
+        parameters
+            .get(key)
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default()
+    };
     match error.strip_prefix("io.homeostat.").unwrap_or_default() {
         "PermissionDenied" => ClientError::NotAllowed { needs: text("needs") },
         "WorkloadNotFound" => ClientError::WorkloadNotFound {
             workload: text("workload"),
-            near: list("near").iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            near: list("near")
+                .iter()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect(),
             ambiguous: parameters.get("ambiguous") == Some(&Value::Bool(true)),
         },
         "ActionNotFound" => ClientError::ActionNotFound {
-            action: parameters.get("action").and_then(Value::as_u64).unwrap_or_default(),
+            action: parameters
+                .get("action")
+                .and_then(Value::as_u64)
+                .unwrap_or_default(),
             in_force: list("in_force").iter().filter_map(Value::as_u64).collect(),
         },
         "BadConfiguration" => ClientError::BadConfiguration(text("message")),
         "Busy" => ClientError::Busy(text("reason")),
-        _ => ClientError::Protocol { socket: socket.to_owned(), what: format!("{error} {parameters}") },
+        _ => ClientError::Protocol {
+            socket: socket.to_owned(),
+            what: format!("{error} {parameters}"),
+        },
     }
 }

@@ -91,7 +91,9 @@ pub enum ControlError {
     #[error("another homeostat daemon answers at {}\n  hint: `homeostat status` shows it; stop it first", .0.display())]
     AlreadyRunning(PathBuf),
     /// The group is not known.
-    #[error("the group {0:?} of the control socket does not exist\n  hint: create it, or change control.group")]
+    #[error(
+        "the group {0:?} of the control socket does not exist\n  hint: create it, or change control.group"
+    )]
     NoSuchGroup(String),
     /// A file operation failed.
     #[error("{what} {}: {source}", path.display())]
@@ -146,7 +148,9 @@ fn group_id(group: &str) -> Option<u32> {
     let text = std::fs::read_to_string("/etc/group").ok()?;
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
-        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
+        (fields.next() == Some(group))
+            .then(|| fields.nth(1)?.parse().ok())
+            .flatten()
     })
 }
 
@@ -200,12 +204,19 @@ impl Server {
                 .stack_size(STACK_BYTES)
                 .spawn(move || accept(&shared, &listener))?
         };
-        Ok(Self { shared, listener, socket: socket.to_owned(), accepting: Some(accepting) })
+        Ok(Self {
+            shared,
+            listener,
+            socket: socket.to_owned(),
+            accepting: Some(accepting),
+        })
     }
 
     /// Closes the socket and all connections.
     pub fn stop(&mut self) {
-        let Some(accepting) = self.accepting.take() else { return };
+        let Some(accepting) = self.accepting.take() else {
+            return;
+        };
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.board.close();
         // Ends a blocked accept(); the error of a socket that is closed already does not matter.
@@ -246,12 +257,15 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             shared.streams().push((number, copy));
         }
         let serving = shared.clone();
-        let spawned = std::thread::Builder::new().name("control-peer".into()).stack_size(STACK_BYTES).spawn(move || {
-            // An error means that the peer is gone or speaks another language: nothing to be done about it.
-            let _ = serve(&serving, stream);
-            serving.streams().retain(|(n, _)| *n != number);
-            serving.active.fetch_sub(1, Ordering::SeqCst);
-        });
+        let spawned = std::thread::Builder::new()
+            .name("control-peer".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                // An error means that the peer is gone or speaks another language: nothing to be done about it.
+                let _ = serve(&serving, stream);
+                serving.streams().retain(|(n, _)| *n != number);
+                serving.active.fetch_sub(1, Ordering::SeqCst);
+            });
         if spawned.is_err() {
             shared.streams().retain(|(n, _)| *n != number);
             shared.active.fetch_sub(1, Ordering::SeqCst);
@@ -261,7 +275,9 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 
 fn refuse(mut stream: UnixStream, reason: &str) {
     let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
-    let mut text = json!({"error": format!("{NAME}.Busy"), "parameters": {"reason": reason}}).to_string().into_bytes();
+    let mut text = json!({"error": format!("{NAME}.Busy"), "parameters": {"reason": reason}})
+        .to_string()
+        .into_bytes();
     text.push(0);
     let _ = stream.write_all(&text);
 }
@@ -277,7 +293,10 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream) -> std::io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     stream.set_read_timeout(Some(IDLE))?;
     stream.set_write_timeout(Some(WRITE_PATIENCE))?;
-    let desk = Desk { shared: shared.clone(), may_change: peer.uid.is_root() };
+    let desk = Desk {
+        shared: shared.clone(),
+        may_change: peer.uid.is_root(),
+    };
     let service = varlink::VarlinkService::new(
         "homeostat",
         "homeostat",
@@ -295,7 +314,10 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream) -> std::io::Result<()> {
                 break;
             }
             Incoming::Request(request) => {
-                if service.handle(&mut request.as_slice(), &mut writer, None).is_err() {
+                if service
+                    .handle(&mut request.as_slice(), &mut writer, None)
+                    .is_err()
+                {
                     break;
                 }
             }
@@ -318,7 +340,10 @@ fn next_request(reader: &mut std::io::BufReader<UnixStream>) -> std::io::Result<
         if buffered == 0 {
             return Ok(Incoming::End);
         }
-        reader.by_ref().take(buffered.min(room)).read_until(0, &mut request)?;
+        reader
+            .by_ref()
+            .take(buffered.min(room))
+            .read_until(0, &mut request)?;
         if request.last() == Some(&0) {
             return Ok(Incoming::Request(request));
         }
@@ -357,7 +382,10 @@ type Outcome = Result<Value, (&'static str, Value)>;
 
 impl Desk {
     fn parameters<T: DeserializeOwned>(call: &varlink::Call<'_>) -> Result<T, String> {
-        let given = call.request.and_then(|r| r.parameters.clone()).unwrap_or_else(|| json!({}));
+        let given = call
+            .request
+            .and_then(|r| r.parameters.clone())
+            .unwrap_or_else(|| json!({}));
         serde_json::from_value(given).map_err(|e| e.to_string())
     }
 
@@ -388,7 +416,10 @@ impl Desk {
     fn explain(&self, workload: &str) -> Outcome {
         let view = self.shared.board.view();
         let not_found = |near: Vec<String>, ambiguous: bool| {
-            Err(("WorkloadNotFound", json!({"workload": workload, "near": near, "ambiguous": ambiguous})))
+            Err((
+                "WorkloadNotFound",
+                json!({"workload": workload, "near": near, "ambiguous": ambiguous}),
+            ))
         };
         match find_workload(&view, workload) {
             Found::One(found) => Ok(json!({"explanation": Explanation::new(&view, found)})),

@@ -10,6 +10,7 @@ pub mod control;
 pub mod log;
 pub mod notify;
 pub mod process;
+pub mod report;
 pub mod service;
 pub mod settings;
 pub mod wiring;

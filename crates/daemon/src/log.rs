@@ -131,9 +131,15 @@ mod tests {
     #[test]
     fn lines_look_right_for_people_for_systemd_and_for_programs() {
         let mut said = line(Some("redis"), "block 3");
-        assert_eq!(Log::new(LogFormat::Human, false).render(&said), "22:13:20Z redis trying: block 3");
+        assert_eq!(
+            Log::new(LogFormat::Human, false).render(&said),
+            "22:13:20Z redis trying: block 3"
+        );
         said.warning = true;
-        assert_eq!(Log::new(LogFormat::Human, true).render(&said), "<4>warning: redis trying: block 3");
+        assert_eq!(
+            Log::new(LogFormat::Human, true).render(&said),
+            "<4>warning: redis trying: block 3"
+        );
         let json = Log::new(LogFormat::Json, false).render(&said);
         assert_eq!(serde_json::from_str::<StoryLine>(&json).unwrap(), said);
     }

@@ -15,7 +15,10 @@ pub struct Manager {
 impl Manager {
     /// Nobody to tell.
     pub fn none() -> Self {
-        Self { socket: None, watchdog: None }
+        Self {
+            socket: None,
+            watchdog: None,
+        }
     }
 
     /// The manager that the environment names.
@@ -29,11 +32,15 @@ impl Manager {
         });
         // WATCHDOG_PID names the process that is meant, if any.
         let for_us = std::env::var("WATCHDOG_PID").map_or(true, |pid| pid == std::process::id().to_string());
-        let period = std::env::var("WATCHDOG_USEC").ok().and_then(|us| us.parse::<u64>().ok());
+        let period = std::env::var("WATCHDOG_USEC")
+            .ok()
+            .and_then(|us| us.parse::<u64>().ok());
         Self {
             socket: address.and_then(|a| UnixDatagram::unbound().ok().map(|s| (s, a))),
             // sd_watchdog_enabled(3) recommends half of the period.
-            watchdog: period.filter(|us| for_us && *us > 0).map(|us| Duration::from_micros(us / 2)),
+            watchdog: period
+                .filter(|us| for_us && *us > 0)
+                .map(|us| Duration::from_micros(us / 2)),
         }
     }
 
@@ -55,7 +62,10 @@ mod tests {
         let path = directory.path().join("notify");
         let receiver = UnixDatagram::bind(&path).unwrap();
         let manager = Manager {
-            socket: Some((UnixDatagram::unbound().unwrap(), SocketAddr::from_pathname(&path).unwrap())),
+            socket: Some((
+                UnixDatagram::unbound().unwrap(),
+                SocketAddr::from_pathname(&path).unwrap(),
+            )),
             watchdog: None,
         };
         manager.tell("READY=1");

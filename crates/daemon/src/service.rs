@@ -95,15 +95,25 @@ impl Signals {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let handle = signals.handle();
-        let thread = std::thread::Builder::new().name("signals".into()).stack_size(64 * 1024).spawn(move || {
-            for signal in signals.forever() {
-                let message = if signal == SIGHUP { Message::Reload } else { Message::Stop };
-                if sender.send(message).is_err() {
-                    return;
+        let thread = std::thread::Builder::new()
+            .name("signals".into())
+            .stack_size(64 * 1024)
+            .spawn(move || {
+                for signal in signals.forever() {
+                    let message = if signal == SIGHUP {
+                        Message::Reload
+                    } else {
+                        Message::Stop
+                    };
+                    if sender.send(message).is_err() {
+                        return;
+                    }
                 }
-            }
-        })?;
-        Ok(Self { handle, thread: Some(thread) })
+            })?;
+        Ok(Self {
+            handle,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -194,7 +204,8 @@ impl Service<'_> {
                 }
                 Ok(Message::Reload) => {
                     if let Answer::BadConfiguration(text) = self.reload(&mut repetition) {
-                        let text = format!("the configuration is not valid; the old one stays in force: {text}");
+                        let text =
+                            format!("the configuration is not valid; the old one stays in force: {text}");
                         self.tell(&mut repetition, &host_story(text, true));
                     }
                 }
@@ -204,7 +215,11 @@ impl Service<'_> {
                 Ok(Message::Stop) => {
                     stopping = Some(now);
                     let keep = self.settings.service.keep_on_stop;
-                    let what = if keep { "proven changes stay in force" } else { "undoing every change" };
+                    let what = if keep {
+                        "proven changes stay in force"
+                    } else {
+                        "undoing every change"
+                    };
                     self.manager.tell("STOPPING=1");
                     self.tell(&mut repetition, &host_story(format!("stopping: {what}"), false));
                     self.driven.operator(OperatorRequest::Stop { keep });
@@ -292,8 +307,15 @@ impl Service<'_> {
             ("[meters]", old.meters != new.meters),
             (
                 "[service]",
-                (old.service.lock_memory, old.service.raise_priority, old.service.log)
-                    != (new.service.lock_memory, new.service.raise_priority, new.service.log),
+                (
+                    old.service.lock_memory,
+                    old.service.raise_priority,
+                    old.service.log,
+                ) != (
+                    new.service.lock_memory,
+                    new.service.raise_priority,
+                    new.service.log,
+                ),
             ),
         ]
         .into_iter()
@@ -306,7 +328,8 @@ impl Service<'_> {
             "configuration read again: the new policy is in force".to_owned()
         };
         if old.policy != new.policy {
-            self.driven.operator(OperatorRequest::Configure(Box::new(new.policy.clone())));
+            self.driven
+                .operator(OperatorRequest::Configure(Box::new(new.policy.clone())));
         }
         self.settings.policy = new.policy;
         self.settings.service.keep_on_stop = new.service.keep_on_stop;
@@ -319,5 +342,10 @@ impl Service<'_> {
 }
 
 fn host_story(text: String, warning: bool) -> Story {
-    Story { workload: None, stage: Stage::Ignored, text, warning }
+    Story {
+        workload: None,
+        stage: Stage::Ignored,
+        text,
+        warning,
+    }
 }

@@ -52,7 +52,10 @@ pub struct Paths {
 
 impl Default for Paths {
     fn default() -> Self {
-        Self { state_directory: "/var/lib/homeostat".into(), run_directory: "/run/homeostat".into() }
+        Self {
+            state_directory: "/var/lib/homeostat".into(),
+            run_directory: "/run/homeostat".into(),
+        }
     }
 }
 
@@ -68,7 +71,10 @@ pub struct Control {
 
 impl Default for Control {
     fn default() -> Self {
-        Self { socket: PathBuf::new(), group: "root".into() }
+        Self {
+            socket: PathBuf::new(),
+            group: "root".into(),
+        }
     }
 }
 
@@ -88,7 +94,12 @@ pub struct Service {
 
 impl Default for Service {
     fn default() -> Self {
-        Self { keep_on_stop: false, lock_memory: true, raise_priority: true, log: LogFormat::Human }
+        Self {
+            keep_on_stop: false,
+            lock_memory: true,
+            raise_priority: true,
+            log: LogFormat::Human,
+        }
     }
 }
 
@@ -159,7 +170,11 @@ impl fmt::Display for SettingsError {
             (key, value) => write!(f, ": {key} = {value}")?,
         }
         write!(f, ": {}", self.problem)?;
-        if self.remedy.is_empty() { Ok(()) } else { write!(f, "\n  hint: {}", self.remedy) }
+        if self.remedy.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "\n  hint: {}", self.remedy)
+        }
     }
 }
 
@@ -209,14 +224,20 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
     let mut layers = Vec::new();
     match &sources.file {
         Some(file) => match read(file) {
-            Ok(text) => layers.push(Layer { name: file.display().to_string(), text }),
+            Ok(text) => layers.push(Layer {
+                name: file.display().to_string(),
+                text,
+            }),
             Err(e) => errors.push(e),
         },
         None => {
             let main = Path::new(MAIN_FILE);
             if main.exists() {
                 match read(main) {
-                    Ok(text) => layers.push(Layer { name: MAIN_FILE.to_owned(), text }),
+                    Ok(text) => layers.push(Layer {
+                        name: MAIN_FILE.to_owned(),
+                        text,
+                    }),
                     Err(e) => errors.push(e),
                 }
             }
@@ -225,7 +246,10 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
     let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
     for file in drop_ins(&main.with_extension("d")) {
         match read(&file) {
-            Ok(text) => layers.push(Layer { name: file.display().to_string(), text }),
+            Ok(text) => layers.push(Layer {
+                name: file.display().to_string(),
+                text,
+            }),
             Err(e) => errors.push(e),
         }
     }
@@ -256,7 +280,11 @@ fn whole_file(file: &Path, problem: String, remedy: &str) -> SettingsError {
 
 fn read(file: &Path) -> Result<String, SettingsError> {
     let size = std::fs::metadata(file).map_err(|e| {
-        whole_file(file, format!("can not be read: {e}"), "check the path and its permissions, or leave it out")
+        whole_file(
+            file,
+            format!("can not be read: {e}"),
+            "check the path and its permissions, or leave it out",
+        )
     })?;
     if !size.is_file() || size.len() > FILE_BYTES_MAX {
         return Err(whole_file(
@@ -266,13 +294,19 @@ fn read(file: &Path) -> Result<String, SettingsError> {
         ));
     }
     std::fs::read_to_string(file).map_err(|e| {
-        whole_file(file, format!("can not be read: {e}"), "the file must be UTF-8 text that root may read")
+        whole_file(
+            file,
+            format!("can not be read: {e}"),
+            "the file must be UTF-8 text that root may read",
+        )
     })
 }
 
 /// The drop-ins in the order of their names.
 fn drop_ins(directory: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Vec::new();
+    };
     let mut files: Vec<PathBuf> = entries
         .filter_map(|e| e.ok().map(|e| e.path()))
         .filter(|p| p.extension().is_some_and(|x| x == "toml"))
@@ -286,12 +320,20 @@ fn drop_ins(directory: &Path) -> Vec<PathBuf> {
 fn set_layer(set: &str) -> Result<Layer, SettingsError> {
     let name = format!("--set {set}");
     let Some((key, value)) = set.split_once('=') else {
-        return Err(whole_file(Path::new(&name), "has no '='".into(), "write --set key=value"));
+        return Err(whole_file(
+            Path::new(&name),
+            "has no '='".into(),
+            "write --set key=value",
+        ));
     };
     let (key, value) = (key.trim(), value.trim());
     let head = key.split('.').next().unwrap_or(key);
     let sections = ["paths", "control", "service", "meters", "policy"];
-    let key = if sections.contains(&head) { key.to_owned() } else { format!("policy.{key}") };
+    let key = if sections.contains(&head) {
+        key.to_owned()
+    } else {
+        format!("policy.{key}")
+    };
     let mut text = format!("{key} = {value}\n");
     if DeTable::parse(&text).is_err() {
         text = format!("{key} = {}\n", toml::Value::String(value.to_owned()));
@@ -313,7 +355,11 @@ fn merge(layers: &[Layer], errors: &mut Vec<SettingsError>) -> Option<Loaded> {
         Ok(settings) => settings,
         Err(e) => {
             errors.push(SettingsError {
-                file: layers.iter().map(|l| l.name.as_str()).collect::<Vec<_>>().join(" + "),
+                file: layers
+                    .iter()
+                    .map(|l| l.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(" + "),
                 line: 0,
                 column: 0,
                 key: String::new(),
@@ -327,7 +373,11 @@ fn merge(layers: &[Layer], errors: &mut Vec<SettingsError>) -> Option<Loaded> {
     for (key, problem, remedy) in complaints(&settings) {
         errors.push(place(layers, &key, problem, remedy));
     }
-    Some(Loaded { settings, layers: layers.iter().map(|l| l.name.clone()).collect(), seed_given })
+    Some(Loaded {
+        settings,
+        layers: layers.iter().map(|l| l.name.clone()).collect(),
+        seed_given,
+    })
 }
 
 fn merge_table(into: &mut toml::Table, from: toml::Table) {
@@ -377,10 +427,20 @@ fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
     };
     // The parser lists all known names after an unknown one; the remedy names the likely one instead.
     let problem = match problem.split_once(", expected one of") {
-        Some((short, _)) if problem.contains("unknown field") => short.replace("unknown field", "unknown setting"),
+        Some((short, _)) if problem.contains("unknown field") => {
+            short.replace("unknown field", "unknown setting")
+        }
         _ => problem,
     };
-    SettingsError { file: layer.name.clone(), line, column, key, value, problem, remedy }
+    SettingsError {
+        file: layer.name.clone(),
+        line,
+        column,
+        key,
+        value,
+        problem,
+        remedy,
+    }
 }
 
 fn unknown_key_remedy(key: &str) -> String {
@@ -398,7 +458,10 @@ fn unknown_key_remedy(key: &str) -> String {
         return format!("did you mean `{best}`? `homeostat config default` shows every setting");
     }
     // The right name in the wrong section.
-    match known.iter().find(|k| k.rsplit_once('.').map_or(k.as_str(), |(_, n)| n) == name) {
+    match known
+        .iter()
+        .find(|k| k.rsplit_once('.').map_or(k.as_str(), |(_, n)| n) == name)
+    {
         Some(elsewhere) => format!("did you mean `{elsewhere}`? it belongs to another section"),
         None => "remove it; `homeostat config default` shows every setting".into(),
     }
@@ -406,7 +469,11 @@ fn unknown_key_remedy(key: &str) -> String {
 
 fn clip(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
-    if line.chars().count() > 60 { line.chars().take(60).chain(['…']).collect() } else { line.to_owned() }
+    if line.chars().count() > 60 {
+        line.chars().take(60).chain(['…']).collect()
+    } else {
+        line.to_owned()
+    }
 }
 
 /// Line and column (in characters), from 1.
@@ -465,10 +532,15 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
         ("policy.trial", policy.trial.validate()),
         ("policy.discovery", policy.discovery.validate()),
     ];
-    for (section, text) in ranges.into_iter().flat_map(|(s, texts)| texts.into_iter().map(move |t| (s, t))) {
+    for (section, text) in ranges
+        .into_iter()
+        .flat_map(|(s, texts)| texts.into_iter().map(move |t| (s, t)))
+    {
         let (name, rest) = text.split_once(" = ").unwrap_or((text.as_str(), ""));
         let key = format!("{section}.{}", name.split(' ').next().unwrap_or(name));
-        let problem = rest.split_once(": ").map_or(text.clone(), |(_, rule)| rule.to_owned());
+        let problem = rest
+            .split_once(": ")
+            .map_or(text.clone(), |(_, rule)| rule.to_owned());
         let remedy = match catalogue::default_of(&key) {
             Some(default) => format!("the default is {default}"),
             None => "`homeostat config default` shows every setting with its meaning".into(),
@@ -478,12 +550,20 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
     let paths = [
         ("paths.state_directory", &settings.paths.state_directory, false),
         ("paths.run_directory", &settings.paths.run_directory, false),
-        ("meters.progress_directory", &settings.meters.progress_directory, false),
+        (
+            "meters.progress_directory",
+            &settings.meters.progress_directory,
+            false,
+        ),
         ("control.socket", &settings.control.socket, true),
     ];
     for (key, path, may_be_empty) in paths {
         if !path.is_absolute() && !(may_be_empty && path.as_os_str().is_empty()) {
-            found.push((key.into(), "is not an absolute path".into(), "begin it with /".into()));
+            found.push((
+                key.into(),
+                "is not an absolute path".into(),
+                "begin it with /".into(),
+            ));
         }
     }
     // sockaddr_un holds 108 bytes, one of them the closing zero.
@@ -512,7 +592,11 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
     for (pattern, meters) in &settings.meters.configured {
         for meter in meters {
             if let Some((problem, remedy)) = meter_complaint(meter) {
-                found.push((format!("meters.configured.{pattern}"), format!("{meter:?} {problem}"), remedy.into()));
+                found.push((
+                    format!("meters.configured.{pattern}"),
+                    format!("{meter:?} {problem}"),
+                    remedy.into(),
+                ));
             }
         }
     }
@@ -521,13 +605,14 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
 
 fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {
     let Some((kind, rest)) = meter.split_once(':') else {
-        return Some(("names no kind of meter", "begin it with uprobe:, usdt: or prometheus:"));
+        return Some((
+            "names no kind of meter",
+            "begin it with uprobe:, usdt: or prometheus:",
+        ));
     };
     match kind {
-        "uprobe" => (!rest.starts_with('/') || rest.rsplit_once(':').is_none_or(|(_, s)| s.is_empty())).then_some((
-            "is not a uprobe",
-            "write uprobe:/path/of/the/program:function",
-        )),
+        "uprobe" => (!rest.starts_with('/') || rest.rsplit_once(':').is_none_or(|(_, s)| s.is_empty()))
+            .then_some(("is not a uprobe", "write uprobe:/path/of/the/program:function")),
         "usdt" => (!rest.starts_with('/') || rest.split(':').count() != 3).then_some((
             "is not a USDT probe",
             "write usdt:/path/of/the/program:provider:probe",
@@ -536,18 +621,31 @@ fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {
             "is not a Prometheus metric",
             "write prometheus:http://127.0.0.1:9090/metrics#name_of_the_metric",
         )),
-        _ => Some(("is of a kind that does not exist", "begin it with uprobe:, usdt: or prometheus:")),
+        _ => Some((
+            "is of a kind that does not exist",
+            "begin it with uprobe:, usdt: or prometheus:",
+        )),
     }
 }
 
 /// Puts a complaint where the setting was written last.
 fn place(layers: &[Layer], key: &str, problem: String, remedy: String) -> SettingsError {
     for layer in layers.iter().rev() {
-        let Ok(table) = DeTable::parse(&layer.text) else { continue };
+        let Ok(table) = DeTable::parse(&layer.text) else {
+            continue;
+        };
         if let Some(span) = value_span(table.get_ref(), key) {
             let (line, column) = position(&layer.text, span.start);
             let value = clip(layer.text.get(span).unwrap_or_default());
-            return SettingsError { file: layer.name.clone(), line, column, key: key.to_owned(), value, problem, remedy };
+            return SettingsError {
+                file: layer.name.clone(),
+                line,
+                column,
+                key: key.to_owned(),
+                value,
+                problem,
+                remedy,
+            };
         }
     }
     SettingsError {
@@ -567,9 +665,10 @@ fn value_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
         if name == key {
             return Some(value.span());
         }
-        if let (Some(rest), DeValue::Table(inner)) =
-            (key.strip_prefix(name).and_then(|r| r.strip_prefix('.')), value.get_ref())
-        {
+        if let (Some(rest), DeValue::Table(inner)) = (
+            key.strip_prefix(name).and_then(|r| r.strip_prefix('.')),
+            value.get_ref(),
+        ) {
             if let Some(span) = value_span(inner, rest) {
                 return Some(span);
             }

@@ -1,20 +1,24 @@
 //! Puts the parts together: machine, clock, journal, history, strategies, mind. The only place that names them all.
 
+use crate::api::SCHEMA;
 use crate::board::Board;
 use crate::control::{self, ControlError, Server};
 use crate::log::Log;
 use crate::notify::Manager;
 use crate::process;
+use crate::report::{Diagnosis, Past, StrategyState};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use homeostat_engine::{Mode, View};
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
-use homeostat_model::{ActionId, ExperimentId, ExperimentRecord, Machine, Nanoseconds, WorkloadId};
+use homeostat_model::{ActionId, ExperimentId, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, PlatformError, Sensors};
 use homeostat_runtime::{RecoveryReport, Runtime, StartError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
-use homeostat_store::{History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory};
+use homeostat_store::{
+    History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory,
+};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,30 +48,51 @@ fn platform(settings: &Settings) -> LinuxPlatform {
     LinuxPlatform::with_meters(Root::default(), &settings.meters)
 }
 
-/// Describes the machine with its capabilities.
+/// Probes the machine, and asks each strategy whether it can work here.
 ///
 /// # Errors
 /// The machine can not be described at all.
-pub fn machine() -> Result<Machine, PlatformError> {
-    platform(&Settings::default()).machine()
+pub fn diagnose() -> Result<Diagnosis, PlatformError> {
+    let machine = platform(&Settings::default()).machine()?;
+    let strategies = homeostat_strategies::all()
+        .iter()
+        .map(|s| StrategyState {
+            id: s.id().to_string(),
+            summary: s.summary().to_owned(),
+            refused: s.applicable(&machine).err(),
+        })
+        .collect();
+    Ok(Diagnosis::new(&machine, strategies))
 }
 
 /// A seed that nobody can foretell. A fixed one only if the kernel gives none; coins are then still balanced.
 fn draw_seed() -> u64 {
     let mut bytes = [0; 8];
     let drawn = std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
-    if drawn.is_ok() { u64::from_le_bytes(bytes) } else { MonotonicClock.now().0 }
+    if drawn.is_ok() {
+        u64::from_le_bytes(bytes)
+    } else {
+        MonotonicClock.now().0
+    }
 }
 
 /// What recovery did, as notes for people.
 fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
     let lines = |list: &[(ActionId, String)], what: &str| -> Vec<String> {
-        list.iter().map(|(id, text)| format!("{what} {id} ({text})")).collect()
+        list.iter()
+            .map(|(id, text)| format!("{what} {id} ({text})"))
+            .collect()
     };
-    let mut notes = lines(&report.undone, "an earlier run ended without undoing its change; undone now: action");
+    let mut notes = lines(
+        &report.undone,
+        "an earlier run ended without undoing its change; undone now: action",
+    );
     notes.extend(lines(&report.void, "nothing to undo any more: action"));
     notes.extend(lines(&report.kept, "kept in force from an earlier run: action"));
-    notes.extend(lines(&report.failed, "could not be undone and is still owed: action"));
+    notes.extend(lines(
+        &report.failed,
+        "could not be undone and is still owed: action",
+    ));
     notes
 }
 
@@ -76,7 +101,11 @@ fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
 /// # Errors
 /// [`RunError`]; nothing was changed then.
 pub fn run(sources: &Sources) -> Result<Ended, RunError> {
-    let Loaded { mut settings, seed_given, .. } = settings::load(sources)?;
+    let Loaded {
+        mut settings,
+        seed_given,
+        ..
+    } = settings::load(sources)?;
     if !seed_given {
         settings.policy.seed = draw_seed();
     }
@@ -89,13 +118,18 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
         Ok(listener) => Some(listener),
         Err(e @ (ControlError::AlreadyRunning(_) | ControlError::NoSuchGroup(_))) => return Err(e.into()),
         Err(e) => {
-            notes.push(format!("there is no control socket, so `homeostat status` does not work: {e}"));
+            notes.push(format!(
+                "there is no control socket, so `homeostat status` does not work: {e}"
+            ));
             None
         }
     };
     let history = ResilientHistory::open(
         &settings.paths.state_directory.join(HISTORY_FILE),
-        HistoryOptions { first_experiment: recovered.next_experiment, ..HistoryOptions::default() },
+        HistoryOptions {
+            first_experiment: recovered.next_experiment,
+            ..HistoryOptions::default()
+        },
         clock.unix_seconds(),
     );
     // Signals are caught before recovery changes anything, so that a Ctrl-C does not end it half way.
@@ -136,25 +170,46 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
 /// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run.
 ///
 /// # Errors
-/// [`JournalError::Held`] when a daemon runs; else the journal can not be used.
+/// [`RestoreError::DaemonRuns`] when a daemon has the journal; else the journal can not be used.
 pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, RestoreError> {
     if !state_directory.is_dir() {
-        return Ok(Restored { report: RecoveryReport::default(), complaints: Vec::new() });
+        return Ok(Restored {
+            report: RecoveryReport::default(),
+            complaints: Vec::new(),
+        });
     }
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(RestoreError::Boot)?
         .trim()
         .to_owned();
-    let (mut journal, recovered) = Journal::open(state_directory, JournalOptions::default())?;
+    let (mut journal, recovered) =
+        Journal::open(state_directory, JournalOptions::default()).map_err(|e| match e {
+            JournalError::Held { pid, .. } => RestoreError::DaemonRuns { pid },
+            e => RestoreError::Journal(e),
+        })?;
     let mut effectors = Registry::new(&Root::default());
-    let report =
-        homeostat_runtime::restore(&mut journal, &mut effectors, &MonotonicClock, &boot_id, include_kept);
-    Ok(Restored { report, complaints: recovered.complaints() })
+    let report = homeostat_runtime::restore(
+        &mut journal,
+        &mut effectors,
+        &MonotonicClock,
+        &boot_id,
+        include_kept,
+    );
+    Ok(Restored {
+        report,
+        complaints: recovered.complaints(),
+    })
 }
 
 /// Why nothing could be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
+    /// A daemon runs.
+    #[error("a homeostat daemon runs{} and has the journal\n  hint: `homeostat undo --all` asks it to undo everything; or stop it first", pid_text(*pid))]
+    DaemonRuns {
+        /// Its process id, if it is known.
+        pid: Option<u32>,
+    },
     /// The journal can not be used.
     #[error("{0}")]
     Journal(#[from] JournalError),
@@ -172,23 +227,55 @@ pub struct Restored {
     pub complaints: Vec<String>,
 }
 
-/// Experiments of the past, newest first. Works with the daemon dead or alive, and changes nothing.
+fn pid_text(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
+/// Why the past can not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PastError {
+    /// There is no history yet.
+    #[error("there is no history in {}\n  hint: it begins when `homeostat run` runs for the first time", .0.display())]
+    None(PathBuf),
+    /// It may not be read.
+    #[error("{}: permission denied\n  hint: the history may be read by root", .0.display())]
+    Denied(PathBuf),
+    /// It can not be read.
+    #[error("{0}")]
+    History(#[from] HistoryError),
+}
+
+/// Experiments of the past, newest first. Works with the daemon dead or alive, and changes nothing. The blocks
+/// come with a single experiment only.
 ///
 /// # Errors
-/// [`HistoryError::Unreachable`] when there is no history.
-pub fn experiments(
+/// [`PastError`].
+pub fn past(
     state_directory: &Path,
     workload: Option<&str>,
     id: Option<u64>,
     limit: u32,
-) -> Result<Vec<ExperimentRecord>, HistoryError> {
-    let history = History::open_read_only(&state_directory.join(HISTORY_FILE))?;
-    history.experiments(&ExperimentFilter {
+) -> Result<Past, PastError> {
+    let file = state_directory.join(HISTORY_FILE);
+    std::fs::File::open(&file).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => PastError::None(state_directory.to_owned()),
+        std::io::ErrorKind::PermissionDenied => PastError::Denied(file.clone()),
+        _ => HistoryError::Unreachable {
+            path: file.clone(),
+            why: e.to_string(),
+        }
+        .into(),
+    })?;
+    let records = History::open_read_only(&file)?.experiments(&ExperimentFilter {
         workload: workload.map(WorkloadId::new),
         id: id.map(ExperimentId),
         limit,
         blocks: id.is_some(),
         ..ExperimentFilter::default()
+    })?;
+    Ok(Past {
+        schema: SCHEMA,
+        experiments: records.iter().map(Into::into).collect(),
     })
 }
 
@@ -225,8 +312,11 @@ pub fn rehearse(
     let scratch = Scratch::new()?;
     let (journal, _) = Journal::open(&scratch.0, JournalOptions::default())?;
     let clock = MonotonicClock;
-    let history =
-        ResilientHistory::open(&scratch.0.join(HISTORY_FILE), HistoryOptions::default(), clock.unix_seconds());
+    let history = ResilientHistory::open(
+        &scratch.0.join(HISTORY_FILE),
+        HistoryOptions::default(),
+        clock.unix_seconds(),
+    );
     let (mut runtime, _) = Runtime::start(
         platform(&settings),
         MonotonicClock,
@@ -251,7 +341,11 @@ pub fn rehearse(
         if elapsed >= length || turn.finished {
             break;
         }
-        clock.sleep(turn.wake_at.saturating_sub(now).min(Nanoseconds::from_millis(500)));
+        clock.sleep(
+            turn.wake_at
+                .saturating_sub(now)
+                .min(Nanoseconds::from_millis(500)),
+        );
     }
     Ok(runtime.view())
 }

@@ -82,8 +82,16 @@ impl Driven for Fake {
             OperatorRequest::Stop { .. } => self.finished = true,
             OperatorRequest::Configure(_) => {}
         }
-        let text = format!("asked: {}", format!("{request:?}").split([' ', '(']).next().unwrap());
-        self.stories.push(Story { workload: None, stage: Stage::Observed, text, warning: false });
+        let text = format!(
+            "asked: {}",
+            format!("{request:?}").split([' ', '(']).next().unwrap()
+        );
+        self.stories.push(Story {
+            workload: None,
+            stage: Stage::Observed,
+            text,
+            warning: false,
+        });
         self.asked.lock().unwrap().push(request);
     }
     fn view(&self) -> View {
@@ -109,8 +117,7 @@ impl Daemon {
         let board = Arc::new(Board::default());
         let (sender, inbox) = service::channel();
         let listener = control::bind(&socket, "root").unwrap();
-        let server =
-            Server::start(listener, &socket, board.clone(), service::post(sender.clone())).unwrap();
+        let server = Server::start(listener, &socket, board.clone(), service::post(sender.clone())).unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let mut settings = Settings::default();
         settings.policy.seed = 1;
@@ -121,7 +128,12 @@ impl Daemon {
                 strategy: "large_pages".into(),
                 workload: "redis-server.service".into(),
                 text: "512 pieces".into(),
-                effect: Some(Effect { estimate: 0.1, lower: 0.05, upper: f64::INFINITY, confidence: 0.9 }),
+                effect: Some(Effect {
+                    estimate: 0.1,
+                    lower: 0.05,
+                    upper: f64::INFINITY,
+                    confidence: 0.9,
+                }),
                 since_unix: 5,
                 guard: "probation 1 of 30".into(),
                 on: true,
@@ -137,7 +149,13 @@ impl Daemon {
             };
             let board = board.clone();
             std::thread::spawn(move || {
-                let mut driven = Fake { view, asked, stories: vec![], finished: false, never_finishes };
+                let mut driven = Fake {
+                    view,
+                    asked,
+                    stories: vec![],
+                    finished: false,
+                    never_finishes,
+                };
                 Service {
                     driven: &mut driven,
                     clock: &RealClock(Instant::now()),
@@ -146,7 +164,10 @@ impl Daemon {
                     manager: Manager::none(),
                     log: Log::new(LogFormat::Json, false),
                     settings,
-                    sources: Sources { file: Some(config), set: vec![] },
+                    sources: Sources {
+                        file: Some(config),
+                        set: vec![],
+                    },
                     notes: vec!["memory is not locked".into()],
                 }
                 .run()
@@ -157,7 +178,14 @@ impl Daemon {
         while board.view().workloads.is_empty() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        Self { directory, socket, asked, sender, server, running }
+        Self {
+            directory,
+            socket,
+            asked,
+            sender,
+            server,
+            running,
+        }
     }
 
     fn client(&self) -> Client {
@@ -180,18 +208,31 @@ fn state_is_read_and_requests_reach_the_loop() {
     let status = client.status().unwrap();
     assert_eq!((status.schema, status.pid), (1, i64::from(std::process::id())));
     assert_eq!(status.notes, ["memory is not locked"]);
-    assert_eq!(status.in_force[0].effect.as_ref().unwrap().upper, None, "infinity is absent");
+    assert_eq!(
+        status.in_force[0].effect.as_ref().unwrap().upper,
+        None,
+        "infinity is absent"
+    );
 
     for name in ["redis-server.service", "redis-server", "4711", "redis"] {
-        assert_eq!(client.explain(name).unwrap().workload.name, "redis-server.service", "{name}");
+        assert_eq!(
+            client.explain(name).unwrap().workload.name,
+            "redis-server.service",
+            "{name}"
+        );
     }
     let near = client.explain("latency[9]").unwrap_err();
     assert!(matches!(&near, ClientError::WorkloadNotFound { near, ambiguous: false, .. } if near.len() == 2));
     let several = client.explain("latency").unwrap_err();
-    assert!(matches!(&several, ClientError::WorkloadNotFound { near, ambiguous: true, .. } if near.len() == 2));
+    assert!(
+        matches!(&several, ClientError::WorkloadNotFound { near, ambiguous: true, .. } if near.len() == 2)
+    );
 
     client.pause().unwrap();
-    assert!(client.status().unwrap().paused, "a request is visible as soon as it is answered");
+    assert!(
+        client.status().unwrap().paused,
+        "a request is visible as soon as it is answered"
+    );
     client.resume().unwrap();
     assert!(!client.status().unwrap().paused);
 
@@ -220,15 +261,28 @@ fn a_reload_takes_the_new_policy_and_refuses_a_broken_file() {
     let config = daemon.directory.path().join("homeostat.toml");
     let mut client = daemon.client();
     assert_eq!(client.reload().unwrap(), Vec::<String>::new());
-    std::fs::write(&config, "[policy]\nage_min_s = 7\n[paths]\nstate_directory = \"/elsewhere\"\n").unwrap();
+    std::fs::write(
+        &config,
+        "[policy]\nage_min_s = 7\n[paths]\nstate_directory = \"/elsewhere\"\n",
+    )
+    .unwrap();
     let notes = client.reload().unwrap();
     assert_eq!(notes, ["[paths] takes effect after a restart"]);
     std::fs::write(&config, "[policy]\nage_min = 7\n").unwrap();
     let error = client.reload().unwrap_err();
-    assert!(matches!(&error, ClientError::BadConfiguration(text) if text.contains("homeostat.toml:2:1")), "{error}");
+    assert!(
+        matches!(&error, ClientError::BadConfiguration(text) if text.contains("homeostat.toml:2:1")),
+        "{error}"
+    );
     let asked = daemon.asked.lock().unwrap().clone();
-    let [OperatorRequest::Configure(policy)] = asked.as_slice() else { panic!("{asked:?}") };
-    assert_eq!((policy.age_min_s, policy.seed), (7.0, 1), "the drawn seed is kept");
+    let [OperatorRequest::Configure(policy)] = asked.as_slice() else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(
+        (policy.age_min_s, policy.seed),
+        (7.0, 1),
+        "the drawn seed is kept"
+    );
     drop(client);
     daemon.stop();
 }
@@ -241,8 +295,16 @@ fn the_interface_introspects_itself() {
     let mut service = varlink::OrgVarlinkServiceClient::new(connection);
     use varlink::OrgVarlinkServiceInterface;
     let info = service.get_info().unwrap();
-    assert!(info.interfaces.iter().any(|i| i == "io.homeostat"), "{:?}", info.interfaces);
-    let text = service.get_interface_description("io.homeostat").unwrap().description.unwrap();
+    assert!(
+        info.interfaces.iter().any(|i| i == "io.homeostat"),
+        "{:?}",
+        info.interfaces
+    );
+    let text = service
+        .get_interface_description("io.homeostat")
+        .unwrap()
+        .description
+        .unwrap();
     assert!(text.contains("method UndoAll() -> (actions: []int)"));
     drop(service);
     daemon.stop();
@@ -257,7 +319,10 @@ fn the_story_is_followed_until_the_daemon_ends() {
         let lines = lines.clone();
         std::thread::spawn(move || {
             follower.follow(0, |part| {
-                lines.lock().unwrap().extend(part.lines.into_iter().map(|l| l.text));
+                lines
+                    .lock()
+                    .unwrap()
+                    .extend(part.lines.into_iter().map(|l| l.text));
                 true
             })
         })
@@ -266,7 +331,15 @@ fn the_story_is_followed_until_the_daemon_ends() {
     daemon.stop();
     following.join().unwrap().unwrap();
     let lines = lines.lock().unwrap().clone();
-    assert_eq!(lines, ["memory is not locked", "asked: Pause", "stopping: undoing every change", "asked: Stop"]);
+    assert_eq!(
+        lines,
+        [
+            "memory is not locked",
+            "asked: Pause",
+            "stopping: undoing every change",
+            "asked: Stop"
+        ]
+    );
 }
 
 fn raw(socket: &Path, bytes: &[u8]) -> String {
@@ -297,11 +370,23 @@ fn garbage_and_oversize_are_answered_or_dropped_and_harm_nobody() {
     let mut long = vec![b'x'; REQUEST_BYTES_MAX + 10];
     long.push(0);
     let answer = raw(&daemon.socket, &long);
-    assert!(answer.is_empty() || answer.contains("longer than 64 KiB"), "{answer}");
+    assert!(
+        answer.is_empty() || answer.contains("longer than 64 KiB"),
+        "{answer}"
+    );
     for (request, error) in [
-        (json!({"method": "io.homeostat.Nonsense"}), "org.varlink.service.MethodNotFound"),
-        (json!({"method": "io.elsewhere.X"}), "org.varlink.service.InterfaceNotFound"),
-        (json!({"method": "io.homeostat.Explain"}), "org.varlink.service.InvalidParameter"),
+        (
+            json!({"method": "io.homeostat.Nonsense"}),
+            "org.varlink.service.MethodNotFound",
+        ),
+        (
+            json!({"method": "io.elsewhere.X"}),
+            "org.varlink.service.InterfaceNotFound",
+        ),
+        (
+            json!({"method": "io.homeostat.Explain"}),
+            "org.varlink.service.InvalidParameter",
+        ),
         (
             json!({"method": "io.homeostat.Undo", "parameters": {"action": "five"}}),
             "org.varlink.service.InvalidParameter",
@@ -312,7 +397,12 @@ fn garbage_and_oversize_are_answered_or_dropped_and_harm_nobody() {
     }
     // Two requests in one packet get two answers.
     let one = format!("{}\0", json!({"method": "io.homeostat.GetPlan"}));
-    assert_eq!(raw(&daemon.socket, format!("{one}{one}").as_bytes()).matches("\"plan\"").count(), 2);
+    assert_eq!(
+        raw(&daemon.socket, format!("{one}{one}").as_bytes())
+            .matches("\"plan\"")
+            .count(),
+        2
+    );
     assert!(daemon.client().status().is_ok());
     daemon.stop();
 }
@@ -325,7 +415,10 @@ fn connections_are_bounded_and_freed() {
         client.status().unwrap();
     }
     let error = daemon.client().status().unwrap_err();
-    assert!(matches!(&error, ClientError::Busy(_) | ClientError::Broken { .. }), "{error:?}");
+    assert!(
+        matches!(&error, ClientError::Busy(_) | ClientError::Broken { .. }),
+        "{error:?}"
+    );
     drop(held);
     let deadline = Instant::now() + Duration::from_secs(20);
     while daemon.client().status().is_err() {
@@ -338,13 +431,19 @@ fn connections_are_bounded_and_freed() {
 #[test]
 fn a_second_daemon_is_refused_and_a_stale_socket_is_replaced() {
     let daemon = Daemon::start(false);
-    assert!(matches!(control::bind(&daemon.socket, "root"), Err(ControlError::AlreadyRunning(_))));
+    assert!(matches!(
+        control::bind(&daemon.socket, "root"),
+        Err(ControlError::AlreadyRunning(_))
+    ));
     daemon.stop();
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(control::bind(&socket, "root").is_ok());
-    assert!(matches!(control::bind(&socket, "no-such-group"), Err(ControlError::NoSuchGroup(_))));
+    assert!(matches!(
+        control::bind(&socket, "no-such-group"),
+        Err(ControlError::NoSuchGroup(_))
+    ));
     let missing = Client::connect(&directory.path().join("none"));
     assert!(matches!(missing, Err(ClientError::NotRunning(_))));
 }
@@ -365,8 +464,14 @@ fn as_nobody(socket: &Path, method: &str, groups: &[&str]) -> Option<String> {
          b.endswith(b'\\0'):\n d=s.recv(65536)\n if not d: break\n b+=d\nprint(b.decode())",
         socket.display().to_string()
     );
-    let output = Command::new("setpriv").args(groups).args(["--reuid=65534", "python3", "-c", &script]).output();
-    output.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).into_owned())
+    let output = Command::new("setpriv")
+        .args(groups)
+        .args(["--reuid=65534", "python3", "-c", &script])
+        .output();
+    output
+        .ok()
+        .filter(|o| o.status.success())
+        .map(|o| String::from_utf8_lossy(&o.stdout).into_owned())
 }
 
 #[test]
@@ -388,7 +493,10 @@ fn a_member_of_the_group_reads_and_may_not_change_and_others_may_not_even_read()
     assert!(status.contains("redis-server.service"), "{status}");
     for method in ["Pause", "Resume", "UndoAll", "Reload"] {
         let answer = as_nobody(&daemon.socket, method, &member).unwrap();
-        assert!(answer.contains("io.homeostat.PermissionDenied"), "{method}: {answer}");
+        assert!(
+            answer.contains("io.homeostat.PermissionDenied"),
+            "{method}: {answer}"
+        );
     }
     let stranger = as_nobody(&daemon.socket, "GetStatus", &["--regid=65534", "--clear-groups"]).unwrap();
     assert_eq!(stranger.trim(), "EACCES");

@@ -18,7 +18,12 @@ fn interface_types() -> BTreeMap<String, Fields> {
             let (name, rest) = part.split_once('(').unwrap();
             let body = rest.split(')').next().unwrap();
             let fields = body.split(',').map(|f| f.split_once(':').unwrap());
-            (name.trim().to_owned(), fields.map(|(n, t)| (n.trim().to_owned(), t.trim().to_owned())).collect())
+            (
+                name.trim().to_owned(),
+                fields
+                    .map(|(n, t)| (n.trim().to_owned(), t.trim().to_owned()))
+                    .collect(),
+            )
         })
         .collect()
 }
@@ -71,6 +76,9 @@ fn every_method_of_the_interface_is_served() {
         .collect();
     assert_eq!(methods.len(), 9);
     for method in methods {
-        assert!(source.contains(&format!("\"{method}\" =>")), "{method} is not served");
+        assert!(
+            source.contains(&format!("\"{method}\" =>")),
+            "{method} is not served"
+        );
     }
 }

@@ -11,9 +11,17 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("paths", include_str!("../settings.rs"), "Paths"),
     ("control", include_str!("../settings.rs"), "Control"),
     ("service", include_str!("../settings.rs"), "Service"),
-    ("meters", include_str!("../../../linux/src/meters/settings.rs"), "MeterSettings"),
+    (
+        "meters",
+        include_str!("../../../linux/src/meters/settings.rs"),
+        "MeterSettings",
+    ),
     ("policy", include_str!("../../../engine/src/policy.rs"), "Policy"),
-    ("policy.trial", include_str!("../../../statistics/src/switchback.rs"), "TrialParameters"),
+    (
+        "policy.trial",
+        include_str!("../../../statistics/src/switchback.rs"),
+        "TrialParameters",
+    ),
 ];
 
 /// Settings whose default is empty and that are best shown by an example: section, example lines.
@@ -25,7 +33,10 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "\"shop.service\" = [\"prometheus:http://127.0.0.1:9090/metrics#orders_total\"]",
         ],
     ),
-    ("meters.redis_password_files", &["\"redis-server.service\" = \"/etc/homeostat/redis.password\""]),
+    (
+        "meters.redis_password_files",
+        &["\"redis-server.service\" = \"/etc/homeostat/redis.password\""],
+    ),
     (
         "policy.discovery",
         &[
@@ -52,7 +63,11 @@ struct Leaf {
 
 impl Leaf {
     fn key(&self) -> String {
-        if self.section.is_empty() { self.name.clone() } else { format!("{}.{}", self.section, self.name) }
+        if self.section.is_empty() {
+            self.name.clone()
+        } else {
+            format!("{}.{}", self.section, self.name)
+        }
     }
 }
 
@@ -86,7 +101,11 @@ fn docs() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for (section, source, type_name) in SOURCES {
         for (field, doc) in field_docs(source, type_name) {
-            let key = if section.is_empty() { field } else { format!("{section}.{field}") };
+            let key = if section.is_empty() {
+                field
+            } else {
+                format!("{section}.{field}")
+            };
             all.insert(key, doc);
         }
     }
@@ -103,7 +122,11 @@ fn leaves() -> Vec<Leaf> {
 
 fn collect(table: &toml::Table, section: &str, docs: &BTreeMap<String, String>, found: &mut Vec<Leaf>) {
     for (name, value) in table {
-        let key = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
+        let key = if section.is_empty() {
+            name.clone()
+        } else {
+            format!("{section}.{name}")
+        };
         let empty_list = EXAMPLES.iter().any(|(section, _)| *section == key);
         match value {
             _ if empty_list => {}
@@ -129,7 +152,10 @@ pub(super) fn keys() -> Vec<String> {
 
 /// The default of a setting, as TOML.
 pub(super) fn default_of(key: &str) -> Option<String> {
-    leaves().into_iter().find(|l| l.key() == key).map(|l| l.default.to_string())
+    leaves()
+        .into_iter()
+        .find(|l| l.key() == key)
+        .map(|l| l.default.to_string())
 }
 
 /// A line that is right for that setting.
@@ -144,14 +170,18 @@ pub(super) fn example(key: &str) -> Option<String> {
         }
         _ => EXAMPLES
             .iter()
-            .filter(|(section, _)| key == *section || key.strip_prefix(section).is_some_and(|k| k.starts_with('.')))
+            .filter(|(section, _)| {
+                key == *section || key.strip_prefix(section).is_some_and(|k| k.starts_with('.'))
+            })
             .find_map(|(_, lines)| lines.first().map(|l| (*l).to_owned())),
     }
 }
 
 /// Sections in the order in which people meet them.
 fn sections(leaves: &[Leaf]) -> Vec<String> {
-    let mut order: Vec<String> = ["paths", "control", "service", "meters", "policy"].map(str::to_owned).to_vec();
+    let mut order: Vec<String> = ["paths", "control", "service", "meters", "policy"]
+        .map(str::to_owned)
+        .to_vec();
     for leaf in leaves {
         if !order.contains(&leaf.section) {
             order.push(leaf.section.clone());
@@ -200,7 +230,11 @@ pub fn default_file() -> String {
         out.push('\n');
         wrapped(docs.get(*section).map_or("", String::as_str), "# ", &mut out);
         out.push_str("# For example:\n");
-        let header = if *section == "policy.workloads" { format!("[[{section}]]") } else { format!("[{section}]") };
+        let header = if *section == "policy.workloads" {
+            format!("[[{section}]]")
+        } else {
+            format!("[{section}]")
+        };
         let _ = writeln!(out, "#{header}");
         for line in *lines {
             let _ = writeln!(out, "#{line}");
@@ -234,11 +268,21 @@ pub fn markdown() -> String {
         }
         out.push_str("| setting | default | meaning |\n|---|---|---|\n");
         for leaf in leaves.iter().filter(|l| l.section == section) {
-            let _ = writeln!(out, "| `{}` | `{}` | {} |", leaf.name, leaf.default, leaf.doc.replace('|', "\\|"));
+            let _ = writeln!(
+                out,
+                "| `{}` | `{}` | {} |",
+                leaf.name,
+                leaf.default,
+                leaf.doc.replace('|', "\\|")
+            );
         }
     }
     for (section, lines) in EXAMPLES {
-        let header = if *section == "policy.workloads" { format!("[[{section}]]") } else { format!("[{section}]") };
+        let header = if *section == "policy.workloads" {
+            format!("[[{section}]]")
+        } else {
+            format!("[{section}]")
+        };
         let _ = writeln!(out, "\n## `{header}`\n");
         if let Some(doc) = docs.get(*section).filter(|d| !d.is_empty()) {
             let _ = writeln!(out, "{doc}\n");
@@ -254,10 +298,17 @@ mod tests {
 
     #[test]
     fn every_setting_has_a_meaning() {
-        let without: Vec<String> = leaves().iter().filter(|l| l.doc.is_empty()).map(Leaf::key).collect();
+        let without: Vec<String> = leaves()
+            .iter()
+            .filter(|l| l.doc.is_empty())
+            .map(Leaf::key)
+            .collect();
         assert_eq!(without, Vec::<String>::new());
         for (section, _) in EXAMPLES {
-            assert!(docs().get(*section).is_some_and(|d| !d.is_empty()), "{section} has no meaning");
+            assert!(
+                docs().get(*section).is_some_and(|d| !d.is_empty()),
+                "{section} has no meaning"
+            );
         }
     }
 
@@ -282,7 +333,11 @@ mod tests {
     fn the_examples_are_valid() {
         let mut text = String::new();
         for (section, lines) in EXAMPLES {
-            let header = if *section == "policy.workloads" { format!("[[{section}]]") } else { format!("[{section}]") };
+            let header = if *section == "policy.workloads" {
+                format!("[[{section}]]")
+            } else {
+                format!("[{section}]")
+            };
             text.push_str(&format!("{header}\n{}\n", lines.join("\n")));
         }
         let settings: Settings = toml::from_str(&text).unwrap();

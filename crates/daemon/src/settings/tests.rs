@@ -1,7 +1,10 @@
 use super::*;
 
 fn layer(text: &str) -> Layer {
-    Layer { name: "test.toml".into(), text: text.into() }
+    Layer {
+        name: "test.toml".into(),
+        text: text.into(),
+    }
 }
 
 fn merged(texts: &[&str]) -> Result<Loaded, Vec<SettingsError>> {
@@ -30,7 +33,10 @@ fn nothing_at_all_gives_the_defaults() {
 #[test]
 fn an_unknown_setting_is_named_with_its_place_and_the_likely_one() {
     let e = only_error("[policy]\nobserve_min_s = 20\nage_mins = 5\n");
-    assert_eq!((e.line, e.column, e.key.as_str(), e.value.as_str()), (3, 1, "policy.age_mins", "5"));
+    assert_eq!(
+        (e.line, e.column, e.key.as_str(), e.value.as_str()),
+        (3, 1, "policy.age_mins", "5")
+    );
     assert_eq!(e.problem, "unknown setting `age_mins`");
     assert!(e.remedy.contains("`age_min_s`"), "{}", e.remedy);
 }
@@ -51,7 +57,10 @@ fn a_setting_in_the_wrong_section_is_sent_to_the_right_one() {
 #[test]
 fn a_wrong_type_is_named_with_an_example() {
     let e = only_error("[policy]\n\nage_min_s = \"soon\"\n");
-    assert_eq!((e.line, e.column, e.key.as_str(), e.value.as_str()), (3, 13, "policy.age_min_s", "\"soon\""));
+    assert_eq!(
+        (e.line, e.column, e.key.as_str(), e.value.as_str()),
+        (3, 13, "policy.age_min_s", "\"soon\"")
+    );
     assert!(e.problem.contains("invalid type"), "{}", e.problem);
     assert_eq!(e.remedy, "write for example: age_min_s = 30.0");
 }
@@ -72,13 +81,21 @@ fn broken_toml_is_named_with_its_place() {
 
 #[test]
 fn a_value_out_of_range_is_named_where_it_was_written_last() {
-    let layers =
-        [layer("[policy]\ncpu_min = 0.5\n"), Layer { name: "b.toml".into(), text: "policy.cpu_min = -1\n".into() }];
+    let layers = [
+        layer("[policy]\ncpu_min = 0.5\n"),
+        Layer {
+            name: "b.toml".into(),
+            text: "policy.cpu_min = -1\n".into(),
+        },
+    ];
     let mut errors = Vec::new();
     merge(&layers, &mut errors);
     assert_eq!(errors.len(), 1);
     let e = &errors[0];
-    assert_eq!((e.file.as_str(), e.line, e.column, e.value.as_str()), ("b.toml", 1, 18, "-1"));
+    assert_eq!(
+        (e.file.as_str(), e.line, e.column, e.value.as_str()),
+        ("b.toml", 1, 18, "-1")
+    );
     assert_eq!(e.problem, "must be between 0 and 10000");
     assert_eq!(e.remedy, "the default is 0.05");
     assert_eq!(
@@ -97,9 +114,13 @@ fn ranges_are_checked_in_the_sections_of_the_policy_too() {
 
 #[test]
 fn all_complaints_come_at_once() {
-    let errors = merged(&["[policy]\ncpu_min = -1\nwashout_min_s = 1e9\n[paths]\nrun_directory = \"here\"\n"]);
+    let errors =
+        merged(&["[policy]\ncpu_min = -1\nwashout_min_s = 1e9\n[paths]\nrun_directory = \"here\"\n"]);
     let keys: Vec<String> = errors.unwrap_err().into_iter().map(|e| e.key).collect();
-    assert!(keys.contains(&"policy.cpu_min".into()) && keys.contains(&"policy.washout_min_s".into()), "{keys:?}");
+    assert!(
+        keys.contains(&"policy.cpu_min".into()) && keys.contains(&"policy.washout_min_s".into()),
+        "{keys:?}"
+    );
     assert!(keys.contains(&"paths.run_directory".into()), "{keys:?}");
 }
 
@@ -110,8 +131,17 @@ fn later_layers_win_and_their_rules_come_first() {
         "[policy]\nage_min_s = 6\n[[policy.workloads]]\nmatch = \"b\"\nalways = true\n",
     ])
     .unwrap();
-    assert_eq!((loaded.settings.policy.age_min_s, loaded.settings.policy.cpu_min), (6.0, 0.1));
-    let patterns: Vec<&str> = loaded.settings.policy.workloads.iter().map(|r| r.pattern.as_str()).collect();
+    assert_eq!(
+        (loaded.settings.policy.age_min_s, loaded.settings.policy.cpu_min),
+        (6.0, 0.1)
+    );
+    let patterns: Vec<&str> = loaded
+        .settings
+        .policy
+        .workloads
+        .iter()
+        .map(|r| r.pattern.as_str())
+        .collect();
     assert_eq!(patterns, ["b", "a"]);
 }
 
@@ -119,8 +149,14 @@ fn later_layers_win_and_their_rules_come_first() {
 fn set_takes_toml_or_text_and_defaults_to_the_policy() {
     for (set, expected) in [
         ("age_min_s=5", "policy.age_min_s = 5\n"),
-        ("paths.state_directory=/tmp/x", "paths.state_directory = \"/tmp/x\"\n"),
-        ("measured_candidates_s=[4,6]", "policy.measured_candidates_s = [4,6]\n"),
+        (
+            "paths.state_directory=/tmp/x",
+            "paths.state_directory = \"/tmp/x\"\n",
+        ),
+        (
+            "measured_candidates_s=[4,6]",
+            "policy.measured_candidates_s = [4,6]\n",
+        ),
         ("policy.mode=advise-only", "policy.mode = \"advise-only\"\n"),
     ] {
         let layer = set_layer(set).unwrap();
@@ -138,7 +174,13 @@ fn set_takes_toml_or_text_and_defaults_to_the_policy() {
 fn rules_that_contradict_themselves_and_odd_meters_are_refused() {
     let e = only_error("[[policy.workloads]]\nmatch = \"a\"\nnever = true\nalways = true\n");
     assert!(e.problem.contains("both never and always"));
-    for meter in ["redis", "uprobe:redis:f", "uprobe:/usr/bin/redis-server:", "usdt:/x:y", "prometheus:https://x"] {
+    for meter in [
+        "redis",
+        "uprobe:redis:f",
+        "uprobe:/usr/bin/redis-server:",
+        "usdt:/x:y",
+        "prometheus:https://x",
+    ] {
         let e = only_error(&format!("[meters.configured]\nshop = [\"{meter}\"]\n"));
         assert_eq!((e.line, e.key.as_str()), (2, "meters.configured.shop"), "{meter}");
     }
@@ -149,18 +191,36 @@ fn rules_that_contradict_themselves_and_odd_meters_are_refused() {
 fn files_and_drop_ins_are_read_in_order_and_a_missing_named_file_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let main = directory.path().join("homeostat.toml");
-    let missing = load(&Sources { file: Some(main.clone()), set: vec![] }).unwrap_err();
+    let missing = load(&Sources {
+        file: Some(main.clone()),
+        set: vec![],
+    })
+    .unwrap_err();
     assert!(missing.to_string().contains("can not be read"), "{missing}");
-    std::fs::write(&main, "[policy]\nage_min_s = 1\ncpu_min = 0.2\nscan_interval_s = 2\n").unwrap();
+    std::fs::write(
+        &main,
+        "[policy]\nage_min_s = 1\ncpu_min = 0.2\nscan_interval_s = 2\n",
+    )
+    .unwrap();
     let drop_ins = directory.path().join("homeostat.d");
     std::fs::create_dir(&drop_ins).unwrap();
     std::fs::write(drop_ins.join("20.toml"), "policy.age_min_s = 3").unwrap();
-    std::fs::write(drop_ins.join("10.toml"), "policy.age_min_s = 2\npolicy.cpu_min = 0.3").unwrap();
+    std::fs::write(
+        drop_ins.join("10.toml"),
+        "policy.age_min_s = 2\npolicy.cpu_min = 0.3",
+    )
+    .unwrap();
     std::fs::write(drop_ins.join("30.toml.off"), "not toml at all").unwrap();
-    let loaded =
-        load(&Sources { file: Some(main.clone()), set: vec!["scan_interval_s=4".into()] }).unwrap();
+    let loaded = load(&Sources {
+        file: Some(main.clone()),
+        set: vec!["scan_interval_s=4".into()],
+    })
+    .unwrap();
     let policy = &loaded.settings.policy;
-    assert_eq!((policy.age_min_s, policy.cpu_min, policy.scan_interval_s), (3.0, 0.3, 4.0));
+    assert_eq!(
+        (policy.age_min_s, policy.cpu_min, policy.scan_interval_s),
+        (3.0, 0.3, 4.0)
+    );
     assert_eq!(loaded.layers.len(), 4);
 }
 
@@ -171,5 +231,8 @@ fn what_is_shown_can_be_read_again() {
          [\"uprobe:/bin/b:f\"]\n",
     ])
     .unwrap();
-    assert_eq!(toml::from_str::<Settings>(&show(&loaded.settings)).unwrap(), loaded.settings);
+    assert_eq!(
+        toml::from_str::<Settings>(&show(&loaded.settings)).unwrap(),
+        loaded.settings
+    );
 }

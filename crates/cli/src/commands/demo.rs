@@ -1,0 +1,482 @@
+//! `homeostat demo`: a real gain on real processes, proven live, and everything put back.
+//!
+//! The demo starts workloads and a private daemon of its own, in a directory of its own, and lets the daemon find
+//! the workloads by itself. A rule keeps that daemon's hands off everything else on the machine. What is in large
+//! pages before, during and after is read from the kernel here, not taken from the daemon.
+
+mod children;
+
+use crate::Context;
+use crate::failure::{Failure, Kind};
+use crate::render::{self, Look, bytes, effect};
+use children::{Daemon, Scratch, Workload};
+use clap::Args;
+use homeostat_daemon::api::{Effect, Status};
+use homeostat_daemon::client::{Client, ClientError};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest time for the first workload, from its start to its verdict.
+const LATENCY_PATIENCE: Duration = Duration::from_secs(130);
+/// Longest time for the second one. With start, stop and undo all stays below five minutes.
+const REDIS_PATIENCE: Duration = Duration::from_secs(120);
+/// Time between two looks at the daemon.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Without a terminal a progress line comes this often.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+/// How long an undo may take.
+const UNDO_PATIENCE: Duration = Duration::from_secs(30);
+/// Memory of `latency`: far more than the processor's translation buffers reach with 4 KiB pages.
+const LATENCY_MIB: u64 = 1024;
+
+/// Prove a real gain on a real process, live, in under five minutes.
+///
+/// Needs root. Starts `latency` (a pointer chase over 1 GiB) and, if it is installed, a redis-server with a load
+/// generator; a private daemon finds them, tries large pages on and off in random order, judges, and undoes. No
+/// other process is touched.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat demo
+  homeostat demo --no-redis                  the first half only, about two minutes
+  homeostat demo --json > demo.json")]
+pub struct Demo {
+    /// Leave redis out even if it is installed.
+    #[arg(long)]
+    no_redis: bool,
+}
+
+/// What one workload showed.
+#[derive(Clone, Debug, Serialize)]
+struct Shown {
+    program: String,
+    verdict: String,
+    effect: Option<Effect>,
+    blocks: u32,
+    seconds: u64,
+    huge_bytes_before: u64,
+    huge_bytes_during: u64,
+    huge_bytes_after: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Summary {
+    schema: u32,
+    workloads: Vec<Shown>,
+    restored: bool,
+    seconds: u64,
+}
+
+impl Demo {
+    /// Runs it.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let begin = Instant::now();
+        let latency = self.check(context)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [
+            signal_hook::consts::SIGINT,
+            signal_hook::consts::SIGTERM,
+            signal_hook::consts::SIGHUP,
+        ] {
+            signal_hook::flag::register(signal, stop.clone())
+                .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+        }
+        let scratch = Scratch::new().map_err(|e| Failure::from_error(&e))?;
+        let redis = if self.no_redis {
+            None
+        } else {
+            children::copy_of_redis(&scratch)
+        };
+        let show = Show {
+            look: context.terminal.look(),
+            live: context.terminal.is_terminal,
+            quiet: context.terminal.json,
+        };
+        let daemon = start_daemon(&scratch, &latency, redis.as_deref())?;
+        let mut stage = Stage {
+            show,
+            stop,
+            next_line: 0,
+            daemon,
+            client: None,
+        };
+        let mut summary = Summary {
+            schema: homeostat_daemon::api::SCHEMA,
+            workloads: vec![],
+            restored: true,
+            seconds: 0,
+        };
+
+        stage.say(&format!(
+            "A private daemon runs (process {}). It may touch only the programs that this demo starts.",
+            stage.daemon.pid()
+        ));
+        let mib = children::memory_available_mib()
+            .map_or(LATENCY_MIB, |free| LATENCY_MIB.min(free / 3))
+            .max(64);
+        stage.say(&format!(
+            "\n1. latency: one thread follows pointers through {mib} MiB in random order."
+        ));
+        let arguments = [&mib.to_string(), "64", "1", "900", "--order", "random"];
+        let child = Workload::start(&latency, &arguments, &scratch, "latency")
+            .map_err(|e| Failure::from_error(&e))?;
+        summary
+            .workloads
+            .push(stage.prove("latency", &child, LATENCY_PATIENCE, &mut summary.restored)?);
+        drop(child);
+
+        match redis {
+            Some(server) => {
+                stage.say("\n2. redis-server: a million keys, read at random by redis-benchmark.");
+                match children::Redis::start(&server, &scratch, &stage.stop) {
+                    Ok(redis) => summary.workloads.push(stage.prove(
+                        "redis-server",
+                        &redis.server,
+                        REDIS_PATIENCE,
+                        &mut summary.restored,
+                    )?),
+                    Err(_) if stage.stop.load(Ordering::Relaxed) => return Err(interrupted()),
+                    Err(e) => stage.say(&format!("   redis could not be started: {e}")),
+                }
+            }
+            None if self.no_redis => {}
+            None => stage.say("\n2. redis-server and redis-benchmark are not installed: left out."),
+        }
+        let Stage {
+            show, daemon, client, ..
+        } = stage;
+        drop(client);
+        summary.restored &= daemon.stop().map_err(|e| Failure::from_error(&e))?;
+        summary.seconds = begin.elapsed().as_secs();
+        if show.quiet {
+            context.terminal.show(&summary, |_| String::new())?;
+        } else {
+            context.terminal.print(&closing(&summary))?;
+        }
+        match (
+            summary.restored,
+            summary.workloads.iter().any(|w| w.verdict == "accepted"),
+        ) {
+            (false, _) => Err(Failure::failed("something was not put back; see above")),
+            (true, false) => Err(Failure::failed(
+                "no gain was proven in the time of the demo; see above",
+            )),
+            (true, true) => Ok(()),
+        }
+    }
+
+    /// Refuses where the demo can not work, and finds `latency`.
+    fn check(&self, context: &Context) -> Result<PathBuf, Failure> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::Report(
+                Kind::Permission,
+                "the demo needs root\n  hint: sudo homeostat demo".into(),
+            ));
+        }
+        match Client::connect(&context.socket()) {
+            Err(ClientError::NotRunning(_)) => {}
+            Ok(_) => {
+                return Err(Failure::failed(
+                    "a homeostat daemon runs on this machine, and two would disturb each other\n  hint: stop it \
+                     first; `homeostat status` shows what it does",
+                ));
+            }
+            Err(e) => return Err(e.into()),
+        }
+        let own = std::env::current_exe().map_err(|e| Failure::failed(format!("cannot find myself: {e}")))?;
+        let latency = own.with_file_name("latency");
+        if latency.is_file() {
+            Ok(latency)
+        } else {
+            Err(Failure::Report(
+                Kind::NotFound,
+                format!(
+                    "the program `latency` is not beside {}\n  hint: build it with: cargo build --release -p \
+                     homeostat-workloads",
+                    own.display()
+                ),
+            ))
+        }
+    }
+}
+
+fn interrupted() -> Failure {
+    Failure::failed("interrupted; everything that the demo started was stopped and undone")
+}
+
+/// Settings that fit into five minutes, and the rule that keeps the daemon to our own programs.
+fn settings(scratch: &Path, latency: &Path, redis: Option<&Path>) -> String {
+    let text = |path: &Path| format!("{:?}", path.to_string_lossy());
+    let mut out = format!(
+        "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[policy]\nage_min_s = 5\nscan_interval_s = 2\n\
+         observe_min_s = 15\nmeter_samples_min = 8\nwashout_min_s = 1\nmeasured_candidates_s = [2, 3, 4]\n\
+         experiment_max_s = 120\nplacebo_every_s = 0\nprobation_pairs = 0\nbackoff_rejected_s = 600\n\
+         backoff_inconclusive_s = 600\n",
+        text(&scratch.join("state")),
+        text(&scratch.join("io.homeostat")),
+    );
+    for program in [Some(latency), redis].into_iter().flatten() {
+        out.push_str(&format!("[[policy.workloads]]\nmatch = {}\n", text(program)));
+    }
+    out.push_str("[[policy.workloads]]\nmatch = \"*\"\nnever = true\n");
+    out
+}
+
+fn start_daemon(scratch: &Scratch, latency: &Path, redis: Option<&Path>) -> Result<Daemon, Failure> {
+    let config = scratch.path().join("homeostat.toml");
+    std::fs::write(&config, settings(scratch.path(), latency, redis))
+        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", config.display())))?;
+    Daemon::start(scratch, &config).map_err(|e| Failure::from_error(&e))
+}
+
+/// How the demo talks.
+struct Show {
+    look: Look,
+    /// A terminal, on which one line can be written over and over.
+    live: bool,
+    quiet: bool,
+}
+
+impl Show {
+    /// Messages go to standard error when standard output belongs to JSON.
+    fn write(&self, text: &str) {
+        let clear = if self.live { "\r\x1b[K" } else { "" };
+        // Whoever closed our output does not want to see it; the demo still has to put things back.
+        let _ = if self.quiet {
+            writeln!(std::io::stderr(), "{}", text.trim_end())
+        } else {
+            writeln!(std::io::stdout(), "{clear}{}", text.trim_end())
+        };
+    }
+
+    fn progress(&self, line: &str) {
+        if self.live && !self.quiet {
+            let cut: String = line.chars().take(self.look.width.saturating_sub(1)).collect();
+            let mut out = std::io::stdout();
+            let _ = write!(out, "\r\x1b[K{cut}").and_then(|()| out.flush());
+        }
+    }
+}
+
+/// The running demo. The daemon is stopped, and so undoes everything, when this is dropped on any path.
+struct Stage {
+    show: Show,
+    stop: Arc<AtomicBool>,
+    next_line: u64,
+    daemon: Daemon,
+    client: Option<Client>,
+}
+
+impl Stage {
+    fn say(&self, text: &str) {
+        self.show.write(text);
+    }
+
+    /// One look at the daemon: its state, after telling what is new in its story.
+    fn look(&mut self) -> Result<Status, Failure> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(interrupted());
+        }
+        if let Some(why) = self.daemon.ended() {
+            return Err(Failure::failed(format!("the private daemon ended: {why}")));
+        }
+        if self.client.is_none() {
+            self.client = Some(self.daemon.connect()?);
+        }
+        let Some(client) = self.client.as_mut() else {
+            return Err(Failure::failed("no connection"));
+        };
+        let part = client.story(self.next_line)?;
+        let status = client.status()?;
+        self.next_line = part.next;
+        for line in part.lines.iter().filter(|l| l.workload.is_some() || l.warning) {
+            // What the demo told the daemon to leave alone is no news.
+            if !line.text.contains("says never for") {
+                self.show
+                    .write(&format!("   {}", render::story(line, &self.show.look)));
+            }
+        }
+        Ok(status)
+    }
+
+    /// Follows one workload from its start to its verdict, then takes the change back and checks that it is gone.
+    fn prove(
+        &mut self,
+        program: &str,
+        child: &Workload,
+        patience: Duration,
+        restored: &mut bool,
+    ) -> Result<Shown, Failure> {
+        let begin = Instant::now();
+        let mut shown = Shown {
+            program: program.into(),
+            verdict: "none in time".into(),
+            effect: None,
+            blocks: 0,
+            seconds: 0,
+            huge_bytes_before: child.huge_bytes().unwrap_or(0),
+            huge_bytes_during: 0,
+            huge_bytes_after: None,
+        };
+        let mut told = Instant::now();
+        let mut name = String::new();
+        let status = loop {
+            let status = self.look()?;
+            if let Some(why) = child.ended() {
+                return Err(Failure::failed(format!("{program} ended: {why}")));
+            }
+            if let Some(found) = status
+                .workloads
+                .iter()
+                .find(|w| w.pids.contains(&i64::from(child.pid())))
+            {
+                name.clone_from(&found.name);
+            }
+            let huge = child.huge_bytes().unwrap_or(0);
+            shown.huge_bytes_during = shown.huge_bytes_during.max(huge);
+            if let Some(e) = status.experiments.iter().find(|e| e.workload == name) {
+                shown.blocks = e.blocks;
+                let line = format!(
+                    "   {}; {} in large pages",
+                    render::experiment_line(e),
+                    bytes(huge)
+                );
+                self.show.progress(&line);
+                if !self.show.live && told.elapsed() >= PROGRESS_EVERY {
+                    told = Instant::now();
+                    self.say(&line);
+                }
+            }
+            if let Some(outcome) = status.outcomes.iter().find(|o| o.workload == name) {
+                shown.verdict.clone_from(&outcome.verdict);
+                shown.effect.clone_from(&outcome.effect);
+                break status;
+            }
+            if begin.elapsed() > patience {
+                let why = status
+                    .workloads
+                    .iter()
+                    .find(|w| w.name == name)
+                    .map(|w| w.summary.clone());
+                self.say(&format!(
+                    "   no verdict after {} s; {}",
+                    patience.as_secs(),
+                    why.unwrap_or_else(|| "the daemon has not found it".into())
+                ));
+                break status;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        };
+        shown.seconds = begin.elapsed().as_secs();
+        let gain = shown
+            .effect
+            .as_ref()
+            .map_or_else(String::new, |e| format!(": {}", effect(e)));
+        self.say(&format!(
+            "   Verdict for {program} after {} s: {}{gain}",
+            shown.seconds, shown.verdict
+        ));
+        self.put_back(child, &status, &name, &mut shown)?;
+        *restored &= shown
+            .huge_bytes_after
+            .is_none_or(|after| after <= shown.huge_bytes_before);
+        Ok(shown)
+    }
+
+    fn put_back(
+        &mut self,
+        child: &Workload,
+        status: &Status,
+        name: &str,
+        shown: &mut Shown,
+    ) -> Result<(), Failure> {
+        if let (Some(client), true) = (
+            self.client.as_mut(),
+            status.in_force.iter().any(|c| c.workload == name)
+                || status.experiments.iter().any(|e| e.workload == name),
+        ) {
+            client.undo_all()?;
+        }
+        let begin = Instant::now();
+        let mut after = child.huge_bytes();
+        while after.is_some_and(|after| after > shown.huge_bytes_before) && begin.elapsed() < UNDO_PATIENCE {
+            self.look()?;
+            std::thread::sleep(LOOK_EVERY);
+            after = child.huge_bytes();
+        }
+        shown.huge_bytes_after = after;
+        if let Some(after) = after {
+            self.say(&format!(
+                "   In large pages: {} before, {} at most during, {} after the undo (read from the kernel).",
+                bytes(shown.huge_bytes_before),
+                bytes(shown.huge_bytes_during),
+                bytes(after)
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn closing(summary: &Summary) -> String {
+    let mut out = String::from("\nIn short\n");
+    for w in &summary.workloads {
+        let gain = w
+            .effect
+            .as_ref()
+            .map_or_else(String::new, |e| format!(" {}", effect(e)));
+        out.push_str(&format!(
+            "  {}: {}{gain}, {} blocks, {} s from its start to the verdict\n",
+            w.program, w.verdict, w.blocks, w.seconds
+        ));
+    }
+    out.push_str(if summary.restored {
+        "  The daemon has ended, its journal is empty, nothing stays changed.\n"
+    } else {
+        "  NOT everything was put back: see above.\n"
+    });
+    out.push_str(&format!(
+        "  The demo took {} s. On your own workloads: homeostat run\n",
+        summary.seconds
+    ));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_daemon::settings::{Sources, load};
+
+    #[test]
+    fn the_settings_of_the_demo_are_valid_and_touch_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("homeostat.toml");
+        let (latency, redis) = (
+            Path::new("/opt/a \"b\"/latency"),
+            Path::new("/tmp/x/redis-server"),
+        );
+        std::fs::write(&file, settings(directory.path(), latency, Some(redis))).unwrap();
+        let loaded = load(&Sources {
+            file: Some(file),
+            set: vec![],
+        })
+        .unwrap();
+        let policy = &loaded.settings.policy;
+        for mine in ["/opt/a \"b\"/latency", "/tmp/x/redis-server"] {
+            assert!(
+                policy
+                    .rule_for(&["latency[7]", "latency", mine])
+                    .is_some_and(|r| !r.never),
+                "{mine}"
+            );
+        }
+        assert!(
+            policy
+                .rule_for(&["redis-server.service", "redis-server", "/usr/bin/redis-server"])
+                .unwrap()
+                .never
+        );
+    }
+}

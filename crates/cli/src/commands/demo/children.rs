@@ -1,0 +1,375 @@
+//! The processes that the demo starts. Each is ended when its value is dropped, on every path out of the demo.
+//!
+//! They run in process groups of their own: a Ctrl-C on the terminal reaches the demo alone, which then ends them in
+//! the right order (the daemon first, because it undoes its changes while the workloads still live).
+
+use homeostat_daemon::client::{Client, ClientError};
+use rustix::process::{Pid, Signal, kill_process};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A daemon may take its own 60 s to undo everything, and a little more to end.
+const DAEMON_PATIENCE: Duration = Duration::from_secs(70);
+/// A daemon listens a moment after it starts.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
+/// Filling redis takes some seconds.
+const FILL_PATIENCE: Duration = Duration::from_secs(60);
+const TICK: Duration = Duration::from_millis(50);
+/// Keys and bytes per value: about 400 MB of memory in redis.
+const REDIS_KEYS: &str = "1000000";
+const REDIS_VALUE_BYTES: &str = "300";
+
+/// What went wrong with a child.
+#[derive(Debug)]
+pub(super) struct ChildError {
+    what: String,
+    source: Option<std::io::Error>,
+}
+
+impl ChildError {
+    fn new(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            source: None,
+        }
+    }
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |e| Self {
+            what: format!("{what}: {e}"),
+            source: Some(e),
+        }
+    }
+}
+
+impl std::fmt::Display for ChildError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for ChildError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|e| e as _)
+    }
+}
+
+/// The demo's own directory, removed at the end.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> Result<Self, ChildError> {
+        let path = std::env::temp_dir().join(format!("homeostat-demo-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(ChildError::io(format!("cannot create {}", path.display())))?;
+        Ok(Self(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The last lines of a log, for an error message.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+fn spawn(
+    program: &Path,
+    arguments: &[&str],
+    scratch: &Scratch,
+    name: &str,
+) -> Result<(Child, PathBuf), ChildError> {
+    let log = scratch.path().join(format!("{name}.log"));
+    let file = File::create(&log).map_err(ChildError::io(format!("cannot create {}", log.display())))?;
+    let errors = file.try_clone().map_err(ChildError::io("cannot share the log"))?;
+    let child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(file)
+        .stderr(errors)
+        .process_group(0)
+        // What the demo measures must not be preset from outside.
+        .env_remove("HOMEOSTAT")
+        .env_remove("HOMEOSTAT_STRATEGIES")
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("JOURNAL_STREAM")
+        .spawn()
+        .map_err(ChildError::io(format!("cannot start {}", program.display())))?;
+    Ok((child, log))
+}
+
+fn send(child: &Child, signal: Signal) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn wait_at_most(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let begin = Instant::now();
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if begin.elapsed() > patience {
+            return None;
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+fn end(child: &mut Child) {
+    if matches!(child.try_wait(), Ok(Some(_))) {
+        return;
+    }
+    send(child, Signal::TERM);
+    if wait_at_most(child, Duration::from_secs(3)).is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// A program whose memory the daemon may improve.
+pub(super) struct Workload {
+    child: RefCell<Child>,
+    pid: u32,
+    log: PathBuf,
+}
+
+impl Workload {
+    pub(super) fn start(
+        program: &Path,
+        arguments: &[&str],
+        scratch: &Scratch,
+        name: &str,
+    ) -> Result<Self, ChildError> {
+        let (child, log) = spawn(program, arguments, scratch, name)?;
+        Ok(Self {
+            pid: child.id(),
+            child: RefCell::new(child),
+            log,
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Why it ended, if it did.
+    pub(super) fn ended(&self) -> Option<String> {
+        let status = self.child.borrow_mut().try_wait().ok().flatten()?;
+        Some(format!("{status}\n{}", tail(&self.log)))
+    }
+
+    /// Anonymous memory in large pages, from the kernel.
+    pub(super) fn huge_bytes(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix("AnonHugePages:"))?;
+        line.split_whitespace()
+            .next()?
+            .parse::<u64>()
+            .ok()
+            .map(|kib| kib * 1024)
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        end(&mut self.child.borrow_mut());
+    }
+}
+
+/// The private daemon.
+pub(super) struct Daemon {
+    child: Child,
+    log: PathBuf,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    pub(super) fn start(scratch: &Scratch, config: &Path) -> Result<Self, ChildError> {
+        let own = std::env::current_exe().map_err(ChildError::io("cannot find myself"))?;
+        let config = config.to_string_lossy();
+        let (child, log) = spawn(&own, &["run", "--config", &config], scratch, "daemon")?;
+        Ok(Self {
+            child,
+            log,
+            socket: scratch.path().join("io.homeostat"),
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Why it ended, if it did.
+    pub(super) fn ended(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten()?;
+        Some(format!("{status}\n{}", tail(&self.log)))
+    }
+
+    /// Connects as soon as it listens.
+    pub(super) fn connect(&mut self) -> Result<Client, ClientError> {
+        let begin = Instant::now();
+        loop {
+            match Client::connect(&self.socket) {
+                Err(ClientError::NotRunning(_))
+                    if begin.elapsed() < CONNECT_PATIENCE && self.ended().is_none() =>
+                {
+                    std::thread::sleep(TICK);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Stops it and says whether it has put everything back.
+    pub(super) fn stop(mut self) -> Result<bool, ChildError> {
+        send(&self.child, Signal::TERM);
+        match wait_at_most(&mut self.child, DAEMON_PATIENCE) {
+            Some(status) => Ok(status.success()),
+            None => Err(ChildError::new(format!(
+                "the private daemon did not end\n{}",
+                tail(&self.log)
+            ))),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        send(&self.child, Signal::TERM);
+        if wait_at_most(&mut self.child, DAEMON_PATIENCE).is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A copy of redis-server in the demo's directory: the rule of the private daemon names this very file, so no other
+/// redis on the machine is meant. `None` when redis or its load generator is not installed.
+pub(super) fn copy_of_redis(scratch: &Scratch) -> Option<PathBuf> {
+    let found = |name: &str| {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path)
+            .map(|d| d.join(name))
+            .find(|p| p.is_file())
+    };
+    found("redis-benchmark")?;
+    let copy = scratch.path().join("redis-server");
+    std::fs::copy(found("redis-server")?, &copy).ok()?;
+    Some(copy)
+}
+
+/// A redis-server with data, and a load on it.
+pub(super) struct Redis {
+    // Declared, and so ended, before the server.
+    _load: Workload,
+    pub(super) server: Workload,
+}
+
+impl Redis {
+    pub(super) fn start(program: &Path, scratch: &Scratch, stop: &AtomicBool) -> Result<Self, ChildError> {
+        let socket = scratch.path().join("redis.sock");
+        let socket = socket.to_string_lossy();
+        let directory = scratch.path().to_string_lossy();
+        let server = Workload::start(
+            program,
+            &[
+                "--port",
+                "0",
+                "--unixsocket",
+                &socket,
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--dir",
+                &directory,
+            ],
+            scratch,
+            "redis-server",
+        )?;
+        let bench = Path::new("redis-benchmark");
+        let begin = Instant::now();
+        while !Path::new(socket.as_ref()).exists() {
+            if server.ended().is_some() || begin.elapsed() > CONNECT_PATIENCE || stop.load(Ordering::Relaxed)
+            {
+                return Err(ChildError::new(format!(
+                    "redis-server does not listen\n{}",
+                    tail(&server.log)
+                )));
+            }
+            std::thread::sleep(TICK);
+        }
+        let filling = Workload::start(
+            bench,
+            &[
+                "-s",
+                &socket,
+                "-t",
+                "set",
+                "-r",
+                REDIS_KEYS,
+                "-n",
+                "2000000",
+                "-d",
+                REDIS_VALUE_BYTES,
+                "-P",
+                "64",
+                "-q",
+            ],
+            scratch,
+            "redis-fill",
+        )?;
+        while filling.ended().is_none() {
+            if begin.elapsed() > FILL_PATIENCE || stop.load(Ordering::Relaxed) {
+                return Err(ChildError::new("redis could not be filled in time"));
+            }
+            std::thread::sleep(TICK);
+        }
+        let load = Workload::start(
+            bench,
+            &[
+                "-s", &socket, "-t", "get", "-r", REDIS_KEYS, "-n", "1000000", "-P", "16", "-c", "8", "-l",
+                "-q",
+            ],
+            scratch,
+            "redis-load",
+        )?;
+        Ok(Self { _load: load, server })
+    }
+}
+
+/// Free memory, so that the demo does not take what others need.
+pub(super) fn memory_available_mib() -> Option<u64> {
+    let mut text = String::new();
+    File::open("/proc/meminfo").ok()?.read_to_string(&mut text).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace()
+        .next()?
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib / 1024)
+}

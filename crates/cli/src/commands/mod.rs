@@ -1,0 +1,14 @@
+//! The subcommands, one file each. To add one: a file here, a variant of [`crate::Command`].
+
+pub mod config;
+pub mod demo;
+pub mod doctor;
+pub mod documents;
+pub mod explain;
+pub mod history;
+pub mod pause;
+pub mod plan;
+pub mod restore;
+pub mod run;
+pub mod status;
+pub mod undo;

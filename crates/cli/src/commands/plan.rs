@@ -1,0 +1,76 @@
+//! `homeostat plan`: what would be tried, changing nothing.
+
+use crate::failure::{Failure, Kind};
+use crate::{Context, render};
+use clap::Args;
+use homeostat_daemon::api;
+use homeostat_daemon::client::{Client, ClientError};
+use homeostat_daemon::wiring::{self, RunError};
+use homeostat_model::Nanoseconds;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Nothing is decided before the machine was looked at a few times.
+const LOOK_MIN: Nanoseconds = Nanoseconds::from_secs(20);
+
+/// Show what would be tried and why, changing nothing.
+///
+/// Asks the daemon if one runs. Otherwise the same mind looks at the machine for a while, without acting and
+/// without touching journal or history.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat plan
+  homeostat plan --seconds 200               look longer, for workloads whose work is uneven")]
+pub struct Plan {
+    /// How long to look when no daemon runs; ends early when everything is decided.
+    #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u32).range(5..=3600))]
+    seconds: u32,
+}
+
+impl Plan {
+    /// Finds out and shows.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let plan = match Client::connect(&context.socket()) {
+            Ok(mut client) => client.plan()?,
+            Err(ClientError::NotRunning(_)) => self.rehearse(context)?,
+            Err(e) => return Err(e.into()),
+        };
+        context.terminal.show(&plan, |look| render::plan(&plan, look))
+    }
+
+    fn rehearse(&self, context: &Context) -> Result<api::Plan, Failure> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, interrupted.clone())
+                .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+        }
+        let length = Nanoseconds::from_secs(u64::from(self.seconds));
+        let progress = context.terminal.is_terminal && !context.terminal.json;
+        if !context.terminal.json {
+            let _ = writeln!(
+                std::io::stderr(),
+                "No daemon runs: looking at this machine for at most {} s. Nothing is changed.",
+                self.seconds
+            );
+        }
+        let view = wiring::rehearse(&context.sources, length, |view, elapsed| {
+            let plan = api::Plan::new(view);
+            if progress {
+                let line = render::plan_progress(&plan, elapsed, length);
+                let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+            }
+            let seen = !(plan.proposed.is_empty() && plan.declined.is_empty());
+            let decided = elapsed >= LOOK_MIN && seen && plan.is_settled();
+            !decided && !interrupted.load(Ordering::Relaxed)
+        });
+        if progress {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        let view = view.map_err(|e| match e {
+            e @ RunError::Settings(_) => Failure::Report(Kind::Usage, e.to_string()),
+            e => Failure::from_error(&e),
+        })?;
+        Ok(api::Plan::new(&view))
+    }
+}

@@ -1,0 +1,129 @@
+//! `homeostat restore`: from the journal alone, without the daemon.
+
+use crate::Context;
+use crate::commands::undo::wait_until_undone;
+use crate::failure::{Failure, Kind};
+use clap::Args;
+use homeostat_daemon::client::{Client, ClientError};
+use homeostat_daemon::wiring::{self, RestoreError, Restored};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// Undo what a dead daemon left behind.
+///
+/// Needs the journal and nothing else: no daemon, no history, no configuration. With a living daemon it asks that
+/// one to undo everything.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat restore                          after a crash, or before removing homeostat
+  homeostat restore --kept                   also what was kept on purpose (`run --keep`)
+  homeostat restore --state-dir /var/lib/homeostat")]
+pub struct Restore {
+    /// Also undo changes that were left in force on purpose.
+    #[arg(long)]
+    kept: bool,
+}
+
+#[derive(Serialize)]
+struct Item {
+    action: u64,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    schema: u32,
+    /// `daemon` or `journal`: who undid it.
+    by: &'static str,
+    undone: Vec<Item>,
+    void: Vec<Item>,
+    kept: Vec<Item>,
+    failed: Vec<Item>,
+    complaints: Vec<String>,
+}
+
+impl Answer {
+    fn human(&self) -> String {
+        let mut out = String::new();
+        for complaint in &self.complaints {
+            let _ = writeln!(out, "note: {complaint}");
+        }
+        let parts = [
+            ("undone", &self.undone),
+            ("nothing to undo any more", &self.void),
+            ("kept on purpose (--kept undoes it)", &self.kept),
+            ("NOT UNDONE", &self.failed),
+        ];
+        for (what, items) in parts {
+            for item in items {
+                let _ = writeln!(out, "{what}: change {}: {}", item.action, item.text);
+            }
+        }
+        let summary = match (self.undone.len(), self.failed.len()) {
+            (0, 0) => "Nothing was left to undo.".to_owned(),
+            (n, 0) => format!("Restored: {n} change(s) undone and verified."),
+            (_, failed) => format!("{failed} change(s) could not be undone; they stay in the journal."),
+        };
+        out + &summary
+    }
+}
+
+impl Restore {
+    /// Restores and says what was done.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let answer = match Client::connect(&context.socket()) {
+            Ok(client) => self.ask(client)?,
+            // The state directory may belong to a daemon with another socket; its lock tells.
+            Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
+            Err(e) => return Err(e.into()),
+        };
+        context.terminal.show(&answer, |_| answer.human())?;
+        if answer.failed.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::failed(
+                "the machine is not fully restored\n  hint: run it again; see the reasons above",
+            ))
+        }
+    }
+
+    fn ask(&self, mut client: Client) -> Result<Answer, Failure> {
+        let actions = client.undo_all()?;
+        wait_until_undone(&mut client, &actions, true)?;
+        let text = "by the running daemon";
+        Ok(Answer {
+            schema: homeostat_daemon::api::SCHEMA,
+            by: "daemon",
+            undone: actions.into_iter().map(|action| Item { action, text: text.into() }).collect(),
+            void: vec![],
+            kept: vec![],
+            failed: vec![],
+            complaints: vec![
+                "a daemon runs and goes on looking for work; `homeostat pause` or stopping it prevents new trials"
+                    .into(),
+            ],
+        })
+    }
+
+    fn by_hand(&self, context: &Context) -> Result<Answer, Failure> {
+        let Restored { report, complaints } = wiring::restore(&context.state_directory(), self.kept)
+            .map_err(|e| match &e {
+                RestoreError::DaemonRuns { .. } => Failure::Report(Kind::Failed, e.to_string()),
+                _ => Failure::from_error(&e),
+            })?;
+        let items = |list: Vec<(homeostat_model::ActionId, String)>| {
+            list.into_iter()
+                .map(|(id, text)| Item { action: id.0, text })
+                .collect()
+        };
+        Ok(Answer {
+            schema: homeostat_daemon::api::SCHEMA,
+            by: "journal",
+            undone: items(report.undone),
+            void: items(report.void),
+            kept: items(report.kept),
+            failed: items(report.failed),
+            complaints,
+        })
+    }
+}

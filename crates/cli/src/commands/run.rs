@@ -1,0 +1,73 @@
+//! `homeostat run`: the daemon in the foreground.
+
+use crate::Context;
+use crate::failure::{Failure, Kind};
+use clap::{Args, ValueEnum};
+use homeostat_daemon::service::Ended;
+use homeostat_daemon::settings::assignment;
+use homeostat_daemon::wiring::{self, RunError};
+
+/// Run the daemon in the foreground.
+///
+/// It works without a configuration. SIGTERM or Ctrl-C undoes every change and ends it; SIGHUP reads the
+/// configuration again.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat run                              find workloads, try, prove, keep or undo
+  homeostat run --advise-only                say what would be tried; change nothing
+  homeostat run --calibrate                  placebo experiments only: measures homeostat's own false accepts
+  homeostat run --set age_min_s=5 --set cpu_min=0.2")]
+pub struct Run {
+    /// Find and say what would be tried; change nothing.
+    #[arg(long, conflicts_with = "calibrate")]
+    advise_only: bool,
+    /// Run placebo experiments only; change nothing.
+    #[arg(long)]
+    calibrate: bool,
+    /// Leave proven changes in force when the daemon stops.
+    #[arg(long)]
+    keep: bool,
+    /// How log lines on standard error look.
+    #[arg(long, value_enum)]
+    log: Option<Format>,
+    /// Override a setting, for example age_min_s=5 or service.lock_memory=false; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    Human,
+    Json,
+}
+
+impl Run {
+    /// Runs until it is told to stop.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let mut sources = context.sources.clone();
+        let mut set = |key: &str, text: &str| sources.set.push(assignment(key, text));
+        if self.advise_only {
+            set("policy.mode", "advise-only");
+        }
+        if self.calibrate {
+            set("policy.mode", "calibrate");
+        }
+        match (self.log, context.terminal.json) {
+            (Some(Format::Json), _) | (None, true) => set("service.log", "json"),
+            (Some(Format::Human), _) => set("service.log", "human"),
+            (None, false) => {}
+        }
+        if self.keep {
+            sources.set.push("service.keep_on_stop=true".into());
+        }
+        sources.set.extend(self.set);
+        match wiring::run(&sources) {
+            Ok(Ended::Settled) => Ok(()),
+            Ok(Ended::Unsettled { in_force }) => Err(Failure::failed(format!(
+                "ended with {in_force} change(s) in force\n  hint: `homeostat restore` undoes them"
+            ))),
+            Err(e @ RunError::Settings(_)) => Err(Failure::Report(Kind::Usage, e.to_string())),
+            Err(e) => Err(Failure::from_error(&e)),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `homeostat undo`.
+
+use crate::Context;
+use crate::failure::Failure;
+use clap::Args;
+use homeostat_daemon::client::{Client, ClientError};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// How long to wait until the daemon has undone what was asked.
+const PATIENCE: Duration = Duration::from_secs(90);
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Undo one change or all of them.
+///
+/// Waits until it is done. The workload is not tried again with the same change for a while; to keep it from being
+/// tried at all, write a rule into the configuration.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat undo 17                          the number stands in `homeostat status`
+  homeostat undo --all                       everything, running trials included")]
+pub struct Undo {
+    /// Number of the change.
+    #[arg(required_unless_present = "all")]
+    action: Option<u64>,
+    /// Everything.
+    #[arg(long, conflicts_with = "action")]
+    all: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    schema: u32,
+    undone: Vec<u64>,
+}
+
+impl Undo {
+    /// Asks, waits and says so.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let mut client = Client::connect(&context.socket())?;
+        let undone = match self.action {
+            Some(action) => {
+                client.undo(action)?;
+                vec![action]
+            }
+            None => client.undo_all()?,
+        };
+        wait_until_undone(&mut client, &undone, self.all)?;
+        let answer = Answer {
+            schema: homeostat_daemon::api::SCHEMA,
+            undone,
+        };
+        context
+            .terminal
+            .show(&answer, |_| match answer.undone.as_slice() {
+                [] => "Nothing was in force; running trials are undone.".into(),
+                [one] => format!("Undone: change {one}."),
+                several => format!("Undone: {} changes.", several.len()),
+            })
+    }
+}
+
+/// Waits until the changes are gone and, if `trials`, until no trial has its change on.
+pub(crate) fn wait_until_undone(client: &mut Client, actions: &[u64], trials: bool) -> Result<(), Failure> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = match client.status() {
+            Ok(status) => status,
+            // A daemon that ends has undone everything, or `restore` will say what is left.
+            Err(ClientError::Broken { .. }) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        let left: Vec<u64> = status
+            .in_force
+            .iter()
+            .map(|c| c.action)
+            .filter(|action| actions.contains(action))
+            .collect();
+        if left.is_empty() && !(trials && status.experiments.iter().any(|e| e.on)) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::failed(format!(
+                "the daemon took the request, but after {} s changes {left:?} are still in force\n  hint: \
+                 `homeostat status` shows them; the undo goes on",
+                PATIENCE.as_secs()
+            )));
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
+}

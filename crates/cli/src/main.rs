@@ -1,0 +1,5 @@
+//! `homeostat`.
+
+fn main() -> std::process::ExitCode {
+    homeostat_cli::main()
+}

@@ -1,0 +1,471 @@
+//! What people see. Pure functions from the stable shapes to text, so that whole outputs are tested as snapshots.
+//!
+//! Written for somebody who is tired: the answer first, numbers with units, what to do next at the end.
+
+mod past;
+mod text;
+
+pub use past::{experiment, past};
+pub use text::{Look, bytes, effect, hours_or_less};
+
+use homeostat_daemon::api::{
+    Advice, Change, Experiment, Explanation, Outcome, Plan, Status, StoryLine, Workload,
+};
+use homeostat_daemon::log::time_of_day;
+use homeostat_daemon::report::Diagnosis;
+use homeostat_model::Nanoseconds;
+use std::fmt::Write as _;
+use text::{Tone, percent, plural, table, wrap};
+
+/// `homeostat status`.
+pub fn status(s: &Status, all: bool, look: &Look) -> String {
+    let mut out = String::new();
+    let mode = match (s.paused, s.mode.as_str()) {
+        (true, _) => look.paint(Tone::Warn, "paused"),
+        (false, "act") => look.paint(Tone::Good, "acting"),
+        (false, mode) => look.paint(Tone::Warn, mode),
+    };
+    let _ = writeln!(
+        out,
+        "homeostat {} (process {}) is {mode} on {}",
+        s.version, s.pid, s.machine
+    );
+    for refusal in &s.machine_refusals {
+        out.push_str(&wrap(
+            &format!("nothing can be done here: {refusal}"),
+            "  ",
+            look.width,
+        ));
+    }
+    for note in &s.notes {
+        out.push_str(&wrap(&format!("note: {note}"), "  ", look.width));
+    }
+    changes(&s.in_force, look, &mut out);
+    experiments(&s.experiments, look, &mut out);
+    workloads(s, all, look, &mut out);
+    outcomes(&s.outcomes, 5, look, &mut out);
+    advice(&s.advice, look, &mut out);
+    let b = &s.budget;
+    let c = &s.calibration;
+    heading("Own cost", look, &mut out);
+    let _ = writeln!(
+        out,
+        "  {} of one CPU, {} resident; workloads stood still {} for our changes, {} of memory added",
+        percent(b.own_cpu, 2),
+        bytes(b.own_resident_bytes),
+        hours_or_less(b.stalled_s),
+        bytes(b.bloat_bytes),
+    );
+    let _ = writeln!(
+        out,
+        "  {} of at most {} experiments this hour; harm exposure today {:.0} of at most {:.0} percent x seconds",
+        b.experiments_last_hour, b.experiments_per_hour_max, b.harm_exposure_day, b.harm_exposure_per_day_max,
+    );
+    let _ = writeln!(
+        out,
+        "  placebos accepted by mistake: {} of {}; real tries accepted: {} of {}; level of the next try: {}",
+        c.false_accepts,
+        c.placebos,
+        c.accepts,
+        c.tries,
+        percent(c.alpha_next, 2),
+    );
+    out
+}
+
+fn heading(title: &str, look: &Look, out: &mut String) {
+    let _ = writeln!(out, "\n{}", look.paint(Tone::Heading, title));
+}
+
+fn changes(list: &[Change], look: &Look, out: &mut String) {
+    if list.is_empty() {
+        return;
+    }
+    heading("In force (proven)", look, out);
+    let rows: Vec<Vec<String>> = list
+        .iter()
+        .map(|c| {
+            let off = if c.on { "" } else { " (off for a probe)" };
+            vec![
+                c.action.to_string(),
+                c.workload.clone(),
+                c.effect.as_ref().map_or_else(|| "not measured".into(), effect),
+                format!("{}{off}; since {}; {}", c.text, look.ago(c.since_unix), c.guard),
+            ]
+        })
+        .collect();
+    out.push_str(&table(&["NO", "WORKLOAD", "GAIN", "WHAT"], &rows, look));
+    let _ = writeln!(out, "  take one back: homeostat undo {}", list[0].action);
+}
+
+/// One line about a running experiment.
+pub fn experiment_line(e: &Experiment) -> String {
+    if e.phase == "preparing" {
+        return format!(
+            "experiment {} ({}): preparing, {} done",
+            e.id,
+            e.strategy,
+            percent(e.prepared, 0)
+        );
+    }
+    let estimate = e.effect.as_ref().map_or_else(|| "no estimate yet".into(), effect);
+    format!(
+        "experiment {} ({}): block {} {} ({}), {estimate}, evidence {} of {}, {} of at most {}",
+        e.id,
+        e.strategy,
+        e.blocks + 1,
+        if e.on { "on" } else { "off" },
+        e.phase,
+        text::count(e.evidence),
+        text::count(e.evidence_needed),
+        hours_or_less(e.elapsed_s),
+        hours_or_less(e.budget_s),
+    )
+}
+
+fn experiments(list: &[Experiment], look: &Look, out: &mut String) {
+    if list.is_empty() {
+        return;
+    }
+    heading("Being tried", look, out);
+    for e in list {
+        let placebo = if e.kind == "placebo" {
+            " (placebo: changes nothing)"
+        } else {
+            ""
+        };
+        out.push_str(&wrap(
+            &format!("{}{placebo}: {}", e.workload, experiment_line(e)),
+            "  ",
+            look.width,
+        ));
+    }
+}
+
+fn stage_tone(stage: &str) -> Tone {
+    match stage {
+        "improved" => Tone::Good,
+        "trying" | "proposed" => Tone::Busy,
+        _ => Tone::Plain,
+    }
+}
+
+fn workload_rows<'a>(list: impl Iterator<Item = &'a Workload>, look: &Look) -> Vec<Vec<String>> {
+    list.map(|w| {
+        vec![
+            w.name.clone(),
+            look.paint(stage_tone(&w.stage), &w.stage),
+            format!("{:.2}", w.cpus),
+            bytes(w.resident_bytes),
+            w.summary.clone(),
+        ]
+    })
+    .collect()
+}
+
+fn workloads(s: &Status, all: bool, look: &Look, out: &mut String) {
+    heading("Workloads", look, out);
+    let idle = |w: &&Workload| matches!(w.stage.as_str(), "declined" | "ignored");
+    let shown = s.workloads.iter().filter(|w| all || !idle(w));
+    let rows = workload_rows(shown, look);
+    if rows.is_empty() {
+        out.push_str("  none that could be improved at the moment\n");
+    } else {
+        out.push_str(&table(&["NAME", "STAGE", "CPUS", "MEMORY", "WHY"], &rows, look));
+    }
+    let hidden = if all {
+        0
+    } else {
+        s.workloads.iter().filter(idle).count()
+    };
+    if hidden > 0 {
+        let _ = writeln!(
+            out,
+            "  {} with nothing to do: homeostat status --all",
+            plural(hidden as u64, "workload")
+        );
+    }
+    if s.workloads_ignored > 0 {
+        let _ = writeln!(
+            out,
+            "  {} too young, too small or too idle to look at",
+            plural(u64::from(s.workloads_ignored), "workload")
+        );
+    }
+}
+
+fn outcomes(list: &[Outcome], most: usize, look: &Look, out: &mut String) {
+    if list.is_empty() {
+        return;
+    }
+    heading("Latest verdicts", look, out);
+    let rows: Vec<Vec<String>> = list
+        .iter()
+        .take(most)
+        .map(|o| {
+            vec![
+                o.id.to_string(),
+                look.ago(o.ended_unix) + " ago",
+                o.workload.clone(),
+                look.paint(verdict_tone(&o.verdict), &o.verdict),
+                o.effect.as_ref().map_or_else(String::new, effect),
+                o.reason.clone(),
+            ]
+        })
+        .collect();
+    out.push_str(&table(
+        &["NO", "WHEN", "WORKLOAD", "VERDICT", "EFFECT", "WHY"],
+        &rows,
+        look,
+    ));
+}
+
+pub(crate) fn verdict_tone(verdict: &str) -> Tone {
+    match verdict {
+        "accepted" => Tone::Good,
+        "harmful" => Tone::Bad,
+        _ => Tone::Plain,
+    }
+}
+
+fn advice(list: &[Advice], look: &Look, out: &mut String) {
+    if list.is_empty() {
+        return;
+    }
+    heading("What a person could do", look, out);
+    for a in list {
+        out.push_str(&wrap(&a.finding, "  ", look.width));
+        out.push_str(&wrap(&format!("do: {}", a.remedy), "    ", look.width));
+        if !a.risk.is_empty() {
+            out.push_str(&wrap(&format!("risk: {}", a.risk), "    ", look.width));
+        }
+        let _ = writeln!(out, "    id: {}", a.id);
+    }
+}
+
+/// `homeostat explain`.
+pub fn explanation(e: &Explanation, look: &Look) -> String {
+    let w = &e.workload;
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{} is {}",
+        look.paint(Tone::Heading, &w.name),
+        look.paint(stage_tone(&w.stage), &w.stage)
+    );
+    out.push_str(&wrap(&w.summary, "  ", look.width));
+    let pids: Vec<String> = w.pids.iter().take(8).map(ToString::to_string).collect();
+    let more = if u64::from(w.processes) > pids.len() as u64 {
+        " …"
+    } else {
+        ""
+    };
+    let huge = w
+        .huge_bytes
+        .map_or_else(String::new, |h| format!(", {} of it in large pages", bytes(h)));
+    let _ = writeln!(
+        out,
+        "  {} {}; {} ({}{more}); {} old; {:.2} CPUs; {}{huge}",
+        w.kind.replace('_', " "),
+        w.program,
+        plural(u64::from(w.processes), "process"),
+        pids.join(", "),
+        hours_or_less(w.age_s),
+        w.cpus,
+        bytes(w.resident_bytes),
+    );
+    heading("How its work is counted", look, &mut out);
+    match &w.meter {
+        Some(m) => {
+            let _ = writeln!(
+                out,
+                "  {}: {} {}/s, noise {}, costs the workload {}",
+                m.id,
+                text::count(m.rate),
+                m.unit,
+                percent(m.noise, 1),
+                percent(m.cost, 2),
+            );
+            out.push_str(&wrap(
+                &format!("judged by {}: {}", m.objective, m.objective_reason),
+                "  ",
+                look.width,
+            ));
+        }
+        None => out.push_str("  no meter is chosen (yet)\n"),
+    }
+    for m in &e.meters {
+        match &m.refused {
+            Some(why) => out.push_str(&wrap(&format!("{}: refused: {why}", m.id), "  ", look.width)),
+            None if w.meter.as_ref().is_none_or(|chosen| chosen.id != m.id) => {
+                let _ = writeln!(out, "  {}: possible ({})", m.id, m.unit);
+            }
+            None => {}
+        }
+    }
+    if let Some(p) = &w.proposal {
+        heading("What is proposed", look, &mut out);
+        proposal(w, p, look, &mut out);
+    }
+    changes(&e.in_force, look, &mut out);
+    experiments(&e.experiments, look, &mut out);
+    outcomes(&e.outcomes, 20, look, &mut out);
+    advice(&e.advice, look, &mut out);
+    heading("What was decided, and why", look, &mut out);
+    if e.decisions.is_empty() {
+        out.push_str("  nothing yet\n");
+    }
+    for d in &e.decisions {
+        let line = format!("{} {}: {}", time_of_day(d.at_unix), d.stage, d.text);
+        out.push_str(&wrap(&line, "  ", look.width));
+    }
+    out
+}
+
+fn proposal(w: &Workload, p: &homeostat_daemon::api::Proposal, look: &Look, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "  {} ({}, {:.2} CPUs, {}): predicted {}",
+        look.paint(Tone::Busy, &p.id),
+        w.program,
+        w.cpus,
+        bytes(w.resident_bytes),
+        effect(&p.predicted)
+    );
+    for line in [
+        &p.hypothesis,
+        &format!("test: {}", p.design),
+        &format!("risk: {}", p.risk),
+    ] {
+        out.push_str(&wrap(line, "    ", look.width));
+    }
+}
+
+/// `homeostat plan`.
+pub fn plan(p: &Plan, look: &Look) -> String {
+    let mut out = String::new();
+    for refusal in &p.machine_refusals {
+        out.push_str(&wrap(
+            &format!("Nothing can be done here: {refusal}"),
+            "",
+            look.width,
+        ));
+    }
+    let _ = writeln!(out, "{}", look.paint(Tone::Heading, "Would be tried"));
+    if p.proposed.is_empty() {
+        out.push_str("  nothing\n");
+    }
+    for w in &p.proposed {
+        match &w.proposal {
+            Some(proposed) => proposal(w, proposed, look, &mut out),
+            None => out.push_str(&wrap(&format!("{}: {}", w.name, w.summary), "  ", look.width)),
+        }
+    }
+    for (title, list) in [
+        ("Under way", &p.active),
+        ("Not decided yet", &p.undecided),
+        ("Nothing to do", &p.declined),
+    ] {
+        if !list.is_empty() {
+            heading(title, look, &mut out);
+            let rows = workload_rows(list.iter(), look);
+            out.push_str(&table(&["NAME", "STAGE", "CPUS", "MEMORY", "WHY"], &rows, look));
+        }
+    }
+    advice(&p.advice, look, &mut out);
+    out.push_str(
+        "\nNothing was changed. `homeostat run` tries what stands above and keeps only what is proven.\n",
+    );
+    out
+}
+
+/// One line while a rehearsal runs.
+pub fn plan_progress(p: &Plan, elapsed: Nanoseconds, length: Nanoseconds) -> String {
+    format!(
+        "{:.0} of {:.0} s: {} to try, {} being measured, {} with nothing to do",
+        elapsed.as_secs_f64(),
+        length.as_secs_f64(),
+        p.proposed.len(),
+        p.undecided.len(),
+        p.declined.len()
+    )
+}
+
+/// `homeostat doctor`.
+pub fn diagnosis(d: &Diagnosis, look: &Look) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "Linux {} on {}{}: {}, {}, {} of memory, large pages of {}",
+        d.kernel,
+        d.cpu_model,
+        d.hypervisor
+            .as_ref()
+            .map_or_else(String::new, |h| format!(" (virtual machine: {h})")),
+        plural(d.cpus, "CPU"),
+        plural(d.nodes, "NUMA node"),
+        bytes(d.memory_bytes),
+        if d.huge_page_bytes == 0 {
+            "no size at all".into()
+        } else {
+            bytes(d.huge_page_bytes)
+        },
+    );
+    heading("Strategies", look, &mut out);
+    for s in &d.strategies {
+        let state = match &s.refused {
+            None => look.paint(Tone::Good, "can work here"),
+            Some(_) => look.paint(Tone::Bad, "can not work here"),
+        };
+        let _ = writeln!(out, "  {} {state}: {}", s.id, s.summary);
+        if let Some(why) = &s.refused {
+            out.push_str(&wrap(why, "    ", look.width));
+        }
+    }
+    let rows: Vec<Vec<String>> = d
+        .capabilities
+        .iter()
+        .map(|c| {
+            let tone = match c.state.as_str() {
+                "available" => Tone::Good,
+                "missing" => Tone::Bad,
+                _ => Tone::Warn,
+            };
+            vec![c.id.clone(), look.paint(tone, &c.state), c.detail.clone()]
+        })
+        .collect();
+    heading("Sensors and effectors", look, &mut out);
+    out.push_str(&table(&["NAME", "STATE", "SEEN"], &rows, look));
+    let lacking: Vec<_> = d.capabilities.iter().filter(|c| c.state != "available").collect();
+    if !lacking.is_empty() {
+        heading("What is lost, and what to do", look, &mut out);
+        for c in lacking {
+            out.push_str(&wrap(
+                &format!("{}: {}", c.id, c.cost_of_absence),
+                "  ",
+                look.width,
+            ));
+            if !c.remedy.is_empty() {
+                out.push_str(&wrap(&format!("do: {}", c.remedy), "    ", look.width));
+            }
+        }
+    }
+    out
+}
+
+/// A line of the story.
+pub fn story(line: &StoryLine, look: &Look) -> String {
+    let head = match &line.workload {
+        Some(workload) => format!("{} {workload} {}: ", time_of_day(line.at_unix), line.stage),
+        None => format!("{} ", time_of_day(line.at_unix)),
+    };
+    let text = wrap(&format!("{head}{}", line.text), "", look.width);
+    if line.warning {
+        look.paint(Tone::Warn, text.trim_end()) + "\n"
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

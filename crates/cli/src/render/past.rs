@@ -1,0 +1,116 @@
+//! Experiments of the past.
+
+use super::text::{Look, bytes, count, effect, hours_or_less, percent, plural, table, wrap};
+use super::verdict_tone;
+use homeostat_daemon::report::{Past, PastExperiment};
+use std::fmt::Write as _;
+
+/// `homeostat history`.
+pub fn past(p: &Past, look: &Look) -> String {
+    if p.experiments.is_empty() {
+        return "No experiment yet. `homeostat status` shows what is being looked at.\n".into();
+    }
+    let rows: Vec<Vec<String>> = p
+        .experiments
+        .iter()
+        .map(|e| {
+            let verdict = e.verdict.as_deref().unwrap_or("unfinished");
+            vec![
+                e.id.to_string(),
+                look.ago(e.started_unix) + " ago",
+                e.workload.clone(),
+                if e.kind == "placebo" {
+                    "placebo".into()
+                } else {
+                    e.strategy.clone()
+                },
+                look.paint(verdict_tone(verdict), verdict),
+                e.effect.as_ref().map_or_else(String::new, effect),
+                e.reason.clone(),
+            ]
+        })
+        .collect();
+    let mut out = table(
+        &["NO", "WHEN", "WORKLOAD", "TRIED", "VERDICT", "EFFECT", "WHY"],
+        &rows,
+        look,
+    );
+    let _ = writeln!(
+        out,
+        "\nEvery block of one: homeostat history --blocks {}",
+        p.experiments[0].id
+    );
+    out
+}
+
+/// `homeostat history --blocks`.
+pub fn experiment(e: &PastExperiment, look: &Look) -> String {
+    let mut out = String::new();
+    let verdict = e.verdict.as_deref().unwrap_or("unfinished");
+    let _ = writeln!(
+        out,
+        "Experiment {} ({} of {}) on {}: {} {}",
+        e.id,
+        e.kind.replace('_', " "),
+        e.strategy,
+        e.workload,
+        look.paint(verdict_tone(verdict), verdict),
+        e.effect.as_ref().map_or_else(String::new, effect)
+    );
+    if !e.reason.is_empty() {
+        out.push_str(&wrap(&e.reason, "  ", look.width));
+    }
+    out.push_str(&wrap(
+        &format!("hypothesis: {}; predicted {}", e.hypothesis, effect(&e.predicted)),
+        "  ",
+        look.width,
+    ));
+    out.push_str(&wrap(
+        &format!("judged by {} of {}", e.objective, e.meter),
+        "  ",
+        look.width,
+    ));
+    let _ = writeln!(
+        out,
+        "  {} of {} + {} s washout; level {}; evidence {}; took {}",
+        plural(e.blocks.len() as u64, "block"),
+        hours_or_less(e.measured_s),
+        e.washout_s,
+        percent(e.alpha, 2),
+        e.evidence.map_or_else(|| "?".into(), count),
+        hours_or_less(e.ended_unix.saturating_sub(e.started_unix) as f64),
+    );
+    let _ = writeln!(
+        out,
+        "  cost: stood still {}, {} of memory added, harm exposure {} percent x seconds",
+        hours_or_less(e.stalled_s),
+        bytes(e.bloat_bytes),
+        e.harm_exposure.map_or_else(|| "?".into(), |h| format!("{h:.1}")),
+    );
+    let rows: Vec<Vec<String>> = e
+        .blocks
+        .iter()
+        .map(|b| {
+            vec![
+                b.index.to_string(),
+                if b.on { "on" } else { "off" }.into(),
+                format!("{:.1}", b.measured_s),
+                b.work.map_or_else(|| "?".into(), count),
+                format!("{:.2}", b.cpu_s),
+                b.score.map_or_else(|| "?".into(), |s| format!("{s:.4}")),
+                if b.broken {
+                    "ended by the circuit breaker".into()
+                } else {
+                    String::new()
+                },
+            ]
+        })
+        .collect();
+    out.push('\n');
+    out.push_str(&table(
+        &["BLOCK", "ARM", "SECONDS", "WORK", "CPU S", "SCORE", ""],
+        &rows,
+        look,
+    ));
+    out
+}

@@ -1,0 +1,360 @@
+//! Whole outputs as snapshots: reviewed as text.
+
+use super::*;
+use homeostat_daemon::api::find_workload;
+use homeostat_daemon::report::{Capability, StrategyState};
+use homeostat_engine::view::{
+    BudgetView, CalibrationView, ChangeView, DecisionView, ExperimentView, MeterView, OutcomeView,
+    ProposalView, Stage, View, WorkloadView,
+};
+use homeostat_model::{
+    ActionId, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterClass, Verdict, WorkloadKind,
+};
+
+const NOW: u64 = 1_700_000_000;
+
+fn look() -> Look {
+    Look {
+        width: 100,
+        color: false,
+        now_unix: NOW,
+    }
+}
+
+fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> WorkloadView {
+    WorkloadView {
+        id: id.into(),
+        kind: WorkloadKind::Unit,
+        program: program.into(),
+        fingerprint: format!("unit {id}"),
+        pids: vec![4711, 4712],
+        processes: 2,
+        age_s: 8000.0,
+        cpus: 0.93,
+        resident_bytes: 3 << 29,
+        huge_bytes: Some(1 << 30),
+        stage,
+        summary: summary.into(),
+        meter: None,
+        meters: vec![],
+        proposal: None,
+        decisions: vec![],
+    }
+}
+
+fn view() -> View {
+    let gain = Effect {
+        estimate: 0.142,
+        lower: 0.11,
+        upper: 0.175,
+        confidence: 0.9,
+    };
+    let open = Effect {
+        estimate: 0.031,
+        lower: f64::NEG_INFINITY,
+        upper: f64::INFINITY,
+        confidence: 0.9,
+    };
+    let mut redis = workload(
+        "redis-server.service",
+        "redis-server",
+        Stage::Improved,
+        "large pages keep +14.2 %",
+    );
+    redis.meter = Some(MeterView {
+        id: "redis:commands".into(),
+        unit: "command".into(),
+        rate: 61_250.0,
+        noise: 0.021,
+        cost: 0.0,
+        objective: "work per second".into(),
+        objective_reason: "it uses all the CPU it can get".into(),
+    });
+    redis.meters = vec![
+        MeterCandidate {
+            id: "redis:commands".into(),
+            class: MeterClass::Application,
+            unit: "command".into(),
+            cost_per_count: Nanoseconds::ZERO,
+            refused: None,
+        },
+        MeterCandidate {
+            id: "progress".into(),
+            class: MeterClass::Application,
+            unit: "operation".into(),
+            cost_per_count: Nanoseconds::ZERO,
+            refused: Some("the program publishes no progress file; link the progress library".into()),
+        },
+    ];
+    redis.decisions = vec![
+        DecisionView {
+            unix_seconds: NOW - 900,
+            stage: Stage::Considered,
+            text: "uses 0.93 CPUs and 1.50 GiB".into(),
+        },
+        DecisionView {
+            unix_seconds: NOW - 300,
+            stage: Stage::Improved,
+            text: "accepted: +14.2 %".into(),
+        },
+    ];
+    let mut java = workload("shop.service", "java", Stage::Proposed, "waits for its turn");
+    java.proposal = Some(ProposalView {
+        id: "large_pages/shop.service".into(),
+        strategy: "large_pages".into(),
+        hypothesis: "convert 700 pieces (1.37 GiB, 94 % resident) to 2 MiB pages".into(),
+        predicted: Effect {
+            estimate: 0.08,
+            lower: 0.02,
+            upper: 0.2,
+            confidence: 0.8,
+        },
+        risk: "stalls of at most 0.4 ms each, 1.9 s in all; 2.0 MiB of memory".into(),
+        design: "switchback, blocks of 2 s washout and 6 s measurement, at most 60 min".into(),
+    });
+    View {
+        unix_seconds: NOW,
+        mode: "act".into(),
+        paused: false,
+        machine: "2 CPUs, 23.54 GiB, Linux 6.18.0".into(),
+        machine_refusals: vec![],
+        workloads: vec![
+            redis,
+            java,
+            workload(
+                "latency[77]",
+                "latency",
+                Stage::Trying,
+                "large pages are being tried",
+            ),
+            workload(
+                "cron.service",
+                "cron",
+                Stage::Declined,
+                "only 3.0 MiB resident: nothing to gain",
+            ),
+        ],
+        workloads_ignored: 12,
+        experiments: vec![ExperimentView {
+            id: ExperimentId(8),
+            kind: ExperimentKind::Switchback,
+            strategy: "large_pages".into(),
+            workload: "latency[77]".into(),
+            phase: "measuring".into(),
+            prepared: 1.0,
+            blocks: 5,
+            on: true,
+            washout_s: 2.0,
+            measured_s: 4.0,
+            effect: Some(open),
+            evidence: 3.2,
+            evidence_needed: 1000.0,
+            elapsed_s: 36.0,
+            budget_s: 3600.0,
+        }],
+        in_force: vec![ChangeView {
+            action: ActionId(17),
+            strategy: "large_pages".into(),
+            workload: "redis-server.service".into(),
+            text: "700 pieces in large pages".into(),
+            effect: Some(gain),
+            since_unix: NOW - 7200,
+            guard: "probation 3 of 30".into(),
+            on: true,
+        }],
+        outcomes: vec![OutcomeView {
+            id: ExperimentId(7),
+            workload: "redis-server.service".into(),
+            strategy: "large_pages".into(),
+            verdict: Verdict::Accepted,
+            effect: Some(gain),
+            unix_seconds: NOW - 7300,
+            reason: "evidence 1240 of 1000 after 22 blocks".into(),
+        }],
+        advice: vec![homeostat_model::Advice {
+            id: "large_pages/shared-memory/postgresql".into(),
+            workload: Some("shop.service".into()),
+            finding: "1.00 GiB of shared memory can not be converted: shmem_enabled is never".into(),
+            remedy: "write advise to /sys/kernel/mm/transparent_hugepage/shmem_enabled and restart the unit"
+                .into(),
+            risk: "a restart".into(),
+        }],
+        budget: BudgetView {
+            own_cpu: 0.0007,
+            own_resident_bytes: 11 << 20,
+            experiments_last_hour: 2,
+            experiments_per_hour_max: 20,
+            harm_exposure_day: 12.4,
+            harm_exposure_per_day_max: 20_000.0,
+            stalled_s: 0.21,
+            bloat_bytes: 2 << 20,
+        },
+        calibration: CalibrationView {
+            placebos: 31,
+            false_accepts: 1,
+            tries: 9,
+            accepts: 4,
+            alpha_next: 0.0049,
+        },
+    }
+}
+
+#[test]
+fn status_tells_the_state_at_a_glance() {
+    let status = Status::new(&view(), 4242, &["memory is not locked".into()]);
+    insta::assert_snapshot!("status", super::status(&status, false, &look()));
+    insta::assert_snapshot!(
+        "status_all_narrow",
+        super::status(&status, true, &Look { width: 60, ..look() })
+    );
+}
+
+#[test]
+fn status_of_a_quiet_machine_is_short() {
+    let quiet = View {
+        machine: "1 CPU".into(),
+        mode: "advise-only".into(),
+        ..View::default()
+    };
+    insta::assert_snapshot!(
+        "status_quiet",
+        super::status(&Status::new(&quiet, 1, &[]), false, &look())
+    );
+}
+
+#[test]
+fn explain_tells_the_whole_chain() {
+    let view = view();
+    for (snapshot, name) in [("explain_improved", "redis-server"), ("explain_proposed", "shop")] {
+        let homeostat_daemon::api::Found::One(found) = find_workload(&view, name) else {
+            panic!("{name}")
+        };
+        insta::assert_snapshot!(snapshot, explanation(&Explanation::new(&view, found), &look()));
+    }
+}
+
+#[test]
+fn plan_tells_what_would_be_tried() {
+    let plan = Plan::new(&view());
+    insta::assert_snapshot!("plan", super::plan(&plan, &look()));
+    let line = plan_progress(&plan, Nanoseconds::from_secs(31), Nanoseconds::from_secs(90));
+    assert_eq!(
+        line,
+        "31 of 90 s: 1 to try, 0 being measured, 1 with nothing to do"
+    );
+}
+
+#[test]
+fn doctor_tells_what_is_missing_and_what_to_do() {
+    let d = Diagnosis {
+        schema: 1,
+        kernel: "6.18.0".into(),
+        cpu_model: "EPYC".into(),
+        hypervisor: Some("KVM".into()),
+        cpus: 2,
+        nodes: 1,
+        memory_bytes: 24 << 30,
+        huge_page_bytes: 2 << 20,
+        capabilities: vec![
+            Capability {
+                id: "perf.hardware".into(),
+                state: "missing".into(),
+                detail: "no PMU: perf_event_open says ENOENT".into(),
+                cost_of_absence: "instructions per cycle are not known".into(),
+                remedy: "give the virtual machine a PMU".into(),
+            },
+            Capability {
+                id: "process_madvise.collapse".into(),
+                state: "available".into(),
+                detail: "tried on 2 MiB of our own memory: 0.3 ms".into(),
+                cost_of_absence: String::new(),
+                remedy: String::new(),
+            },
+        ],
+        strategies: vec![StrategyState {
+            id: "large_pages".into(),
+            summary: "gives running processes large pages".into(),
+            refused: Some("no process_madvise: Linux 6.1 or newer is needed".into()),
+        }],
+    };
+    insta::assert_snapshot!("doctor", diagnosis(&d, &look()));
+}
+
+#[test]
+fn the_past_is_listed_and_shown_block_by_block() {
+    let block = |index, on, score| homeostat_daemon::report::Block {
+        index,
+        on,
+        measured_s: 6.0,
+        work: Some(100_000.0 + f64::from(index)),
+        cpu_s: 5.98,
+        score: Some(score),
+        broken: index == 1,
+    };
+    let one = homeostat_daemon::report::PastExperiment {
+        id: 7,
+        kind: "switchback".into(),
+        strategy: "large_pages".into(),
+        workload: "redis-server.service".into(),
+        fingerprint: "unit redis-server.service".into(),
+        machine: "6.18".into(),
+        hypothesis: "convert 700 pieces".into(),
+        predicted: Effect {
+            estimate: 0.08,
+            lower: 0.02,
+            upper: 0.2,
+            confidence: 0.8,
+        }
+        .into(),
+        meter: "redis:commands".into(),
+        objective: "work per second".into(),
+        seed: 5,
+        alpha: 0.001,
+        washout_s: 2.0,
+        measured_s: 6.0,
+        started_unix: NOW - 7500,
+        ended_unix: NOW - 7300,
+        verdict: Some("accepted".into()),
+        reason: "evidence 1240 of 1000 after 22 blocks".into(),
+        effect: Some(
+            Effect {
+                estimate: 0.142,
+                lower: 0.11,
+                upper: 0.175,
+                confidence: 0.9,
+            }
+            .into(),
+        ),
+        evidence: Some(1240.0),
+        stalled_s: 0.21,
+        bloat_bytes: 2 << 20,
+        harm_exposure: Some(1.5),
+        blocks: vec![block(0, true, 11.6), block(1, false, 11.4)],
+    };
+    insta::assert_snapshot!("experiment", experiment(&one, &look()));
+    let unfinished = homeostat_daemon::report::PastExperiment {
+        id: 8,
+        verdict: None,
+        effect: None,
+        reason: String::new(),
+        ..one.clone()
+    };
+    let both = homeostat_daemon::report::Past {
+        schema: 1,
+        experiments: vec![unfinished, one],
+    };
+    insta::assert_snapshot!("past", super::past(&both, &look()));
+}
+
+#[test]
+fn a_line_of_the_story_names_its_workload() {
+    let line = StoryLine {
+        schema: 1,
+        at_unix: NOW,
+        workload: Some("redis".into()),
+        stage: "trying".into(),
+        text: "block 3".into(),
+        warning: false,
+    };
+    assert_eq!(story(&line, &look()), "22:13:20Z redis trying: block 3\n");
+}

@@ -1,0 +1,315 @@
+//! The program itself: every command's help, and bad input of every kind.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn homeostat(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homeostat"));
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("JOURNAL_STREAM");
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs with a socket and a state directory that do not exist, so that nothing of this machine is touched.
+fn alone(directory: &Path, arguments: &[&str]) -> Output {
+    let socket = directory.join("none/io.homeostat");
+    let state = directory.join("state");
+    let mut all = vec![
+        "--socket",
+        socket.to_str().unwrap(),
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    all.extend(arguments);
+    homeostat(&all)
+}
+
+const COMMANDS: &[&str] = &[
+    "run",
+    "status",
+    "explain",
+    "history",
+    "plan",
+    "undo",
+    "restore",
+    "pause",
+    "resume",
+    "doctor",
+    "demo",
+    "config",
+    "completions",
+    "manual",
+];
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let all = homeostat(&["--help"]);
+    let overview = text(&all.stdout);
+    assert!(
+        all.status.success() && overview.contains("EXIT CODES") && overview.contains("EXAMPLES"),
+        "{overview}"
+    );
+    for command in COMMANDS {
+        assert!(
+            overview.contains(&format!("  {command}")),
+            "{command} is not listed"
+        );
+        let output = homeostat(&[command, "--help"]);
+        let help = text(&output.stdout);
+        assert!(output.status.success(), "{command}");
+        assert!(
+            help.contains("EXAMPLES\n  homeostat"),
+            "{command} has no examples:\n{help}"
+        );
+        assert!(help.contains("--json"), "{command} has no --json");
+    }
+    let listed = overview
+        .split("Commands:")
+        .nth(1)
+        .unwrap()
+        .split("Options:")
+        .next()
+        .unwrap();
+    let count = listed
+        .lines()
+        .filter(|l| l.starts_with("  ") && !l.starts_with("   "))
+        .count();
+    assert_eq!(
+        count,
+        COMMANDS.len() + 1,
+        "the list of this test is complete (and help):\n{listed}"
+    );
+}
+
+#[test]
+fn a_wrong_command_line_is_2() {
+    for arguments in [
+        &["nonsense"][..],
+        &[],
+        &["undo"],
+        &["undo", "--all", "5"],
+        &["undo", "five"],
+        &["run", "--advise-only", "--calibrate"],
+        &["history", "--limit", "0"],
+        &["explain"],
+    ] {
+        let output = homeostat(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{arguments:?}: {}",
+            text(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn without_a_daemon_it_is_3_and_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["status"][..],
+        &["explain", "x"],
+        &["undo", "1"],
+        &["undo", "--all"],
+        &["pause"],
+        &["resume"],
+        &["config", "reload"],
+    ] {
+        let output = alone(directory.path(), arguments);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {message}");
+        assert!(message.contains("homeostat run"), "{message}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_history_that_does_not_exist_is_4_and_nothing_is_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = alone(directory.path(), &["history"]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn restore_without_anything_to_restore_is_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = alone(directory.path(), &["restore"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("Nothing was left to undo"));
+    let json = alone(directory.path(), &["restore", "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(
+        (value["schema"].as_u64(), value["by"].as_str()),
+        (Some(1), Some("journal"))
+    );
+}
+
+#[test]
+fn restore_works_with_a_broken_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("homeostat.toml");
+    std::fs::write(&config, "this is not toml").unwrap();
+    let output = alone(
+        directory.path(),
+        &["restore", "--config", config.to_str().unwrap()],
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_broken_configuration_is_named_with_its_place_and_nothing_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("homeostat.toml");
+    std::fs::write(&config, "[policy]\nage_mins = 5\ncpu_min = -1\n").unwrap();
+    let path = config.to_str().unwrap();
+    let check = homeostat(&["config", "check", "--config", path]);
+    let message = text(&check.stderr);
+    assert_eq!(check.status.code(), Some(1));
+    assert!(
+        message.contains("homeostat.toml:2:1: policy.age_mins = 5"),
+        "{message}"
+    );
+    assert!(message.contains("did you mean `age_min_s`?"), "{message}");
+    let json = homeostat(&["config", "check", "--json", "--config", path]);
+    let value: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(
+        (value["valid"].as_bool(), value["errors"][0]["line"].as_u64()),
+        (Some(false), Some(2))
+    );
+    let run = alone(directory.path(), &["run", "--config", path]);
+    assert_eq!(run.status.code(), Some(2), "{}", text(&run.stderr));
+    assert!(!directory.path().join("state").exists());
+    let missing = homeostat(&["config", "check", "--config", "/nowhere/homeostat.toml"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).contains("/nowhere/homeostat.toml: can not be read"));
+    let set = alone(directory.path(), &["run", "--set", "cpu_mni=1"]);
+    assert_eq!(set.status.code(), Some(2));
+    assert!(text(&set.stderr).contains("`cpu_min`"), "{}", text(&set.stderr));
+}
+
+#[test]
+fn the_default_configuration_is_valid_and_shows_as_json() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("homeostat.toml");
+    let default = homeostat(&["config", "default"]);
+    std::fs::write(&config, &default.stdout).unwrap();
+    let check = homeostat(&["config", "check", "--config", config.to_str().unwrap()]);
+    assert!(check.status.success(), "{}", text(&check.stderr));
+    let show = homeostat(&["config", "show", "--json", "--config", config.to_str().unwrap()]);
+    let value: serde_json::Value = serde_json::from_slice(&show.stdout).unwrap();
+    assert!(value["policy"]["age_min_s"].is_number(), "{value}");
+}
+
+#[test]
+fn documents_are_written_for_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = homeostat(&["completions", shell]);
+        assert!(
+            output.status.success() && text(&output.stdout).contains("explain"),
+            "{shell}"
+        );
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    assert!(homeostat(&["manual", path]).status.success());
+    for page in COMMANDS
+        .iter()
+        .map(|c| format!("homeostat-{c}.1"))
+        .chain(["homeostat.1".into()])
+    {
+        let page = std::fs::read_to_string(directory.path().join(&page)).expect(&page);
+        assert!(page.contains("EXAMPLES"));
+    }
+    assert_eq!(homeostat(&["man", "/nowhere/at/all"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_homeostat"))
+        .args(["config", "default"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn the_doctor_reports_as_json_whatever_the_machine_can() {
+    let output = homeostat(&["doctor", "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["schema"], 1);
+    assert!(value["capabilities"].as_array().unwrap().len() >= 5, "{value}");
+    let refused = value["strategies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|s| s["refused"].is_string());
+    assert_eq!(output.status.code(), Some(i32::from(refused)));
+    let human = text(&homeostat(&["doctor"]).stdout);
+    assert!(
+        human.contains("Sensors and effectors") && !human.contains('\x1b'),
+        "{human}"
+    );
+}
+
+/// As user nobody, if this test may become anybody.
+fn as_nobody(arguments: &[&str]) -> Option<Output> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    // The program must be where nobody may read it.
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let program = directory.path().join("homeostat");
+    std::fs::copy(env!("CARGO_BIN_EXE_homeostat"), &program).unwrap();
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    Some(output)
+}
+
+#[test]
+fn without_permission_it_is_5_and_says_what_is_needed() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let socket = directory.path().join("io.homeostat");
+    let state = directory.path().join("state");
+    let (socket, state) = (socket.to_str().unwrap(), state.to_str().unwrap());
+    for arguments in [
+        &["--socket", socket, "status"][..],
+        &["--socket", socket, "--state-dir", state, "run"],
+        &["--socket", "/nowhere/socket", "--state-dir", state, "history"],
+        &["--socket", "/nowhere/socket", "demo"],
+    ] {
+        let Some(output) = as_nobody(arguments) else {
+            eprintln!("not root, or no setpriv: other users can not be tried");
+            return;
+        };
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{arguments:?}: {message}");
+        assert!(
+            message.contains("root") || message.contains("hint"),
+            "{arguments:?}: {message}"
+        );
+    }
+}

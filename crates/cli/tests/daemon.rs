@@ -1,0 +1,182 @@
+//! A real daemon on this machine, in a directory of its own, told to touch nothing: start, ask, stop.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+struct Daemon {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let child = command(directory.path(), &["run", "--advise-only", "--log", "json"])
+            .args(["--set", "policy.workloads=[{match=\"*\",never=true}]"])
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let daemon = Self { child, directory };
+        let begin = Instant::now();
+        while !daemon.ask(&["status"]).status.success() {
+            assert!(
+                begin.elapsed() < Duration::from_secs(60),
+                "it listens: {}",
+                daemon.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        daemon
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        command(self.directory.path(), arguments).output().unwrap()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap()
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homeostat"));
+    let config = directory.join("homeostat.toml");
+    if !config.exists() {
+        std::fs::write(&config, "").unwrap();
+    }
+    command
+        .arg("--socket")
+        .arg(directory.join("io.homeostat"))
+        .arg("--state-dir")
+        .arg(directory.join("state"))
+        .arg("--config")
+        .arg(config)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("JOURNAL_STREAM");
+    command
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[test]
+fn a_daemon_starts_answers_reloads_and_stops_clean() {
+    let mut daemon = Daemon::start();
+    let status = json(&daemon.ask(&["status", "--json"]));
+    assert_eq!(
+        (status["schema"].as_u64(), status["mode"].as_str()),
+        (Some(1), Some("advise-only"))
+    );
+    assert_eq!(status["pid"].as_u64(), Some(u64::from(daemon.child.id())));
+    assert!(daemon.ask(&["pause"]).status.success());
+    assert_eq!(json(&daemon.ask(&["status", "--json"]))["paused"], true);
+    assert!(daemon.ask(&["resume"]).status.success());
+    assert_eq!(
+        daemon.ask(&["explain", "no-such-workload"]).status.code(),
+        Some(4)
+    );
+    assert_eq!(daemon.ask(&["undo", "999"]).status.code(), Some(4));
+    assert!(daemon.ask(&["undo", "--all"]).status.success());
+    assert!(daemon.ask(&["plan"]).status.success());
+    assert!(
+        json(&daemon.ask(&["history", "--json"]))["experiments"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
+
+    let second = daemon.ask(&["run"]);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(
+        String::from_utf8_lossy(&second.stderr).contains("in use"),
+        "{second:?}"
+    );
+
+    let config = daemon.directory.path().join("homeostat.toml");
+    std::fs::write(&config, "[policy]\nage_min_s = 9\n").unwrap();
+    assert!(daemon.ask(&["config", "reload"]).status.success());
+    std::fs::write(&config, "[policy]\nage = 9\n").unwrap();
+    let refused = daemon.ask(&["config", "reload"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("homeostat.toml:2:1"),
+        "{refused:?}"
+    );
+    std::fs::write(&config, "").unwrap();
+
+    daemon.signal(rustix::process::Signal::TERM);
+    let status = daemon.child.wait().unwrap();
+    assert!(status.success(), "{}", daemon.log());
+    assert!(!daemon.directory.path().join("io.homeostat").exists());
+    for line in daemon.log().lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line["schema"], 1);
+    }
+    assert!(daemon.ask(&["restore"]).status.success());
+    assert!(
+        daemon.ask(&["history"]).status.success(),
+        "the past is readable with the daemon dead"
+    );
+}
+
+#[test]
+fn restore_beside_a_daemon_with_another_socket_is_refused() {
+    let daemon = Daemon::start();
+    let other = Command::new(env!("CARGO_BIN_EXE_homeostat"))
+        .args(["--socket", "/nowhere/socket", "--state-dir"])
+        .arg(daemon.directory.path().join("state"))
+        .arg("restore")
+        .output()
+        .unwrap();
+    assert_eq!(other.status.code(), Some(1));
+    assert!(
+        String::from_utf8_lossy(&other.stderr).contains("a homeostat daemon runs"),
+        "{other:?}"
+    );
+}
+
+#[test]
+fn a_daemon_that_was_killed_is_followed_by_a_new_one() {
+    let mut daemon = Daemon::start();
+    daemon.signal(rustix::process::Signal::KILL);
+    daemon.child.wait().unwrap();
+    assert_eq!(
+        daemon.ask(&["status"]).status.code(),
+        Some(3),
+        "the dead daemon's socket answers nobody"
+    );
+    assert!(daemon.ask(&["restore"]).status.success());
+    let mut again = command(daemon.directory.path(), &["run", "--advise-only"])
+        .args(["--set", "policy.workloads=[{match=\"*\",never=true}]"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while !daemon.ask(&["status"]).status.success() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "the stale socket is replaced"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    again.kill().unwrap();
+    again.wait().unwrap();
+}

@@ -1,0 +1,227 @@
+//! The stable JSON shapes of what the command line reads without the daemon: the doctor's findings and the past.
+//! The same rules as in [`crate::api`] hold.
+
+use crate::api::{Effect, SCHEMA};
+use homeostat_model::{ExperimentRecord, Machine, Nanoseconds};
+use serde::{Deserialize, Serialize};
+
+/// A sensor or effector as probed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Capability {
+    /// Stable name.
+    pub id: String,
+    /// `available`, `limited` or `missing`.
+    pub state: String,
+    /// How it was probed and what was seen.
+    pub detail: String,
+    /// What is lost without it; empty when available.
+    pub cost_of_absence: String,
+    /// What a person can do about it; empty when nothing.
+    pub remedy: String,
+}
+
+/// A strategy and whether this machine can do it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StrategyState {
+    /// Stable name.
+    pub id: String,
+    /// One line for people.
+    pub summary: String,
+    /// Why this machine can not do it; absent when it can.
+    pub refused: Option<String>,
+}
+
+/// What the doctor found (`homeostat doctor --json`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// Version of these shapes.
+    pub schema: u32,
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model.
+    pub cpu_model: String,
+    /// Hypervisor, if the CPU says so.
+    pub hypervisor: Option<String>,
+    /// Online CPUs.
+    pub cpus: u64,
+    /// NUMA nodes.
+    pub nodes: u64,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Size of a large page; 0 when the kernel has none.
+    pub huge_page_bytes: u64,
+    /// Sensors and effectors, by name.
+    pub capabilities: Vec<Capability>,
+    /// The strategies.
+    pub strategies: Vec<StrategyState>,
+}
+
+impl Diagnosis {
+    /// What was probed, and what each strategy makes of it.
+    pub fn new(machine: &Machine, strategies: Vec<StrategyState>) -> Self {
+        let mut capabilities: Vec<Capability> = machine
+            .capabilities
+            .iter()
+            .map(|c| Capability {
+                id: c.id.to_string(),
+                state: match c.state {
+                    homeostat_model::CapabilityState::Available => "available",
+                    homeostat_model::CapabilityState::Limited => "limited",
+                    homeostat_model::CapabilityState::Missing => "missing",
+                }
+                .to_owned(),
+                detail: c.detail.clone(),
+                cost_of_absence: c.cost_of_absence.clone(),
+                remedy: c.remedy.clone(),
+            })
+            .collect();
+        capabilities.sort_by(|a, b| a.id.cmp(&b.id));
+        Self {
+            schema: SCHEMA,
+            kernel: machine.kernel.clone(),
+            cpu_model: machine.cpu_model.clone(),
+            hypervisor: machine.hypervisor.clone(),
+            cpus: machine.cpus.len() as u64,
+            nodes: machine.nodes.len() as u64,
+            memory_bytes: machine.memory.0,
+            huge_page_bytes: machine.huge_page_size.0,
+            capabilities,
+            strategies,
+        }
+    }
+
+    /// Whether anything can be improved on this machine.
+    pub fn can_act(&self) -> bool {
+        self.strategies.iter().any(|s| s.refused.is_none())
+    }
+}
+
+/// A block of an experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    /// Position, from 0.
+    pub index: u32,
+    /// Whether the change was on.
+    pub on: bool,
+    /// Length of the measured part.
+    pub measured_s: f64,
+    /// Work in the measured part.
+    pub work: Option<f64>,
+    /// CPU time in the measured part.
+    pub cpu_s: f64,
+    /// Natural logarithm of the objective, oriented so that more is better.
+    pub score: Option<f64>,
+    /// Whether the circuit breaker ended it.
+    pub broken: bool,
+}
+
+/// An experiment of the past (`homeostat history --json`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PastExperiment {
+    /// Number.
+    pub id: u64,
+    /// `switchback`, `staged_rollout` or `placebo`.
+    pub kind: String,
+    /// Strategy.
+    pub strategy: String,
+    /// Workload.
+    pub workload: String,
+    /// Its identity over restarts.
+    pub fingerprint: String,
+    /// The machine's identity.
+    pub machine: String,
+    /// What was changed and why.
+    pub hypothesis: String,
+    /// Gain predicted.
+    pub predicted: Effect,
+    /// Meter that judged.
+    pub meter: String,
+    /// Objective in words.
+    pub objective: String,
+    /// Seed of the coins.
+    pub seed: u64,
+    /// Level of the test.
+    pub alpha: f64,
+    /// Unmeasured start of a block.
+    pub washout_s: f64,
+    /// Measured part of a block.
+    pub measured_s: f64,
+    /// Start.
+    pub started_unix: u64,
+    /// End.
+    pub ended_unix: u64,
+    /// Verdict; absent while it runs, or when the daemon died in it.
+    pub verdict: Option<String>,
+    /// Why.
+    pub reason: String,
+    /// Estimate.
+    pub effect: Option<Effect>,
+    /// Evidence for a gain (e-value).
+    pub evidence: Option<f64>,
+    /// Time the workload stood still for our changes.
+    pub stalled_s: f64,
+    /// Memory added while on.
+    pub bloat_bytes: u64,
+    /// Harm exposure in percent × seconds.
+    pub harm_exposure: Option<f64>,
+    /// The blocks, if they were asked for.
+    pub blocks: Vec<Block>,
+}
+
+/// The past (`homeostat history --json`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Past {
+    /// Version of these shapes.
+    pub schema: u32,
+    /// Experiments, newest first.
+    pub experiments: Vec<PastExperiment>,
+}
+
+impl From<&ExperimentRecord> for PastExperiment {
+    fn from(e: &ExperimentRecord) -> Self {
+        let known = |x: f64| x.is_finite().then_some(x);
+        Self {
+            id: e.id.0,
+            kind: match e.kind {
+                homeostat_model::ExperimentKind::Switchback => "switchback",
+                homeostat_model::ExperimentKind::StagedRollout => "staged_rollout",
+                homeostat_model::ExperimentKind::Placebo => "placebo",
+            }
+            .to_owned(),
+            strategy: e.strategy.to_string(),
+            workload: e.workload.to_string(),
+            fingerprint: e.fingerprint.to_string(),
+            machine: e.machine.clone(),
+            hypothesis: e.hypothesis.clone(),
+            predicted: e.predicted.into(),
+            meter: e.meter.to_string(),
+            objective: e.objective.clone(),
+            seed: e.seed,
+            alpha: e.alpha,
+            washout_s: e.washout.as_secs_f64(),
+            measured_s: e.measured.as_secs_f64(),
+            started_unix: e.started_unix,
+            ended_unix: e.ended_unix,
+            verdict: e.verdict.map(|v| v.to_string()),
+            reason: e.reason.clone(),
+            effect: e.effect.map(Into::into),
+            evidence: known(e.evidence),
+            stalled_s: e.stalled.as_secs_f64(),
+            bloat_bytes: e.bloat.0,
+            harm_exposure: known(e.harm_exposure),
+            blocks: e
+                .blocks
+                .iter()
+                .map(|b| Block {
+                    index: b.index,
+                    on: b.on,
+                    measured_s: Nanoseconds::as_secs_f64(b.measured),
+                    work: known(b.work),
+                    cpu_s: b.cpu.as_secs_f64(),
+                    score: known(b.score),
+                    broken: b.broken,
+                })
+                .collect(),
+        }
+    }
+}
