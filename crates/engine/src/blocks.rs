@@ -6,12 +6,16 @@
 //! measured effect, and lengthens the washout of later blocks.
 
 use crate::series::{EDGE_TOLERANCE, Series, Sums};
-use homeostat_model::{BlockRecord, MeterId, Nanoseconds};
+use crate::strategy::Load;
+use homeostat_model::{BlockRecord, Effect, MeterId, Nanoseconds};
 
 /// A block is measured again when less than this share of its time carries readings.
 const COVERAGE_MIN: f64 = 0.6;
 /// Most times one block is measured again before the experiment gives up.
 const EXTENSIONS_MAX: u32 = 10;
+/// A saturated program that waits for a CPU more than this share of the time it runs is judged by CPU time: how much
+/// of a CPU it gets is decided by its neighbours, and would drown the effect.
+const CONTENDED: f64 = 0.05;
 /// Intervals over which the circuit breaker averages (about 5 s).
 pub(crate) const BREAKER_SPAN: Nanoseconds = Nanoseconds::from_secs(5);
 
@@ -32,12 +36,28 @@ impl Objective {
         }
     }
 
-    pub(crate) fn reason(self) -> &'static str {
+    /// The gain in words: more work, or the same work with less CPU. The score is the same logarithm in both cases.
+    pub(crate) fn gain(self, effect: &Effect) -> String {
         match self {
-            Self::WorkPerSecond => "the load is saturated: a faster program does more work",
-            Self::CpuPerWork => {
-                "the load is limited by what is offered: a faster program does the same work with less CPU"
-            }
+            Self::WorkPerSecond => format!("gave {effect} work per second"),
+            Self::CpuPerWork => format!("gave {effect} work per CPU second"),
+        }
+    }
+
+    /// Which of the two judges this load, and why.
+    pub(crate) fn of(load: &Load) -> (Self, &'static str) {
+        if !load.saturated {
+            (
+                Self::CpuPerWork,
+                "the load is limited by what is offered: a faster program does the same work with less CPU",
+            )
+        } else if load.runqueue_wait > CONTENDED {
+            (
+                Self::CpuPerWork,
+                "it competes for CPUs: its work per second follows what the others leave, its CPU per unit does not",
+            )
+        } else {
+            (Self::WorkPerSecond, "the load is saturated: a faster program does more work")
         }
     }
 

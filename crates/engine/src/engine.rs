@@ -616,7 +616,7 @@ impl Engine {
         w.judging_since = self.now;
         let resident = w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident);
         let text = format!(
-            "considered: {} ({} process{}, {:.2} CPUs, {resident}); looking for a way to measure its work",
+            "{} ({} process{}, {:.2} CPUs, {resident}); looking for a way to measure its work",
             w.workload.program,
             w.workload.processes.len(),
             if w.workload.processes.len() == 1 { "" } else { "es" },
@@ -740,19 +740,19 @@ impl Engine {
                 self.out.push(Command::CloseMeter(id.clone(), meter));
             }
         }
-        w.objective = if w.load.saturated { Objective::WorkPerSecond } else { Objective::CpuPerWork };
+        (w.objective, w.objective_reason) = Objective::of(&w.load);
         // What was read while the meter was judged is passive history too.
         w.observed_since = w.judging_since;
         w.window_from = now;
         let text = format!(
-            "measured: {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU); {} judges, because {}",
+            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU); {} judges, because {}",
             plural(&chosen.candidate.unit),
             chosen.candidate.id,
             chosen.assessment.rate,
             chosen.assessment.noise * 100.0,
             chosen.assessment.cost * 100.0,
             w.objective.words(),
-            w.objective.reason(),
+            w.objective_reason,
         );
         w.meter = Some(chosen);
         self.decide(id, Stage::Observed, text, false);
@@ -843,7 +843,7 @@ impl Engine {
                 }
                 Opinion::Propose(proposal) => {
                     self.advise(proposal.advice.clone());
-                    let text = format!("predicted: {}", proposal.hypothesis);
+                    let text = proposal.hypothesis.clone();
                     if let Some(w) = self.workloads.get_mut(id) {
                         w.proposed = Some(Proposed { strategy: strategy_id, proposal: *proposal });
                         w.memory = None;
@@ -953,11 +953,12 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
         .iter()
         .filter_map(|c| c.refused.as_ref().map(|r| format!("{}: {r}", c.id)))
         .collect();
-    reasons.truncate(6);
+    // The rest is in `explain`.
+    reasons.truncate(2);
     let detail = if reasons.is_empty() { "no meter fits it".to_owned() } else { reasons.join("; ") };
     format!(
-        "not touched: its work cannot be measured from outside ({detail}). Remedy: publish a progress counter, or \
-         name a meter (uprobe:BINARY:SYMBOL, prometheus:URL#METRIC) in the configuration"
+        "not touched, because its work cannot be measured from outside ({detail}). Remedy: publish a progress counter, \
+         or name a meter (uprobe:BINARY:SYMBOL, prometheus:URL#METRIC) in the configuration"
     )
 }
 

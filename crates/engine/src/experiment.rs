@@ -197,7 +197,12 @@ impl Experiment {
             Decision::Benefit => self.conclude(
                 now,
                 Verdict::Accepted,
-                format!("{effect}, evidence {:.0} (needed {:.0})", self.trial.estimate().evidence, 1.0 / parameters.alpha),
+                format!(
+                    "evidence {:.0} (needed {:.0}) in {} blocks",
+                    self.trial.estimate().evidence,
+                    1.0 / parameters.alpha,
+                    self.blocks.len()
+                ),
             ),
             Decision::Harm => self.conclude(now, Verdict::Harmful, format!("{effect}: a loss")),
             Decision::Futile => self.conclude(

@@ -134,8 +134,8 @@ impl Engine {
         let alpha = self.discovery.next_alpha();
         let predicted = proposal.predicted;
         let text = format!(
-            "trying {}: {}; randomised on/off blocks of {:.0} s, washout at least {:.0} s, level {alpha:.4}",
-            proposed.strategy, proposal.hypothesis, choice.measured_s, self.policy.washout_min_s
+            "{} in randomised on/off blocks of {:.0} s, washout at least {:.0} s, at level {alpha:.4}",
+            proposed.strategy, choice.measured_s, self.policy.washout_min_s
         );
         let experiment = self.launch(
             id,
@@ -198,7 +198,7 @@ impl Engine {
             &choice,
         );
         if started.is_some() {
-            self.decide(id, Stage::Trying, format!("trying {hypothesis}"), false);
+            self.decide(id, Stage::Trying, hypothesis.to_owned(), false);
         }
     }
 
@@ -545,8 +545,9 @@ impl Engine {
                 let guard = Guard::new(&e, self.now, &self.policy, stages);
                 self.guards.insert(workload.clone(), guard);
                 let text = format!(
-                    "improved: {effect} {} by experiment {id} ({}); it stays and is guarded",
-                    e.setup.objective.words(),
+                    "{} {} by experiment {id}, {}; the change stays and is guarded",
+                    e.setup.strategy,
+                    e.setup.objective.gain(&effect),
                     e.reason
                 );
                 self.decide(&workload, Stage::Improved, text, false);

@@ -78,7 +78,7 @@ impl Engine {
                 noise: m.assessment.noise,
                 cost: m.assessment.cost,
                 objective: w.objective.words().to_owned(),
-                objective_reason: w.objective.reason().to_owned(),
+                objective_reason: w.objective_reason.to_owned(),
             }),
             meters: w.candidates.clone(),
             proposal: w.proposed.as_ref().filter(|_| w.stage == Stage::Proposed).map(|p| ProposalView {

@@ -46,6 +46,8 @@ pub(crate) struct Watched {
     pub(crate) assessed: BTreeMap<MeterId, Assessment>,
     pub(crate) meter: Option<Chosen>,
     pub(crate) objective: Objective,
+    /// Why that one judges.
+    pub(crate) objective_reason: &'static str,
     /// Since when the chosen meter is read without anything being tried.
     pub(crate) observed_since: Nanoseconds,
     /// Memory map for the decision at hand.
@@ -79,6 +81,7 @@ impl Watched {
             assessed: BTreeMap::new(),
             meter: None,
             objective: Objective::WorkPerSecond,
+            objective_reason: "",
             observed_since: now,
             memory: None,
             inspecting: false,
