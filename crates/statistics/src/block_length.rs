@@ -122,7 +122,7 @@ pub fn blocks_needed(design: Design, alpha: f64, ratio: f64) -> f64 {
     let weak = 2.0 * PAIRS_PER_NAT * ln(2.0 / alpha.clamp(1e-12, 0.5)) / (ratio * ratio);
     match design {
         Design::Paired => (2.0 * contrasts_min(alpha)).max(weak),
-        Design::Blockwise => (contrasts_min(alpha) + 2.0).max(weak),
+        Design::Blockwise | Design::Adaptive => (contrasts_min(alpha) + 1.0).max(weak),
     }
 }
 

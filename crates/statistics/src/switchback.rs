@@ -9,26 +9,30 @@
 //! only the coin decides the sign of the rest. The evidence for a gain
 //!
 //! ```text
-//! E = mean over targets j of  Π_k (1 + tanh(λ_jk · x_k)),   λ_jk = min(d_j / S_k², 4 / S_k),   S_k from the past
+//! E = mean over targets j of  Π_k (1 + tanh(λ_jk · x_k)),   λ_jk = min(d_j / S_k², 4 / S_k),   S_k from the past,
+//! x_k cut at ± 6 S_k
 //! ```
 //!
 //! is a test martingale under "no effect": its mean stays 1 and the chance that it ever reaches 1/α is at most α
 //! (Ville's inequality), at any stopping time, for any noise. The scale `S` only sets the stakes.
 //!
-//! Two designs make contrasts:
+//! Three designs make contrasts:
 //!
 //! * [`Design::Paired`]: two blocks, the coin decides their order; `x` = on − off. Every pair can double E.
 //! * [`Design::Blockwise`]: a coin for every block; `x = 2 s (y − m)`, where `s` is +1 for on and −1 for off and `m`
 //!   a forecast of the block's score half way between the arms, from past blocks only. Under an effect θ,
 //!   `y = u + s θ/2` with `u` untouched by the coin, so `x = θ + s · 2(u − m)`: again symmetric around θ. Every
-//!   block can double E, so a strong effect is proven in about half the time; the price is a forecast from one side
-//!   only, which a pair does not need.
+//!   block can double E, but a forecast from one side follows a moving load less well than a neighbour does, so weak
+//!   effects take longer.
+//! * [`Design::Adaptive`]: each time a coin is due, the past decides what it is for: a single block when the effect
+//!   so far is large against the noise, a pair otherwise. The product of fair bets is fair whichever of them the past
+//!   chooses. Strong effects (good or bad) are seen in about half the blocks, weak ones as fast as by pairs.
 //!
 //! `docs/operating-characteristics.md` shows what they achieve. Why not a paired t test or a mixture SPRT: with a look
 //! after every pair the first is wrong one time in four, the second up to one in three when the load steps; both are
 //! right only for the noise they assume.
 
-use crate::robust::{exp, exp_m1, ln, ln_1p_tanh, ln_mean_exp, mad_sigma, mean, median};
+use crate::robust::{MAD_TO_SIGMA, exp, exp_m1, ln, ln_1p_tanh, ln_mean_exp, mean, median};
 use serde::{Deserialize, Serialize};
 
 /// State of the change during a block.
@@ -65,6 +69,8 @@ pub enum Design {
     Paired,
     /// One coin for every block.
     Blockwise,
+    /// Pairs while the effect is unknown or small against the noise, single blocks while it is large.
+    Adaptive,
 }
 
 /// What the trial says after a block.
@@ -119,7 +125,7 @@ pub struct TrialParameters {
 impl Default for TrialParameters {
     fn default() -> Self {
         Self {
-            design: Design::Paired,
+            design: Design::Adaptive,
             scale_prior: 0.05,
             scale_prior_pairs: 6.0,
             alpha: 0.01,
@@ -142,8 +148,10 @@ const BLOCKS_MAX_DEFAULT: u32 = 720;
 const BLOCKS_MAX_LIMIT: u32 = 10_000;
 /// Smallest scale: below it every difference would be certain.
 const SCALE_MIN: f64 = 1e-4;
-/// A broken on block counts as a loss of this many scales.
+/// A broken on block counts as a loss of this many scales in the estimate, and as the worst there is in the bets.
 const BROKEN_SCALES: f64 = 4.0;
+/// No contrast counts for more than this many scales in a bet. A cut at four would cost a strong effect a pair.
+const OUTCOME_SCALES_MAX: f64 = 6.0;
 /// The running scale is used from this many contrasts on.
 const RUNNING_SCALE_MIN: usize = 4;
 /// Effects outside ± this (log units; a factor of e^20) are not distinguished.
@@ -203,7 +211,7 @@ pub struct Estimate {
     pub evidence_not_worse: f64,
     /// Standard deviation of an on − off difference of two blocks, as it would be staked on now (log units).
     pub scale: f64,
-    /// Contrasts: pairs when paired, blocks after the first when blockwise.
+    /// Contrasts: pairs, and single blocks after both arms were seen.
     pub contrasts: u32,
     /// Blocks.
     pub blocks: u32,
@@ -219,8 +227,33 @@ struct Contrast {
     value: f64,
     /// Of the contrast, from the past.
     scale: f64,
-    /// False when no number was there: it says nothing about the scale.
-    measured: bool,
+    /// Scale of its kind relative to that of a pair's difference.
+    factor: f64,
+    kind: Kind,
+}
+
+/// Where a contrast came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    /// Two scores.
+    Measured,
+    /// The circuit breaker, while on: the worst there is.
+    Broken,
+    /// No number: no difference, and no word about the scale.
+    Missing,
+}
+
+impl Contrast {
+    /// How far it lies above `theta`, at most six scales either way: so a broken block is at least as bad as
+    /// whatever it would have measured, and a single outlier cannot decide. The cut is symmetric, so bets stay fair.
+    fn above(&self, theta: f64) -> f64 {
+        let worst = OUTCOME_SCALES_MAX * self.scale;
+        match self.kind {
+            Kind::Broken => -worst,
+            Kind::Measured | Kind::Missing => (self.value - theta).clamp(-worst, worst),
+        }
+    }
 }
 
 /// What was seen in one block.
@@ -237,10 +270,13 @@ enum Seen {
 struct Wealth([f64; 5]);
 
 impl Wealth {
-    fn bet(&mut self, value: f64, scale: f64, parameters: &TrialParameters) {
+    /// Bets that the contrast lies above (`sign` = 1) or below (−1) `theta`.
+    fn bet(&mut self, contrast: &Contrast, theta: f64, sign: f64, parameters: &TrialParameters) {
+        let scale = contrast.scale;
+        let outcome = sign * contrast.above(theta);
         for (wealth, target) in self.0.iter_mut().zip(&parameters.targets) {
             let stake = (target / (scale * scale)).min(parameters.stake_cap / scale);
-            *wealth += ln_1p_tanh(stake * value);
+            *wealth += ln_1p_tanh(stake * outcome);
         }
     }
 
@@ -260,6 +296,8 @@ pub struct Trial {
     parameters: TrialParameters,
     /// Arm of the block that is running.
     pending: Option<Arm>,
+    /// Whether the block that is running belongs to a pair.
+    pending_in_pair: bool,
     /// First block of the pair that is running.
     first: Option<(Arm, Seen)>,
     blocks: Vec<(Arm, Seen)>,
@@ -288,6 +326,7 @@ impl Trial {
             forecaster: Forecaster::default(),
             parameters: p,
             pending: None,
+            pending_in_pair: false,
             first: None,
             blocks: Vec::new(),
             contrasts: Vec::new(),
@@ -316,18 +355,30 @@ impl Trial {
     /// its arm is returned again and the coin is not used.
     pub fn next_arm(&mut self, coin: bool) -> Arm {
         let arm = match (self.pending, self.first) {
-            (Some(arm), _) => arm,
+            (Some(arm), _) => return arm,
             (None, Some((first, _))) => first.other(),
             (None, None) => {
-                if coin {
-                    Arm::On
-                } else {
-                    Arm::Off
-                }
+                self.pending_in_pair = self.pair_is_next();
+                if coin { Arm::On } else { Arm::Off }
             }
         };
         self.pending = Some(arm);
         arm
+    }
+
+    /// Whether the next coin decides the order of a pair; from the past only.
+    fn pair_is_next(&self) -> bool {
+        match self.parameters.design {
+            Design::Paired => true,
+            Design::Blockwise => false,
+            Design::Adaptive => {
+                let n = self.contrasts.len() as f64;
+                let values: Vec<f64> = self.contrasts.iter().map(|c| c.value).collect();
+                let strong = (median(&values) * n / (n + 0.5)).abs() >= STRONG_EFFECT * self.pair_scale();
+                // Without contrasts the median is NaN and not strong.
+                !(strong && self.forecaster.knows_both_arms())
+            }
+        }
     }
 
     /// Takes the score of the running block: ln(metric), more is better.
@@ -346,8 +397,9 @@ impl Trial {
         }
     }
 
-    /// The circuit breaker ended the running block: an on block counts as a loss of four scales, an off block as no
-    /// difference (both can only delay an acceptance). A pair ends with it.
+    /// The circuit breaker ended the running block: an on block counts as a loss of four scales in the estimate and as
+    /// the worst outcome in the bets, an off block as no difference (both can only delay an acceptance). A pair ends
+    /// with it.
     pub fn observe_broken(&mut self) -> Decision {
         self.finish_block(Seen::Broken)
     }
@@ -377,9 +429,15 @@ impl Trial {
             Seen::Broken => self.broken += 1,
             Seen::Nothing => self.unusable += 1,
         }
-        match self.parameters.design {
-            Design::Paired => self.finish_paired(arm, seen),
-            Design::Blockwise => self.finish_blockwise(arm, seen),
+        let pair_scale = self.pair_scale();
+        let forecast = self.forecaster.forecast();
+        if let Seen::Score(score) = seen {
+            self.forecaster.learn(arm, score, pair_scale);
+        }
+        if self.pending_in_pair {
+            self.finish_paired(arm, seen, pair_scale);
+        } else if let Some(forecast) = forecast {
+            self.finish_single(arm, seen, forecast, pair_scale * BLOCKWISE_SCALE);
         }
         self.blocks.push((arm, seen));
         if self.decision == Decision::Continue
@@ -390,54 +448,48 @@ impl Trial {
         self.decision
     }
 
-    fn finish_paired(&mut self, arm: Arm, seen: Seen) {
-        let scale = self.contrast_scale();
-        let (value, measured) = match (self.first.take(), seen) {
-            (_, Seen::Broken) => (broken_value(arm, scale), arm == Arm::On),
+    fn finish_paired(&mut self, arm: Arm, seen: Seen, scale: f64) {
+        let (value, kind) = match (self.first.take(), seen) {
+            (_, Seen::Broken) => broken(arm, scale),
             (None, _) => {
                 self.first = Some((arm, seen));
                 return;
             }
-            (Some((_, Seen::Score(first))), Seen::Score(second)) => (arm.sign() * (second - first), true),
+            (Some((_, Seen::Score(first))), Seen::Score(second)) => {
+                (arm.sign() * (second - first), Kind::Measured)
+            }
             // A pair without both numbers is a pair without a difference.
-            (Some(_), _) => (0.0, false),
+            (Some(_), _) => (0.0, Kind::Missing),
         };
         self.count(Contrast {
             value,
             scale,
-            measured,
+            factor: 1.0,
+            kind,
         });
     }
 
-    fn finish_blockwise(&mut self, arm: Arm, seen: Seen) {
-        let scale = self.contrast_scale();
-        let pair_scale = self.pair_scale();
-        let forecast = self.forecaster.forecast();
-        if let Seen::Score(score) = seen {
-            self.forecaster.learn(arm, score, pair_scale);
-        }
-        // Before the first score there is no forecast, whatever the arm: no contrast.
-        let Some(forecast) = forecast else { return };
-        let (value, measured) = match seen {
-            Seen::Score(score) => (2.0 * arm.sign() * (score - forecast), true),
-            Seen::Broken => (broken_value(arm, scale), arm == Arm::On),
-            Seen::Nothing => (0.0, false),
+    fn finish_single(&mut self, arm: Arm, seen: Seen, forecast: f64, scale: f64) {
+        let (value, kind) = match seen {
+            Seen::Score(score) => (2.0 * arm.sign() * (score - forecast), Kind::Measured),
+            Seen::Broken => broken(arm, scale),
+            Seen::Nothing => (0.0, Kind::Missing),
         };
         self.count(Contrast {
             value,
             scale,
-            measured,
+            factor: BLOCKWISE_SCALE,
+            kind,
         });
     }
 
     /// Bets on a contrast and decides. Order matters: harm first.
     fn count(&mut self, contrast: Contrast) {
         let p = &self.parameters;
-        let Contrast { value, scale, .. } = contrast;
-        self.benefit.bet(value, scale, p);
-        self.harm.bet(-value, scale, p);
-        self.futility.bet(p.delta - value, scale, p);
-        self.not_worse.bet(value + p.harm_margin, scale, p);
+        self.benefit.bet(&contrast, 0.0, 1.0, p);
+        self.harm.bet(&contrast, 0.0, -1.0, p);
+        self.futility.bet(&contrast, p.delta, -1.0, p);
+        self.not_worse.bet(&contrast, -p.harm_margin, 1.0, p);
         self.contrasts.push(contrast);
         let estimate = self.theta();
         self.decision = if self.harm.ln_e() >= -ln(p.alpha_harm) && estimate <= -p.harm_margin {
@@ -451,56 +503,40 @@ impl Trial {
         };
     }
 
-    /// Scale of a contrast before anything was seen.
-    fn contrast_scale_prior(&self) -> f64 {
-        match self.parameters.design {
-            Design::Paired => self.parameters.scale_prior,
-            Design::Blockwise => self.parameters.scale_prior * BLOCKWISE_SCALE,
-        }
-    }
-
-    /// Scale of the next contrast, from past ones only.
-    fn contrast_scale(&self) -> f64 {
-        let prior = self.contrast_scale_prior();
-        let values: Vec<f64> = self
-            .contrasts
-            .iter()
-            .filter(|c| c.measured)
-            .map(|c| c.value)
-            .collect();
+    /// Scale of an on − off difference of two blocks, for the next contrast: from past ones only.
+    fn pair_scale(&self) -> f64 {
+        let prior = self.parameters.scale_prior;
+        let used = || self.contrasts.iter().filter(|c| c.kind != Kind::Missing);
+        let values: Vec<f64> = used().map(|c| c.value).collect();
         let k = values.len() as f64;
         if values.len() < RUNNING_SCALE_MIN {
             return prior.max(SCALE_MIN);
         }
+        let centre = median(&values);
+        let deviations: Vec<f64> = used().map(|c| (c.value - centre).abs() / c.factor).collect();
         // The median absolute deviation of few numbers is too small on average.
-        let running = mad_sigma(&values) * (1.0 + 0.8 / k);
-        let weight = match self.parameters.design {
-            Design::Paired => self.parameters.scale_prior_pairs,
-            Design::Blockwise => 2.0 * self.parameters.scale_prior_pairs,
-        };
+        let running = MAD_TO_SIGMA * median(&deviations) * (1.0 + 0.8 / k);
+        let weight = self.parameters.scale_prior_pairs;
         let square = (weight * prior * prior + k * running * running) / (weight + k);
         square.sqrt().max(SCALE_MIN)
     }
 
-    /// Scale of an on − off difference of two blocks.
-    fn pair_scale(&self) -> f64 {
-        match self.parameters.design {
-            Design::Paired => self.contrast_scale(),
-            Design::Blockwise => self.contrast_scale() / BLOCKWISE_SCALE,
-        }
-    }
-
-    /// Mean contrast: an unbiased estimate of θ at a fixed number of blocks; 0 before the first.
+    /// Mean contrast, each weighted by the inverse of its variance: an estimate of θ; 0 before the first.
     fn theta(&self) -> f64 {
-        let values: Vec<f64> = self.contrasts.iter().map(|c| c.value).collect();
-        if values.is_empty() { 0.0 } else { mean(&values) }
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for c in &self.contrasts {
+            let weight = 1.0 / (c.factor * c.factor);
+            sum += weight * c.value;
+            weights += weight;
+        }
+        if weights > 0.0 { sum / weights } else { 0.0 }
     }
 
     /// Logarithm of the evidence that the effect is above (`sign` = 1) or below (−1) `theta`.
     fn ln_e_against(&self, theta: f64, sign: f64) -> f64 {
         let mut wealth = Wealth::default();
         for c in &self.contrasts {
-            wealth.bet(sign * (c.value - theta), c.scale, &self.parameters);
+            wealth.bet(c, theta, sign, &self.parameters);
         }
         wealth.ln_e()
     }
@@ -546,10 +582,15 @@ impl Trial {
     }
 }
 
-fn broken_value(arm: Arm, scale: f64) -> f64 {
+/// Effects of at least this many scales of a pair are seen sooner by single blocks than by pairs: then a single bet
+/// wins more than half as much as that on a pair.
+const STRONG_EFFECT: f64 = 1.5;
+
+/// What a block that the circuit breaker ended counts as.
+fn broken(arm: Arm, scale: f64) -> (f64, Kind) {
     match arm {
-        Arm::On => -BROKEN_SCALES * scale,
-        Arm::Off => 0.0,
+        Arm::On => (-BROKEN_SCALES * scale, Kind::Broken),
+        Arm::Off => (0.0, Kind::Missing),
     }
 }
 
@@ -593,7 +634,17 @@ impl Forecaster {
         (!levels.is_empty()).then(|| mean(&levels))
     }
 
+    /// Whether both arms were seen next to each other: before that the level half way between them is a guess, and a
+    /// run of one arm would look like "no difference".
+    fn knows_both_arms(&self) -> bool {
+        !self.differences.is_empty()
+    }
+
+    /// `None` until both arms were seen. That depends on past coins only, so leaving those blocks out is fair.
     fn forecast(&self) -> Option<f64> {
+        if !self.knows_both_arms() {
+            return None;
+        }
         let mut best = (f64::INFINITY, 0);
         for (i, (sum, prior)) in self.errors.iter().zip(&ERRORS_PRIOR).enumerate() {
             let error = (sum + 3.0 * prior) / (self.weight + 3.0);
@@ -634,5 +685,343 @@ impl Forecaster {
         if self.recent.len() > WINDOWS[2] {
             self.recent.remove(0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::{Load, Random};
+    use proptest::prelude::*;
+
+    const DESIGNS: [Design; 3] = [Design::Paired, Design::Blockwise, Design::Adaptive];
+
+    fn parameters(design: Design) -> TrialParameters {
+        TrialParameters {
+            design,
+            scale_prior: 0.02,
+            ..TrialParameters::default()
+        }
+    }
+
+    /// Runs a trial on given scores of the load, with an effect on top of the on blocks.
+    fn run(p: &TrialParameters, load: &[f64], effect: f64, mut coins: impl FnMut() -> bool) -> Trial {
+        let mut trial = Trial::new(p.clone());
+        for y in load {
+            let coin = trial.needs_coin() && coins();
+            let arm = trial.next_arm(coin);
+            let score = if arm == Arm::On { y + effect } else { *y };
+            if trial.observe(score) != Decision::Continue {
+                break;
+            }
+        }
+        trial
+    }
+
+    /// Mean of something over all coin sequences: no sampling error.
+    fn over_all_coins(p: &TrialParameters, load: &[f64], effect: f64, what: impl Fn(&Trial) -> f64) -> f64 {
+        let sequences = 1u32 << load.len();
+        let total: f64 = (0..sequences)
+            .map(|sequence| {
+                let mut i = 0;
+                what(&run(p, load, effect, || {
+                    i += 1;
+                    sequence >> (i - 1) & 1 == 1
+                }))
+            })
+            .sum();
+        total / f64::from(sequences)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(10))]
+
+        #[test]
+        fn evidence_is_fair_for_any_load_in_every_design(
+            load in prop::collection::vec(-0.3f64..0.3, 9),
+            scale in 0.001f64..0.2,
+        ) {
+            for design in DESIGNS {
+                let p = TrialParameters { scale_prior: scale, ..parameters(design) };
+                // Trials stop when they have decided: a stopped martingale keeps its mean.
+                for ln_e in [|t: &Trial| exp(t.benefit.ln_e()), |t: &Trial| exp(t.harm.ln_e())] {
+                    let mean = over_all_coins(&p, &load, 0.0, ln_e);
+                    prop_assert!((mean - 1.0).abs() < 1e-9, "{design:?} {mean}");
+                }
+            }
+        }
+
+        #[test]
+        fn evidence_against_the_true_effect_is_fair_too(
+            load in prop::collection::vec(-0.3f64..0.3, 9),
+            theta in -0.3f64..0.3,
+        ) {
+            // This is what makes the interval exact.
+            for design in DESIGNS {
+                for sign in [1.0, -1.0] {
+                    let mean = over_all_coins(&parameters(design), &load, theta, |t| exp(t.ln_e_against(theta, sign)));
+                    prop_assert!((mean - 1.0).abs() < 1e-9, "{design:?} {mean}");
+                }
+            }
+        }
+
+        #[test]
+        fn no_more_than_alpha_of_all_coin_sequences_accept_a_change_that_does_nothing(
+            load in prop::collection::vec(-0.3f64..0.3, 12),
+            effect in -0.1f64..=0.0,
+        ) {
+            for design in DESIGNS {
+                let p = TrialParameters { alpha: 0.05, gate: 0.0, ..parameters(design) };
+                let accepted =
+                    over_all_coins(&p, &load, effect, |t| f64::from(u8::from(t.decision() == Decision::Benefit)));
+                prop_assert!(accepted <= 0.05, "{design:?} {accepted}");
+            }
+        }
+
+        #[test]
+        fn bad_blocks_never_help_a_change_in(
+            load in prop::collection::vec(-0.3f64..0.3, 9),
+            bad in 0usize..9,
+            kind in 0u8..4,
+        ) {
+            // Broken, or not a number: by a rule that looks at the arm only to the disadvantage of "on".
+            for design in DESIGNS {
+                let mean = {
+                    let total: f64 = (0..1u32 << 9).map(|sequence| {
+                        let mut trial = Trial::new(parameters(design));
+                        let mut used = 0;
+                        for (i, y) in load.iter().enumerate() {
+                            let coin = trial.needs_coin() && { used += 1; sequence >> (used - 1) & 1 == 1 };
+                            let arm = trial.next_arm(coin);
+                            let decision = match (i == bad, kind) {
+                                (true, 0) if arm == Arm::On => trial.observe_broken(),
+                                (true, 1) => trial.observe(f64::NAN),
+                                (true, 2) => trial.observe(f64::NEG_INFINITY),
+                                (true, 3) => trial.observe(f64::INFINITY),
+                                _ => trial.observe(*y),
+                            };
+                            if decision != Decision::Continue { break; }
+                        }
+                        exp(trial.benefit.ln_e())
+                    }).sum();
+                    total / f64::from(1u32 << 9)
+                };
+                prop_assert!(mean <= 1.0 + 1e-9, "{design:?} {mean}");
+            }
+        }
+
+        #[test]
+        fn any_input_leaves_finite_numbers(
+            scores in prop::collection::vec(prop_oneof![
+                Just(f64::NAN), Just(f64::INFINITY), Just(f64::NEG_INFINITY), Just(f64::MAX), Just(f64::MIN), -1.0f64..1.0
+            ], 0..60),
+            coins in any::<u64>(),
+            scale in prop_oneof![Just(f64::NAN), Just(0.0), Just(-1.0), Just(1e300), 0.001f64..0.1],
+        ) {
+            for design in DESIGNS {
+                let mut trial = Trial::new(TrialParameters { scale_prior: scale, ..parameters(design) });
+                for (i, score) in scores.iter().enumerate() {
+                    trial.next_arm(coins >> (i % 64) & 1 == 1);
+                    trial.observe(*score);
+                }
+                let e = trial.estimate();
+                for x in [e.evidence, e.evidence_harm, e.evidence_futility, e.evidence_not_worse, e.scale] {
+                    prop_assert!(x.is_finite() && x >= 0.0, "{e:?}");
+                }
+                prop_assert!(!e.effect.is_nan() && e.lower >= -1.0 && !e.upper.is_nan());
+                prop_assert!(e.lower <= e.upper, "{e:?}");
+                // Nothing in the state is lost when it is written down.
+                let text = serde_json::to_string(&trial).unwrap();
+                prop_assert_eq!(&serde_json::from_str::<Trial>(&text).unwrap(), &trial);
+            }
+        }
+    }
+
+    /// A load that does not move, with a little noise of known signs.
+    fn quiet(n: usize) -> Vec<f64> {
+        (0..n).map(|i| 5.0 + 0.001 * ((i * 7 % 5) as f64 - 2.0)).collect()
+    }
+
+    #[test]
+    fn a_strong_gain_is_accepted_after_the_fewest_possible_pairs() {
+        for (alpha, pairs) in [(0.05, 5), (0.01, 7), (0.001, 10)] {
+            let p = TrialParameters {
+                alpha,
+                ..parameters(Design::Paired)
+            };
+            let mut random = Random::new(1);
+            let trial = run(&p, &quiet(200), 0.2, || random.coin());
+            assert_eq!(trial.decision(), Decision::Benefit);
+            assert_eq!(trial.estimate().contrasts, pairs);
+            assert_eq!(trial.estimate().blocks, 2 * pairs);
+        }
+    }
+
+    #[test]
+    fn a_strong_gain_needs_about_half_the_blocks_when_the_design_adapts() {
+        for (alpha, blocks_max) in [(0.05, 6), (0.01, 8), (0.001, 11)] {
+            let p = TrialParameters {
+                alpha,
+                ..parameters(Design::Adaptive)
+            };
+            for seed in 0..50 {
+                let mut random = Random::new(seed);
+                let trial = run(&p, &quiet(200), 0.2, || random.coin());
+                assert_eq!(trial.decision(), Decision::Benefit);
+                assert!(
+                    trial.estimate().blocks <= blocks_max,
+                    "{seed} {:?}",
+                    trial.estimate()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_loss_is_harm_within_three_contrasts() {
+        for design in DESIGNS {
+            let mut random = Random::new(2);
+            let trial = run(&parameters(design), &quiet(200), -0.2, || random.coin());
+            assert_eq!(trial.decision(), Decision::Harm, "{design:?}");
+            assert!(trial.estimate().contrasts <= 3);
+        }
+    }
+
+    #[test]
+    fn nothing_is_futile_when_the_load_is_quiet() {
+        for design in DESIGNS {
+            let mut random = Random::new(3);
+            let trial = run(&parameters(design), &quiet(200), 0.0, || random.coin());
+            assert_eq!(trial.decision(), Decision::Futile, "{design:?}");
+        }
+    }
+
+    #[test]
+    fn the_budget_ends_a_trial_that_cannot_decide() {
+        let p = TrialParameters {
+            blocks_max: 10,
+            scale_prior: 1.0,
+            ..parameters(Design::Paired)
+        };
+        let mut random = Random::new(4);
+        let mut trial = run(&p, &quiet(10), 0.0, || random.coin());
+        assert_eq!(trial.decision(), Decision::Exhausted);
+        let before = trial.clone();
+        trial.next_arm(true);
+        assert_eq!(trial.observe(99.0), Decision::Exhausted);
+        assert_eq!(trial.estimate(), before.estimate());
+        let mut fresh = Trial::new(p);
+        assert_eq!(fresh.budget_exhausted(), Decision::Exhausted);
+        assert_eq!(fresh.estimate().effect, 0.0);
+    }
+
+    #[test]
+    fn the_second_block_of_a_pair_is_the_other_arm_and_needs_no_coin() {
+        let mut trial = Trial::new(parameters(Design::Paired));
+        assert!(trial.needs_coin());
+        assert_eq!(trial.next_arm(true), Arm::On);
+        assert!(!trial.needs_coin());
+        assert_eq!(
+            trial.next_arm(false),
+            Arm::On,
+            "the block that runs keeps its arm"
+        );
+        trial.observe(1.0);
+        assert!(!trial.needs_coin());
+        assert_eq!(trial.next_arm(true), Arm::Off);
+        trial.observe(1.0);
+        assert!(trial.needs_coin());
+        assert_eq!(trial.next_arm(false), Arm::Off);
+        // A score without a block changes nothing.
+        let mut idle = Trial::new(parameters(Design::Paired));
+        assert_eq!(idle.observe(3.0), Decision::Continue);
+        assert_eq!(idle.estimate().blocks, 0);
+    }
+
+    #[test]
+    fn the_breaker_ends_a_pair_and_counts_four_scales_of_loss() {
+        let mut trial = Trial::new(parameters(Design::Paired));
+        trial.next_arm(true);
+        trial.observe_broken();
+        let e = trial.estimate();
+        assert!((ln(1.0 + e.effect) + 4.0 * 0.02).abs() < 1e-12);
+        assert_eq!((e.contrasts, e.blocks, e.broken), (1, 1, 1));
+        assert!(trial.needs_coin(), "the pair is over");
+        // No work at all while on is as bad.
+        let mut silent = Trial::new(parameters(Design::Paired));
+        silent.next_arm(true);
+        silent.observe(f64::NEG_INFINITY);
+        assert_eq!(silent.estimate(), e);
+    }
+
+    #[test]
+    fn the_interval_covers_the_truth_at_its_confidence_at_all_times() {
+        // Stopping when the trial decides, which is the hard moment.
+        for design in DESIGNS {
+            for (effect, load) in [
+                (0.0, Load::correlated(0.05, 0.5)),
+                (0.04, Load::all(0.05)),
+                (0.04, Load::correlated(0.02, 0.8)),
+            ] {
+                let mut random = Random::new(17);
+                let mut missed = 0;
+                for _ in 0..200 {
+                    let mut signal = load.start(&mut random);
+                    let scores: Vec<f64> = (0..80).map(|_| signal.block(&mut random, 5, 10, 0.0)).collect();
+                    let e = run(&parameters(design), &scores, effect, || random.coin()).estimate();
+                    let truth = exp_m1(effect);
+                    missed += usize::from(truth < e.lower || truth > e.upper);
+                }
+                // 20 expected at most; 33 is three standard deviations more.
+                assert!(missed <= 33, "{design:?} {effect} {missed}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_inputs_give_the_same_bits() {
+        // Known answers: they change only when the procedure changes, on any machine.
+        let mut random = Random::new(99);
+        let mut signal = Load::all(0.05).start(&mut random);
+        let scores: Vec<f64> = (0..60).map(|_| signal.block(&mut random, 2, 5, 0.0)).collect();
+        let mut bits = Vec::new();
+        for design in DESIGNS {
+            let mut coins = Random::new(7);
+            let p = TrialParameters {
+                alpha: 1e-9,
+                beta: 1e-9,
+                alpha_harm: 1e-9,
+                ..parameters(design)
+            };
+            bits.push(
+                run(&p, &scores, 0.05, || coins.coin())
+                    .estimate()
+                    .evidence
+                    .to_bits(),
+            );
+        }
+        assert_eq!(bits, KNOWN_EVIDENCE_BITS);
+    }
+
+    const KNOWN_EVIDENCE_BITS: [u64; 3] = [
+        4_680_848_276_933_539_178,
+        4_655_753_136_016_719_034,
+        4_716_830_106_107_042_928,
+    ];
+
+    #[test]
+    fn settings_have_ranges_and_unknown_names_are_refused() {
+        assert!(TrialParameters::default().validate().is_empty());
+        let wrong = TrialParameters {
+            alpha: 0.0,
+            gate: 0.5,
+            blocks_max: 1,
+            ..TrialParameters::default()
+        };
+        assert_eq!(wrong.validate().len(), 3);
+        assert!(wrong.validate()[0].starts_with("alpha = 0: must be between"));
+        assert!(serde_json::from_str::<TrialParameters>(r#"{"alhpa": 0.01}"#).is_err());
+        let some: TrialParameters = serde_json::from_str(r#"{"alpha": 0.05, "design": "paired"}"#).unwrap();
+        assert_eq!((some.alpha, some.design, some.beta), (0.05, Design::Paired, 0.10));
     }
 }
