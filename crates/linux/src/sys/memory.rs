@@ -557,6 +557,16 @@ impl ScratchMapping {
         if mapping == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // The daemon locks its memory (mlockall with MCL_FUTURE); the kernel refuses MADV_COLD for locked memory
+        // (EINVAL), so a probe on it would say that nothing can be split.
+        // SAFETY: changes a flag of the mapping just made; its contents and extent stay as they are.
+        let unlocked = unsafe { libc::munlock(mapping, mapped) };
+        if unlocked != 0 {
+            let error = io::Error::last_os_error();
+            // SAFETY: the mapping just made, which nobody else knows.
+            unsafe { libc::munmap(mapping, mapped) };
+            return Err(error);
+        }
         Ok(Self {
             mapping,
             mapped,
