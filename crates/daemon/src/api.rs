@@ -385,6 +385,17 @@ impl StoryLine {
             warning: story.warning,
         }
     }
+
+    /// The line for people, without the time: about whom, the stage unless the sentence begins with it, the sentence.
+    pub fn sentence(&self) -> String {
+        match &self.workload {
+            Some(workload) if self.text.starts_with(&format!("{}:", self.stage)) => {
+                format!("{workload} {}", self.text)
+            }
+            Some(workload) => format!("{workload} {}: {}", self.stage, self.text),
+            None => self.text.clone(),
+        }
+    }
 }
 
 /// The name that a closed enum of the model has in JSON.

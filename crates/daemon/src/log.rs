@@ -69,10 +69,7 @@ impl Log {
         if line.warning {
             out.push_str("warning: ");
         }
-        if let Some(workload) = &line.workload {
-            let _ = write!(out, "{workload} {}: ", line.stage);
-        }
-        out.push_str(&line.text);
+        out.push_str(&line.sentence());
         out
     }
 
@@ -134,6 +131,10 @@ mod tests {
         assert_eq!(
             Log::new(LogFormat::Human, false).render(&said),
             "22:13:20Z redis trying: block 3"
+        );
+        assert_eq!(
+            line(Some("redis"), "trying: block 3").sentence(),
+            "redis trying: block 3"
         );
         said.warning = true;
         assert_eq!(

@@ -8,9 +8,12 @@ const OOM_SCORE_ADJ: &str = "-500";
 /// Nice value: our loop is short, and late when everybody else is busy.
 const NICE: i32 = -5;
 
-/// Locks memory and raises the priority as far as the settings want and the kernel permits. Returns what was
-/// refused, for people.
-pub fn prepare(service: &Service) -> Vec<String> {
+/// Locks memory as far as the settings want and the kernel permits. Returns what was refused, for people.
+///
+/// Only after the capabilities were probed: the probe of the undo splits a large page of our own, and the kernel
+/// refuses MADV_COLD on locked memory (EINVAL, `madvise(2)`), so a locked daemon would believe that the machine can
+/// not undo.
+pub fn lock_memory(service: &Service) -> Vec<String> {
     let mut refused = Vec::new();
     if service.lock_memory {
         // ONFAULT: lock what is used, do not fault in what is only mapped.
@@ -21,6 +24,12 @@ pub fn prepare(service: &Service) -> Vec<String> {
             ));
         }
     }
+    refused
+}
+
+/// Raises the priority as far as the settings want and the kernel permits. Returns what was refused, for people.
+pub fn raise_priority(service: &Service) -> Vec<String> {
+    let mut refused = Vec::new();
     if service.raise_priority {
         if let Err(e) = rustix::process::setpriority_process(None, NICE) {
             refused.push(format!("the priority is not raised ({e}): it needs CAP_SYS_NICE"));

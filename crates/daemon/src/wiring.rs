@@ -112,7 +112,7 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
     let clock = MonotonicClock;
     let (journal, recovered) = Journal::open(&settings.paths.state_directory, JournalOptions::default())?;
     let mut notes = recovered.complaints();
-    notes.extend(process::prepare(&settings.service));
+    notes.extend(process::raise_priority(&settings.service));
     let socket = settings.socket();
     let listener = match control::bind(&socket, &settings.control.group) {
         Ok(listener) => Some(listener),
@@ -144,6 +144,7 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
         settings.policy.clone(),
     )?;
     notes.extend(recovery_notes(&report));
+    notes.extend(process::lock_memory(&settings.service));
     let board = Arc::new(Board::default());
     let server = listener
         .map(|listener| Server::start(listener, &socket, board.clone(), service::post(sender.clone())))

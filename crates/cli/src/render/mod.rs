@@ -316,7 +316,12 @@ pub fn explanation(e: &Explanation, look: &Look) -> String {
         out.push_str("  nothing yet\n");
     }
     for d in &e.decisions {
-        let line = format!("{} {}: {}", time_of_day(d.at_unix), d.stage, d.text);
+        let stage = if d.text.starts_with(&format!("{}:", d.stage)) {
+            ""
+        } else {
+            &format!("{}: ", d.stage)
+        };
+        let line = format!("{} {stage}{}", time_of_day(d.at_unix), d.text);
         out.push_str(&wrap(&line, "  ", look.width));
     }
     out
@@ -399,9 +404,11 @@ pub fn diagnosis(d: &Diagnosis, look: &Look) -> String {
         "Linux {} on {}{}: {}, {}, {} of memory, large pages of {}",
         d.kernel,
         d.cpu_model,
-        d.hypervisor
-            .as_ref()
-            .map_or_else(String::new, |h| format!(" (virtual machine: {h})")),
+        match d.hypervisor.as_deref() {
+            None => String::new(),
+            Some("unknown") => " (virtual machine)".into(),
+            Some(name) => format!(" (virtual machine: {name})"),
+        },
         plural(d.cpus, "CPU"),
         plural(d.nodes, "NUMA node"),
         bytes(d.memory_bytes),
@@ -455,11 +462,11 @@ pub fn diagnosis(d: &Diagnosis, look: &Look) -> String {
 
 /// A line of the story.
 pub fn story(line: &StoryLine, look: &Look) -> String {
-    let head = match &line.workload {
-        Some(workload) => format!("{} {workload} {}: ", time_of_day(line.at_unix), line.stage),
-        None => format!("{} ", time_of_day(line.at_unix)),
-    };
-    let text = wrap(&format!("{head}{}", line.text), "", look.width);
+    let text = wrap(
+        &format!("{} {}", time_of_day(line.at_unix), line.sentence()),
+        "",
+        look.width,
+    );
     if line.warning {
         look.paint(Tone::Warn, text.trim_end()) + "\n"
     } else {

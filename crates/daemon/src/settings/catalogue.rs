@@ -91,7 +91,9 @@ fn field_docs(source: &str, type_name: &str) -> BTreeMap<String, String> {
             }
             doc.push_str(text.trim());
         } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split_once(':')) {
-            docs.insert(field.0.to_owned(), std::mem::take(&mut doc));
+            // Links between doc comments mean nothing to an operator.
+            let plain = std::mem::take(&mut doc).replace("[`", "`").replace("`]", "`");
+            docs.insert(field.0.to_owned(), plain);
         }
     }
     docs
