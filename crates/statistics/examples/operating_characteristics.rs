@@ -881,6 +881,9 @@ fn breaker(runs: usize, random: &mut Random) {
     println!();
 }
 
+/// Prints one table.
+type Table<'a> = &'a dyn Fn(&mut Random);
+
 fn main() -> ExitCode {
     let mut seed = 20_251_121u64;
     let mut quick = false;
@@ -900,7 +903,7 @@ fn main() -> ExitCode {
         }
     }
     let runs = |full: usize| if quick { (full / 10).max(20) } else { full };
-    let tables: [(&str, &dyn Fn(&mut Random)); 10] = [
+    let tables: [(&str, Table); 10] = [
         ("false_accepts", &|r| false_accepts(runs(1500), r)),
         ("designs", &|r| designs(runs(400), r)),
         ("power", &|r| power(runs(500), r)),

@@ -32,7 +32,7 @@ pub struct Choice {
     pub measured_s: f64,
     /// Expected standard deviation of an on − off difference of two blocks (log units): the prior scale.
     pub scale: f64,
-    /// The same for five-second blocks, for the circuit breaker.
+    /// Expected standard deviation of a five-second mean (log units), for the circuit breaker.
     pub scale_5s: f64,
     /// Pairs needed to prove a gain of `delta`.
     pub pairs: f64,
@@ -214,7 +214,8 @@ pub fn choose(
         scale_5s: history
             .pair_scale(interval, washout, BREAKER_SECONDS.max(interval))
             .unwrap_or(scale)
-            .max(SCALE_FLOOR),
+            .max(SCALE_FLOOR)
+            / std::f64::consts::SQRT_2,
         pairs: time / block_s / 2.0,
         predicted_s: time,
         provable,

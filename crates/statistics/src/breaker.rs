@@ -26,7 +26,7 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// `scale_5s`: standard deviation of the difference of two five-second means (log units). A scale that is not a
+    /// `scale_5s`: standard deviation of a five-second mean (log units). A scale that is not a
     /// number leaves the 20 % rule alone.
     pub fn new(scale_5s: f64) -> Self {
         // −ln(1 − 20 %): a fall by 20 % in log units.
