@@ -1,4 +1,5 @@
 //! The program itself: every command's help, and bad input of every kind.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

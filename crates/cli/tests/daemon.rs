@@ -1,4 +1,5 @@
 //! A real daemon on this machine, in a directory of its own, told to touch nothing: start, ask, stop.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -179,4 +180,60 @@ fn a_daemon_that_was_killed_is_followed_by_a_new_one() {
     }
     again.kill().unwrap();
     again.wait().unwrap();
+}
+
+/// As user nobody in that group, or `None` where this test may not become somebody else.
+fn as_nobody(daemon: &Daemon, group: &[&str], arguments: &[&str]) -> Option<Output> {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    // The program and the way to the socket must be open to nobody.
+    let program = daemon.directory.path().join("homeostat");
+    if !program.exists() {
+        std::fs::copy(env!("CARGO_BIN_EXE_homeostat"), &program).unwrap();
+    }
+    std::fs::set_permissions(daemon.directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    Command::new("setpriv")
+        .arg("--reuid=65534")
+        .args(group)
+        .arg(program)
+        .arg("--socket")
+        .arg(daemon.directory.path().join("io.homeostat"))
+        .args(arguments)
+        .output()
+        .ok()
+}
+
+#[test]
+fn a_member_of_the_group_reads_and_may_not_change_and_others_may_not_even_read() {
+    let daemon = Daemon::start();
+    let member = ["--regid=65534", "--groups=0"];
+    let Some(status) = as_nobody(&daemon, &member, &["status", "--json"]) else {
+        eprintln!("not root, or no setpriv: other users can not be tried");
+        return;
+    };
+    assert_eq!(json(&status)["mode"], "advise-only");
+    for arguments in [
+        &["pause"][..],
+        &["resume"],
+        &["undo", "--all"],
+        &["config", "reload"],
+        &["restore"],
+    ] {
+        let output = as_nobody(&daemon, &member, arguments).unwrap();
+        assert_eq!(output.status.code(), Some(5), "{arguments:?}: {output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("only root"),
+            "{output:?}"
+        );
+    }
+    assert_eq!(
+        json(&daemon.ask(&["status", "--json"]))["paused"],
+        false,
+        "nothing reached the mind"
+    );
+    let stranger = ["--regid=65534", "--clear-groups"];
+    let output = as_nobody(&daemon, &stranger, &["status"]).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
 }

@@ -42,8 +42,9 @@ fn finite(x: f64) -> Option<f64> {
     x.is_finite().then_some(x)
 }
 
+/// Also turns −0 into 0.
 fn finite_or_zero(x: f64) -> f64 {
-    if x.is_finite() { x } else { 0.0 }
+    if x.is_finite() { x + 0.0 } else { 0.0 }
 }
 
 /// The whole state, briefly (`homeostat status --json`, `io.homeostat.GetStatus`).

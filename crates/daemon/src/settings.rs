@@ -228,7 +228,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
                 name: file.display().to_string(),
                 text,
             }),
-            Err(e) => errors.push(e),
+            Err(e) => errors.push(*e),
         },
         None => {
             let main = Path::new(MAIN_FILE);
@@ -238,7 +238,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
                         name: MAIN_FILE.to_owned(),
                         text,
                     }),
-                    Err(e) => errors.push(e),
+                    Err(e) => errors.push(*e),
                 }
             }
         }
@@ -250,13 +250,13 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
                 name: file.display().to_string(),
                 text,
             }),
-            Err(e) => errors.push(e),
+            Err(e) => errors.push(*e),
         }
     }
     for set in &sources.set {
         match set_layer(set) {
             Ok(layer) => layers.push(layer),
-            Err(e) => errors.push(e),
+            Err(e) => errors.push(*e),
         }
     }
     let merged = merge(&layers, &mut errors);
@@ -266,8 +266,8 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
     }
 }
 
-fn whole_file(file: &Path, problem: String, remedy: &str) -> SettingsError {
-    SettingsError {
+fn whole_file(file: &Path, problem: String, remedy: &str) -> Box<SettingsError> {
+    Box::new(SettingsError {
         file: file.display().to_string(),
         line: 0,
         column: 0,
@@ -275,10 +275,10 @@ fn whole_file(file: &Path, problem: String, remedy: &str) -> SettingsError {
         value: String::new(),
         problem,
         remedy: remedy.to_owned(),
-    }
+    })
 }
 
-fn read(file: &Path) -> Result<String, SettingsError> {
+fn read(file: &Path) -> Result<String, Box<SettingsError>> {
     let size = std::fs::metadata(file).map_err(|e| {
         whole_file(
             file,
@@ -317,7 +317,7 @@ fn drop_ins(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// `key=value` as a layer: the value is TOML where it can be, else text.
-fn set_layer(set: &str) -> Result<Layer, SettingsError> {
+fn set_layer(set: &str) -> Result<Layer, Box<SettingsError>> {
     let name = format!("--set {set}");
     let Some((key, value)) = set.split_once('=') else {
         return Err(whole_file(
@@ -558,7 +558,8 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
         ("control.socket", &settings.control.socket, true),
     ];
     for (key, path, may_be_empty) in paths {
-        if !path.is_absolute() && !(may_be_empty && path.as_os_str().is_empty()) {
+        let unset = may_be_empty && path.as_os_str().is_empty();
+        if !path.is_absolute() && !unset {
             found.push((
                 key.into(),
                 "is not an absolute path".into(),
@@ -665,13 +666,11 @@ fn value_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
         if name == key {
             return Some(value.span());
         }
-        if let (Some(rest), DeValue::Table(inner)) = (
-            key.strip_prefix(name).and_then(|r| r.strip_prefix('.')),
-            value.get_ref(),
-        ) {
-            if let Some(span) = value_span(inner, rest) {
-                return Some(span);
-            }
+        let rest = key.strip_prefix(name).and_then(|r| r.strip_prefix('.'));
+        if let (Some(rest), DeValue::Table(inner)) = (rest, value.get_ref())
+            && let Some(span) = value_span(inner, rest)
+        {
+            return Some(span);
         }
     }
     None

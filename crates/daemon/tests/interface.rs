@@ -1,4 +1,5 @@
 //! The text of the interface and the types that are sent must say the same.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeMap;
 

@@ -57,7 +57,10 @@ impl Objective {
                 "it competes for CPUs: its work per second follows what the others leave, its CPU per unit does not",
             )
         } else {
-            (Self::WorkPerSecond, "the load is saturated: a faster program does more work")
+            (
+                Self::WorkPerSecond,
+                "the load is saturated: a faster program does more work",
+            )
         }
     }
 
@@ -94,9 +97,21 @@ pub(crate) enum BlockState {
 }
 
 impl Block {
-    pub(crate) fn start(index: u32, on: bool, now: Nanoseconds, washout: Nanoseconds, measured: Nanoseconds) -> Self {
+    pub(crate) fn start(
+        index: u32,
+        on: bool,
+        now: Nanoseconds,
+        washout: Nanoseconds,
+        measured: Nanoseconds,
+    ) -> Self {
         let measure_from = now + washout;
-        Self { index, on, measure_from, ends: measure_from + measured, extensions: 0 }
+        Self {
+            index,
+            on,
+            measure_from,
+            ends: measure_from + measured,
+            extensions: 0,
+        }
     }
 
     pub(crate) fn measuring(&self, now: Nanoseconds) -> bool {
@@ -121,16 +136,18 @@ impl Block {
         let idle = objective == Objective::CpuPerWork && sums.cpu < cpu_floor * sums.seconds;
         let score = objective.score(&sums);
         match score {
-            Some(score) if sums.seconds >= COVERAGE_MIN * length && !idle => BlockState::Finished(BlockRecord {
-                index: self.index,
-                on: self.on,
-                measured_from: self.measure_from,
-                measured: Nanoseconds::from_secs_f64(sums.seconds),
-                work: sums.work,
-                cpu: Nanoseconds::from_secs_f64(sums.cpu),
-                score,
-                broken: false,
-            }),
+            Some(score) if sums.seconds >= COVERAGE_MIN * length && !idle => {
+                BlockState::Finished(BlockRecord {
+                    index: self.index,
+                    on: self.on,
+                    measured_from: self.measure_from,
+                    measured: Nanoseconds::from_secs_f64(sums.seconds),
+                    work: sums.work,
+                    cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                    score,
+                    broken: false,
+                })
+            }
             _ if self.extensions >= EXTENSIONS_MAX => BlockState::Unmeasurable(if idle {
                 "the load went away".to_owned()
             } else {
@@ -147,7 +164,13 @@ impl Block {
     }
 
     /// The record of a block that the circuit breaker ended.
-    pub(crate) fn broken(&self, now: Nanoseconds, series: &Series, meter: &MeterId, objective: Objective) -> BlockRecord {
+    pub(crate) fn broken(
+        &self,
+        now: Nanoseconds,
+        series: &Series,
+        meter: &MeterId,
+        objective: Objective,
+    ) -> BlockRecord {
         let sums = series.sums(meter, self.measure_from, now);
         BlockRecord {
             index: self.index,
@@ -239,7 +262,10 @@ mod tests {
         let meter = MeterId::new("m");
         let mut block = Block::start(0, false, at(10), at(2), at(5));
         let s = series(40, 0..0);
-        assert!(matches!(block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.9), BlockState::Running));
+        assert!(matches!(
+            block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.9),
+            BlockState::Running
+        ));
         let mut block = Block::start(0, false, at(10), at(2), at(5));
         assert!(matches!(
             block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.05),

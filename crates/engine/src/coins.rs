@@ -19,7 +19,9 @@ impl Coins {
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&experiment.0.to_le_bytes());
         key[16..24].copy_from_slice(b"homeosta");
-        Self { generator: ChaCha12Rng::from_seed(key) }
+        Self {
+            generator: ChaCha12Rng::from_seed(key),
+        }
     }
 
     /// One coin.

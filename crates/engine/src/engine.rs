@@ -1,5 +1,6 @@
 //! The loop: observation in, commands out.
 
+use crate::blocks::Objective;
 use crate::experiment::Experiment;
 use crate::guard::Guard;
 use crate::meters;
@@ -8,7 +9,6 @@ use crate::protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
     WindowRecord,
 };
-use crate::blocks::Objective;
 use crate::series::Interval;
 use crate::strategy::{Declined, Opinion, Seen, Strategy};
 use crate::view::{OutcomeView, Stage};
@@ -191,7 +191,10 @@ impl Engine {
     fn wants_detail(&self, w: &Watched) -> bool {
         match w.stage {
             Stage::Considered | Stage::Observed | Stage::Proposed | Stage::Trying => true,
-            Stage::Improved => self.guards.get(&w.workload.id).is_some_and(|g| g.wants_detail(self.now)),
+            Stage::Improved => self
+                .guards
+                .get(&w.workload.id)
+                .is_some_and(|g| g.wants_detail(self.now)),
             Stage::Ignored | Stage::Declined => false,
         }
     }
@@ -201,10 +204,21 @@ impl Engine {
     /// Moves a workload to a stage with a sentence, and tells and remembers it unless it was said before.
     pub(crate) fn decide(&mut self, id: &WorkloadId, stage: Stage, text: impl Into<String>, warning: bool) {
         let text = text.into();
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         if w.decide(self.unix, stage, &text) {
-            self.out.push(Command::Tell(Story { workload: Some(id.clone()), stage, text: text.clone(), warning }));
-            self.out.push(Command::RecordDecision(DecisionRecord { workload: Some(id.clone()), stage, text }));
+            self.out.push(Command::Tell(Story {
+                workload: Some(id.clone()),
+                stage,
+                text: text.clone(),
+                warning,
+            }));
+            self.out.push(Command::RecordDecision(DecisionRecord {
+                workload: Some(id.clone()),
+                stage,
+                text,
+            }));
         }
     }
 
@@ -218,7 +232,12 @@ impl Engine {
     pub(crate) fn tell_host(&mut self, text: impl Into<String>, warning: bool) {
         let text = text.into();
         if self.told_host.len() < 256 && self.told_host.insert(text.clone(), ()).is_none() {
-            self.out.push(Command::Tell(Story { workload: None, stage: Stage::Ignored, text, warning }));
+            self.out.push(Command::Tell(Story {
+                workload: None,
+                stage: Stage::Ignored,
+                text,
+                warning,
+            }));
         }
     }
 
@@ -235,7 +254,12 @@ impl Engine {
                     .as_ref()
                     .and_then(|id| self.workloads.get(id))
                     .map_or(Stage::Declined, |w| w.stage);
-                self.out.push(Command::Tell(Story { workload, stage, text, warning: false }));
+                self.out.push(Command::Tell(Story {
+                    workload,
+                    stage,
+                    text,
+                    warning: false,
+                }));
             }
             self.advice.insert(a.id.clone(), a);
         }
@@ -251,7 +275,8 @@ impl Engine {
             }
             OperatorRequest::Resume => {
                 self.paused = false;
-                self.told_host.remove("paused: no new trial starts; changes in force stay");
+                self.told_host
+                    .remove("paused: no new trial starts; changes in force stay");
                 self.tell_host("resumed: new trials may start", false);
             }
             OperatorRequest::Undo(action) => self.withdraw(action, "undone by an operator"),
@@ -266,7 +291,10 @@ impl Engine {
                 self.abort_all("homeostat stops");
                 let all: Vec<ActionId> = self.changes.keys().copied().collect();
                 for action in all {
-                    let in_force = self.changes.get(&action).is_some_and(|c| !c.leaving && c.on && c.settled);
+                    let in_force = self
+                        .changes
+                        .get(&action)
+                        .is_some_and(|c| !c.leaving && c.on && c.settled);
                     if keep && in_force {
                         self.out.push(Command::Keep(action));
                         self.changes.remove(&action);
@@ -284,15 +312,24 @@ impl Engine {
         self.refusals.clear();
         for strategy in &self.strategies {
             if policy.strategies.get(strategy.id().as_str()) == Some(&false) {
-                self.refusals.insert(strategy.id(), "switched off in the configuration".to_owned());
+                self.refusals
+                    .insert(strategy.id(), "switched off in the configuration".to_owned());
             } else if let Err(why) = strategy.applicable(&self.machine) {
                 self.refusals.insert(strategy.id(), why);
             }
         }
         self.policy = policy;
-        self.tell_host(format!("settings were read again at {} (seconds since the epoch)", self.unix), false);
+        self.tell_host(
+            format!(
+                "settings were read again at {} (seconds since the epoch)",
+                self.unix
+            ),
+            false,
+        );
         for id in self.workloads.keys().cloned().collect::<Vec<_>>() {
-            let Some(w) = self.workloads.get(&id) else { continue };
+            let Some(w) = self.workloads.get(&id) else {
+                continue;
+            };
             if let Some(why) = self.opted_out(&w.workload) {
                 self.leave_alone(&id, &why);
             } else if let Some(w) = self.workloads.get_mut(&id)
@@ -314,7 +351,10 @@ impl Engine {
 
     fn finish_if_stopped(&mut self) {
         if self.stopping.is_some() && !self.finished && self.experiments.is_empty() {
-            let waiting = self.changes.values().any(|c| c.failures == 0 || c.retry_at.is_some());
+            let waiting = self
+                .changes
+                .values()
+                .any(|c| c.failures == 0 || c.retry_at.is_some());
             if !waiting {
                 self.finished = true;
                 self.out.push(Command::Finished);
@@ -331,7 +371,8 @@ impl Engine {
         if self.own.len() == 300 {
             self.own.pop_front();
         }
-        self.own.push_back((snapshot.interval.as_secs_f64(), snapshot.own_cpu.as_secs_f64()));
+        self.own
+            .push_back((snapshot.interval.as_secs_f64(), snapshot.own_cpu.as_secs_f64()));
         for tuner in self.machine_sample.other_tuners.clone() {
             self.tell_host(
                 format!("another tuner runs here: {tuner}; what it sets is left to it"),
@@ -368,16 +409,22 @@ impl Engine {
                 Some(_) => {
                     // The same name with another main process: restarted between two scans.
                     self.vanish(&workload.id);
-                    self.workloads.insert(workload.id.clone(), Watched::new(workload, self.now));
+                    self.workloads
+                        .insert(workload.id.clone(), Watched::new(workload, self.now));
                 }
                 None if room => {
-                    self.workloads.insert(workload.id.clone(), Watched::new(workload, self.now));
+                    self.workloads
+                        .insert(workload.id.clone(), Watched::new(workload, self.now));
                 }
                 None => {}
             }
         }
-        let gone: Vec<WorkloadId> =
-            self.workloads.iter().filter(|(id, w)| !w.gone && !seen.contains(*id)).map(|(id, _)| id.clone()).collect();
+        let gone: Vec<WorkloadId> = self
+            .workloads
+            .iter()
+            .filter(|(id, w)| !w.gone && !seen.contains(*id))
+            .map(|(id, _)| id.clone())
+            .collect();
         for id in gone {
             self.vanish(&id);
         }
@@ -403,12 +450,15 @@ impl Engine {
         let cpus = self.machine.cpus.len().max(1) as f64;
         let interval = self.machine_interval.as_secs_f64();
         let idle = if interval > 0.0 {
-            (1.0 - (self.machine_sample.cpu_busy + self.machine_sample.cpu_steal).as_secs_f64() / (interval * cpus))
+            (1.0 - (self.machine_sample.cpu_busy + self.machine_sample.cpu_steal).as_secs_f64()
+                / (interval * cpus))
                 .clamp(0.0, 1.0)
         } else {
             1.0
         };
-        let Some(w) = self.workloads.get_mut(&sample.id) else { return };
+        let Some(w) = self.workloads.get_mut(&sample.id) else {
+            return;
+        };
         if w.gone {
             return;
         }
@@ -447,9 +497,16 @@ impl Engine {
             let meter = chosen.candidate.id.clone();
             let from = std::mem::replace(&mut w.window_from, now);
             let sums = w.series.sums(&meter, from, now);
-            let Some(sample) = w.sample.as_ref().filter(|_| sums.intervals > 0) else { continue };
-            let rates: Vec<f64> =
-                w.series.readings(&meter, from).iter().filter(|r| r.1 > 0.0).map(|r| r.0 / r.1).collect();
+            let Some(sample) = w.sample.as_ref().filter(|_| sums.intervals > 0) else {
+                continue;
+            };
+            let rates: Vec<f64> = w
+                .series
+                .readings(&meter, from)
+                .iter()
+                .filter(|r| r.1 > 0.0)
+                .map(|r| r.0 / r.1)
+                .collect();
             let mean = homeostat_statistics::robust::mean(&rates);
             let variation = if rates.len() > 1 && mean > 0.0 {
                 homeostat_statistics::robust::variance(&rates).sqrt() / mean
@@ -507,13 +564,21 @@ impl Engine {
         if let Some(rule) = self.rule(workload)
             && rule.never
         {
-            return Some(format!("left alone: the configuration says never for {:?}", rule.pattern));
+            return Some(format!(
+                "left alone: the configuration says never for {:?}",
+                rule.pattern
+            ));
         }
-        workload.choice.never.as_ref().map(|by| format!("left alone: {by}"))
+        workload
+            .choice
+            .never
+            .as_ref()
+            .map(|by| format!("left alone: {by}"))
     }
 
     fn rule(&self, workload: &Workload) -> Option<&crate::policy::WorkloadRule> {
-        self.policy.rule_for(&[workload.id.as_str(), &workload.program, &workload.executable])
+        self.policy
+            .rule_for(&[workload.id.as_str(), &workload.program, &workload.executable])
     }
 
     /// Why the workload is not (yet) considered.
@@ -521,26 +586,37 @@ impl Engine {
         if let Some(why) = self.opted_out(&w.workload) {
             return Some(why);
         }
-        let Some(sample) = &w.sample else { return Some("not sampled yet".into()) };
+        let Some(sample) = &w.sample else {
+            return Some("not sampled yet".into());
+        };
         let always = w.workload.choice.always.is_some() || self.rule(&w.workload).is_some_and(|r| r.always);
         if always {
             return None;
         }
         if w.load.cpus < self.policy.cpu_min {
-            return Some(format!("uses {:.2} CPUs (at least {:.2})", w.load.cpus, self.policy.cpu_min));
+            return Some(format!(
+                "uses {:.2} CPUs (at least {:.2})",
+                w.load.cpus, self.policy.cpu_min
+            ));
         }
         let floor = Bytes::from_mib(self.policy.memory_min_mib);
         if sample.resident.0 < floor.0 {
             return Some(format!("{} resident (at least {floor})", sample.resident));
         }
         if sample.age.as_secs_f64() < self.policy.age_min_s {
-            return Some(format!("runs since {} (at least {:.0} s)", sample.age, self.policy.age_min_s));
+            return Some(format!(
+                "runs since {} (at least {:.0} s)",
+                sample.age, self.policy.age_min_s
+            ));
         }
         None
     }
 
     fn in_detail(&self) -> usize {
-        self.workloads.values().filter(|w| !w.gone && self.wants_detail(w)).count()
+        self.workloads
+            .values()
+            .filter(|w| !w.gone && self.wants_detail(w))
+            .count()
     }
 
     fn advance_workload(&mut self, id: &WorkloadId) {
@@ -574,7 +650,10 @@ impl Engine {
 
     /// Stops looking at a workload; its meters are closed and its changes withdrawn if a person opted out.
     pub(crate) fn leave_alone(&mut self, id: &WorkloadId, why: &str) {
-        let opted_out = self.workloads.get(id).is_some_and(|w| self.opted_out(&w.workload).is_some());
+        let opted_out = self
+            .workloads
+            .get(id)
+            .is_some_and(|w| self.opted_out(&w.workload).is_some());
         if opted_out {
             self.abort_workload(id, why);
             for action in self.actions_of(id) {
@@ -595,7 +674,10 @@ impl Engine {
 
     fn consider(&mut self, id: &WorkloadId) {
         if let Some(why) = self.below_floors_now(id) {
-            let explicit = self.workloads.get(id).is_some_and(|w| self.opted_out(&w.workload).is_some());
+            let explicit = self
+                .workloads
+                .get(id)
+                .is_some_and(|w| self.opted_out(&w.workload).is_some());
             if explicit {
                 self.decide(id, Stage::Ignored, why, false);
             } else if let Some(w) = self.workloads.get_mut(id) {
@@ -605,11 +687,16 @@ impl Engine {
         }
         if self.in_detail() >= self.policy.detail_workloads_max {
             if let Some(w) = self.workloads.get_mut(id) {
-                w.summary = format!("waits: {} workloads are being looked at already", self.policy.detail_workloads_max);
+                w.summary = format!(
+                    "waits: {} workloads are being looked at already",
+                    self.policy.detail_workloads_max
+                );
             }
             return;
         }
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         w.finding = true;
         w.series.clear();
         w.tier = 0;
@@ -630,7 +717,9 @@ impl Engine {
 
     fn on_meters(&mut self, id: &WorkloadId, result: Result<Vec<homeostat_model::MeterCandidate>, Fault>) {
         let now = self.now;
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         w.finding = false;
         if w.stage != Stage::Considered {
             return;
@@ -652,8 +741,12 @@ impl Engine {
     /// Opens the meters of the present tier.
     fn open_tier(&mut self, id: &WorkloadId) {
         let now = self.now;
-        let Some(w) = self.workloads.get_mut(id) else { return };
-        let Some(classes) = meters::TIERS.get(w.tier) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        let Some(classes) = meters::TIERS.get(w.tier) else {
+            return;
+        };
         w.judging_since = now;
         let mut opened = Vec::new();
         for c in &w.candidates {
@@ -667,9 +760,16 @@ impl Engine {
         }
     }
 
-    fn on_meter_opened(&mut self, id: &WorkloadId, meter: &homeostat_model::MeterId, result: Result<(), Fault>) {
+    fn on_meter_opened(
+        &mut self,
+        id: &WorkloadId,
+        meter: &homeostat_model::MeterId,
+        result: Result<(), Fault>,
+    ) {
         let Err(fault) = result else { return };
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         w.open.retain(|m| m != meter);
         if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
             c.refused = Some(fault.text);
@@ -677,15 +777,20 @@ impl Engine {
     }
 
     fn judge_meters(&mut self, id: &WorkloadId) {
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         if w.finding {
             return;
         }
         let mut waiting = false;
         let mut assessed = BTreeMap::new();
         for c in w.candidates.iter().filter(|c| w.open.contains(&c.id)) {
-            let others: Vec<_> =
-                w.candidates.iter().filter(|o| o.id != c.id && w.open.contains(&o.id)).collect();
+            let others: Vec<_> = w
+                .candidates
+                .iter()
+                .filter(|o| o.id != c.id && w.open.contains(&o.id))
+                .collect();
             match meters::assess(c, &others, &w.series, w.judging_since, &self.policy) {
                 Some(a) => {
                     assessed.insert(c.id.clone(), a);
@@ -700,9 +805,17 @@ impl Engine {
             w.candidates
                 .iter()
                 .filter(|c| class.is_none_or(|k| c.class == k))
-                .filter_map(|c| assessed.get(&c.id).filter(|a| a.refused.is_none()).map(|a| (c, a)))
+                .filter_map(|c| {
+                    assessed
+                        .get(&c.id)
+                        .filter(|a| a.refused.is_none())
+                        .map(|a| (c, a))
+                })
                 .min_by_key(|(c, a)| meters::preference(c, a))
-                .map(|(c, a)| Chosen { candidate: c.clone(), assessment: a.clone() })
+                .map(|(c, a)| Chosen {
+                    candidate: c.clone(),
+                    assessment: a.clone(),
+                })
         };
         let application = first_tier_best(w, Some(MeterClass::Application));
         let last_tier = w.tier + 1 >= meters::TIERS.len();
@@ -732,7 +845,9 @@ impl Engine {
 
     fn choose_meter(&mut self, id: &WorkloadId, chosen: Chosen) {
         let now = self.now;
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         for meter in std::mem::take(&mut w.open) {
             if meter == chosen.candidate.id {
                 w.open.push(meter);
@@ -759,7 +874,9 @@ impl Engine {
     }
 
     pub(crate) fn close_meters(&mut self, id: &WorkloadId) {
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         for meter in std::mem::take(&mut w.open) {
             self.out.push(Command::CloseMeter(id.clone(), meter));
         }
@@ -793,7 +910,11 @@ impl Engine {
                 .get(&(w.workload.fingerprint.clone(), s.id()))
                 .is_some_and(|p| p.verdict == Verdict::Accepted)
         });
-        let needed = if known { self.policy.observe_min_s / 2.0 } else { self.policy.observe_min_s };
+        let needed = if known {
+            self.policy.observe_min_s / 2.0
+        } else {
+            self.policy.observe_min_s
+        };
         let readings = w.series.readings(&chosen.candidate.id, w.observed_since);
         let seconds: f64 = readings.iter().map(|r| r.1).sum();
         if seconds < needed {
@@ -826,7 +947,9 @@ impl Engine {
                 declined.push(why);
                 continue;
             }
-            let Some(opinion) = self.opinion(id, index) else { return };
+            let Some(opinion) = self.opinion(id, index) else {
+                return;
+            };
             match opinion {
                 Opinion::InspectMemory => {
                     if let Some(w) = self.workloads.get_mut(id)
@@ -845,7 +968,10 @@ impl Engine {
                     self.advise(proposal.advice.clone());
                     let text = proposal.hypothesis.clone();
                     if let Some(w) = self.workloads.get_mut(id) {
-                        w.proposed = Some(Proposed { strategy: strategy_id, proposal: *proposal });
+                        w.proposed = Some(Proposed {
+                            strategy: strategy_id,
+                            proposal: *proposal,
+                        });
                         w.memory = None;
                     }
                     self.decide(id, Stage::Proposed, text, false);
@@ -853,7 +979,11 @@ impl Engine {
                 }
             }
         }
-        let reason = if declined.is_empty() { "no strategy applies".to_owned() } else { declined.join("; ") };
+        let reason = if declined.is_empty() {
+            "no strategy applies".to_owned()
+        } else {
+            declined.join("; ")
+        };
         self.refuse(id, Declined { reason, advice }, false);
     }
 
@@ -897,14 +1027,21 @@ impl Engine {
             return Some(format!("{strategy}: {why}"));
         }
         if w.workload.choice.strategies.get(strategy.as_str()) == Some(&false) {
-            return Some(format!("{strategy}: switched off by HOMEOSTAT_STRATEGIES in its environment"));
+            return Some(format!(
+                "{strategy}: switched off by HOMEOSTAT_STRATEGIES in its environment"
+            ));
         }
         if let Some(rule) = self.rule(&w.workload)
             && rule.strategies.get(strategy.as_str()) == Some(&false)
         {
-            return Some(format!("{strategy}: switched off in the configuration for {:?}", rule.pattern));
+            return Some(format!(
+                "{strategy}: switched off in the configuration for {:?}",
+                rule.pattern
+            ));
         }
-        let prior = self.priors.get(&(w.workload.fingerprint.clone(), strategy.clone()))?;
+        let prior = self
+            .priors
+            .get(&(w.workload.fingerprint.clone(), strategy.clone()))?;
         let wait = match prior.verdict {
             Verdict::Accepted => return None,
             Verdict::Harmful => self.policy.backoff_harmful_s,
@@ -919,11 +1056,16 @@ impl Engine {
         }
         let left = Nanoseconds::from_secs_f64(wait - age);
         let effect = prior.effect.map_or_else(String::new, |e| format!(" ({e})"));
-        Some(format!("{strategy}: an earlier try was {}{effect}; not tried again for {left}", prior.verdict))
+        Some(format!(
+            "{strategy}: an earlier try was {}{effect}; not tried again for {left}",
+            prior.verdict
+        ))
     }
 
     fn on_memory(&mut self, id: &WorkloadId, result: Result<homeostat_model::MemoryMap, Fault>) {
-        let Some(w) = self.workloads.get_mut(id) else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         w.inspecting = false;
         match result {
             Ok(map) => {
@@ -936,14 +1078,22 @@ impl Engine {
             }
             Err(fault) if w.stage == Stage::Observed => {
                 let warn = fault.kind == FaultKind::Denied;
-                self.refuse(id, Declined::because(format!("its memory cannot be inspected: {}", fault.text)), warn);
+                self.refuse(
+                    id,
+                    Declined::because(format!("its memory cannot be inspected: {}", fault.text)),
+                    warn,
+                );
             }
             Err(_) => {}
         }
     }
 
     pub(crate) fn actions_of(&self, id: &WorkloadId) -> Vec<ActionId> {
-        self.changes.iter().filter(|(_, c)| c.workload == *id).map(|(a, _)| *a).collect()
+        self.changes
+            .iter()
+            .filter(|(_, c)| c.workload == *id)
+            .map(|(a, _)| *a)
+            .collect()
     }
 }
 
@@ -955,7 +1105,11 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
         .collect();
     // The rest is in `explain`.
     reasons.truncate(2);
-    let detail = if reasons.is_empty() { "no meter fits it".to_owned() } else { reasons.join("; ") };
+    let detail = if reasons.is_empty() {
+        "no meter fits it".to_owned()
+    } else {
+        reasons.join("; ")
+    };
     format!(
         "not touched, because its work cannot be measured from outside ({detail}). Remedy: publish a progress counter, \
          or name a meter (uprobe:BINARY:SYMBOL, prometheus:URL#METRIC) in the configuration"
@@ -963,5 +1117,11 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
 }
 
 fn plural(unit: &str) -> String {
-    if unit.ends_with('s') { unit.to_owned() } else if let Some(stem) = unit.strip_suffix('y') { format!("{stem}ies") } else { format!("{unit}s") }
+    if unit.ends_with('s') {
+        unit.to_owned()
+    } else if let Some(stem) = unit.strip_suffix('y') {
+        format!("{stem}ies")
+    } else {
+        format!("{unit}s")
+    }
 }

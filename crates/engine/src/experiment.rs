@@ -137,19 +137,24 @@ impl Experiment {
         let over_budget = now - self.setup.started > self.setup.budget;
         match &mut self.phase {
             Phase::Concluding => Need::Nothing,
-            Phase::Preparing if over_budget => {
-                self.conclude(now, Verdict::Aborted, "the change could not be made within the budget".into())
-            }
+            Phase::Preparing if over_budget => self.conclude(
+                now,
+                Verdict::Aborted,
+                "the change could not be made within the budget".into(),
+            ),
             Phase::Preparing => Need::Nothing,
             Phase::Block(block) => {
                 if !self.settled
-                    && now - self.switch_started > self.washout.max(Nanoseconds::from_secs(1)) * SWITCH_PATIENCE
+                    && now - self.switch_started
+                        > self.washout.max(Nanoseconds::from_secs(1)) * SWITCH_PATIENCE
                 {
                     let took = now - self.switch_started;
                     return self.conclude(
                         now,
                         Verdict::Aborted,
-                        format!("switching took longer than {took}: the change cannot be compared on and off"),
+                        format!(
+                            "switching took longer than {took}: the change cannot be compared on and off"
+                        ),
                     );
                 }
                 if block.on && block.measuring(now) {
@@ -208,11 +213,18 @@ impl Experiment {
             Decision::Futile => self.conclude(
                 now,
                 Verdict::Rejected,
-                format!("{effect}: a gain of {:.0} % or more is ruled out", parameters.delta * 100.0),
+                format!(
+                    "{effect}: a gain of {:.0} % or more is ruled out",
+                    parameters.delta * 100.0
+                ),
             ),
             Decision::Exhausted => {
                 let length = now - self.setup.started;
-                self.conclude(now, Verdict::Inconclusive, format!("{effect} after {length}: not decided within the budget"))
+                self.conclude(
+                    now,
+                    Verdict::Inconclusive,
+                    format!("{effect} after {length}: not decided within the budget"),
+                )
             }
         }
     }
@@ -222,7 +234,11 @@ impl Experiment {
         let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);
         // Fixed before the coin is tossed, from the past only.
         self.washout = wanted.min(self.setup.washout_max).max(self.washout);
-        let coin = if self.trial.needs_coin() { self.coins.toss() } else { false };
+        let coin = if self.trial.needs_coin() {
+            self.coins.toss()
+        } else {
+            false
+        };
         let on = self.trial.next_arm(coin) == Arm::On;
         let index = self.blocks.len() as u32;
         self.phase = Phase::Block(Block::start(index, on, now, self.washout, self.setup.measured));
@@ -233,7 +249,11 @@ impl Experiment {
             self.settled = false;
             self.on = on;
         }
-        Need::Begin { block: index, on, switch }
+        Need::Begin {
+            block: index,
+            on,
+            switch,
+        }
     }
 
     /// Ends the experiment; the change goes to its final state.
@@ -252,7 +272,12 @@ impl Experiment {
 
     pub(crate) fn effect(&self) -> Effect {
         let e = self.trial.estimate();
-        Effect { estimate: e.effect, lower: e.lower, upper: e.upper, confidence: e.confidence }
+        Effect {
+            estimate: e.effect,
+            lower: e.lower,
+            upper: e.upper,
+            confidence: e.confidence,
+        }
     }
 
     /// Harm exposure in percent × seconds: what the on blocks lost against off, and every second of standstill.
@@ -263,8 +288,16 @@ impl Experiment {
             .filter(|b| b.on)
             .map(|b| b.measured.as_secs_f64() + self.washout.as_secs_f64())
             .sum();
-        let estimate = if self.blocks.len() >= 2 { self.trial.estimate().effect } else { 0.0 };
-        let loss = if estimate.is_finite() { (-estimate).clamp(0.0, 1.0) } else { 0.0 };
+        let estimate = if self.blocks.len() >= 2 {
+            self.trial.estimate().effect
+        } else {
+            0.0
+        };
+        let loss = if estimate.is_finite() {
+            (-estimate).clamp(0.0, 1.0)
+        } else {
+            0.0
+        };
         loss * 100.0 * on_seconds + self.stalled.as_secs_f64() * 100.0
     }
 }

@@ -71,7 +71,8 @@ impl Guard {
         policy: &Policy,
         rest: Option<(Vec<Target>, EffectorId, BTreeMap<String, String>)>,
     ) -> Self {
-        let (stages, effector, arguments) = rest.unwrap_or((Vec::new(), EffectorId::from("none"), BTreeMap::new()));
+        let (stages, effector, arguments) =
+            rest.unwrap_or((Vec::new(), EffectorId::from("none"), BTreeMap::new()));
         let pair = (e.washout + e.setup.measured) * 2;
         Self {
             strategy: e.setup.strategy.clone(),
@@ -121,7 +122,10 @@ impl Guard {
         } else if self.in_probation() {
             format!("probation: {} probe pairs done, next in {next}", self.probes)
         } else {
-            format!("passed probation; {} probe pairs done, next in {next}", self.probes)
+            format!(
+                "passed probation; {} probe pairs done, next in {next}",
+                self.probes
+            )
         }
     }
 }
@@ -149,22 +153,28 @@ impl Engine {
     /// A person chose otherwise since: ours goes first.
     fn withdraw_if_unwanted(&mut self, id: &WorkloadId) {
         let Some(g) = self.guards.get(id) else { return };
-        let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else { return };
-        let unwanted = self.ask(id, index, |strategy, seen| strategy.unwanted(seen)).flatten();
+        let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else {
+            return;
+        };
+        let unwanted = self
+            .ask(id, index, |strategy, seen| strategy.unwanted(seen))
+            .flatten();
         if let Some(why) = unwanted {
             self.revoke(id, &format!("withdrawn: {why}"), None);
         }
     }
 
     fn poll_guard(&mut self, id: &WorkloadId) {
-        let trial_elsewhere = !self.experiments.is_empty()
-            || self.guards.iter().any(|(other, g)| other != id && g.busy());
+        let trial_elsewhere =
+            !self.experiments.is_empty() || self.guards.iter().any(|(other, g)| other != id && g.busy());
         let now = self.now;
         let mut finding = Finding::Nothing;
         let mut inspect = false;
         let mut stage = None;
         {
-            let (Some(g), Some(w)) = (self.guards.get_mut(id), self.workloads.get(id)) else { return };
+            let (Some(g), Some(w)) = (self.guards.get_mut(id), self.workloads.get(id)) else {
+                return;
+            };
             if g.stage_running.is_some() {
                 return;
             }
@@ -177,7 +187,9 @@ impl Engine {
                         g.next_probe = now + (g.washout + g.measured) * 2 * PROBATION_SPACING;
                         finding = Finding::Switch(true);
                     }
-                    BlockState::Finished(record) => finding = g.block_done(record.on, record.score, now, &self.policy),
+                    BlockState::Finished(record) => {
+                        finding = g.block_done(record.on, record.score, now, &self.policy)
+                    }
                 }
             } else if self.paused || trial_elsewhere {
             } else if !g.stages.is_empty() && now >= g.stage_due {
@@ -199,10 +211,13 @@ impl Engine {
         }
         let leader = self.guards.get(id).map(|g| g.leader);
         match (finding, leader) {
-            (Finding::Switch(on), Some(leader)) => {
-                if self.changes.get(&leader).is_some_and(|c| c.on != on || !c.settled) {
-                    self.switch(leader, on);
-                }
+            (Finding::Switch(on), Some(leader))
+                if self
+                    .changes
+                    .get(&leader)
+                    .is_some_and(|c| c.on != on || !c.settled) =>
+            {
+                self.switch(leader, on);
             }
             (Finding::Alarm(why), _) => self.revoke(id, &why, Some(Verdict::Rejected)),
             (Finding::Passed, Some(leader)) => {
@@ -210,7 +225,10 @@ impl Engine {
                     self.switch(leader, true);
                 }
                 let text = self.guards.get(id).map(|g| {
-                    format!("guarded: probation passed after {} probe pairs; {} stays", g.probes, g.effect)
+                    format!(
+                        "guarded: probation passed after {} probe pairs; {} stays",
+                        g.probes, g.effect
+                    )
                 });
                 if let Some(text) = text {
                     self.decide(id, Stage::Improved, text, false);
@@ -276,7 +294,9 @@ impl Engine {
             {
                 // Later probes wait for as long as a switch was seen to take.
                 let took = now - p.switch_started;
-                g.washout = g.washout.max(Nanoseconds::from_secs_f64(took.as_secs_f64() * 1.25));
+                g.washout = g
+                    .washout
+                    .max(Nanoseconds::from_secs_f64(took.as_secs_f64() * 1.25));
             }
         }
     }
@@ -301,7 +321,12 @@ impl Engine {
             {
                 w.retry_at = retry;
                 w.proposed = None;
-                self.decide(id, Stage::Declined, "the change was undone and is not tried again for now", false);
+                self.decide(
+                    id,
+                    Stage::Declined,
+                    "the change was undone and is not tried again for now",
+                    false,
+                );
             }
         }
     }
@@ -326,13 +351,17 @@ impl Engine {
     /// The memory of an improved workload was inspected again: add what came since.
     pub(crate) fn extend(&mut self, id: &WorkloadId) {
         let Some(g) = self.guards.get(id) else { return };
-        let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else { return };
+        let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else {
+            return;
+        };
         self.withdraw_if_unwanted(id);
         let opinion = self.opinion(id, index);
         if let Some(w) = self.workloads.get_mut(id) {
             w.memory = None;
         }
-        let Some(Opinion::Propose(p)) = opinion else { return };
+        let Some(Opinion::Propose(p)) = opinion else {
+            return;
+        };
         let Some(g) = self.guards.get_mut(id) else { return };
         let mut targets = vec![p.target];
         targets.extend(p.stages);
@@ -351,13 +380,17 @@ impl Engine {
 
     /// Which experiment accepted the change, for people.
     pub(crate) fn guard_of(&self, action: ActionId) -> Option<&Guard> {
-        self.guards.values().find(|g| g.leader == action || g.followers.contains(&action))
+        self.guards
+            .values()
+            .find(|g| g.leader == action || g.followers.contains(&action))
     }
 }
 
 impl Guard {
     fn block_done(&mut self, on: bool, score: f64, now: Nanoseconds, policy: &Policy) -> Finding {
-        let Some(probe) = &mut self.probe else { return Finding::Nothing };
+        let Some(probe) = &mut self.probe else {
+            return Finding::Nothing;
+        };
         let Some((first_on, first)) = probe.first.replace((on, score)) else {
             // The second block is the other arm.
             probe.block = Block::start(1, !on, now, self.washout, self.measured);
@@ -378,10 +411,14 @@ impl Guard {
                 Nanoseconds::from_secs_f64(policy.probe_every_s)
             };
         match state {
-            ProbationState::Revoked => {
-                Finding::Alarm(format!("revoked in probation after {} probe pairs: the gain did not last", self.probes))
-            }
-            _ if alarm => Finding::Alarm(format!("revoked by the guard after {} probe pairs: the gain is gone", self.probes)),
+            ProbationState::Revoked => Finding::Alarm(format!(
+                "revoked in probation after {} probe pairs: the gain did not last",
+                self.probes
+            )),
+            _ if alarm => Finding::Alarm(format!(
+                "revoked by the guard after {} probe pairs: the gain is gone",
+                self.probes
+            )),
             ProbationState::Passed if was_in_probation => Finding::Passed,
             _ => Finding::Switch(true),
         }
@@ -394,4 +431,3 @@ fn pieces(target: &Target) -> u64 {
         Target::Nothing | Target::Files(_) => 0,
     }
 }
-

@@ -21,8 +21,10 @@ const KERNEL_RATE_MIN: f64 = 5.0;
 const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 
 /// Tiers in the order they are tried.
-pub(crate) const TIERS: [&[MeterClass]; 2] =
-    [&[MeterClass::Application, MeterClass::Kernel], &[MeterClass::Probe]];
+pub(crate) const TIERS: [&[MeterClass]; 2] = [
+    &[MeterClass::Application, MeterClass::Kernel],
+    &[MeterClass::Probe],
+];
 
 /// How good a meter turned out to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +56,10 @@ pub(crate) fn assess(
                 rate: 0.0,
                 noise: f64::INFINITY,
                 cost: 0.0,
-                refused: Some(format!("could be read in {} of {seen} intervals only", readings.len())),
+                refused: Some(format!(
+                    "could be read in {} of {seen} intervals only",
+                    readings.len()
+                )),
             });
         }
         return None;
@@ -63,7 +68,11 @@ pub(crate) fn assess(
     let seconds: f64 = readings.iter().map(|r| r.1).sum();
     let cpu: f64 = readings.iter().map(|r| r.2).sum();
     let rate = if seconds > 0.0 { work / seconds } else { 0.0 };
-    let cost = if cpu > 0.0 { work * candidate.cost_per_count.as_secs_f64() / cpu } else { 0.0 };
+    let cost = if cpu > 0.0 {
+        work * candidate.cost_per_count.as_secs_f64() / cpu
+    } else {
+        0.0
+    };
     let ratios: Vec<f64> = readings
         .chunks_exact(BLOCK)
         .filter_map(|b| {
@@ -95,7 +104,12 @@ pub(crate) fn assess(
     } else {
         None
     };
-    Some(Assessment { rate, noise, cost, refused })
+    Some(Assessment {
+        rate,
+        noise,
+        cost,
+        refused,
+    })
 }
 
 fn kernel_refusal(
@@ -107,7 +121,9 @@ fn kernel_refusal(
     noise: f64,
 ) -> Option<String> {
     if rate < KERNEL_RATE_MIN {
-        return Some(format!("fires {rate:.1} times a second (at least {KERNEL_RATE_MIN} needed)"));
+        return Some(format!(
+            "fires {rate:.1} times a second (at least {KERNEL_RATE_MIN} needed)"
+        ));
     }
     if noise > KERNEL_NOISE_MAX {
         return Some(format!(
@@ -134,7 +150,11 @@ fn kernel_refusal(
 /// `io.write_calls` → `io.write`: counters of one family say the same thing and do not confirm each other.
 fn family(id: &MeterId) -> &str {
     let text = id.as_str();
-    if text.starts_with("io.bytes") { "io.bytes" } else { text.split('_').next().unwrap_or(text) }
+    if text.starts_with("io.bytes") {
+        "io.bytes"
+    } else {
+        text.split('_').next().unwrap_or(text)
+    }
 }
 
 fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds) -> f64 {
@@ -149,7 +169,11 @@ fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds
             (x > 0.0 && y > 0.0).then(|| x / y)
         })
         .collect();
-    if ratios.len() < 2 { f64::INFINITY } else { variation(&ratios) }
+    if ratios.len() < 2 {
+        f64::INFINITY
+    } else {
+        variation(&ratios)
+    }
 }
 
 /// Robust coefficient of variation: 1.4826 × MAD / median. One value or none says nothing: infinite.
@@ -211,7 +235,10 @@ mod tests {
                 machine_idle: 0.5,
                 churn: 0,
                 faults: (0, 0),
-                work: work(t).into_iter().map(|(k, v)| (MeterId::new(k), (v, 1.0))).collect::<BTreeMap<_, _>>(),
+                work: work(t)
+                    .into_iter()
+                    .map(|(k, v)| (MeterId::new(k), (v, 1.0)))
+                    .collect::<BTreeMap<_, _>>(),
             });
         }
         s
@@ -243,20 +270,40 @@ mod tests {
             candidate("io.write_bytes", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
         );
-        let agree = series(|_| vec![("io.write_calls", 100.0), ("io.write_bytes", 1e4), ("switches.voluntary", 100.0)]);
+        let agree = series(|_| {
+            vec![
+                ("io.write_calls", 100.0),
+                ("io.write_bytes", 1e4),
+                ("switches.voluntary", 100.0),
+            ]
+        });
         assert_eq!(judge(&w, &[&v], &agree).refused, None);
         assert!(judge(&w, &[&r], &agree).refused.is_some(), "same family");
         let apart = series(|t| {
-            vec![("io.write_calls", 100.0), ("switches.voluntary", if t % 8 < 4 { 20.0 } else { 200.0 })]
+            vec![
+                ("io.write_calls", 100.0),
+                ("switches.voluntary", if t % 8 < 4 { 20.0 } else { 200.0 }),
+            ]
         });
-        assert!(judge(&w, &[&v], &apart).refused.unwrap().contains("constant ratio"));
+        assert!(
+            judge(&w, &[&v], &apart)
+                .refused
+                .unwrap()
+                .contains("constant ratio")
+        );
     }
 
     #[test]
     fn too_few_readings_is_no_judgement_and_a_silent_meter_is_refused() {
         let c = candidate("redis", MeterClass::Application, 0);
         let mut s = Series::default();
-        s.push(series(|_| vec![("redis", 1.0)]).since(Nanoseconds::ZERO).next().unwrap().clone());
+        s.push(
+            series(|_| vec![("redis", 1.0)])
+                .since(Nanoseconds::ZERO)
+                .next()
+                .unwrap()
+                .clone(),
+        );
         assert_eq!(assess(&c, &[], &s, Nanoseconds::ZERO, &Policy::default()), None);
         let silent = series(|_| vec![]);
         assert!(judge(&c, &[], &silent).refused.unwrap().contains("0 of 24"));

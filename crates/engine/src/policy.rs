@@ -158,7 +158,12 @@ impl Policy {
         range("cpu_min", self.cpu_min, 0.0, 10_000.0);
         range("scan_interval_s", self.scan_interval_s, 1.0, 3600.0);
         range("detail_interval_s", self.detail_interval_s, 0.2, 60.0);
-        range("detail_workloads_max", self.detail_workloads_max as f64, 1.0, 64.0);
+        range(
+            "detail_workloads_max",
+            self.detail_workloads_max as f64,
+            1.0,
+            64.0,
+        );
         range("meter_samples_min", self.meter_samples_min as f64, 4.0, 600.0);
         range("observe_min_s", self.observe_min_s, 10.0, 86_400.0);
         range("observe_max_s", self.observe_max_s, self.observe_min_s, 7200.0);
@@ -166,7 +171,12 @@ impl Policy {
         range("meter_cost_max", self.meter_cost_max, 0.0001, 1.0);
         range("washout_min_s", self.washout_min_s, 0.0, 600.0);
         range("washout_max_s", self.washout_max_s, self.washout_min_s, 600.0);
-        range("measured_candidates_s (count)", self.measured_candidates_s.len() as f64, 1.0, 16.0);
+        range(
+            "measured_candidates_s (count)",
+            self.measured_candidates_s.len() as f64,
+            1.0,
+            16.0,
+        );
         for candidate in &self.measured_candidates_s {
             range("measured_candidates_s", f64::from(*candidate), 1.0, 600.0);
         }
@@ -179,25 +189,43 @@ impl Policy {
         range("placebo_alpha", self.placebo_alpha, 1e-6, 0.5);
         range("probation_pairs", f64::from(self.probation_pairs), 0.0, 1000.0);
         range("probe_every_s", self.probe_every_s, 10.0, 1e9);
-        range("experiments_per_hour_max", f64::from(self.experiments_per_hour_max), 0.0, 1000.0);
-        range("harm_exposure_per_day_max", self.harm_exposure_per_day_max, 0.0, 1e9);
+        range(
+            "experiments_per_hour_max",
+            f64::from(self.experiments_per_hour_max),
+            0.0,
+            1000.0,
+        );
+        range(
+            "harm_exposure_per_day_max",
+            self.harm_exposure_per_day_max,
+            0.0,
+            1e9,
+        );
         range("bloat_max", self.bloat_max, 0.0, 1.0);
         wrong
     }
 
     /// The first rule that matches any of the names.
     pub fn rule_for(&self, names: &[&str]) -> Option<&WorkloadRule> {
-        self.workloads.iter().find(|rule| names.iter().any(|name| matches(&rule.pattern, name)))
+        self.workloads
+            .iter()
+            .find(|rule| names.iter().any(|name| matches(&rule.pattern, name)))
     }
 }
 
 /// Whether `name` matches `pattern`, where `*` stands for any run of characters.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
-    let Some(first) = parts.next() else { return name.is_empty() };
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let Some(first) = parts.next() else {
+        return name.is_empty();
+    };
+    let Some(mut rest) = name.strip_prefix(first) else {
+        return false;
+    };
     let parts: Vec<&str> = parts.collect();
-    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
+    let Some((last, middle)) = parts.split_last() else {
+        return rest.is_empty();
+    };
     for part in middle {
         match rest.find(part) {
             Some(at) => rest = &rest[at + part.len()..],
@@ -230,8 +258,15 @@ mod tests {
     #[test]
     fn the_default_policy_is_valid_and_a_bad_value_is_named() {
         assert_eq!(Policy::default().validate(), Vec::<String>::new());
-        let policy = Policy { cpu_min: f64::NAN, washout_min_s: -1.0, ..Policy::default() };
+        let policy = Policy {
+            cpu_min: f64::NAN,
+            washout_min_s: -1.0,
+            ..Policy::default()
+        };
         let wrong = policy.validate().join("\n");
-        assert!(wrong.contains("cpu_min") && wrong.contains("washout_min_s"), "{wrong}");
+        assert!(
+            wrong.contains("cpu_min") && wrong.contains("washout_min_s"),
+            "{wrong}"
+        );
     }
 }

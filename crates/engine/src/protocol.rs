@@ -3,8 +3,8 @@
 use crate::policy::Policy;
 use crate::view::Stage;
 use homeostat_model::{
-    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, MemoryMap, MeterCandidate, MeterId,
-    Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
+    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, MemoryMap, MeterCandidate,
+    MeterId, Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
 };
 
 /// What a fault means for the mind.

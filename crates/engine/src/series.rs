@@ -76,7 +76,9 @@ impl Series {
 
     /// Intervals that carry a reading of the meter, ended after `since`, oldest first: (work, seconds, cpu).
     pub(crate) fn readings(&self, meter: &MeterId, since: Nanoseconds) -> Vec<(f64, f64, f64)> {
-        self.since(since).filter_map(|i| i.work.get(meter).map(|w| (w.0, w.1, i.cpu))).collect()
+        self.since(since)
+            .filter_map(|i| i.work.get(meter).map(|w| (w.0, w.1, i.cpu)))
+            .collect()
     }
 
     /// Sums over the intervals that lie wholly within `from..=to` and carry a reading of the meter.
@@ -166,8 +168,14 @@ mod tests {
         assert!(!series(0.5, 0.5).load(now, 8).saturated);
         assert!(!series(0.17, 0.5).load(now, 8).saturated);
         assert!(series(0.5, 0.01).load(now, 2).saturated, "no idle CPU is left");
-        assert!(!series(0.1, 0.01).load(now, 2).saturated, "others use the machine up");
-        assert!(!series(5.1, 0.5).load(now, 16).saturated, "five of sixteen may be chance");
+        assert!(
+            !series(0.1, 0.01).load(now, 2).saturated,
+            "others use the machine up"
+        );
+        assert!(
+            !series(5.1, 0.5).load(now, 16).saturated,
+            "five of sixteen may be chance"
+        );
     }
 
     #[test]
@@ -178,7 +186,11 @@ mod tests {
         assert_eq!(sums.intervals, 5);
         assert_eq!(sums.work, 500.0);
         assert_eq!(sums.cpu, 2.5);
-        let none = s.sums(&MeterId::new("other"), Nanoseconds::ZERO, Nanoseconds::from_secs(99));
+        let none = s.sums(
+            &MeterId::new("other"),
+            Nanoseconds::ZERO,
+            Nanoseconds::from_secs(99),
+        );
         assert_eq!(none, Sums::default());
     }
 

@@ -66,7 +66,10 @@ pub struct Declined {
 impl Declined {
     /// A refusal without advice.
     pub fn because(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), advice: Vec::new() }
+        Self {
+            reason: reason.into(),
+            advice: Vec::new(),
+        }
     }
 }
 

@@ -35,7 +35,11 @@ impl Engine {
     /// The arbiter: at most one real trial at a time on the host, since last-level cache, memory bandwidth and free
     /// memory are shared by all workloads; known gains first, then the largest predicted gain in CPUs.
     pub(crate) fn start_next(&mut self) {
-        if self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act || self.real_trial_running() {
+        if self.paused
+            || self.stopping.is_some()
+            || self.policy.mode != Mode::Act
+            || self.real_trial_running()
+        {
             return;
         }
         let rank = |w: &crate::watched::Watched| {
@@ -61,7 +65,9 @@ impl Engine {
     }
 
     fn real_trial_running(&self) -> bool {
-        self.experiments.values().any(|e| e.setup.kind != ExperimentKind::Placebo)
+        self.experiments
+            .values()
+            .any(|e| e.setup.kind != ExperimentKind::Placebo)
             || self.guards.values().any(Guard::busy)
     }
 
@@ -93,7 +99,10 @@ impl Engine {
         let nothing = Unmeasurable::NoWork;
         let w = self.workloads.get(id).ok_or(nothing)?;
         let chosen = w.meter.as_ref().ok_or(nothing)?;
-        let since = w.observed_since.max(self.now.saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)));
+        let since = w.observed_since.max(
+            self.now
+                .saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)),
+        );
         let readings = w.series.readings(&chosen.candidate.id, since);
         let seconds: Vec<(f64, f64)> = readings
             .iter()
@@ -123,10 +132,15 @@ impl Engine {
                 return;
             }
         };
-        let Some(w) = self.workloads.get_mut(id) else { return };
-        let Some(proposed) = w.proposed.clone() else { return };
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        let Some(proposed) = w.proposed.clone() else {
+            return;
+        };
         if !proposed.proposal.reversible {
-            let text = "not tried: the change cannot be switched back on this machine, and nothing is kept unproven";
+            let text =
+                "not tried: the change cannot be switched back on this machine, and nothing is kept unproven";
             self.refuse(id, Declined::because(text), false);
             return;
         }
@@ -165,10 +179,11 @@ impl Engine {
             return true;
         }
         // Never as the first thing that a new workload sees: improving it comes first.
-        let seen_before = self
-            .workloads
-            .get(id)
-            .is_some_and(|w| w.decisions.iter().any(|d| matches!(d.stage, Stage::Declined | Stage::Improved)));
+        let seen_before = self.workloads.get(id).is_some_and(|w| {
+            w.decisions
+                .iter()
+                .any(|d| matches!(d.stage, Stage::Declined | Stage::Improved))
+        });
         self.policy.placebo_every_s > 0.0 && self.now >= self.placebo_due && seen_before
     }
 
@@ -182,7 +197,12 @@ impl Engine {
             }
         };
         self.placebo_due = self.now + Nanoseconds::from_secs_f64(self.policy.placebo_every_s);
-        let none = Effect { estimate: 0.0, lower: 0.0, upper: 0.0, confidence: 1.0 };
+        let none = Effect {
+            estimate: 0.0,
+            lower: 0.0,
+            upper: 0.0,
+            confidence: 1.0,
+        };
         let hypothesis = "placebo: nothing is changed; measures how often homeostat accepts by mistake";
         let started = self.launch(
             id,
@@ -202,7 +222,10 @@ impl Engine {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one caller per kind of trial; a struct would only repeat Setup")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one caller per kind of trial; a struct would only repeat Setup"
+    )]
     fn launch(
         &mut self,
         id: &WorkloadId,
@@ -230,7 +253,11 @@ impl Engine {
         self.next_action += 1;
         let experiment_id = ExperimentId(self.next_experiment);
         self.next_experiment += 1;
-        let parameters = TrialParameters { alpha, scale_prior: choice.scale, ..self.policy.trial.clone() };
+        let parameters = TrialParameters {
+            alpha,
+            scale_prior: choice.scale,
+            ..self.policy.trial.clone()
+        };
         let setup = Setup {
             id: experiment_id,
             kind,
@@ -270,7 +297,9 @@ impl Engine {
             },
         );
         let experiment = Experiment::new(setup, breaker);
-        self.out.push(Command::RecordExperiment(Box::new(self.record(&experiment, None))));
+        self.out.push(Command::RecordExperiment(Box::new(
+            self.record(&experiment, None),
+        )));
         self.experiments.insert(experiment_id, experiment);
         self.out.push(Command::Apply(Box::new(action)));
         Some(experiment_id)
@@ -281,21 +310,31 @@ impl Engine {
     pub(crate) fn poll_experiments(&mut self) {
         let ids: Vec<ExperimentId> = self.experiments.keys().copied().collect();
         for id in ids {
-            let Some(e) = self.experiments.get_mut(&id) else { continue };
-            let Some(w) = self.workloads.get(&e.setup.workload) else { continue };
+            let Some(e) = self.experiments.get_mut(&id) else {
+                continue;
+            };
+            let Some(w) = self.workloads.get(&e.setup.workload) else {
+                continue;
+            };
             let need = e.poll(self.now, &w.series);
             self.meet(id, need);
         }
     }
 
     fn meet(&mut self, id: ExperimentId, need: Need) {
-        let Some(e) = self.experiments.get(&id) else { return };
+        let Some(e) = self.experiments.get(&id) else {
+            return;
+        };
         let action = e.setup.action;
         match need {
             Need::Nothing => {}
             Need::Begin { block, on, switch } => {
                 let record = (block > 0 && block.is_multiple_of(8)).then(|| self.record(e, None));
-                self.out.push(Command::NoteCoin { experiment: id, block, on });
+                self.out.push(Command::NoteCoin {
+                    experiment: id,
+                    block,
+                    on,
+                });
                 if switch {
                     self.switch(action, on);
                 }
@@ -314,7 +353,9 @@ impl Engine {
 
     /// Drives a change to on or off.
     pub(crate) fn switch(&mut self, action: ActionId, on: bool) {
-        let Some(c) = self.changes.get_mut(&action) else { return };
+        let Some(c) = self.changes.get_mut(&action) else {
+            return;
+        };
         c.on = on;
         c.settled = false;
         let direction = if on { Direction::Apply } else { Direction::Undo };
@@ -344,11 +385,18 @@ impl Engine {
         }
     }
 
-    pub(crate) fn on_settled(&mut self, action: ActionId, direction: Direction, result: Result<Progress, Fault>) {
+    pub(crate) fn on_settled(
+        &mut self,
+        action: ActionId,
+        direction: Direction,
+        result: Result<Progress, Fault>,
+    ) {
         if let Ok(progress) = &result {
             self.account(action, progress);
         }
-        let Some(c) = self.changes.get_mut(&action) else { return };
+        let Some(c) = self.changes.get_mut(&action) else {
+            return;
+        };
         let expected = if c.on { Direction::Apply } else { Direction::Undo };
         if direction != expected {
             return;
@@ -379,7 +427,13 @@ impl Engine {
             .experiments
             .iter()
             .find(|(_, e)| e.setup.action == action)
-            .map(|(id, e)| (*id, matches!(e.phase, Phase::Preparing), matches!(e.phase, Phase::Concluding)));
+            .map(|(id, e)| {
+                (
+                    *id,
+                    matches!(e.phase, Phase::Preparing),
+                    matches!(e.phase, Phase::Concluding),
+                )
+            });
         let Some((id, preparing, concluding)) = found else {
             self.guard_settled(action);
             return;
@@ -388,7 +442,11 @@ impl Engine {
             self.conclude_of(action);
             return;
         }
-        let share = if progress.total == 0 { 1.0 } else { progress.finished as f64 / progress.total as f64 };
+        let share = if progress.total == 0 {
+            1.0
+        } else {
+            progress.finished as f64 / progress.total as f64
+        };
         if preparing && share < CONVERTED_MIN {
             let why = progress
                 .skipped
@@ -396,7 +454,10 @@ impl Engine {
                 .map(|(reason, n)| format!("{n} {reason}"))
                 .collect::<Vec<_>>()
                 .join(", ");
-            let text = format!("only {} of {} pieces could be converted ({why})", progress.finished, progress.total);
+            let text = format!(
+                "only {} of {} pieces could be converted ({why})",
+                progress.finished, progress.total
+            );
             self.abort(id, text);
             return;
         }
@@ -405,14 +466,24 @@ impl Engine {
 
     fn experiment_settled(&mut self, action: ActionId) {
         let now = self.now;
-        let Some((id, e)) = self.experiments.iter_mut().find(|(_, e)| e.setup.action == action) else { return };
+        let Some((id, e)) = self
+            .experiments
+            .iter_mut()
+            .find(|(_, e)| e.setup.action == action)
+        else {
+            return;
+        };
         let id = *id;
         let need = e.settled(now);
         self.meet(id, need);
     }
 
     fn apply_failed(&mut self, action: ActionId, fault: &Fault) {
-        let id = self.experiments.iter().find(|(_, e)| e.setup.action == action).map(|(id, _)| *id);
+        let id = self
+            .experiments
+            .iter()
+            .find(|(_, e)| e.setup.action == action)
+            .map(|(id, _)| *id);
         // Nothing was done when the record never reached the journal, or preparation was refused; the undo that
         // follows finds nothing to do and closes the record if there is one.
         let text = match fault.kind {
@@ -427,7 +498,9 @@ impl Engine {
 
     fn undo_failed(&mut self, action: ActionId, fault: &Fault) {
         let now = self.now;
-        let Some(c) = self.changes.get_mut(&action) else { return };
+        let Some(c) = self.changes.get_mut(&action) else {
+            return;
+        };
         c.leaving = true;
         c.failures += 1;
         let workload = c.workload.clone();
@@ -439,7 +512,10 @@ impl Engine {
                 fault.text
             )
         } else {
-            format!("action {action} could not be undone yet: {}; trying again", fault.text)
+            format!(
+                "action {action} could not be undone yet: {}; trying again",
+                fault.text
+            )
         };
         self.narrate(&workload, text, true);
         if given_up {
@@ -467,7 +543,9 @@ impl Engine {
 
     pub(crate) fn abort(&mut self, id: ExperimentId, why: String) {
         let now = self.now;
-        let Some(e) = self.experiments.get_mut(&id) else { return };
+        let Some(e) = self.experiments.get_mut(&id) else {
+            return;
+        };
         let need = e.conclude(now, Verdict::Aborted, why);
         self.meet(id, need);
     }
@@ -479,8 +557,12 @@ impl Engine {
     }
 
     pub(crate) fn abort_workload(&mut self, workload: &WorkloadId, why: &str) {
-        let ids: Vec<ExperimentId> =
-            self.experiments.iter().filter(|(_, e)| e.setup.workload == *workload).map(|(id, _)| *id).collect();
+        let ids: Vec<ExperimentId> = self
+            .experiments
+            .iter()
+            .filter(|(_, e)| e.setup.workload == *workload)
+            .map(|(id, _)| *id)
+            .collect();
         for id in ids {
             self.abort(id, why.to_owned());
         }
@@ -488,11 +570,18 @@ impl Engine {
 
     /// Takes a change back for good.
     pub(crate) fn withdraw(&mut self, action: ActionId, why: &str) {
-        if let Some(id) = self.experiments.iter().find(|(_, e)| e.setup.action == action).map(|(id, _)| *id) {
+        if let Some(id) = self
+            .experiments
+            .iter()
+            .find(|(_, e)| e.setup.action == action)
+            .map(|(id, _)| *id)
+        {
             self.abort(id, why.to_owned());
             return;
         }
-        let Some(c) = self.changes.get_mut(&action) else { return };
+        let Some(c) = self.changes.get_mut(&action) else {
+            return;
+        };
         if c.leaving && c.failures == 0 {
             return;
         }
@@ -507,9 +596,15 @@ impl Engine {
 
     /// The change of an experiment reached its final state: write the verdict down.
     fn conclude_of(&mut self, action: ActionId) {
-        let found = self.experiments.iter().find(|(_, e)| e.setup.action == action).map(|(id, _)| *id);
+        let found = self
+            .experiments
+            .iter()
+            .find(|(_, e)| e.setup.action == action)
+            .map(|(id, _)| *id);
         let Some(id) = found else { return };
-        let Some(e) = self.experiments.remove(&id) else { return };
+        let Some(e) = self.experiments.remove(&id) else {
+            return;
+        };
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
         let exposure = e.harm_exposure();
         let record = self.record(&e, Some(verdict));
@@ -541,7 +636,13 @@ impl Engine {
                     .workloads
                     .get(&workload)
                     .and_then(|w| w.proposed.as_ref())
-                    .map(|p| (p.proposal.stages.clone(), p.proposal.effector.clone(), p.proposal.arguments.clone()));
+                    .map(|p| {
+                        (
+                            p.proposal.stages.clone(),
+                            p.proposal.effector.clone(),
+                            p.proposal.arguments.clone(),
+                        )
+                    });
                 let guard = Guard::new(&e, self.now, &self.policy, stages);
                 self.guards.insert(workload.clone(), guard);
                 let text = format!(
@@ -553,7 +654,10 @@ impl Engine {
                 self.decide(&workload, Stage::Improved, text, false);
             }
             _ => {
-                let text = format!("{verdict} by experiment {id}: {}; the change was undone", e.reason);
+                let text = format!(
+                    "{verdict} by experiment {id}: {}; the change was undone",
+                    e.reason
+                );
                 self.refuse(&workload, Declined::because(text), verdict == Verdict::Harmful);
             }
         }
@@ -568,7 +672,11 @@ impl Engine {
         }
         let text = format!(
             "placebo trial {}: {} of {} accepted so far (at most {:.0} % expected)",
-            if verdict == Verdict::Accepted { "accepted by mistake" } else { "not accepted, as it should be" },
+            if verdict == Verdict::Accepted {
+                "accepted by mistake"
+            } else {
+                "not accepted, as it should be"
+            },
             self.false_accepts,
             self.placebos,
             self.policy.placebo_alpha * 100.0

@@ -17,8 +17,12 @@ const LISTED_MAX: usize = 200;
 impl Engine {
     /// What people see.
     pub fn view(&self) -> View {
-        let mut workloads: Vec<WorkloadView> =
-            self.workloads.values().filter(|w| !w.gone).map(|w| self.workload_view(w)).collect();
+        let mut workloads: Vec<WorkloadView> = self
+            .workloads
+            .values()
+            .filter(|w| !w.gone)
+            .map(|w| self.workload_view(w))
+            .collect();
         workloads.sort_by(|a, b| {
             (b.stage > Stage::Ignored)
                 .cmp(&(a.stage > Stage::Ignored))
@@ -38,10 +42,18 @@ impl Engine {
             .to_owned(),
             paused: self.paused,
             machine: self.machine.fingerprint(),
-            machine_refusals: self.refusals.iter().map(|(id, why)| format!("{id}: {why}")).collect(),
+            machine_refusals: self
+                .refusals
+                .iter()
+                .map(|(id, why)| format!("{id}: {why}"))
+                .collect(),
             workloads,
             workloads_ignored: ignored,
-            experiments: self.experiments.values().map(|e| self.experiment_view(e)).collect(),
+            experiments: self
+                .experiments
+                .values()
+                .map(|e| self.experiment_view(e))
+                .collect(),
             in_force: self.changes_view(),
             outcomes: self.outcomes.iter().cloned().collect(),
             advice: self.advice.values().cloned().collect(),
@@ -63,7 +75,13 @@ impl Engine {
             kind: w.workload.kind,
             program: w.workload.program.clone(),
             fingerprint: w.workload.fingerprint.to_string(),
-            pids: w.workload.processes.iter().take(PIDS_MAX).map(|p| p.pid).collect(),
+            pids: w
+                .workload
+                .processes
+                .iter()
+                .take(PIDS_MAX)
+                .map(|p| p.pid)
+                .collect(),
             processes: w.workload.processes.len() as u32,
             age_s: sample.map_or(0.0, |s| s.age.as_secs_f64()),
             cpus: w.load.cpus,
@@ -81,18 +99,22 @@ impl Engine {
                 objective_reason: w.objective_reason.to_owned(),
             }),
             meters: w.candidates.clone(),
-            proposal: w.proposed.as_ref().filter(|_| w.stage == Stage::Proposed).map(|p| ProposalView {
-                id: format!("{}/{}", p.strategy, w.workload.id),
-                strategy: p.strategy.clone(),
-                hypothesis: p.proposal.hypothesis.clone(),
-                predicted: p.proposal.predicted,
-                risk: p.proposal.risk.clone(),
-                design: format!(
-                    "randomised on/off blocks judged by {}; undone unless a gain of {:.0} % is proven",
-                    w.objective.words(),
-                    self.policy.trial.gate * 100.0
-                ),
-            }),
+            proposal: w
+                .proposed
+                .as_ref()
+                .filter(|_| w.stage == Stage::Proposed)
+                .map(|p| ProposalView {
+                    id: format!("{}/{}", p.strategy, w.workload.id),
+                    strategy: p.strategy.clone(),
+                    hypothesis: p.proposal.hypothesis.clone(),
+                    predicted: p.proposal.predicted,
+                    risk: p.proposal.risk.clone(),
+                    design: format!(
+                        "randomised on/off blocks judged by {}; undone unless a gain of {:.0} % is proven",
+                        w.objective.words(),
+                        self.policy.trial.gate * 100.0
+                    ),
+                }),
             decisions: w.decisions.iter().cloned().collect(),
         }
     }
@@ -154,7 +176,8 @@ impl Engine {
             own_resident_bytes: self.own_resident.0,
             experiments_last_hour: self.starts.len() as u32,
             experiments_per_hour_max: self.policy.experiments_per_hour_max,
-            harm_exposure_day: self.exposure.iter().map(|(_, e)| e).sum(),
+            // The sum of nothing is minus zero.
+            harm_exposure_day: self.exposure.iter().map(|(_, e)| e).sum::<f64>() + 0.0,
             harm_exposure_per_day_max: self.policy.harm_exposure_per_day_max,
             stalled_s: self.stalled.as_secs_f64(),
             bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),

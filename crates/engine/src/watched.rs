@@ -5,7 +5,9 @@ use crate::meters::Assessment;
 use crate::series::Series;
 use crate::strategy::{Load, Proposal};
 use crate::view::{DecisionView, Stage};
-use homeostat_model::{MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample};
+use homeostat_model::{
+    MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
+};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Decisions kept per workload for `explain`.
@@ -109,7 +111,11 @@ impl Watched {
             if self.decisions.len() == DECISIONS_MAX {
                 self.decisions.pop_front();
             }
-            self.decisions.push_back(DecisionView { unix_seconds, stage, text: text.to_owned() });
+            self.decisions.push_back(DecisionView {
+                unix_seconds,
+                stage,
+                text: text.to_owned(),
+            });
         }
         news && !returning
     }
@@ -130,7 +136,9 @@ impl Watched {
 
 /// The text without its numbers.
 fn skeleton(text: &str) -> String {
-    text.chars().filter(|c| !c.is_ascii_digit() && *c != '.' && *c != '-' && *c != '+').collect()
+    text.chars()
+        .filter(|c| !c.is_ascii_digit() && *c != '.' && *c != '-' && *c != '+')
+        .collect()
 }
 
 #[cfg(test)]
@@ -147,7 +155,10 @@ mod tests {
                 fingerprint: Fingerprint::new("w"),
                 program: "w".into(),
                 executable: String::new(),
-                processes: vec![ProcessId { pid: 1, start_ticks: 1 }],
+                processes: vec![ProcessId {
+                    pid: 1,
+                    start_ticks: 1,
+                }],
                 choice: OperatorChoice::default(),
             },
             Nanoseconds::ZERO,
@@ -155,7 +166,10 @@ mod tests {
         assert!(w.decide(1, Stage::Declined, "only 10 MiB resident"));
         assert!(!w.decide(2, Stage::Declined, "only 11 MiB resident"));
         assert!(w.decide(3, Stage::Considered, "looking for a meter"));
-        assert!(!w.decide(4, Stage::Declined, "only 12 MiB resident"), "said before");
+        assert!(
+            !w.decide(4, Stage::Declined, "only 12 MiB resident"),
+            "said before"
+        );
         assert!(w.decide(5, Stage::Declined, "no meter"));
         assert_eq!(w.decisions.len(), 3);
     }

@@ -1,14 +1,14 @@
 //! The whole mind against a small plant: workloads whose true gain is known, in virtual time.
 
 use homeostat_engine::{
-    Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy, Prior,
-    Proposal, Seen, Stage, Strategy, WorkloadRule,
+    Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy,
+    Prior, Proposal, Seen, Stage, Strategy, WorkloadRule,
 };
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
     ActionId, Bytes, Direction, Effect, EffectorId, Fingerprint, Machine, MachineSample, MeterCandidate,
-    MeterClass, MeterReading, Nanoseconds, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId, Verdict,
-    Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    MeterClass, MeterReading, Nanoseconds, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId,
+    Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,9 +30,17 @@ impl Strategy for Try {
         }
         Opinion::Propose(Box::new(Proposal {
             hypothesis: "it may help".into(),
-            predicted: Effect { estimate: 0.1, lower: 0.0, upper: 0.2, confidence: 0.9 },
+            predicted: Effect {
+                estimate: 0.1,
+                lower: 0.0,
+                upper: 0.2,
+                confidence: 0.9,
+            },
             effector: EffectorId::from("switch"),
-            target: Target::Memory(vec![MemoryTarget { process: seen.workload.processes[0], pieces: vec![1, 2] }]),
+            target: Target::Memory(vec![MemoryTarget {
+                process: seen.workload.processes[0],
+                pieces: vec![1, 2],
+            }]),
             stages: vec![],
             arguments: BTreeMap::new(),
             reversible: true,
@@ -53,7 +61,13 @@ struct Plant {
 }
 
 fn plant(name: &'static str, gain: f64) -> Plant {
-    Plant { name, gain, noise: 0.01, metered: true, alive: true }
+    Plant {
+        name,
+        gain,
+        noise: 0.01,
+        metered: true,
+        alive: true,
+    }
 }
 
 struct World {
@@ -100,7 +114,11 @@ fn machine() -> Machine {
 }
 
 fn policy() -> Policy {
-    Policy { seed: 42, placebo_every_s: 0.0, ..Policy::default() }
+    Policy {
+        seed: 42,
+        placebo_every_s: 0.0,
+        ..Policy::default()
+    }
 }
 
 impl World {
@@ -167,16 +185,22 @@ impl World {
                 self.open.entry(id).or_default().remove(meter.as_str());
             }
             Command::Apply(action) => match self.refuse_apply.take() {
-                Some(fault) => self.pending.push(Event::Settled(action.id, Direction::Apply, Err(fault))),
+                Some(fault) => self
+                    .pending
+                    .push(Event::Settled(action.id, Direction::Apply, Err(fault))),
                 None => {
                     self.trials_at_once = self.on.values().filter(|(_, on)| *on).count();
                     self.on.insert(action.id, (action.workload.clone(), true));
-                    self.pending.push(Event::Settled(action.id, Direction::Apply, Ok(done())));
+                    self.pending
+                        .push(Event::Settled(action.id, Direction::Apply, Ok(done())));
                 }
             },
             Command::Switch(id, direction) => {
                 if direction == Direction::Undo && self.fail_undo {
-                    let fault = Fault { kind: FaultKind::Busy, text: "mapped by others".into() };
+                    let fault = Fault {
+                        kind: FaultKind::Busy,
+                        text: "mapped by others".into(),
+                    };
                     self.pending.push(Event::Settled(id, direction, Err(fault)));
                     return;
                 }
@@ -211,7 +235,9 @@ impl World {
             let snapshot = self.snapshot();
             self.step(Event::Sampled(Box::new(snapshot)));
             for _ in 0..64 {
-                let Some(event) = (!self.pending.is_empty()).then(|| self.pending.remove(0)) else { break };
+                let Some(event) = (!self.pending.is_empty()).then(|| self.pending.remove(0)) else {
+                    break;
+                };
                 self.step(event);
             }
             let trials = self.engine.view().experiments.len();
@@ -233,7 +259,10 @@ impl World {
                 fingerprint: Fingerprint::new(p.name),
                 program: p.name.into(),
                 executable: p.name.into(),
-                processes: vec![ProcessId { pid: 100 + i as i32, start_ticks: 1 }],
+                processes: vec![ProcessId {
+                    pid: 100 + i as i32,
+                    start_ticks: 1,
+                }],
                 choice: OperatorChoice::default(),
             });
             let readings = self
@@ -241,7 +270,11 @@ impl World {
                 .get(&id)
                 .into_iter()
                 .flatten()
-                .map(|m| MeterReading { meter: m.as_str().into(), work: rate, interval: Nanoseconds::from_secs(1) })
+                .map(|m| MeterReading {
+                    meter: m.as_str().into(),
+                    work: rate,
+                    interval: Nanoseconds::from_secs(1),
+                })
                 .collect();
             samples.push(WorkloadSample {
                 id,
@@ -266,7 +299,10 @@ impl World {
             at: Nanoseconds::from_secs(self.second),
             unix_seconds: 1_000_000 + self.second,
             interval: Nanoseconds::from_secs(1),
-            machine: MachineSample { cpu_busy: Nanoseconds::from_secs(1), ..MachineSample::default() },
+            machine: MachineSample {
+                cpu_busy: Nanoseconds::from_secs(1),
+                ..MachineSample::default()
+            },
             workloads: Some(workloads),
             samples,
             own_cpu: Nanoseconds::from_millis(1),
@@ -275,16 +311,32 @@ impl World {
     }
 
     fn stage(&self, name: &str) -> Stage {
-        self.engine.view().workloads.iter().find(|w| w.id.as_str() == name).unwrap().stage
+        self.engine
+            .view()
+            .workloads
+            .iter()
+            .find(|w| w.id.as_str() == name)
+            .unwrap()
+            .stage
     }
 
     fn verdict(&self, name: &str) -> Verdict {
-        self.verdicts.iter().find(|v| v.0 == name).unwrap_or_else(|| panic!("no verdict for {name}: {:#?}", self.stories)).1
+        self.verdicts
+            .iter()
+            .find(|v| v.0 == name)
+            .unwrap_or_else(|| panic!("no verdict for {name}: {:#?}", self.stories))
+            .1
     }
 }
 
 fn done() -> Progress {
-    Progress { done: true, finished: 2, total: 2, verified: true, ..Progress::default() }
+    Progress {
+        done: true,
+        finished: 2,
+        total: 2,
+        verified: true,
+        ..Progress::default()
+    }
 }
 
 #[test]
@@ -301,7 +353,11 @@ fn a_real_gain_is_accepted_and_stays() {
 
 #[test]
 fn no_gain_is_rejected_a_loss_is_harmful_and_nothing_stays_changed() {
-    let mut world = World::new(vec![plant("nothing", 0.0), plant("worse", -0.10)], policy(), Memory::default());
+    let mut world = World::new(
+        vec![plant("nothing", 0.0), plant("worse", -0.10)],
+        policy(),
+        Memory::default(),
+    );
     world.run(3000);
     assert_eq!(world.verdict("nothing"), Verdict::Rejected);
     assert_eq!(world.verdict("worse"), Verdict::Harmful);
@@ -309,7 +365,11 @@ fn no_gain_is_rejected_a_loss_is_harmful_and_nothing_stays_changed() {
     assert_eq!(world.most_trials_at_once, 1, "one change at a time on the host");
     let trials = world.verdicts.len();
     world.run(3000);
-    assert_eq!(world.verdicts.len(), trials, "neither is tried again within its back-off");
+    assert_eq!(
+        world.verdicts.len(),
+        trials,
+        "neither is tried again within its back-off"
+    );
 }
 
 #[test]
@@ -320,15 +380,27 @@ fn without_a_meter_nothing_is_touched_and_the_remedy_is_named() {
     world.run(600);
     assert!(world.verdicts.is_empty() && world.on.is_empty());
     assert_eq!(world.stage("silent"), Stage::Declined);
-    let told: Vec<_> = world.stories.iter().filter(|s| s.contains("progress counter")).collect();
-    assert_eq!(told.len(), 1, "said once, not at every retry: {:#?}", world.stories);
+    let told: Vec<_> = world
+        .stories
+        .iter()
+        .filter(|s| s.contains("progress counter"))
+        .collect();
+    assert_eq!(
+        told.len(),
+        1,
+        "said once, not at every retry: {:#?}",
+        world.stories
+    );
 }
 
 #[test]
 fn the_same_seed_gives_the_same_decisions_and_another_seed_other_coins() {
     let run = |seed| {
-        let mut world =
-            World::new(vec![plant("good", 0.05), plant("nothing", 0.0)], Policy { seed, ..policy() }, Memory::default());
+        let mut world = World::new(
+            vec![plant("good", 0.05), plant("nothing", 0.0)],
+            Policy { seed, ..policy() },
+            Memory::default(),
+        );
         world.run(800);
         world.trace
     };
@@ -353,7 +425,12 @@ fn a_workload_that_ends_in_the_trial_is_forgotten_without_a_verdict_on_the_effec
 impl World {
     fn stages_missing(&self, name: &str, stage: Stage) -> bool {
         assert!(self.second < 5000, "never reached {stage}: {:#?}", self.stories);
-        !self.engine.view().workloads.iter().any(|w| w.id.as_str() == name && w.stage == stage)
+        !self
+            .engine
+            .view()
+            .workloads
+            .iter()
+            .any(|w| w.id.as_str() == name && w.stage == stage)
     }
 }
 
@@ -406,7 +483,11 @@ fn paused_means_no_new_trial() {
 #[test]
 fn never_in_the_configuration_is_honoured_also_when_it_comes_later() {
     let never = Policy {
-        workloads: vec![WorkloadRule { pattern: "good*".into(), never: true, ..WorkloadRule::default() }],
+        workloads: vec![WorkloadRule {
+            pattern: "good*".into(),
+            never: true,
+            ..WorkloadRule::default()
+        }],
         ..policy()
     };
     let mut world = World::new(vec![plant("good", 0.20)], never.clone(), Memory::default());
@@ -418,13 +499,22 @@ fn never_in_the_configuration_is_honoured_also_when_it_comes_later() {
     }
     world.step(Event::Operator(OperatorRequest::Configure(Box::new(never))));
     world.run(5);
-    assert!(world.on.is_empty(), "a choice that comes later withdraws what is in force");
+    assert!(
+        world.on.is_empty(),
+        "a choice that comes later withdraws what is in force"
+    );
 }
 
 #[test]
 fn advice_only_proposes_and_touches_nothing() {
-    let mut world =
-        World::new(vec![plant("good", 0.20)], Policy { mode: Mode::AdviseOnly, ..policy() }, Memory::default());
+    let mut world = World::new(
+        vec![plant("good", 0.20)],
+        Policy {
+            mode: Mode::AdviseOnly,
+            ..policy()
+        },
+        Memory::default(),
+    );
     world.run(600);
     assert!(world.on.is_empty());
     let view = world.engine.view();
@@ -434,12 +524,23 @@ fn advice_only_proposes_and_touches_nothing() {
 #[test]
 fn calibration_runs_placebos_side_by_side_and_accepts_almost_none() {
     let plants = vec![plant("a", 0.0), plant("b", 0.0), plant("c", 0.0)];
-    let mut world = World::new(plants, Policy { mode: Mode::Calibrate, ..policy() }, Memory::default());
+    let mut world = World::new(
+        plants,
+        Policy {
+            mode: Mode::Calibrate,
+            ..policy()
+        },
+        Memory::default(),
+    );
     world.run(6000);
     let view = world.engine.view();
     assert!(view.calibration.placebos >= 30, "{:?}", view.calibration);
     // At a level of 5 % ten false accepts of thirty would happen once in ten million runs.
-    assert!(view.calibration.false_accepts <= view.calibration.placebos / 3, "{:?}", view.calibration);
+    assert!(
+        view.calibration.false_accepts <= view.calibration.placebos / 3,
+        "{:?}",
+        view.calibration
+    );
     assert!(world.most_trials_at_once >= 2, "a placebo disturbs nobody");
 }
 
@@ -464,9 +565,19 @@ fn a_known_harm_is_not_repeated_and_a_known_gain_is_tried_sooner() {
         None
     };
     let fresh = first_trial(Memory::default()).unwrap();
-    let known = first_trial(Memory { priors: vec![prior(Verdict::Accepted)], ..Memory::default() }).unwrap();
+    let known = first_trial(Memory {
+        priors: vec![prior(Verdict::Accepted)],
+        ..Memory::default()
+    })
+    .unwrap();
     assert!(known < fresh, "{known} {fresh}");
-    assert_eq!(first_trial(Memory { priors: vec![prior(Verdict::Harmful)], ..Memory::default() }), None);
+    assert_eq!(
+        first_trial(Memory {
+            priors: vec![prior(Verdict::Harmful)],
+            ..Memory::default()
+        }),
+        None
+    );
 }
 
 #[test]
@@ -480,15 +591,26 @@ fn an_undo_that_fails_is_tried_again_and_then_reported() {
     world.run(30);
     world.fail_undo = false;
     world.run(30);
-    assert!(world.on.is_empty(), "succeeds once the obstacle is gone: {:#?}", world.stories);
+    assert!(
+        world.on.is_empty(),
+        "succeeds once the obstacle is gone: {:#?}",
+        world.stories
+    );
 }
 
 #[test]
 fn a_refused_change_ends_the_trial_without_harm() {
     let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
-    world.refuse_apply = Some(Fault { kind: FaultKind::Conflict, text: "MADV_NOHUGEPAGE".into() });
+    world.refuse_apply = Some(Fault {
+        kind: FaultKind::Conflict,
+        text: "MADV_NOHUGEPAGE".into(),
+    });
     world.run(200);
     assert_eq!(world.verdict("good"), Verdict::Aborted);
-    assert!(world.stories.iter().any(|s| s.contains("chose otherwise")), "{:#?}", world.stories);
+    assert!(
+        world.stories.iter().any(|s| s.contains("chose otherwise")),
+        "{:#?}",
+        world.stories
+    );
     assert!(world.on.is_empty());
 }

@@ -69,7 +69,8 @@ impl Machine {
     }
     /// Whether the capability was probed and works.
     pub fn can(&self, id: &str) -> bool {
-        self.capability(id).is_some_and(|c| c.state == CapabilityState::Available)
+        self.capability(id)
+            .is_some_and(|c| c.state == CapabilityState::Available)
     }
     /// Identity of this kind of machine for the history: kernel, CPU model and size, not the host's name.
     pub fn fingerprint(&self) -> String {

@@ -45,7 +45,11 @@ impl Nanoseconds {
     }
     /// From seconds; negative and non-finite values become zero.
     pub fn from_secs_f64(s: f64) -> Self {
-        if s.is_finite() && s > 0.0 { Self((s * 1e9) as u64) } else { Self(0) }
+        if s.is_finite() && s > 0.0 {
+            Self((s * 1e9) as u64)
+        } else {
+            Self(0)
+        }
     }
     /// As seconds.
     pub fn as_secs_f64(self) -> f64 {

@@ -13,7 +13,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("store", &["model"]),
     ("linux", &["platform", "model", "progress"]),
     ("runtime", &["engine", "platform", "store", "model"]),
-    ("daemon", &["runtime", "strategies", "engine", "linux", "platform", "store", "model"]),
+    (
+        "daemon",
+        &[
+            "runtime",
+            "strategies",
+            "engine",
+            "linux",
+            "platform",
+            "store",
+            "model",
+        ],
+    ),
     ("cli", &["daemon", "model"]),
     ("workloads", &["progress"]),
 ];
@@ -26,23 +37,36 @@ fn every_arrow_points_the_way_architecture_md_says() {
         .other_options(vec!["--offline".to_owned()])
         .exec()
         .expect("cargo metadata works");
-    let allowed: BTreeMap<&str, BTreeSet<&str>> =
-        ALLOWED.iter().map(|(from, to)| (*from, to.iter().copied().collect())).collect();
+    let allowed: BTreeMap<&str, BTreeSet<&str>> = ALLOWED
+        .iter()
+        .map(|(from, to)| (*from, to.iter().copied().collect()))
+        .collect();
     let mut seen = 0;
     for package in &metadata.packages {
         let Some(from) = package.name.strip_prefix("homeostat-") else {
             panic!("package {} lacks the prefix homeostat-", package.name)
         };
-        let may = allowed.get(from).unwrap_or_else(|| panic!("{from} is missing from the table of arrows"));
+        let may = allowed
+            .get(from)
+            .unwrap_or_else(|| panic!("{from} is missing from the table of arrows"));
         for dependency in &package.dependencies {
             if dependency.kind != cargo_metadata::DependencyKind::Normal {
                 continue;
             }
-            let Some(to) = dependency.name.strip_prefix("homeostat-") else { continue };
+            let Some(to) = dependency.name.strip_prefix("homeostat-") else {
+                continue;
+            };
             assert!(may.contains(to), "{from} must not depend on {to}");
             seen += 1;
         }
     }
-    assert!(seen > 10, "only {seen} arrows found: the test looks at the wrong place");
-    assert_eq!(metadata.packages.len(), allowed.len(), "every crate stands in the table of arrows");
+    assert!(
+        seen > 10,
+        "only {seen} arrows found: the test looks at the wrong place"
+    );
+    assert_eq!(
+        metadata.packages.len(),
+        allowed.len(),
+        "every crate stands in the table of arrows"
+    );
 }

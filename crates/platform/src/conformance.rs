@@ -15,9 +15,15 @@ pub fn sensing(platform: &mut dyn Sensors) -> Vec<String> {
     match platform.machine() {
         Ok(machine) => {
             check(!machine.cpus.is_empty(), "a machine has at least one CPU");
-            check(!machine.nodes.is_empty(), "a machine has at least one memory node");
+            check(
+                !machine.nodes.is_empty(),
+                "a machine has at least one memory node",
+            );
             check(machine.memory.0 > 0, "a machine has memory");
-            check(machine.page_size.0.is_power_of_two(), "the page size is a power of two");
+            check(
+                machine.page_size.0.is_power_of_two(),
+                "the page size is a power of two",
+            );
             check(!machine.boot_id.is_empty(), "the boot has an id");
             check(
                 machine.cpus.windows(2).all(|w| w[0].id < w[1].id),
@@ -26,12 +32,21 @@ pub fn sensing(platform: &mut dyn Sensors) -> Vec<String> {
         }
         Err(e) => check(false, &format!("machine() succeeds: {e}")),
     }
-    let first = platform.sample(&SampleRequest { scan: true, detail: vec![] });
-    let second = platform.sample(&SampleRequest { scan: true, detail: vec![] });
+    let first = platform.sample(&SampleRequest {
+        scan: true,
+        detail: vec![],
+    });
+    let second = platform.sample(&SampleRequest {
+        scan: true,
+        detail: vec![],
+    });
     match (first, second) {
         (Ok(a), Ok(b)) => {
             check(a.at <= b.at, "time does not go back");
-            check(a.workloads.is_some() && b.workloads.is_some(), "a scan lists the workloads");
+            check(
+                a.workloads.is_some() && b.workloads.is_some(),
+                "a scan lists the workloads",
+            );
             for s in [&a, &b] {
                 if let Some(list) = &s.workloads {
                     let mut ids: Vec<_> = list.iter().map(|w| &w.id).collect();
@@ -39,7 +54,10 @@ pub fn sensing(platform: &mut dyn Sensors) -> Vec<String> {
                     ids.sort();
                     ids.dedup();
                     check(ids.len() == n, "workload ids are unique");
-                    check(list.iter().all(|w| !w.processes.is_empty()), "a workload has a process");
+                    check(
+                        list.iter().all(|w| !w.processes.is_empty()),
+                        "a workload has a process",
+                    );
                 }
             }
             let quiet = platform.sample(&SampleRequest::default());

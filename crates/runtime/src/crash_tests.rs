@@ -41,7 +41,12 @@ fn crash_victim() {
     // Ends when the parent closes the pipe or says so; checks its own contents at the end.
     while std::io::stdin().read_line(&mut line).is_ok_and(|n| n > 0) {
         if line.trim() == "check" {
-            let broken = memory.iter().enumerate().step_by(4096).filter(|(i, b)| **b != content(*i)).count();
+            let broken = memory
+                .iter()
+                .enumerate()
+                .step_by(4096)
+                .filter(|(i, b)| **b != content(*i))
+                .count();
             println!("BROKEN {broken}");
             std::io::stdout().flush().unwrap();
         }
@@ -75,7 +80,10 @@ fn crash_child() {
         compact_bytes: Some(1),
     };
     let (mut journal, _) = Journal::open(Path::new(&directory), options).unwrap();
-    let process = ProcessId { pid: pid.parse().unwrap(), start_ticks: start_ticks.parse().unwrap() };
+    let process = ProcessId {
+        pid: pid.parse().unwrap(),
+        start_ticks: start_ticks.parse().unwrap(),
+    };
     let first = u64::from_str_radix(&address, 16).unwrap();
     let pieces: Vec<u64> = (0..PIECES as u64).map(|i| first + i * PIECE).collect();
     let action = Action {
@@ -102,14 +110,28 @@ fn crash_child() {
             }
         }
     };
-    journal.note(Note::Coin(Coin { experiment: ExperimentId(1), block: 0, on: true })).unwrap();
-    drive(&mut platform, Direction::Apply, (point == "own.first_slice_of_apply").then_some(1));
+    journal
+        .note(Note::Coin(Coin {
+            experiment: ExperimentId(1),
+            block: 0,
+            on: true,
+        }))
+        .unwrap();
+    drive(
+        &mut platform,
+        Direction::Apply,
+        (point == "own.first_slice_of_apply").then_some(1),
+    );
     journal.applied(record.action.id).unwrap();
     if point == "own.applied" {
         kill_self();
     }
     journal.undoing(record.action.id).unwrap();
-    drive(&mut platform, Direction::Undo, (point == "own.first_slice_of_undo").then_some(1));
+    drive(
+        &mut platform,
+        Direction::Undo,
+        (point == "own.first_slice_of_undo").then_some(1),
+    );
     journal.closed(record.action.id).unwrap();
     println!("SURVIVED");
 }
@@ -131,7 +153,12 @@ struct Victim {
 
 impl Victim {
     fn start() -> Self {
-        let mut child = again("crash_victim").env(VICTIM, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = again("crash_victim")
+            .env(VICTIM, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let address = loop {
             let mut line = String::new();
@@ -144,13 +171,20 @@ impl Victim {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         let after_name = stat.rsplit_once(')').unwrap().1;
         let start_ticks = after_name.split_whitespace().nth(19).unwrap().parse().unwrap();
-        Self { child, out, process: ProcessId { pid, start_ticks }, address }
+        Self {
+            child,
+            out,
+            process: ProcessId { pid, start_ticks },
+            address,
+        }
     }
 
     fn states(&self) -> Vec<PieceState> {
         let mut states = Vec::new();
         let mut pagemap = Pagemap::open(Path::new("/proc"), self.process.pid).unwrap();
-        pagemap.piece_states(self.address, PIECES as u64, &mut states).unwrap();
+        pagemap
+            .piece_states(self.address, PIECES as u64, &mut states)
+            .unwrap();
         states
     }
 
@@ -181,7 +215,13 @@ impl Drop for Victim {
 
 fn again(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([&format!("crash_tests::{test}"), "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.args([
+        &format!("crash_tests::{test}"),
+        "--exact",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
     command
 }
 
@@ -201,7 +241,12 @@ fn killed_at_every_step_the_machine_is_as_it_was_found() {
     let found = victim.states();
     let resident = victim.resident_kib();
     assert!(found.iter().all(|s| *s == PieceState::Full), "{found:?}");
-    let own = ["own.first_slice_of_apply", "own.applied", "own.first_slice_of_undo", "own.never"];
+    let own = [
+        "own.first_slice_of_apply",
+        "own.applied",
+        "own.first_slice_of_undo",
+        "own.never",
+    ];
     let mut died = 0;
     for point in FAULT_POINTS.iter().chain(&own) {
         let directory = tempfile::tempdir().unwrap();
@@ -214,7 +259,8 @@ fn killed_at_every_step_the_machine_is_as_it_was_found() {
             victim.address
         );
         let output = again("crash_child").env(CRASH, plan).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         let killed = !output.status.success();
         died += usize::from(killed);
         assert!(killed || text.contains("SURVIVED"), "{point}: {text}");

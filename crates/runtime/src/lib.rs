@@ -184,7 +184,10 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         if !scan && !detail {
             return;
         }
-        let request = SampleRequest { scan, detail: plan.detail };
+        let request = SampleRequest {
+            scan,
+            detail: plan.detail,
+        };
         match self.platform.sample(&request) {
             Ok(snapshot) => self.events.push_back(Event::Sampled(Box::new(snapshot))),
             Err(e) => self.tell(format!("sampling failed: {e}"), true),
@@ -192,7 +195,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let after = self.clock.now();
         if scan {
             self.scan_cost = after - now;
-            let spread = Nanoseconds::from_secs_f64(self.scan_cost.as_secs_f64() / SCAN_SHARE).min(SCAN_EVERY_MAX);
+            let spread =
+                Nanoseconds::from_secs_f64(self.scan_cost.as_secs_f64() / SCAN_SHARE).min(SCAN_EVERY_MAX);
             self.next_scan = now + plan.scan_every.max(spread);
         }
         if detail {
@@ -223,8 +227,12 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
 
     fn handle_events(&mut self) {
         for _ in 0..EVENTS_PER_TURN_MAX {
-            let Some(event) = self.events.pop_front() else { return };
-            let commands = self.engine.step(self.clock.now(), self.clock.unix_seconds(), event);
+            let Some(event) = self.events.pop_front() else {
+                return;
+            };
+            let commands = self
+                .engine
+                .step(self.clock.now(), self.clock.unix_seconds(), event);
             for command in commands {
                 self.execute(command);
             }
@@ -260,8 +268,16 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 let result = self.journal.kept(action);
                 self.journal_result(result);
             }
-            Command::NoteCoin { experiment, block, on } => {
-                let result = self.journal.note(Note::Coin(Coin { experiment, block, on }));
+            Command::NoteCoin {
+                experiment,
+                block,
+                on,
+            } => {
+                let result = self.journal.note(Note::Coin(Coin {
+                    experiment,
+                    block,
+                    on,
+                }));
                 self.journal_result(result);
             }
             Command::RecordExperiment(record) => {
@@ -282,7 +298,10 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 machine: self.fingerprint.clone(),
                 workload: w.workload,
                 fingerprint: w.fingerprint,
-                started_unix: self.clock.unix_seconds().saturating_sub(w.length.0 / 1_000_000_000),
+                started_unix: self
+                    .clock
+                    .unix_seconds()
+                    .saturating_sub(w.length.0 / 1_000_000_000),
                 length: w.length,
                 samples: w.samples,
                 meter: Some(w.meter),
@@ -303,7 +322,12 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     }
 
     fn tell(&mut self, text: String, warning: bool) {
-        self.stories.push(Story { workload: None, stage: Stage::Ignored, text, warning });
+        self.stories.push(Story {
+            workload: None,
+            stage: Stage::Ignored,
+            text,
+            warning,
+        });
     }
 
     fn journal_result<E: std::fmt::Display>(&mut self, result: Result<(), E>) {
@@ -312,7 +336,10 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             Err(e) if !self.journal_warned => {
                 // The record stays owed; undoing twice is harmless, forgetting would not be.
                 self.journal_warned = true;
-                self.tell(format!("the journal cannot be written: {e}; no new change will be made"), true);
+                self.tell(
+                    format!("the journal cannot be written: {e}; no new change will be made"),
+                    true,
+                );
             }
             Err(_) => {}
         }
@@ -325,7 +352,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let record = match self.platform.prepare(&action) {
             Ok(record) => record,
             Err(e) => {
-                self.events.push_back(Event::Settled(id, Direction::Apply, Err(fault(&e))));
+                self.events
+                    .push_back(Event::Settled(id, Direction::Apply, Err(fault(&e))));
                 return;
             }
         };
@@ -334,39 +362,65 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 kind: FaultKind::Journal,
                 text: format!("the journal cannot be written, so nothing is changed: {e}"),
             };
-            self.events.push_back(Event::Settled(id, Direction::Apply, Err(fault)));
+            self.events
+                .push_back(Event::Settled(id, Direction::Apply, Err(fault)));
             return;
         }
         self.records.insert(id, record);
-        self.pending.insert(id, Pending { direction: Direction::Apply, due: self.clock.now(), busy: 0 });
+        self.pending.insert(
+            id,
+            Pending {
+                direction: Direction::Apply,
+                due: self.clock.now(),
+                busy: 0,
+            },
+        );
     }
 
     fn switch(&mut self, id: ActionId, direction: Direction) {
         if !self.records.contains_key(&id) {
             // Never prepared or never journalled: nothing was done, so it is off already.
             let done = match direction {
-                Direction::Undo => Ok(Progress { done: true, verified: true, ..Progress::default() }),
-                Direction::Apply => {
-                    Err(Fault { kind: FaultKind::Vanished, text: format!("action {id} has no record") })
-                }
+                Direction::Undo => Ok(Progress {
+                    done: true,
+                    verified: true,
+                    ..Progress::default()
+                }),
+                Direction::Apply => Err(Fault {
+                    kind: FaultKind::Vanished,
+                    text: format!("action {id} has no record"),
+                }),
             };
             self.events.push_back(Event::Settled(id, direction, done));
             return;
         }
-        self.pending.insert(id, Pending { direction, due: self.clock.now(), busy: 0 });
+        self.pending.insert(
+            id,
+            Pending {
+                direction,
+                due: self.clock.now(),
+                busy: 0,
+            },
+        );
     }
 
     fn advance_due(&mut self) {
         let now = self.clock.now();
-        let due: Vec<ActionId> =
-            self.pending.iter().filter(|(_, p)| p.due <= now).map(|(id, _)| *id).collect();
+        let due: Vec<ActionId> = self
+            .pending
+            .iter()
+            .filter(|(_, p)| p.due <= now)
+            .map(|(id, _)| *id)
+            .collect();
         for id in due {
             self.advance(id);
         }
     }
 
     fn advance(&mut self, id: ActionId) {
-        let (Some(pending), Some(record)) = (self.pending.get_mut(&id), self.records.get(&id)) else { return };
+        let (Some(pending), Some(record)) = (self.pending.get_mut(&id), self.records.get(&id)) else {
+            return;
+        };
         let direction = pending.direction;
         let result = self.platform.advance(record, direction);
         let now = self.clock.now();
@@ -387,7 +441,11 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
             Err(PlatformError::Vanished { .. }) if direction == Direction::Undo => {
                 self.pending.remove(&id);
-                let gone = Progress { done: true, verified: true, ..Progress::default() };
+                let gone = Progress {
+                    done: true,
+                    verified: true,
+                    ..Progress::default()
+                };
                 self.events.push_back(Event::Settled(id, direction, Ok(gone)));
             }
             Err(PlatformError::Busy { .. }) if pending.busy < BUSY_MAX => {
@@ -396,7 +454,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
             Err(e) => {
                 self.pending.remove(&id);
-                self.events.push_back(Event::Settled(id, direction, Err(fault(&e))));
+                self.events
+                    .push_back(Event::Settled(id, direction, Err(fault(&e))));
             }
         }
     }
@@ -413,7 +472,10 @@ fn fault(error: &PlatformError) -> Fault {
         PlatformError::Malformed { .. } => FaultKind::Malformed,
         PlatformError::Busy { .. } => FaultKind::Busy,
     };
-    Fault { kind, text: error.to_string() }
+    Fault {
+        kind,
+        text: error.to_string(),
+    }
 }
 
 /// Experiments looked up at start to rebuild the state of false-discovery control.
@@ -438,7 +500,11 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         })
         .collect();
     let placebos = history.placebo_summary(now_unix);
-    let filter = history::ExperimentFilter { limit: TRIES_MAX, blocks: false, ..Default::default() };
+    let filter = history::ExperimentFilter {
+        limit: TRIES_MAX,
+        blocks: false,
+        ..Default::default()
+    };
     let mut tries: Vec<(homeostat_model::ExperimentId, bool)> = history
         .experiments(&filter, now_unix)
         .into_iter()

@@ -42,15 +42,19 @@ pub fn restore(
     include_kept: bool,
 ) -> RecoveryReport {
     let mut report = RecoveryReport::default();
-    let mut owed: Vec<(UndoRecord, bool, bool)> =
-        journal.owed().map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id))).collect();
+    let mut owed: Vec<(UndoRecord, bool, bool)> = journal
+        .owed()
+        .map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id)))
+        .collect();
     owed.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
     for (record, kept, void) in owed {
         let id = record.action.id;
         let text = format!("{} on {}", record.action.effector, record.action.workload);
         if void {
             close(journal, id, &mut report);
-            report.void.push((id, format!("{text}: made before the last boot")));
+            report
+                .void
+                .push((id, format!("{text}: made before the last boot")));
             continue;
         }
         if kept && !include_kept {
@@ -75,7 +79,9 @@ pub fn restore(
 /// A record that cannot be closed stays owed: undoing it again later finds nothing to do.
 fn close(journal: &mut Journal, id: ActionId, report: &mut RecoveryReport) {
     if let Err(e) = journal.closed(id) {
-        report.failed.push((id, format!("undone, but the journal cannot be written: {e}")));
+        report
+            .failed
+            .push((id, format!("undone, but the journal cannot be written: {e}")));
     }
 }
 

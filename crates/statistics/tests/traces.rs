@@ -9,7 +9,7 @@ use homeostat_statistics::{Arm, Decision, Design, Trial, TrialParameters, block_
 use std::path::{Path, PathBuf};
 
 /// Coin sequences per trace, objective and design.
-const SEQUENCES: u64 = 2000;
+const SEQUENCES: u64 = 600;
 /// Level under test; high, so that a broken test shows.
 const ALPHA: f64 = 0.05;
 const WASHOUT_S: usize = 2;
@@ -147,8 +147,10 @@ fn on_recorded_servers_a_placebo_is_accepted_no_more_often_than_its_level() {
                 println!(
                     "{name:12} per_cpu {per_cpu:5} {design:?} M={measured:2} s={scale:.3}: accepted {share:.4}"
                 );
+                // The expected share is at most ALPHA; what is counted may lie three standard errors above.
+                let slack = 3.0 * (ALPHA * (1.0 - ALPHA) / SEQUENCES as f64).sqrt();
                 assert!(
-                    share <= ALPHA,
+                    share <= ALPHA + slack,
                     "{name}, per_cpu {per_cpu}, {design:?}: {share} accepted at level {ALPHA}"
                 );
             }

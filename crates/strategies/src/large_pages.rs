@@ -60,8 +60,13 @@ const CHURN_MAX: f64 = 0.2;
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(500);
 /// Predicted gain by resident size in MiB: (size, gain). Fitted to the measurements named above, halved for
 /// programs that do more than chase pointers.
-const PREDICTION: [(f64, f64); 5] =
-    [(32.0, 0.02), (64.0, 0.04), (512.0, 0.08), (2048.0, 0.15), (8192.0, 0.20)];
+const PREDICTION: [(f64, f64); 5] = [
+    (32.0, 0.02),
+    (64.0, 0.04),
+    (512.0, 0.08),
+    (2048.0, 0.15),
+    (8192.0, 0.20),
+];
 
 /// The strategy.
 pub(crate) struct LargePages;
@@ -83,8 +88,11 @@ impl Strategy for LargePages {
             match machine.capability(id) {
                 Some(c) if c.state == homeostat_model::CapabilityState::Available => {}
                 Some(c) => {
-                    let remedy =
-                        if c.remedy.is_empty() { String::new() } else { format!("; {}", c.remedy) };
+                    let remedy = if c.remedy.is_empty() {
+                        String::new()
+                    } else {
+                        format!("; {}", c.remedy)
+                    };
                     return Err(format!("{id} does not work here: {}{remedy}", c.detail));
                 }
                 None => return Err(format!("{id} was not probed")),
@@ -131,7 +139,9 @@ impl Strategy for LargePages {
         switched_off(seen).or_else(|| {
             let memory = seen.memory?;
             let process = memory.disabled.first()?;
-            Some(format!("large pages were switched off for process {process} (PR_SET_THP_DISABLE)"))
+            Some(format!(
+                "large pages were switched off for process {process} (PR_SET_THP_DISABLE)"
+            ))
         })
     }
 }
@@ -140,7 +150,10 @@ impl Strategy for LargePages {
 fn switched_off(seen: &Seen<'_>) -> Option<String> {
     let settings = &seen.machine_sample.huge_pages;
     (settings.enabled.0 == "never").then(|| {
-        let by = settings.enabled_set_by.as_deref().unwrap_or("the kernel's own default");
+        let by = settings
+            .enabled_set_by
+            .as_deref()
+            .unwrap_or("the kernel's own default");
         format!("transparent huge pages are switched off (enabled = never, set by {by})")
     })
 }
@@ -168,7 +181,10 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         match refusal {
             Some(why) => {
                 *tally.refused.entry(why).or_default() += region.resident.saturating_sub(region.huge);
-                if region.kind == MemoryKind::Shared && !region.aligned && region.resident.0 >= CONVERTIBLE_MIN.0 {
+                if region.kind == MemoryKind::Shared
+                    && !region.aligned
+                    && region.resident.0 >= CONVERTIBLE_MIN.0
+                {
                     advice.push(alignment_advice(seen, region));
                 } else if region.kind == MemoryKind::Shared
                     && region.mappers > 1
@@ -188,7 +204,10 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     let convertible: u64 = usable.iter().map(|r| r.convertible.len() as u64).sum();
     let bytes = Bytes(convertible * piece);
     if bytes.0 < CONVERTIBLE_MIN.0 {
-        return Opinion::Decline(Declined { reason: nothing_to_do(bytes, &tally, piece), advice });
+        return Opinion::Decline(Declined {
+            reason: nothing_to_do(bytes, &tally, piece),
+            advice,
+        });
     }
     usable.sort_by(|a, b| heat(b).total_cmp(&heat(a)).then(a.start.cmp(&b.start)));
     let (trial, rest) = split(&usable, (TRIAL_MAX.0 / piece) as usize);
@@ -198,7 +217,11 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     let hypothesis = format!(
         "{trial_bytes}{} of its {} resident memory is full, in use and mapped by 4 KiB pages; 2 MiB pages save \
          translation misses (predicted {gain})",
-        if rest.is_empty() { String::new() } else { format!(" (of {bytes}, the hottest first)") },
+        if rest.is_empty() {
+            String::new()
+        } else {
+            format!(" (of {bytes}, the hottest first)")
+        },
         seen.sample.resident,
     );
     Opinion::Propose(Box::new(Proposal {
@@ -266,8 +289,13 @@ fn split(regions: &[&MemoryRegion], most: usize) -> (Vec<MemoryTarget>, Vec<Memo
     for region in regions {
         let take = region.convertible.len().min(left);
         left -= take;
-        first.entry(region.process).or_default().extend(&region.convertible[..take]);
-        rest.entry(region.process).or_default().extend(&region.convertible[take..]);
+        first
+            .entry(region.process)
+            .or_default()
+            .extend(&region.convertible[..take]);
+        rest.entry(region.process)
+            .or_default()
+            .extend(&region.convertible[take..]);
     }
     (targets(first), targets(rest))
 }
@@ -290,8 +318,10 @@ fn pieces_in(targets: &[MemoryTarget]) -> u64 {
 
 /// Cuts the rest into the stages of [`STAGES`].
 fn stages(rest: Vec<MemoryTarget>) -> Vec<Target> {
-    let all: Vec<(homeostat_model::ProcessId, u64)> =
-        rest.iter().flat_map(|t| t.pieces.iter().map(|p| (t.process, *p))).collect();
+    let all: Vec<(homeostat_model::ProcessId, u64)> = rest
+        .iter()
+        .flat_map(|t| t.pieces.iter().map(|p| (t.process, *p)))
+        .collect();
     let mut out = Vec::new();
     let mut done = 0;
     for share in STAGES {
@@ -320,7 +350,12 @@ fn predict(bytes: Bytes, share: f64) -> Effect {
         }
     }
     let estimate = gain * share.clamp(0.0, 1.0);
-    Effect { estimate, lower: 0.0, upper: 2.5 * estimate, confidence: 0.9 }
+    Effect {
+        estimate,
+        lower: 0.0,
+        upper: 2.5 * estimate,
+        confidence: 0.9,
+    }
 }
 
 fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
@@ -338,7 +373,11 @@ fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
         finding: format!(
             "{} of shared memory ({}) starts at {:#x}, not at a multiple of 2 MiB: the kernel refuses to convert it",
             region.resident,
-            if region.name.is_empty() { "unnamed" } else { &region.name },
+            if region.name.is_empty() {
+                "unnamed"
+            } else {
+                &region.name
+            },
             region.start,
         ),
         remedy: first.into(),
@@ -377,7 +416,10 @@ mod tests {
     };
 
     const PIECE: u64 = 2 << 20;
-    const PROCESS: ProcessId = ProcessId { pid: 10, start_ticks: 1 };
+    const PROCESS: ProcessId = ProcessId {
+        pid: 10,
+        start_ticks: 1,
+    };
 
     fn machine() -> Machine {
         let capability = |id: &str| Capability {
@@ -398,7 +440,10 @@ mod tests {
             huge_page_size: Bytes(PIECE),
             llc_size: Bytes::from_mib(32),
             boot_id: "b".into(),
-            capabilities: vec![capability("process_madvise.collapse"), capability("process_madvise.split")],
+            capabilities: vec![
+                capability("process_madvise.collapse"),
+                capability("process_madvise.split"),
+            ],
         }
     }
 
@@ -419,20 +464,34 @@ mod tests {
             eligible: true,
             aligned: true,
             mappers: 1,
-            pieces: Pieces { full: pieces as u32, ..Pieces::default() },
+            pieces: Pieces {
+                full: pieces as u32,
+                ..Pieces::default()
+            },
             convertible: (0..pieces).map(|i| 0x7f00_0000_0000 + i * PIECE).collect(),
         }
     }
 
-    fn opinion(regions: Vec<MemoryRegion>, change: impl FnOnce(&mut MachineSample, &mut MemoryMap, &mut Load)) -> Opinion {
+    fn opinion(
+        regions: Vec<MemoryRegion>,
+        change: impl FnOnce(&mut MachineSample, &mut MemoryMap, &mut Load),
+    ) -> Opinion {
         let machine = machine();
         let mut sample = MachineSample::default();
         sample.huge_pages.enabled = PageSizeSetting("madvise".into());
         sample.huge_pages.shmem_enabled = PageSizeSetting("never".into());
         let resident: Bytes = regions.iter().map(|r| r.resident).sum();
-        let mut memory =
-            MemoryMap { workload: "w".into(), disabled: vec![], regions, truncated: false };
-        let mut load = Load { cpus: 1.0, saturated: true, ..Load::default() };
+        let mut memory = MemoryMap {
+            workload: "w".into(),
+            disabled: vec![],
+            regions,
+            truncated: false,
+        };
+        let mut load = Load {
+            cpus: 1.0,
+            saturated: true,
+            ..Load::default()
+        };
         change(&mut sample, &mut memory, &mut load);
         let workload = Workload {
             id: "w".into(),
@@ -521,8 +580,15 @@ mod tests {
         let mut locked = region(64);
         locked.locked = true;
         let text = reason(opinion(vec![advised, refused, locked], |_, _, _| {}));
-        assert!(text.contains("MADV_HUGEPAGE") && text.contains("MADV_NOHUGEPAGE") && text.contains("mlock"), "{text}");
-        assert!(reason(opinion(vec![region(64)], |s, _, _| s.huge_pages.enabled.0 = "never".into())).contains("never"));
+        assert!(
+            text.contains("MADV_HUGEPAGE") && text.contains("MADV_NOHUGEPAGE") && text.contains("mlock"),
+            "{text}"
+        );
+        assert!(
+            reason(opinion(vec![region(64)], |s, _, _| s.huge_pages.enabled.0 =
+                "never".into()))
+            .contains("never")
+        );
         assert!(reason(opinion(vec![region(64)], |_, m, _| m.disabled.push(PROCESS))).contains("MemoryTHP"));
     }
 
@@ -555,7 +621,10 @@ mod tests {
     fn sparse_memory_and_short_lived_processes_are_declined_with_the_reason() {
         let mut sparse = region(640);
         sparse.convertible.clear();
-        sparse.pieces = Pieces { sparse: 640, ..Pieces::default() };
+        sparse.pieces = Pieces {
+            sparse: 640,
+            ..Pieces::default()
+        };
         assert!(reason(opinion(vec![sparse], |_, _, _| {})).contains("holes"));
         assert!(reason(opinion(vec![region(64)], |_, _, l| l.churn = 5.0)).contains("short-lived"));
     }

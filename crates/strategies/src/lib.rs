@@ -40,9 +40,14 @@ mod tests {
         ids.dedup();
         assert_eq!(ids.len(), all().len());
         for (id, text) in book() {
-            for heading in
-                ["## What", "## Why it helps", "## When it hurts", "## Evidence", "## Undo", "## References"]
-            {
+            for heading in [
+                "## What",
+                "## Why it helps",
+                "## When it hurts",
+                "## Evidence",
+                "## Undo",
+                "## References",
+            ] {
                 assert!(text.contains(heading), "{id} lacks the heading {heading}");
             }
         }
@@ -54,7 +59,14 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test over the source tree")]
         let mut names: Vec<String> = std::fs::read_dir(files)
             .unwrap()
-            .map(|e| e.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+            .map(|e| {
+                e.unwrap()
+                    .path()
+                    .file_stem()
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned()
+            })
             .filter(|n| n != "lib")
             .collect();
         names.sort();
