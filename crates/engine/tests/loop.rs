@@ -1,5 +1,7 @@
 //! The whole mind against a small plant: workloads whose true gain is known, in virtual time.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 use homeostat_engine::{
     Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy,
     Prior, Proposal, Seen, Stage, Strategy, WorkloadRule,

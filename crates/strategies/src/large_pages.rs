@@ -213,7 +213,7 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     let (trial, rest) = split(&usable, (TRIAL_MAX.0 / piece) as usize);
     let trial_bytes = Bytes(pieces_in(&trial) * piece);
     let share = bytes.0 as f64 / seen.sample.resident.0.max(1) as f64;
-    let gain = seen.known.map_or_else(|| predict(bytes, share), |known| known);
+    let gain = seen.known.unwrap_or_else(|| predict(bytes, share));
     let hypothesis = format!(
         "{trial_bytes}{} of its {} resident memory is full, in use and mapped by 4 KiB pages; 2 MiB pages save \
          translation misses (predicted {gain})",
