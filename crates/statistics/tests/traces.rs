@@ -148,7 +148,7 @@ fn on_recorded_servers_a_placebo_is_accepted_no_more_often_than_its_level() {
                     "{name:12} per_cpu {per_cpu:5} {design:?} M={measured:2} s={scale:.3}: accepted {share:.4}"
                 );
                 // The expected share is at most ALPHA; what is counted may lie three standard errors above.
-                let slack = 3.0 * (ALPHA * (1.0 - ALPHA) / SEQUENCES as f64).sqrt();
+                let slack = 3.0 * (ALPHA * (1.0 - ALPHA) / sequences as f64).sqrt();
                 assert!(
                     share <= ALPHA + slack,
                     "{name}, per_cpu {per_cpu}, {design:?}: {share} accepted at level {ALPHA}"
