@@ -8,6 +8,7 @@
 use crate::series::{EDGE_TOLERANCE, Series, Sums};
 use crate::strategy::Load;
 use homeostat_model::{BlockRecord, Effect, MeterId, Nanoseconds};
+use homeostat_statistics::robust::ln;
 
 /// A block is measured again when less than this share of its time carries readings.
 const COVERAGE_MIN: f64 = 0.6;
@@ -72,7 +73,7 @@ impl Objective {
             Self::WorkPerSecond => sums.work_seconds,
             Self::CpuPerWork => sums.cpu,
         };
-        (sums.intervals > 0 && denominator > 0.0).then(|| (work / denominator).ln())
+        (sums.intervals > 0 && denominator > 0.0).then(|| ln(work / denominator))
     }
 }
 

@@ -230,11 +230,12 @@ impl Experiment {
     }
 
     fn begin(&mut self, now: Nanoseconds) -> Need {
-        let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
-        let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);
-        // Fixed before the coin is tossed, from the past only.
-        self.washout = wanted.min(self.setup.washout_max).max(self.washout);
         let coin = if self.trial.needs_coin() {
+            let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
+            let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);
+            // Fixed before the coin is tossed, from the past only, and for both blocks of a pair: whether the first
+            // of them needs a switch depends on the coin.
+            self.washout = wanted.min(self.setup.washout_max).max(self.washout);
             self.coins.toss()
         } else {
             false

@@ -32,6 +32,8 @@ const STAGES_MAX: usize = 16;
 /// A probe pair in the making.
 struct Probe {
     block: Block,
+    /// Of both blocks, fixed before the coin is tossed.
+    washout: Nanoseconds,
     first: Option<(bool, f64)>,
     switch_started: Nanoseconds,
 }
@@ -198,6 +200,7 @@ impl Engine {
                 let on = g.coins.toss();
                 g.probe = Some(Probe {
                     block: Block::start(0, on, now, g.washout, g.measured),
+                    washout: g.washout,
                     first: None,
                     switch_started: now,
                 });
@@ -393,7 +396,7 @@ impl Guard {
         };
         let Some((first_on, first)) = probe.first.replace((on, score)) else {
             // The second block is the other arm.
-            probe.block = Block::start(1, !on, now, self.washout, self.measured);
+            probe.block = Block::start(1, !on, now, probe.washout, self.measured);
             probe.switch_started = now;
             return Finding::Switch(!on);
         };

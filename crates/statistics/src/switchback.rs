@@ -272,6 +272,10 @@ struct Wealth([f64; 5]);
 impl Wealth {
     /// Bets that the contrast lies above (`sign` = 1) or below (−1) `theta`.
     fn bet(&mut self, contrast: &Contrast, theta: f64, sign: f64, parameters: &TrialParameters) {
+        if contrast.kind == Kind::Missing {
+            // Nothing was measured, so nothing is learnt about any effect, not only about none.
+            return;
+        }
         let scale = contrast.scale;
         let outcome = sign * contrast.above(theta);
         for (wealth, target) in self.0.iter_mut().zip(&parameters.targets) {
@@ -450,7 +454,7 @@ impl Trial {
 
     fn finish_paired(&mut self, arm: Arm, seen: Seen, scale: f64) {
         let (value, kind) = match (self.first.take(), seen) {
-            (_, Seen::Broken) => broken(arm, scale),
+            (_, Seen::Broken) => broken(arm, scale, self.parameters.harm_margin),
             (None, _) => {
                 self.first = Some((arm, seen));
                 return;
@@ -472,7 +476,7 @@ impl Trial {
     fn finish_single(&mut self, arm: Arm, seen: Seen, forecast: f64, scale: f64) {
         let (value, kind) = match seen {
             Seen::Score(score) => (2.0 * arm.sign() * (score - forecast), Kind::Measured),
-            Seen::Broken => broken(arm, scale),
+            Seen::Broken => broken(arm, scale, self.parameters.harm_margin),
             Seen::Nothing => (0.0, Kind::Missing),
         };
         self.count(Contrast {
@@ -586,10 +590,11 @@ impl Trial {
 /// wins more than half as much as that on a pair.
 const STRONG_EFFECT: f64 = 1.5;
 
-/// What a block that the circuit breaker ended counts as.
-fn broken(arm: Arm, scale: f64) -> (f64, Kind) {
+/// What a block that the circuit breaker ended counts as. Four scales of a quiet load may be less than the margin of
+/// harm; a fall that trips the breaker never is.
+fn broken(arm: Arm, scale: f64, harm_margin: f64) -> (f64, Kind) {
     match arm {
-        Arm::On => (-BROKEN_SCALES * scale, Kind::Broken),
+        Arm::On => (-(BROKEN_SCALES * scale).max(2.0 * harm_margin), Kind::Broken),
         Arm::Off => (0.0, Kind::Missing),
     }
 }

@@ -54,6 +54,26 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test over the documentation")]
+    fn the_book_has_the_pages_as_they_stand_in_the_source() {
+        let book_directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/strategies");
+        for (id, text) in book() {
+            let page = book_directory.join(format!("{id}.md"));
+            let wanted = format!("<!-- made from crates/strategies/src/{id}.rs -->\n\n{text}\n");
+            if std::env::var("HOMEOSTAT_UPDATE_DOCS").is_ok() {
+                std::fs::create_dir_all(&book_directory).unwrap();
+                std::fs::write(&page, &wanted).unwrap();
+            }
+            let found = std::fs::read_to_string(&page).unwrap_or_default();
+            assert!(
+                found == wanted,
+                "{} is not in step: HOMEOSTAT_UPDATE_DOCS=1 cargo test -p homeostat-strategies",
+                page.display()
+            );
+        }
+    }
+
+    #[test]
     fn every_source_file_is_registered() {
         let files = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         #[expect(clippy::disallowed_methods, reason = "a test over the source tree")]
