@@ -11,6 +11,7 @@ use crate::protocol::{
 };
 use crate::series::Interval;
 use crate::strategy::{Declined, Opinion, Seen, Strategy};
+use crate::trials::UNDO_ATTEMPTS_MAX;
 use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::{
@@ -351,10 +352,7 @@ impl Engine {
 
     fn finish_if_stopped(&mut self) {
         if self.stopping.is_some() && !self.finished && self.experiments.is_empty() {
-            let waiting = self
-                .changes
-                .values()
-                .any(|c| c.failures == 0 || c.retry_at.is_some());
+            let waiting = self.changes.values().any(|c| c.failures < UNDO_ATTEMPTS_MAX);
             if !waiting {
                 self.finished = true;
                 self.out.push(Command::Finished);

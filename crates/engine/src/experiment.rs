@@ -84,6 +84,8 @@ pub(crate) struct Experiment {
     pub(crate) bloat: Bytes,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) reason: String,
+    /// It ended for a reason of its own (not an operator, a stop, or the end of the workload): not tried again at once.
+    pub(crate) own_end: bool,
     coins: Coins,
     breaker: Breaker,
     switch_started: Nanoseconds,
@@ -106,6 +108,7 @@ impl Experiment {
             bloat: Bytes::ZERO,
             verdict: None,
             reason: String::new(),
+            own_end: false,
             switch_started: setup.started,
             slowest_switch: Nanoseconds::ZERO,
             setup,
@@ -137,11 +140,9 @@ impl Experiment {
         let over_budget = now - self.setup.started > self.setup.budget;
         match &mut self.phase {
             Phase::Concluding => Need::Nothing,
-            Phase::Preparing if over_budget => self.conclude(
-                now,
-                Verdict::Aborted,
-                "the change could not be made within the budget".into(),
-            ),
+            Phase::Preparing if over_budget => {
+                self.give_up(now, "the change could not be made within the budget".into())
+            }
             Phase::Preparing => Need::Nothing,
             Phase::Block(block) => {
                 if !self.settled
@@ -149,19 +150,22 @@ impl Experiment {
                         > self.washout.max(Nanoseconds::from_secs(1)) * SWITCH_PATIENCE
                 {
                     let took = now - self.switch_started;
-                    return self.conclude(
+                    return self.give_up(
                         now,
-                        Verdict::Aborted,
                         format!(
                             "switching took longer than {took}: the change cannot be compared on and off"
                         ),
                     );
                 }
+                let floor = self.setup.cpus * IDLE_SHARE;
                 if block.on && block.measuring(now) {
                     let from = block.measure_from.max(now.saturating_sub(BREAKER_SPAN));
                     let sums = series.sums(&self.setup.meter, from, now);
                     let score = self.setup.objective.score(&sums);
-                    let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8;
+                    // A lull in the load is not a fall: it is measured again, like in an off block.
+                    let idle =
+                        self.setup.objective == Objective::CpuPerWork && sums.cpu < floor * sums.seconds;
+                    let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !idle;
                     if let Some(score) = score.filter(|_| enough)
                         && self.breaker.trips(score)
                     {
@@ -171,10 +175,19 @@ impl Experiment {
                         return self.act_on(decision, now, over_budget);
                     }
                 }
-                let floor = self.setup.cpus * IDLE_SHARE;
                 match block.poll(now, series, &self.setup.meter, self.setup.objective, floor) {
                     BlockState::Running => Need::Nothing,
-                    BlockState::Unmeasurable(why) => self.conclude(now, Verdict::Aborted, why),
+                    // Idle again after one extension while the change is on, and never while it was off: that may be
+                    // the change standing in the way of the work. It counts as broken; under no effect that only makes
+                    // an accept less likely.
+                    BlockState::Idle if block.on && self.blocks.iter().any(|b| !b.on) => {
+                        let record = block.broken(now, series, &self.setup.meter, self.setup.objective);
+                        self.blocks.push(record);
+                        let decision = self.trial.observe_broken();
+                        self.act_on(decision, now, over_budget)
+                    }
+                    BlockState::Idle => Need::Nothing,
+                    BlockState::Unmeasurable(why) => self.give_up(now, why),
                     BlockState::Finished(record) => {
                         if !record.on {
                             self.breaker.off_block(record.score);
@@ -235,7 +248,14 @@ impl Experiment {
             let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);
             // Fixed before the coin is tossed, from the past only, and for both blocks of a pair: whether the first
             // of them needs a switch depends on the coin.
-            self.washout = wanted.min(self.setup.washout_max).max(self.washout);
+            if wanted > self.setup.washout_max {
+                let max = self.setup.washout_max;
+                return self.give_up(
+                    now,
+                    format!("it needs {wanted} to take effect, more than the longest washout ({max}): not comparable"),
+                );
+            }
+            self.washout = wanted.max(self.washout);
             self.coins.toss()
         } else {
             false
@@ -255,6 +275,12 @@ impl Experiment {
             on,
             switch,
         }
+    }
+
+    /// Ends the experiment for a reason that lies in the change or the load.
+    fn give_up(&mut self, now: Nanoseconds, why: String) -> Need {
+        self.own_end = true;
+        self.conclude(now, Verdict::Aborted, why)
     }
 
     /// Ends the experiment; the change goes to its final state.
@@ -289,15 +315,19 @@ impl Experiment {
             .filter(|b| b.on)
             .map(|b| b.measured.as_secs_f64() + self.washout.as_secs_f64())
             .sum();
-        let estimate = if self.blocks.len() >= 2 {
-            self.trial.estimate().effect
-        } else {
-            0.0
+        // From the scores themselves, not from the test, which bounds the influence of every block.
+        let mean = |on: bool| {
+            let scores: Vec<f64> = self
+                .blocks
+                .iter()
+                .filter(|b| b.on == on && b.score.is_finite())
+                .map(|b| b.score)
+                .collect();
+            (!scores.is_empty()).then(|| homeostat_statistics::robust::mean(&scores))
         };
-        let loss = if estimate.is_finite() {
-            (-estimate).clamp(0.0, 1.0)
-        } else {
-            0.0
+        let loss = match (mean(true), mean(false)) {
+            (Some(on), Some(off)) => (1.0 - homeostat_statistics::robust::exp(on - off)).clamp(0.0, 1.0),
+            _ => 0.0,
         };
         loss * 100.0 * on_seconds + self.stalled.as_secs_f64() * 100.0
     }

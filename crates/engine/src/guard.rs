@@ -15,13 +15,16 @@ use crate::strategy::Opinion;
 use crate::view::Stage;
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Action, ActionId, Effect, EffectorId, MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
+    Action, ActionId, Effect, EffectorId, ExperimentRecord, MeterId, Nanoseconds, StrategyId, Verdict,
+    WorkloadId,
 };
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Probe pairs of the probation are this many pair lengths apart (one in four).
 const PROBATION_SPACING: u64 = 3;
+/// The guard raises its alarm when the gain falls below this (log units).
+const HOLDBACK_FLOOR: f64 = 0.01;
 /// Memory of an improved workload is inspected again this often, for parts that came later.
 const REVIEW: Nanoseconds = Nanoseconds::from_secs(600);
 /// New parts are added when they make up at least this share of what is converted.
@@ -46,6 +49,8 @@ pub(crate) struct Guard {
     /// Parts that followed.
     pub(crate) followers: Vec<ActionId>,
     pub(crate) effect: Effect,
+    /// The experiment that accepted the change, rewritten when the change is revoked.
+    record: ExperimentRecord,
     pub(crate) probes: u32,
     effector: EffectorId,
     arguments: BTreeMap<String, String>,
@@ -69,6 +74,7 @@ pub(crate) struct Guard {
 impl Guard {
     pub(crate) fn new(
         e: &Experiment,
+        record: ExperimentRecord,
         now: Nanoseconds,
         policy: &Policy,
         rest: Option<(Vec<Target>, EffectorId, BTreeMap<String, String>)>,
@@ -81,6 +87,7 @@ impl Guard {
             leader: e.setup.action,
             followers: Vec::new(),
             effect: e.effect(),
+            record,
             probes: 0,
             effector,
             arguments,
@@ -95,7 +102,8 @@ impl Guard {
             // A stream of coins apart from that of the experiment.
             coins: Coins::new(e.setup.seed ^ 0x6775_6172_6400_0000, e.setup.id),
             probation: Probation::new(policy.probation_pairs, e.trial.estimate().scale),
-            holdback: Holdback::new(e.trial.estimate().scale),
+            // Alarm when the gain is lost, not only when it has become a loss.
+            holdback: Holdback::below(HOLDBACK_FLOOR, e.trial.estimate().scale),
             next_probe: now + pair * PROBATION_SPACING,
             probe: None,
             pieces: 0,
@@ -183,7 +191,7 @@ impl Engine {
             if let Some(probe) = &mut g.probe {
                 let floor = g.cpus * 0.1;
                 match probe.block.poll(now, &w.series, &g.meter, g.objective, floor) {
-                    BlockState::Running => {}
+                    BlockState::Running | BlockState::Idle => {}
                     BlockState::Unmeasurable(_) => {
                         g.probe = None;
                         g.next_probe = now + (g.washout + g.measured) * 2 * PROBATION_SPACING;
@@ -337,8 +345,18 @@ impl Engine {
     /// Undoes what was accepted.
     fn revoke(&mut self, id: &WorkloadId, why: &str, verdict: Option<Verdict>) {
         let Some(g) = self.guards.get(id) else { return };
-        let (leader, strategy) = (g.leader, g.strategy.clone());
+        let (leader, strategy, accepted) = (g.leader, g.strategy.clone(), g.record.clone());
         self.decide(id, Stage::Improved, why.to_owned(), true);
+        if let Some(verdict) = verdict {
+            // The history must not take it for a known gain after a restart.
+            let record = ExperimentRecord {
+                verdict: Some(verdict),
+                reason: why.to_owned(),
+                ended_unix: self.unix,
+                ..accepted
+            };
+            self.out.push(Command::RecordExperiment(Box::new(record)));
+        }
         if let (Some(verdict), Some(w)) = (verdict, self.workloads.get(id)) {
             let key = (w.workload.fingerprint.clone(), strategy);
             let unix = self.unix;

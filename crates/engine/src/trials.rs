@@ -20,10 +20,12 @@ use std::collections::BTreeMap;
 
 /// A change must reach at least this share of what it aimed at to be worth testing.
 const CONVERTED_MIN: f64 = 0.5;
-/// Failed undos before homeostat gives up and tells the operator.
-const UNDO_ATTEMPTS_MAX: u32 = 5;
+/// Failed undos before the operator is told that it does not work.
+pub(crate) const UNDO_ATTEMPTS_MAX: u32 = 5;
 /// Wait between attempts to undo.
 const UNDO_RETRY: Nanoseconds = Nanoseconds::from_secs(10);
+/// … and after it was reported.
+const UNDO_RETRY_SLOW: Nanoseconds = Nanoseconds::from_secs(60);
 /// No trial starts while tasks are stalled for memory more than this share of the time.
 const PRESSURE_MEMORY_MAX: f64 = 0.10;
 /// Effector that does nothing.
@@ -95,7 +97,7 @@ impl Engine {
     }
 
     /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
-    fn design(&self, id: &WorkloadId) -> Result<Choice, Unmeasurable> {
+    fn design(&self, id: &WorkloadId, alpha: f64, settling: Nanoseconds) -> Result<Choice, Unmeasurable> {
         let nothing = Unmeasurable::NoWork;
         let w = self.workloads.get(id).ok_or(nothing)?;
         let chosen = w.meter.as_ref().ok_or(nothing)?;
@@ -115,15 +117,24 @@ impl Engine {
         block_length::choose(
             &seconds,
             interval,
-            self.policy.washout_min_s,
+            self.policy.washout_min_s.max((settling * 3).as_secs_f64()),
             &self.policy.measured_candidates_s,
-            &self.policy.trial,
+            &TrialParameters {
+                alpha,
+                ..self.policy.trial.clone()
+            },
             self.policy.experiment_max_s,
         )
     }
 
     fn start_trial(&mut self, id: &WorkloadId) {
-        let choice = match self.design(id) {
+        let alpha = self.discovery.next_alpha();
+        let settling = self
+            .workloads
+            .get(id)
+            .and_then(|w| w.proposed.as_ref())
+            .map_or(Nanoseconds::ZERO, |p| p.proposal.settling);
+        let choice = match self.design(id, alpha, settling) {
             Ok(choice) => choice,
             // More history comes by waiting.
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
@@ -145,7 +156,6 @@ impl Engine {
             return;
         }
         let proposal = proposed.proposal;
-        let alpha = self.discovery.next_alpha();
         let predicted = proposal.predicted;
         let text = format!(
             "{} in randomised on/off blocks of {:.0} s, washout at least {:.0} s, at level {alpha:.4}",
@@ -188,7 +198,7 @@ impl Engine {
     }
 
     pub(crate) fn start_placebo(&mut self, id: &WorkloadId) {
-        let choice = match self.design(id) {
+        let choice = match self.design(id, self.policy.placebo_alpha, Nanoseconds::ZERO) {
             Ok(choice) => choice,
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(why) => {
@@ -504,11 +514,13 @@ impl Engine {
         c.leaving = true;
         c.failures += 1;
         let workload = c.workload.clone();
+        let failures = c.failures;
         let given_up = c.failures >= UNDO_ATTEMPTS_MAX;
-        c.retry_at = (!given_up).then(|| now + UNDO_RETRY);
+        // Never given up for good: what stands in the way (a snapshot by fork, a pin) may go.
+        c.retry_at = Some(now + if given_up { UNDO_RETRY_SLOW } else { UNDO_RETRY });
         let text = if given_up {
             format!(
-                "action {action} could not be undone after {UNDO_ATTEMPTS_MAX} attempts: {}; it stays in the journal; run `homeostat restore`",
+                "action {action} could not be undone after {UNDO_ATTEMPTS_MAX} attempts: {}; it stays in the journal and is tried again every minute",
                 fault.text
             )
         } else {
@@ -518,7 +530,7 @@ impl Engine {
             )
         };
         self.narrate(&workload, text, true);
-        if given_up {
+        if failures == UNDO_ATTEMPTS_MAX {
             self.conclude_of(action);
         }
     }
@@ -608,7 +620,7 @@ impl Engine {
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
         let exposure = e.harm_exposure();
         let record = self.record(&e, Some(verdict));
-        self.out.push(Command::RecordExperiment(Box::new(record)));
+        self.out.push(Command::RecordExperiment(Box::new(record.clone())));
         let placebo = e.setup.kind == ExperimentKind::Placebo;
         let workload = e.setup.workload.clone();
         self.outcomes.push_front(OutcomeView {
@@ -625,8 +637,11 @@ impl Engine {
             return;
         }
         self.exposure.push_back((self.now, exposure));
-        if verdict != Verdict::Aborted {
+        if verdict != Verdict::Aborted || !e.blocks.is_empty() {
+            // A try that was broken off could have been accepted until then: its level is used up.
             self.discovery.record(verdict == Verdict::Accepted);
+        }
+        if verdict != Verdict::Aborted || e.own_end {
             self.remember(&e, verdict);
         }
         let effect = e.effect();
@@ -643,7 +658,7 @@ impl Engine {
                             p.proposal.arguments.clone(),
                         )
                     });
-                let guard = Guard::new(&e, self.now, &self.policy, stages);
+                let guard = Guard::new(&e, record, self.now, &self.policy, stages);
                 self.guards.insert(workload.clone(), guard);
                 let text = format!(
                     "{} {} by experiment {id}, {}; the change stays and is guarded",

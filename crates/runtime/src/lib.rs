@@ -27,7 +27,7 @@ use homeostat_model::{
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use homeostat_store::journal::{Coin, Note, OwedState};
 use homeostat_store::{Journal, ResilientHistory, history};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Share of one CPU that scanning may take at rest; scans are spread out until it holds.
 const SCAN_SHARE: f64 = 0.001;
@@ -68,6 +68,8 @@ struct Pending {
     direction: Direction,
     due: Nanoseconds,
     busy: u32,
+    /// Most units finished so far.
+    finished: u64,
 }
 
 /// The loop.
@@ -87,6 +89,10 @@ pub struct Runtime<P, C> {
     next_prune: Nanoseconds,
     scan_cost: Nanoseconds,
     journal_warned: bool,
+    /// A coin could not be written down: no change is switched on until one can.
+    coin_missing: bool,
+    /// Undone, but the journal could not be told yet.
+    unclosed: BTreeSet<ActionId>,
     finished: bool,
 }
 
@@ -133,6 +139,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             next_prune: now + PRUNE_EVERY,
             scan_cost: Nanoseconds::ZERO,
             journal_warned: false,
+            coin_missing: false,
+            unclosed: BTreeSet::new(),
             finished: false,
         };
         Ok((runtime, report))
@@ -145,6 +153,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         self.handle_events();
         self.advance_due();
         self.handle_events();
+        self.close_late();
         self.history.flush(self.clock.unix_seconds());
         if now >= self.next_prune {
             self.next_prune = now + PRUNE_EVERY;
@@ -260,6 +269,9 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 if let Some(record) = self.records.remove(&action) {
                     self.platform.forget(&record);
                     let result = self.journal.closed(action);
+                    if result.is_err() {
+                        self.unclosed.insert(action);
+                    }
                     self.journal_result(result);
                 }
                 self.pending.remove(&action);
@@ -278,6 +290,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                     block,
                     on,
                 }));
+                self.coin_missing = result.is_err();
                 self.journal_result(result);
             }
             Command::RecordExperiment(record) => {
@@ -318,6 +331,17 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }),
             Command::Tell(story) => self.stories.push(story),
             Command::Finished => self.finished = true,
+        }
+    }
+
+    /// Tells the journal what it could not be told before.
+    fn close_late(&mut self) {
+        let waiting: Vec<ActionId> = self.unclosed.iter().copied().collect();
+        for action in waiting {
+            if self.journal.closed(action).is_err() {
+                return;
+            }
+            self.unclosed.remove(&action);
         }
     }
 
@@ -373,6 +397,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 direction: Direction::Apply,
                 due: self.clock.now(),
                 busy: 0,
+                finished: 0,
             },
         );
     }
@@ -394,12 +419,21 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             self.events.push_back(Event::Settled(id, direction, done));
             return;
         }
+        if direction == Direction::Apply && self.coin_missing {
+            let fault = Fault {
+                kind: FaultKind::Journal,
+                text: "the coin of the block could not be written down, so nothing is switched on".into(),
+            };
+            self.events.push_back(Event::Settled(id, direction, Err(fault)));
+            return;
+        }
         self.pending.insert(
             id,
             Pending {
                 direction,
                 due: self.clock.now(),
                 busy: 0,
+                finished: 0,
             },
         );
     }
@@ -436,7 +470,12 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
             Ok(progress) => {
                 pending.due = now + progress.pause.max(WAIT_MIN);
-                pending.busy = 0;
+                // What starts over after each "not now" and gets no further must come to an end, so that people hear of
+                // it. The mind goes on trying an undo.
+                if progress.finished > pending.finished {
+                    pending.busy = 0;
+                    pending.finished = progress.finished;
+                }
                 self.events.push_back(Event::Advanced(id, direction, progress));
             }
             Err(PlatformError::Vanished { .. }) if direction == Direction::Undo => {

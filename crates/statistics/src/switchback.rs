@@ -148,7 +148,8 @@ const BLOCKS_MAX_DEFAULT: u32 = 720;
 const BLOCKS_MAX_LIMIT: u32 = 10_000;
 /// Smallest scale: below it every difference would be certain.
 const SCALE_MIN: f64 = 1e-4;
-/// A broken on block counts as a loss of this many scales in the estimate, and as the worst there is in the bets.
+/// A broken on block counts as a loss of this many scales (or twice the margin of harm, if that is more) in the
+/// estimate, and as the worst there is in the bets.
 const BROKEN_SCALES: f64 = 4.0;
 /// No contrast counts for more than this many scales in a bet. A cut at four would cost a strong effect a pair.
 const OUTCOME_SCALES_MAX: f64 = 6.0;

@@ -70,6 +70,9 @@ const UNDO_ROUNDS_MAX: u8 = 6;
 const PRESSURE_PAUSES_MAX: u8 = 8;
 /// Share of wall time that all tasks of the machine were stalled on memory, above which conversion waits.
 const PRESSURE_FULL_MAX: f64 = 0.05;
+/// Room that the control group of a process must have below its limit: each conversion is charged to it before
+/// the old pages are freed, and a group at its limit would be reclaimed from.
+const GROUP_ROOM_MIN: u64 = 64 * 1024 * 1024;
 /// Longest pause asked for.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
@@ -176,8 +179,9 @@ impl Effector for LargePages {
             Direction::Apply => task.apply(&self.root),
             Direction::Undo => task.undo(&self.root),
         };
-        if outcome.is_err() {
-            // Start over from what the machine shows when called again.
+        if !matches!(&outcome, Ok(progress) if !progress.done) {
+            // After a fault: start over from what the machine shows when called again. At the end: a change that stays
+            // in force for weeks must not hold two descriptors per process all that time.
             self.tasks.remove(&record.action.id);
         }
         outcome
@@ -332,12 +336,15 @@ impl Process {
             target: format!("process {id}"),
         };
         let handle = pidfd_open(id.pid).map_err(|e| match e.raw_os_error() {
+            // EINVAL, ENOENT (Linux 6.15): the number is now that of a thread of another process.
+            Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => vanished(),
             Some(libc::ENOSYS) => unsupported("the kernel has no pidfd_open (Linux 5.3)"),
-            Some(libc::EMFILE | libc::ENFILE) => PlatformError::Busy {
+            Some(libc::EPERM | libc::EACCES) => denied(id),
+            // Out of descriptors or memory: no sign that the process ended, so what is owed to it stays owed.
+            _ => PlatformError::Busy {
                 what: format!("process {id}"),
                 why: e.to_string(),
             },
-            _ => vanished(),
         })?;
         let pagemap = Pagemap::open(&root.path("/proc"), id.pid).map_err(|e| read_error(id, &e))?;
         // Only now: had the number been given to another process before the handles were opened, its start time
@@ -355,11 +362,13 @@ impl Process {
         })
     }
 
-    /// Whether it still runs the same program.
+    /// Whether it still runs the same program. A file that can not be read just now (descriptors or memory are short)
+    /// is no sign of the end; the handles hit this process or nobody in any case.
     fn is_alive(&self, root: &Root) -> bool {
-        ProcessStat::read(root, self.id).is_ok_and(|stat| {
-            stat.start_ticks == self.id.start_ticks && !stat.ended && stat.image == self.image
-        })
+        match ProcessStat::read(root, self.id) {
+            Ok(stat) => stat.start_ticks == self.id.start_ticks && !stat.ended && stat.image == self.image,
+            Err(error) => !matches!(error, PlatformError::Vanished { .. }),
+        }
     }
 
     /// States of ascending pieces, by as few queries as possible.
@@ -751,6 +760,12 @@ impl Task {
                         .pagemap
                         .sharing(piece.address)
                         .map_err(|e| read_error(process.id, &e))?;
+                    // Looked at again just before: the look at the whole window may be some calls old, and the
+                    // program may have given pages back (or become another program) since.
+                    if !piece.shared && sharing.exclusive + sharing.shared < PAGES_PER_PIECE {
+                        piece.stage = Stage::Skipped(HOLES);
+                        continue;
+                    }
                     // The zero page counts as shared, but nobody gets a copy of it.
                     if sharing.shared > zero.unwrap_or(0) && sharing.file == 0 {
                         piece.stage = Stage::Skipped(FORKED);
@@ -868,7 +883,7 @@ impl Task {
                     .count();
                 return Err(PlatformError::Busy {
                     what: format!("splitting {left} large pages"),
-                    why: "other processes map them too; possible when only one does".into(),
+                    why: "others map them too, or they are pinned or locked; possible when that ends".into(),
                 });
             }
             // The first pass is only followed by a look; later ones wait for other mappers to go.
@@ -1013,6 +1028,21 @@ impl Task {
                     Bytes(floor)
                 ),
             });
+        }
+        for process in self.processes.iter().filter_map(|p| p.process.as_ref()) {
+            let pid = process.id.pid;
+            if let Some(room) = super::control_group::room(root, pid)
+                && room < GROUP_ROOM_MIN
+            {
+                return Err(PlatformError::Busy {
+                    what: format!("conversion to large pages of process {pid}"),
+                    why: format!(
+                        "its control group has {} left below its memory limit, at least {} wanted",
+                        Bytes(room),
+                        Bytes(GROUP_ROOM_MIN)
+                    ),
+                });
+            }
         }
         Ok(())
     }

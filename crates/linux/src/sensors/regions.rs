@@ -8,7 +8,7 @@
 use super::bytes::{hexadecimal, keyed, lines, number, words};
 use super::files::{self, ProcessFile};
 use crate::Root;
-use crate::sys::memory::{PIECE, PIECES_PER_QUERY_MAX, Pagemap, PieceState};
+use crate::sys::memory::{PIECE, Pagemap, PieceState};
 use homeostat_model::{
     Bytes, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, Pieces, ProcessId, Workload,
 };
@@ -23,6 +23,12 @@ pub const REGIONS_MAX: usize = 512;
 pub const INSPECTED_MAX: Bytes = Bytes(64 * 1024 * 1024 * 1024);
 /// No further process is begun after this time.
 pub const TIME_MAX: Duration = Duration::from_millis(200);
+/// Pieces in one look at the page tables, 1 GiB: the kernel holds the address space of the process for reading during
+/// the whole call (1.2 ms/GiB), which keeps out its `mmap` and, behind that, its page faults.
+const PIECES_PER_LOOK: u64 = 512;
+/// No further look at the page tables is begun after this time. Address space may be reserved by the tebibyte (address
+/// sanitizer, garbage collectors), and before `PAGEMAP_SCAN` each piece is a read of its own.
+const LOOK_TIME_MAX: Duration = Duration::from_millis(500);
 /// Most of one `smaps` that is read, in bytes: about 8000 mappings.
 pub const SMAPS_MAX: usize = 8 * 1024 * 1024;
 /// Most members whose resident memory is compared.
@@ -329,6 +335,7 @@ fn look_into_pieces(root: &Root, map: &mut MemoryMap) {
     let mut open: BTreeMap<ProcessId, Option<Pagemap>> = BTreeMap::new();
     let mut states: Vec<PieceState> = Vec::new();
     let mut inspected = Bytes::ZERO;
+    let begun = Instant::now();
     for index in order {
         let Some(region) = map.regions.get_mut(index) else {
             continue;
@@ -350,7 +357,11 @@ fn look_into_pieces(root: &Root, map: &mut MemoryMap) {
         let end = (region.start + region.length.0) / PIECE * PIECE;
         let mut at = first;
         while at < end {
-            let count = ((end - at) / PIECE).min(PIECES_PER_QUERY_MAX);
+            if begun.elapsed() > LOOK_TIME_MAX {
+                map.truncated = true;
+                break;
+            }
+            let count = ((end - at) / PIECE).min(PIECES_PER_LOOK);
             if pagemap.piece_states(at, count, &mut states).is_err() {
                 break;
             }

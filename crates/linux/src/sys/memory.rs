@@ -435,11 +435,12 @@ impl Pagemap {
             0 => PieceState::Empty,
             PAGES_PER_PIECE => {
                 let frame = first.unwrap_or(0);
-                if consecutive
-                    && frame != 0
-                    && frame.is_multiple_of(PAGES_PER_PIECE.into())
-                    && self.is_thp(frame)?
-                {
+                // Without CAP_SYS_ADMIN frame numbers read as zero: a large page would pass for small ones, and an undo
+                // would believe that nothing is left to split.
+                if frame == 0 {
+                    return Err(io::Error::from_raw_os_error(libc::EPERM));
+                }
+                if consecutive && frame.is_multiple_of(PAGES_PER_PIECE.into()) && self.is_thp(frame)? {
                     PieceState::Huge
                 } else {
                     PieceState::Full
@@ -456,7 +457,9 @@ impl Pagemap {
         };
         let mut word = [0; 8];
         flags.read_exact_at(&mut word, frame * 8)?;
-        Ok(u64::from_ne_bytes(word) >> 22 & 1 == 1)
+        let word = u64::from_ne_bytes(word);
+        // Bit 24 is the zero page, here the huge one: nobody's memory, and it can not be split.
+        Ok(word >> 22 & 1 == 1 && word >> 24 & 1 == 0)
     }
 }
 
@@ -491,7 +494,8 @@ struct Tally {
 impl Tally {
     fn add(&mut self, pages: u64, categories: u64) {
         self.mapped += pages;
-        if categories & PAGE_IS_HUGE != 0 {
+        // The huge zero page (told from others since Linux 6.16) is nobody's memory, and can not be split.
+        if categories & (PAGE_IS_HUGE | PAGE_IS_PFNZERO) == PAGE_IS_HUGE {
             self.huge += pages;
         }
         // The shared zero page occupies nothing: converting it adds memory, as for a hole.
