@@ -240,6 +240,10 @@ fn killed_at_every_step_the_machine_is_as_it_was_found() {
     assert_eq!(victim.broken_bytes(), 0);
     let found = victim.states();
     let resident = victim.resident_kib();
+    if found.contains(&PieceState::Huge) {
+        println!("skipped: this machine gives large pages to everybody (transparent_hugepage/enabled)");
+        return;
+    }
     assert!(found.iter().all(|s| *s == PieceState::Full), "{found:?}");
     let own = [
         "own.first_slice_of_apply",
