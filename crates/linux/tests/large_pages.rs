@@ -839,7 +839,7 @@ fn shared_memory_of_two_processes_converted_on_request_is_restored_when_one_is_l
     assert_eq!(second.tell("check"), 0);
     assert_eq!(second.huge(), 8);
     match drive(&mut platform, &record, Direction::Undo) {
-        Err(PlatformError::Busy { why, .. }) => assert!(why.contains("other processes"), "{why}"),
+        Err(PlatformError::Busy { why, .. }) => assert!(why.contains("map them too"), "{why}"),
         Ok(_) => assert_eq!(
             first.huge(),
             0,
