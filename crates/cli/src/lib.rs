@@ -116,6 +116,11 @@ impl Context {
         }
     }
 
+    /// Whether the state directory in use is the one that was meant: named, or in a configuration that can be read.
+    pub fn settings_are_readable(&self) -> bool {
+        self.state_directory.is_some() || settings::load(&self.sources).is_ok()
+    }
+
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
         self.socket

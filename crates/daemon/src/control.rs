@@ -123,8 +123,16 @@ pub fn bind(socket: &Path, group: &str) -> Result<UnixListener, ControlError> {
     match UnixStream::connect(socket) {
         Ok(_) => return Err(ControlError::AlreadyRunning(socket.to_owned())),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        // A socket that nobody listens on was left by a daemon that was killed.
-        Err(_) => std::fs::remove_file(socket).map_err(file("cannot remove the old socket", socket))?,
+        // A socket that nobody listens on was left by a daemon that was killed. Anything else there is not ours.
+        Err(e) => {
+            use std::os::unix::fs::FileTypeExt as _;
+            let left_behind = e.kind() == std::io::ErrorKind::ConnectionRefused
+                && std::fs::symlink_metadata(socket).is_ok_and(|m| m.file_type().is_socket());
+            if !left_behind {
+                return Err(file("will not replace what is not an old socket:", socket)(e));
+            }
+            std::fs::remove_file(socket).map_err(file("cannot remove the old socket", socket))?;
+        }
     }
     // Nobody but root may connect between bind and chmod.
     let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));

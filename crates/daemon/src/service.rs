@@ -92,18 +92,20 @@ impl Signals {
     /// # Errors
     /// The handlers could not be installed.
     pub fn listen(sender: SyncSender<Message>) -> std::io::Result<Self> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+        // SIGQUIT, SIGUSR1 and SIGUSR2 would end the daemon without an undo.
+        let all = [SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2];
+        let mut signals = signal_hook::iterator::Signals::new(all)?;
         let handle = signals.handle();
         let thread = std::thread::Builder::new()
             .name("signals".into())
             .stack_size(64 * 1024)
             .spawn(move || {
                 for signal in signals.forever() {
-                    let message = if signal == SIGHUP {
-                        Message::Reload
-                    } else {
-                        Message::Stop
+                    let message = match signal {
+                        SIGHUP => Message::Reload,
+                        SIGUSR1 | SIGUSR2 => continue,
+                        _ => Message::Stop,
                     };
                     if sender.send(message).is_err() {
                         return;

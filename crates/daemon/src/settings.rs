@@ -547,6 +547,25 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
         };
         found.push((key, problem, remedy));
     }
+    let known: Vec<String> = homeostat_strategies::all()
+        .iter()
+        .map(|s| s.id().to_string())
+        .collect();
+    let named = std::iter::once(("policy.strategies".to_owned(), &policy.strategies)).chain(
+        policy
+            .workloads
+            .iter()
+            .map(|rule| ("policy.workloads".to_owned(), &rule.strategies)),
+    );
+    for (key, strategies) in named {
+        for name in strategies.keys().filter(|name| !known.contains(name)) {
+            found.push((
+                key.clone(),
+                format!("there is no strategy {name:?}"),
+                format!("the strategies are: {}", known.join(", ")),
+            ));
+        }
+    }
     let paths = [
         ("paths.state_directory", &settings.paths.state_directory, false),
         ("paths.run_directory", &settings.paths.run_directory, false),

@@ -173,11 +173,25 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
 /// # Errors
 /// [`RestoreError::DaemonRuns`] when a daemon has the journal; else the journal can not be used.
 pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, RestoreError> {
-    if !state_directory.is_dir() {
-        return Ok(Restored {
-            report: RecoveryReport::default(),
-            complaints: Vec::new(),
-        });
+    match std::fs::metadata(state_directory) {
+        Ok(_) => {}
+        // Where homeostat never ran there is nothing to restore; a directory that somebody named must be there.
+        Err(e)
+            if e.kind() == std::io::ErrorKind::NotFound
+                && state_directory == crate::settings::Settings::default().paths.state_directory =>
+        {
+            return Ok(Restored {
+                report: RecoveryReport::default(),
+                complaints: Vec::new(),
+                damaged: false,
+            });
+        }
+        Err(source) => {
+            return Err(RestoreError::Directory {
+                path: state_directory.to_owned(),
+                source,
+            });
+        }
     }
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(RestoreError::Boot)?
@@ -199,6 +213,7 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
     Ok(Restored {
         report,
         complaints: recovered.complaints(),
+        damaged: !recovered.is_whole(),
     })
 }
 
@@ -210,6 +225,14 @@ pub enum RestoreError {
     DaemonRuns {
         /// Its process id, if it is known.
         pid: Option<u32>,
+    },
+    /// The state directory can not be looked into.
+    #[error("cannot look into the state directory {}: {source}\n  hint: name the one the daemon used with --state-dir, as the same user", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
     },
     /// The journal can not be used.
     #[error("{0}")]
@@ -226,6 +249,8 @@ pub struct Restored {
     pub report: RecoveryReport,
     /// What is wrong with the journal.
     pub complaints: Vec<String>,
+    /// Records were lost to damage: something may be in force that nobody knows of any more.
+    pub damaged: bool,
 }
 
 fn pid_text(pid: Option<u32>) -> String {

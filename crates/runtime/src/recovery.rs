@@ -42,6 +42,15 @@ pub fn restore(
     include_kept: bool,
 ) -> RecoveryReport {
     let mut report = RecoveryReport::default();
+    if boot_id.is_empty() {
+        // Not knowing the boot, every record would seem to be of another one and be struck off undone.
+        let why = "it is not known in which boot this is (/proc/sys/kernel/random/boot_id is empty)";
+        report.failed = journal
+            .owed()
+            .map(|o| (o.record.action.id, why.to_owned()))
+            .collect();
+        return report;
+    }
     let mut owed: Vec<(UndoRecord, bool, bool)> = journal
         .owed()
         .map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id)))

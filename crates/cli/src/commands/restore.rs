@@ -40,6 +40,11 @@ struct Answer {
     kept: Vec<Item>,
     failed: Vec<Item>,
     complaints: Vec<String>,
+    /// The state directory whose journal was used.
+    looked_in: Option<String>,
+    /// The journal was damaged, or the configuration that names the state directory could not be read: something may be
+    /// in force that is not known here.
+    damaged: bool,
 }
 
 impl Answer {
@@ -60,7 +65,10 @@ impl Answer {
             }
         }
         let summary = match (self.undone.len(), self.failed.len()) {
-            (0, 0) => "Nothing was left to undo.".to_owned(),
+            (0, 0) => match &self.looked_in {
+                Some(directory) => format!("Nothing to undo is known in {directory}."),
+                None => "Nothing was left to undo.".to_owned(),
+            },
             (n, 0) => format!("Restored: {n} change(s) undone and verified."),
             (_, failed) => format!("{failed} change(s) could not be undone; they stay in the journal."),
         };
@@ -78,7 +86,11 @@ impl Restore {
             Err(e) => return Err(e.into()),
         };
         context.terminal.show(&answer, |_| answer.human())?;
-        if answer.failed.is_empty() {
+        if answer.damaged {
+            Err(Failure::failed(
+                "not everything could be looked at, so something may still be in force\n  hint: see the notes above; a program that is restarted has its own memory settings again, and a reboot clears all",
+            ))
+        } else if answer.failed.is_empty() {
             Ok(())
         } else {
             Err(Failure::failed(
@@ -102,15 +114,21 @@ impl Restore {
                 "a daemon runs and goes on looking for work; `homeostat pause` or stopping it prevents new trials"
                     .into(),
             ],
+            looked_in: None,
+            damaged: false,
         })
     }
 
     fn by_hand(&self, context: &Context) -> Result<Answer, Failure> {
-        let Restored { report, complaints } = wiring::restore(&context.state_directory(), self.kept)
-            .map_err(|e| match &e {
-                RestoreError::DaemonRuns { .. } => Failure::Report(Kind::Failed, e.to_string()),
-                _ => Failure::from_error(&e),
-            })?;
+        let directory = context.state_directory();
+        let Restored {
+            report,
+            complaints,
+            damaged,
+        } = wiring::restore(&directory, self.kept).map_err(|e| match &e {
+            RestoreError::DaemonRuns { .. } => Failure::Report(Kind::Failed, e.to_string()),
+            _ => Failure::from_error(&e),
+        })?;
         let items = |list: Vec<(homeostat_model::ActionId, String)>| {
             list.into_iter()
                 .map(|(id, text)| Item { action: id.0, text })
@@ -124,6 +142,8 @@ impl Restore {
             kept: items(report.kept),
             failed: items(report.failed),
             complaints,
+            looked_in: Some(directory.display().to_string()),
+            damaged: damaged || !context.settings_are_readable(),
         })
     }
 }

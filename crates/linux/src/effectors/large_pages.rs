@@ -112,7 +112,10 @@ impl Effector for LargePages {
         let settings = Settings::parse(action)?;
         let targets = checked_targets(action)?;
         require_kernel(&self.root)?;
-        let mut found = BTreeMap::from([("enabled".to_owned(), require_switch(&self.root)?)]);
+        let mut found = BTreeMap::from([
+            ("enabled".to_owned(), require_switch(&self.root)?),
+            (NAMESPACES.to_owned(), namespaces(&self.root)),
+        ]);
         let mut skipped = BTreeMap::<&'static str, u64>::new();
         let mut convertible = 0;
         let mut vanished = None;
@@ -151,6 +154,7 @@ impl Effector for LargePages {
 
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         self.require_live()?;
+        require_namespaces(&self.root, record)?;
         if record.boot_id != boot_id(&self.root)? {
             return match direction {
                 // The memory of that boot is gone, and with it everything there was to undo.
@@ -1112,6 +1116,38 @@ fn nanoseconds(time: Duration) -> Nanoseconds {
 }
 
 /// The id of the running boot.
+/// Name in the record under which the namespaces stand.
+const NAMESPACES: &str = "namespaces";
+
+/// The pid and time namespaces in which process numbers and start times have their meaning.
+fn namespaces(root: &Root) -> String {
+    ["pid", "time"]
+        .map(|kind| {
+            fs::read_link(root.path(&format!("/proc/self/ns/{kind}"))).map_or_else(
+                |_| format!("{kind}:?"),
+                |link| link.to_string_lossy().into_owned(),
+            )
+        })
+        .join(" ")
+}
+
+/// In other namespaces the process of the record seems to be gone, and its undo would be struck off undone.
+fn require_namespaces(root: &Root, record: &UndoRecord) -> Result<(), PlatformError> {
+    let here = namespaces(root);
+    match record.found.get(NAMESPACES) {
+        Some(there) if *there != here => Err(PlatformError::Denied {
+            what: format!(
+                "undoing action {} from other namespaces ({here})",
+                record.action.id
+            ),
+            needs: format!(
+                "run it where the change was made ({there}), usually on the host and not in a container"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn boot_id(root: &Root) -> Result<String, PlatformError> {
     let path = root.path("/proc/sys/kernel/random/boot_id");
     match fs::read_to_string(&path) {
