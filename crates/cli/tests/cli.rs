@@ -140,12 +140,29 @@ fn a_history_that_does_not_exist_is_4_and_nothing_is_created() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
+/// Makes the state directory that `alone` names.
+fn state_directory(directory: &std::path::Path) {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(directory.join("state"))
+        .unwrap();
+}
+
 #[test]
-fn restore_without_anything_to_restore_is_well() {
+fn restore_without_anything_to_restore_is_well_and_a_directory_that_is_not_there_is_not() {
     let directory = tempfile::tempdir().unwrap();
+    let absent = alone(directory.path(), &["restore"]);
+    assert!(!absent.status.success());
+    assert!(
+        text(&absent.stderr).contains("--state-dir"),
+        "{}",
+        text(&absent.stderr)
+    );
+    state_directory(directory.path());
     let output = alone(directory.path(), &["restore"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains("Nothing was left to undo"));
+    assert!(text(&output.stdout).contains("Nothing to undo is known in"));
     let json = alone(directory.path(), &["restore", "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(
@@ -157,6 +174,7 @@ fn restore_without_anything_to_restore_is_well() {
 #[test]
 fn restore_works_with_a_broken_configuration() {
     let directory = tempfile::tempdir().unwrap();
+    state_directory(directory.path());
     let config = directory.path().join("homeostat.toml");
     std::fs::write(&config, "this is not toml").unwrap();
     let output = alone(
