@@ -1117,6 +1117,8 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
 fn plural(unit: &str) -> String {
     if unit.ends_with('s') {
         unit.to_owned()
+    } else if ["ch", "sh", "x"].iter().any(|end| unit.ends_with(end)) {
+        format!("{unit}es")
     } else if let Some(stem) = unit.strip_suffix('y') {
         format!("{stem}ies")
     } else {
