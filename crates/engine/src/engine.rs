@@ -10,10 +10,11 @@ use crate::protocol::{
     WindowRecord,
 };
 use crate::series::Interval;
-use crate::strategy::{Declined, Opinion, Seen, Strategy};
+use crate::strategy::{Declined, Held, Neighbour, Opinion, Seen, Strategy};
 use crate::trials::UNDO_ATTEMPTS_MAX;
 use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
+use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Advice, Bytes, ExperimentId, Fingerprint, Machine, MachineSample, MeterClass, Nanoseconds,
     Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadSample,
@@ -27,6 +28,8 @@ const WINDOW: Nanoseconds = Nanoseconds::from_secs(60);
 const OUTCOMES_MAX: usize = 64;
 /// Workloads followed at most; the smallest beyond are not looked at.
 const WORKLOADS_MAX: usize = 4096;
+/// Neighbours that a strategy is shown at most, biggest first.
+const NEIGHBOURS_MAX: usize = 64;
 /// Pieces of advice kept at most.
 const ADVICE_MAX: usize = 256;
 
@@ -34,6 +37,8 @@ const ADVICE_MAX: usize = 256;
 pub(crate) struct Change {
     pub(crate) workload: WorkloadId,
     pub(crate) strategy: StrategyId,
+    /// What is changed.
+    pub(crate) target: Target,
     /// What was changed, in words.
     pub(crate) text: String,
     /// State it was last sent to, and whether it got there.
@@ -143,6 +148,7 @@ impl Engine {
                 Change {
                     workload: action.workload.clone(),
                     strategy: StrategyId::new(action.effector.as_str()),
+                    target: action.target.clone(),
                     text: action.why.clone(),
                     on: true,
                     settled: true,
@@ -164,6 +170,7 @@ impl Engine {
         match event {
             Event::Sampled(snapshot) => self.on_sample(*snapshot),
             Event::MemoryInspected(id, result) => self.on_memory(&id, result),
+            Event::LocalityInspected(id, result) => self.on_locality(&id, result),
             Event::MetersFound(id, result) => self.on_meters(&id, result),
             Event::MeterOpened(id, meter, result) => self.on_meter_opened(&id, &meter, result),
             Event::Advanced(action, direction, progress) => self.on_advanced(action, direction, &progress),
@@ -890,6 +897,7 @@ impl Engine {
         if let Some(w) = self.workloads.get_mut(id) {
             w.retry_at = retry;
             w.memory = None;
+            w.locality = None;
             w.proposed = None;
         }
         self.advise(declined.advice);
@@ -958,6 +966,15 @@ impl Engine {
                     }
                     return;
                 }
+                Opinion::InspectLocality => {
+                    if let Some(w) = self.workloads.get_mut(id)
+                        && !w.inspecting
+                    {
+                        w.inspecting = true;
+                        self.out.push(Command::InspectLocality(id.clone()));
+                    }
+                    return;
+                }
                 Opinion::Decline(d) => {
                     declined.push(d.reason);
                     advice.extend(d.advice);
@@ -971,6 +988,7 @@ impl Engine {
                             proposal: *proposal,
                         });
                         w.memory = None;
+                        w.locality = None;
                     }
                     self.decide(id, Stage::Proposed, text, false);
                     return;
@@ -1004,6 +1022,8 @@ impl Engine {
             .get(&(w.workload.fingerprint.clone(), strategy.id()))
             .filter(|p| p.verdict == Verdict::Accepted)
             .and_then(|p| p.effect);
+        let neighbours = self.neighbours(id);
+        let held = self.held(id);
         let seen = Seen {
             now: self.now,
             policy: &self.policy,
@@ -1013,6 +1033,9 @@ impl Engine {
             sample,
             load: &w.load,
             memory: w.memory.as_ref(),
+            locality: w.locality.as_ref(),
+            neighbours: &neighbours,
+            held: &held,
             known,
         };
         Some(question(strategy, &seen))
@@ -1058,6 +1081,66 @@ impl Engine {
             "{strategy}: an earlier try was {}{effect}; not tried again for {left}",
             prior.verdict
         ))
+    }
+
+    /// The other workloads above the floors, biggest CPU use first.
+    fn neighbours(&self, id: &WorkloadId) -> Vec<Neighbour> {
+        let mut list: Vec<Neighbour> = self
+            .workloads
+            .iter()
+            .filter(|(other, w)| *other != id && !w.gone && w.load.cpus >= self.policy.cpu_min)
+            .map(|(other, w)| Neighbour {
+                id: other.clone(),
+                cpus: w.load.cpus,
+                resident: w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident),
+                placed: self.changes.values().find_map(|c| match &c.target {
+                    Target::Cpus(cpus) if c.workload == *other && c.on => Some(cpus.clone()),
+                    _ => None,
+                }),
+            })
+            .collect();
+        list.sort_by(|a, b| b.cpus.total_cmp(&a.cpus).then_with(|| a.id.cmp(&b.id)));
+        list.truncate(NEIGHBOURS_MAX);
+        list
+    }
+
+    /// What is in force for a workload.
+    fn held(&self, id: &WorkloadId) -> Vec<Held> {
+        self.guards
+            .get(id)
+            .and_then(|g| {
+                let change = self.changes.get(&g.leader)?;
+                Some(Held {
+                    strategy: g.strategy.clone(),
+                    target: change.target.clone(),
+                    effect: g.effect,
+                })
+            })
+            .into_iter()
+            .collect()
+    }
+
+    fn on_locality(&mut self, id: &WorkloadId, result: Result<homeostat_model::Locality, Fault>) {
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        w.inspecting = false;
+        match result {
+            Ok(locality) if w.stage == Stage::Observed => {
+                w.locality = Some(locality);
+                self.ask_strategies(id);
+            }
+            Ok(_) => {}
+            Err(fault) if w.stage == Stage::Observed => {
+                let warn = fault.kind == FaultKind::Denied;
+                self.refuse(
+                    id,
+                    Declined::because(format!("where it runs cannot be inspected: {}", fault.text)),
+                    warn,
+                );
+            }
+            Err(_) => {}
+        }
     }
 
     fn on_memory(&mut self, id: &WorkloadId, result: Result<homeostat_model::MemoryMap, Fault>) {

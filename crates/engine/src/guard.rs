@@ -278,6 +278,7 @@ impl Engine {
             Change {
                 workload: id.clone(),
                 strategy,
+                target: command.target.clone(),
                 text: text.clone(),
                 on: true,
                 settled: false,
@@ -449,6 +450,6 @@ impl Guard {
 fn pieces(target: &Target) -> u64 {
     match target {
         Target::Memory(m) => m.iter().map(|t| t.pieces.len() as u64).sum(),
-        Target::Nothing | Target::Files(_) => 0,
+        Target::Nothing | Target::Files(_) | Target::Cpus(_) | Target::Pages(_) => 0,
     }
 }

@@ -13,12 +13,12 @@ mod protocol;
 pub mod strategy;
 pub mod view;
 
-pub use policy::{Mode, Policy, WorkloadRule};
+pub use policy::{Mode, Policy, Profile, WorkloadRule};
 pub use protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
     WindowRecord,
 };
-pub use strategy::{Declined, Load, Opinion, Proposal, Seen, Strategy};
+pub use strategy::{Declined, Held, Load, Neighbour, Opinion, Proposal, Seen, Setting, Strategy};
 pub use view::{Stage, View};
 
 mod blocks;

@@ -21,6 +21,17 @@ pub enum Mode {
     Calibrate,
 }
 
+/// Which set of thresholds the strategies use where the configuration does not say otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Profile {
+    /// Floors as low as an experiment can still prove a benefit.
+    #[default]
+    Homeostat,
+    /// The published figures of IBM's AIX Active System Optimizer.
+    AsoClassic,
+}
+
 /// What the operator chose for workloads that match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -104,6 +115,10 @@ pub struct Policy {
     pub workloads: Vec<WorkloadRule>,
     /// Strategy id to on/off for the whole host.
     pub strategies: BTreeMap<String, bool>,
+    /// Which set of thresholds the strategies use.
+    pub profile: Profile,
+    /// Thresholds and paces by strategy id and name, over those of the profile.
+    pub settings: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
 impl Default for Policy {
@@ -141,6 +156,8 @@ impl Default for Policy {
             bloat_max: 0.01,
             workloads: Vec::new(),
             strategies: BTreeMap::new(),
+            profile: Profile::Homeostat,
+            settings: BTreeMap::new(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::policy::Policy;
 use crate::view::Stage;
 use homeostat_model::{
-    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, MemoryMap, MeterCandidate,
+    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, Locality, MemoryMap, MeterCandidate,
     MeterId, Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
 };
 
@@ -64,6 +64,8 @@ pub enum Event {
     Sampled(Box<Snapshot>),
     /// Memory was inspected.
     MemoryInspected(WorkloadId, Result<MemoryMap, Fault>),
+    /// The places of threads and memory were inspected.
+    LocalityInspected(WorkloadId, Result<Locality, Fault>),
     /// Meters were looked for.
     MetersFound(WorkloadId, Result<Vec<MeterCandidate>, Fault>),
     /// A meter was opened.
@@ -141,6 +143,8 @@ pub struct WindowRecord {
 pub enum Command {
     /// Look into the memory of a workload.
     InspectMemory(WorkloadId),
+    /// Look where the threads and the memory of a workload are.
+    InspectLocality(WorkloadId),
     /// Look for meters.
     FindMeters(WorkloadId),
     /// Open a meter.

@@ -1,12 +1,47 @@
 //! What a strategy is: one kind of optimisation that looks and suggests, and never acts.
 
-use crate::policy::Policy;
+use crate::policy::{Policy, Profile};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Advice, Effect, EffectorId, Machine, MachineSample, MemoryMap, Nanoseconds, StrategyId, Workload,
-    WorkloadSample,
+    Advice, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds, StrategyId, Workload,
+    WorkloadId, WorkloadSample,
 };
 use std::collections::BTreeMap;
+
+/// A threshold or pace of a strategy: a number with a name, a unit and a range, that the configuration may set in
+/// `[settings.STRATEGY]` and that has one value in homeostat's own profile and one in the profile `aso-classic`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    /// Strategy it belongs to.
+    pub strategy: &'static str,
+    /// Name, with the unit as suffix where it has one.
+    pub name: &'static str,
+    /// Value in homeostat's own profile.
+    pub default: f64,
+    /// Value in the profile `aso-classic`.
+    pub classic: f64,
+    /// Smallest allowed value.
+    pub low: f64,
+    /// Largest allowed value.
+    pub high: f64,
+    /// One sentence for people: what it does, its unit, and where the classic value comes from.
+    pub help: &'static str,
+}
+
+impl Setting {
+    /// Its value under these settings.
+    pub fn value(&self, policy: &Policy) -> f64 {
+        policy
+            .settings
+            .get(self.strategy)
+            .and_then(|s| s.get(self.name))
+            .copied()
+            .unwrap_or(match policy.profile {
+                Profile::Homeostat => self.default,
+                Profile::AsoClassic => self.classic,
+            })
+    }
+}
 
 /// Rates of a workload over its recent history.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,6 +54,30 @@ pub struct Load {
     pub saturated: bool,
     /// Processes that came or went per second.
     pub churn: f64,
+}
+
+/// Another workload of the host, for strategies that place several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Neighbour {
+    /// Whose.
+    pub id: WorkloadId,
+    /// CPUs used on average.
+    pub cpus: f64,
+    /// Resident memory.
+    pub resident: homeostat_model::Bytes,
+    /// CPUs on which homeostat placed it, when it did (in force or on trial).
+    pub placed: Option<Vec<CpuId>>,
+}
+
+/// A change of homeostat that is in force for the workload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// Whose idea it was.
+    pub strategy: StrategyId,
+    /// What was changed.
+    pub target: Target,
+    /// Its proven effect.
+    pub effect: Effect,
 }
 
 /// All that a strategy may look at.
@@ -39,6 +98,12 @@ pub struct Seen<'a> {
     pub load: &'a Load,
     /// Its memory, if it was inspected for this decision.
     pub memory: Option<&'a MemoryMap>,
+    /// Where its threads and memory are, if that was inspected for this decision.
+    pub locality: Option<&'a Locality>,
+    /// The other workloads above the floors, biggest CPU use first.
+    pub neighbours: &'a [Neighbour],
+    /// What is already in force for this workload, in the order in which it was accepted.
+    pub held: &'a [Held],
     /// Gain proven earlier for this kind of workload on this kind of machine.
     pub known: Option<Effect>,
 }
@@ -52,6 +117,8 @@ pub enum Opinion {
     Decline(Declined),
     /// Ask again with the memory map.
     InspectMemory,
+    /// Ask again with the places of threads and memory.
+    InspectLocality,
 }
 
 /// A reasoned refusal.
@@ -104,6 +171,10 @@ pub trait Strategy: Send + Sync {
     fn id(&self) -> StrategyId;
     /// One line for people.
     fn summary(&self) -> &'static str;
+    /// Its thresholds and paces.
+    fn settings(&self) -> &'static [Setting] {
+        &[]
+    }
     /// Whether this machine can do it at all; else why not and the remedy.
     ///
     /// # Errors

@@ -296,6 +296,7 @@ impl Engine {
             Change {
                 workload: id.clone(),
                 strategy,
+                target: action.target.clone(),
                 text: hypothesis.to_owned(),
                 on: true,
                 settled: false,

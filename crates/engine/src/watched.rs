@@ -6,7 +6,7 @@ use crate::series::Series;
 use crate::strategy::{Load, Proposal};
 use crate::view::{DecisionView, Stage};
 use homeostat_model::{
-    MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
+    Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -54,6 +54,8 @@ pub(crate) struct Watched {
     pub(crate) observed_since: Nanoseconds,
     /// Memory map for the decision at hand.
     pub(crate) memory: Option<MemoryMap>,
+    /// Places of threads and memory for the decision at hand.
+    pub(crate) locality: Option<Locality>,
     /// Whether an inspection is under way.
     pub(crate) inspecting: bool,
     pub(crate) proposed: Option<Proposed>,
@@ -86,6 +88,7 @@ impl Watched {
             objective_reason: "",
             observed_since: now,
             memory: None,
+            locality: None,
             inspecting: false,
             proposed: None,
             retry_at: Nanoseconds::ZERO,
@@ -129,6 +132,7 @@ impl Watched {
         self.assessed.clear();
         self.meter = None;
         self.memory = None;
+        self.locality = None;
         self.inspecting = false;
         self.proposed = None;
     }

@@ -225,6 +225,7 @@ impl World {
             Command::Tell(s) => self.stories.push(s.text),
             Command::Finished => self.finished = true,
             Command::InspectMemory(_)
+            | Command::InspectLocality(_)
             | Command::NoteCoin { .. }
             | Command::RecordDecision(_)
             | Command::RecordWindow(_) => {}

@@ -7,6 +7,7 @@ use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::{regions, topology};
 use crate::{Root, capabilities};
 use homeostat_model::{
+    Locality,
     Action, Bytes, Direction, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading, Nanoseconds,
     ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
 };
@@ -310,6 +311,14 @@ impl Sensors for LinuxPlatform {
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {
         let workload = self.known(workload)?;
         Ok(regions::inspect(&self.root, workload))
+    }
+
+    fn inspect_locality(&mut self, workload: &WorkloadId) -> Result<Locality, PlatformError> {
+        self.known(workload)?;
+        Err(PlatformError::Unsupported {
+            what: "looking where threads and memory are".into(),
+            why: "this version of homeostat has no sensor for it on Linux; placement works on the simulated machine".into(),
+        })
     }
 
     fn find_meters(&mut self, workload: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError> {

@@ -4,7 +4,7 @@
 //! `linux/src/effectors/` and nothing here.
 
 use crate::text_id;
-use crate::units::{Bytes, Nanoseconds};
+use crate::units::{Bytes, CpuId, Nanoseconds, NodeId};
 use crate::workload::{ProcessId, WorkloadId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,6 +33,17 @@ pub struct MemoryTarget {
     pub pieces: Vec<u64>,
 }
 
+/// A move of pages of a workload to one node: private memory first, then shared, hottest first where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageMove {
+    /// Where to.
+    pub node: NodeId,
+    /// How much of what lies elsewhere, at most. Pages on large pages stay where they are.
+    pub bytes: Bytes,
+    /// Whether shared memory may be moved too.
+    pub shared: bool,
+}
+
 /// What an action works on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,6 +52,10 @@ pub enum Target {
     Nothing,
     /// Memory of processes.
     Memory(Vec<MemoryTarget>),
+    /// CPUs: the ones on which the workload's threads are to run, or whose setting is changed.
+    Cpus(Vec<CpuId>),
+    /// Pages of the workload on the way to a node.
+    Pages(PageMove),
     /// Host-wide or cgroup settings by absolute path below the root.
     Files(Vec<String>),
 }

@@ -7,6 +7,7 @@
 
 pub mod action;
 pub mod experiment;
+pub mod locality;
 pub mod machine;
 pub mod memory;
 pub mod meter;
@@ -18,6 +19,7 @@ pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use experiment::{
     Advice, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord, StrategyId, Verdict,
 };
+pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};
 pub use memory::{MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, Pieces};
 pub use meter::{MeterCandidate, MeterClass, MeterId, MeterReading};

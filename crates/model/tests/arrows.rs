@@ -11,6 +11,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("strategies", &["engine", "model", "statistics"]),
     ("platform", &["model"]),
     ("store", &["model"]),
+    ("simulator", &["platform", "model"]),
+    (
+        "laboratory",
+        &[
+            "simulator",
+            "runtime",
+            "strategies",
+            "engine",
+            "platform",
+            "statistics",
+            "store",
+            "model",
+        ],
+    ),
     ("linux", &["platform", "model", "progress"]),
     ("runtime", &["engine", "platform", "store", "model"]),
     (
@@ -25,7 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "model",
         ],
     ),
-    ("cli", &["daemon", "model"]),
+    ("cli", &["daemon", "laboratory", "model"]),
     ("workloads", &["progress"]),
 ];
 

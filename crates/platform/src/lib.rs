@@ -16,7 +16,7 @@ mod error;
 
 pub use error::PlatformError;
 use homeostat_model::{
-    Action, Direction, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot,
+    Action, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot,
     UndoRecord, WorkloadId,
 };
 
@@ -38,6 +38,11 @@ pub trait Sensors {
     fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError>;
     /// Looks into the memory of a workload, region by region. Bounded; `truncated` says when the bound was hit.
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError>;
+    /// Looks where the threads and the memory of a workload are. Bounded.
+    ///
+    /// # Errors
+    /// `Unsupported` where the machine has no places to tell apart or no sensor for them.
+    fn inspect_locality(&mut self, workload: &WorkloadId) -> Result<Locality, PlatformError>;
     /// Which meters could count this workload's work, with a reason for each that could not.
     fn find_meters(&mut self, workload: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError>;
     /// Opens a meter; from now on it is read with each detailed sample of that workload.

@@ -254,6 +254,10 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 let result = self.platform.inspect_memory(&id).map_err(|e| fault(&e));
                 self.events.push_back(Event::MemoryInspected(id, result));
             }
+            Command::InspectLocality(id) => {
+                let result = self.platform.inspect_locality(&id).map_err(|e| fault(&e));
+                self.events.push_back(Event::LocalityInspected(id, result));
+            }
             Command::FindMeters(id) => {
                 let result = self.platform.find_meters(&id).map_err(|e| fault(&e));
                 self.events.push_back(Event::MetersFound(id, result));

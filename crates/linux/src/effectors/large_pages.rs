@@ -295,6 +295,8 @@ fn checked_targets(action: &Action) -> Result<&[MemoryTarget], PlatformError> {
         Target::Memory(targets) => targets,
         Target::Nothing => return Err(rejected("nothing".into(), "memory expected")),
         Target::Files(_) => return Err(rejected("files".into(), "memory expected")),
+        Target::Cpus(_) => return Err(rejected("CPUs".into(), "memory expected")),
+        Target::Pages(_) => return Err(rejected("a page move".into(), "pieces of memory expected")),
     };
     if targets.len() > PROCESSES_PER_ACTION_MAX {
         return Err(rejected(

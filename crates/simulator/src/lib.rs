@@ -1,0 +1,6 @@
+//! A simulated machine behind the same traits as Linux, meaner than the real one.
+//!
+//! Hardware (`layout`, `hardware`, `scheduler`, `profiles`), kernel and programs (`memory`, `paging`, `behaviour`,
+//! `world`), and the seam (`platform`). Virtual time only: nothing here reads a clock, and one seed gives one run, byte
+//! for byte.
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
