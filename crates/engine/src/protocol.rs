@@ -3,12 +3,13 @@
 use crate::policy::Policy;
 use crate::view::Stage;
 use homeostat_model::{
-    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, Locality, MemoryMap, MeterCandidate,
-    MeterId, Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
+    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, Locality, MemoryMap,
+    MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
 };
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What a fault means for the mind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FaultKind {
     /// This machine cannot do it.
     Unsupported,
@@ -29,7 +30,7 @@ pub enum FaultKind {
 }
 
 /// A fault of the machine as the mind sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// What to make of it.
     pub kind: FaultKind,
@@ -38,7 +39,7 @@ pub struct Fault {
 }
 
 /// What a person asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum OperatorRequest {
     /// Start no new trial; running ones are undone, changes in force stay.
     Pause,
@@ -58,7 +59,7 @@ pub enum OperatorRequest {
 }
 
 /// Everything that can happen to the mind.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// A sample was taken.
     Sampled(Box<Snapshot>),
@@ -80,7 +81,7 @@ pub enum Event {
 }
 
 /// A line of the story that the log tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Story {
     /// About whom; `None` = the host.
     pub workload: Option<WorkloadId>,
@@ -93,7 +94,7 @@ pub struct Story {
 }
 
 /// A decision to remember.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DecisionRecord {
     /// About whom.
     pub workload: Option<WorkloadId>,
@@ -104,7 +105,7 @@ pub struct DecisionRecord {
 }
 
 /// An observation window to remember: means over a minute or so.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// Whose.
     pub workload: WorkloadId,
@@ -119,6 +120,7 @@ pub struct WindowRecord {
     /// Work by that meter.
     pub work: f64,
     /// Coefficient of variation of work per second between samples; NaN with fewer than two.
+    #[serde(deserialize_with = "number_or_nan")]
     pub variation: f64,
     /// CPU time used.
     pub cpu: Nanoseconds,
@@ -138,8 +140,13 @@ pub struct WindowRecord {
     pub huge: Option<Bytes>,
 }
 
+/// What is not a number is written as null by formats that have no word for it.
+fn number_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
 /// Everything the mind can ask for. Each carries, or is preceded by, the sentence that justifies it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// Look into the memory of a workload.
     InspectMemory(WorkloadId),
@@ -181,7 +188,7 @@ pub enum Command {
 }
 
 /// How often to look, and at whom in detail.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplingPlan {
     /// Time between scans of all processes.
     pub scan_every: Nanoseconds,
@@ -192,7 +199,7 @@ pub struct SamplingPlan {
 }
 
 /// What the history knows about one kind of workload and one strategy.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prior {
     /// Identity.
     pub fingerprint: homeostat_model::Fingerprint,
@@ -209,7 +216,7 @@ pub struct Prior {
 }
 
 /// What was known when the mind started.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
     /// Priors.
     pub priors: Vec<Prior>,

@@ -3,8 +3,8 @@
 use crate::policy::{Policy, Profile};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Advice, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds, StrategyId, Workload,
-    WorkloadId, WorkloadSample,
+    Advice, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds, StrategyId,
+    Workload, WorkloadId, WorkloadSample,
 };
 use std::collections::BTreeMap;
 
