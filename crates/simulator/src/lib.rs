@@ -4,3 +4,6 @@
 //! `world`), and the seam (`platform`). Virtual time only: nothing here reads a clock, and one seed gives one run, byte
 //! for byte.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod memory;
+pub mod noise;
