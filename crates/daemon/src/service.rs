@@ -6,6 +6,7 @@
 use crate::api::StoryLine;
 use crate::board::Board;
 use crate::control::{Answer, Ask, Errand, Post};
+use crate::greeting::FirstLook;
 use crate::log::{Log, Repetition};
 use crate::notify::Manager;
 use crate::settings::{self, Loaded, Settings, Sources};
@@ -148,6 +149,8 @@ pub struct Service<'a> {
     pub sources: Sources,
     /// Notes of the start (memory not locked …), shown in the status.
     pub notes: Vec<String>,
+    /// Says what the first look saw; `None` when nobody wants to know.
+    pub first_look: Option<FirstLook>,
 }
 
 impl Service<'_> {
@@ -174,6 +177,7 @@ impl Service<'_> {
             if fresh {
                 self.publish();
                 published = now;
+                self.tell_first_look(&mut repetition, now);
             }
             if turn.finished {
                 return Ended::Settled;
@@ -244,6 +248,16 @@ impl Service<'_> {
         );
         self.tell(repetition, &host_story(text, true));
         Ended::Unsettled { in_force }
+    }
+
+    fn tell_first_look(&mut self, repetition: &mut Repetition, now: Nanoseconds) {
+        let Some(look) = &mut self.first_look else { return };
+        if let Some(lines) = look.at(&self.board.view(), now) {
+            self.first_look = None;
+            for line in &lines {
+                self.tell(repetition, line);
+            }
+        }
     }
 
     fn publish(&self) {
@@ -343,7 +357,8 @@ impl Service<'_> {
     }
 }
 
-fn host_story(text: String, warning: bool) -> Story {
+/// A line about the host.
+pub(crate) fn host_story(text: String, warning: bool) -> Story {
     Story {
         workload: None,
         stage: Stage::Ignored,

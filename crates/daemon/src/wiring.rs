@@ -1,8 +1,9 @@
 //! Puts the parts together: machine, clock, journal, history, strategies, mind. The only place that names them all.
 
-use crate::api::SCHEMA;
+use crate::api::{SCHEMA, StoryLine};
 use crate::board::Board;
 use crate::control::{self, ControlError, Server};
+use crate::greeting::{self, FirstLook};
 use crate::log::Log;
 use crate::notify::Manager;
 use crate::process;
@@ -101,12 +102,9 @@ fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
 /// # Errors
 /// [`RunError`]; nothing was changed then.
 pub fn run(sources: &Sources) -> Result<Ended, RunError> {
-    let Loaded {
-        mut settings,
-        seed_given,
-        ..
-    } = settings::load(sources)?;
-    if !seed_given {
+    let loaded = settings::load(sources)?;
+    let mut settings = loaded.settings.clone();
+    if !loaded.seed_given {
         settings.policy.seed = draw_seed();
     }
     let clock = MonotonicClock;
@@ -135,22 +133,31 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
     // Signals are caught before recovery changes anything, so that a Ctrl-C does not end it half way.
     let (sender, inbox) = service::channel();
     let signals = Signals::listen(sender.clone())?;
+    let log = Log::new(settings.service.log, std::env::var_os("JOURNAL_STREAM").is_some());
+    let board = Arc::new(Board::default());
+    let mut platform = platform(&settings);
+    let strategies = homeostat_strategies::all();
+    // Before recovery, which may take its time.
+    let machine = platform.machine().map_err(StartError::from)?;
+    for story in greeting::lines(&loaded, &machine, &strategies) {
+        let line = StoryLine::new(clock.unix_seconds(), &story);
+        log.write(&line);
+        board.tell(line);
+    }
     let (mut runtime, report) = Runtime::start(
-        platform(&settings),
+        platform,
         MonotonicClock,
         journal,
         history,
-        homeostat_strategies::all(),
+        strategies,
         settings.policy.clone(),
     )?;
     notes.extend(recovery_notes(&report));
     notes.extend(process::lock_memory(&settings.service));
-    let board = Arc::new(Board::default());
     let server = listener
         .map(|listener| Server::start(listener, &socket, board.clone(), service::post(sender.clone())))
         .transpose()?;
     drop(sender);
-    let log = Log::new(settings.service.log, std::env::var_os("JOURNAL_STREAM").is_some());
     let ended = Service {
         driven: &mut runtime,
         clock: &clock,
@@ -161,6 +168,7 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
         settings,
         sources: sources.clone(),
         notes,
+        first_look: Some(FirstLook::default()),
     }
     .run();
     drop(server);

@@ -169,6 +169,7 @@ impl Daemon {
                         set: vec![],
                     },
                     notes: vec!["memory is not locked".into()],
+                    first_look: None,
                 }
                 .run()
             })
