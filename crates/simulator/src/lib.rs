@@ -5,5 +5,8 @@
 //! for byte.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod disk;
 pub mod memory;
 pub mod noise;
+pub mod paging;
+pub mod power;
