@@ -65,10 +65,13 @@ impl std::fmt::Display for Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
     /// Best estimate.
+    #[serde(with = "crate::units::any_number")]
     pub estimate: f64,
     /// Lower end.
+    #[serde(with = "crate::units::any_number")]
     pub lower: f64,
     /// Upper end.
+    #[serde(with = "crate::units::any_number")]
     pub upper: f64,
     /// Confidence of the interval, e.g. 0.90.
     pub confidence: f64,
@@ -105,10 +108,12 @@ pub struct BlockRecord {
     /// Length of the measured part.
     pub measured: Nanoseconds,
     /// Work in the measured part.
+    #[serde(with = "crate::units::any_number")]
     pub work: f64,
     /// CPU time in the measured part.
     pub cpu: Nanoseconds,
     /// Natural logarithm of the objective, oriented so that more is better.
+    #[serde(with = "crate::units::any_number")]
     pub score: f64,
     /// True when the circuit breaker ended it.
     pub broken: bool,
@@ -158,12 +163,14 @@ pub struct ExperimentRecord {
     /// Estimate.
     pub effect: Option<Effect>,
     /// Evidence for a gain (e-value).
+    #[serde(with = "crate::units::any_number")]
     pub evidence: f64,
     /// Time the workload stood still for our changes.
     pub stalled: Nanoseconds,
     /// Memory added while on.
     pub bloat: Bytes,
     /// Harm exposure in percent × seconds: loss during the parts of the trial that were worse than off.
+    #[serde(with = "crate::units::any_number")]
     pub harm_exposure: f64,
     /// The blocks.
     pub blocks: Vec<BlockRecord>,

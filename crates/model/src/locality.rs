@@ -56,19 +56,27 @@ impl Locality {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Cycles per instruction of a running thread.
+    #[serde(with = "crate::units::any_number")]
     pub cycles_per_instruction: f64,
     /// Share of the cycles spent waiting for memory beyond the last-level cache.
+    #[serde(with = "crate::units::any_number")]
     pub memory_stall_share: f64,
     /// Share of the cycles spent on lines taken from another cache domain's cache (interventions).
+    #[serde(with = "crate::units::any_number")]
     pub cache_to_cache_stall_share: f64,
     /// Share of the cycles spent on page-table walks.
+    #[serde(with = "crate::units::any_number")]
     pub table_walk_share: f64,
     /// Share of the last-level-cache misses that were served by memory of the own node, 0..1.
+    #[serde(with = "crate::units::any_number")]
     pub local_share: f64,
     /// Share of the memory traffic that is hardware prefetch, 0..1.
+    #[serde(with = "crate::units::any_number")]
     pub prefetch_share: f64,
     /// Share of the demand misses that the prefetcher covered, 0..1.
+    #[serde(with = "crate::units::any_number")]
     pub prefetch_useful_share: f64,
     /// Use of the busiest link or memory controller, 0..1.
+    #[serde(with = "crate::units::any_number")]
     pub busiest_link: f64,
 }

@@ -45,6 +45,7 @@ pub struct MeterReading {
     pub meter: MeterId,
     /// Units of work done since the previous reading of this meter; never negative (a counter that went
     /// back, wrapped or restarted yields no reading).
+    #[serde(with = "crate::units::any_number")]
     pub work: f64,
     /// Time between the two readings of this meter.
     pub interval: Nanoseconds,

@@ -194,3 +194,51 @@ number_id!(
     /// A last-level-cache domain: the lowest CPU number that shares the cache.
     LlcId
 );
+
+/// How numbers that may be infinite or not a number are written down: as numbers where they are finite, else as the
+/// words `inf`, `-inf` and `nan`. JSON has no word of its own for them, and a recording must lose nothing.
+///
+/// For `#[serde(with = "homeostat_model::units::any_number")]`.
+pub mod any_number {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Number(f64),
+        Word(String),
+        /// As older versions wrote all three.
+        Nothing(()),
+    }
+
+    /// Writes it down.
+    ///
+    /// # Errors
+    /// Those of the format.
+    pub fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
+        if x.is_finite() {
+            to.serialize_f64(*x)
+        } else if x.is_nan() {
+            to.serialize_str("nan")
+        } else {
+            to.serialize_str(if *x > 0.0 { "inf" } else { "-inf" })
+        }
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    /// It is neither a number nor one of the words.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        match Written::deserialize(from)? {
+            Written::Number(x) => Ok(x),
+            Written::Nothing(()) => Ok(f64::NAN),
+            Written::Word(w) => match w.as_str() {
+                "inf" => Ok(f64::INFINITY),
+                "-inf" => Ok(f64::NEG_INFINITY),
+                "nan" => Ok(f64::NAN),
+                _ => Err(D::Error::custom(format!("{w:?} is not a number"))),
+            },
+        }
+    }
+}

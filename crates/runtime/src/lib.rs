@@ -13,8 +13,10 @@
 
 #[cfg(test)]
 mod crash_tests;
+pub mod recording;
 mod recovery;
 
+pub use recording::{Recorder, RecordingError};
 pub use recovery::{RecoveryReport, restore};
 
 use homeostat_engine::{
@@ -61,6 +63,9 @@ pub enum StartError {
     /// The machine cannot be described.
     #[error("the machine cannot be read: {0}")]
     Machine(#[from] PlatformError),
+    /// What was asked to be recorded cannot be.
+    #[error("{0}")]
+    Recording(#[from] RecordingError),
 }
 
 /// An action on its way.
@@ -94,6 +99,7 @@ pub struct Runtime<P, C> {
     /// Undone, but the journal could not be told yet.
     unclosed: BTreeSet<ActionId>,
     finished: bool,
+    recorder: Option<Recorder>,
 }
 
 impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
@@ -102,12 +108,28 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     /// # Errors
     /// The machine cannot be described at all.
     pub fn start(
+        platform: P,
+        clock: C,
+        journal: Journal,
+        history: ResilientHistory,
+        strategies: Vec<Box<dyn Strategy>>,
+        policy: Policy,
+    ) -> Result<(Self, RecoveryReport), StartError> {
+        Self::start_recorded(platform, clock, journal, history, strategies, policy, None)
+    }
+
+    /// As [`Runtime::start`], and records what reaches the mind and what it answers.
+    ///
+    /// # Errors
+    /// Also when the recording cannot be begun: somebody wants it, and would find out too late.
+    pub fn start_recorded(
         mut platform: P,
         clock: C,
         mut journal: Journal,
         mut history: ResilientHistory,
         strategies: Vec<Box<dyn Strategy>>,
         policy: Policy,
+        mut recorder: Option<Recorder>,
     ) -> Result<(Self, RecoveryReport), StartError> {
         let machine = platform.machine()?;
         let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, false);
@@ -121,6 +143,9 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         memory.next_action = journal.next_action_id().0;
         memory.next_experiment = memory.next_experiment.max(journal.next_experiment_id().0);
         memory.kept = kept.iter().map(|r| r.action.clone()).collect();
+        if let Some(recorder) = &mut recorder {
+            recorder.begin(&machine, &policy, &strategies, &memory)?;
+        }
         let engine = Engine::new(machine, strategies, policy, memory);
         let now = clock.now();
         let runtime = Self {
@@ -142,6 +167,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             coin_missing: false,
             unclosed: BTreeSet::new(),
             finished: false,
+            recorder,
         };
         Ok((runtime, report))
     }
@@ -239,13 +265,38 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             let Some(event) = self.events.pop_front() else {
                 return;
             };
-            let commands = self
-                .engine
-                .step(self.clock.now(), self.clock.unix_seconds(), event);
+            let (now, unix) = (self.clock.now(), self.clock.unix_seconds());
+            let noted = self.recorder.as_mut().map_or(Ok(()), |r| r.event(&event));
+            let commands = self.engine.step(now, unix, event);
+            self.record(noted, now, unix, &commands);
             for command in commands {
                 self.execute(command);
             }
         }
+    }
+
+    /// Writes a step to the recording. What becomes of a recording never holds the mind or the hands up.
+    fn record(
+        &mut self,
+        noted: Result<(), RecordingError>,
+        now: Nanoseconds,
+        unix: u64,
+        commands: &[Command],
+    ) {
+        let Some(recorder) = &mut self.recorder else {
+            return;
+        };
+        let text = match noted.and_then(|()| recorder.step(now, unix, commands)) {
+            Ok(true) => return,
+            Ok(false) => format!(
+                "the recording has reached its limit after {} steps ({}) and ends here",
+                recorder.steps(),
+                recorder.written()
+            ),
+            Err(e) => format!("{e}; it ends after {} steps", recorder.steps()),
+        };
+        self.recorder = None;
+        self.tell(text, true);
     }
 
     fn execute(&mut self, command: Command) {
