@@ -5,6 +5,7 @@
 //! for byte.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod behaviour;
 pub mod disk;
 pub mod memory;
 pub mod noise;
