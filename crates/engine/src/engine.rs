@@ -10,14 +10,14 @@ use crate::protocol::{
     WindowRecord,
 };
 use crate::series::Interval;
-use crate::strategy::{Declined, Held, Neighbour, Opinion, Seen, Strategy};
+use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
 use crate::trials::UNDO_ATTEMPTS_MAX;
 use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    ActionId, Advice, Bytes, ExperimentId, Fingerprint, Machine, MachineSample, MeterClass, Nanoseconds,
-    Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadSample,
+    Action, ActionId, Advice, Bytes, CpuId, EffectorId, ExperimentId, Fingerprint, Machine, MachineSample,
+    MeterClass, Nanoseconds, Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadSample,
 };
 use homeostat_statistics::discovery::Discovery;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,10 +26,14 @@ use std::collections::{BTreeMap, VecDeque};
 const WINDOW: Nanoseconds = Nanoseconds::from_secs(60);
 /// Outcomes kept for `status`.
 const OUTCOMES_MAX: usize = 64;
+/// Of a workload that nothing is planned for, this much of the past is kept.
+const AT_REST: Nanoseconds = Nanoseconds::from_secs(120);
 /// Workloads followed at most; the smallest beyond are not looked at.
 const WORKLOADS_MAX: usize = 4096;
 /// Neighbours that a strategy is shown at most, biggest first.
 const NEIGHBOURS_MAX: usize = 64;
+/// Effector that says on which CPUs threads run.
+const PLACEMENT: &str = "thread_placement";
 /// Pieces of advice kept at most.
 const ADVICE_MAX: usize = 256;
 
@@ -51,6 +55,31 @@ pub(crate) struct Change {
     pub(crate) retry_at: Option<Nanoseconds>,
     pub(crate) since_unix: u64,
     pub(crate) bloat: Bytes,
+    /// Who carries it out.
+    pub(crate) effector: EffectorId,
+    /// Its undo waits for that of a later change that lies over it.
+    pub(crate) waits: bool,
+}
+
+impl Change {
+    /// A change that is about to be made.
+    pub(crate) fn new(action: &Action, strategy: StrategyId, since_unix: u64) -> Self {
+        Self {
+            workload: action.workload.clone(),
+            strategy,
+            target: action.target.clone(),
+            text: action.why.clone(),
+            on: true,
+            settled: false,
+            leaving: false,
+            failures: 0,
+            retry_at: None,
+            since_unix,
+            bloat: Bytes::ZERO,
+            effector: action.effector.clone(),
+            waits: false,
+        }
+    }
 }
 
 /// The mind.
@@ -66,7 +95,8 @@ pub struct Engine {
     pub(crate) workloads: BTreeMap<WorkloadId, Watched>,
     pub(crate) experiments: BTreeMap<ExperimentId, Experiment>,
     pub(crate) changes: BTreeMap<ActionId, Change>,
-    pub(crate) guards: BTreeMap<WorkloadId, Guard>,
+    /// One guard for each accepted change, by workload and leading action. No entry is empty.
+    pub(crate) guards: BTreeMap<WorkloadId, BTreeMap<ActionId, Guard>>,
     pub(crate) priors: BTreeMap<(Fingerprint, StrategyId), Prior>,
     pub(crate) discovery: Discovery,
     pub(crate) next_experiment: u64,
@@ -87,6 +117,8 @@ pub struct Engine {
     pub(crate) own: VecDeque<(f64, f64)>,
     pub(crate) own_resident: Bytes,
     pub(crate) told_host: BTreeMap<String, ()>,
+    /// Workloads that are looked at in detail, counted once per sample.
+    looked_at: usize,
     pub(crate) out: Vec<Command>,
 }
 
@@ -139,6 +171,7 @@ impl Engine {
             own: VecDeque::new(),
             own_resident: Bytes::ZERO,
             told_host: BTreeMap::new(),
+            looked_at: 0,
             out: Vec::new(),
             policy,
         };
@@ -146,17 +179,8 @@ impl Engine {
             engine.changes.insert(
                 action.id,
                 Change {
-                    workload: action.workload.clone(),
-                    strategy: StrategyId::new(action.effector.as_str()),
-                    target: action.target.clone(),
-                    text: action.why.clone(),
-                    on: true,
                     settled: true,
-                    leaving: false,
-                    failures: 0,
-                    retry_at: None,
-                    since_unix: 0,
-                    bloat: Bytes::ZERO,
+                    ..Change::new(&action, StrategyId::new(action.effector.as_str()), 0)
                 },
             );
         }
@@ -199,10 +223,13 @@ impl Engine {
     fn wants_detail(&self, w: &Watched) -> bool {
         match w.stage {
             Stage::Considered | Stage::Observed | Stage::Proposed | Stage::Trying => true,
-            Stage::Improved => self
-                .guards
-                .get(&w.workload.id)
-                .is_some_and(|g| g.wants_detail(self.now)),
+            Stage::Improved => {
+                w.seeking
+                    || self
+                        .guards
+                        .get(&w.workload.id)
+                        .is_some_and(|of| of.values().any(|g| g.wants_detail(self.now)))
+            }
             Stage::Ignored | Stage::Declined => false,
         }
     }
@@ -290,14 +317,14 @@ impl Engine {
             OperatorRequest::Undo(action) => self.withdraw(action, "undone by an operator"),
             OperatorRequest::UndoAll => {
                 self.abort_all("undone by an operator");
-                for action in self.changes.keys().copied().collect::<Vec<_>>() {
+                for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {
                     self.withdraw(action, "undone by an operator");
                 }
             }
             OperatorRequest::Stop { keep } => {
                 self.stopping = Some(keep);
                 self.abort_all("homeostat stops");
-                let all: Vec<ActionId> = self.changes.keys().copied().collect();
+                let all: Vec<ActionId> = self.changes.keys().rev().copied().collect();
                 for action in all {
                     let in_force = self
                         .changes
@@ -392,6 +419,7 @@ impl Engine {
         }
         self.close_windows();
         let ids: Vec<WorkloadId> = self.workloads.keys().cloned().collect();
+        self.looked_at = self.in_detail();
         for id in &ids {
             self.advance_workload(id);
         }
@@ -484,6 +512,9 @@ impl Engine {
                     .collect(),
             });
         }
+        if matches!(w.stage, Stage::Ignored | Stage::Declined) {
+            w.series.forget(self.now.saturating_sub(AT_REST));
+        }
         w.load = w.series.load(self.now, self.machine.cpus.len());
         w.sample = Some(sample);
     }
@@ -557,9 +588,11 @@ impl Engine {
         while self.outcomes.len() > OUTCOMES_MAX {
             self.outcomes.pop_back();
         }
-        let busy: std::collections::BTreeSet<WorkloadId> =
-            self.changes.values().map(|c| c.workload.clone()).collect();
-        self.workloads.retain(|id, w| !w.gone || busy.contains(id));
+        if self.workloads.values().any(|w| w.gone) {
+            let busy: std::collections::BTreeSet<WorkloadId> =
+                self.changes.values().map(|c| c.workload.clone()).collect();
+            self.workloads.retain(|id, w| !w.gone || busy.contains(id));
+        }
     }
 
     // ---- recognition --------------------------------------------------------------------------------------------
@@ -634,6 +667,9 @@ impl Engine {
             Stage::Considered => self.judge_meters(id),
             Stage::Observed => self.observe(id),
             Stage::Proposed => {
+                if self.guards.contains_key(id) {
+                    return;
+                }
                 if let Some(why) = self.below_floors_now(id) {
                     self.leave_alone(id, &why);
                 }
@@ -645,7 +681,8 @@ impl Engine {
                     w.reset();
                 }
             }
-            Stage::Trying | Stage::Improved => {}
+            Stage::Improved => self.seek_more(id),
+            Stage::Trying => {}
         }
     }
 
@@ -690,7 +727,7 @@ impl Engine {
             }
             return;
         }
-        if self.in_detail() >= self.policy.detail_workloads_max {
+        if self.looked_at >= self.policy.detail_workloads_max {
             if let Some(w) = self.workloads.get_mut(id) {
                 w.summary = format!(
                     "waits: {} workloads are being looked at already",
@@ -702,6 +739,7 @@ impl Engine {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
+        self.looked_at += 1;
         w.finding = true;
         w.series.clear();
         w.tier = 0;
@@ -889,18 +927,137 @@ impl Engine {
 
     // ---- proposals ----------------------------------------------------------------------------------------------
 
-    /// Declines a workload for a while.
+    /// Declines a workload for a while; with changes in force it stays improved and is looked at again later.
     pub(crate) fn refuse(&mut self, id: &WorkloadId, declined: Declined, warning: bool) {
+        if self.guards.contains_key(id) {
+            self.back_to_improved(id, &declined.reason, warning);
+            self.advise(declined.advice);
+            return;
+        }
         self.close_meters(id);
         let retry = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
         self.decide(id, Stage::Declined, declined.reason, warning);
         if let Some(w) = self.workloads.get_mut(id) {
             w.retry_at = retry;
-            w.memory = None;
-            w.locality = None;
+            w.forget_inspections();
             w.proposed = None;
         }
         self.advise(declined.advice);
+    }
+
+    /// Nothing further for now: what is in force stays, and the question is put again later.
+    fn back_to_improved(&mut self, id: &WorkloadId, why: &str, warning: bool) {
+        let more_at = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        w.more_at = more_at;
+        w.seeking = false;
+        w.forget_inspections();
+        w.proposed = None;
+        let news = w.nothing_further(why);
+        if news || w.stage != Stage::Improved {
+            self.decide(id, Stage::Improved, why.to_owned(), warning);
+        }
+        self.summarise(id);
+    }
+
+    /// Sets the summary of an improved workload to what is in force.
+    pub(crate) fn summarise(&mut self, id: &WorkloadId) {
+        let Some(guards) = self.guards.get(id) else { return };
+        let mut guards: Vec<&Guard> = guards.values().collect();
+        guards.sort_by_key(|g| (g.since, g.leader));
+        let summary = guards
+            .into_iter()
+            .map(|g| g.sentence.as_str())
+            .collect::<Vec<_>>()
+            .join("; ");
+        if let Some(w) = self.workloads.get_mut(id)
+            && w.stage == Stage::Improved
+        {
+            w.summary = summary;
+        }
+    }
+
+    /// After an experiment: gathers passive history anew, since the level may have moved, and asks the strategies
+    /// that were not asked yet.
+    pub(crate) fn look_further(&mut self, id: &WorkloadId, settling: Nanoseconds) {
+        let from = self.now + settling;
+        let improved = self.guards.contains_key(id);
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        w.observed_since = from;
+        w.more_at = from;
+        w.forget_inspections();
+        w.proposed = None;
+        w.seeking = improved;
+        if !improved {
+            self.decide(id, Stage::Observed, "the other strategies are asked", false);
+        }
+    }
+
+    /// Why a strategy that has a change in force on the workload is not asked again; `None` when it is.
+    fn has_enough(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<&'static str> {
+        let again = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        self.guards.get(id)?.values().find_map(|g| {
+            if g.strategy != *strategy {
+                None
+            } else if g.pieces_grow(&self.changes) {
+                Some("its guard adds what comes later")
+            } else if self.now - g.since < again {
+                Some("in force since a short time")
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Whether any strategy but `except` would be asked about the workload now.
+    pub(crate) fn anyone_to_ask(&self, id: &WorkloadId, except: Option<&StrategyId>) -> bool {
+        self.strategies.iter().any(|s| {
+            let strategy = s.id();
+            Some(&strategy) != except
+                && self.strategy_refusal(id, &strategy).is_none()
+                && self.has_enough(id, &strategy).is_none()
+        })
+    }
+
+    /// A workload with changes in force: gathers passive history once nothing moves any more, then asks what else
+    /// could help.
+    fn seek_more(&mut self, id: &WorkloadId) {
+        let now = self.now;
+        let may = !self.paused && self.policy.mode == Mode::Act;
+        let unrest = self
+            .guards
+            .get(id)
+            .is_none_or(|of| of.values().any(|g| g.busy() || g.parts_wait()));
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        if now < w.more_at || w.inspecting {
+            return;
+        }
+        if !may || unrest {
+            w.seeking = false;
+            return;
+        }
+        if !w.seeking {
+            if !self.anyone_to_ask(id, None) {
+                let later = now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+                if let Some(w) = self.workloads.get_mut(id) {
+                    w.more_at = later;
+                }
+                return;
+            }
+            if let Some(w) = self.workloads.get_mut(id) {
+                w.seeking = true;
+                w.observed_since = now;
+            }
+        }
+        if self.history_suffices(id) {
+            self.ask_strategies(id);
+        }
     }
 
     /// Gathers passive history, then asks the strategies.
@@ -909,12 +1066,31 @@ impl Engine {
             self.leave_alone(id, &why);
             return;
         }
-        let Some(w) = self.workloads.get(id) else { return };
-        let Some(chosen) = &w.meter else { return };
+        if !self.history_suffices(id) {
+            return;
+        }
+        if self.placebo_wanted(id) {
+            self.start_placebo(id);
+            return;
+        }
+        if self.policy.mode == Mode::Calibrate {
+            return;
+        }
+        self.ask_strategies(id);
+    }
+
+    /// Whether there is enough passive history to ask the strategies. A meter that fell silent ends the wait.
+    fn history_suffices(&mut self, id: &WorkloadId) -> bool {
+        let Some(w) = self.workloads.get(id) else {
+            return false;
+        };
+        let Some(chosen) = &w.meter else { return false };
         let known = self.strategies.iter().any(|s| {
-            self.priors
-                .get(&(w.workload.fingerprint.clone(), s.id()))
-                .is_some_and(|p| p.verdict == Verdict::Accepted)
+            self.has_enough(id, &s.id()).is_none()
+                && self
+                    .priors
+                    .get(&(w.workload.fingerprint.clone(), s.id()))
+                    .is_some_and(|p| p.verdict == Verdict::Accepted)
         });
         let needed = if known {
             self.policy.observe_min_s / 2.0
@@ -932,16 +1108,9 @@ impl Engine {
                 );
                 self.refuse(id, Declined::because(text), false);
             }
-            return;
+            return false;
         }
-        if self.placebo_wanted(id) {
-            self.start_placebo(id);
-            return;
-        }
-        if self.policy.mode == Mode::Calibrate {
-            return;
-        }
-        self.ask_strategies(id);
+        true
     }
 
     fn ask_strategies(&mut self, id: &WorkloadId) {
@@ -949,6 +1118,9 @@ impl Engine {
         let mut advice = Vec::new();
         for index in 0..self.strategies.len() {
             let strategy_id = self.strategies[index].id();
+            if self.has_enough(id, &strategy_id).is_some() {
+                continue;
+            }
             if let Some(why) = self.strategy_refusal(id, &strategy_id) {
                 declined.push(why);
                 continue;
@@ -957,61 +1129,100 @@ impl Engine {
                 return;
             };
             match opinion {
-                Opinion::InspectMemory => {
-                    if let Some(w) = self.workloads.get_mut(id)
-                        && !w.inspecting
-                    {
-                        w.inspecting = true;
-                        self.out.push(Command::InspectMemory(id.clone()));
+                Opinion::InspectMemory | Opinion::InspectLocality => {
+                    match self.inspect(id, &strategy_id, opinion == Opinion::InspectMemory) {
+                        Some(why) => declined.push(why),
+                        None => return,
                     }
-                    return;
-                }
-                Opinion::InspectLocality => {
-                    if let Some(w) = self.workloads.get_mut(id)
-                        && !w.inspecting
-                    {
-                        w.inspecting = true;
-                        self.out.push(Command::InspectLocality(id.clone()));
-                    }
-                    return;
                 }
                 Opinion::Decline(d) => {
                     declined.push(d.reason);
                     advice.extend(d.advice);
                 }
+                Opinion::Propose(proposal) if self.in_force_already(id, &proposal) => {
+                    declined.push(format!("{strategy_id}: what it would do is in force already"));
+                }
                 Opinion::Propose(proposal) => {
+                    self.advise(advice);
                     self.advise(proposal.advice.clone());
                     let text = proposal.hypothesis.clone();
+                    let (now, unix) = (self.now, self.unix);
                     if let Some(w) = self.workloads.get_mut(id) {
+                        if !declined.is_empty() {
+                            w.note(unix, format!("asked first and declined: {}", declined.join("; ")));
+                        }
                         w.proposed = Some(Proposed {
                             strategy: strategy_id,
                             proposal: *proposal,
+                            at: now,
                         });
-                        w.memory = None;
-                        w.locality = None;
+                        w.seeking = false;
+                        w.forget_inspections();
                     }
                     self.decide(id, Stage::Proposed, text, false);
                     return;
                 }
             }
         }
-        let reason = if declined.is_empty() {
-            "no strategy applies".to_owned()
-        } else {
-            declined.join("; ")
+        let reason = match (declined.is_empty(), self.guards.contains_key(id)) {
+            (true, false) => "no strategy applies".to_owned(),
+            (false, false) => declined.join("; "),
+            (true, true) => "nothing further: no other strategy applies".to_owned(),
+            (false, true) => format!("nothing further: {}", declined.join("; ")),
         };
         self.refuse(id, Declined { reason, advice }, false);
     }
 
-    pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
-        self.ask(id, strategy, |s, seen| s.consider(seen))
+    /// Orders the inspection that a strategy asks for. Returns why it cannot have it, if it cannot.
+    fn inspect(&mut self, id: &WorkloadId, strategy: &StrategyId, memory: bool) -> Option<String> {
+        let w = self.workloads.get_mut(id)?;
+        let (refused, there) = if memory {
+            (&w.memory_refused, w.memory.is_some())
+        } else {
+            (&w.locality_refused, w.locality.is_some())
+        };
+        if let Some(why) = refused {
+            return Some(format!("{strategy}: {why}"));
+        }
+        if there {
+            return Some(format!(
+                "{strategy}: cannot make use of what the inspection shows"
+            ));
+        }
+        if !w.inspecting {
+            w.inspecting = true;
+            w.review = None;
+            self.out.push(if memory {
+                Command::InspectMemory(id.clone())
+            } else {
+                Command::InspectLocality(id.clone())
+            });
+        }
+        None
     }
 
-    /// Puts a question to a strategy about a workload.
+    /// Whether a proposal asks for exactly what one of the changes in force does.
+    fn in_force_already(&self, id: &WorkloadId, proposal: &Proposal) -> bool {
+        self.guards.get(id).is_some_and(|of| {
+            of.values().flat_map(Guard::members).any(|a| {
+                self.changes
+                    .get(&a)
+                    .is_some_and(|c| c.effector == proposal.effector && c.target == proposal.target)
+            })
+        })
+    }
+
+    pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
+        let neighbours = self.neighbours(id);
+        self.ask(id, strategy, neighbours, |s, seen| s.consider(seen))
+    }
+
+    /// Puts a question to a strategy about a workload. Neighbours are costly to gather: only for `consider`.
     pub(crate) fn ask<T>(
         &self,
         id: &WorkloadId,
         strategy: usize,
+        neighbours: Vec<Neighbour>,
         question: impl FnOnce(&dyn Strategy, &Seen<'_>) -> T,
     ) -> Option<T> {
         let w = self.workloads.get(id)?;
@@ -1022,7 +1233,6 @@ impl Engine {
             .get(&(w.workload.fingerprint.clone(), strategy.id()))
             .filter(|p| p.verdict == Verdict::Accepted)
             .and_then(|p| p.effect);
-        let neighbours = self.neighbours(id);
         let held = self.held(id);
         let seen = Seen {
             now: self.now,
@@ -1085,6 +1295,15 @@ impl Engine {
 
     /// The other workloads above the floors, biggest CPU use first.
     fn neighbours(&self, id: &WorkloadId) -> Vec<Neighbour> {
+        let mut placed: BTreeMap<&WorkloadId, &Vec<CpuId>> = BTreeMap::new();
+        for c in self.changes.values().filter(|c| c.on) {
+            if let Target::Cpus(cpus) = &c.target
+                && c.effector.as_str() == PLACEMENT
+            {
+                // The newest lies over the others.
+                placed.insert(&c.workload, cpus);
+            }
+        }
         let mut list: Vec<Neighbour> = self
             .workloads
             .iter()
@@ -1093,10 +1312,7 @@ impl Engine {
                 id: other.clone(),
                 cpus: w.load.cpus,
                 resident: w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident),
-                placed: self.changes.values().find_map(|c| match &c.target {
-                    Target::Cpus(cpus) if c.workload == *other && c.on => Some(cpus.clone()),
-                    _ => None,
-                }),
+                placed: placed.get(other).map(|cpus| (*cpus).clone()),
             })
             .collect();
         list.sort_by(|a, b| b.cpus.total_cmp(&a.cpus).then_with(|| a.id.cmp(&b.id)));
@@ -1104,43 +1320,23 @@ impl Engine {
         list
     }
 
-    /// What is in force for a workload.
-    fn held(&self, id: &WorkloadId) -> Vec<Held> {
-        self.guards
-            .get(id)
-            .and_then(|g| {
-                let change = self.changes.get(&g.leader)?;
-                Some(Held {
-                    strategy: g.strategy.clone(),
-                    target: change.target.clone(),
-                    effect: g.effect,
-                })
-            })
-            .into_iter()
-            .collect()
-    }
-
     fn on_locality(&mut self, id: &WorkloadId, result: Result<homeostat_model::Locality, Fault>) {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
         w.inspecting = false;
-        match result {
-            Ok(locality) if w.stage == Stage::Observed => {
-                w.locality = Some(locality);
-                self.ask_strategies(id);
-            }
-            Ok(_) => {}
-            Err(fault) if w.stage == Stage::Observed => {
-                let warn = fault.kind == FaultKind::Denied;
-                self.refuse(
-                    id,
-                    Declined::because(format!("where it runs cannot be inspected: {}", fault.text)),
-                    warn,
-                );
-            }
-            Err(_) => {}
+        if !deciding(w) {
+            return;
         }
+        match result {
+            Ok(locality) => w.locality = Some(locality),
+            Err(fault) => {
+                let why = format!("where it runs cannot be inspected: {}", fault.text);
+                w.locality_refused = Some(why.clone());
+                self.tell_denied(id, &fault, why);
+            }
+        }
+        self.ask_strategies(id);
     }
 
     fn on_memory(&mut self, id: &WorkloadId, result: Result<homeostat_model::MemoryMap, Fault>) {
@@ -1148,34 +1344,50 @@ impl Engine {
             return;
         };
         w.inspecting = false;
-        match result {
-            Ok(map) => {
+        if let Some(leader) = w.review.take() {
+            if let Ok(map) = result
+                && w.stage == Stage::Improved
+            {
                 w.memory = Some(map);
-                match w.stage {
-                    Stage::Observed => self.ask_strategies(id),
-                    Stage::Improved => self.extend(id),
-                    _ => w.memory = None,
-                }
+                self.extend(id, leader);
             }
-            Err(fault) if w.stage == Stage::Observed => {
-                let warn = fault.kind == FaultKind::Denied;
-                self.refuse(
-                    id,
-                    Declined::because(format!("its memory cannot be inspected: {}", fault.text)),
-                    warn,
-                );
+            return;
+        }
+        if !deciding(w) {
+            return;
+        }
+        match result {
+            Ok(map) => w.memory = Some(map),
+            Err(fault) => {
+                let why = format!("its memory cannot be inspected: {}", fault.text);
+                w.memory_refused = Some(why.clone());
+                self.tell_denied(id, &fault, why);
             }
-            Err(_) => {}
+        }
+        self.ask_strategies(id);
+    }
+
+    /// A missing privilege is for an operator to see.
+    fn tell_denied(&mut self, id: &WorkloadId, fault: &Fault, why: String) {
+        if fault.kind == FaultKind::Denied {
+            self.narrate(id, why, true);
         }
     }
 
+    /// The changes of a workload, newest first: the order in which they are undone.
     pub(crate) fn actions_of(&self, id: &WorkloadId) -> Vec<ActionId> {
         self.changes
             .iter()
+            .rev()
             .filter(|(_, c)| c.workload == *id)
             .map(|(a, _)| *a)
             .collect()
     }
+}
+
+/// Whether the workload waits for an inspection to be decided upon.
+fn deciding(w: &Watched) -> bool {
+    w.stage == Stage::Observed || (w.stage == Stage::Improved && w.seeking)
 }
 
 /// The sentence for a workload that cannot be measured.

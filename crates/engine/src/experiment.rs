@@ -86,8 +86,10 @@ pub(crate) struct Experiment {
     pub(crate) reason: String,
     /// It ended for a reason of its own (not an operator, a stop, or the end of the workload): not tried again at once.
     pub(crate) own_end: bool,
+    pub(crate) breaker: Breaker,
+    /// Parts that followed the first, of a staged rollout.
+    pub(crate) parts: Vec<ActionId>,
     coins: Coins,
-    breaker: Breaker,
     switch_started: Nanoseconds,
     slowest_switch: Nanoseconds,
 }
@@ -98,6 +100,7 @@ impl Experiment {
             coins: Coins::new(setup.seed, setup.id),
             trial: Trial::new(setup.parameters.clone()),
             breaker,
+            parts: Vec::new(),
             phase: Phase::Preparing,
             blocks: Vec::new(),
             prepared: 0.0,
@@ -113,6 +116,21 @@ impl Experiment {
             slowest_switch: Nanoseconds::ZERO,
             setup,
         }
+    }
+
+    /// Whether it is a rollout in stages.
+    pub(crate) fn is_staged(&self) -> bool {
+        self.setup.kind == ExperimentKind::StagedRollout
+    }
+
+    /// Parts that followed the first.
+    pub(crate) fn further_parts(&self) -> &[ActionId] {
+        &self.parts
+    }
+
+    /// Whether an action belongs to it.
+    pub(crate) fn owns(&self, action: ActionId) -> bool {
+        self.setup.action == action || self.parts.contains(&action)
     }
 
     /// The change reached the state it was sent to.

@@ -1,23 +1,30 @@
-//! The watch over an accepted change.
+//! The watch over accepted changes: one guard for each.
 //!
 //! First *probation*: probe pairs (one block on, one off, in random order) interleaved one in four, which catch a
 //! change that helps a little often and hurts a lot rarely. Then *holdback*: a probe pair every half hour, for ever,
 //! with a detector whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried
-//! afresh after the back-off. Parts that follow the tried part in stages are watched by the same guard.
+//! afresh after the back-off.
+//!
+//! Parts that followed the tried part are switched together with it, so the guard's evidence covers them too, as long
+//! as the whole can be switched within the longest washout; else only the tried part is probed, and `status` says so.
+//! A one-way change is not probed: its guard keeps asking the strategy whether it is still wanted, and nothing more.
+//! No probe runs while something further is looked for or tried on the same workload.
 
-use crate::blocks::{Block, BlockState, Objective};
+use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::engine::{Change, Engine};
 use crate::experiment::Experiment;
 use crate::policy::Policy;
 use crate::protocol::Command;
-use crate::strategy::Opinion;
+use crate::strategy::{Held, Opinion};
 use crate::view::Stage;
-use homeostat_model::action::Target;
+use crate::watched::Watched;
+use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    Action, ActionId, Effect, EffectorId, ExperimentRecord, MeterId, Nanoseconds, StrategyId, Verdict,
+    Action, ActionId, Bytes, Effect, EffectorId, ExperimentRecord, MeterId, Nanoseconds, StrategyId, Verdict,
     WorkloadId,
 };
+use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,6 +38,14 @@ const REVIEW: Nanoseconds = Nanoseconds::from_secs(600);
 const GROWTH_MIN: f64 = 0.05;
 /// Parts that may wait for their stage.
 const STAGES_MAX: usize = 16;
+/// Parts that may follow.
+const FOLLOWERS_MAX: usize = 256;
+/// The washout of a probe covers this many times the slowest switch seen.
+const SWITCH_MARGIN: f64 = 1.25;
+/// What a probe block that the circuit breaker ended counts as: a loss of this many scales.
+const BROKEN_SCALES: f64 = 4.0;
+/// A proposal older than this no longer holds the probes of its workload back.
+pub(crate) const PROPOSAL_STALE: Nanoseconds = Nanoseconds::from_secs(600);
 
 /// A probe pair in the making.
 struct Probe {
@@ -41,14 +56,25 @@ struct Probe {
     switch_started: Nanoseconds,
 }
 
-/// The guard of one workload.
+/// What follows the part that was tried.
+pub(crate) struct Rest {
+    pub(crate) stages: Vec<Target>,
+    pub(crate) effector: EffectorId,
+    pub(crate) arguments: BTreeMap<String, String>,
+}
+
+/// The guard of one accepted change.
 pub(crate) struct Guard {
     pub(crate) strategy: StrategyId,
-    /// The part that was tried and is switched in probes.
+    /// The part that was tried; the guard goes when it goes.
     pub(crate) leader: ActionId,
     /// Parts that followed.
     pub(crate) followers: Vec<ActionId>,
     pub(crate) effect: Effect,
+    /// When it was accepted.
+    pub(crate) since: Nanoseconds,
+    /// What was proven, for people.
+    pub(crate) sentence: String,
     /// The experiment that accepted the change, rewritten when the change is revoked.
     record: ExperimentRecord,
     pub(crate) probes: u32,
@@ -57,12 +83,18 @@ pub(crate) struct Guard {
     stages: VecDeque<Target>,
     stage_due: Nanoseconds,
     stage_running: Option<ActionId>,
+    /// Whether the change can be switched back and forth for probes.
+    switchable: bool,
+    /// Whether the parts that followed are switched together with the tried one.
+    together: bool,
     meter: MeterId,
     objective: Objective,
     washout: Nanoseconds,
     measured: Nanoseconds,
     cpus: f64,
     coins: Coins,
+    scale: f64,
+    breaker: Breaker,
     probation: Probation,
     holdback: Holdback,
     next_probe: Nanoseconds,
@@ -75,25 +107,34 @@ impl Guard {
     pub(crate) fn new(
         e: &Experiment,
         record: ExperimentRecord,
+        sentence: String,
         now: Nanoseconds,
         policy: &Policy,
-        rest: Option<(Vec<Target>, EffectorId, BTreeMap<String, String>)>,
+        rest: Option<Rest>,
     ) -> Self {
-        let (stages, effector, arguments) =
-            rest.unwrap_or((Vec::new(), EffectorId::from("none"), BTreeMap::new()));
+        let rest = rest.unwrap_or(Rest {
+            stages: Vec::new(),
+            effector: EffectorId::from("none"),
+            arguments: BTreeMap::new(),
+        });
         let pair = (e.washout + e.setup.measured) * 2;
+        let scale = e.trial.estimate().scale;
         Self {
             strategy: e.setup.strategy.clone(),
             leader: e.setup.action,
-            followers: Vec::new(),
+            followers: e.further_parts().to_vec(),
             effect: e.effect(),
+            since: now,
+            sentence,
             record,
             probes: 0,
-            effector,
-            arguments,
-            stages: stages.into(),
+            effector: rest.effector,
+            arguments: rest.arguments,
+            stages: rest.stages.into(),
             stage_due: now + pair,
             stage_running: None,
+            switchable: !e.is_staged(),
+            together: true,
             meter: e.setup.meter.clone(),
             objective: e.setup.objective,
             washout: e.washout,
@@ -101,9 +142,11 @@ impl Guard {
             cpus: e.setup.cpus,
             // A stream of coins apart from that of the experiment.
             coins: Coins::new(e.setup.seed ^ 0x6775_6172_6400_0000, e.setup.id),
-            probation: Probation::new(policy.probation_pairs, e.trial.estimate().scale),
+            scale,
+            breaker: e.breaker,
+            probation: Probation::new(policy.probation_pairs, scale),
             // Alarm when the gain is lost, not only when it has become a loss.
-            holdback: Holdback::below(HOLDBACK_FLOOR, e.trial.estimate().scale),
+            holdback: Holdback::below(HOLDBACK_FLOOR, scale),
             next_probe: now + pair * PROBATION_SPACING,
             probe: None,
             pieces: 0,
@@ -116,18 +159,40 @@ impl Guard {
         self.probe.is_some() || self.stage_running.is_some()
     }
 
+    /// Whether parts wait for their turn.
+    pub(crate) fn parts_wait(&self) -> bool {
+        !self.stages.is_empty()
+    }
+
+    /// The actions of this change, in the order in which they were made.
+    pub(crate) fn members(&self) -> impl Iterator<Item = ActionId> + '_ {
+        std::iter::once(self.leader).chain(self.followers.iter().copied())
+    }
+
+    /// What a probe switches, in the order in which it is made.
+    fn switched(&self) -> Vec<ActionId> {
+        if self.together {
+            self.members().collect()
+        } else {
+            vec![self.leader]
+        }
+    }
+
     fn in_probation(&self) -> bool {
         matches!(self.probation.state(), ProbationState::Running)
     }
 
     pub(crate) fn wants_detail(&self, now: Nanoseconds) -> bool {
         // The readings of the first block need a sample to start from.
-        self.busy() || now + Nanoseconds::from_secs(3) >= self.next_probe
+        self.busy() || (self.switchable && now + Nanoseconds::from_secs(3) >= self.next_probe)
     }
 
     pub(crate) fn describe(&self, now: Nanoseconds) -> String {
+        if !self.switchable {
+            return "one-way change: not probed, withdrawn when it is no longer wanted".to_owned();
+        }
         let next = self.next_probe.saturating_sub(now);
-        if self.probe.is_some() {
+        let mut text = if self.probe.is_some() {
             format!("probing (pair {})", self.probes + 1)
         } else if self.in_probation() {
             format!("probation: {} probe pairs done, next in {next}", self.probes)
@@ -136,7 +201,15 @@ impl Guard {
                 "passed probation; {} probe pairs done, next in {next}",
                 self.probes
             )
+        };
+        if !self.together && !self.followers.is_empty() {
+            text.push_str("; only the tried part is probed, the whole takes too long to switch");
         }
+        text
+    }
+
+    fn pair(&self) -> Nanoseconds {
+        (self.washout + self.measured) * 2
     }
 }
 
@@ -148,41 +221,131 @@ enum Finding {
     Passed,
 }
 
+/// Whether the probes of a workload must wait: something further is looked for or tried on it.
+fn held_back(w: &Watched, now: Nanoseconds) -> bool {
+    match w.stage {
+        Stage::Trying => true,
+        Stage::Proposed => w.proposed.as_ref().is_some_and(|p| now - p.at < PROPOSAL_STALE),
+        _ => w.seeking,
+    }
+}
+
 impl Engine {
     pub(crate) fn poll_guards(&mut self) {
-        let ids: Vec<WorkloadId> = self.guards.keys().cloned().collect();
-        for id in ids {
+        let keys: Vec<(WorkloadId, ActionId)> = self
+            .guards
+            .iter()
+            .flat_map(|(id, of)| of.keys().map(|leader| (id.clone(), *leader)))
+            .collect();
+        for (id, leader) in keys {
             if self.stopping.is_some() {
                 return;
             }
-            self.withdraw_if_unwanted(&id);
-            self.poll_guard(&id);
+            self.withdraw_if_unwanted(&id, leader);
+            self.poll_guard(&id, leader);
         }
     }
 
+    pub(crate) fn guard(&self, id: &WorkloadId, leader: ActionId) -> Option<&Guard> {
+        self.guards.get(id)?.get(&leader)
+    }
+
+    fn guard_mut(&mut self, id: &WorkloadId, leader: ActionId) -> Option<&mut Guard> {
+        self.guards.get_mut(id)?.get_mut(&leader)
+    }
+
+    /// A guard that probes or adds a part, if any.
+    pub(crate) fn busy_guard(&self) -> Option<ActionId> {
+        self.guards
+            .values()
+            .flat_map(BTreeMap::values)
+            .find(|g| g.busy())
+            .map(|g| g.leader)
+    }
+
+    /// What is in force for a workload, in the order of acceptance.
+    pub(crate) fn held(&self, id: &WorkloadId) -> Vec<Held> {
+        let Some(guards) = self.guards.get(id) else {
+            return Vec::new();
+        };
+        let mut guards: Vec<&Guard> = guards.values().collect();
+        guards.sort_by_key(|g| (g.since, g.leader));
+        guards
+            .into_iter()
+            .filter_map(|g| {
+                Some(Held {
+                    strategy: g.strategy.clone(),
+                    target: self.whole_target(g)?,
+                    effect: g.effect,
+                })
+            })
+            .collect()
+    }
+
+    /// The target of a change with its further parts: pages on the way to one node are added up; else that of the
+    /// tried part.
+    fn whole_target(&self, g: &Guard) -> Option<Target> {
+        let leader = &self.changes.get(&g.leader)?.target;
+        let Target::Pages(first) = leader else {
+            return Some(leader.clone());
+        };
+        let further: Bytes = g
+            .followers
+            .iter()
+            .filter_map(|a| match self.changes.get(a).map(|c| &c.target) {
+                Some(Target::Pages(p)) if p.node == first.node => Some(p.bytes),
+                _ => None,
+            })
+            .sum();
+        Some(Target::Pages(PageMove {
+            bytes: first.bytes + further,
+            ..*first
+        }))
+    }
+
     /// A person chose otherwise since: ours goes first.
-    fn withdraw_if_unwanted(&mut self, id: &WorkloadId) {
-        let Some(g) = self.guards.get(id) else { return };
+    fn withdraw_if_unwanted(&mut self, id: &WorkloadId, leader: ActionId) {
+        let Some(g) = self.guard(id, leader) else { return };
         let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else {
             return;
         };
         let unwanted = self
-            .ask(id, index, |strategy, seen| strategy.unwanted(seen))
+            .ask(id, index, Vec::new(), |strategy, seen| strategy.unwanted(seen))
             .flatten();
         if let Some(why) = unwanted {
-            self.revoke(id, &format!("withdrawn: {why}"), None);
+            self.revoke(id, leader, &format!("withdrawn: {why}"), None);
         }
     }
 
-    fn poll_guard(&mut self, id: &WorkloadId) {
-        let trial_elsewhere =
-            !self.experiments.is_empty() || self.guards.iter().any(|(other, g)| other != id && g.busy());
+    /// Whether a later change of the same workload lies over this one, so that it cannot be switched alone.
+    fn covered(&self, id: &WorkloadId, g: &Guard) -> bool {
+        self.guards.get(id).is_some_and(|of| {
+            of.values().any(|later| {
+                later.leader > g.leader && g.members().any(|a| later.members().any(|b| self.lies_over(b, a)))
+            })
+        })
+    }
+
+    fn poll_guard(&mut self, id: &WorkloadId, leader: ActionId) {
+        let Some(guard) = self.guard(id, leader) else {
+            return;
+        };
+        let elsewhere = !self.experiments.is_empty() || self.busy_guard().is_some_and(|busy| busy != leader);
+        let covered = self.covered(id, guard);
+        let settled = guard
+            .switched()
+            .iter()
+            .all(|a| self.changes.get(a).is_none_or(|c| c.settled));
         let now = self.now;
+        let washout_max = Nanoseconds::from_secs_f64(self.policy.washout_max_s);
         let mut finding = Finding::Nothing;
         let mut inspect = false;
         let mut stage = None;
         {
-            let (Some(g), Some(w)) = (self.guards.get_mut(id), self.workloads.get(id)) else {
+            let (Some(g), Some(w)) = (
+                self.guards.get_mut(id).and_then(|of| of.get_mut(&leader)),
+                self.workloads.get(id),
+            ) else {
                 return;
             };
             if g.stage_running.is_some() {
@@ -190,22 +353,47 @@ impl Engine {
             }
             if let Some(probe) = &mut g.probe {
                 let floor = g.cpus * 0.1;
-                match probe.block.poll(now, &w.series, &g.meter, g.objective, floor) {
-                    BlockState::Running | BlockState::Idle => {}
-                    BlockState::Unmeasurable(_) => {
-                        g.probe = None;
-                        g.next_probe = now + (g.washout + g.measured) * 2 * PROBATION_SPACING;
-                        finding = Finding::Switch(true);
-                    }
-                    BlockState::Finished(record) => {
-                        finding = g.block_done(record.on, record.score, now, &self.policy)
+                let broke = probe.block.on && probe.block.measuring(now) && probe.first.is_some() && {
+                    let from = probe.block.measure_from.max(now.saturating_sub(BREAKER_SPAN));
+                    let sums = w.series.sums(&g.meter, from, now);
+                    let idle = g.objective == Objective::CpuPerWork && sums.cpu < floor * sums.seconds;
+                    let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !idle;
+                    g.objective
+                        .score(&sums)
+                        .is_some_and(|score| enough && g.breaker.trips(score))
+                };
+                if broke {
+                    let off = probe.first.map_or(0.0, |(_, score)| score);
+                    let score = off - BROKEN_SCALES * g.scale;
+                    finding = g.block_done(true, score, now, &self.policy);
+                } else {
+                    match probe.block.poll(now, &w.series, &g.meter, g.objective, floor) {
+                        BlockState::Running | BlockState::Idle => {}
+                        BlockState::Unmeasurable(_) => {
+                            g.probe = None;
+                            g.next_probe = now + g.pair() * PROBATION_SPACING;
+                            finding = Finding::Switch(true);
+                        }
+                        BlockState::Finished(_) if !settled => {
+                            // The switch outlasted its block, which then mixes both arms: the pair says nothing. Later
+                            // ones wait longer, or switch the tried part only.
+                            let took = now - probe.switch_started;
+                            g.probe = None;
+                            g.learn_switch(took, washout_max);
+                            g.next_probe = now + g.pair() * PROBATION_SPACING;
+                            finding = Finding::Switch(true);
+                        }
+                        BlockState::Finished(record) => {
+                            finding = g.block_done(record.on, record.score, now, &self.policy)
+                        }
                     }
                 }
-            } else if self.paused || trial_elsewhere {
-            } else if !g.stages.is_empty() && now >= g.stage_due {
+            } else if self.paused || elsewhere || held_back(w, now) {
+            } else if g.parts_wait() && now >= g.stage_due {
                 stage = g.stages.pop_front();
-            } else if now >= g.next_probe {
+            } else if g.switchable && !covered && settled && now >= g.next_probe {
                 let on = g.coins.toss();
+                g.breaker.block_started();
                 g.probe = Some(Probe {
                     block: Block::start(0, on, now, g.washout, g.measured),
                     washout: g.washout,
@@ -215,52 +403,61 @@ impl Engine {
                 if !on {
                     finding = Finding::Switch(false);
                 }
-            } else if now >= g.review_at && !w.inspecting {
+            } else if now >= g.review_at && !w.inspecting && g.pieces_grow(&self.changes) {
                 g.review_at = now + REVIEW;
                 inspect = true;
             }
         }
-        let leader = self.guards.get(id).map(|g| g.leader);
-        match (finding, leader) {
-            (Finding::Switch(on), Some(leader))
-                if self
-                    .changes
-                    .get(&leader)
-                    .is_some_and(|c| c.on != on || !c.settled) =>
-            {
-                self.switch(leader, on);
-            }
-            (Finding::Alarm(why), _) => self.revoke(id, &why, Some(Verdict::Rejected)),
-            (Finding::Passed, Some(leader)) => {
-                if self.changes.get(&leader).is_some_and(|c| !c.on) {
-                    self.switch(leader, true);
-                }
-                let text = self.guards.get(id).map(|g| {
-                    format!(
+        match finding {
+            Finding::Nothing => {}
+            Finding::Switch(on) => self.switch_group(id, leader, on),
+            Finding::Alarm(why) => self.revoke(id, leader, &why, Some(Verdict::Rejected)),
+            Finding::Passed => {
+                self.switch_group(id, leader, true);
+                if let Some(g) = self.guard_mut(id, leader) {
+                    let text = format!(
                         "guarded: probation passed after {} probe pairs; {} stays",
                         g.probes, g.effect
-                    )
-                });
-                if let Some(text) = text {
+                    );
+                    g.sentence = format!("{} {text}", g.strategy);
                     self.decide(id, Stage::Improved, text, false);
                 }
             }
-            _ => {}
         }
         if inspect && let Some(w) = self.workloads.get_mut(id) {
             w.inspecting = true;
+            w.review = Some(leader);
             self.out.push(Command::InspectMemory(id.clone()));
         }
         if let Some(target) = stage {
-            self.add_part(id, target);
+            self.add_part(id, leader, target);
+        }
+    }
+
+    /// Switches what a probe of this change switches: made in order, undone in reverse.
+    fn switch_group(&mut self, id: &WorkloadId, leader: ActionId, on: bool) {
+        let Some(g) = self.guard(id, leader) else { return };
+        let mut members = g.switched();
+        if !on {
+            members.reverse();
+        }
+        for action in members {
+            if self
+                .changes
+                .get(&action)
+                .is_some_and(|c| !c.leaving && (c.on != on || !c.settled))
+            {
+                self.switch(action, on);
+            }
         }
     }
 
     /// Makes the change on one more part of the workload.
-    fn add_part(&mut self, id: &WorkloadId, target: Target) {
-        let Some(g) = self.guards.get_mut(id) else { return };
+    fn add_part(&mut self, id: &WorkloadId, leader: ActionId, target: Target) {
         let action = ActionId(self.next_action);
-        self.next_action += 1;
+        let Some(g) = self.guard_mut(id, leader) else {
+            return;
+        };
         g.stage_running = Some(action);
         g.followers.push(action);
         let text = format!("next part, on the evidence of action {} ({})", g.leader, g.effect);
@@ -273,22 +470,9 @@ impl Engine {
             why: text.clone(),
         };
         let strategy = g.strategy.clone();
-        self.changes.insert(
-            action,
-            Change {
-                workload: id.clone(),
-                strategy,
-                target: command.target.clone(),
-                text: text.clone(),
-                on: true,
-                settled: false,
-                leaving: false,
-                failures: 0,
-                retry_at: None,
-                since_unix: self.unix,
-                bloat: homeostat_model::Bytes::ZERO,
-            },
-        );
+        self.next_action += 1;
+        self.changes
+            .insert(action, Change::new(&command, strategy, self.unix));
         self.decide(id, Stage::Improved, format!("extending: {text}"), false);
         self.out.push(Command::Apply(Box::new(command)));
     }
@@ -296,58 +480,90 @@ impl Engine {
     /// A change under guard reached the state it was sent to.
     pub(crate) fn guard_settled(&mut self, action: ActionId) {
         let now = self.now;
-        for g in self.guards.values_mut() {
+        let washout_max = Nanoseconds::from_secs_f64(self.policy.washout_max_s);
+        let Some(id) = self.changes.get(&action).map(|c| c.workload.clone()) else {
+            return;
+        };
+        let Some(guards) = self.guards.get_mut(&id) else {
+            return;
+        };
+        for g in guards.values_mut() {
             if g.stage_running == Some(action) {
                 g.stage_running = None;
-                g.stage_due = now + (g.washout + g.measured) * 2;
+                g.stage_due = now + g.pair();
             }
-            if g.leader == action
-                && let Some(p) = &g.probe
+            let switched = g.switched();
+            if let Some(p) = &g.probe
+                && switched.contains(&action)
+                && switched
+                    .iter()
+                    .all(|a| self.changes.get(a).is_none_or(|c| c.settled))
             {
-                // Later probes wait for as long as a switch was seen to take.
                 let took = now - p.switch_started;
-                g.washout = g
-                    .washout
-                    .max(Nanoseconds::from_secs_f64(took.as_secs_f64() * 1.25));
+                g.learn_switch(took, washout_max);
             }
         }
     }
 
     /// A change under guard is on its way out.
     pub(crate) fn guard_loses(&mut self, id: &WorkloadId, action: ActionId) {
-        let Some(g) = self.guards.get_mut(id) else { return };
-        if g.stage_running == Some(action) {
-            g.stage_running = None;
+        let Some(guards) = self.guards.get_mut(id) else {
+            return;
+        };
+        for g in guards.values_mut() {
+            if g.stage_running == Some(action) {
+                g.stage_running = None;
+            }
+            g.followers.retain(|a| *a != action);
         }
-        g.followers.retain(|a| *a != action);
-        if g.leader == action {
-            let followers = std::mem::take(&mut g.followers);
+        let Some(gone) = guards.remove(&action) else {
+            return;
+        };
+        let last = guards.is_empty();
+        if last {
             self.guards.remove(id);
-            for follower in followers {
-                self.withdraw(follower, "the change it followed was undone");
-            }
+        }
+        for follower in gone.followers.iter().rev() {
+            self.withdraw(*follower, "the change it followed was undone");
+        }
+        let retry = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        if w.stage != Stage::Improved {
+            return;
+        }
+        if w.review == Some(action) {
+            w.review = None;
+            w.inspecting = false;
+        }
+        w.proposed = None;
+        w.seeking = false;
+        if last {
+            w.retry_at = retry;
             self.close_meters(id);
-            let retry = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
-            if let Some(w) = self.workloads.get_mut(id)
-                && w.stage == Stage::Improved
-            {
-                w.retry_at = retry;
-                w.proposed = None;
-                self.decide(
-                    id,
-                    Stage::Declined,
-                    "the change was undone and is not tried again for now",
-                    false,
-                );
-            }
+            self.decide(
+                id,
+                Stage::Declined,
+                "the change was undone and is not tried again for now",
+                false,
+            );
+        } else {
+            w.more_at = retry;
+            let text = format!(
+                "the change of {} was undone and is not tried again for now; what else was accepted stays on its own evidence",
+                gone.strategy
+            );
+            self.decide(id, Stage::Improved, text, false);
+            self.summarise(id);
         }
     }
 
     /// Undoes what was accepted.
-    fn revoke(&mut self, id: &WorkloadId, why: &str, verdict: Option<Verdict>) {
-        let Some(g) = self.guards.get(id) else { return };
-        let (leader, strategy, accepted) = (g.leader, g.strategy.clone(), g.record.clone());
-        self.decide(id, Stage::Improved, why.to_owned(), true);
+    fn revoke(&mut self, id: &WorkloadId, leader: ActionId, why: &str, verdict: Option<Verdict>) {
+        let Some(g) = self.guard(id, leader) else { return };
+        let (strategy, accepted) = (g.strategy.clone(), g.record.clone());
+        self.narrate(id, why.to_owned(), true);
         if let Some(verdict) = verdict {
             // The history must not take it for a known gain after a restart.
             let record = ExperimentRecord {
@@ -370,13 +586,13 @@ impl Engine {
         self.withdraw(leader, why);
     }
 
-    /// The memory of an improved workload was inspected again: add what came since.
-    pub(crate) fn extend(&mut self, id: &WorkloadId) {
-        let Some(g) = self.guards.get(id) else { return };
+    /// The memory of an improved workload was inspected again for this change: add what came since.
+    pub(crate) fn extend(&mut self, id: &WorkloadId, leader: ActionId) {
+        let Some(g) = self.guard(id, leader) else { return };
         let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else {
             return;
         };
-        self.withdraw_if_unwanted(id);
+        self.withdraw_if_unwanted(id, leader);
         let opinion = self.opinion(id, index);
         if let Some(w) = self.workloads.get_mut(id) {
             w.memory = None;
@@ -384,32 +600,58 @@ impl Engine {
         let Some(Opinion::Propose(p)) = opinion else {
             return;
         };
-        let Some(g) = self.guards.get_mut(id) else { return };
+        let Some(g) = self.guard_mut(id, leader) else {
+            return;
+        };
         let mut targets = vec![p.target];
         targets.extend(p.stages);
-        let new: u64 = targets.iter().map(pieces).sum();
+        let new: u64 = targets.iter().map(size).sum();
         if (new as f64) < GROWTH_MIN * g.pieces.max(1) as f64 && g.pieces > 0 {
             return;
         }
         g.pieces += new;
         g.effector = p.effector;
         for target in targets {
-            if g.stages.len() < STAGES_MAX && g.followers.len() < 256 {
+            if g.stages.len() < STAGES_MAX && g.followers.len() < FOLLOWERS_MAX {
                 g.stages.push_back(target);
             }
         }
     }
 
-    /// Which experiment accepted the change, for people.
+    /// Which guard watches the change, for people.
     pub(crate) fn guard_of(&self, action: ActionId) -> Option<&Guard> {
+        let workload = &self.changes.get(&action)?.workload;
         self.guards
+            .get(workload)?
             .values()
-            .find(|g| g.leader == action || g.followers.contains(&action))
+            .find(|g| g.members().any(|a| a == action))
     }
 }
 
 impl Guard {
+    /// Later probes wait for as long as a switch was seen to take. What takes longer than the longest washout is not
+    /// switched as a whole any more.
+    fn learn_switch(&mut self, took: Nanoseconds, washout_max: Nanoseconds) {
+        let wanted = Nanoseconds::from_secs_f64(took.as_secs_f64() * SWITCH_MARGIN);
+        if wanted > washout_max && self.together && !self.followers.is_empty() {
+            self.together = false;
+        } else {
+            self.washout = self.washout.max(wanted.min(washout_max));
+        }
+    }
+
+    /// Whether this change grows with the memory of its workload.
+    pub(crate) fn pieces_grow(&self, changes: &BTreeMap<ActionId, Change>) -> bool {
+        matches!(
+            changes.get(&self.leader).map(|c| &c.target),
+            Some(Target::Memory(_))
+        )
+    }
+
     fn block_done(&mut self, on: bool, score: f64, now: Nanoseconds, policy: &Policy) -> Finding {
+        if !on {
+            self.breaker.off_block(score);
+        }
         let Some(probe) = &mut self.probe else {
             return Finding::Nothing;
         };
@@ -417,6 +659,7 @@ impl Guard {
             // The second block is the other arm.
             probe.block = Block::start(1, !on, now, probe.washout, self.measured);
             probe.switch_started = now;
+            self.breaker.block_started();
             return Finding::Switch(!on);
         };
         self.probe = None;
@@ -425,10 +668,9 @@ impl Guard {
         let was_in_probation = self.in_probation();
         let alarm = self.holdback.observe(difference);
         let state = self.probation.observe(difference);
-        let pair = (self.washout + self.measured) * 2;
         self.next_probe = now
             + if matches!(state, ProbationState::Running) {
-                pair * PROBATION_SPACING
+                self.pair() * PROBATION_SPACING
             } else {
                 Nanoseconds::from_secs_f64(policy.probe_every_s)
             };
@@ -447,9 +689,13 @@ impl Guard {
     }
 }
 
-fn pieces(target: &Target) -> u64 {
+/// How much a target changes, in its own unit: pieces of memory, CPUs, bytes, files.
+pub(crate) fn size(target: &Target) -> u64 {
     match target {
         Target::Memory(m) => m.iter().map(|t| t.pieces.len() as u64).sum(),
-        Target::Nothing | Target::Files(_) | Target::Cpus(_) | Target::Pages(_) => 0,
+        Target::Pages(p) => p.bytes.0,
+        Target::Cpus(cpus) => cpus.len() as u64,
+        Target::Files(files) => files.len() as u64,
+        Target::Nothing => 0,
     }
 }

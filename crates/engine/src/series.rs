@@ -65,13 +65,21 @@ impl Series {
         self.intervals.push_back(interval);
     }
 
+    /// Drops what ended before `before`.
+    pub(crate) fn forget(&mut self, before: Nanoseconds) {
+        while self.intervals.front().is_some_and(|i| i.end < before) {
+            self.intervals.pop_front();
+        }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.intervals.clear();
     }
 
     /// Intervals that ended after `since`, oldest first.
     pub(crate) fn since(&self, since: Nanoseconds) -> impl Iterator<Item = &Interval> {
-        self.intervals.iter().filter(move |i| i.end > since)
+        let first = self.intervals.partition_point(|i| i.end <= since);
+        self.intervals.range(first..)
     }
 
     /// Intervals that carry a reading of the meter, ended after `since`, oldest first: (work, seconds, cpu).
@@ -86,7 +94,7 @@ impl Series {
     /// Starts are allowed [`EDGE_TOLERANCE`].
     pub(crate) fn sums(&self, meter: &MeterId, from: Nanoseconds, to: Nanoseconds) -> Sums {
         let mut sums = Sums::default();
-        for i in &self.intervals {
+        for i in self.since(from.saturating_sub(EDGE_TOLERANCE)) {
             let start = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
             if start + EDGE_TOLERANCE < from || i.end > to {
                 continue;

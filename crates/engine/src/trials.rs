@@ -3,7 +3,7 @@
 use crate::blocks::Objective;
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
-use crate::guard::Guard;
+use crate::guard::{Guard, PROPOSAL_STALE, Rest};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
 use crate::strategy::Declined;
@@ -59,6 +59,10 @@ impl Engine {
             .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
             .max_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let Some((_, id)) = best else { return };
+        if self.stale(&id) {
+            self.ask_again(&id);
+            return;
+        }
         if let Some(why) = self.no_trial_now() {
             self.tell_host(why, false);
             return;
@@ -66,11 +70,40 @@ impl Engine {
         self.start_trial(&id);
     }
 
+    /// Whether the proposal of a workload was made so long ago that it may rest on what is no longer so.
+    fn stale(&self, id: &WorkloadId) -> bool {
+        self.workloads
+            .get(id)
+            .and_then(|w| w.proposed.as_ref())
+            .is_some_and(|p| self.now - p.at >= PROPOSAL_STALE)
+    }
+
+    /// Puts the question to the strategies once more.
+    fn ask_again(&mut self, id: &WorkloadId) {
+        let now = self.now;
+        let improved = self.guards.contains_key(id);
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        w.proposed = None;
+        w.forget_inspections();
+        let text = "its turn has come after a long wait: the strategies are asked once more";
+        if improved {
+            // Probes ran meanwhile: the passive history begins anew.
+            w.seeking = true;
+            w.more_at = now;
+            w.observed_since = now;
+            self.decide(id, Stage::Improved, text, false);
+        } else {
+            self.decide(id, Stage::Observed, text, false);
+        }
+    }
+
     fn real_trial_running(&self) -> bool {
         self.experiments
             .values()
             .any(|e| e.setup.kind != ExperimentKind::Placebo)
-            || self.guards.values().any(Guard::busy)
+            || self.busy_guard().is_some()
     }
 
     /// A budget or the state of the machine that forbids any trial now.
@@ -291,22 +324,8 @@ impl Engine {
             started_unix: self.unix,
         };
         let breaker = Breaker::new(choice.scale_5s);
-        self.changes.insert(
-            action.id,
-            Change {
-                workload: id.clone(),
-                strategy,
-                target: action.target.clone(),
-                text: hypothesis.to_owned(),
-                on: true,
-                settled: false,
-                leaving: false,
-                failures: 0,
-                retry_at: None,
-                since_unix: self.unix,
-                bloat: homeostat_model::Bytes::ZERO,
-            },
-        );
+        self.changes
+            .insert(action.id, Change::new(&action, strategy, self.unix));
         let experiment = Experiment::new(setup, breaker);
         self.out.push(Command::RecordExperiment(Box::new(
             self.record(&experiment, None),
@@ -353,12 +372,8 @@ impl Engine {
                     self.out.push(Command::RecordExperiment(Box::new(record)));
                 }
             }
-            Need::Conclude { on } => {
-                if !on && let Some(c) = self.changes.get_mut(&action) {
-                    c.leaving = true;
-                }
-                self.switch(action, on);
-            }
+            Need::Conclude { on: true } => self.switch(action, true),
+            Need::Conclude { on: false } => self.leave(action),
         }
     }
 
@@ -376,7 +391,7 @@ impl Engine {
     pub(crate) fn on_advanced(&mut self, action: ActionId, direction: Direction, progress: &Progress) {
         self.account(action, progress);
         if direction == Direction::Apply
-            && let Some(e) = self.experiments.values_mut().find(|e| e.setup.action == action)
+            && let Some(e) = self.experiments.values_mut().find(|e| e.owns(action))
             && matches!(e.phase, Phase::Preparing)
             && progress.total > 0
         {
@@ -390,7 +405,7 @@ impl Engine {
         if let Some(c) = self.changes.get_mut(&action) {
             c.bloat = progress.bloat;
         }
-        if let Some(e) = self.experiments.values_mut().find(|e| e.setup.action == action) {
+        if let Some(e) = self.experiments.values_mut().find(|e| e.owns(action)) {
             e.stalled += progress.stalled;
             e.bloat = e.bloat.max(progress.bloat);
         }
@@ -423,6 +438,7 @@ impl Engine {
                 if c.leaving {
                     self.out.push(Command::Close(action));
                     self.changes.remove(&action);
+                    self.release();
                     self.conclude_of(action);
                 } else {
                     self.experiment_settled(action);
@@ -437,7 +453,7 @@ impl Engine {
         let found = self
             .experiments
             .iter()
-            .find(|(_, e)| e.setup.action == action)
+            .find(|(_, e)| e.owns(action))
             .map(|(id, e)| {
                 (
                     *id,
@@ -477,11 +493,7 @@ impl Engine {
 
     fn experiment_settled(&mut self, action: ActionId) {
         let now = self.now;
-        let Some((id, e)) = self
-            .experiments
-            .iter_mut()
-            .find(|(_, e)| e.setup.action == action)
-        else {
+        let Some((id, e)) = self.experiments.iter_mut().find(|(_, e)| e.owns(action)) else {
             return;
         };
         let id = *id;
@@ -493,7 +505,7 @@ impl Engine {
         let id = self
             .experiments
             .iter()
-            .find(|(_, e)| e.setup.action == action)
+            .find(|(_, e)| e.owns(action))
             .map(|(id, _)| *id);
         // Nothing was done when the record never reached the journal, or preparation was refused; the undo that
         // follows finds nothing to do and closes the record if there is one.
@@ -532,7 +544,53 @@ impl Engine {
         };
         self.narrate(&workload, text, true);
         if failures == UNDO_ATTEMPTS_MAX {
+            self.release();
             self.conclude_of(action);
+        }
+    }
+
+    /// Whether `later` may set the same thing as `earlier`, on top of it: then it is undone first, since what it found
+    /// is what the earlier one had set. Pieces of memory never overlap: no strategy proposes a piece twice.
+    pub(crate) fn lies_over(&self, later: ActionId, earlier: ActionId) -> bool {
+        let (Some(l), Some(e)) = (self.changes.get(&later), self.changes.get(&earlier)) else {
+            return false;
+        };
+        later > earlier
+            && l.workload == e.workload
+            && l.effector == e.effector
+            && !matches!(l.target, Target::Memory(_) | Target::Nothing)
+    }
+
+    /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way.
+    fn must_wait(&self, action: ActionId) -> bool {
+        self.changes
+            .range((std::ops::Bound::Excluded(action), std::ops::Bound::Unbounded))
+            .any(|(later, c)| c.leaving && c.failures < UNDO_ATTEMPTS_MAX && self.lies_over(*later, action))
+    }
+
+    /// Undoes a change for good, after the later ones that lie over it.
+    fn leave(&mut self, action: ActionId) {
+        let waits = self.must_wait(action);
+        if let Some(c) = self.changes.get_mut(&action) {
+            c.leaving = true;
+            c.waits = waits;
+            if !waits {
+                self.switch(action, false);
+            }
+        }
+    }
+
+    /// Undoes what waited for a change that is gone now.
+    fn release(&mut self) {
+        let waiting: Vec<ActionId> = self
+            .changes
+            .iter()
+            .rev()
+            .filter(|(_, c)| c.waits)
+            .map(|(id, _)| *id)
+            .collect();
+        for action in waiting {
+            self.leave(action);
         }
     }
 
@@ -548,7 +606,7 @@ impl Engine {
             })
             .collect();
         for action in due {
-            self.switch(action, false);
+            self.leave(action);
         }
     }
 
@@ -586,7 +644,7 @@ impl Engine {
         if let Some(id) = self
             .experiments
             .iter()
-            .find(|(_, e)| e.setup.action == action)
+            .find(|(_, e)| e.owns(action))
             .map(|(id, _)| *id)
         {
             self.abort(id, why.to_owned());
@@ -602,8 +660,20 @@ impl Engine {
         c.failures = 0;
         c.retry_at = None;
         let workload = c.workload.clone();
+        let places = matches!(c.target, Target::Cpus(_) | Target::Files(_));
         self.narrate(&workload, format!("action {action} is undone: {why}"), false);
-        self.switch(action, false);
+        // What was set on top of it found its value, not that of a person: it goes first. Moved pages do not.
+        let over: Vec<ActionId> = self
+            .changes
+            .keys()
+            .rev()
+            .copied()
+            .filter(|later| places && self.lies_over(*later, action))
+            .collect();
+        for later in over {
+            self.withdraw(later, "it was set on top of a change that is undone");
+        }
+        self.leave(action);
         self.guard_loses(&workload, action);
     }
 
@@ -612,7 +682,7 @@ impl Engine {
         let found = self
             .experiments
             .iter()
-            .find(|(_, e)| e.setup.action == action)
+            .find(|(_, e)| e.owns(action))
             .map(|(id, _)| *id);
         let Some(id) = found else { return };
         let Some(e) = self.experiments.remove(&id) else {
@@ -648,33 +718,61 @@ impl Engine {
         let effect = e.effect();
         match verdict {
             Verdict::Accepted => {
-                let stages = self
+                let rest = self
                     .workloads
                     .get(&workload)
                     .and_then(|w| w.proposed.as_ref())
-                    .map(|p| {
-                        (
-                            p.proposal.stages.clone(),
-                            p.proposal.effector.clone(),
-                            p.proposal.arguments.clone(),
-                        )
+                    .map(|p| Rest {
+                        // The first parts of a rollout are made already.
+                        stages: p.proposal.stages.iter().skip(e.parts.len()).cloned().collect(),
+                        effector: p.proposal.effector.clone(),
+                        arguments: p.proposal.arguments.clone(),
                     });
-                let guard = Guard::new(&e, record, self.now, &self.policy, stages);
-                self.guards.insert(workload.clone(), guard);
                 let text = format!(
                     "{} {} by experiment {id}, {}; the change stays and is guarded",
                     e.setup.strategy,
                     e.setup.objective.gain(&effect),
                     e.reason
                 );
+                let guard = Guard::new(&e, record, text.clone(), self.now, &self.policy, rest);
+                self.guards
+                    .entry(workload.clone())
+                    .or_default()
+                    .insert(guard.leader, guard);
                 self.decide(&workload, Stage::Improved, text, false);
+                if self.anyone_to_ask(&workload, None) {
+                    self.look_further(&workload, e.washout);
+                } else if let Some(w) = self.workloads.get_mut(&workload) {
+                    w.proposed = None;
+                    w.seeking = false;
+                    w.more_at = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+                }
+                self.summarise(&workload);
             }
             _ => {
                 let text = format!(
                     "{verdict} by experiment {id}: {}; the change was undone",
                     e.reason
                 );
-                self.refuse(&workload, Declined::because(text), verdict == Verdict::Harmful);
+                let own_end = verdict != Verdict::Aborted || e.own_end;
+                let on = own_end
+                    && !self.paused
+                    && self.stopping.is_none()
+                    && self.policy.mode == Mode::Act
+                    && self.anyone_to_ask(&workload, Some(&e.setup.strategy));
+                let warning = verdict == Verdict::Harmful;
+                if on {
+                    let stage = if self.guards.contains_key(&workload) {
+                        Stage::Improved
+                    } else {
+                        Stage::Declined
+                    };
+                    self.decide(&workload, stage, text, warning);
+                    self.look_further(&workload, e.washout);
+                    self.summarise(&workload);
+                } else {
+                    self.refuse(&workload, Declined::because(text), warning);
+                }
             }
         }
     }

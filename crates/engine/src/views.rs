@@ -146,7 +146,7 @@ impl Engine {
     }
 
     fn changes_view(&self) -> Vec<ChangeView> {
-        let on_trial = |action| self.experiments.values().any(|e| e.setup.action == action);
+        let on_trial = |action| self.experiments.values().any(|e| e.owns(action));
         self.changes
             .iter()
             .filter(|(action, c)| !c.leaving && !on_trial(**action))

@@ -6,7 +6,7 @@ use crate::series::Series;
 use crate::strategy::{Load, Proposal};
 use crate::view::{DecisionView, Stage};
 use homeostat_model::{
-    Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
+    ActionId, Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,6 +25,8 @@ pub(crate) struct Chosen {
 pub(crate) struct Proposed {
     pub(crate) strategy: StrategyId,
     pub(crate) proposal: Proposal,
+    /// When it was made.
+    pub(crate) at: Nanoseconds,
 }
 
 /// State of one workload.
@@ -56,8 +58,20 @@ pub(crate) struct Watched {
     pub(crate) memory: Option<MemoryMap>,
     /// Places of threads and memory for the decision at hand.
     pub(crate) locality: Option<Locality>,
+    /// Why the memory could not be inspected for the decision at hand.
+    pub(crate) memory_refused: Option<String>,
+    /// Why the places could not be inspected for the decision at hand.
+    pub(crate) locality_refused: Option<String>,
     /// Whether an inspection is under way.
     pub(crate) inspecting: bool,
+    /// The accepted change for whose review the inspection is made; `None`: for the decision at hand.
+    pub(crate) review: Option<ActionId>,
+    /// Whether something further is looked for, with changes already in force.
+    pub(crate) seeking: bool,
+    /// When something further is looked for next.
+    pub(crate) more_at: Nanoseconds,
+    /// Why nothing further was found, as it was last told.
+    pub(crate) nothing_further: String,
     pub(crate) proposed: Option<Proposed>,
     /// When a refusal is looked at again.
     pub(crate) retry_at: Nanoseconds,
@@ -89,7 +103,13 @@ impl Watched {
             observed_since: now,
             memory: None,
             locality: None,
+            memory_refused: None,
+            locality_refused: None,
             inspecting: false,
+            review: None,
+            seeking: false,
+            more_at: Nanoseconds::ZERO,
+            nothing_further: String::new(),
             proposed: None,
             retry_at: Nanoseconds::ZERO,
             window_from: now,
@@ -123,6 +143,40 @@ impl Watched {
         news && !returning
     }
 
+    /// Adds to the chain of decisions what people need to know only when they ask.
+    pub(crate) fn note(&mut self, unix_seconds: u64, text: String) {
+        let said = self
+            .decisions
+            .iter()
+            .any(|d| skeleton(&d.text) == skeleton(&text));
+        if said {
+            return;
+        }
+        if self.decisions.len() == DECISIONS_MAX {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(DecisionView {
+            unix_seconds,
+            stage: self.stage,
+            text,
+        });
+    }
+
+    /// Forgets what was gathered for one decision.
+    pub(crate) fn forget_inspections(&mut self) {
+        self.memory = None;
+        self.locality = None;
+        self.memory_refused = None;
+        self.locality_refused = None;
+    }
+
+    /// Remembers why nothing further was found; whether that differs from the last time in more than numbers.
+    pub(crate) fn nothing_further(&mut self, why: &str) -> bool {
+        let news = skeleton(&self.nothing_further) != skeleton(why);
+        self.nothing_further = why.to_owned();
+        news
+    }
+
     /// Starts over from first sight, keeping the story and the load.
     pub(crate) fn reset(&mut self) {
         self.stage = Stage::Ignored;
@@ -131,9 +185,10 @@ impl Watched {
         self.tier = 0;
         self.assessed.clear();
         self.meter = None;
-        self.memory = None;
-        self.locality = None;
+        self.forget_inspections();
         self.inspecting = false;
+        self.review = None;
+        self.seeking = false;
         self.proposed = None;
     }
 }
