@@ -7,6 +7,8 @@
 
 pub mod behaviour;
 pub mod disk;
+pub mod hardware;
+pub mod layout;
 pub mod memory;
 pub mod noise;
 pub mod paging;
