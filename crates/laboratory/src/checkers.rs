@@ -17,6 +17,7 @@
 //! | bounded | starts per hour, calls and lines per turn, what is owed, the size of the journal, the length of a trial |
 //! | deterministic | the hash over all effector calls and all lines of two runs of one seed |
 //! | explained | every action carries a sentence with numbers, every line says something |
+//! | (no panic) | nothing that the machine does ends the program |
 
 use homeostat_model::{ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, Verdict, WorkloadId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -62,6 +63,8 @@ pub enum Invariant {
     Explained,
     /// When the faults stop, everything settles.
     Liveness,
+    /// Nothing that the machine does ends the program.
+    NoPanic,
 }
 
 impl fmt::Display for Invariant {
@@ -75,6 +78,7 @@ impl fmt::Display for Invariant {
             Self::Deterministic => "deterministic",
             Self::Explained => "explained",
             Self::Liveness => "liveness",
+            Self::NoPanic => "no panic",
         })
     }
 }
@@ -322,6 +326,8 @@ pub struct Checkers {
     accepted: BTreeSet<WorkloadId>,
     minute: (u64, u32),
     found: Vec<Violation>,
+    /// How many of them were taken by `take_new`.
+    told: usize,
     reported: BTreeSet<(Invariant, String)>,
 }
 
@@ -344,6 +350,7 @@ impl Checkers {
             accepted: BTreeSet::new(),
             minute: (0, 0),
             found: Vec::new(),
+            told: 0,
             reported: BTreeSet::new(),
         }
     }
@@ -351,6 +358,13 @@ impl Checkers {
     /// What was found so far, oldest first.
     pub fn found(&self) -> &[Violation] {
         &self.found
+    }
+
+    /// What was found since the last call of this.
+    pub fn take_new(&mut self) -> Vec<Violation> {
+        let new = self.found[self.told..].to_vec();
+        self.told = self.found.len();
+        new
     }
 
     /// Trials seen so far, placebos not counted.
@@ -422,11 +436,6 @@ impl Checkers {
                 }
             }
         }
-    }
-
-    /// The workload of an action ended on the machine: what was done to it is gone with it.
-    pub fn ended(&mut self, gone: impl Fn(&WorkloadId) -> bool) {
-        self.acted.retain(|_, a| !gone(&a.workload));
     }
 
     /// After a turn of the loop.
@@ -596,12 +605,17 @@ impl Checkers {
         }
     }
 
-    /// The daemon was restarted: running trials ended with it. Accepted changes were undone by recovery, too, unless
-    /// they are kept.
-    pub fn restarted(&mut self) {
+    /// The daemon was restarted: running trials ended with it, and recovery undid accepted changes unless they are kept.
+    pub fn restarted(&mut self, kept: &BTreeSet<ActionId>) {
         self.trials.clear();
         self.starts.clear();
-        self.accepted.clear();
+        let still: BTreeSet<WorkloadId> = self
+            .acted
+            .iter()
+            .filter(|(id, a)| a.on && kept.contains(id))
+            .map(|(_, a)| a.workload.clone())
+            .collect();
+        self.accepted.retain(|w| still.contains(w));
     }
 
     /// What is owed in the journal on disk against what was done at the seam.

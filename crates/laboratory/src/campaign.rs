@@ -1,0 +1,1585 @@
+//! The fault campaign: deterministic simulation of whole lives of homeostat under faults.
+//!
+//! One seed is one life: it draws a machine, programs, settings and a [swarm](FaultPlan::swarm) of faults, runs the
+//! daemon's own loop, journal and history through them in virtual time, and has the [checkers](crate::checkers) look
+//! after every turn. Then comes the second half: the faults stop, what was taken offline comes back, and within a
+//! named time everything must settle (no trial hangs, what is owed is in force by a verdict or undone); after `pause`
+//! and `undo --all` nothing may be left, and a stop must end. One seed in [`Options::repeat_every`] is run twice and
+//! must leave the same trace, byte for byte.
+//!
+//! A failing seed prints one line that reproduces it. Seeds that found a bug stay in [`REGRESSIONS`].
+
+use crate::checkers::{Checkers, Hand, Invariant, Limits, Said, Violation, differences};
+use crate::faults::{Breach, FaultPlan, Faults, Faulty, FaultyClock, HISTORY_FILE, Kind, PictureOf, damage_bytes, pick};
+use homeostat_engine::{Mode, OperatorRequest, Policy, Strategy};
+use homeostat_model::{ActionId, ExperimentKind, Nanoseconds, Verdict, WorkloadId};
+use homeostat_platform::{Clock, Effectors, Sensors};
+use homeostat_runtime::{Runtime, restore};
+use homeostat_statistics::simulation::Random;
+use homeostat_store::history::HistoryOptions;
+use homeostat_store::journal::{self, JOURNAL_FILE, Journal, JournalOptions, OwedState};
+use homeostat_store::ResilientHistory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// A machine that can be put through a campaign.
+pub trait Subject {
+    /// Its sensors and effectors; clones are handles to the same machine.
+    type Platform: Sensors + Effectors + Clone + 'static;
+    /// Its clock; sleeping lets its time pass.
+    type Clock: Clock + Clone + 'static;
+    /// Sensors and effectors.
+    fn platform(&self) -> Self::Platform;
+    /// The clock.
+    fn clock(&self) -> Self::Clock;
+    /// Takes pictures of everything that can be changed.
+    fn picture(&self) -> PictureOf;
+    /// The strategies to run on it.
+    fn strategies(&self) -> Vec<Box<dyn Strategy>>;
+    /// Lets time pass.
+    fn advance_to(&mut self, at: Nanoseconds);
+    /// Makes something happen on the machine and says what; `None` when there is nothing to do it to. The second
+    /// value says whether it was the hand of a person (or of another tuner).
+    fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)>;
+    /// Takes back what only a fault had taken away: CPUs and nodes come back.
+    fn heal(&mut self);
+}
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// First seed.
+    pub seed: u64,
+    /// Number of seeds, from the first.
+    pub seeds: u64,
+    /// Simulated hours of each seed under faults; the quiet second half comes on top.
+    pub hours: f64,
+    /// One seed in so many is run twice to compare the traces; 0 = none.
+    pub repeat_every: u64,
+    /// Stop at so many failing seeds.
+    pub failures_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            seeds: 200,
+            hours: 48.0,
+            repeat_every: 16,
+            failures_max: 8,
+        }
+    }
+}
+
+/// Why a campaign could not be run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum CampaignError {
+    /// No directory for the journal.
+    #[error("no temporary directory for journal and history: {0}")]
+    Directory(#[from] io::Error),
+    /// The options make no sense.
+    #[error("{0}")]
+    Options(String),
+}
+
+/// What one seed showed.
+#[derive(Clone, Debug, Default)]
+pub struct Life {
+    /// Its seed.
+    pub seed: u64,
+    /// Simulated time, both halves.
+    pub hours: f64,
+    /// Faults by kind.
+    pub injected: BTreeMap<Kind, u64>,
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Real trials started.
+    pub trials: u64,
+    /// Verdicts seen, by word.
+    pub verdicts: BTreeMap<String, u64>,
+    /// Times the daemon was killed and started again.
+    pub crashes: u64,
+    /// Hash over every effector call and every line.
+    pub hash: u64,
+    /// Lines in the trace.
+    pub lines: u64,
+    /// What did not hold.
+    pub violations: Vec<Violation>,
+    /// The last lines of the trace when something did not hold.
+    pub trace: Vec<String>,
+}
+
+/// A seed that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The life.
+    pub life: Life,
+    /// The command that reproduces it.
+    pub reproduction: String,
+}
+
+/// What a campaign showed.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Seeds run.
+    pub seeds: u64,
+    /// Simulated hours, repetitions not counted.
+    pub hours: f64,
+    /// Faults by kind.
+    pub injected: BTreeMap<Kind, u64>,
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Real trials started.
+    pub trials: u64,
+    /// Verdicts by word.
+    pub verdicts: BTreeMap<String, u64>,
+    /// Crashes survived.
+    pub crashes: u64,
+    /// Seeds run twice.
+    pub repeated: u64,
+    /// Seeds that failed.
+    pub failures: Vec<Failure>,
+}
+
+impl Report {
+    /// Whether every invariant held in every seed.
+    pub fn passed(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// The report as text.
+    pub fn text(&self) -> String {
+        let mut out = format!(
+            "{} seeds, {:.0} simulated hours, {} turns, {} trials, {} crashes, {} seeds run twice\n",
+            self.seeds, self.hours, self.turns, self.trials, self.crashes, self.repeated
+        );
+        let verdicts: Vec<String> = self.verdicts.iter().map(|(v, n)| format!("{n} {v}")).collect();
+        out += &format!("verdicts: {}\n", if verdicts.is_empty() { "none".to_owned() } else { verdicts.join(", ") });
+        let total: u64 = self.injected.values().sum();
+        out += &format!("{total} faults of {} kinds:\n", self.injected.len());
+        for (kind, n) in &self.injected {
+            out += &format!("  {n:>9}  {}\n", kind_name(*kind));
+        }
+        if self.failures.is_empty() {
+            out += "all invariants held in every seed\n";
+        }
+        for failure in &self.failures {
+            out += &format!("seed {} FAILED; reproduce with: {}\n", failure.life.seed, failure.reproduction);
+            for v in &failure.life.violations {
+                out += &format!("  {} at {}: {}\n", v.invariant, v.at, v.text);
+            }
+            for line in &failure.life.trace {
+                out += &format!("    | {line}\n");
+            }
+        }
+        out
+    }
+
+    fn add(&mut self, life: &Life) {
+        self.seeds += 1;
+        self.hours += life.hours;
+        self.turns += life.turns;
+        self.trials += life.trials;
+        self.crashes += life.crashes;
+        for (kind, n) in &life.injected {
+            *self.injected.entry(*kind).or_default() += n;
+        }
+        for (verdict, n) in &life.verdicts {
+            *self.verdicts.entry(verdict.clone()).or_default() += n;
+        }
+    }
+}
+
+/// The name of a kind as it stands in scenario files.
+pub fn kind_name(kind: Kind) -> String {
+    match serde_json::to_value(kind) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => format!("{kind:?}"),
+    }
+}
+
+/// How far a campaign is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Seeds done.
+    pub done: u64,
+    /// Seeds in all.
+    pub of: u64,
+    /// Simulated hours so far.
+    pub hours: f64,
+    /// Seeds that failed so far.
+    pub failures: usize,
+}
+
+/// Runs a campaign on machines made by `make` from a seed. `progress` hears after each seed and may end the campaign by
+/// returning false.
+///
+/// # Errors
+/// The options make no sense, or there is no temporary directory.
+pub fn run_on<S: Subject>(
+    options: &Options,
+    make: impl Fn(u64) -> S,
+    progress: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<Report, CampaignError> {
+    if !(options.hours > 0.0 && options.hours <= 10_000.0) {
+        return Err(CampaignError::Options(format!(
+            "hours = {}: must be above 0 and at most 10000",
+            options.hours
+        )));
+    }
+    let mut report = Report::default();
+    for index in 0..options.seeds {
+        let seed = options.seed.wrapping_add(index);
+        let mut life = live(seed, options.hours, &make)?;
+        if options.repeat_every > 0 && seed.is_multiple_of(options.repeat_every) && life.violations.is_empty() {
+            report.repeated += 1;
+            let again = live(seed, options.hours, &make)?;
+            if (again.hash, again.lines) != (life.hash, life.lines) {
+                life.violations.push(Violation {
+                    at: Nanoseconds::ZERO,
+                    invariant: Invariant::Deterministic,
+                    text: format!(
+                        "two runs of one seed differ: {} lines with hash {:016x}, {} lines with hash {:016x}",
+                        life.lines, life.hash, again.lines, again.hash
+                    ),
+                });
+            }
+        }
+        report.add(&life);
+        if !life.violations.is_empty() {
+            report.failures.push(Failure {
+                reproduction: format!(
+                    "homeostat simulate --campaign --seed {seed} --seeds 1 --hours {}",
+                    options.hours
+                ),
+                life,
+            });
+        }
+        let go_on = progress(&Progress {
+            done: index + 1,
+            of: options.seeds,
+            hours: report.hours,
+            failures: report.failures.len(),
+        });
+        if !go_on || report.failures.len() >= options.failures_max {
+            break;
+        }
+    }
+    Ok(report)
+}
+
+/// One life: both halves. A panic of the code under test is a violation, not the end of the campaign.
+///
+/// # Errors
+/// There is no temporary directory.
+pub fn live<S: Subject>(seed: u64, hours: f64, make: impl Fn(u64) -> S) -> Result<Life, CampaignError> {
+    let shared = Path::new("/dev/shm");
+    let builder = tempfile::Builder::new();
+    // A memory file system makes the many syncs of the journal cheap; their order is what is tested.
+    let directory = if shared.is_dir() {
+        builder.tempdir_in(shared).or_else(|_| builder.tempdir())?
+    } else {
+        builder.tempdir()?
+    };
+    let state = directory.path().join("state-0");
+    std::fs::create_dir(&state)?;
+    private(&state)?;
+    let subject = make(seed);
+    let faults = Faults::new(FaultPlan::swarm(seed), &state, (subject.picture())());
+    let mut run = Run::new(seed, hours, subject, faults.clone());
+    let outcome = catch_unwind(AssertUnwindSafe(|| run.live()));
+    let mut life = run.life();
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => return Err(e.into()),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                .unwrap_or_default();
+            life.violations.push(Violation {
+                at: run.subject.clock().now(),
+                invariant: Invariant::NoPanic,
+                text: format!("a panic: {text}"),
+            });
+        }
+    }
+    let trace = faults.traced();
+    life.hash = trace.hash();
+    life.lines = trace.lines();
+    if !life.violations.is_empty() {
+        life.trace = trace.last().cloned().collect();
+    }
+    Ok(life)
+}
+
+fn private(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
+}
+
+/// What happens at a random or a fixed time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// A fault of this kind, again and again at random times.
+    Fault(Kind),
+    /// The end of a pause.
+    Resume,
+    /// CPUs and nodes come back.
+    Heal,
+}
+
+type Loop<S> = Runtime<
+    Faulty<<S as Subject>::Platform, <S as Subject>::Clock>,
+    FaultyClock<<S as Subject>::Clock>,
+>;
+
+/// One life while it is lived.
+struct Run<S: Subject> {
+    seed: u64,
+    hours: f64,
+    subject: S,
+    clock: S::Clock,
+    picture: PictureOf,
+    faults: Faults,
+    plan: FaultPlan,
+    random: Random,
+    policy: Policy,
+    checkers: Checkers,
+    schedule: BTreeSet<(Nanoseconds, u32, Happening)>,
+    scheduled: u32,
+    runtime: Option<Loop<S>>,
+    turns: u64,
+    crashes: u64,
+    verdicts: BTreeMap<u64, Verdict>,
+    checked: Nanoseconds,
+    /// Changes that a stop left in force on purpose.
+    kept: BTreeSet<ActionId>,
+    stopping: bool,
+    finished: bool,
+}
+
+/// The state is compared at least so often, even when nothing was called.
+const CHECK_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
+/// In the quiet half: time for the trials that run to end and for refused undos to be tried again.
+const SETTLE: Nanoseconds = Nanoseconds::from_secs(900);
+/// … and for `undo --all`.
+const UNDO: Nanoseconds = Nanoseconds::from_secs(900);
+/// … and for a stop.
+const STOP: Nanoseconds = Nanoseconds::from_secs(600);
+/// Tries to start the daemon before that counts as a failure, in the quiet half.
+const STARTS_MAX: u32 = 50;
+
+impl<S: Subject> Run<S> {
+    fn new(seed: u64, hours: f64, subject: S, faults: Faults) -> Self {
+        let mut random = Random::new(seed ^ 0x4341_4d50_4149_474e);
+        let policy = settings(&mut random);
+        let checkers = Checkers::new(limits(&policy));
+        Self {
+            seed,
+            hours,
+            clock: subject.clock(),
+            picture: subject.picture(),
+            subject,
+            plan: FaultPlan::swarm(seed),
+            faults,
+            random,
+            policy,
+            checkers,
+            schedule: BTreeSet::new(),
+            scheduled: 0,
+            runtime: None,
+            turns: 0,
+            crashes: 0,
+            verdicts: BTreeMap::new(),
+            checked: Nanoseconds::ZERO,
+            kept: BTreeSet::new(),
+            stopping: false,
+            finished: false,
+        }
+    }
+
+    fn life(&self) -> Life {
+        let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
+        for verdict in self.verdicts.values() {
+            *verdicts.entry(verdict.to_string()).or_default() += 1;
+        }
+        Life {
+            seed: self.seed,
+            hours: self.clock.now().as_secs_f64() / 3600.0,
+            injected: self.faults.injected(),
+            turns: self.turns,
+            trials: self.checkers.trials_started() as u64,
+            verdicts,
+            crashes: self.crashes,
+            violations: self.checkers.found().to_vec(),
+            ..Life::default()
+        }
+    }
+
+    fn live(&mut self) -> io::Result<()> {
+        for kind in Kind::ALL.into_iter().filter(|k| k.is_event()) {
+            self.plan_next(kind);
+        }
+        let end = self.clock.now() + Nanoseconds::from_secs_f64(self.hours * 3600.0);
+        self.run_until(end)?;
+        self.quiet_half()
+    }
+
+    fn report(&mut self, invariant: Invariant, key: &str, text: String) {
+        let at = self.clock.now();
+        self.checkers.report(at, invariant, key, text);
+    }
+
+    fn plan_next(&mut self, kind: Kind) {
+        let rate = self.plan.rate(kind);
+        if rate > 0.0 {
+            let wait = Nanoseconds::from_secs_f64(self.random.exponential() / rate * 3600.0);
+            self.at(self.clock.now() + wait, Happening::Fault(kind));
+        }
+    }
+
+    fn at(&mut self, at: Nanoseconds, what: Happening) {
+        self.scheduled = self.scheduled.wrapping_add(1);
+        self.schedule.insert((at, self.scheduled, what));
+    }
+
+    // ---- the loop -----------------------------------------------------------------------------------------------
+
+    fn run_until(&mut self, end: Nanoseconds) -> io::Result<()> {
+        while self.clock.now() < end && !self.finished {
+            while let Some(first) = self.schedule.first().copied()
+                && first.0 <= self.clock.now()
+            {
+                self.schedule.remove(&first);
+                self.happen(first.2)?;
+            }
+            if self.runtime.is_none() || self.faults.dead() {
+                self.start_again()?;
+                continue;
+            }
+            let Some(runtime) = &mut self.runtime else {
+                continue;
+            };
+            let turn = runtime.turn();
+            self.turns += 1;
+            let directory = self.faults.directory().display().to_string();
+            let lines: Vec<String> = turn
+                .stories
+                .into_iter()
+                .map(|s| {
+                    let whose = s.workload.map_or_else(|| "host".to_owned(), |w| w.to_string());
+                    format!("{whose} {}: {}", s.stage, s.text.replace(&directory, "STATE"))
+                })
+                .collect();
+            self.check(&lines);
+            if turn.finished {
+                self.finished = true;
+                return Ok(());
+            }
+            if self.faults.dead() {
+                continue;
+            }
+            let mut next = turn.wake_at.min(end);
+            if let Some(first) = self.schedule.first() {
+                next = next.min(first.0);
+            }
+            self.subject.advance_to(next.max(self.clock.now()));
+        }
+        Ok(())
+    }
+
+    /// Opens journal and history and starts the loop, as the daemon does.
+    fn start(&mut self) -> Result<(), String> {
+        let directory = self.faults.directory();
+        let options = JournalOptions {
+            fault: Some(self.faults.journal_hook()),
+            // Small, so that compaction is under test, too.
+            compact_bytes: Some(32 * 1024),
+        };
+        let (journal, recovered) = Journal::open(&directory, options).map_err(|e| e.to_string())?;
+        let clock = FaultyClock::new(self.clock.clone(), self.faults.clone());
+        let history = ResilientHistory::open(
+            &directory.join(HISTORY_FILE),
+            HistoryOptions {
+                first_experiment: recovered.next_experiment,
+                ..HistoryOptions::default()
+            },
+            clock.unix_seconds(),
+        );
+        let (runtime, report) = Runtime::start(
+            self.faulty(),
+            clock,
+            journal,
+            history,
+            self.subject.strategies(),
+            self.policy.clone(),
+        )
+        .map_err(|e| e.to_string())?;
+        self.faults.trace(format!(
+            "started: {} undone, {} void, {} kept, {} failed",
+            report.undone.len(),
+            report.void.len(),
+            report.kept.len(),
+            report.failed.len()
+        ));
+        self.kept = report.kept.iter().map(|(id, _)| *id).collect();
+        self.checkers.restarted(&self.kept);
+        self.runtime = Some(runtime);
+        Ok(())
+    }
+
+    fn faulty(&self) -> Faulty<S::Platform, S::Clock> {
+        Faulty::new(
+            self.subject.platform(),
+            self.clock.clone(),
+            self.faults.clone(),
+            self.picture.clone(),
+        )
+    }
+
+    /// After a crash, an orderly stop, or at the very beginning.
+    fn start_again(&mut self) -> io::Result<()> {
+        let first = self.turns == 0 && self.crashes == 0;
+        self.runtime = None;
+        if self.faults.dead() {
+            self.crashes += 1;
+            self.take_calls();
+            self.faults.trace(format!("killed at {}", self.clock.now()));
+            self.faults.revive()?;
+            self.any_byte()?;
+        }
+        if !first {
+            let down = Nanoseconds::from_secs_f64(self.random.exponential() * 60.0);
+            self.subject.advance_to(self.clock.now() + down);
+        }
+        if !first && self.random.next_u64().is_multiple_of(3) {
+            self.restore_by_hand();
+        }
+        for _ in 0..STARTS_MAX {
+            if self.faults.dead() {
+                // Killed again while it recovered.
+                return Ok(());
+            }
+            match self.start() {
+                Ok(()) => {
+                    self.check(&[]);
+                    return Ok(());
+                }
+                Err(why) => {
+                    self.faults.trace(format!("no start: {}", self.without_path(&why)));
+                    self.take_calls();
+                    let wait = Nanoseconds::from_secs(10);
+                    self.subject.advance_to(self.clock.now() + wait);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn without_path(&self, text: &str) -> String {
+        text.replace(&self.faults.directory().display().to_string(), "STATE")
+    }
+
+    /// `homeostat restore`: the journal and the effectors, nothing else.
+    fn restore_by_hand(&mut self) {
+        let options = JournalOptions {
+            fault: Some(self.faults.journal_hook()),
+            compact_bytes: None,
+        };
+        let Ok((mut journal, _)) = Journal::open(&self.faults.directory(), options) else {
+            return;
+        };
+        let mut platform = self.faulty();
+        let Ok(machine) = platform.machine() else { return };
+        let clock = FaultyClock::new(self.clock.clone(), self.faults.clone());
+        let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, true);
+        self.faults.trace(format!(
+            "restore by hand: {} undone, {} failed",
+            report.undone.len(),
+            report.failed.len()
+        ));
+        let owed = journal.owed().count();
+        drop(journal);
+        self.take_calls();
+        self.faults.note(Hand::Machine, (self.picture)());
+        if report.complete() && !self.faults.dead() {
+            if owed > 0 {
+                self.report(
+                    Invariant::Restorable,
+                    "restore",
+                    format!("restore says that it is complete and {owed} undos are owed"),
+                );
+            }
+            let left = self.faults.ledger().ours();
+            if !left.is_empty() {
+                self.report(
+                    Invariant::Restorable,
+                    "restore",
+                    format!("after restore the machine is not as found: {}", differences(&left)),
+                );
+                self.faults.settle();
+            }
+        }
+    }
+
+    /// A copy of the journal damaged at any byte: it must open, and must not invent anything.
+    fn any_byte(&mut self) -> io::Result<()> {
+        let directory = self.faults.directory();
+        let Ok(truth) = journal::read(&directory) else {
+            return Ok(());
+        };
+        let mut bytes = match std::fs::read(directory.join(JOURNAL_FILE)) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        damage_bytes(&mut bytes, &mut self.random);
+        let copy = directory.with_file_name("any-byte");
+        std::fs::create_dir_all(&copy)?;
+        private(&copy)?;
+        std::fs::write(copy.join(JOURNAL_FILE), &bytes)?;
+        if let Ok((journal, found)) = Journal::open(&copy, JournalOptions::default()) {
+            let next = journal.next_action_id();
+            for owed in journal.owed() {
+                let id = owed.record.action.id;
+                if id >= next || id >= truth.next_action {
+                    self.report(
+                        Invariant::Restorable,
+                        "invented",
+                        format!("a damaged journal owes action {id}, which never was"),
+                    );
+                } else if truth.owed.get(&id).is_some_and(|o| o.record != owed.record) {
+                    self.report(
+                        Invariant::Restorable,
+                        "altered",
+                        format!("a damaged journal owes action {id} with another record"),
+                    );
+                }
+            }
+            drop(found);
+        }
+        std::fs::remove_dir_all(copy)
+    }
+
+    // ---- checking -----------------------------------------------------------------------------------------------
+
+    /// Hands the calls at the seam to the checkers.
+    fn take_calls(&mut self) -> (bool, u64) {
+        let at = self.clock.now();
+        let (calls, n) = self.faults.take_calls();
+        for call in &calls {
+            self.checkers.called(at, call);
+        }
+        for (breach, text) in self.faults.take_broken() {
+            let (invariant, key) = match breach {
+                Breach::Unrecorded => (Invariant::Restorable, "unrecorded"),
+                Breach::Overwritten => (Invariant::PersonWins, "overwritten"),
+            };
+            self.report(invariant, key, text);
+        }
+        (!calls.is_empty(), n)
+    }
+
+    fn check(&mut self, lines: &[String]) {
+        let at = self.clock.now();
+        for line in lines {
+            self.faults.trace(format!("{:.3} {line}", at.as_secs_f64()));
+        }
+        let (acted, calls) = self.take_calls();
+        if self.faults.dead() {
+            return;
+        }
+        self.checkers.turned(at, calls, lines);
+        if !acted && lines.is_empty() && at - self.checked < CHECK_EVERY {
+            return;
+        }
+        self.checked = at;
+        let Some(runtime) = &self.runtime else { return };
+        let view = runtime.view();
+        let said = Said {
+            trials: view
+                .experiments
+                .iter()
+                .filter(|e| e.kind != ExperimentKind::Placebo)
+                .map(|e| (e.id, e.workload.clone(), e.phase == "concluding"))
+                .collect(),
+            placebos: view
+                .experiments
+                .iter()
+                .filter(|e| e.kind == ExperimentKind::Placebo)
+                .map(|e| e.id)
+                .collect(),
+            in_force: view.in_force.iter().map(|c| (c.action, c.workload.clone())).collect(),
+            verdicts: view
+                .outcomes
+                .iter()
+                .map(|o| (o.id, o.workload.clone(), o.verdict))
+                .collect(),
+            exposure: (view.budget.harm_exposure_day, view.budget.harm_exposure_per_day_max),
+        };
+        for (id, _, verdict) in &said.verdicts {
+            self.verdicts.insert(id.0, *verdict);
+        }
+        self.checkers.said(at, &said);
+        self.faults.note(Hand::Machine, (self.picture)());
+        // A journal that cannot be read now is looked at again after the next turn.
+        if let Ok(found) = journal::read(&self.faults.directory()) {
+            let owed: BTreeSet<ActionId> = found.owed.keys().copied().collect();
+            self.checkers.owed(at, &owed, &self.faults.ledger());
+        }
+        for v in self.checkers.take_new() {
+            self.faults.trace(format!("VIOLATION {}: {}", v.invariant, v.text));
+        }
+    }
+
+    // ---- what happens -------------------------------------------------------------------------------------------
+
+    fn happen(&mut self, what: Happening) -> io::Result<()> {
+        match what {
+            Happening::Resume => {
+                self.faults.trace("an operator resumes".to_owned());
+                self.ask(OperatorRequest::Resume);
+            }
+            Happening::Heal => {
+                self.faults.note(Hand::Machine, (self.picture)());
+                self.subject.heal();
+                self.faults.note(Hand::Machine, (self.picture)());
+            }
+            Happening::Fault(kind) => {
+                self.fault(kind)?;
+                self.plan_next(kind);
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, request: OperatorRequest) {
+        if let Some(runtime) = &mut self.runtime {
+            runtime.operator(request);
+        }
+    }
+
+    fn fault(&mut self, kind: Kind) -> io::Result<()> {
+        let now = self.clock.now();
+        let minutes = |random: &mut Random, mean: f64| Nanoseconds::from_secs_f64(random.exponential() * mean * 60.0);
+        let mut done = true;
+        match kind {
+            Kind::SensorOutage => {
+                let until = now + minutes(&mut self.random, 20.0);
+                self.faults.sensors_out(until);
+            }
+            Kind::EffectorOutage => {
+                let until = now + minutes(&mut self.random, 5.0);
+                self.faults.effectors_out(until);
+            }
+            Kind::WallClockJump => {
+                let days = self.random.gaussian() * 3.0;
+                self.faults.jump_wall_clock((days * 86_400.0) as i64);
+            }
+            Kind::LongGap => {
+                let gap = minutes(&mut self.random, 60.0);
+                self.subject.advance_to(now + gap);
+            }
+            Kind::DiskFull | Kind::DiskError => {
+                let steps = 1 + (self.random.next_u64() % 40) as u32;
+                let error = if kind == Kind::DiskFull {
+                    io::ErrorKind::StorageFull
+                } else {
+                    io::ErrorKind::Other
+                };
+                self.faults.fail_disk(steps, error);
+            }
+            Kind::CrashAtCall => {
+                let calls = self.random.next_u64() % 200;
+                let reached = self.random.coin();
+                self.faults.crash_after_calls(calls, reached);
+            }
+            Kind::CrashAtJournal => self.faults.crash_after_steps(self.random.next_u64() % 40),
+            Kind::Restart => {
+                let keep = self.random.next_u64().is_multiple_of(3);
+                self.orderly_restart(keep)?;
+            }
+            Kind::Pause => {
+                self.ask(OperatorRequest::Pause);
+                let until = now + minutes(&mut self.random, 20.0);
+                self.at(until, Happening::Resume);
+            }
+            Kind::Undo => {
+                let ids: Vec<ActionId> = self
+                    .runtime
+                    .as_ref()
+                    .map(|r| r.view().in_force.iter().map(|c| c.action).collect())
+                    .unwrap_or_default();
+                // Sometimes a number that never was.
+                let id = match pick(&mut self.random, &ids) {
+                    Some(id) => *id,
+                    None => ActionId(self.random.next_u64() % 10),
+                };
+                self.ask(OperatorRequest::Undo(id));
+            }
+            Kind::UndoAll => self.ask(OperatorRequest::UndoAll),
+            Kind::Reconfigure => {
+                let policy = reconfigured(&self.policy, &mut self.random);
+                self.checkers.set_limits(limits(&policy));
+                self.policy = policy.clone();
+                self.ask(OperatorRequest::Configure(Box::new(policy)));
+            }
+            _ => {
+                self.faults.note(Hand::Machine, (self.picture)());
+                match self.subject.disturb(kind, &mut self.random) {
+                    Some((text, person)) => {
+                        let hand = if person { Hand::Person } else { Hand::Machine };
+                        self.faults.note(hand, (self.picture)());
+                        self.faults.trace(format!("{:.3} {text}", now.as_secs_f64()));
+                    }
+                    None => done = false,
+                }
+                if matches!(kind, Kind::CpuOffline | Kind::NodeOffline) && done {
+                    let until = now + minutes(&mut self.random, 15.0);
+                    self.at(until, Happening::Heal);
+                }
+            }
+        }
+        if done {
+            self.faults.count(kind);
+            self.faults.trace(format!("{:.3} fault: {}", now.as_secs_f64(), kind_name(kind)));
+        }
+        Ok(())
+    }
+
+    /// SIGTERM and a start later.
+    fn orderly_restart(&mut self, keep: bool) -> io::Result<()> {
+        if self.runtime.is_none() || self.stopping {
+            return Ok(());
+        }
+        self.stopping = true;
+        self.ask(OperatorRequest::Stop { keep });
+        // A supervisor waits so long and then kills.
+        let end = self.clock.now() + Nanoseconds::from_secs(90);
+        self.run_until(end)?;
+        if self.runtime.is_some() && !self.finished && !self.faults.dead() {
+            self.faults.crash_now();
+        }
+        self.finished = false;
+        self.stopping = false;
+        if self.faults.dead() {
+            return Ok(());
+        }
+        self.runtime = None;
+        Ok(())
+    }
+
+    // ---- the quiet half -----------------------------------------------------------------------------------------
+
+    fn quiet_half(&mut self) -> io::Result<()> {
+        self.schedule.clear();
+        self.faults.stop();
+        self.faults.note(Hand::Machine, (self.picture)());
+        self.subject.heal();
+        self.faults.note(Hand::Machine, (self.picture)());
+        self.faults.trace("the faults stop".to_owned());
+        self.ask(OperatorRequest::Resume);
+        let now = self.clock.now();
+        self.run_until(now + Nanoseconds::from_secs_f64(self.policy.experiment_max_s) + SETTLE)?;
+        self.settled();
+
+        self.ask(OperatorRequest::Pause);
+        self.ask(OperatorRequest::UndoAll);
+        let now = self.clock.now();
+        self.run_until(now + UNDO)?;
+        self.nothing_left("undo --all");
+
+        self.ask(OperatorRequest::Stop { keep: false });
+        let now = self.clock.now();
+        self.run_until(now + STOP)?;
+        if !self.finished {
+            self.report(
+                Invariant::Liveness,
+                "stop",
+                format!("a stop did not end within {STOP} without faults"),
+            );
+        }
+        Ok(())
+    }
+
+    fn on_disk(&mut self) -> Option<BTreeMap<ActionId, (WorkloadId, OwedState)>> {
+        match journal::read(&self.faults.directory()) {
+            Ok(found) => Some(
+                found
+                    .owed
+                    .into_iter()
+                    .map(|(id, o)| (id, (o.record.action.workload, o.state)))
+                    .collect(),
+            ),
+            Err(e) => {
+                let text = self.without_path(&e.to_string());
+                self.report(Invariant::Liveness, "journal", text);
+                None
+            }
+        }
+    }
+
+    /// Without faults for the length of a trial: what is owed is in force, or on a trial that began since.
+    fn settled(&mut self) {
+        let Some(owed) = self.on_disk() else { return };
+        let Some(runtime) = &self.runtime else {
+            self.report(
+                Invariant::Liveness,
+                "start",
+                "the daemon does not start without faults".to_owned(),
+            );
+            return;
+        };
+        let view = runtime.view();
+        for (id, (workload, state)) in owed {
+            let in_force = view.in_force.iter().any(|c| c.action == id);
+            let tried = view.experiments.iter().any(|e| e.workload == workload);
+            if !in_force && !tried {
+                self.report(
+                    Invariant::Liveness,
+                    "owed",
+                    format!("action {id} on {workload} ({state}) is owed, not in force and not on trial"),
+                );
+            }
+        }
+        // What people are shown must be numbers: NaN becomes null in JSON and cannot be read back.
+        let sane = serde_json::to_string(&view)
+            .ok()
+            .and_then(|text| serde_json::from_str::<homeostat_engine::View>(&text).ok());
+        if sane.is_none() {
+            self.report(
+                Invariant::Liveness,
+                "status",
+                "the status cannot be written as JSON and read back".to_owned(),
+            );
+        }
+    }
+
+    fn nothing_left(&mut self, after: &str) {
+        self.faults.note(Hand::Machine, (self.picture)());
+        let left = self.faults.ledger().ours();
+        if !left.is_empty() {
+            self.report(
+                Invariant::Restorable,
+                "end",
+                format!("after {after} without faults the machine is not as found: {}", differences(&left)),
+            );
+        }
+        if let Some(owed) = self.on_disk()
+            && let Some((id, (workload, state))) = owed.first_key_value()
+        {
+            self.report(
+                Invariant::Liveness,
+                "undo",
+                format!(
+                    "{} undos are owed {UNDO} after {after} without faults, the first of action {id} on {workload} ({state})",
+                    owed.len()
+                ),
+            );
+        }
+    }
+}
+
+/// Settings of a life: short enough for many trials, and every budget drawn.
+fn settings(random: &mut Random) -> Policy {
+    let among = |random: &mut Random, list: &[f64]| pick(random, list).copied().unwrap_or(60.0);
+    Policy {
+        seed: random.next_u64(),
+        scan_interval_s: among(random, &[10.0, 30.0, 60.0]),
+        detail_interval_s: among(random, &[1.0, 2.0, 5.0]),
+        detail_workloads_max: 1 + (random.next_u64() % 8) as usize,
+        experiment_max_s: among(random, &[600.0, 1200.0, 3600.0]),
+        backoff_rejected_s: among(random, &[600.0, 7200.0, 86_400.0]),
+        backoff_inconclusive_s: among(random, &[600.0, 7200.0, 21_600.0]),
+        backoff_harmful_s: among(random, &[3600.0, 86_400.0]),
+        reconsider_s: among(random, &[120.0, 600.0, 3600.0]),
+        placebo_every_s: among(random, &[0.0, 3600.0, 21_600.0]),
+        probation_pairs: 2 + (random.next_u64() % 10) as u32,
+        probe_every_s: among(random, &[900.0, 1800.0, 7200.0]),
+        experiments_per_hour_max: 1 + (random.next_u64() % 20) as u32,
+        ..Policy::default()
+    }
+}
+
+/// What an operator may write into the configuration of a running daemon.
+fn reconfigured(policy: &Policy, random: &mut Random) -> Policy {
+    let mut policy = Policy {
+        seed: policy.seed,
+        ..match random.next_u64() % 3 {
+            0 => policy.clone(),
+            _ => settings(random),
+        }
+    };
+    policy.mode = match random.next_u64() % 8 {
+        0 => Mode::AdviseOnly,
+        1 => Mode::Calibrate,
+        _ => Mode::Act,
+    };
+    policy
+}
+
+fn limits(policy: &Policy) -> Limits {
+    Limits {
+        starts_per_hour: policy.experiments_per_hour_max,
+        trial: Nanoseconds::from_secs_f64(policy.experiment_max_s) + Nanoseconds::from_secs(1800),
+        ..Limits::default()
+    }
+}
+
+/// Seeds that found a bug, with the bug: run by the tests for ever.
+pub const REGRESSIONS: &[(u64, &str)] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkers::{Picture, Value};
+    use homeostat_engine::{Declined, Opinion, Proposal, Seen};
+    use homeostat_model::action::{PageMove, Target};
+    use homeostat_model::{
+        Action, Bytes, Cpu, CpuId, Direction, Effect, Fingerprint, LlcId, Locality, Machine, MachineSample, MemoryMap,
+        MeterCandidate, MeterClass, MeterId, MeterReading, NodeId, OperatorChoice, ProcessId, Progress as Slice,
+        Snapshot, StrategyId, UndoRecord, Workload, WorkloadKind, WorkloadSample,
+    };
+    use homeostat_platform::{PlatformError, SampleRequest};
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    const CPUS: u32 = 8;
+    const ALL: &str = "0,1,2,3,4,5,6,7";
+
+    /// A program of the small machine: its mask and the place of its pages decide how fast it is.
+    #[derive(Clone)]
+    struct Program {
+        name: String,
+        process: ProcessId,
+        started: Nanoseconds,
+        alive: bool,
+        starts_again: Option<Nanoseconds>,
+        mask: String,
+        bound: bool,
+        pages: [i64; 2],
+        moved: BTreeMap<ActionId, i64>,
+        gain: f64,
+        cpus: f64,
+        sampled: Nanoseconds,
+        metered: bool,
+        draws: Random,
+    }
+
+    /// Bugs that the effectors of the small machine can be given, to show that the checkers see them.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Bug {
+        None,
+        UndoDoesNothing,
+        OverwritesPersons,
+    }
+
+    struct Small {
+        now: Nanoseconds,
+        sampled: Nanoseconds,
+        programs: Vec<Program>,
+        pids: i32,
+        bug: Bug,
+    }
+
+    impl Small {
+        fn advance_to(&mut self, at: Nanoseconds) {
+            self.now = self.now.max(at);
+            for i in 0..self.programs.len() {
+                if self.programs[i].starts_again.is_some_and(|t| t <= self.now) {
+                    self.start(i);
+                }
+            }
+        }
+        fn start(&mut self, i: usize) {
+            self.pids += 1;
+            let (now, pid) = (self.now, self.pids);
+            let p = &mut self.programs[i];
+            p.process = ProcessId {
+                pid,
+                start_ticks: now.0 / 10_000_000,
+            };
+            (p.started, p.sampled, p.alive, p.starts_again) = (now, now, true, None);
+            (p.mask, p.bound, p.metered) = (ALL.to_owned(), false, false);
+            p.pages = [1 << 15, 1 << 15];
+            p.moved.clear();
+        }
+        fn find(&mut self, id: &WorkloadId) -> Result<&mut Program, PlatformError> {
+            self.programs
+                .iter_mut()
+                .find(|p| p.alive && p.name == id.as_str())
+                .ok_or_else(|| PlatformError::Vanished {
+                    target: id.to_string(),
+                })
+        }
+        /// Busy for two hours of every day, each at its own time.
+        fn busy(&self, i: usize) -> bool {
+            (self.now.0 / 3_600_000_000_000 + 3 * i as u64) % 24 < 2
+        }
+        fn picture(&self) -> Picture {
+            let mut out = Picture::new();
+            for p in self.programs.iter().filter(|p| p.alive) {
+                let key = |what: &str| format!("{}/{}/{what}", p.name, p.process);
+                out.insert(key("mask"), Value::Setting(p.mask.clone()));
+                for (node, pages) in p.pages.iter().enumerate() {
+                    out.insert(key(&format!("pages/{node}")), Value::Amount(i128::from(*pages)));
+                }
+            }
+            out
+        }
+    }
+
+    #[derive(Clone)]
+    struct Handle(Rc<RefCell<Small>>);
+
+    impl Clock for Handle {
+        fn now(&self) -> Nanoseconds {
+            self.0.borrow().now
+        }
+        fn unix_seconds(&self) -> u64 {
+            1_700_000_000 + self.now().0 / 1_000_000_000
+        }
+        fn sleep(&self, length: Nanoseconds) {
+            let mut s = self.0.borrow_mut();
+            let at = s.now + length;
+            s.advance_to(at);
+        }
+    }
+
+    impl Sensors for Handle {
+        fn machine(&mut self) -> Result<Machine, PlatformError> {
+            let node = |i: u32| NodeId(i / 4);
+            Ok(Machine {
+                kernel: "small".into(),
+                cpu_model: "small".into(),
+                hypervisor: None,
+                cpus: (0..CPUS)
+                    .map(|i| Cpu {
+                        id: CpuId(i),
+                        core: i,
+                        package: i / 4,
+                        llc: LlcId(i / 4 * 4),
+                        node: node(i),
+                    })
+                    .collect(),
+                nodes: vec![],
+                memory: Bytes::from_mib(16_384),
+                page_size: Bytes(4096),
+                huge_page_size: Bytes(2 << 20),
+                llc_size: Bytes(0),
+                boot_id: "boot".into(),
+                capabilities: vec![],
+            })
+        }
+        fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
+            let mut s = self.0.borrow_mut();
+            let now = s.now;
+            let interval = now - s.sampled;
+            s.sampled = now;
+            let mut workloads = vec![];
+            let mut samples = vec![];
+            for i in 0..s.programs.len() {
+                let busy = if s.busy(i) { 1.0 } else { 0.005 };
+                let p = &mut s.programs[i];
+                let id = WorkloadId::new(p.name.clone());
+                if !p.alive || !(request.scan || request.detail.contains(&id)) {
+                    continue;
+                }
+                let length = now - p.sampled;
+                p.sampled = now;
+                let local = if p.mask == ALL { 0.0 } else { p.gain } + p.gain * (p.pages[0] - p.pages[1]) as f64 / 65_536.0;
+                let rate = 1000.0 * busy * (1.0 + local) * (0.01 * p.draws.gaussian()).exp();
+                workloads.push(Workload {
+                    id: id.clone(),
+                    kind: WorkloadKind::ProcessGroup,
+                    fingerprint: Fingerprint::new(p.name.clone()),
+                    program: p.name.clone(),
+                    executable: p.name.clone(),
+                    processes: vec![p.process],
+                    choice: OperatorChoice {
+                        tuned: if p.bound { vec!["bound by a person".to_owned()] } else { vec![] },
+                        ..OperatorChoice::default()
+                    },
+                });
+                let cpu = Nanoseconds::from_secs_f64(length.as_secs_f64() * p.cpus * busy);
+                samples.push(WorkloadSample {
+                    id,
+                    interval: length,
+                    age: now - p.started,
+                    processes: 1,
+                    threads: 4,
+                    cpu,
+                    cpu_busiest: cpu,
+                    runqueue_wait: Nanoseconds::ZERO,
+                    faults_minor: 0,
+                    faults_major: 0,
+                    churn: 0,
+                    resident: Bytes::from_mib(256),
+                    anonymous: Bytes::from_mib(256),
+                    shared: Bytes::ZERO,
+                    huge: Some(Bytes::ZERO),
+                    meters: if p.metered && length.0 > 0 {
+                        vec![MeterReading {
+                            meter: "progress".into(),
+                            work: rate * length.as_secs_f64(),
+                            interval: length,
+                        }]
+                    } else {
+                        vec![]
+                    },
+                });
+            }
+            let cpu_busy = samples.iter().fold(Nanoseconds::ZERO, |sum, w| sum + w.cpu);
+            Ok(Snapshot {
+                at: now,
+                unix_seconds: 1_700_000_000 + now.0 / 1_000_000_000,
+                interval,
+                machine: MachineSample {
+                    cpu_busy,
+                    memory_free: Bytes::from_mib(8192),
+                    memory_available: Bytes::from_mib(8192),
+                    ..MachineSample::default()
+                },
+                workloads: request.scan.then_some(workloads),
+                samples,
+                own_cpu: Nanoseconds::from_millis(1),
+                own_resident: Bytes::from_mib(8),
+            })
+        }
+        fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {
+            self.0.borrow_mut().find(workload)?;
+            Ok(MemoryMap {
+                workload: workload.clone(),
+                disabled: vec![],
+                regions: vec![],
+                truncated: false,
+            })
+        }
+        fn inspect_locality(&mut self, workload: &WorkloadId) -> Result<Locality, PlatformError> {
+            let mut s = self.0.borrow_mut();
+            let p = s.find(workload)?;
+            Ok(Locality {
+                workload: workload.clone(),
+                threads: 4,
+                threads_of_busiest_process: 4,
+                running: BTreeMap::from([(LlcId(0), p.cpus / 2.0), (LlcId(4), p.cpus / 2.0)]),
+                private: (0..2).map(|n| (NodeId(n), Bytes(p.pages[n as usize] as u64 * 4096))).collect(),
+                shared: BTreeMap::new(),
+                huge: BTreeMap::new(),
+                bound: p.bound.then(|| "bound by a person".to_owned()),
+                counters: None,
+            })
+        }
+        fn find_meters(&mut self, workload: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError> {
+            self.0.borrow_mut().find(workload)?;
+            Ok(vec![MeterCandidate {
+                id: "progress".into(),
+                class: MeterClass::Application,
+                unit: "operation".into(),
+                cost_per_count: Nanoseconds::ZERO,
+                refused: None,
+            }])
+        }
+        fn open_meter(&mut self, workload: &WorkloadId, _: &MeterId) -> Result<(), PlatformError> {
+            self.0.borrow_mut().find(workload)?.metered = true;
+            Ok(())
+        }
+        fn close_meter(&mut self, workload: &WorkloadId, _: &MeterId) {
+            if let Ok(p) = self.0.borrow_mut().find(workload) {
+                p.metered = false;
+            }
+        }
+    }
+
+    impl Effectors for Handle {
+        fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+            let mut s = self.0.borrow_mut();
+            let mut found = BTreeMap::new();
+            if action.effector.as_str() != "placebo" {
+                let p = s.find(&action.workload)?;
+                if p.bound {
+                    return Err(PlatformError::Conflict {
+                        what: "mask".into(),
+                        expected: ALL.into(),
+                        found: p.mask.clone(),
+                    });
+                }
+                found.insert("mask".to_owned(), p.mask.clone());
+                found.insert("process".to_owned(), format!("{}:{}", p.process.pid, p.process.start_ticks));
+            }
+            Ok(UndoRecord {
+                action: action.clone(),
+                boot_id: "boot".into(),
+                found,
+            })
+        }
+        fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Slice, PlatformError> {
+            let mut s = self.0.borrow_mut();
+            let bug = s.bug;
+            let done = |finished, total| Slice {
+                done: finished == total,
+                finished,
+                total,
+                pause: Nanoseconds::from_millis(20),
+                verified: true,
+                ..Slice::default()
+            };
+            if record.action.effector.as_str() == "placebo" {
+                return Ok(done(1, 1));
+            }
+            let p = s.find(&record.action.workload)?;
+            if record.found["process"] != format!("{}:{}", p.process.pid, p.process.start_ticks) {
+                return Err(PlatformError::Vanished {
+                    target: record.action.workload.to_string(),
+                });
+            }
+            if bug == Bug::UndoDoesNothing && direction == Direction::Undo {
+                return Ok(done(1, 1));
+            }
+            match &record.action.target {
+                Target::Cpus(cpus) => {
+                    let list: Vec<String> = cpus.iter().map(|c| c.0.to_string()).collect();
+                    let (ours, before) = (list.join(","), record.found["mask"].clone());
+                    let theirs = p.mask != ours && p.mask != before && bug != Bug::OverwritesPersons;
+                    match direction {
+                        Direction::Apply if theirs => {
+                            return Err(PlatformError::Conflict {
+                                what: "mask".into(),
+                                expected: before,
+                                found: p.mask.clone(),
+                            });
+                        }
+                        Direction::Apply => p.mask = ours,
+                        // What a person wrote since stays.
+                        Direction::Undo if theirs => {}
+                        Direction::Undo => p.mask = before,
+                    }
+                    Ok(done(1, 1))
+                }
+                Target::Pages(to) => {
+                    let total = (to.bytes.0 / 4096) as i64;
+                    let moved = p.moved.entry(record.action.id).or_default();
+                    let step = match direction {
+                        Direction::Apply => (total - *moved).min(4096).min(p.pages[1]),
+                        Direction::Undo => -(*moved).min(4096),
+                    };
+                    *moved += step;
+                    p.pages[0] += step;
+                    p.pages[1] -= step;
+                    let left = if direction == Direction::Apply { (total - *moved).min(p.pages[1]) } else { *moved };
+                    Ok(done((total - left) as u64, total as u64))
+                }
+                _ => Err(PlatformError::Unsupported {
+                    what: "target".into(),
+                    why: "small machine".into(),
+                }),
+            }
+        }
+        fn forget(&mut self, _: &UndoRecord) {}
+    }
+
+    struct Try;
+
+    impl Strategy for Try {
+        fn id(&self) -> StrategyId {
+            "try".into()
+        }
+        fn summary(&self) -> &'static str {
+            "test"
+        }
+        fn applicable(&self, _: &Machine) -> Result<(), String> {
+            Ok(())
+        }
+        fn consider(&self, seen: &Seen<'_>) -> Opinion {
+            if !seen.held.is_empty() {
+                return Opinion::Decline(Declined::because("1 change is in force"));
+            }
+            if let Some(why) = self.unwanted(seen) {
+                return Opinion::Decline(Declined::because(why));
+            }
+            let Some(_) = seen.locality else {
+                return Opinion::InspectLocality;
+            };
+            let (effector, target) = if seen.workload.program.starts_with('p') {
+                let to = PageMove {
+                    node: NodeId(0),
+                    bytes: Bytes(32_768 * 4096),
+                    shared: false,
+                };
+                ("pages", Target::Pages(to))
+            } else {
+                ("mask", Target::Cpus((0..4).map(CpuId).collect()))
+            };
+            Opinion::Propose(Box::new(Proposal {
+                hypothesis: "12 % may be gained".into(),
+                predicted: Effect {
+                    estimate: 0.12,
+                    lower: 0.0,
+                    upper: 0.3,
+                    confidence: 0.9,
+                },
+                effector: effector.into(),
+                target,
+                stages: vec![],
+                arguments: BTreeMap::new(),
+                reversible: true,
+                settling: Nanoseconds::from_millis(100),
+                risk: "none".into(),
+                advice: vec![],
+            }))
+        }
+        fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+            seen.workload.choice.tuned.first().cloned()
+        }
+    }
+
+    struct SmallMachine {
+        shared: Handle,
+    }
+
+    impl SmallMachine {
+        fn new(seed: u64, bug: Bug) -> Self {
+            let mut random = Random::new(seed);
+            let n = 1 + random.next_u64() % 4;
+            let mut small = Small {
+                now: Nanoseconds::from_secs(1000),
+                sampled: Nanoseconds::from_secs(1000),
+                programs: vec![],
+                pids: 100,
+                bug,
+            };
+            for i in 0..n {
+                let kind = if random.coin() { "mask" } else { "pages" };
+                small.programs.push(Program {
+                    name: format!("{kind}-{i}"),
+                    process: ProcessId {
+                        pid: 0,
+                        start_ticks: 0,
+                    },
+                    started: Nanoseconds::ZERO,
+                    alive: false,
+                    starts_again: None,
+                    mask: String::new(),
+                    bound: false,
+                    pages: [0, 0],
+                    moved: BTreeMap::new(),
+                    gain: pick(&mut random, &[0.2, 0.1, 0.0, -0.1]).copied().unwrap(),
+                    cpus: 1.0 + random.uniform() * 3.0,
+                    sampled: Nanoseconds::ZERO,
+                    metered: false,
+                    draws: Random::new(random.next_u64()),
+                });
+                small.start(i as usize);
+            }
+            Self {
+                shared: Handle(Rc::new(RefCell::new(small))),
+            }
+        }
+    }
+
+    impl Subject for SmallMachine {
+        type Platform = Handle;
+        type Clock = Handle;
+        fn platform(&self) -> Handle {
+            self.shared.clone()
+        }
+        fn clock(&self) -> Handle {
+            self.shared.clone()
+        }
+        fn picture(&self) -> PictureOf {
+            let shared = self.shared.clone();
+            Rc::new(move || shared.0.borrow().picture())
+        }
+        fn strategies(&self) -> Vec<Box<dyn Strategy>> {
+            vec![Box::new(Try)]
+        }
+        fn advance_to(&mut self, at: Nanoseconds) {
+            self.shared.0.borrow_mut().advance_to(at);
+        }
+        fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)> {
+            let mut s = self.shared.0.borrow_mut();
+            let alive: Vec<usize> = (0..s.programs.len()).filter(|i| s.programs[*i].alive).collect();
+            let i = *pick(random, &alive)?;
+            let now = s.now;
+            let p = &mut s.programs[i];
+            match kind {
+                Kind::PersonChanges | Kind::OtherTuner => {
+                    p.mask = (random.next_u64() % 8).to_string();
+                    p.bound = true;
+                    Some((format!("a person binds {} to {}", p.name, p.mask), true))
+                }
+                Kind::ProgramRestarts => {
+                    p.alive = false;
+                    p.starts_again = Some(now + Nanoseconds::from_secs_f64(random.exponential() * 30.0));
+                    Some((format!("{} restarts", p.name), false))
+                }
+                Kind::ProgramEnds => {
+                    p.alive = false;
+                    Some((format!("{} ends", p.name), false))
+                }
+                Kind::ProgramForks => {
+                    p.pages[1] += 1000;
+                    Some((format!("{} grows", p.name), false))
+                }
+                Kind::PhaseChange => {
+                    p.gain = -p.gain;
+                    Some((format!("{} gains {} from now on", p.name, p.gain), false))
+                }
+                _ => None,
+            }
+        }
+        fn heal(&mut self) {}
+    }
+
+    fn campaign(options: &Options, bug: Bug) -> Report {
+        run_on(options, |seed| SmallMachine::new(seed, bug), &mut |_| true).unwrap()
+    }
+
+    #[test]
+    fn a_small_machine_survives_its_campaign() {
+        let options = Options {
+            seeds: std::env::var("CAMPAIGN_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(24),
+            seed: std::env::var("CAMPAIGN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1),
+            hours: 30.0,
+            repeat_every: 8,
+            failures_max: 8,
+        };
+        let report = campaign(&options, Bug::None);
+        println!("{}", report.text());
+        assert!(report.passed(), "{}", report.text());
+        assert!(report.trials > 10 && report.crashes > 10, "{}", report.text());
+    }
+
+    #[test]
+    fn an_undo_that_does_nothing_is_found() {
+        let options = Options {
+            seeds: 16,
+            hours: 30.0,
+            repeat_every: 0,
+            failures_max: 1,
+            ..Options::default()
+        };
+        let report = campaign(&options, Bug::UndoDoesNothing);
+        assert_eq!(report.failures[0].life.violations[0].invariant, Invariant::Restorable);
+        assert!(report.text().contains("homeostat simulate --campaign --seed "));
+    }
+
+    #[test]
+    fn overwriting_what_a_person_chose_is_found() {
+        let options = Options {
+            seeds: 64,
+            hours: 30.0,
+            repeat_every: 0,
+            failures_max: 1,
+            ..Options::default()
+        };
+        let report = campaign(&options, Bug::OverwritesPersons);
+        let found = &report.failures[0].life.violations;
+        assert!(found.iter().any(|v| v.invariant == Invariant::PersonWins), "{}", report.text());
+    }
+}
