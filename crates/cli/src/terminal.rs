@@ -1,6 +1,6 @@
 //! Where output goes: its width, whether it may be coloured, whether it is for people or for programs.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Said};
 use crate::render::Look;
 use serde::Serialize;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -95,12 +95,16 @@ impl Terminal {
 
     /// A message beside the output.
     pub fn warn(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "homeostat: warning: {message}");
+        self.complain(&Said::warning(message));
     }
 
-    /// Why it failed.
-    pub fn complain(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "homeostat: {message}");
+    /// Why it failed, or what to be careful about.
+    pub fn complain(&self, said: &Said<'_>) {
+        let line = match serde_json::to_string(said) {
+            Ok(json) if self.json => json,
+            _ => format!("homeostat: {}", said.text()),
+        };
+        let _ = writeln!(std::io::stderr(), "{line}");
     }
 }
 

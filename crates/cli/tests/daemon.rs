@@ -116,7 +116,7 @@ fn a_daemon_starts_answers_reloads_and_stops_clean() {
     assert!(daemon.ask(&["config", "reload"]).status.success());
     std::fs::write(&config, "[policy]\nage = 9\n").unwrap();
     let refused = daemon.ask(&["config", "reload"]);
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2));
     assert!(
         String::from_utf8_lossy(&refused.stderr).contains("homeostat.toml:2:1"),
         "{refused:?}"

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -22,10 +22,14 @@ use varlink::{CallTrait, ConnectionHandler, Reply};
 
 /// Connections served at the same time.
 pub const CONNECTIONS_MAX: usize = 8;
+/// Of which so many are for root alone: whoever may only read must not be able to keep root from undoing.
+pub const CONNECTIONS_OF_ROOT: usize = 2;
+/// A connection that has said nothing at all for so long is closed: programs ask as soon as they are connected.
+const FIRST_REQUEST: Duration = Duration::from_secs(5);
 /// Largest request: none of ours needs more than a workload's name.
 pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
-/// A connection that says nothing for so long is closed.
-const IDLE: Duration = Duration::from_secs(60);
+/// A connection that says nothing for so long between two requests is closed.
+const IDLE: Duration = Duration::from_secs(30);
 /// A request that is not complete after so long is given up.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
 /// A caller that does not read its answer for so long is given up.
@@ -166,15 +170,73 @@ struct Shared {
     board: Arc<Board>,
     post: Post,
     stopping: AtomicBool,
-    active: AtomicUsize,
-    next: AtomicU64,
-    /// The open connections, to close them when the daemon ends.
-    streams: Mutex<Vec<(u64, UnixStream)>>,
+    /// The open connections.
+    peers: Mutex<Vec<Peer>>,
+}
+
+/// An open connection.
+struct Peer {
+    number: u64,
+    /// To close it from outside, when the daemon ends or root needs the place.
+    stream: UnixStream,
+    is_root: bool,
+    /// Since when it has nothing to do; `None` while a request is under way.
+    idle: Option<Instant>,
+    /// It was told to go and is on its way out.
+    leaving: bool,
 }
 
 impl Shared {
-    fn streams(&self) -> std::sync::MutexGuard<'_, Vec<(u64, UnixStream)>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    fn peers(&self) -> std::sync::MutexGuard<'_, Vec<Peer>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a new connection, if there is one. For root a place is made: the connection that has been
+    /// idle for longest goes, those of others first.
+    fn admit(&self, number: u64, stream: &UnixStream, is_root: bool) -> bool {
+        let Ok(stream) = stream.try_clone() else {
+            return false;
+        };
+        let mut peers = self.peers();
+        let staying = peers.iter().filter(|p| !p.leaving).count();
+        let others = peers.iter().filter(|p| !p.leaving && !p.is_root).count();
+        if !is_root && (others >= CONNECTIONS_MAX - CONNECTIONS_OF_ROOT || staying >= CONNECTIONS_MAX) {
+            return false;
+        }
+        if staying >= CONNECTIONS_MAX {
+            let idlest = peers
+                .iter_mut()
+                .filter(|p| !p.leaving)
+                .filter_map(|p| Some((p.is_root, p.idle?, p)))
+                .min_by_key(|(is_root, since, _)| (*is_root, *since));
+            let Some((_, _, peer)) = idlest else {
+                return false;
+            };
+            peer.leaving = true;
+            let _ = peer.stream.shutdown(std::net::Shutdown::Both);
+        }
+        // Those that leave have a thread for a moment longer; many at a time would be somebody's attack.
+        if peers.len() >= 2 * CONNECTIONS_MAX {
+            return false;
+        }
+        peers.push(Peer {
+            number,
+            stream,
+            is_root,
+            idle: Some(Instant::now()),
+            leaving: false,
+        });
+        true
+    }
+
+    fn set_idle(&self, number: u64, idle: Option<Instant>) {
+        if let Some(peer) = self.peers().iter_mut().find(|p| p.number == number) {
+            peer.idle = idle;
+        }
+    }
+
+    fn dismiss(&self, number: u64) {
+        self.peers().retain(|p| p.number != number);
     }
 }
 
@@ -201,9 +263,7 @@ impl Server {
             board,
             post,
             stopping: AtomicBool::new(false),
-            active: AtomicUsize::new(0),
-            next: AtomicU64::new(0),
-            streams: Mutex::new(Vec::new()),
+            peers: Mutex::new(Vec::new()),
         });
         let accepting = {
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
@@ -230,8 +290,8 @@ impl Server {
         // Ends a blocked accept(); the error of a socket that is closed already does not matter.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         let _ = accepting.join();
-        for (_, stream) in self.shared.streams().drain(..) {
-            let _ = stream.shutdown(std::net::Shutdown::Read);
+        for peer in self.shared.peers().drain(..) {
+            let _ = peer.stream.shutdown(std::net::Shutdown::Read);
         }
         let _ = std::fs::remove_file(&self.socket);
     }
@@ -244,6 +304,7 @@ impl Drop for Server {
 }
 
 fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    let mut next: u64 = 0;
     while !shared.stopping.load(Ordering::SeqCst) {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -255,14 +316,16 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
                 continue;
             }
         };
-        if shared.active.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
-            shared.active.fetch_sub(1, Ordering::SeqCst);
+        // The kernel tells who calls; a caller that it does not know any more has gone.
+        let Ok(caller) = rustix::net::sockopt::socket_peercred(&stream) else {
+            continue;
+        };
+        let is_root = caller.uid.is_root();
+        next += 1;
+        let number = next;
+        if !shared.admit(number, &stream, is_root) {
             refuse(stream, "all connections of the control socket are in use");
             continue;
-        }
-        let number = shared.next.fetch_add(1, Ordering::SeqCst);
-        if let Ok(copy) = stream.try_clone() {
-            shared.streams().push((number, copy));
         }
         let serving = shared.clone();
         let spawned = std::thread::Builder::new()
@@ -270,13 +333,11 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 // An error means that the peer is gone or speaks another language: nothing to be done about it.
-                let _ = serve(&serving, stream);
-                serving.streams().retain(|(n, _)| *n != number);
-                serving.active.fetch_sub(1, Ordering::SeqCst);
+                let _ = serve(&serving, stream, number, is_root);
+                serving.dismiss(number);
             });
         if spawned.is_err() {
-            shared.streams().retain(|(n, _)| *n != number);
-            shared.active.fetch_sub(1, Ordering::SeqCst);
+            shared.dismiss(number);
         }
     }
 }
@@ -297,13 +358,11 @@ enum Incoming {
     End,
 }
 
-fn serve(shared: &Arc<Shared>, stream: UnixStream) -> std::io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-    stream.set_read_timeout(Some(IDLE))?;
+fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64, is_root: bool) -> std::io::Result<()> {
     stream.set_write_timeout(Some(WRITE_PATIENCE))?;
     let desk = Desk {
         shared: shared.clone(),
-        may_change: peer.uid.is_root(),
+        may_change: is_root,
     };
     let service = varlink::VarlinkService::new(
         "homeostat",
@@ -314,8 +373,13 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream) -> std::io::Result<()> {
     );
     let mut reader = std::io::BufReader::with_capacity(4096, stream.try_clone()?);
     let mut writer = stream;
+    let mut patience = FIRST_REQUEST;
     while !shared.stopping.load(Ordering::SeqCst) {
-        match next_request(&mut reader)? {
+        shared.set_idle(number, Some(Instant::now()));
+        let incoming = next_request(&mut reader, patience)?;
+        shared.set_idle(number, None);
+        patience = IDLE;
+        match incoming {
             Incoming::End => break,
             Incoming::TooLong => {
                 refuse(writer, "the request is longer than 64 KiB");
@@ -334,10 +398,14 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Reads up to the closing zero of a message, within bounds of size and time.
-fn next_request(reader: &mut std::io::BufReader<UnixStream>) -> std::io::Result<Incoming> {
+/// Reads up to the closing zero of a message, within bounds of size and time. `patience`: for its first byte.
+fn next_request(
+    reader: &mut std::io::BufReader<UnixStream>,
+    patience: Duration,
+) -> std::io::Result<Incoming> {
     let mut request = Vec::new();
     // The first byte may take its time; the rest may not.
+    reader.get_ref().set_read_timeout(Some(patience))?;
     if reader.fill_buf()?.is_empty() {
         return Ok(Incoming::End);
     }

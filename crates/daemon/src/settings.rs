@@ -370,8 +370,15 @@ fn merge(layers: &[Layer], errors: &mut Vec<SettingsError>) -> Option<Loaded> {
             return None;
         }
     };
+    let crossed = crossed(&settings);
     for (key, problem, remedy) in complaints(&settings) {
-        errors.push(place(layers, &key, problem, remedy));
+        // A bound that is itself a setting is complained about once, below, at the setting that a person wrote.
+        if !crossed.iter().any(|pair| pair.low == key || pair.high == key) {
+            errors.push(place(layers, &key, problem, remedy));
+        }
+    }
+    for pair in crossed {
+        errors.push(pair.complaint(layers));
     }
     Some(Loaded {
         settings,
@@ -521,6 +528,70 @@ fn key_in(value: &Spanned<DeValue<'_>>, span: &Range<usize>, name: &str) -> Opti
 
 fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end.max(b.start + 1) && b.start < a.end
+}
+
+/// Two settings in the wrong order: the first must not be above the second.
+struct Crossed {
+    low: &'static str,
+    high: &'static str,
+    values: (f64, f64),
+}
+
+/// Settings that bound each other, in the wrong order.
+fn crossed(settings: &Settings) -> Vec<Crossed> {
+    let policy = &settings.policy;
+    let trial = &policy.trial;
+    [
+        (
+            "policy.observe_min_s",
+            policy.observe_min_s,
+            "policy.observe_max_s",
+            policy.observe_max_s,
+        ),
+        (
+            "policy.washout_min_s",
+            policy.washout_min_s,
+            "policy.washout_max_s",
+            policy.washout_max_s,
+        ),
+        ("policy.trial.gate", trial.gate, "policy.trial.delta", trial.delta),
+    ]
+    .into_iter()
+    .filter(|(_, low, _, high)| low > high)
+    .map(|(low, a, high, b)| Crossed {
+        low,
+        high,
+        values: (a, b),
+    })
+    .collect()
+}
+
+impl Crossed {
+    /// Names the one of the two that was written last, with the other's value.
+    fn complaint(&self, layers: &[Layer]) -> SettingsError {
+        let written = |key: &str| {
+            layers.iter().enumerate().rev().find_map(|(i, layer)| {
+                let table = DeTable::parse(&layer.text).ok()?;
+                Some((i, value_span(table.get_ref(), key)?.start))
+            })
+        };
+        let (a, b) = self.values;
+        if written(self.low) > written(self.high) {
+            place(
+                layers,
+                self.low,
+                format!("must not be above {}, which is {b}", self.high),
+                format!("lower it, or raise {}", self.high),
+            )
+        } else {
+            place(
+                layers,
+                self.high,
+                format!("must not be below {}, which is {a}", self.low),
+                format!("raise it, or lower {}", self.low),
+            )
+        }
+    }
 }
 
 /// Complaints about values that have the right type: setting, problem, remedy.

@@ -3,7 +3,9 @@
 
 use homeostat_daemon::board::Board;
 use homeostat_daemon::client::{Client, ClientError};
-use homeostat_daemon::control::{self, CONNECTIONS_MAX, ControlError, REQUEST_BYTES_MAX, Server};
+use homeostat_daemon::control::{
+    self, CONNECTIONS_MAX, CONNECTIONS_OF_ROOT, ControlError, REQUEST_BYTES_MAX, Server,
+};
 use homeostat_daemon::log::Log;
 use homeostat_daemon::notify::Manager;
 use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
@@ -409,23 +411,108 @@ fn garbage_and_oversize_are_answered_or_dropped_and_harm_nobody() {
 }
 
 #[test]
-fn connections_are_bounded_and_freed() {
+fn connections_are_bounded_and_root_always_gets_one() {
     let daemon = Daemon::start(false);
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: the socket is root's");
+        return;
+    }
+    // As many as there are, all idle; root comes in all the same, many times over.
     let mut held: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| daemon.client()).collect();
     for client in &mut held {
         client.status().unwrap();
     }
+    for _ in 0..3 * CONNECTIONS_MAX {
+        held.push(daemon.client());
+        held.last_mut().unwrap().status().unwrap();
+    }
+    let served = held.iter_mut().filter_map(|client| client.status().ok()).count();
+    assert!(
+        (1..=CONNECTIONS_MAX).contains(&served),
+        "{served} connections are served at the same time"
+    );
+    // Connections that are busy are not thrown out: followers, each known to be served by its first answer.
+    let followers: Vec<UnixStream> = (0..CONNECTIONS_MAX)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&daemon.socket).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let follow = json!({"method": "io.homeostat.Follow", "more": true, "parameters": {"since": 0}});
+            stream.write_all(format!("{follow}\0").as_bytes()).unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            stream
+        })
+        .collect();
     let error = daemon.client().status().unwrap_err();
     assert!(
         matches!(&error, ClientError::Busy(_) | ClientError::Broken { .. }),
         "{error:?}"
     );
+    drop(followers);
     drop(held);
+    daemon.client().pause().unwrap_or_default();
     let deadline = Instant::now() + Duration::from_secs(20);
     while daemon.client().status().is_err() {
         assert!(Instant::now() < deadline, "connections are freed");
         std::thread::sleep(Duration::from_millis(5));
     }
+    daemon.stop();
+}
+
+#[test]
+fn others_can_not_keep_root_out() {
+    use std::os::unix::process::CommandExt as _;
+    let daemon = Daemon::start(false);
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can be somebody else");
+        return;
+    }
+    // Somebody who may read holds as many connections as he gets, each with a request that never ends.
+    std::fs::set_permissions(
+        daemon.directory.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    std::fs::set_permissions(
+        daemon.socket.parent().unwrap(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    std::fs::set_permissions(
+        &daemon.socket,
+        std::os::unix::fs::PermissionsExt::from_mode(0o666),
+    )
+    .unwrap();
+    let mut hog = std::process::Command::new("perl")
+        .args([
+            "-MIO::Socket::UNIX",
+            "-e",
+            r#"$| = 1; $SIG{PIPE} = "IGNORE"; for (1..12) { my $s = IO::Socket::UNIX->new(Peer => $ARGV[0]) or next;
+               print $s "{\"method\":\"io.homeostat.Follow\",\"more\":true,\"parameters\":{\"since\":0}}\0";
+               $s->flush; sysread($s, my $b, 1); sysread($s, $b, 60);
+               $served++ if $b =~ /continues|lines/; push @all, $s } print "served $served\n"; <STDIN>"#,
+        ])
+        .arg(&daemon.socket)
+        .uid(65_534)
+        .gid(65_534)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(hog.stdout.as_mut().unwrap()),
+        &mut line,
+    )
+    .unwrap();
+    let outcome = daemon.client().undo(5);
+    let _ = hog.kill();
+    let _ = hog.wait();
+    assert_eq!(
+        line,
+        format!("served {}\n", CONNECTIONS_MAX - CONNECTIONS_OF_ROOT)
+    );
+    outcome.unwrap();
     daemon.stop();
 }
 

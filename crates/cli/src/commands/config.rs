@@ -1,7 +1,7 @@
 //! `homeostat config`.
 
 use crate::Context;
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use clap::{Args, Subcommand};
 use homeostat_daemon::client::Client;
 use homeostat_daemon::settings::{self, SettingsError};
@@ -61,7 +61,7 @@ impl Config {
             What::Default { markdown: false } => context.terminal.print(&settings::default_file()),
             What::Default { markdown: true } => context.terminal.print(&settings::markdown()),
             What::Show => {
-                let loaded = settings::load(&context.sources).map_err(invalid)?;
+                let loaded = settings::load(&context.sources).map_err(Failure::Configuration)?;
                 context
                     .terminal
                     .show(&loaded.settings, |_| settings::show(&loaded.settings))
@@ -82,10 +82,6 @@ impl Config {
             }
         }
     }
-}
-
-fn invalid(e: settings::SettingsErrors) -> Failure {
-    Failure::Report(Kind::Failed, e.to_string())
 }
 
 fn check(context: &Context) -> Result<(), Failure> {
@@ -113,8 +109,8 @@ fn check(context: &Context) -> Result<(), Failure> {
                 errors: errors.0.clone(),
             };
             context.terminal.show(&verdict, |_| String::new())?;
-            Err(invalid(errors))
+            Err(Failure::Configuration(errors))
         }
-        Err(errors) => Err(invalid(errors)),
+        Err(errors) => Err(Failure::Configuration(errors)),
     }
 }

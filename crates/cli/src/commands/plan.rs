@@ -1,6 +1,6 @@
 //! `homeostat plan`: what would be tried, changing nothing.
 
-use crate::failure::{Failure, Kind};
+use crate::failure::Failure;
 use crate::{Context, render};
 use clap::Args;
 use homeostat_daemon::api;
@@ -68,7 +68,7 @@ impl Plan {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
         let view = view.map_err(|e| match e {
-            e @ RunError::Settings(_) => Failure::Report(Kind::Usage, e.to_string()),
+            RunError::Settings(errors) => Failure::Configuration(errors),
             e => Failure::from_error(&e),
         })?;
         Ok(api::Plan::new(&view))

@@ -105,6 +105,30 @@ fn a_value_out_of_range_is_named_where_it_was_written_last() {
 }
 
 #[test]
+fn of_two_settings_in_the_wrong_order_the_one_that_was_written_is_named() {
+    let e = only_error("[policy]\nobserve_min_s = 5000\n");
+    assert_eq!(
+        (e.line, e.key.as_str(), e.value.as_str()),
+        (2, "policy.observe_min_s", "5000")
+    );
+    assert_eq!(e.problem, "must not be above policy.observe_max_s, which is 1200");
+    let e = only_error("[policy]\nwashout_max_s = 1\n");
+    assert_eq!((e.line, e.key.as_str()), (2, "policy.washout_max_s"));
+    assert_eq!(e.problem, "must not be below policy.washout_min_s, which is 2");
+    // Both were written: the later one, and a later file is later than a later line.
+    let e = only_error("[policy]\nwashout_max_s = 3\nwashout_min_s = 4\n");
+    assert_eq!((e.line, e.key.as_str()), (3, "policy.washout_min_s"));
+    let errors = merged(&[
+        "[policy]\nage_min_s = 3\nwashout_min_s = 70\nwashout_max_s = 80\n",
+        "policy.washout_max_s = 50\n",
+    ]);
+    let e = &errors.unwrap_err()[0];
+    assert_eq!((e.line, e.key.as_str()), (1, "policy.washout_max_s"));
+    let e = only_error("[policy.trial]\ndelta = 0.005\n");
+    assert_eq!(e.key, "policy.trial.delta");
+}
+
+#[test]
 fn ranges_are_checked_in_the_sections_of_the_policy_too() {
     let errors = merged(&["[policy.trial]\nalpha = 2\n[policy.discovery]\nkind = \"spending\"\ntotal = 7\n"]);
     let errors = errors.unwrap_err();
