@@ -6,11 +6,12 @@ use homeostat_engine::{
     Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy,
     Prior, Proposal, Seen, Stage, Strategy, WorkloadRule,
 };
-use homeostat_model::action::{MemoryTarget, Target};
+use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, Direction, Effect, EffectorId, Fingerprint, Machine, MachineSample, MeterCandidate,
-    MeterClass, MeterReading, Nanoseconds, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId,
-    Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentRecord,
+    Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
+    NodeId, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
+    WorkloadKind, WorkloadSample,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,10 +54,116 @@ impl Strategy for Try {
     }
 }
 
+/// A strategy made to measure.
+#[derive(Clone)]
+struct Custom {
+    id: &'static str,
+    /// What it proposes: parts in order; empty = it declines.
+    parts: Vec<Target>,
+    reversible: bool,
+    /// Only after this strategy has a change in force.
+    after: Option<&'static str>,
+    /// Looks where the workload runs first.
+    looks: bool,
+    /// Withdraws when this strategy has nothing in force.
+    needs: Option<&'static str>,
+}
+
+fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
+    Custom {
+        id,
+        parts,
+        reversible: true,
+        after: None,
+        looks: false,
+        needs: None,
+    }
+}
+
+impl Strategy for Custom {
+    fn id(&self) -> StrategyId {
+        self.id.into()
+    }
+    fn summary(&self) -> &'static str {
+        "test"
+    }
+    fn applicable(&self, _: &Machine) -> Result<(), String> {
+        Ok(())
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        let held = |strategy: &str| seen.held.iter().any(|h| h.strategy.as_str() == strategy);
+        if self.after.is_some_and(|s| !held(s)) {
+            return Opinion::Decline(Declined::because(format!("{}: not before its turn", self.id)));
+        }
+        if self.looks && seen.locality.is_none() {
+            return Opinion::InspectLocality;
+        }
+        let Some((first, rest)) = self.parts.split_first() else {
+            return Opinion::Decline(Declined::because(format!("{}: nothing to gain", self.id)));
+        };
+        Opinion::Propose(Box::new(Proposal {
+            hypothesis: format!("{} may help", self.id),
+            predicted: Effect {
+                estimate: 0.2,
+                lower: 0.0,
+                upper: 0.4,
+                confidence: 0.9,
+            },
+            effector: EffectorId::from(self.id),
+            target: first.clone(),
+            stages: rest.to_vec(),
+            arguments: BTreeMap::new(),
+            reversible: self.reversible,
+            settling: Nanoseconds::from_millis(100),
+            risk: "none".into(),
+            advice: vec![],
+        }))
+    }
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        let needs = self.needs?;
+        let there = seen.held.iter().any(|h| h.strategy.as_str() == needs);
+        (!there).then(|| format!("{needs} is gone"))
+    }
+}
+
+fn memory(pieces: std::ops::Range<u64>) -> Target {
+    Target::Memory(vec![MemoryTarget {
+        process: ProcessId {
+            pid: 100,
+            start_ticks: 1,
+        },
+        pieces: pieces.collect(),
+    }])
+}
+
+fn cpus(list: std::ops::Range<u32>) -> Target {
+    Target::Cpus(list.map(CpuId).collect())
+}
+
+fn pages(mib: u64) -> Target {
+    Target::Pages(PageMove {
+        node: NodeId(0),
+        bytes: Bytes::from_mib(mib),
+        shared: false,
+    })
+}
+
+/// How much a target changes, in its own unit.
+fn size(target: &Target) -> f64 {
+    match target {
+        Target::Memory(m) => m.iter().map(|t| t.pieces.len() as f64).sum(),
+        Target::Cpus(c) => c.len() as f64,
+        Target::Pages(p) => p.bytes.0 as f64,
+        Target::Files(_) | Target::Nothing => 0.0,
+    }
+}
+
 #[derive(Clone)]
 struct Plant {
     name: &'static str,
     gain: f64,
+    /// What a change by another effector gives when all of it is made: effector, gain, size of all of it.
+    gains: Vec<(&'static str, f64, f64)>,
     noise: f64,
     metered: bool,
     alive: bool,
@@ -66,6 +173,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
     Plant {
         name,
         gain,
+        gains: vec![],
         noise: 0.01,
         metered: true,
         alive: true,
@@ -78,11 +186,20 @@ struct World {
     second: u64,
     random: u64,
     on: BTreeMap<ActionId, (WorkloadId, bool)>,
+    actions: BTreeMap<ActionId, Action>,
+    /// Seconds that a change by an effector takes in either direction.
+    slow: BTreeMap<&'static str, u64>,
+    later: Vec<(u64, Event)>,
+    /// The order in which changes were undone for good.
+    closed: Vec<ActionId>,
+    /// Coins as journalled: experiment, block, on.
+    coins: Vec<(u64, u32, bool)>,
     open: BTreeMap<WorkloadId, BTreeSet<String>>,
     pending: Vec<Event>,
     trace: Vec<String>,
     stories: Vec<String>,
     verdicts: Vec<(String, Verdict, Option<Effect>)>,
+    records: Vec<ExperimentRecord>,
     trials_at_once: usize,
     most_trials_at_once: usize,
     finished: bool,
@@ -125,8 +242,17 @@ fn policy() -> Policy {
 
 impl World {
     fn new(plants: Vec<Plant>, policy: Policy, memory: Memory) -> Self {
+        Self::with(vec![Box::new(Try)], plants, policy, memory)
+    }
+
+    fn with(strategies: Vec<Box<dyn Strategy>>, plants: Vec<Plant>, policy: Policy, memory: Memory) -> Self {
         Self {
-            engine: Engine::new(machine(), vec![Box::new(Try)], policy, memory),
+            engine: Engine::new(machine(), strategies, policy, memory),
+            actions: BTreeMap::new(),
+            slow: BTreeMap::new(),
+            later: vec![],
+            closed: vec![],
+            coins: vec![],
             plants,
             second: 1000,
             random: 88172645463325252,
@@ -136,6 +262,7 @@ impl World {
             trace: vec![],
             stories: vec![],
             verdicts: vec![],
+            records: vec![],
             trials_at_once: 0,
             most_trials_at_once: 0,
             finished: false,
@@ -193,8 +320,9 @@ impl World {
                 None => {
                     self.trials_at_once = self.on.values().filter(|(_, on)| *on).count();
                     self.on.insert(action.id, (action.workload.clone(), true));
-                    self.pending
-                        .push(Event::Settled(action.id, Direction::Apply, Ok(done())));
+                    let id = action.id;
+                    self.actions.insert(id, *action);
+                    self.settle(id, Direction::Apply);
                 }
             },
             Command::Switch(id, direction) => {
@@ -209,32 +337,87 @@ impl World {
                 if let Some(entry) = self.on.get_mut(&id) {
                     entry.1 = direction == Direction::Apply;
                 }
-                self.pending.push(Event::Settled(id, direction, Ok(done())));
+                self.settle(id, direction);
             }
             Command::Close(id) => {
                 if let Some((_, on)) = self.on.remove(&id) {
                     assert!(!on, "an action is closed only when it is undone");
+                    self.closed.push(id);
                 }
             }
             Command::Keep(id) => self.kept.push(id),
             Command::RecordExperiment(r) => {
                 if let Some(v) = r.verdict {
                     self.verdicts.push((r.workload.to_string(), v, r.effect));
+                    self.records.push(*r);
                 }
             }
             Command::Tell(s) => self.stories.push(s.text),
             Command::Finished => self.finished = true,
-            Command::InspectMemory(_)
-            | Command::InspectLocality(_)
-            | Command::NoteCoin { .. }
-            | Command::RecordDecision(_)
-            | Command::RecordWindow(_) => {}
+            Command::NoteCoin {
+                experiment,
+                block,
+                on,
+            } => self.coins.push((experiment.0, block, on)),
+            Command::InspectLocality(id) => {
+                let locality = Locality {
+                    workload: id.clone(),
+                    threads: 4,
+                    threads_of_busiest_process: 4,
+                    running: BTreeMap::new(),
+                    private: BTreeMap::new(),
+                    shared: BTreeMap::new(),
+                    huge: BTreeMap::new(),
+                    bound: None,
+                    counters: None,
+                };
+                self.pending.push(Event::LocalityInspected(id, Ok(locality)));
+            }
+            Command::InspectMemory(_) | Command::RecordDecision(_) | Command::RecordWindow(_) => {}
         }
+    }
+
+    /// A change reaches the state it was sent to, at once or after the time its effector takes. A later order
+    /// replaces an earlier one.
+    fn settle(&mut self, id: ActionId, direction: Direction) {
+        self.later
+            .retain(|(_, e)| !matches!(e, Event::Settled(other, _, _) if *other == id));
+        let event = Event::Settled(id, direction, Ok(done()));
+        let effector = self.actions.get(&id).map(|a| a.effector.as_str());
+        match effector.and_then(|e| self.slow.get(e)) {
+            Some(seconds) => self.later.push((self.second + seconds, event)),
+            None => self.pending.push(event),
+        }
+    }
+
+    /// What the changes that are on do to the rate of a plant.
+    fn factor(&self, plant: &Plant) -> f64 {
+        let on = |effector: &str| {
+            self.on
+                .iter()
+                .filter(|(_, (w, on))| w.as_str() == plant.name && *on)
+                .filter_map(|(id, _)| self.actions.get(id))
+                .filter(|a| a.effector.as_str() == effector)
+                .map(|a| size(&a.target))
+                .sum::<f64>()
+        };
+        let mut factor = if on("switch") > 0.0 { 1.0 + plant.gain } else { 1.0 };
+        for (effector, gain, all) in &plant.gains {
+            factor *= (1.0 + gain).powf((on(effector) / all).min(1.0));
+        }
+        factor
     }
 
     fn run(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.second += 1;
+            let second = self.second;
+            let due: Vec<Event> = self
+                .later
+                .extract_if(.., |(at, _)| *at <= second)
+                .map(|(_, e)| e)
+                .collect();
+            self.pending.extend(due);
             let snapshot = self.snapshot();
             self.step(Event::Sampled(Box::new(snapshot)));
             for _ in 0..64 {
@@ -254,8 +437,7 @@ impl World {
         let mut samples = vec![];
         for (i, p) in plants.iter().enumerate().filter(|(_, p)| p.alive) {
             let id = WorkloadId::new(p.name);
-            let on = self.on.values().any(|(w, on)| *w == id && *on);
-            let rate = 1000.0 * (1.0 + if on { p.gain } else { 0.0 }) * (p.noise * self.noise()).exp();
+            let rate = 1000.0 * self.factor(p) * (p.noise * self.noise()).exp();
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
@@ -616,4 +798,195 @@ fn a_refused_change_ends_the_trial_without_harm() {
         world.stories
     );
     assert!(world.on.is_empty());
+}
+
+/// Two strategies that help, between them one that declines and one that does not help.
+fn four(gain_first: f64, gain_last: f64) -> World {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![
+        ("places", gain_first, 2.0),
+        ("useless", 0.0, 4.0),
+        ("threads", gain_last, 2.0),
+    ];
+    let strategies: Vec<Box<dyn Strategy>> = vec![
+        Box::new(custom("none", vec![])),
+        Box::new(custom("places", vec![cpus(0..2)])),
+        Box::new(custom("useless", vec![cpus(0..4)])),
+        Box::new(Custom {
+            looks: true,
+            ..custom("threads", vec![cpus(0..2)])
+        }),
+    ];
+    World::with(strategies, vec![plant], policy(), Memory::default())
+}
+
+#[test]
+fn a_workload_gets_every_change_that_helps_one_after_the_other() {
+    let mut world = four(0.10, 0.08);
+    world.run(1500);
+    let verdicts: Vec<(String, Verdict)> = world
+        .records
+        .iter()
+        .map(|r| (r.strategy.to_string(), r.verdict.unwrap()))
+        .collect();
+    assert_eq!(
+        verdicts,
+        [
+            ("places".to_owned(), Verdict::Accepted),
+            ("useless".to_owned(), Verdict::Rejected),
+            ("threads".to_owned(), Verdict::Accepted),
+        ],
+        "{:#?}",
+        world.stories
+    );
+    assert_eq!(world.most_trials_at_once, 1);
+    let view = world.engine.view();
+    assert_eq!(view.in_force.len(), 2, "{:?}", view.in_force);
+    assert!(view.in_force.iter().all(|c| c.effect.is_some()));
+    let w = &view.workloads[0];
+    assert_eq!(w.stage, Stage::Improved);
+    assert!(
+        w.summary.contains("places") && w.summary.contains("threads"),
+        "all that is in force: {}",
+        w.summary
+    );
+    assert!(
+        w.decisions
+            .iter()
+            .any(|d| d.text.contains("none: nothing to gain")),
+        "a reason to decline is kept when another strategy proposes: {:#?}",
+        w.decisions
+    );
+    // The second change is measured on top of the first one, not against the machine as found.
+    let last = world.records.last().unwrap().effect.unwrap();
+    assert!((last.estimate - 0.08).abs() < 0.02, "{last}");
+}
+
+#[test]
+fn the_undo_of_one_change_leaves_the_other_on_its_own_evidence() {
+    let mut world = four(0.10, 0.08);
+    world.run(1500);
+    let first = world.engine.view().in_force[0].action;
+    world.step(Event::Operator(OperatorRequest::Undo(first)));
+    world.run(3);
+    let view = world.engine.view();
+    assert_eq!(world.closed.last(), Some(&first));
+    assert_eq!(view.in_force.len(), 1);
+    assert_eq!(view.in_force[0].strategy.as_str(), "threads");
+    assert_eq!(view.workloads[0].stage, Stage::Improved);
+    let rest = view.in_force[0].action;
+    world.step(Event::Operator(OperatorRequest::Undo(rest)));
+    world.run(3);
+    assert!(world.on.is_empty());
+    assert_eq!(world.stage("good"), Stage::Declined);
+}
+
+#[test]
+fn a_change_that_needs_another_comes_after_it_and_goes_with_it() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("base", 0.10, 2.0), ("upon", 0.10, 2.0)];
+    let strategies: Vec<Box<dyn Strategy>> = vec![
+        Box::new(Custom {
+            after: Some("base"),
+            needs: Some("base"),
+            ..custom("upon", vec![cpus(2..4)])
+        }),
+        Box::new(custom("base", vec![cpus(0..2)])),
+    ];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    world.run(1200);
+    let order: Vec<&str> = world.records.iter().map(|r| r.strategy.as_str()).collect();
+    assert_eq!(order, ["base", "upon"], "{:#?}", world.stories);
+    assert_eq!(world.engine.view().in_force.len(), 2);
+    let base = world.engine.view().in_force[0].action;
+    world.step(Event::Operator(OperatorRequest::Undo(base)));
+    world.run(3);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+}
+
+#[test]
+fn probes_never_overlap_a_trial_of_the_same_workload_and_resume_after_it() {
+    let mut world = four(0.10, 0.08);
+    let mut probed = false;
+    for _ in 0..3000 {
+        world.run(1);
+        let view = world.engine.view();
+        let switching = view
+            .in_force
+            .iter()
+            .filter(|c| c.guard.contains("probing"))
+            .count();
+        assert!(
+            switching + view.experiments.len() <= 1,
+            "one change at a time: {view:#?}"
+        );
+        probed |= switching > 0;
+    }
+    assert!(probed, "the guards go on with their probes");
+    assert_eq!(world.engine.view().in_force.len(), 2);
+}
+
+#[test]
+fn a_probe_switches_the_parts_that_followed_together_with_the_tried_one() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("parts", 0.20, 8.0)];
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(custom(
+        "parts",
+        vec![memory(0..4), memory(4..6), memory(6..8)],
+    ))];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    let mut sizes = BTreeSet::new();
+    let mut accepted = false;
+    for _ in 0..1500 {
+        world.run(1);
+        let view = world.engine.view();
+        accepted |= view.in_force.len() == 3;
+        if accepted {
+            sizes.insert(world.on.values().filter(|(_, on)| *on).count());
+        }
+    }
+    assert_eq!(sizes, BTreeSet::from([0, 3]), "all of it or nothing of it");
+    assert_eq!(world.stage("good"), Stage::Improved);
+}
+
+#[test]
+fn what_lies_over_another_change_is_undone_first() {
+    // The same effector twice on one workload: the later change found what the earlier one had set.
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("places", 0.30, 6.0)];
+    struct Twice;
+    impl Strategy for Twice {
+        fn id(&self) -> StrategyId {
+            "places".into()
+        }
+        fn summary(&self) -> &'static str {
+            "test"
+        }
+        fn applicable(&self, _: &Machine) -> Result<(), String> {
+            Ok(())
+        }
+        fn consider(&self, seen: &Seen<'_>) -> Opinion {
+            let part = if seen.held.is_empty() {
+                cpus(0..2)
+            } else {
+                cpus(0..4)
+            };
+            custom("places", vec![part]).consider(seen)
+        }
+    }
+    let mut world = World::with(vec![Box::new(Twice)], vec![plant], policy(), Memory::default());
+    world.slow.insert("places", 2);
+    let both = |world: &World| world.engine.view().in_force.len() == 2;
+    for _ in 0..4000 {
+        if both(&world) {
+            break;
+        }
+        world.run(1);
+    }
+    assert!(both(&world), "asked again after a while: {:#?}", world.stories);
+    let ids: Vec<ActionId> = world.engine.view().in_force.iter().map(|c| c.action).collect();
+    world.step(Event::Operator(OperatorRequest::Undo(ids[0])));
+    world.run(10);
+    assert!(world.on.is_empty());
+    assert_eq!(world.closed, [ids[1], ids[0]], "newest first");
 }
