@@ -61,7 +61,7 @@ const REFERENCE_CACHE: f64 = 32.0 * MIB;
 /// equations have a solution for any load. At a fixed point the use stays below 1.
 const USE_KNEE: f64 = 0.9999;
 
-/// What a processor generation brings along. [`crate::profiles::figures`] says where each number comes from.
+/// What a processor generation brings along. The published table says where each number comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
     /// Bytes of a cache line.
@@ -443,6 +443,8 @@ pub struct Warm {
     fixed: Vec<f64>,
     delay: Vec<f64>,
     load: Vec<f64>,
+    memory_way: Vec<f64>,
+    line_way: Vec<f64>,
     used: Vec<bool>,
     active: Vec<usize>,
     rho: Vec<f64>,
@@ -462,7 +464,6 @@ const NONE: usize = usize::MAX;
 /// What is fixed of one workload while the fixed point is sought.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
-    running: f64,
     threads_per_core: f64,
     m3: f64,
     mx: f64,
@@ -551,6 +552,8 @@ pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
         (&mut w.fixed, count),
         (&mut w.delay, resources * count),
         (&mut w.load, resources * count),
+        (&mut w.memory_way, resources * count),
+        (&mut w.line_way, resources * count),
         (&mut w.rho, resources),
         (&mut w.queue, resources),
         (&mut w.slope, resources),
@@ -589,9 +592,7 @@ pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
             .fold(0.0, f64::max)
     }));
     for (g, demand) in demands.iter().enumerate() {
-        solution
-            .rates
-            .push(rate(&c, layout.ghz, demand, w, g, count, nodes));
+        solution.rates.push(rate(&c, layout.ghz, demand, w, g, count));
     }
     solution
 }
@@ -633,7 +634,6 @@ fn describe(
 
     let aligned = share(demand.aligned);
     let mut group = Group {
-        running,
         threads_per_core: sane(demand.threads_per_core).clamp(1.0, f64::from(layout.threads_per_core.max(1))),
         ..Group::default()
     };
@@ -717,9 +717,12 @@ fn describe(
             c.memory_gbps,
         ),
     };
-    let mut add = |used: &mut [bool], r: usize, delay: f64, load: f64| {
-        w.delay[r * count + g] += delay;
-        w.load[r * count + g] += load;
+    let mut add = |used: &mut [bool], r: usize, memory: f64, lines: f64, gbps: f64| {
+        let i = r * count + g;
+        w.memory_way[i] += memory;
+        w.line_way[i] += lines;
+        w.delay[i] += memory * memory_delay + lines * line_delay;
+        w.load[i] += (memory * memory_load + lines * line_load) / gbps;
         used[r] = true;
     };
     let same_node: f64 = layout
@@ -776,35 +779,17 @@ fn describe(
                 }
             };
             let (memory, lines) = (here * memory, here * lines);
-            add(
-                &mut w.used,
-                b,
-                memory * memory_delay,
-                memory * memory_load / capacity,
-            );
+            add(&mut w.used, b, memory, 0.0, capacity);
             if a == b {
                 group.local += memory;
             } else if near {
                 group.near += memory;
                 group.line_near += lines;
-                let link = w.link[a * nodes + b];
-                let load = (memory * memory_load + lines * line_load) / c.near_gbps;
-                add(
-                    &mut w.used,
-                    link,
-                    memory * memory_delay + lines * line_delay,
-                    load,
-                );
+                add(&mut w.used, w.link[a * nodes + b], memory, lines, c.near_gbps);
             } else {
                 group.far += memory;
                 group.line_far += lines;
-                let load = (memory * memory_load + lines * line_load) / c.far_gbps;
-                add(
-                    &mut w.used,
-                    nodes + a,
-                    memory * memory_delay + lines * line_delay,
-                    load,
-                );
+                add(&mut w.used, nodes + a, memory, lines, c.far_gbps);
             }
         }
     }
@@ -1028,44 +1013,21 @@ fn by_turns(w: &mut Warm, cpi: &mut [f64], count: usize) {
     }
 }
 
-fn rate(c: &Constants, ghz: f64, demand: &Demand, w: &Warm, g: usize, count: usize, nodes: usize) -> Rate {
+fn rate(c: &Constants, ghz: f64, demand: &Demand, w: &Warm, g: usize, count: usize) -> Rate {
     let group = &w.groups[g];
     let cpi = w.cpi[g];
     let mut latency = group.memory_ns;
     let mut line = group.line_ns;
     let mut busiest = 0.0_f64;
-    // Queues weighted as in `describe`: `delay` mixes memory and lines, so they are told apart by the shares again.
-    let chase = demand.profile.chase.is_some();
-    let per_memory = if chase {
-        ghz * group.factor * group.m3
-    } else {
-        ghz * (group.m3 * (1.0 - group.covered) + group.mt * (1.0 - group.cached))
-    };
-    let mut link_wait = 0.0;
     for r in &w.active {
-        let delay = w.delay[r * count + g];
-        if delay <= 0.0 {
-            continue;
-        }
-        busiest = busiest.max(w.rho[*r]);
-        if *r < nodes {
-            latency += if per_memory > 0.0 {
-                delay / per_memory * w.queue[*r]
-            } else {
-                0.0
-            };
-        } else {
-            link_wait += delay * w.queue[*r];
+        let (memory_way, line_way) = (w.memory_way[r * count + g], w.line_way[r * count + g]);
+        if memory_way + line_way > 0.0 {
+            busiest = busiest.max(w.rho[*r]);
+            latency += memory_way * w.queue[*r];
+            line += line_way * w.queue[*r];
         }
     }
-    // Links are used by both kinds in the proportion of their shares; exact where memory and lines go the same ways.
-    let (memory_link, line_link) = (group.near + group.far, group.line_near + group.line_far);
-    let (memory_part, line_part) = (per_memory * memory_link, ghz * group.mx * line_link);
-    if memory_part + line_part > 0.0 {
-        let wait = link_wait / (memory_part + line_part);
-        latency += memory_link * wait;
-        line += line_link * wait;
-    }
+    let chase = demand.profile.chase.is_some();
     let walk = group.cached * c.walk_ns + (1.0 - group.cached) * latency;
     let base = if chase {
         0.0

@@ -13,3 +13,4 @@ pub mod memory;
 pub mod noise;
 pub mod paging;
 pub mod power;
+pub mod scheduler;
