@@ -338,7 +338,20 @@ impl Engine {
                     }
                 }
             }
-            OperatorRequest::Configure(policy) => self.configure(*policy),
+            OperatorRequest::Configure(policy) => {
+                self.tell_host(
+                    format!(
+                        "settings were read again at {} (seconds since the epoch)",
+                        self.unix
+                    ),
+                    false,
+                );
+                self.configure(*policy);
+            }
+            OperatorRequest::Machine(machine) => {
+                self.machine = *machine;
+                self.configure(self.policy.clone());
+            }
         }
     }
 
@@ -354,13 +367,6 @@ impl Engine {
             }
         }
         self.policy = policy;
-        self.tell_host(
-            format!(
-                "settings were read again at {} (seconds since the epoch)",
-                self.unix
-            ),
-            false,
-        );
         for id in self.workloads.keys().cloned().collect::<Vec<_>>() {
             let Some(w) = self.workloads.get(&id) else {
                 continue;

@@ -3,7 +3,7 @@
 use crate::policy::Policy;
 use crate::view::Stage;
 use homeostat_model::{
-    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, Locality, MemoryMap,
+    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, Locality, Machine, MemoryMap,
     MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
 };
 use serde::{Deserialize, Deserializer, Serialize};
@@ -56,6 +56,9 @@ pub enum OperatorRequest {
     },
     /// New settings.
     Configure(Box<Policy>),
+    /// The machine as probed again: what failed for a passing reason at the start (memory short, a file table full)
+    /// may work now.
+    Machine(Box<Machine>),
 }
 
 /// Everything that can happen to the mind.
