@@ -11,8 +11,9 @@ use crate::log::{Log, Repetition};
 use crate::notify::Manager;
 use crate::settings::{self, Loaded, Settings, Sources};
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
-use homeostat_model::{ActionId, Nanoseconds};
-use homeostat_platform::{Clock, Effectors, Sensors};
+use homeostat_linux::LinuxPlatform;
+use homeostat_model::{ActionId, Machine, Nanoseconds};
+use homeostat_platform::{Clock, Sensors};
 use homeostat_runtime::{Runtime, Turn};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -24,6 +25,8 @@ const QUEUE: usize = 16;
 pub const STOP_PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
 /// The view is published at most this often, unless there is news.
 const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
+/// What failed in the probe of the machine for a passing reason (memory short) is probed again this often.
+const PROBE_EVERY: Nanoseconds = Nanoseconds::from_secs(180);
 /// Longest wait, so that a wrong wake-up time can not put the daemon to sleep for ever.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -35,9 +38,11 @@ pub trait Driven {
     fn operator(&mut self, request: OperatorRequest);
     /// The state for people.
     fn view(&self) -> View;
+    /// The machine, probed again, if something failed in the last probe for a reason that may pass by itself.
+    fn probe_again(&mut self) -> Option<Machine>;
 }
 
-impl<P: Sensors + Effectors, C: Clock> Driven for Runtime<P, C> {
+impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     fn turn(&mut self) -> Turn {
         Runtime::turn(self)
     }
@@ -46,6 +51,13 @@ impl<P: Sensors + Effectors, C: Clock> Driven for Runtime<P, C> {
     }
     fn view(&self) -> View {
         Runtime::view(self)
+    }
+    fn probe_again(&mut self) -> Option<Machine> {
+        let platform = self.platform();
+        platform
+            .should_be_probed_again()
+            .then(|| platform.machine().ok())
+            .flatten()
     }
 }
 
@@ -160,6 +172,7 @@ impl Service<'_> {
         let mut published = Nanoseconds::ZERO;
         let mut stopping: Option<Nanoseconds> = None;
         let mut watched = Nanoseconds::ZERO;
+        let mut probed = self.clock.now();
         for note in self.notes.clone() {
             self.tell(&mut repetition, &host_story(note, true));
         }
@@ -181,6 +194,10 @@ impl Service<'_> {
             }
             if turn.finished {
                 return Ended::Settled;
+            }
+            if stopping.is_none() && now.saturating_sub(probed) >= PROBE_EVERY {
+                probed = now;
+                self.probe_again(&mut repetition);
             }
             if let Some(since) = stopping
                 && now.saturating_sub(since) >= STOP_PATIENCE
@@ -250,6 +267,32 @@ impl Service<'_> {
         Ended::Unsettled { in_force }
     }
 
+    /// What could not be done at the start because memory was short, for example, must not be off for ever.
+    fn probe_again(&mut self, repetition: &mut Repetition) {
+        let Some(machine) = self.driven.probe_again() else {
+            return;
+        };
+        let before = self.driven.view().machine_refusals;
+        self.driven
+            .operator(OperatorRequest::Machine(Box::new(machine.clone())));
+        // The mind takes it in its next turn; people are told now.
+        let works = homeostat_strategies::all()
+            .iter()
+            .filter(|s| s.applicable(&machine).is_ok())
+            .map(|s| s.id().to_string())
+            .filter(|id| {
+                before
+                    .iter()
+                    .any(|refusal| refusal.starts_with(&format!("{id}:")))
+            })
+            .filter(|id| self.settings.policy.strategies.get(id) != Some(&false))
+            .collect::<Vec<_>>();
+        if !works.is_empty() {
+            let text = format!("the machine was probed again: {} works now", works.join(", "));
+            self.tell(repetition, &host_story(text, false));
+        }
+    }
+
     fn tell_first_look(&mut self, repetition: &mut Repetition, now: Nanoseconds) {
         let Some(look) = &mut self.first_look else { return };
         if let Some(lines) = look.at(&self.board.view(), now) {
@@ -302,6 +345,7 @@ impl Service<'_> {
 
     fn reload(&mut self, repetition: &mut Repetition) -> Answer {
         self.manager.tell("RELOADING=1");
+        self.probe_again(repetition);
         let answer = match settings::load(&self.sources) {
             Ok(loaded) => Answer::Reloaded(self.take_over(repetition, loaded)),
             Err(errors) => Answer::BadConfiguration(errors.to_string()),

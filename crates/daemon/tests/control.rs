@@ -12,7 +12,9 @@ use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
 use homeostat_engine::view::{ChangeView, Stage, View, WorkloadView};
 use homeostat_engine::{OperatorRequest, Story};
-use homeostat_model::{ActionId, Effect, Nanoseconds, WorkloadKind};
+use homeostat_model::{
+    ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, Machine, Nanoseconds, WorkloadKind,
+};
 use homeostat_platform::Clock;
 use homeostat_runtime::Turn;
 use serde_json::json;
@@ -65,6 +67,8 @@ struct Fake {
     stories: Vec<Story>,
     finished: bool,
     never_finishes: bool,
+    /// What another probe of the machine shows.
+    again: Option<Machine>,
 }
 
 impl Driven for Fake {
@@ -82,7 +86,7 @@ impl Driven for Fake {
             OperatorRequest::Pause => self.view.paused = true,
             OperatorRequest::Resume => self.view.paused = false,
             OperatorRequest::Stop { .. } => self.finished = true,
-            OperatorRequest::Configure(_) => {}
+            OperatorRequest::Configure(_) | OperatorRequest::Machine(_) => {}
         }
         let text = format!(
             "asked: {}",
@@ -99,6 +103,9 @@ impl Driven for Fake {
     fn view(&self) -> View {
         self.view.clone()
     }
+    fn probe_again(&mut self) -> Option<Machine> {
+        self.again.take()
+    }
 }
 
 struct Daemon {
@@ -112,6 +119,10 @@ struct Daemon {
 
 impl Daemon {
     fn start(never_finishes: bool) -> Self {
+        Self::start_with(never_finishes, None)
+    }
+
+    fn start_with(never_finishes: bool, again: Option<Machine>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("run/io.homeostat");
         let config = directory.path().join("homeostat.toml");
@@ -147,6 +158,7 @@ impl Daemon {
                     workload("latency[8]", "latency", 8),
                 ],
                 in_force: vec![change(5), change(6)],
+                machine_refusals: vec!["large_pages: memory was short".into()],
                 ..View::default()
             };
             let board = board.clone();
@@ -157,6 +169,7 @@ impl Daemon {
                     stories: vec![],
                     finished: false,
                     never_finishes,
+                    again,
                 };
                 Service {
                     driven: &mut driven,
@@ -287,6 +300,48 @@ fn a_reload_takes_the_new_policy_and_refuses_a_broken_file() {
         "the drawn seed is kept"
     );
     drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn what_failed_for_a_passing_reason_is_probed_again_at_a_reload() {
+    let works = |id: &str| Capability {
+        id: CapabilityId::new(id),
+        state: CapabilityState::Available,
+        detail: String::new(),
+        cost_of_absence: String::new(),
+        remedy: String::new(),
+    };
+    let machine = Machine {
+        kernel: "6.12".into(),
+        cpu_model: "unknown".into(),
+        hypervisor: None,
+        cpus: vec![],
+        nodes: vec![],
+        memory: Bytes::from_mib(1024),
+        page_size: Bytes(4096),
+        huge_page_size: Bytes::from_mib(2),
+        llc_size: Bytes::ZERO,
+        boot_id: String::new(),
+        capabilities: vec![works("process_madvise.collapse"), works("process_madvise.split")],
+    };
+    let daemon = Daemon::start_with(false, Some(machine.clone()));
+    let mut client = daemon.client();
+    client.reload().unwrap();
+    client.reload().unwrap();
+    let asked = daemon.asked.lock().unwrap().clone();
+    assert_eq!(asked, [OperatorRequest::Machine(Box::new(machine))], "once");
+    let mut told = Vec::new();
+    client
+        .follow(0, |part| {
+            told.extend(part.lines.into_iter().map(|l| l.text));
+            false
+        })
+        .unwrap();
+    assert!(
+        told.contains(&"the machine was probed again: large_pages works now".to_owned()),
+        "{told:?}"
+    );
     daemon.stop();
 }
 

@@ -7,7 +7,7 @@
 use crate::Root;
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::{files, pressure};
-use crate::sys::memory::{Advice, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
+use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
 use crate::sys::{memory, probe};
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
 use std::os::fd::AsFd;
@@ -28,6 +28,8 @@ struct Seen {
     state: CapabilityState,
     detail: String,
     remedy: &'static str,
+    /// It failed for a reason that may pass by itself (memory short, a table full): another probe may tell otherwise.
+    passing: bool,
 }
 
 impl Seen {
@@ -36,29 +38,65 @@ impl Seen {
             state,
             detail: detail.into(),
             remedy,
+            passing: false,
         }
+    }
+
+    /// Marks a failure that may pass by itself.
+    fn passing(mut self, passing: bool) -> Self {
+        self.passing = passing;
+        self
     }
 }
 
+/// Whether an error of the system may pass by itself.
+fn may_pass(error: &std::io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOMEM | libc::EAGAIN | libc::EBUSY | libc::EINTR | libc::EMFILE | libc::ENFILE)
+    )
+}
+
+/// What the probes saw.
+#[derive(Debug)]
+pub struct Probed {
+    /// By name.
+    pub capabilities: Vec<Capability>,
+    /// Those that failed for a reason that may pass by itself, such as memory that was short; worth another probe.
+    pub passing: Vec<CapabilityId>,
+}
+
 /// Probes everything. `machine` gives what the topology has told already.
-pub fn probe(root: &Root, machine: &Machine) -> Vec<Capability> {
-    let mut list = List(Vec::new());
+pub fn probe(root: &Root, machine: &Machine) -> Probed {
+    let mut list = List {
+        capabilities: Vec::new(),
+        passing: Vec::new(),
+    };
     list.conversion(root);
     list.memory_sensors(root);
     list.time_sensors(root);
     list.event_sources(root);
     list.settings(root, machine);
     list.surroundings(root, machine);
-    list.0.sort_by(|a, b| a.id.cmp(&b.id));
-    list.0
+    list.capabilities.sort_by(|a, b| a.id.cmp(&b.id));
+    Probed {
+        capabilities: list.capabilities,
+        passing: list.passing,
+    }
 }
 
-struct List(Vec<Capability>);
+struct List {
+    capabilities: Vec<Capability>,
+    passing: Vec<CapabilityId>,
+}
 
 impl List {
     fn add(&mut self, id: &str, cost: &str, seen: Seen) {
         let lost = seen.state != Available;
-        self.0.push(Capability {
+        if lost && seen.passing {
+            self.passing.push(CapabilityId::new(id));
+        }
+        self.capabilities.push(Capability {
             id: CapabilityId::new(id),
             state: seen.state,
             detail: seen.detail,
@@ -539,51 +577,79 @@ fn may(root: &Root, capability: u32) -> bool {
 }
 
 /// State of the first piece of our scratch memory.
-fn scratch_state(root: &Root, scratch: &ScratchMapping) -> Result<PieceState, String> {
-    let pid = i32::try_from(std::process::id()).map_err(|e| e.to_string())?;
+fn scratch_state(root: &Root, scratch: &ScratchMapping) -> Result<PieceState, Seen> {
+    let unreadable = |e: std::io::Error| {
+        Seen::new(
+            Missing,
+            format!("reading /proc/self/pagemap: {e}"),
+            "run homeostat as root",
+        )
+        .passing(may_pass(&e))
+    };
+    let pid = i32::try_from(std::process::id()).map_err(|e| unreadable(std::io::Error::other(e)))?;
     let mut states = Vec::new();
     Pagemap::open(&root.path("/proc"), pid)
         .and_then(|mut p| p.piece_states(scratch.address(), 1, &mut states))
-        .map_err(|e| format!("reading /proc/self/pagemap: {e}"))?;
+        .map_err(unreadable)?;
     states
         .first()
         .copied()
-        .ok_or_else(|| "the page tables say nothing".to_owned())
+        .ok_or_else(|| unreadable(std::io::Error::other("the page tables say nothing")))
+}
+
+/// Whether the kernel may take the advice another time.
+fn advice_may_pass(error: AdviseError) -> bool {
+    matches!(
+        error,
+        AdviseError::NoMemory | AdviseError::Again | AdviseError::Busy | AdviseError::Interrupted
+    )
 }
 
 /// Converts one piece of our own memory through a handle on ourselves, and undoes it.
 fn try_conversion(root: &Root) -> (Seen, Seen) {
-    let failed = |why: String, remedy| {
-        let second = Seen::new(Missing, "not probed: conversion does not work", remedy);
-        (Seen::new(Missing, why, remedy), second)
+    let failed = |seen: Seen| {
+        let second =
+            Seen::new(Missing, "not probed: conversion does not work", seen.remedy).passing(seen.passing);
+        (seen, second)
     };
     let pid = i32::try_from(std::process::id()).unwrap_or(0);
     let handle = match memory::pidfd_open(pid) {
         Ok(handle) => handle,
-        Err(e) => return failed(format!("pidfd_open: {e}"), "run a kernel from 6.1"),
+        Err(e) => {
+            let seen = Seen::new(Missing, format!("pidfd_open: {e}"), "run a kernel from 6.1");
+            return failed(seen.passing(may_pass(&e)));
+        }
     };
     let mut scratch = match ScratchMapping::new(1) {
         Ok(scratch) => scratch,
-        Err(e) => return failed(format!("no scratch memory: {e}"), "free some memory"),
+        Err(e) => return failed(no_scratch(&e)),
     };
     scratch.touch(PIECE);
     let begin = Instant::now();
     if let Err(e) = memory::process_madvise(handle.as_fd(), scratch.address(), PIECE, Advice::Collapse) {
+        let passing = advice_may_pass(e);
         return failed(
-            format!("MADV_COLLAPSE of 2 MiB of our own: {e}"),
-            "run a kernel from 6.1 with large pages",
+            Seen::new(
+                Missing,
+                format!("MADV_COLLAPSE of 2 MiB of our own: {e}"),
+                if passing {
+                    "free some memory; it is probed again after a while"
+                } else {
+                    "run a kernel from 6.1 with large pages"
+                },
+            )
+            .passing(passing),
         );
     }
     let took = begin.elapsed().as_micros();
     match scratch_state(root, &scratch) {
         Ok(PieceState::Huge) => {}
+        // Reclaim may have split it again.
         Ok(other) => {
-            return failed(
-                format!("after MADV_COLLAPSE the piece is {other:?}, not huge"),
-                "",
-            );
+            let detail = format!("after MADV_COLLAPSE the piece is {other:?}, not huge");
+            return failed(Seen::new(Missing, detail, "it is probed again after a while").passing(true));
         }
-        Err(why) => return failed(why, "run homeostat as root"),
+        Err(seen) => return failed(seen),
     }
     let rights = [(CAP_SYS_NICE, "CAP_SYS_NICE"), (CAP_SYS_PTRACE, "CAP_SYS_PTRACE")];
     let lacking: Vec<&str> = rights
@@ -625,17 +691,29 @@ fn try_conversion(root: &Root) -> (Seen, Seen) {
             Missing,
             format!("MADV_COLD of our own memory: {e}"),
             "run a kernel from 5.10",
-        ),
-        (Ok(()), Err(why)) => Seen::new(Missing, why, "run homeostat as root"),
+        )
+        .passing(advice_may_pass(e)),
+        (Ok(()), Err(seen)) => seen,
     };
     (collapse, split)
+}
+
+/// Not even two pieces of memory for the probe.
+fn no_scratch(error: &std::io::Error) -> Seen {
+    let detail = format!("no scratch memory: {error}");
+    Seen::new(
+        Missing,
+        detail,
+        "free some memory; it is probed again after a while",
+    )
+    .passing(may_pass(error))
 }
 
 fn probe_pagemap(root: &Root) -> Seen {
     let pid = i32::try_from(std::process::id()).unwrap_or(0);
     let scratch = match ScratchMapping::new(1) {
         Ok(s) => s,
-        Err(e) => return Seen::new(Missing, format!("no scratch memory: {e}"), "free some memory"),
+        Err(e) => return no_scratch(&e),
     };
     let mut states = Vec::new();
     let begin = Instant::now();
@@ -660,6 +738,59 @@ fn probe_pagemap(root: &Root) -> Seen {
             Missing,
             format!("/proc/self/pagemap: {e}"),
             "run homeostat as root",
-        ),
+        )
+        .passing(may_pass(&e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_remembered_for_another_probe() {
+        let short = std::io::Error::from_raw_os_error(libc::ENOMEM);
+        let absent = std::io::Error::from_raw_os_error(libc::ENOSYS);
+        assert!(may_pass(&short) && !may_pass(&absent));
+        assert!(advice_may_pass(AdviseError::NoMemory) && !advice_may_pass(AdviseError::NotSupported));
+        let mut list = List {
+            capabilities: Vec::new(),
+            passing: Vec::new(),
+        };
+        list.add("a", "", no_scratch(&short));
+        list.add("b", "", no_scratch(&absent));
+        list.add("c", "", Seen::new(Available, "", "").passing(true));
+        assert_eq!(list.passing, [CapabilityId::new("a")]);
+        assert_eq!(list.capabilities.len(), 3);
+    }
+
+    #[test]
+    fn the_probe_works_again_after_memory_was_locked() {
+        // The daemon locks its memory after the first probe; a later one must not fail for that.
+        let root = Root::default();
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: others have a limit of locked memory, which other tests would run into");
+            return;
+        }
+        let (collapse, split) = try_conversion(&root);
+        if collapse.state != Available || split.state != Available {
+            println!("skipped: {}; {}", collapse.detail, split.detail);
+            return;
+        }
+        let flags = rustix::mm::MlockAllFlags::FUTURE | rustix::mm::MlockAllFlags::ONFAULT;
+        if rustix::mm::mlockall(flags).is_err() {
+            println!("skipped: memory can not be locked");
+            return;
+        }
+        let (collapse, split) = try_conversion(&root);
+        let unlocked = rustix::mm::munlockall();
+        assert_eq!(
+            (collapse.state, split.state),
+            (Available, Available),
+            "{} {}",
+            collapse.detail,
+            split.detail
+        );
+        unlocked.unwrap();
     }
 }

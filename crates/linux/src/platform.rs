@@ -7,9 +7,8 @@ use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::{regions, topology};
 use crate::{Root, capabilities};
 use homeostat_model::{
-    Locality,
-    Action, Bytes, Direction, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading, Nanoseconds,
-    ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
+    Action, Bytes, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading,
+    Nanoseconds, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
@@ -84,6 +83,8 @@ pub struct LinuxPlatform {
     effectors: Registry,
     before: Option<(Nanoseconds, Nanoseconds)>,
     buffer: Vec<u8>,
+    /// Something failed in the last probe for a reason that may pass by itself.
+    probe_again: bool,
 }
 
 impl std::fmt::Debug for LinuxPlatform {
@@ -116,8 +117,15 @@ impl LinuxPlatform {
             effectors: Registry::new(&root),
             before: None,
             buffer: Vec::new(),
+            probe_again: false,
             root,
         }
+    }
+
+    /// Whether something failed in the last probe ([`Sensors::machine`]) for a reason that may pass by itself, such as
+    /// memory that was short.
+    pub fn should_be_probed_again(&self) -> bool {
+        self.probe_again
     }
 
     /// What the last scan cost in files read.
@@ -279,7 +287,9 @@ impl LinuxPlatform {
 impl Sensors for LinuxPlatform {
     fn machine(&mut self) -> Result<Machine, PlatformError> {
         let mut machine = topology::read(&self.root)?;
-        machine.capabilities = capabilities::probe(&self.root, &machine);
+        let probed = capabilities::probe(&self.root, &machine);
+        machine.capabilities = probed.capabilities;
+        self.probe_again = !probed.passing.is_empty();
         Ok(machine)
     }
 
