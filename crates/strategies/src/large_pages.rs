@@ -1,13 +1,15 @@
 //! # large_pages
 //!
 //! ## What
-//! Converts the memory of a running process from 4 KiB to 2 MiB pages, from outside, without a restart and without
-//! its help: anonymous memory, and shared memory whose mapping is aligned to 2 MiB.
+//! Converts the memory of a running process from small to large pages (x86: 4 KiB to 2 MiB; POWER: 64 KiB to 16 MiB),
+//! from outside, without a restart and without its help: anonymous memory, and shared memory whose mapping is aligned
+//! to the large page.
 //!
 //! ## Why it helps
 //! A translation look-aside buffer of 1,500 to 3,000 entries reaches 6 to 12 MiB with 4 KiB pages and gigabytes with
 //! 2 MiB pages, and a walk of the page table ends one level earlier. In a virtual machine each level of the walk is
-//! itself translated, so a miss costs up to 24 memory accesses instead of 4, and the gain is larger.
+//! itself translated, so a miss costs up to 24 memory accesses instead of 4, and the gain is larger. The 512 entries of a
+//! POWER7 core reach 32 MiB with 64 KiB pages and 8 GiB with 16 MiB pages (seed 000 Table 1).
 //!
 //! ## When it hurts
 //! * While a piece is converted, the threads that touch it wait (2 to 6 ms for a piece on frames used before,
@@ -19,10 +21,16 @@
 //!
 //! ## Evidence
 //! Size of the resident memory in full, aligned pieces that are not large yet, the share of it that was referenced,
-//! and the load. The gain is predicted from size alone with a wide interval (measured on this project's machines:
-//! 64 MiB +8 %, 512 MiB +10 %, from 2 GiB +30 % for a pointer chase; Redis +14 to +20 %, a JVM +11 %, PostgreSQL
-//! +25 %), since no counter of page walks is at hand on most virtual machines. The trial decides, not the
-//! prediction.
+//! and the load. Where event counters give the share of the cycles spent on page-table walks, the gain is predicted
+//! from that; too little (`gain_min`) is not tried. No such counter is at hand on most virtual machines: there it is
+//! predicted from size alone, with a wide interval (measured on this project's machines: 64 MiB +8 %, 512 MiB +10 %,
+//! from 2 GiB +30 % for a pointer chase; Redis +14 to +20 %, a JVM +11 %, PostgreSQL +25 %). The trial decides, not
+//! the prediction. Conversions of 16 MiB pages, and of segments that several processes share, were measured on the
+//! simulated machine only.
+//!
+//! A part of up to `trial_max_mib` is switched on and off; the rest follows in stages. Where that part is so small a
+//! share of the whole that its gain could not be seen, the trial is a one-way plan instead, in stages of 10, 25, 50 and
+//! 100 %, and is split again as a whole when it fails.
 //!
 //! What people chose is honoured: `MADV_HUGEPAGE` and `MADV_NOHUGEPAGE` regions, locked memory, hugetlbfs,
 //! `PR_SET_THP_DISABLE` (also by systemd's `MemoryTHP=`), and `transparent_hugepage/enabled = never`: collapse from
@@ -32,13 +40,17 @@
 //! `MADV_COLD` on one 4 KiB page of each converted piece splits the large page again, in a tenth of the time of the
 //! conversion, and needs no swap. The frames stay physically contiguous, contents and access rights are untouched,
 //! and pieces that were large before are left large. Shared memory that several processes map is the exception: the
-//! kernel does not split a large page that more than one process maps, so such memory is left alone, with advice.
+//! kernel does not split a large page that more than one process maps, so such memory is left alone, with advice, unless
+//! the machine can split it all the same (capability `process_madvise.split.shared`; the simulated machine has it).
 //!
 //! ## References
-//! Seed 000 §3.3 (DSO large-page optimisation: 16 MiB segments for ranges over 16 GiB), seed 004 (page pinning),
+//! Seed 000 §3.3 (DSO large-page optimisation: 16 MiB pages from two cores of load and 16 GB of shared memory), seed 004
+//! (page pinning),
 //! Linux `Documentation/admin-guide/mm/transhuge.rst`, `madvise(2)`, `process_madvise(2)`.
 
-use homeostat_engine::{Declined, Opinion, Proposal, Seen, Strategy};
+use crate::common::domains::{Demand, Domains};
+use crate::common::{capable, prediction, too_young};
+use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
     Advice, Bytes, Effect, EffectorId, Machine, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion,
@@ -46,16 +58,90 @@ use homeostat_model::{
 };
 use std::collections::BTreeMap;
 
-/// Less than this in convertible pieces cannot show a gain above the noise (the second-level translation buffer
-/// of present CPUs reaches 6 to 12 MiB with 4 KiB pages).
-const CONVERTIBLE_MIN: Bytes = Bytes::from_mib(32);
-/// The part that is switched on and off in the trial is at most this large, so that a switch (about 0.3 s per GiB
-/// once frames were used, paced to half the time) fits a washout of a few seconds. The rest follows in stages.
-const TRIAL_MAX: Bytes = Bytes::from_mib(6 * 1024);
+const ID: &str = "large_pages";
+const AGE_MIN: Setting = Setting {
+    strategy: ID,
+    name: "age_min_s",
+    default: 0.0,
+    classic: 0.0,
+    low: 0.0,
+    high: 86_400.0,
+    help: "age in seconds from which a workload is considered, over the general floor (no classic figure is known)",
+};
+const CORES_MIN: Setting = Setting {
+    strategy: ID,
+    name: "cores_min",
+    default: 0.0,
+    classic: 2.0,
+    low: 0.0,
+    high: 10_000.0,
+    help: "cores in use from which a workload is considered, over the general floor (classic: two, seed 000 3.3)",
+};
+const RANGE_MIN: Setting = Setting {
+    strategy: ID,
+    name: "range_min_mib",
+    default: 32.0,
+    classic: 16_384.0,
+    low: 2.0,
+    high: 1e9,
+    help: "convertible memory in MiB from which a gain can show above the noise: translation buffers reach 6 to 12 MiB \
+           with 4 KiB pages (classic: 16 GB, seed 000 3.3)",
+};
+const PRIVATE_TOO: Setting = Setting {
+    strategy: ID,
+    name: "private_too",
+    default: 1.0,
+    classic: 0.0,
+    low: 0.0,
+    high: 1.0,
+    help: "1: private and shared memory; 0: shared memory only (classic: System V segments only, seed 000 3.3)",
+};
+const TRIAL_MAX: Setting = Setting {
+    strategy: ID,
+    name: "trial_max_mib",
+    default: 6144.0,
+    classic: 6144.0,
+    low: 32.0,
+    high: 1e9,
+    help: "most memory in MiB that is switched on and off in a trial, so that a switch (0.3 s per GiB once frames were \
+           used, paced to half the time) fits a washout of a few seconds; the rest follows in stages",
+};
+const PART_GAIN_MIN: Setting = Setting {
+    strategy: ID,
+    name: "part_gain_min",
+    default: 0.015,
+    classic: 0.015,
+    low: 0.0,
+    high: 1.0,
+    help: "gain predicted for that part alone below which the whole is tried one way in stages instead (0.015 = 1.5 %)",
+};
+const CHURN_MAX: Setting = Setting {
+    strategy: ID,
+    name: "churn_max",
+    default: 0.2,
+    classic: 0.2,
+    low: 0.0,
+    high: 1000.0,
+    help: "processes that come or go per second above which their memory is gone before it pays",
+};
+const GAIN_MIN: Setting = Setting {
+    strategy: ID,
+    name: "gain_min",
+    default: 0.005,
+    classic: 0.005,
+    low: 0.0,
+    high: 1.0,
+    help: "gain predicted from counters from which it is tried (0.005 = 0.5 %)",
+};
+
+/// Advice is given from this size.
+const ADVICE_MIN: Bytes = Bytes::from_mib(32);
+/// Cumulative shares of the whole that are reached after each stage of a one-way plan.
+const WHOLE: [f64; 4] = [0.10, 0.25, 0.50, 1.0];
+/// Most pieces of one action: what the Linux effector and a record of the journal take.
+const PIECES_PER_ACTION_MAX: usize = 32 * 1024;
 /// Shares of the rest that are reached after each stage.
 const STAGES: [f64; 3] = [0.25, 0.5, 1.0];
-/// Memory of processes that come and go faster than this (per second) is not worth converting.
-const CHURN_MAX: f64 = 0.2;
 /// The effect of a conversion is there at once; caches and the translation buffer refill within this time.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(500);
 /// Predicted gain by resident size in MiB: (size, gain). Fitted to the measurements named above, halved for
@@ -73,32 +159,31 @@ pub(crate) struct LargePages;
 
 impl Strategy for LargePages {
     fn id(&self) -> StrategyId {
-        "large_pages".into()
+        ID.into()
     }
 
     fn summary(&self) -> &'static str {
-        "maps big, resident memory with 2 MiB pages"
+        "maps big, resident memory with large pages"
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        &[
+            AGE_MIN,
+            CORES_MIN,
+            RANGE_MIN,
+            PRIVATE_TOO,
+            TRIAL_MAX,
+            PART_GAIN_MIN,
+            CHURN_MAX,
+            GAIN_MIN,
+        ]
     }
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
         if machine.huge_page_size.0 == 0 {
             return Err("this kernel has no transparent huge pages".into());
         }
-        for id in ["process_madvise.collapse", "process_madvise.split"] {
-            match machine.capability(id) {
-                Some(c) if c.state == homeostat_model::CapabilityState::Available => {}
-                Some(c) => {
-                    let remedy = if c.remedy.is_empty() {
-                        String::new()
-                    } else {
-                        format!("; {}", c.remedy)
-                    };
-                    return Err(format!("{id} does not work here: {}{remedy}", c.detail));
-                }
-                None => return Err(format!("{id} was not probed")),
-            }
-        }
-        Ok(())
+        capable(machine, &["process_madvise.collapse", "process_madvise.split"])
     }
 
     fn consider(&self, seen: &Seen<'_>) -> Opinion {
@@ -117,22 +202,40 @@ impl Strategy for LargePages {
                 reason,
             });
         }
-        if seen.sample.resident.0 < CONVERTIBLE_MIN.0 {
+        if let Some(why) = too_young(seen, AGE_MIN.value(seen.policy)) {
+            return Opinion::Decline(Declined::because(why));
+        }
+        let least = range_min(seen);
+        if seen.sample.resident.0 < least.0 {
             return Opinion::Decline(Declined::because(format!(
-                "only {} resident: too small to gain from large pages (at least {CONVERTIBLE_MIN})",
+                "only {} resident: too small to gain from large pages (at least {least})",
                 seen.sample.resident
             )));
         }
-        if seen.load.churn > CHURN_MAX {
+        let least = CORES_MIN.value(seen.policy);
+        if least > 0.0 {
+            let cores = Demand::of(seen, &Domains::of(seen.machine)).own;
+            if cores < least {
+                return Opinion::Decline(Declined::because(format!(
+                    "it uses {cores:.1} cores: too little to gain from large pages (at least {least})"
+                )));
+            }
+        }
+        if seen.load.churn > CHURN_MAX.value(seen.policy) {
             return Opinion::Decline(Declined::because(format!(
                 "its processes are short-lived ({:.1} come or go per second): their memory is gone before it pays",
                 seen.load.churn
             )));
         }
-        match seen.memory {
-            None => Opinion::InspectMemory,
-            Some(memory) => propose(seen, memory),
+        let Some(memory) = seen.memory else {
+            return Opinion::InspectMemory;
+        };
+        // Counters come with the places. What is in force already grows without asking again.
+        let held = seen.held.iter().any(|h| h.strategy.as_str() == ID);
+        if seen.locality.is_none() && !held && seen.machine.can("locality") {
+            return Opinion::InspectLocality;
         }
+        propose(seen, memory)
     }
 
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
@@ -143,6 +246,19 @@ impl Strategy for LargePages {
                 "large pages were switched off for process {process} (PR_SET_THP_DISABLE)"
             ))
         })
+    }
+}
+
+fn range_min(seen: &Seen<'_>) -> Bytes {
+    Bytes::from_mib(RANGE_MIN.value(seen.policy) as u64)
+}
+
+/// A size as people say it: `2 MiB`.
+fn size_name(bytes: Bytes) -> String {
+    if bytes.0 >= 1 << 20 && bytes.0.is_multiple_of(1 << 20) {
+        format!("{} MiB", bytes.0 >> 20)
+    } else {
+        format!("{} KiB", bytes.0 >> 10)
     }
 }
 
@@ -168,6 +284,11 @@ struct Tally {
 
 fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     let piece = seen.machine.huge_page_size.0.max(1);
+    let policy = seen.policy;
+    let scope = Scope {
+        split_shared: seen.machine.can("process_madvise.split.shared"),
+        private_too: PRIVATE_TOO.value(policy) >= 0.5,
+    };
     let mut tally = Tally::default();
     let mut advice = Vec::new();
     let mut usable: Vec<&MemoryRegion> = Vec::new();
@@ -176,19 +297,16 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         let refusal = if memory.disabled.contains(&region.process) {
             Some("the process or its unit switched large pages off (PR_SET_THP_DISABLE, MemoryTHP=)")
         } else {
-            refusal(region)
+            refusal(region, scope)
         };
         match refusal {
             Some(why) => {
                 *tally.refused.entry(why).or_default() += region.resident.saturating_sub(region.huge);
-                if region.kind == MemoryKind::Shared
-                    && !region.aligned
-                    && region.resident.0 >= CONVERTIBLE_MIN.0
-                {
+                if region.kind == MemoryKind::Shared && !region.aligned && region.resident.0 >= ADVICE_MIN.0 {
                     advice.push(alignment_advice(seen, region));
                 } else if region.kind == MemoryKind::Shared
                     && region.mappers > 1
-                    && region.resident.saturating_sub(region.huge).0 >= CONVERTIBLE_MIN.0
+                    && region.resident.saturating_sub(region.huge).0 >= ADVICE_MIN.0
                 {
                     advice.push(several_mappers_advice(seen, region));
                 }
@@ -203,66 +321,122 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     }
     let convertible: u64 = usable.iter().map(|r| r.convertible.len() as u64).sum();
     let bytes = Bytes(convertible * piece);
-    if bytes.0 < CONVERTIBLE_MIN.0 {
+    let least = range_min(seen);
+    if bytes.0 < least.0 {
         return Opinion::Decline(Declined {
-            reason: nothing_to_do(bytes, &tally, piece),
+            reason: nothing_to_do(bytes, least, &tally, piece),
             advice,
         });
     }
     usable.sort_by(|a, b| heat(b).total_cmp(&heat(a)).then(a.start.cmp(&b.start)));
-    let (trial, rest) = split(&usable, (TRIAL_MAX.0 / piece) as usize);
-    let trial_bytes = Bytes(pieces_in(&trial) * piece);
     let share = bytes.0 as f64 / seen.sample.resident.0.max(1) as f64;
-    let gain = seen.known.unwrap_or_else(|| predict(bytes, share));
+    let walks = seen
+        .locality
+        .and_then(|l| l.counters.as_ref())
+        .map(|c| c.table_walk_share)
+        .filter(|w| w.is_finite());
+    let predicted = walks.map_or_else(
+        || predict(bytes, share),
+        |walks| prediction::of_walks(walks, share),
+    );
+    let gain = seen.known.unwrap_or(predicted);
+    let least = GAIN_MIN.value(policy);
+    if let Some(walks) = walks
+        && seen.known.is_none()
+        && gain.estimate < least
+    {
+        return Opinion::Decline(Declined {
+            reason: format!(
+                "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles ({gain}; \
+                 at least {:+.1} %)",
+                walks * 100.0,
+                least * 100.0
+            ),
+            advice,
+        });
+    }
+    let most = Bytes::from_mib(TRIAL_MAX.value(policy) as u64);
+    let part = (most.0 as f64 / bytes.0 as f64).min(1.0);
+    // A part whose own gain drowns in the noise proves nothing about the whole.
+    let whole = part < 1.0 && gain.estimate * part < PART_GAIN_MIN.value(policy);
+    let first = if whole {
+        (convertible as f64 * WHOLE[0]).ceil() as usize
+    } else {
+        (most.0 / piece) as usize
+    };
+    let (trial, rest) = split(&usable, first.clamp(1, PIECES_PER_ACTION_MAX));
+    let trial_bytes = Bytes(pieces_in(&trial) * piece);
+    let done = pieces_in(&trial) as f64 / convertible.max(1) as f64;
+    let stages = if whole {
+        let shares: Vec<f64> = WHOLE[1..]
+            .iter()
+            .map(|upto| ((upto - done) / (1.0 - done).max(1e-9)).clamp(0.0, 1.0))
+            .collect();
+        stages(&rest, &shares)
+    } else {
+        stages(&rest, &STAGES)
+    };
     let hypothesis = format!(
-        "{trial_bytes}{} of its {} resident memory is full, in use and mapped by 4 KiB pages; 2 MiB pages save \
-         translation misses (predicted {gain})",
-        if rest.is_empty() {
-            String::new()
-        } else {
-            format!(" (of {bytes}, the hottest first)")
+        "{trial_bytes}{} of its {} resident memory is full, in use and mapped by {} pages; {} pages save translation \
+         misses (predicted {gain})",
+        match (rest.is_empty(), whole) {
+            (true, _) => String::new(),
+            (false, false) => format!(" (of {bytes}, the hottest first)"),
+            (false, true) => format!(" (first of {bytes}, all of it in stages)"),
         },
         seen.sample.resident,
+        size_name(seen.machine.page_size),
+        size_name(Bytes(piece)),
     );
     Opinion::Propose(Box::new(Proposal {
         hypothesis,
         predicted: gain,
         effector: EffectorId::from("large_pages"),
         target: Target::Memory(trial),
-        stages: stages(rest),
+        stages,
         arguments: BTreeMap::new(),
-        reversible: true,
+        reversible: !whole,
         settling: SETTLING,
         risk: "short pauses while pieces are converted, paced; no memory is added".into(),
         advice,
     }))
 }
 
+/// What may be converted here.
+#[derive(Clone, Copy)]
+struct Scope {
+    /// Large pages that several processes map can be split again.
+    split_shared: bool,
+    private_too: bool,
+}
+
 /// Why a region is left alone.
-fn refusal(region: &MemoryRegion) -> Option<&'static str> {
+fn refusal(region: &MemoryRegion, scope: Scope) -> Option<&'static str> {
     match (region.kind, region.advice) {
         (MemoryKind::HugeTlb, _) => Some("hugetlbfs: already large"),
         (MemoryKind::File, _) => Some("file-backed"),
         (_, MemoryAdvice::NoHugePage) => Some("the program asked for small pages (MADV_NOHUGEPAGE)"),
         (_, MemoryAdvice::HugePage) => Some("the program manages its large pages itself (MADV_HUGEPAGE)"),
         _ if region.locked => Some("locked by the program (mlock)"),
-        (MemoryKind::Shared, _) if !region.aligned => Some("shared memory not aligned to 2 MiB"),
-        (MemoryKind::Shared, _) if region.mappers > 1 => Some(
+        (MemoryKind::Shared, _) if !region.aligned => Some("shared memory not aligned to large pages"),
+        (MemoryKind::Anonymous, _) if !scope.private_too => Some("private memory (private_too = 0)"),
+        (MemoryKind::Shared, _) if region.mappers > 1 && !scope.split_shared => Some(
             "shared memory mapped by several processes: large pages in it could not be taken back while they run",
         ),
         _ => None,
     }
 }
 
-fn nothing_to_do(bytes: Bytes, tally: &Tally, piece: u64) -> String {
-    let mut parts = vec![format!("{bytes} to convert (at least {CONVERTIBLE_MIN})")];
+fn nothing_to_do(bytes: Bytes, least: Bytes, tally: &Tally, piece: u64) -> String {
+    let mut parts = vec![format!("{bytes} to convert (at least {least})")];
     if tally.huge > 0 {
         parts.push(format!("{} is in large pages already", Bytes(tally.huge * piece)));
     }
     if tally.sparse > 0 {
         parts.push(format!(
-            "{} of 2 MiB pieces have holes that a large page would fill",
-            Bytes(tally.sparse * piece)
+            "{} of {} pieces have holes that a large page would fill",
+            Bytes(tally.sparse * piece),
+            size_name(Bytes(piece))
         ));
     }
     for (why, amount) in &tally.refused {
@@ -316,24 +490,24 @@ fn pieces_in(targets: &[MemoryTarget]) -> u64 {
     targets.iter().map(|t| t.pieces.len() as u64).sum()
 }
 
-/// Cuts the rest into the stages of [`STAGES`].
-fn stages(rest: Vec<MemoryTarget>) -> Vec<Target> {
+/// Cuts the rest at these cumulative shares of it, and where an action would get too big.
+fn stages(rest: &[MemoryTarget], shares: &[f64]) -> Vec<Target> {
     let all: Vec<(homeostat_model::ProcessId, u64)> = rest
         .iter()
         .flat_map(|t| t.pieces.iter().map(|p| (t.process, *p)))
         .collect();
     let mut out = Vec::new();
     let mut done = 0;
-    for share in STAGES {
-        let upto = ((all.len() as f64) * share).ceil() as usize;
-        if upto > done {
+    for share in shares {
+        let upto = (((all.len() as f64) * share).ceil() as usize).clamp(done, all.len());
+        for part in all[done..upto].chunks(PIECES_PER_ACTION_MAX) {
             let mut by_process: BTreeMap<_, Vec<u64>> = BTreeMap::new();
-            for (process, piece) in &all[done..upto] {
+            for (process, piece) in part {
                 by_process.entry(*process).or_default().push(*piece);
             }
             out.push(Target::Memory(targets(by_process)));
-            done = upto;
         }
+        done = upto;
     }
     out
 }
@@ -371,7 +545,7 @@ fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
         id: format!("large_pages/shared-memory-alignment/{workload}"),
         workload: Some(workload.clone()),
         finding: format!(
-            "{} of shared memory ({}) starts at {:#x}, not at a multiple of 2 MiB: the kernel refuses to convert it",
+            "{} of shared memory ({}) starts at {:#x}, not at a multiple of {}: the kernel refuses to convert it",
             region.resident,
             if region.name.is_empty() {
                 "unnamed"
@@ -379,6 +553,7 @@ fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
                 &region.name
             },
             region.start,
+            size_name(seen.machine.huge_page_size),
         ),
         remedy: first.into(),
         risk: "a restart of the program; the setting alone changes nothing for running programs".into(),
@@ -408,6 +583,7 @@ fn several_mappers_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::testing::{Scene, available, chips};
     use homeostat_engine::{Load, Policy};
     use homeostat_model::sample::PageSizeSetting;
     use homeostat_model::{
@@ -529,6 +705,9 @@ mod tests {
             sample: &workload_sample,
             load: &load,
             memory: Some(&memory),
+            locality: None,
+            neighbours: &[],
+            held: &[],
             known: None,
         })
     }
@@ -566,7 +745,7 @@ mod tests {
             Target::Memory(m) => pieces_in(m),
             _ => 0,
         };
-        assert_eq!(count(&p.target), TRIAL_MAX.0 / PIECE);
+        assert_eq!(count(&p.target), (TRIAL_MAX.default as u64) << 20 >> 21);
         assert_eq!(p.stages.len(), 3);
         assert_eq!(count(&p.target) + p.stages.iter().map(count).sum::<u64>(), 8192);
     }
@@ -643,5 +822,137 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// A big segment shared by the processes of a database, on a machine with 16 MiB pages, counters, and the means to
+    /// split what several processes map.
+    fn database(pieces: u64) -> Scene {
+        let mut power = crate::common::testing::machine(&chips(2, 1), 4);
+        power.huge_page_size = Bytes(16 << 20);
+        power.page_size = Bytes(64 << 10);
+        power.capabilities.push(available("process_madvise.split.shared"));
+        let mut shared = region(pieces);
+        shared.kind = MemoryKind::Shared;
+        shared.mappers = 40;
+        let bytes = Bytes(pieces * (16 << 20));
+        shared.resident = bytes;
+        shared.referenced = bytes;
+        shared.length = bytes;
+        shared.convertible = (0..pieces).map(|i| 0x7f00_0000_0000 + i * (16 << 20)).collect();
+        Scene::new(power, 20.0, bytes.0 as f64 / (1 << 30) as f64).with(|s| {
+            s.counters().table_walk_share = 0.09;
+            s.memory = Some(MemoryMap {
+                workload: "w".into(),
+                disabled: vec![],
+                regions: vec![shared],
+                truncated: false,
+            });
+        })
+    }
+
+    fn count(target: &Target) -> u64 {
+        match target {
+            Target::Memory(m) => pieces_in(m),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn segments_of_several_processes_are_converted_where_they_can_be_split() {
+        let p = database(320).proposal(&LargePages);
+        assert!(p.reversible && count(&p.target) == 320, "{}", p.hypothesis);
+        assert!(
+            p.hypothesis.contains("64 KiB pages; 16 MiB pages"),
+            "{}",
+            p.hypothesis
+        );
+        assert!(p.advice.is_empty());
+        let linux = database(320).with(|s| {
+            s.machine
+                .capabilities
+                .retain(|c| c.id.as_str() != "process_madvise.split.shared");
+        });
+        assert_eq!(
+            linux.declined(&LargePages).advice[0].id,
+            "large_pages/shared-memory-of-several/w"
+        );
+    }
+
+    #[test]
+    fn counters_of_page_walks_predict_the_gain_and_forbid_hopeless_trials() {
+        let p = database(320).proposal(&LargePages);
+        assert!(
+            (p.predicted.estimate - (1.0 / (1.0 - 0.09 * 0.8) - 1.0)).abs() < 1e-6,
+            "{}",
+            p.predicted
+        );
+        let calm = database(320).with(|s| s.counters().table_walk_share = 0.002);
+        assert!(calm.reason(&LargePages).contains("no benefit predicted"));
+        // Without counters size predicts, and is not believed so firmly.
+        let blind = database(320).with(|s| s.locality().counters = None);
+        assert_eq!(blind.proposal(&LargePages).predicted.lower, 0.0);
+    }
+
+    #[test]
+    fn places_are_asked_for_where_they_bring_counters_but_not_to_grow_what_is_in_force() {
+        let blind = database(320).with(|s| s.locality = None);
+        assert_eq!(blind.opinion(&LargePages), Opinion::InspectLocality);
+        let held = blind.with(|s| s.hold(ID, Target::Memory(vec![])));
+        held.proposal(&LargePages);
+        let first = database(320).with(|s| s.memory = None);
+        assert_eq!(first.opinion(&LargePages), Opinion::InspectMemory);
+    }
+
+    #[test]
+    fn a_part_that_could_not_show_its_gain_is_not_tried_alone() {
+        // 170 GB: six of them are worth 0.3 %.
+        let p = database(10_133).proposal(&LargePages);
+        assert!(!p.reversible, "{}", p.hypothesis);
+        let parts: Vec<u64> = std::iter::once(&p.target).chain(&p.stages).map(count).collect();
+        assert_eq!(parts.iter().sum::<u64>(), 10_133);
+        let mut reached = 0;
+        for (part, share) in parts.iter().zip(WHOLE) {
+            reached += part;
+            assert!((reached as f64 / 10_133.0 - share).abs() < 1e-3, "{parts:?}");
+        }
+        assert_eq!(parts.len(), 4);
+    }
+
+    #[test]
+    fn no_action_is_bigger_than_an_effector_takes() {
+        let p = database(400_000).proposal(&LargePages);
+        let parts: Vec<u64> = std::iter::once(&p.target).chain(&p.stages).map(count).collect();
+        assert_eq!(parts.iter().sum::<u64>(), 400_000);
+        assert!(
+            parts.iter().all(|p| *p <= PIECES_PER_ACTION_MAX as u64 && *p > 0),
+            "{parts:?}"
+        );
+    }
+
+    #[test]
+    fn the_classic_floors_are_two_cores_and_sixteen_gigabytes_of_shared_memory() {
+        let big = database(1100).classic();
+        big.proposal(&LargePages);
+        // 8 GB per program (seed 000 5.2).
+        assert!(
+            database(512)
+                .classic()
+                .reason(&LargePages)
+                .contains("at least 16.00 GiB")
+        );
+        let lazy = database(1100).classic().with(|s| {
+            s.load.cpus = 1.0;
+            for running in s.locality().running.values_mut() {
+                *running = 0.5;
+            }
+        });
+        assert!(lazy.reason(&LargePages).contains("0.6 cores"));
+        let private = database(1100).classic().with(|s| {
+            for region in s.memory.iter_mut().flat_map(|m| &mut m.regions) {
+                region.kind = MemoryKind::Anonymous;
+                region.mappers = 1;
+            }
+        });
+        assert!(private.reason(&LargePages).contains("private memory"));
     }
 }

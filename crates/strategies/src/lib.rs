@@ -1,21 +1,38 @@
 //! The optimisation strategies, one file each, and their registry.
 //!
+//! What several of them need (the machine's domains, the demand on them, predictions) is in `common`.
+//!
 //! To add one: copy `large_pages.rs`, write its headings (*What · Why it helps · When it hurts · Evidence · Undo ·
 //! References*; they become its page in the book), and add one line to [`all`].
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod cache_affinity;
+mod common;
 mod large_pages;
+mod memory_affinity;
+mod prefetch;
 
 use homeostat_engine::Strategy;
 
-/// All strategies, in the order in which they are considered.
+/// All strategies, in the order in which they are considered: threads before the memory that follows them, and both
+/// before large pages, which are not moved any more.
 pub fn all() -> Vec<Box<dyn Strategy>> {
-    vec![Box::new(large_pages::LargePages)]
+    vec![
+        Box::new(cache_affinity::CacheAffinity),
+        Box::new(memory_affinity::MemoryAffinity),
+        Box::new(large_pages::LargePages),
+        Box::new(prefetch::Prefetch),
+    ]
 }
 
 /// The documentation of each strategy as Markdown, from its own source: (id, text).
 pub fn book() -> Vec<(&'static str, String)> {
-    vec![("large_pages", doc_comment(include_str!("large_pages.rs")))]
+    vec![
+        ("cache_affinity", doc_comment(include_str!("cache_affinity.rs"))),
+        ("memory_affinity", doc_comment(include_str!("memory_affinity.rs"))),
+        ("large_pages", doc_comment(include_str!("large_pages.rs"))),
+        ("prefetch", doc_comment(include_str!("prefetch.rs"))),
+    ]
 }
 
 fn doc_comment(source: &str) -> String {
@@ -74,19 +91,38 @@ mod tests {
     }
 
     #[test]
+    fn settings_carry_their_strategy_and_both_profiles_lie_in_their_range() {
+        for strategy in all() {
+            let mut names = Vec::new();
+            for setting in strategy.settings() {
+                assert_eq!(setting.strategy, strategy.id().as_str(), "{}", setting.name);
+                assert!(setting.low < setting.high, "{setting:?}");
+                for value in [setting.default, setting.classic] {
+                    assert!((setting.low..=setting.high).contains(&value), "{setting:?}");
+                }
+                assert!(
+                    setting.help.len() > 20 && !setting.help.ends_with('.'),
+                    "{setting:?}"
+                );
+                names.push(setting.name);
+            }
+            assert!(!names.is_empty(), "{} has no thresholds", strategy.id());
+            names.sort_unstable();
+            let count = names.len();
+            names.dedup();
+            assert_eq!(names.len(), count, "{}: a name twice", strategy.id());
+        }
+    }
+
+    #[test]
     fn every_source_file_is_registered() {
         let files = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         #[expect(clippy::disallowed_methods, reason = "a test over the source tree")]
         let mut names: Vec<String> = std::fs::read_dir(files)
             .unwrap()
-            .map(|e| {
-                e.unwrap()
-                    .path()
-                    .file_stem()
-                    .unwrap()
-                    .to_string_lossy()
-                    .into_owned()
-            })
+            .map(|e| e.unwrap().path())
+            .filter(|path| path.is_file())
+            .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
             .filter(|n| n != "lib")
             .collect();
         names.sort();

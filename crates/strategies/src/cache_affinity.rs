@@ -1,0 +1,897 @@
+//! # cache_affinity
+//!
+//! ## What
+//! Keeps the threads of one multi-threaded program on the fewest last-level-cache domains that hold its load: one
+//! chip (core complex), else several of one node, else several of one board. Different programs get different
+//! domains while there is room, and are balanced over the domains when there is not.
+//!
+//! ## Why it helps
+//! Threads that share data find it in the cache that they share, instead of fetching the line from another chip
+//! (30 ns against 150 to 290 ns on POWER7). Programs that keep to their own domain do not spread their data over
+//! every cache of the machine. Memory that lies beside the domain is local to all threads, and what does not can
+//! be brought there (`memory_affinity`).
+//!
+//! ## When it hurts
+//! * When the domain is too small: threads wait for each other while CPUs elsewhere idle. Not proposed unless the
+//!   whole demand, with that of the workloads already placed there, leaves head room (`utilisation_max`), or the
+//!   machine is so full that the domain would be no fuller than the rest.
+//! * When threads that had a core each must now share one: no more running threads per core than now, or than
+//!   `threads_per_core_max`. Where a partition's idle cores go back to a shared pool, two threads on a core free
+//!   another core; there (and in the profile `aso-classic`, as ASO did) up to two are allowed.
+//! * When the memory lies elsewhere and cannot follow; the prediction counts that, and the trial measures it.
+//! * On a quiet machine the scheduler keeps threads at home by itself; binding by hand cost 5 % there (seed 000 §5.3).
+//!
+//! ## Evidence
+//! Where the threads ran and the memory lies; with event counters also the share of the cycles that wait for memory
+//! and for lines of other caches, the share of local accesses, and how full the busiest link is. The prediction
+//! scales these by the change of the mean latency between places (by NUMA distance); without counters the shares
+//! are assumed and the interval starts at nothing. Too little predicted gain (`gain_min`) is not tried.
+//! The constants are fitted to published POWER7 figures. Gains were measured on the simulated machine only; the
+//! effector for real Linux machines comes later (there the capability `placement.threads` is missing, and the strategy
+//! says so).
+//!
+//! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
+//! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when
+//! the demand has outgrown the domain while CPUs elsewhere idle.
+//!
+//! ## Undo
+//! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
+//!
+//! ## References
+//! Seed 000 §3.1 and §4 (DSO: multi-threaded processes only, no predicted loss of response time), §5.2 to §5.7
+//! (results); seed 001 §6.1.1 (resource sets by hand), §6.1.2 and Example 6-19 (one chip per process after two
+//! minutes); Linux `sched_setaffinity(2)`.
+
+use crate::common::domains::{Demand, Domain, Domains, own_running};
+use crate::common::prediction::{self, Picture};
+use crate::common::{capable, cpu_list, placed_by_a_person, too_young};
+use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
+use homeostat_model::action::Target;
+use homeostat_model::{CpuId, Effect, EffectorId, Locality, Machine, Nanoseconds, StrategyId};
+use std::collections::{BTreeMap, BTreeSet};
+
+const ID: &str = "cache_affinity";
+/// Time constant with which a new placement takes effect: caches refill, the scheduler settles.
+const SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
+/// A machine fuller than this is oversubscribed: then domains are balanced instead of kept below their head room.
+const FULL: f64 = 0.9;
+/// Measured loads wobble: a domain may be this much fuller than the machine's mean without counting as a loss …
+const WOBBLE: f64 = 1.05;
+/// … and hold so many more threads per core than now (near a full core many more threads do little more work).
+const DENSITY_WOBBLE: f64 = 1.25;
+/// What sharing a domain with other placed work costs in the choice between domains, per share of the domain that
+/// the others use: a tie-breaker of the size of usual gains, so that programs are kept apart and balanced.
+const CROWDING: f64 = 0.15;
+/// Running in the target already by this share means that there is nothing to do.
+const TOGETHER: f64 = 0.97;
+/// Threads wait this much, relative to running, when the domain has become too small …
+const OUTGROWN_WAIT: f64 = 0.2;
+/// … and use this share of its CPUs …
+const OUTGROWN_USE: f64 = 0.95;
+/// … while less than this share of the machine's CPUs is busy.
+const OUTGROWN_ELSEWHERE: f64 = 0.75;
+
+const AGE_MIN: Setting = Setting {
+    strategy: ID,
+    name: "age_min_s",
+    default: 0.0,
+    classic: 120.0,
+    low: 0.0,
+    high: 86_400.0,
+    help: "age in seconds from which a workload is considered, over the general floor (classic: ASO placed after two \
+           minutes, seed 001 Figure 6-6)",
+};
+const CPUS_MIN: Setting = Setting {
+    strategy: ID,
+    name: "cpus_min",
+    default: 0.2,
+    classic: 1.0,
+    low: 0.0,
+    high: 10_000.0,
+    help: "CPUs in use from which a workload is considered (classic: multi-core workloads only, seed 000 3.1; those \
+           of 5.2 used about one core)",
+};
+const THREADS_MIN: Setting = Setting {
+    strategy: ID,
+    name: "threads_min",
+    default: 2.0,
+    classic: 2.0,
+    low: 1.0,
+    high: 10_000.0,
+    help: "threads of its busiest process from which a workload is considered (only multi-threaded processes, seed \
+           000 3.1 and 5.5)",
+};
+const UTILISATION_MAX: Setting = Setting {
+    strategy: ID,
+    name: "utilisation_max",
+    default: 0.9,
+    classic: 0.9,
+    low: 0.1,
+    high: 1.0,
+    help: "share of the domain's cores that may be used afterwards, with what is placed there already, while the \
+           machine has room (0.9: the fullest that was published)",
+};
+const THREADS_PER_CORE_MAX: Setting = Setting {
+    strategy: ID,
+    name: "threads_per_core_max",
+    default: 0.9,
+    classic: 2.0,
+    low: 0.1,
+    high: 8.0,
+    help: "running threads per core that a placement may lead to where there were fewer before (classic: two, seed \
+           000 Table 3)",
+};
+const OVERSUBSCRIPTION_MAX: Setting = Setting {
+    strategy: ID,
+    name: "oversubscription_max",
+    default: 1.1,
+    classic: 1.1,
+    low: 1.0,
+    high: 2.0,
+    help: "on a full machine: how much fuller than the mean a domain may become, so that programs that do not divide \
+           evenly can be balanced",
+};
+const MACHINE_BUSY_MIN: Setting = Setting {
+    strategy: ID,
+    name: "machine_busy_min",
+    default: 0.2,
+    classic: 0.2,
+    low: 0.0,
+    high: 1.0,
+    help: "share of the machine's cores in use below which it is quiet and the scheduler keeps threads at home (seed \
+           000 5.3: no benefit at 17 %)",
+};
+const QUIET_GAIN_MIN: Setting = Setting {
+    strategy: ID,
+    name: "quiet_gain_min",
+    default: 0.05,
+    classic: 10.0,
+    low: 0.0,
+    high: 10.0,
+    help: "on a quiet machine: lower end of the predicted gain from which it is tried all the same (0.05 = 5 %; \
+           classic: never)",
+};
+const GAIN_MIN: Setting = Setting {
+    strategy: ID,
+    name: "gain_min",
+    default: 0.01,
+    classic: 0.01,
+    low: 0.0,
+    high: 1.0,
+    help: "predicted gain from which it is tried (0.01 = 1 %)",
+};
+
+/// The strategy.
+pub(crate) struct CacheAffinity;
+
+impl Strategy for CacheAffinity {
+    fn id(&self) -> StrategyId {
+        ID.into()
+    }
+
+    fn summary(&self) -> &'static str {
+        "keeps the threads of a program on the fewest last-level-cache domains that hold its load"
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        &[
+            AGE_MIN,
+            CPUS_MIN,
+            THREADS_MIN,
+            UTILISATION_MAX,
+            THREADS_PER_CORE_MAX,
+            OVERSUBSCRIPTION_MAX,
+            MACHINE_BUSY_MIN,
+            QUIET_GAIN_MIN,
+            GAIN_MIN,
+        ]
+    }
+
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        let domains: BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
+        if domains.len() < 2 {
+            return Err("all CPUs share one last-level cache: threads are together wherever they run".into());
+        }
+        capable(machine, &["locality", "placement.threads"])
+    }
+
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        let policy = seen.policy;
+        if let Some(held) = placement(seen) {
+            return decline(format!(
+                "its threads are placed already, on CPUs {}",
+                cpu_list(held)
+            ));
+        }
+        if let Some(why) = too_young(seen, AGE_MIN.value(policy)) {
+            return decline(why);
+        }
+        let least = CPUS_MIN.value(policy);
+        if seen.load.cpus < least {
+            return decline(format!(
+                "it uses {:.2} CPUs: too little for its place to matter (at least {least})",
+                seen.load.cpus
+            ));
+        }
+        let Some(locality) = seen.locality else {
+            return Opinion::InspectLocality;
+        };
+        if let Some(why) = placed_by_a_person(seen) {
+            return decline(format!(
+                "left where it is, because a person or another tool chose: {why}"
+            ));
+        }
+        let threads = locality.threads_of_busiest_process;
+        if f64::from(threads) < THREADS_MIN.value(policy) {
+            return decline(format!(
+                "its processes have {threads} thread each: threads that share no process are not brought together"
+            ));
+        }
+        if own_running(seen) <= 0.0 || locality.running.is_empty() {
+            return decline("it is not known where its threads ran".into());
+        }
+        choose(seen, locality)
+    }
+
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        placed_by_a_person(seen)
+            .map(|why| format!("a person or another tool chose where it runs or how it ranks: {why}"))
+            .or_else(|| outgrown(seen))
+    }
+}
+
+fn decline(reason: String) -> Opinion {
+    Opinion::Decline(Declined::because(reason))
+}
+
+/// The CPUs on which homeostat keeps the workload.
+pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
+    seen.held.iter().rev().find_map(|h| match &h.target {
+        Target::Cpus(cpus) if h.strategy.as_str() == ID => Some(cpus),
+        _ => None,
+    })
+}
+
+/// Whether the demand has outgrown the placement while there is room elsewhere.
+fn outgrown(seen: &Seen<'_>) -> Option<String> {
+    let cpus = placement(seen)?;
+    let given = cpus.len() as f64;
+    let all = seen.machine.cpus.len() as f64;
+    let interval = seen.sample.interval.as_secs_f64();
+    if interval <= 0.0 || given >= all {
+        return None;
+    }
+    let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
+    let full = seen.load.cpus >= OUTGROWN_USE * given && seen.load.runqueue_wait >= OUTGROWN_WAIT;
+    (full && busy < OUTGROWN_ELSEWHERE).then(|| {
+        format!(
+            "its demand has outgrown CPUs {}: {:.1} of {given} in use, threads wait {:.0} % of the time they run, \
+             and the machine is {:.0} % busy",
+            cpu_list(cpus),
+            seen.load.cpus,
+            seen.load.runqueue_wait * 100.0,
+            busy * 100.0
+        )
+    })
+}
+
+/// A set of domains that could hold the workload.
+struct Candidate {
+    members: Vec<usize>,
+    /// Share of its cores that is used afterwards, by this workload and the placed ones.
+    used: f64,
+    predicted: Effect,
+    /// Predicted gain less what crowding costs.
+    value: f64,
+}
+
+/// What a domain or set may become.
+struct Limits {
+    used: f64,
+    density: f64,
+    mean: f64,
+}
+
+fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
+    let policy = seen.policy;
+    let domains = Domains::of(seen.machine);
+    if domains.list.len() < 2 {
+        return decline("all online CPUs share one last-level cache".into());
+    }
+    let demand = Demand::of(seen, &domains);
+    let mean = demand.busy(&domains);
+    let limits = Limits {
+        used: if mean > FULL {
+            (mean * OVERSUBSCRIPTION_MAX.value(policy)).max(UTILISATION_MAX.value(policy))
+        } else {
+            UTILISATION_MAX.value(policy).max(mean * WOBBLE)
+        },
+        density: (demand.density * DENSITY_WOBBLE).max(if pools_idle_cores(seen.machine) {
+            THREADS_PER_CORE_MAX
+                .classic
+                .max(THREADS_PER_CORE_MAX.value(policy))
+        } else {
+            THREADS_PER_CORE_MAX.value(policy)
+        }),
+        mean,
+    };
+    let now = Picture::of(locality);
+    let candidates = candidates(seen, locality, &domains, &demand, &limits, &now);
+    let Some(best) = candidates.into_iter().reduce(better) else {
+        return decline(too_big(&domains, &demand, &limits));
+    };
+    let members: Vec<&Domain> = best.members.iter().filter_map(|i| domains.list.get(*i)).collect();
+    let inside: f64 = members.iter().filter_map(|d| now.running.get(&d.id)).sum();
+    let mut cpus: Vec<CpuId> = members.iter().flat_map(|d| d.cpus.iter().copied()).collect();
+    cpus.sort();
+    if inside >= TOGETHER {
+        return decline(format!(
+            "{:.0} % of it runs on CPUs {} already",
+            inside * 100.0,
+            cpu_list(&cpus)
+        ));
+    }
+    let gain = seen.known.unwrap_or(best.predicted);
+    if seen.known.is_none() {
+        let least = GAIN_MIN.value(policy);
+        if gain.estimate < least {
+            return decline(format!(
+                "no benefit predicted from keeping it on {} ({gain}; at least {:+.1} %)",
+                name(&members, &cpus),
+                least * 100.0
+            ));
+        }
+        let quiet = MACHINE_BUSY_MIN.value(policy);
+        if mean < quiet && gain.lower < QUIET_GAIN_MIN.value(policy) {
+            return decline(format!(
+                "the machine is {:.0} % busy and the scheduler keeps threads at home: no sure benefit from keeping it \
+                 on {} ({gain})",
+                mean * 100.0,
+                name(&members, &cpus)
+            ));
+        }
+    }
+    let after = moved_to(&now, &members);
+    let hypothesis = format!(
+        "{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {:.0} % of its cores \
+         used; memory then local {:.0} % (predicted {gain})",
+        demand.own_running,
+        now.spread(),
+        domains.list.len(),
+        name(&members, &cpus),
+        best.used * 100.0,
+        after.local(&domains) * 100.0,
+    );
+    Opinion::Propose(Box::new(Proposal {
+        hypothesis,
+        predicted: gain,
+        effector: EffectorId::from("thread_placement"),
+        target: Target::Cpus(cpus),
+        stages: Vec::new(),
+        arguments: BTreeMap::new(),
+        reversible: true,
+        settling: SETTLING,
+        risk: format!(
+            "when its load grows it waits for {} CPUs while others idle, until the placement is withdrawn",
+            members.iter().map(|d| d.cpus.len()).sum::<usize>()
+        ),
+        advice: Vec::new(),
+    }))
+}
+
+/// Whether cores that a partition leaves idle go back to a shared pool, so that fewer used cores are a gain.
+fn pools_idle_cores(machine: &Machine) -> bool {
+    machine.can("cores.shared_pool")
+}
+
+/// The threads on the members of a set, spread by their cores.
+fn moved_to(now: &Picture, members: &[&Domain]) -> Picture {
+    now.with_running(members.iter().map(|d| (d.id, f64::from(d.cores))))
+}
+
+fn better(a: Candidate, b: Candidate) -> Candidate {
+    // Greater value first; of equal ones the smaller set, then the emptier, then the lower number: `a` came first.
+    let order = a
+        .value
+        .total_cmp(&b.value)
+        .then(b.members.len().cmp(&a.members.len()))
+        .then(b.used.total_cmp(&a.used));
+    if order == std::cmp::Ordering::Less { b } else { a }
+}
+
+/// Every single domain that holds the demand; and per node, per board and for the whole machine the smallest set
+/// that does, made of the best domains. Not more than half of the whole machine: that is hardly a place of its own,
+/// and leaves others the worse part.
+fn candidates(
+    seen: &Seen<'_>,
+    locality: &Locality,
+    domains: &Domains,
+    demand: &Demand,
+    limits: &Limits,
+    now: &Picture,
+) -> Vec<Candidate> {
+    let all = domains.list.len();
+    let mut out = Vec::new();
+    for position in 0..all {
+        out.extend(candidate(
+            vec![position],
+            seen,
+            locality,
+            domains,
+            demand,
+            limits,
+            now,
+        ));
+    }
+    if !out.is_empty() {
+        return out;
+    }
+    let mut groups: BTreeMap<(u8, usize), Vec<usize>> = BTreeMap::new();
+    for (position, domain) in domains.list.iter().enumerate() {
+        groups
+            .entry((0, domain.node.0 as usize))
+            .or_default()
+            .push(position);
+        groups.entry((1, domain.board)).or_default().push(position);
+        groups.entry((2, 0)).or_default().push(position);
+    }
+    for group in groups.into_values() {
+        let mut order: Vec<(f64, usize)> = group
+            .into_iter()
+            .filter_map(|position| {
+                let domain = domains.list.get(position)?;
+                let memory = now.memory.get(&domain.node).copied().unwrap_or(0.0);
+                let crowded =
+                    demand.placed.get(position).copied().unwrap_or(0.0) / f64::from(domain.cores.max(1));
+                Some((memory - crowded, position))
+            })
+            .collect();
+        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let most = if order.len() == all { all / 2 } else { order.len() };
+        for size in 2..=most {
+            let members: Vec<usize> = order.iter().take(size).map(|(_, p)| *p).collect();
+            if let Some(found) = candidate(members, seen, locality, domains, demand, limits, now) {
+                out.push(found);
+                break;
+            }
+        }
+    }
+    out
+}
+
+/// The set as a candidate, when it holds the demand without a predicted loss of response time.
+fn candidate(
+    members: Vec<usize>,
+    seen: &Seen<'_>,
+    locality: &Locality,
+    domains: &Domains,
+    demand: &Demand,
+    limits: &Limits,
+    now: &Picture,
+) -> Option<Candidate> {
+    let list: Vec<&Domain> = members.iter().filter_map(|i| domains.list.get(*i)).collect();
+    let cores: f64 = list.iter().map(|d| f64::from(d.cores)).sum();
+    let others: f64 = members.iter().filter_map(|i| demand.placed.get(*i)).sum();
+    if cores <= 0.0 {
+        return None;
+    }
+    let used = (others + demand.own) / cores;
+    // On a full machine threads share cores anyway, and being fuller counts as slower below.
+    let collides = limits.mean <= FULL && domains.running_on_core(used) > limits.density;
+    if used > limits.used || collides {
+        return None;
+    }
+    let after = moved_to(now, &list);
+    let mut predicted = prediction::of_place(
+        now,
+        &after,
+        domains,
+        locality.counters.as_ref(),
+        !seen.neighbours.is_empty(),
+    );
+    // A domain that becomes fuller than the machine was gives each thread less time.
+    let slower = used.max(1e-9) / limits.mean.max(FULL);
+    if slower > 1.0 {
+        for end in [
+            &mut predicted.estimate,
+            &mut predicted.lower,
+            &mut predicted.upper,
+        ] {
+            *end = (1.0 + *end) / slower - 1.0;
+        }
+    }
+    Some(Candidate {
+        value: predicted.estimate - CROWDING * others / cores,
+        members,
+        used,
+        predicted,
+    })
+}
+
+/// Why no set will do, with the numbers of the biggest single domain.
+fn too_big(domains: &Domains, demand: &Demand, limits: &Limits) -> String {
+    let free = domains
+        .list
+        .iter()
+        .enumerate()
+        .map(|(i, d)| f64::from(d.cores) - demand.placed.get(i).copied().unwrap_or(0.0))
+        .fold(0.0, f64::max);
+    format!(
+        "its demand of {:.1} cores ({:.1} running threads) does not fit part of the machine without loss of response \
+         time: at most {free:.1} cores are free in one last-level-cache domain, {:.0} % of a domain may be used, with \
+         {:.1} running threads per core",
+        demand.own,
+        demand.own_running,
+        limits.used * 100.0,
+        limits.density
+    )
+}
+
+/// A set as people would name it.
+fn name(members: &[&Domain], cpus: &[CpuId]) -> String {
+    let nodes: BTreeSet<_> = members.iter().map(|d| d.node).collect();
+    let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    format!(
+        "CPUs {} ({} last-level-cache domain{} of node {})",
+        cpu_list(cpus),
+        members.len(),
+        if members.len() == 1 { "" } else { "s" },
+        nodes.join(",")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::testing::{Chip, Scene, available, chips, machine};
+    use homeostat_model::{Bytes, NodeId, ProcessId};
+
+    fn cpus(proposal: &Proposal) -> Vec<u32> {
+        match &proposal.target {
+            Target::Cpus(cpus) => cpus.iter().map(|c| c.0).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn chip(number: u32) -> Vec<u32> {
+        (number * 32..(number + 1) * 32).collect()
+    }
+
+    fn memory_on(scene: &mut Scene, shares: &[f64]) {
+        let total = scene.sample.resident.0 as f64;
+        scene.locality().private = shares
+            .iter()
+            .enumerate()
+            .map(|(node, share)| (NodeId(node as u32), Bytes((share * total) as u64)))
+            .collect();
+    }
+
+    /// Two programs of 30 threads on two chips of 8 cores with 4 threads each, as in seed 001 6.1.
+    fn latency() -> Scene {
+        Scene::new(machine(&chips(2, 1), 4), 30.0, 16.0).with(|s| {
+            memory_on(s, &[0.3, 0.7]);
+            s.neighbour(30.0, None);
+        })
+    }
+
+    #[test]
+    fn two_programs_get_a_chip_each_the_one_where_their_memory_is() {
+        let first = latency().proposal(&CacheAffinity);
+        assert_eq!(cpus(&first), chip(1));
+        assert_eq!(first.effector.as_str(), "thread_placement");
+        assert!(first.reversible && first.stages.is_empty() && first.settling == SETTLING);
+        assert!(
+            first.predicted.estimate > 0.05 && first.predicted.lower > 0.0,
+            "{}",
+            first.hypothesis
+        );
+        // The second one has its memory on the same chip, but there is no room left.
+        let second = latency().with(|s| {
+            s.neighbours.clear();
+            s.neighbour(30.0, Some(1));
+            memory_on(s, &[0.5, 0.5]);
+        });
+        assert_eq!(cpus(&second.proposal(&CacheAffinity)), chip(0));
+    }
+
+    /// 10 + 6 cores, 12.8 running threads on as many cores (seed 000 section 4).
+    fn fanned_out() -> Scene {
+        let two = [
+            Chip {
+                cores: 10,
+                node: 0,
+                board: 0,
+            },
+            Chip {
+                cores: 6,
+                node: 1,
+                board: 0,
+            },
+        ];
+        Scene::new(machine(&two, 4), 12.8, 87.0).with(|s| {
+            memory_on(s, &[0.607, 0.393]);
+            s.counters().local_share = 0.52;
+        })
+    }
+
+    #[test]
+    fn two_threads_on_a_core_only_where_that_frees_cores_or_in_the_classic_profile() {
+        let text = fanned_out().reason(&CacheAffinity);
+        assert!(
+            text.contains("does not fit part of the machine without loss of response time"),
+            "{text}"
+        );
+        let pool = fanned_out().with(|s| s.machine.capabilities.push(available("cores.shared_pool")));
+        assert_eq!(cpus(&pool.proposal(&CacheAffinity)), (0..40).collect::<Vec<_>>());
+        assert_eq!(
+            cpus(&fanned_out().classic().proposal(&CacheAffinity)),
+            (0..40).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn programs_of_a_full_machine_are_balanced_over_the_chips() {
+        // 16 programs of one core each on 16 cores (seed 000 5.2): placed one after the other.
+        let mut placed: Vec<usize> = Vec::new();
+        for done in 0..16 {
+            let scene = Scene::new(machine(&chips(2, 2), 4), 4.0, 8.0).with(|s| {
+                for at in 0..15 {
+                    s.neighbour(4.0, placed.get(at).copied());
+                }
+            });
+            let proposal = scene.proposal(&CacheAffinity);
+            assert!(
+                proposal.predicted.estimate > 0.01,
+                "{done}: {}",
+                proposal.hypothesis
+            );
+            placed.push(usize::from(cpus(&proposal)[0] >= 32));
+        }
+        assert_eq!(placed.iter().filter(|c| **c == 0).count(), 8, "{placed:?}");
+    }
+
+    #[test]
+    fn programs_that_do_not_divide_evenly_are_not_crowded_on_one_chip() {
+        let scene = Scene::new(machine(&chips(2, 2), 4), 20.0, 8.0).with(|s| {
+            s.neighbour(20.0, Some(0));
+            s.neighbour(20.0, Some(1));
+        });
+        assert!(scene.reason(&CacheAffinity).contains("does not fit"));
+    }
+
+    #[test]
+    fn a_quiet_machine_is_left_alone_unless_the_gain_is_sure() {
+        // Four programs, 17 % busy together: the scheduler keeps threads at home (seed 000 5.3).
+        let quiet = |local: f64| {
+            Scene::new(machine(&chips(2, 2), 4), 1.09, 13.0).with(|s| {
+                for _ in 0..3 {
+                    s.neighbour(1.09, None);
+                }
+                s.counters().local_share = local;
+            })
+        };
+        let text = quiet(0.915).reason(&CacheAffinity);
+        assert!(
+            text.contains("no benefit predicted") || text.contains("17 % busy"),
+            "{text}"
+        );
+        let beside = |s: &mut Scene| memory_on(s, &[0.96, 0.04]);
+        let text = quiet(0.915).with(beside).reason(&CacheAffinity);
+        assert!(text.contains("17 % busy"), "{text}");
+        let sure = quiet(0.5).with(beside);
+        assert_eq!(cpus(&sure.proposal(&CacheAffinity)), chip(0));
+        assert!(
+            quiet(0.5)
+                .with(beside)
+                .classic()
+                .reason(&CacheAffinity)
+                .contains("17 % busy")
+        );
+    }
+
+    #[test]
+    fn a_demand_that_fills_the_machine_is_not_squeezed() {
+        // 90 % busy on four chips of one board (seed 000 5.4): k(.90) = 2.57 threads per core.
+        let scene = Scene::new(machine(&chips(4, 4), 4), 82.3, 200.0);
+        let text = scene.reason(&CacheAffinity);
+        assert!(
+            text.contains("28.8 cores") && text.contains("does not fit"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_demand_too_big_for_a_chip_gets_the_board_where_its_memory_is() {
+        let scene = Scene::new(machine(&chips(8, 4), 4), 24.0, 100.0).with(|s| {
+            memory_on(s, &[0.0, 0.0, 0.0, 0.0, 0.25, 0.25, 0.25, 0.25]);
+            s.counters().local_share = 0.125;
+        });
+        let proposal = scene.proposal(&CacheAffinity);
+        assert_eq!(
+            cpus(&proposal),
+            (128..256).collect::<Vec<_>>(),
+            "{}",
+            proposal.hypothesis
+        );
+    }
+
+    #[test]
+    fn a_few_core_complexes_of_one_node_and_not_less_than_one() {
+        let epyc: Vec<Chip> = (0..8)
+            .map(|_| Chip {
+                cores: 8,
+                node: 0,
+                board: 0,
+            })
+            .collect();
+        let scene = |running: f64| {
+            Scene::new(machine(&epyc, 2), running, 4.0).with(|s| {
+                s.counters().cache_to_cache_stall_share = 0.2;
+                s.neighbour(20.0, None);
+            })
+        };
+        assert_eq!(cpus(&scene(12.0).proposal(&CacheAffinity)).len(), 2 * 16);
+        assert_eq!(cpus(&scene(5.0).proposal(&CacheAffinity)).len(), 16);
+    }
+
+    #[test]
+    fn siblings_are_not_made_to_share_a_core_while_there_is_room_elsewhere() {
+        let scene = |placed: Option<usize>| {
+            Scene::new(machine(&chips(4, 4), 2), 6.0, 8.0).with(|s| s.neighbour(6.0, placed))
+        };
+        for taken in 0..4 {
+            let target = cpus(&scene(Some(taken)).proposal(&CacheAffinity));
+            assert_ne!(target[0] as usize / 16, taken);
+        }
+        // Nor when every chip holds another program of that size.
+        let crowded = scene(Some(0)).with(|s| {
+            for chip in 1..4 {
+                s.neighbour(6.0, Some(chip));
+            }
+        });
+        assert!(crowded.reason(&CacheAffinity).contains("does not fit"));
+    }
+
+    #[test]
+    fn single_threaded_processes_are_not_considered() {
+        let scene = latency().with(|s| {
+            s.locality().threads_of_busiest_process = 1;
+            s.workload.processes = (0..30).map(|pid| ProcessId { pid, start_ticks: 1 }).collect();
+        });
+        assert!(scene.reason(&CacheAffinity).contains("1 thread each"));
+    }
+
+    #[test]
+    fn what_a_person_bound_is_left_alone_and_a_placement_withdrawn() {
+        let bound = latency().with(|s| s.locality().bound = Some("taskset -c 0-7".into()));
+        assert!(bound.reason(&CacheAffinity).contains("taskset -c 0-7"));
+        assert!(bound.unwanted(&CacheAffinity).is_some());
+        let ranked = latency().with(|s| s.workload.choice.tuned.push("Nice=10 in the unit".into()));
+        assert!(ranked.reason(&CacheAffinity).contains("Nice=10"));
+        assert!(ranked.unwanted(&CacheAffinity).is_some());
+        let other = latency().with(|s| {
+            s.workload
+                .choice
+                .tuned
+                .push("MemoryTHP=disable in the unit".into())
+        });
+        other.proposal(&CacheAffinity);
+        assert_eq!(latency().unwanted(&CacheAffinity), None);
+    }
+
+    #[test]
+    fn a_placement_that_was_outgrown_is_withdrawn() {
+        let kept: Vec<CpuId> = (0..32).map(CpuId).collect();
+        let scene = latency().with(|s| {
+            s.neighbours.clear();
+            s.hold(ID, Target::Cpus(kept.clone()));
+            s.load.cpus = 31.5;
+            s.load.runqueue_wait = 0.5;
+            s.machine_sample.cpu_busy = Nanoseconds::from_secs(33);
+        });
+        assert!(
+            scene
+                .reason(&CacheAffinity)
+                .contains("placed already, on CPUs 0-31")
+        );
+        let why = scene.unwanted(&CacheAffinity).unwrap();
+        assert!(why.contains("outgrown"), "{why}");
+        // Not when threads do not wait, nor when there is no room elsewhere.
+        let calm = latency().with(|s| {
+            s.hold(ID, Target::Cpus(kept.clone()));
+            s.load.cpus = 31.5;
+        });
+        assert_eq!(calm.unwanted(&CacheAffinity), None);
+        let full = scene.with(|s| s.machine_sample.cpu_busy = Nanoseconds::from_secs(62));
+        assert_eq!(full.unwanted(&CacheAffinity), None);
+    }
+
+    #[test]
+    fn together_already_means_nothing_to_do() {
+        let scene = latency().with(|s| {
+            let running = s.locality().running.clone();
+            let last = *running.keys().last().unwrap();
+            s.locality().running = BTreeMap::from([(last, 30.0)]);
+            s.counters().local_share = 0.5;
+        });
+        assert!(scene.reason(&CacheAffinity).contains("already"));
+    }
+
+    #[test]
+    fn the_classic_floors_are_the_published_ones() {
+        let young = |s: &mut Scene| s.sample.age = Nanoseconds::from_secs(60);
+        latency().with(young).proposal(&CacheAffinity);
+        assert!(
+            latency()
+                .with(young)
+                .classic()
+                .reason(&CacheAffinity)
+                .contains("considered from 2.0 min")
+        );
+        let small = |s: &mut Scene| s.load.cpus = 0.5;
+        latency().with(small).proposal(&CacheAffinity);
+        assert!(
+            latency()
+                .with(small)
+                .classic()
+                .reason(&CacheAffinity)
+                .contains("0.50 CPUs")
+        );
+        // A setting of the configuration wins over both.
+        let set = latency().with(|s| {
+            let own = BTreeMap::from([("cpus_min".to_owned(), 100.0)]);
+            s.policy.settings.insert(ID.into(), own);
+        });
+        assert!(set.reason(&CacheAffinity).contains("at least 100"));
+    }
+
+    #[test]
+    fn places_are_asked_for_before_anything_is_said() {
+        let blind = latency().with(|s| s.locality = None);
+        assert_eq!(blind.opinion(&CacheAffinity), Opinion::InspectLocality);
+    }
+
+    #[test]
+    fn machines_with_one_cache_or_without_the_means_are_not_served() {
+        let one = machine(&chips(1, 1), 4);
+        assert!(
+            CacheAffinity
+                .applicable(&one)
+                .unwrap_err()
+                .contains("one last-level cache")
+        );
+        let mut blind = machine(&chips(2, 1), 4);
+        blind
+            .capabilities
+            .retain(|c| c.id.as_str() != "placement.threads");
+        assert!(
+            CacheAffinity
+                .applicable(&blind)
+                .unwrap_err()
+                .contains("placement.threads")
+        );
+        assert_eq!(CacheAffinity.applicable(&machine(&chips(2, 1), 4)), Ok(()));
+    }
+
+    #[test]
+    fn no_neighbour_reading_however_strange_makes_a_proposal_without_cpus() {
+        for strange in [f64::NAN, f64::INFINITY, -3.0, 0.0] {
+            let scene = latency().with(|s| {
+                s.neighbours[0].cpus = strange;
+                s.counters().memory_stall_share = strange;
+                s.counters().local_share = strange;
+                s.counters().busiest_link = strange;
+            });
+            match scene.opinion(&CacheAffinity) {
+                Opinion::Propose(p) => {
+                    assert!(
+                        !cpus(&p).is_empty() && p.predicted.estimate.is_finite(),
+                        "{strange}: {p:?}"
+                    );
+                }
+                Opinion::Decline(d) => assert!(!d.reason.is_empty()),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What several strategies need: the machine's domains, the demand on them, and the prediction of a gain.
+
+pub(crate) mod domains;
+pub(crate) mod prediction;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use homeostat_engine::Seen;
+use homeostat_model::{CapabilityState, CpuId, Machine, Nanoseconds};
+
+/// Whether the capabilities work here; else the first one that does not, with what the probe saw and the remedy.
+pub(crate) fn capable(machine: &Machine, ids: &[&str]) -> Result<(), String> {
+    for id in ids {
+        match machine.capability(id) {
+            Some(c) if c.state == CapabilityState::Available => {}
+            Some(c) => {
+                let remedy = if c.remedy.is_empty() {
+                    String::new()
+                } else {
+                    format!("; {}", c.remedy)
+                };
+                return Err(format!("{id} does not work here: {}{remedy}", c.detail));
+            }
+            None => return Err(format!("{id} was not probed")),
+        }
+    }
+    Ok(())
+}
+
+/// Words by which a setting that a person or another tool made on a workload is known to be about where it runs,
+/// where its memory lies, or how it ranks against others (units of systemd, `taskset`, `numactl`, `chrt`, `nice`).
+const PLACING: [&str; 10] = [
+    "affinity",
+    "allowedcpus",
+    "allowedmemorynodes",
+    "cpuset",
+    "taskset",
+    "numa",
+    "nice",
+    "priority",
+    "schedulingpolicy",
+    "chrt",
+];
+
+/// The choice of a person or another tool about place or rank that homeostat must respect, if there is one.
+pub(crate) fn placed_by_a_person(seen: &Seen<'_>) -> Option<String> {
+    if let Some(bound) = seen.locality.and_then(|l| l.bound.as_ref()) {
+        return Some(bound.clone());
+    }
+    seen.workload
+        .choice
+        .tuned
+        .iter()
+        .find(|t| {
+            let t = t.to_lowercase();
+            PLACING.iter().any(|word| t.contains(word))
+        })
+        .cloned()
+}
+
+/// A sentence when the workload is younger than a strategy's floor of age (seconds).
+pub(crate) fn too_young(seen: &Seen<'_>, age_min_s: f64) -> Option<String> {
+    let age = seen.sample.age;
+    (age.as_secs_f64() < age_min_s).then(|| {
+        format!(
+            "only {age} old; this is considered from {}",
+            Nanoseconds::from_secs_f64(age_min_s)
+        )
+    })
+}
+
+/// CPU numbers as people write them: `0-15,32`.
+pub(crate) fn cpu_list(cpus: &[CpuId]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut from: Option<(u32, u32)> = None;
+    let close = |range: (u32, u32), parts: &mut Vec<String>| {
+        parts.push(if range.0 == range.1 {
+            range.0.to_string()
+        } else {
+            format!("{}-{}", range.0, range.1)
+        });
+    };
+    for cpu in cpus {
+        from = Some(match from {
+            Some((first, last)) if last + 1 == cpu.0 => (first, cpu.0),
+            Some(range) => {
+                close(range, &mut parts);
+                (cpu.0, cpu.0)
+            }
+            None => (cpu.0, cpu.0),
+        });
+    }
+    if let Some(range) = from {
+        close(range, &mut parts);
+    }
+    parts.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_read_like_the_kernels() {
+        let list = |numbers: &[u32]| cpu_list(&numbers.iter().map(|n| CpuId(*n)).collect::<Vec<_>>());
+        assert_eq!(list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+        assert_eq!(list(&[]), "");
+    }
+}
