@@ -316,6 +316,27 @@ impl Layout {
             cost_of_absence: String::new(),
             remedy: String::new(),
         };
+        let mut capabilities = vec![
+            capability(
+                "locality",
+                "the simulated machine knows where threads and pages are",
+            ),
+            capability("placement.threads", "affinity masks of simulated threads"),
+            capability("placement.pages", "simulated pages move between nodes"),
+            capability("prefetch.switch", "per chip"),
+            capability("process_madvise.collapse", "simulated pages become large"),
+            capability("process_madvise.split", "simulated large pages are split"),
+            capability(
+                "process_madvise.split.shared",
+                "simulated large pages are split whoever maps them",
+            ),
+        ];
+        if self.shared_partition {
+            capabilities.push(capability(
+                "cores.shared_pool",
+                "cores that the partition leaves idle go back to a shared pool",
+            ));
+        }
         Ok(Machine {
             kernel: "simulated".to_owned(),
             cpu_model: format!("{} at {} GHz (simulated)", self.generation.name(), self.ghz),
@@ -327,17 +348,7 @@ impl Layout {
             huge_page_size: self.large_page,
             llc_size: Bytes(self.constants().cache_bytes as u64),
             boot_id: format!("simulated-{}", self.name),
-            capabilities: vec![
-                capability(
-                    "locality",
-                    "the simulated machine knows where threads and pages are",
-                ),
-                capability("placement.threads", "affinity masks of simulated threads"),
-                capability("placement.pages", "simulated pages move between nodes"),
-                capability("prefetch.switch", "per chip"),
-                capability("process_madvise.collapse", "simulated pages become large"),
-                capability("process_madvise.split", "simulated large pages are split"),
-            ],
+            capabilities,
         })
     }
 
