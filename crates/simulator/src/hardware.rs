@@ -61,7 +61,7 @@ const REFERENCE_CACHE: f64 = 32.0 * MIB;
 /// equations have a solution for any load. At a fixed point the use stays below 1.
 const USE_KNEE: f64 = 0.9999;
 
-/// What a processor generation brings along. The published table says where each number comes from.
+/// What a processor generation brings along. [`crate::profiles::figures`] says where each number comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
     /// Bytes of a cache line.

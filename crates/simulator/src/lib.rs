@@ -13,4 +13,6 @@ pub mod memory;
 pub mod noise;
 pub mod paging;
 pub mod power;
+pub mod profiles;
 pub mod scheduler;
+pub mod world;
