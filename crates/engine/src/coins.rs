@@ -24,6 +24,11 @@ impl Coins {
         }
     }
 
+    /// The onset slot of a stage: uniform over `1..=8`.
+    pub(crate) fn onset(&mut self) -> usize {
+        1 + (self.generator.next_u32() & 7) as usize
+    }
+
     /// One coin.
     pub(crate) fn toss(&mut self) -> bool {
         self.generator.next_u32() & 1 == 1
@@ -45,5 +50,16 @@ mod tests {
         assert_ne!(run(1, 1), run(2, 1));
         let heads = (0..1000u64).flat_map(|i| run(7, i)).filter(|c| *c).count();
         assert!((31_000..33_000).contains(&heads), "{heads} of 64000");
+    }
+
+    #[test]
+    fn every_onset_is_as_likely_as_any_other() {
+        let mut coins = Coins::new(3, ExperimentId(5));
+        let mut count = [0; 9];
+        for _ in 0..8000 {
+            count[coins.onset()] += 1;
+        }
+        assert_eq!(count[0], 0);
+        assert!(count[1..].iter().all(|n| (880..1120).contains(n)), "{count:?}");
     }
 }

@@ -5,12 +5,14 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
+use crate::rollout::{ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
     StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::staged::StagedAdvice;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
 
 /// A switch may take this many times the washout before the experiment gives up on it.
@@ -22,11 +24,20 @@ const SETTLING_CONSTANTS: u64 = 3;
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
 const IDLE_SHARE: f64 = 0.1;
 
+/// The interval of a rollout's estimate reaches this many standard errors to either side …
+const ROLLOUT_ERRORS: f64 = 1.645;
+/// … which is this confidence if its noise model is right and at one look only. The verdict does not rest on it.
+const ROLLOUT_CONFIDENCE: f64 = 0.90;
+/// Largest level of the trial that ends a rollout by round trips.
+const ALPHA_MAX: f64 = 0.5;
+
 /// Where the experiment is.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
     /// The change is made for the first time.
     Preparing,
+    /// A stage of a rollout runs.
+    Stage,
     /// A block runs.
     Block(Block),
     /// The verdict is known; the change goes to its final state.
@@ -40,6 +51,10 @@ pub(crate) enum Need {
     Nothing,
     /// Journal the coin of this block, then switch if it differs from the present state.
     Begin { block: u32, on: bool, switch: bool },
+    /// Journal the onset slot of this stage.
+    Stage { stage: u32, onset: u32 },
+    /// Make this part of a rollout, for the first time.
+    Part { index: usize },
     /// Drive the change to this final state.
     Conclude { on: bool },
 }
@@ -89,6 +104,12 @@ pub(crate) struct Experiment {
     pub(crate) breaker: Breaker,
     /// Parts that followed the first, of a staged rollout.
     pub(crate) parts: Vec<ActionId>,
+    /// The rollout, of a change that cannot be switched back cheaply.
+    pub(crate) staged: Option<Staged>,
+    /// Blocks begun, for their numbers.
+    begun: u32,
+    /// Since when work has fallen while the change is being made.
+    fallen_since: Option<Nanoseconds>,
     coins: Coins,
     switch_started: Nanoseconds,
     slowest_switch: Nanoseconds,
@@ -101,6 +122,9 @@ impl Experiment {
             trial: Trial::new(setup.parameters.clone()),
             breaker,
             parts: Vec::new(),
+            staged: None,
+            begun: 0,
+            fallen_since: None,
             phase: Phase::Preparing,
             blocks: Vec::new(),
             prepared: 0.0,
@@ -115,6 +139,61 @@ impl Experiment {
             switch_started: setup.started,
             slowest_switch: Nanoseconds::ZERO,
             setup,
+        }
+    }
+
+    /// The change whose blocks are switched: the last part of a rollout, else the change itself.
+    pub(crate) fn switched(&self) -> ActionId {
+        self.parts.last().copied().unwrap_or(self.setup.action)
+    }
+
+    /// Measured part of the blocks or slots that run.
+    pub(crate) fn measured(&self) -> Nanoseconds {
+        match &self.staged {
+            Some(s) if self.begun == 0 => s.measured(),
+            _ => self.setup.measured,
+        }
+    }
+
+    /// All its actions, in the order in which they are made.
+    pub(crate) fn actions(&self) -> Vec<ActionId> {
+        std::iter::once(self.setup.action)
+            .chain(self.parts.iter().copied())
+            .collect()
+    }
+
+    /// Evidence for a gain (e-value).
+    pub(crate) fn evidence(&self) -> f64 {
+        let trial = self.trial.estimate().evidence;
+        match &self.staged {
+            Some(s) if matches!(self.phase, Phase::Stage) || self.begun == 0 => s.rollout.estimate().evidence,
+            // The trial of the round trips starts from the mean of the rollout's evidence and 1.
+            Some(s) => (1.0 + s.rollout.estimate().evidence) / 2.0 * trial,
+            None => trial,
+        }
+    }
+
+    /// Begins a rollout.
+    pub(crate) fn roll_out(&mut self, staged: Staged, now: Nanoseconds) -> Need {
+        self.staged = Some(staged);
+        self.on = false;
+        self.settled = true;
+        self.begin_stage(0, now)
+    }
+
+    fn begin_stage(&mut self, stage: usize, now: Nanoseconds) -> Need {
+        let left = (self.setup.started + self.setup.budget).saturating_sub(now);
+        let Some(s) = &mut self.staged else {
+            return Need::Nothing;
+        };
+        s.begin(stage, now, left, self.setup.settling * SETTLING_CONSTANTS);
+        self.washout = s.discard;
+        let onset = self.coins.onset();
+        s.set_onset(onset);
+        self.phase = Phase::Stage;
+        Need::Stage {
+            stage: stage as u32,
+            onset: onset as u32,
         }
     }
 
@@ -149,8 +228,168 @@ impl Experiment {
                 self.slowest_switch = self.slowest_switch.max(took);
                 Need::Nothing
             }
+            Phase::Stage => {
+                if let Some(s) = &mut self.staged {
+                    s.made(now);
+                    let all = s.shares.get(s.stage).copied();
+                    self.prepared = all.unwrap_or(1.0);
+                }
+                Need::Nothing
+            }
             Phase::Concluding => Need::Nothing,
         }
+    }
+
+    /// Whether the last five seconds are a fall that the circuit breaker ends. A lull in the load is not a fall.
+    fn falls(&mut self, from: Nanoseconds, now: Nanoseconds, series: &Series) -> bool {
+        let floor = self.setup.cpus * IDLE_SHARE;
+        let from = from.max(now.saturating_sub(BREAKER_SPAN));
+        let sums = series.sums(&self.setup.meter, from, now);
+        let idle = self.setup.objective == Objective::CpuPerWork && sums.cpu < floor * sums.seconds;
+        let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !idle;
+        match self.setup.objective.score(&sums) {
+            Some(score) if enough => self.breaker.trips(score),
+            _ => false,
+        }
+    }
+
+    /// The first making of the change is watched against the passive history. It may cost something for a moment,
+    /// but not for long.
+    fn poll_preparing(&mut self, now: Nanoseconds, series: &Series) -> Need {
+        let from = now.saturating_sub(BREAKER_SPAN).max(self.setup.started);
+        self.breaker.block_started();
+        if !self.falls(from, now, series) {
+            self.fallen_since = None;
+            return Need::Nothing;
+        }
+        let since = *self.fallen_since.get_or_insert(now);
+        if now - since < BREAKER_SPAN {
+            return Need::Nothing;
+        }
+        self.give_up(now, self.fell("while the change was being made"))
+    }
+
+    fn fell(&self, when: &str) -> String {
+        let share = 1.0 - homeostat_statistics::robust::exp(-self.breaker.fall());
+        format!("work fell by more than {:.0} % {when}", share * 100.0)
+    }
+
+    fn poll_stage(&mut self, now: Nanoseconds, series: &Series, over_budget: bool) -> Need {
+        let floor = self.setup.cpus * IDLE_SHARE;
+        let Some(s) = &mut self.staged else {
+            return Need::Nothing;
+        };
+        let measuring = s.measuring_since(now);
+        let part_on = self.on && s.moving.is_none();
+        let state = s.poll(
+            now,
+            series,
+            &self.setup.meter,
+            self.setup.objective,
+            floor,
+            &mut self.blocks,
+        );
+        if let Some(level) = s.level_before() {
+            self.breaker.off_block(level);
+        }
+        self.breaker.block_started();
+        if part_on
+            && let Some(from) = measuring
+            && self.falls(from, now, series)
+        {
+            return self.give_up(now, self.fell("after a part of the change was made"));
+        }
+        match state {
+            StagedState::Broken(why) => self.give_up(now, why),
+            _ if over_budget => self.end_rollout(now, true),
+            StagedState::Running => Need::Nothing,
+            StagedState::Onset => {
+                let Some(s) = &mut self.staged else {
+                    return Need::Nothing;
+                };
+                s.ordered = true;
+                s.moving = Some(now);
+                self.on = true;
+                self.settled = false;
+                self.switch_started = now;
+                Need::Part { index: s.stage }
+            }
+            StagedState::Complete => match self.staged.as_mut().map(Staged::count) {
+                Some(Err(why)) => self.give_up(now, why),
+                _ => self.end_rollout(now, false),
+            },
+        }
+    }
+
+    /// After a stage: goes on, ends, or decides. `over_budget`: with the evidence there is.
+    fn end_rollout(&mut self, now: Nanoseconds, over_budget: bool) -> Need {
+        let Some(s) = &self.staged else {
+            return Need::Nothing;
+        };
+        let (estimate, advice, last, moving) = (
+            s.rollout.estimate(),
+            s.rollout.advice(),
+            s.is_last(),
+            s.moving.is_some(),
+        );
+        let (stage, stages, last_took) = (s.stage, s.targets.len(), s.last_took);
+        let effect = self.effect();
+        let parameters = &self.setup.parameters;
+        let needed = 1.0 / parameters.alpha;
+        if estimate.evidence >= needed && estimate.theta >= parameters.gate && !moving {
+            let reason = format!(
+                "evidence {:.0} (needed {needed:.0}) in {} of {stages} stages",
+                estimate.evidence,
+                stage + 1
+            );
+            return self.conclude(now, Verdict::Accepted, reason);
+        }
+        match advice {
+            StagedAdvice::Undo => {
+                let text = format!("{effect} after {} of {stages} stages: a loss", stage + 1);
+                return self.conclude(now, Verdict::Harmful, text);
+            }
+            StagedAdvice::Freeze => {
+                let text = format!("{effect}: the last of {} stages lost", stage + 1);
+                return self.conclude(now, Verdict::Rejected, text);
+            }
+            StagedAdvice::Proceed => {}
+        }
+        if over_budget {
+            let length = now - self.setup.started;
+            let text = format!("{effect} after {length}: not decided within the budget");
+            return self.conclude(now, Verdict::Inconclusive, text);
+        }
+        if !last {
+            return self.begin_stage(stage + 1, now);
+        }
+        let between = format!(
+            "{effect}, evidence {:.1} of {needed:.0} after {stages} stages",
+            estimate.evidence
+        );
+        if estimate.theta < parameters.gate {
+            return self.conclude(
+                now,
+                Verdict::Rejected,
+                format!("{between}: no useful gain was seen"),
+            );
+        }
+        let back = Nanoseconds::from_secs_f64(last_took.as_secs_f64() * SWITCH_MARGIN)
+            + self.setup.settling * SETTLING_CONSTANTS;
+        if back > self.setup.washout_max {
+            let text = format!("{between}, and the last part takes too long to be switched back and forth");
+            return self.conclude(now, Verdict::Inconclusive, text);
+        }
+        // Round trips of the last part. The mean of the evidence so far and of 1 is evidence too, and known before the
+        // first coin: the trial needs to bring the rest.
+        let level = (parameters.alpha * (1.0 + estimate.evidence) / 2.0).min(ALPHA_MAX);
+        self.trial = Trial::new(TrialParameters {
+            alpha: level,
+            ..self.setup.parameters.clone()
+        });
+        self.washout = self.setup.washout_min;
+        self.slowest_switch = last_took;
+        self.begin(now)
     }
 
     /// Time passed and perhaps a sample came.
@@ -161,7 +400,8 @@ impl Experiment {
             Phase::Preparing if over_budget => {
                 self.give_up(now, "the change could not be made within the budget".into())
             }
-            Phase::Preparing => Need::Nothing,
+            Phase::Preparing => self.poll_preparing(now, series),
+            Phase::Stage => self.poll_stage(now, series, over_budget),
             Phase::Block(block) => {
                 if !self.settled
                     && now - self.switch_started
@@ -176,33 +416,20 @@ impl Experiment {
                     );
                 }
                 let floor = self.setup.cpus * IDLE_SHARE;
-                if block.on && block.measuring(now) {
-                    let from = block.measure_from.max(now.saturating_sub(BREAKER_SPAN));
-                    let sums = series.sums(&self.setup.meter, from, now);
-                    let score = self.setup.objective.score(&sums);
-                    // A lull in the load is not a fall: it is measured again, like in an off block.
-                    let idle =
-                        self.setup.objective == Objective::CpuPerWork && sums.cpu < floor * sums.seconds;
-                    let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !idle;
-                    if let Some(score) = score.filter(|_| enough)
-                        && self.breaker.trips(score)
-                    {
-                        let record = block.broken(now, series, &self.setup.meter, self.setup.objective);
-                        self.blocks.push(record);
-                        let decision = self.trial.observe_broken();
-                        return self.act_on(decision, now, over_budget);
-                    }
+                let measured_from = block.measure_from;
+                if block.on && block.measuring(now) && self.falls(measured_from, now, series) {
+                    return self.break_off(now, series, over_budget);
                 }
+                let Phase::Block(block) = &mut self.phase else {
+                    return Need::Nothing;
+                };
                 match block.poll(now, series, &self.setup.meter, self.setup.objective, floor) {
                     BlockState::Running => Need::Nothing,
                     // Idle again after one extension while the change is on, and never while it was off: that may be
                     // the change standing in the way of the work. It counts as broken; under no effect that only makes
                     // an accept less likely.
                     BlockState::Idle if block.on && self.blocks.iter().any(|b| !b.on) => {
-                        let record = block.broken(now, series, &self.setup.meter, self.setup.objective);
-                        self.blocks.push(record);
-                        let decision = self.trial.observe_broken();
-                        self.act_on(decision, now, over_budget)
+                        self.break_off(now, series, over_budget)
                     }
                     BlockState::Idle => Need::Nothing,
                     BlockState::Unmeasurable(why) => self.give_up(now, why),
@@ -220,6 +447,16 @@ impl Experiment {
         }
     }
 
+    /// Ends an on block before its time; it counts as a loss.
+    fn break_off(&mut self, now: Nanoseconds, series: &Series, over_budget: bool) -> Need {
+        if let Phase::Block(block) = &self.phase {
+            let record = block.broken(now, series, &self.setup.meter, self.setup.objective);
+            self.blocks.push(record);
+        }
+        let decision = self.trial.observe_broken();
+        self.act_on(decision, now, over_budget)
+    }
+
     fn act_on(&mut self, decision: Decision, now: Nanoseconds, over_budget: bool) -> Need {
         let decision = if decision == Decision::Continue && over_budget {
             self.trial.budget_exhausted()
@@ -235,7 +472,7 @@ impl Experiment {
                 Verdict::Accepted,
                 format!(
                     "evidence {:.0} (needed {:.0}) in {} blocks",
-                    self.trial.estimate().evidence,
+                    self.evidence(),
                     1.0 / parameters.alpha,
                     self.blocks.len()
                 ),
@@ -279,7 +516,12 @@ impl Experiment {
             false
         };
         let on = self.trial.next_arm(coin) == Arm::On;
-        let index = self.blocks.len() as u32;
+        let index = if self.is_staged() {
+            ROUND_TRIPS_FROM + self.begun
+        } else {
+            self.blocks.len() as u32
+        };
+        self.begun += 1;
         self.phase = Phase::Block(Block::start(index, on, now, self.washout, self.setup.measured));
         self.breaker.block_started();
         let switch = on != self.on;
@@ -316,6 +558,17 @@ impl Experiment {
     }
 
     pub(crate) fn effect(&self) -> Effect {
+        if let Some(s) = &self.staged {
+            let e = s.rollout.estimate();
+            let end =
+                |sign: f64| homeostat_statistics::robust::exp_m1(e.theta + sign * ROLLOUT_ERRORS * e.error);
+            return Effect {
+                estimate: e.effect,
+                lower: end(-1.0),
+                upper: end(1.0),
+                confidence: ROLLOUT_CONFIDENCE,
+            };
+        }
         let e = self.trial.estimate();
         Effect {
             estimate: e.effect,
@@ -327,12 +580,17 @@ impl Experiment {
 
     /// Harm exposure in percent × seconds: what the on blocks lost against off, and every second of standstill.
     pub(crate) fn harm_exposure(&self) -> f64 {
+        let stood = self.stalled.as_secs_f64() * 100.0;
         let on_seconds: f64 = self
             .blocks
             .iter()
             .filter(|b| b.on)
             .map(|b| b.measured.as_secs_f64() + self.washout.as_secs_f64())
             .sum();
+        if let Some(s) = &self.staged {
+            let loss = (-s.rollout.estimate().effect).clamp(0.0, 1.0);
+            return loss * 100.0 * on_seconds + stood;
+        }
         // From the scores themselves, not from the test, which bounds the influence of every block.
         let mean = |on: bool| {
             let scores: Vec<f64> = self
@@ -347,6 +605,6 @@ impl Experiment {
             (Some(on), Some(off)) => (1.0 - homeostat_statistics::robust::exp(on - off)).clamp(0.0, 1.0),
             _ => 0.0,
         };
-        loss * 100.0 * on_seconds + self.stalled.as_secs_f64() * 100.0
+        loss * 100.0 * on_seconds + stood
     }
 }

@@ -27,6 +27,7 @@ mod engine;
 mod experiment;
 mod guard;
 mod meters;
+mod rollout;
 mod series;
 mod trials;
 mod views;

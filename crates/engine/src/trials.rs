@@ -3,11 +3,13 @@
 use crate::blocks::Objective;
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
-use crate::guard::{Guard, PROPOSAL_STALE, Rest};
+use crate::guard::{self, Guard, PROPOSAL_STALE, Rest};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
+use crate::rollout::{self, Staged, Wish};
 use crate::strategy::Declined;
 use crate::view::{OutcomeView, Stage};
+use crate::watched::Proposed;
 use homeostat_model::action::Target;
 use homeostat_model::{
     Action, ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord,
@@ -16,6 +18,7 @@ use homeostat_model::{
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::staged;
 use std::collections::BTreeMap;
 
 /// A change must reach at least this share of what it aimed at to be worth testing.
@@ -28,6 +31,8 @@ const UNDO_RETRY: Nanoseconds = Nanoseconds::from_secs(10);
 const UNDO_RETRY_SLOW: Nanoseconds = Nanoseconds::from_secs(60);
 /// No trial starts while tasks are stalled for memory more than this share of the time.
 const PRESSURE_MEMORY_MAX: f64 = 0.10;
+/// Passive history that the circuit breaker takes as the level before.
+const PASSIVE_LEVEL_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Effector that does nothing.
 const PLACEBO: &str = "placebo";
 
@@ -129,23 +134,28 @@ impl Engine {
         None
     }
 
-    /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
-    fn design(&self, id: &WorkloadId, alpha: f64, settling: Nanoseconds) -> Result<Choice, Unmeasurable> {
-        let nothing = Unmeasurable::NoWork;
-        let w = self.workloads.get(id).ok_or(nothing)?;
-        let chosen = w.meter.as_ref().ok_or(nothing)?;
+    /// Passive history of a workload: work and what the objective divides it by, per interval.
+    fn passive(&self, id: &WorkloadId) -> Vec<(f64, f64)> {
+        let Some((w, chosen)) = self.workloads.get(id).and_then(|w| Some((w, w.meter.as_ref()?))) else {
+            return Vec::new();
+        };
         let since = w.observed_since.max(
             self.now
                 .saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)),
         );
-        let readings = w.series.readings(&chosen.candidate.id, since);
-        let seconds: Vec<(f64, f64)> = readings
+        w.series
+            .readings(&chosen.candidate.id, since)
             .iter()
             .map(|(work, work_seconds, cpu)| match w.objective {
                 Objective::WorkPerSecond => (*work, *work_seconds),
                 Objective::CpuPerWork => (*work, *cpu),
             })
-            .collect();
+            .collect()
+    }
+
+    /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
+    fn design(&self, id: &WorkloadId, alpha: f64, settling: Nanoseconds) -> Result<Choice, Unmeasurable> {
+        let seconds = self.passive(id);
         let interval = self.policy.detail_interval_s;
         block_length::choose(
             &seconds,
@@ -183,9 +193,7 @@ impl Engine {
             return;
         };
         if !proposed.proposal.reversible {
-            let text =
-                "not tried: the change cannot be switched back on this machine, and nothing is kept unproven";
-            self.refuse(id, Declined::because(text), false);
+            self.start_rollout(id, &proposed, alpha, &choice);
             return;
         }
         let proposal = proposed.proposal;
@@ -211,6 +219,108 @@ impl Engine {
             self.starts.push_back(self.now);
             self.decide(id, Stage::Trying, text, false);
         }
+    }
+
+    /// Starts the trial of a change that cannot be switched back cheaply: part by part, at times that coins decide.
+    fn start_rollout(&mut self, id: &WorkloadId, proposed: &Proposed, alpha: f64, choice: &Choice) {
+        let proposal = &proposed.proposal;
+        let targets: Vec<Target> = std::iter::once(&proposal.target)
+            .chain(&proposal.stages)
+            .take(rollout::STAGES_MAX)
+            .cloned()
+            .collect();
+        let sizes: Vec<f64> = targets.iter().map(|t| guard::size(t) as f64).collect();
+        let shares = staged::shares(&sizes);
+        let seconds = self.passive(id);
+        let interval = self.policy.detail_interval_s;
+        let plan = rollout::plan(&Wish {
+            seconds: &seconds,
+            interval,
+            discard: self
+                .policy
+                .washout_min_s
+                .max((proposal.settling * 3).as_secs_f64()),
+            candidates: &self.policy.measured_candidates_s,
+            shares: &shares,
+            theta: homeostat_statistics::robust::ln(1.0 + proposal.predicted.estimate.max(0.0)),
+            alpha,
+            budget: self.policy.experiment_max_s,
+        });
+        let Some(plan) = plan else {
+            let text = format!(
+                "not tried: {} stages of a one-way change do not fit into the budget of {:.0} s, or the history is too broken to plan them",
+                targets.len(),
+                self.policy.experiment_max_s
+            );
+            self.refuse(id, Declined::because(text), false);
+            return;
+        };
+        let stages = targets.len();
+        let text = format!(
+            "{} in {stages} stages with randomised onset, 9 slots of {:.0} s each, at level {alpha:.4}",
+            proposed.strategy,
+            (plan.measured + plan.discard).as_secs_f64()
+        );
+        let started = self.launch(
+            id,
+            ExperimentKind::StagedRollout,
+            proposed.strategy.clone(),
+            proposal.effector.clone(),
+            proposal.target.clone(),
+            proposal.arguments.clone(),
+            &proposal.hypothesis,
+            proposal.predicted,
+            proposal.settling,
+            alpha,
+            choice,
+        );
+        let now = self.now;
+        if let Some(experiment) = started
+            && let Some(e) = self.experiments.get_mut(&experiment)
+        {
+            let staged = Staged::new(targets, shares, plan, Nanoseconds::from_secs_f64(interval));
+            let need = e.roll_out(staged, now);
+            self.starts.push_back(now);
+            self.decide(id, Stage::Trying, text, false);
+            self.meet(experiment, need);
+        }
+    }
+
+    /// Makes a part of a rollout.
+    fn make_part(&mut self, id: ExperimentId, index: usize) {
+        let next = ActionId(self.next_action);
+        let Some(e) = self.experiments.get_mut(&id) else {
+            return;
+        };
+        let Some(target) = e.staged.as_ref().and_then(|s| s.targets.get(index)).cloned() else {
+            return;
+        };
+        let proposal = self
+            .workloads
+            .get(&e.setup.workload)
+            .and_then(|w| w.proposed.as_ref())
+            .map(|p| (p.proposal.effector.clone(), p.proposal.arguments.clone()));
+        let Some((effector, arguments)) = proposal else {
+            return;
+        };
+        let action_id = if index == 0 { e.setup.action } else { next };
+        if index > 0 {
+            self.next_action += 1;
+            e.parts.push(action_id);
+        }
+        let stages = e.staged.as_ref().map_or(1, |s| s.targets.len());
+        let strategy = e.setup.strategy.clone();
+        let action = Action {
+            id: action_id,
+            effector,
+            workload: e.setup.workload.clone(),
+            target,
+            arguments,
+            why: format!("part {} of {stages}: {}", index + 1, e.setup.hypothesis),
+        };
+        self.changes
+            .insert(action_id, Change::new(&action, strategy, self.unix));
+        self.out.push(Command::Apply(Box::new(action)));
     }
 
     /// Whether a placebo should run on this workload now.
@@ -323,15 +433,26 @@ impl Engine {
             started: self.now,
             started_unix: self.unix,
         };
-        let breaker = Breaker::new(choice.scale_5s);
-        self.changes
-            .insert(action.id, Change::new(&action, strategy, self.unix));
+        let mut breaker = Breaker::new(choice.scale_5s);
+        // Until the first off block the passive history is what a fall is measured against.
+        let from = w.observed_since.max(self.now.saturating_sub(PASSIVE_LEVEL_SPAN));
+        let level = w.objective.score(&w.series.sums(&setup.meter, from, self.now));
+        if let Some(level) = level {
+            breaker.off_block(level);
+        }
+        let at_once = kind != ExperimentKind::StagedRollout;
+        if at_once {
+            self.changes
+                .insert(action.id, Change::new(&action, strategy, self.unix));
+        }
         let experiment = Experiment::new(setup, breaker);
         self.out.push(Command::RecordExperiment(Box::new(
             self.record(&experiment, None),
         )));
         self.experiments.insert(experiment_id, experiment);
-        self.out.push(Command::Apply(Box::new(action)));
+        if at_once {
+            self.out.push(Command::Apply(Box::new(action)));
+        }
         Some(experiment_id)
     }
 
@@ -355,8 +476,14 @@ impl Engine {
         let Some(e) = self.experiments.get(&id) else {
             return;
         };
-        let action = e.setup.action;
+        let action = e.switched();
         match need {
+            Need::Stage { stage, onset } => self.out.push(Command::NoteCoin {
+                experiment: id,
+                block: stage * rollout::BLOCKS_PER_STAGE + onset,
+                on: true,
+            }),
+            Need::Part { index } => self.make_part(id, index),
             Need::Nothing => {}
             Need::Begin { block, on, switch } => {
                 let record = (block > 0 && block.is_multiple_of(8)).then(|| self.record(e, None));
@@ -372,8 +499,21 @@ impl Engine {
                     self.out.push(Command::RecordExperiment(Box::new(record)));
                 }
             }
+            // A rollout ends with all its parts made, unless the last one is on a round trip.
+            Need::Conclude { on: true } if self.all_made(id) => self.conclude(id),
             Need::Conclude { on: true } => self.switch(action, true),
-            Need::Conclude { on: false } => self.leave(action),
+            Need::Conclude { on: false } => {
+                let actions = e.actions();
+                for action in actions.iter().rev() {
+                    if let Some(c) = self.changes.get_mut(action) {
+                        c.leaving = true;
+                    }
+                }
+                for action in actions.iter().rev() {
+                    self.leave(*action);
+                }
+                self.conclude_when_gone(id);
+            }
         }
     }
 
@@ -457,7 +597,8 @@ impl Engine {
             .map(|(id, e)| {
                 (
                     *id,
-                    matches!(e.phase, Phase::Preparing),
+                    // Also each part of a rollout is made for the first time.
+                    matches!(e.phase, Phase::Preparing | Phase::Stage),
                     matches!(e.phase, Phase::Concluding),
                 )
             });
@@ -673,18 +814,51 @@ impl Engine {
         for later in over {
             self.withdraw(later, "it was set on top of a change that is undone");
         }
-        self.leave(action);
+        // The parts that followed it go first.
         self.guard_loses(&workload, action);
+        self.leave(action);
     }
 
-    /// The change of an experiment reached its final state: write the verdict down.
+    /// Whether all parts of a rollout are made and stay.
+    fn all_made(&self, id: ExperimentId) -> bool {
+        self.experiments.get(&id).is_some_and(|e| {
+            e.is_staged()
+                && e.actions()
+                    .iter()
+                    .all(|a| self.changes.get(a).is_some_and(|c| c.on && c.settled))
+        })
+    }
+
+    /// A change of an experiment reached its final state.
     fn conclude_of(&mut self, action: ActionId) {
         let found = self
             .experiments
             .iter()
             .find(|(_, e)| e.owns(action))
-            .map(|(id, _)| *id);
-        let Some(id) = found else { return };
+            .map(|(id, e)| (*id, e.on));
+        match found {
+            Some((id, true)) => self.conclude(id),
+            Some((id, false)) => self.conclude_when_gone(id),
+            None => {}
+        }
+    }
+
+    /// Ends an experiment whose changes are all undone, or cannot be.
+    fn conclude_when_gone(&mut self, id: ExperimentId) {
+        let gone = self.experiments.get(&id).is_some_and(|e| {
+            e.actions().iter().all(|a| {
+                self.changes
+                    .get(a)
+                    .is_none_or(|c| c.failures >= UNDO_ATTEMPTS_MAX)
+            })
+        });
+        if gone {
+            self.conclude(id);
+        }
+    }
+
+    /// All changes of an experiment reached their final state: write the verdict down.
+    fn conclude(&mut self, id: ExperimentId) {
         let Some(e) = self.experiments.remove(&id) else {
             return;
         };
@@ -842,13 +1016,13 @@ impl Engine {
             seed: s.seed,
             alpha: s.parameters.alpha,
             washout: e.washout,
-            measured: s.measured,
+            measured: e.measured(),
             started_unix: s.started_unix,
             ended_unix: if verdict.is_some() { self.unix } else { 0 },
             verdict,
             reason: e.reason.clone(),
             effect: (!e.blocks.is_empty()).then(|| e.effect()),
-            evidence: e.trial.estimate().evidence,
+            evidence: e.evidence(),
             stalled: e.stalled,
             bloat: e.bloat,
             harm_exposure: e.harm_exposure(),

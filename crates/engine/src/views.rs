@@ -122,6 +122,14 @@ impl Engine {
     fn experiment_view(&self, e: &Experiment) -> ExperimentView {
         let phase = match &e.phase {
             Phase::Preparing => "preparing",
+            Phase::Stage
+                if e.staged
+                    .as_ref()
+                    .is_some_and(|s| s.measuring_since(self.now).is_some()) =>
+            {
+                "measuring"
+            }
+            Phase::Stage => "washout",
             Phase::Block(b) if b.measuring(self.now) => "measuring",
             Phase::Block(_) => "washout",
             Phase::Concluding => "concluding",
@@ -136,9 +144,9 @@ impl Engine {
             blocks: e.blocks.len() as u32,
             on: e.on,
             washout_s: e.washout.as_secs_f64(),
-            measured_s: e.setup.measured.as_secs_f64(),
+            measured_s: e.measured().as_secs_f64(),
             effect: (e.blocks.len() >= 2).then(|| e.effect()),
-            evidence: e.trial.estimate().evidence,
+            evidence: e.evidence(),
             evidence_needed: 1.0 / e.setup.parameters.alpha,
             elapsed_s: (self.now - e.setup.started).as_secs_f64(),
             budget_s: e.setup.budget.as_secs_f64(),

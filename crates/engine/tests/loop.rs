@@ -8,7 +8,7 @@ use homeostat_engine::{
 };
 use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
-    Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentRecord,
+    Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
     Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
     NodeId, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
     WorkloadKind, WorkloadSample,
@@ -989,4 +989,209 @@ fn what_lies_over_another_change_is_undone_first() {
     world.run(10);
     assert!(world.on.is_empty());
     assert_eq!(world.closed, [ids[1], ids[0]], "newest first");
+}
+
+/// A workload whose memory can be moved in four parts, but not back and forth.
+fn one_way(gain: f64, noise: f64, seconds: u64, seed: u64) -> World {
+    let mut plant = plant("far", 0.0);
+    plant.gains = vec![("pages", gain, Bytes::from_mib(1000).0 as f64)];
+    plant.noise = noise;
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(Custom {
+        reversible: false,
+        ..custom("pages", vec![pages(100), pages(150), pages(250), pages(500)])
+    })];
+    let policy = Policy { seed, ..policy() };
+    let mut world = World::with(strategies, vec![plant], policy, Memory::default());
+    world.slow.insert("pages", seconds);
+    world
+}
+
+#[test]
+fn a_one_way_change_is_rolled_out_in_stages_whose_onsets_are_journalled_first() {
+    let mut world = one_way(0.40, 0.01, 2, 42);
+    world.run(900);
+    let record = world.records[0].clone();
+    assert_eq!(record.kind, ExperimentKind::StagedRollout);
+    assert_eq!(record.verdict, Some(Verdict::Accepted), "{:#?}", world.stories);
+    let minutes = record.ended_unix - record.started_unix;
+    assert!(minutes <= 600, "a large gain takes {minutes} s to prove");
+    world.run(60);
+    let view = world.engine.view();
+    assert_eq!(
+        view.in_force.len(),
+        4,
+        "all parts are listed: {:?}",
+        view.in_force
+    );
+    assert!(view.in_force.iter().all(|c| c.guard.contains("one-way")));
+    // The onset slot of every stage was written down before its part was made, and the part came in that slot.
+    for (stage, (_, block, on)) in world.coins.iter().enumerate() {
+        assert!(*on && *block as usize / 16 == stage && (1..=8).contains(&(block % 16)));
+        let first_on = record
+            .blocks
+            .iter()
+            .find(|b| b.index as usize / 16 == stage && b.on)
+            .unwrap();
+        assert_eq!(first_on.index % 16, block % 16);
+        let noted = world
+            .trace
+            .iter()
+            .position(|l| l.contains(&format!("block: {block},")));
+        let made = world
+            .trace
+            .iter()
+            .position(|l| l.contains("Apply(Action") && l.contains(&format!("part {} of", stage + 1)));
+        assert!(noted.unwrap() < made.unwrap());
+    }
+    let effect = record.effect.unwrap();
+    assert!(effect.estimate > 0.02, "{effect}");
+    // Nothing is ever switched off for a probe.
+    let undone = world
+        .trace
+        .iter()
+        .filter(|l| l.contains("Switch(") && l.contains("Undo"))
+        .count();
+    world.run(4000);
+    assert_eq!(undone, 0);
+    assert!(world.on.values().all(|(_, on)| *on));
+    // An operator's undo of the first part takes all of it, newest first.
+    let ids: Vec<ActionId> = world.engine.view().in_force.iter().map(|c| c.action).collect();
+    world.step(Event::Operator(OperatorRequest::Undo(ids[0])));
+    world.run(20);
+    assert!(world.on.is_empty());
+    assert_eq!(world.closed, ids.iter().rev().copied().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_one_way_change_without_effect_is_moved_back_and_hardly_ever_accepted() {
+    let mut accepted = 0;
+    for seed in 0..20 {
+        let mut world = one_way(0.0, 0.02, 2, seed);
+        world.random ^= seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for _ in 0..5000 {
+            world.run(1);
+            if !world.records.is_empty() {
+                break;
+            }
+        }
+        let verdict = world.records[0].verdict.unwrap();
+        accepted += u32::from(verdict == Verdict::Accepted);
+        if verdict != Verdict::Accepted {
+            assert!(world.on.is_empty(), "{verdict}: {:?}", world.on);
+            let mut newest_first = world.closed.clone();
+            newest_first.sort_by_key(|a| std::cmp::Reverse(*a));
+            assert_eq!(world.closed, newest_first);
+        }
+    }
+    // The level is 0.001: one of twenty would happen once in fifty runs, two never.
+    assert!(accepted <= 1, "{accepted} of 20");
+}
+
+#[test]
+fn a_one_way_change_that_hurts_is_stopped_before_all_of_it_is_made() {
+    let mut world = one_way(-0.40, 0.01, 2, 42);
+    for _ in 0..2000 {
+        world.run(1);
+        if !world.records.is_empty() {
+            break;
+        }
+    }
+    let record = world.records[0].clone();
+    assert!(
+        matches!(
+            record.verdict,
+            Some(Verdict::Harmful | Verdict::Rejected | Verdict::Aborted)
+        ),
+        "{record:?}"
+    );
+    assert!(world.on.is_empty());
+    assert!(world.closed.len() < 4, "stopped early: {:?}", world.closed);
+    assert!(record.harm_exposure > 0.0);
+    world.run(3000);
+    assert_eq!(world.records.len(), 1, "not tried again within its back-off");
+}
+
+#[test]
+fn a_gain_that_the_stages_cannot_prove_is_decided_by_round_trips_of_the_last_part() {
+    let mut world = one_way(0.05, 0.01, 2, 42);
+    world.run(3000);
+    let trips: Vec<&(u64, u32, bool)> = world.coins.iter().filter(|c| c.1 >= 1024).collect();
+    assert!(trips.len() >= 6, "{:?} {:#?}", world.coins, world.stories);
+    assert_eq!(
+        world.records[0].verdict,
+        Some(Verdict::Accepted),
+        "{:#?}",
+        world.stories
+    );
+    assert_eq!(world.engine.view().in_force.len(), 4);
+    assert!(
+        world.on.values().all(|(_, on)| *on),
+        "all parts are on in the end"
+    );
+}
+
+#[test]
+fn a_rollout_that_is_interrupted_is_undone_part_by_part_in_reverse() {
+    for stop in [false, true] {
+        let mut world = one_way(0.40, 0.03, 3, 42);
+        while world.on.len() < 2 {
+            world.run(1);
+            assert!(world.second < 5000, "{:#?}", world.stories);
+        }
+        let made: Vec<ActionId> = world.on.keys().rev().copied().collect();
+        world.step(Event::Operator(if stop {
+            OperatorRequest::Stop { keep: true }
+        } else {
+            OperatorRequest::Pause
+        }));
+        world.run(30);
+        assert!(world.on.is_empty(), "what is not proven is not kept");
+        assert_eq!(world.closed, made);
+        assert_eq!(world.records[0].verdict, Some(Verdict::Aborted));
+        assert_eq!(world.finished, stop);
+    }
+}
+
+#[test]
+fn a_part_that_takes_long_delays_the_next_stage_and_not_the_verdict() {
+    let mut world = one_way(0.60, 0.01, 12, 42);
+    world.run(1500);
+    assert_eq!(
+        world.records[0].verdict,
+        Some(Verdict::Accepted),
+        "{:#?}",
+        world.stories
+    );
+}
+
+#[test]
+fn a_fall_while_the_change_is_made_ends_the_trial_at_once() {
+    // The first making takes long and costs a third of the work.
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("slow", -0.35, 2.0)];
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(custom("slow", vec![cpus(0..2)]))];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    world.slow.insert("slow", 300);
+    world.run(300);
+    assert_eq!(
+        world.verdicts.len(),
+        0,
+        "its undo takes as long: {:?}",
+        world.verdicts
+    );
+    let undone = world
+        .trace
+        .iter()
+        .find(|l| l.contains("Switch(") && l.contains("Undo"));
+    assert!(undone.is_some(), "{:#?}", world.stories);
+    world.run(400);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    assert!(
+        world
+            .stories
+            .iter()
+            .any(|s| s.contains("while the change was being made")),
+        "{:#?}",
+        world.stories
+    );
 }

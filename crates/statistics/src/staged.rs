@@ -31,8 +31,32 @@ const CLIP: f64 = 6.0;
 const LEVEL_VARIANCE: f64 = 1000.0;
 /// Smallest variance of a slot difference.
 const VARIANCE_MIN: f64 = 1e-8;
+/// Most evidence that one stage can give (nats): ln 8.
+pub const EVIDENCE_PER_STAGE_MAX: f64 = 3.0 * std::f64::consts::LN_2;
 /// Slot means needed before the start.
 pub const HISTORY_MIN: usize = 6;
+
+/// Share of the whole that is changed after each part, from the sizes of the parts; without sizes [`SHARES`] for four
+/// parts, else parts of equal weight. Shares set the power only.
+pub fn shares(sizes: &[f64]) -> Vec<f64> {
+    let usable = sizes.iter().all(|s| s.is_finite() && *s > 0.0);
+    if !usable && sizes.len() == SHARES.len() {
+        return SHARES.to_vec();
+    }
+    let size = |i: usize| if usable { sizes[i] } else { 1.0 };
+    let total: f64 = (0..sizes.len()).map(size).sum();
+    let mut sum = 0.0;
+    let mut shares: Vec<f64> = (0..sizes.len())
+        .map(|i| {
+            sum += size(i);
+            sum / total
+        })
+        .collect();
+    if let Some(last) = shares.last_mut() {
+        *last = 1.0;
+    }
+    shares
+}
 
 /// White noise plus a random walk, per slot (variances, log units squared).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +83,45 @@ impl NoiseModel {
         let walk = (two - one).clamp(0.02 * one, one);
         let white = (one - walk).max(0.1 * one) / 2.0;
         Some(Self { white, walk })
+    }
+
+    /// The noise of longer or shorter slots: the white part falls with the measured length, the walk grows with the
+    /// distance of the slots. Both as multiples of what the model was made from. A model: it sets the power only.
+    pub fn scaled(&self, measured: f64, distance: f64) -> Self {
+        Self {
+            white: self.white / measured,
+            walk: self.walk * distance,
+        }
+    }
+
+    /// Standard error with which one stage estimates its step, as a mean over the onsets (log units). `None` when the
+    /// variances are not positive numbers.
+    pub fn step_error(&self) -> Option<f64> {
+        let covariance = self.covariance();
+        let mut information = 0.0;
+        for onset in 1..=ONSETS {
+            let u = step(onset);
+            information += dot(&u, &solve(&covariance, &u)?);
+        }
+        let error = (ONSETS as f64 / information).sqrt();
+        error.is_finite().then_some(error)
+    }
+
+    /// About how much evidence (nats) stages that end at these shares give for a true effect of `theta` (log units):
+    /// half the squared signal-to-noise ratio of each stage, and never more than ln 8, since a stage only says which
+    /// of eight onsets it was.
+    pub fn evidence_expected(&self, shares: &[f64], theta: f64) -> f64 {
+        let Some(error) = self.step_error() else {
+            return 0.0;
+        };
+        let mut before = 0.0;
+        let mut sum = 0.0;
+        for share in shares {
+            let ratio = theta * (share - before) / error;
+            sum += (ratio * ratio / 2.0).min(EVIDENCE_PER_STAGE_MAX);
+            before = *share;
+        }
+        sum
     }
 
     fn covariance(&self) -> [[f64; SLOTS]; SLOTS] {
@@ -360,6 +423,42 @@ mod tests {
         assert_eq!(NoiseModel::from_history(&[1.0; 5]), None);
         assert_eq!(NoiseModel::from_history(&[f64::NAN; 50]), None);
         assert!(NoiseModel::from_history(&[1.0; 50]).is_some_and(|n| n.white > 0.0 && n.walk > 0.0));
+    }
+
+    #[test]
+    fn shares_follow_the_sizes_and_have_a_rule_without_them() {
+        assert_eq!(shares(&[10.0, 15.0, 25.0, 50.0]), SHARES);
+        assert_eq!(shares(&[0.0; 4]), SHARES);
+        assert_eq!(shares(&[1.0, 3.0]), [0.25, 1.0]);
+        assert_eq!(shares(&[0.0, 0.0]), [0.5, 1.0]);
+        assert_eq!(shares(&[7.0]), [1.0]);
+        assert!(shares(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_expected_error_is_that_of_the_estimates() {
+        let mut random = Random::new(9);
+        let steps: Vec<f64> = (0..400)
+            .map(|i| {
+                let mut r = Rollout::new(NOISE);
+                let onset = 1 + i % ONSETS;
+                r.stage(&slots(&mut random, onset, 0.05), onset, 1.0).unwrap();
+                r.estimate().theta
+            })
+            .collect();
+        let spread = crate::robust::variance(&steps).sqrt();
+        let error = NOISE.step_error().unwrap();
+        assert!((spread / error - 1.0).abs() < 0.2, "{spread} {error}");
+        // More noise, less evidence; never more than eight onsets can tell.
+        let much = NOISE.evidence_expected(&SHARES, 0.2);
+        let little = NOISE.scaled(0.25, 4.0).evidence_expected(&SHARES, 0.2);
+        assert!(little < much && much <= 4.0 * EVIDENCE_PER_STAGE_MAX + 1e-9);
+        let broken = NoiseModel {
+            white: -1.0,
+            walk: 0.0,
+        };
+        assert_eq!(broken.step_error(), None);
+        assert_eq!(broken.evidence_expected(&SHARES, 0.2), 0.0);
     }
 
     #[test]

@@ -1,0 +1,372 @@
+//! The clockwork of a staged rollout: a change that cannot be switched back cheaply is made part by part, and the coin
+//! decides when.
+//!
+//! A stage has nine slots of fixed length; the start of every slot is discarded. The onset slot of the stage is drawn
+//! from `1..=8` and journalled before the stage begins; when it begins, the part is made. The times of all slots of a
+//! stage are fixed before its onset is drawn, from the past only, so under "no effect" nothing measured depends on it
+//! and the evidence is exact (`homeostat_statistics::staged`). A part that takes longer than the discarded start of its
+//! slot only mixes the arms, which shrinks the measured effect; the next stage discards more, and begins when the part
+//! is made.
+
+use crate::blocks::Objective;
+use crate::series::{EDGE_TOLERANCE, Series};
+use homeostat_model::action::Target;
+use homeostat_model::{BlockRecord, MeterId, Nanoseconds};
+use homeostat_statistics::robust::ln;
+use homeostat_statistics::staged::{EVIDENCE_PER_STAGE_MAX, HISTORY_MIN, NoiseModel, Rollout, SLOTS};
+
+/// The coin of a stage is journalled as block `stage × 16 + onset`, on.
+pub(crate) const BLOCKS_PER_STAGE: u32 = 16;
+/// Blocks of the round trips that may follow a rollout are numbered from here.
+pub(crate) const ROUND_TRIPS_FROM: u32 = 1024;
+/// Stages at most; what is left follows on the evidence of those.
+pub(crate) const STAGES_MAX: usize = 32;
+/// A slot counts when at least this share of its measured part carries readings.
+const COVERAGE_MIN: f64 = 0.6;
+/// The discarded start of a slot covers this many times what the part is expected to take.
+const PACE_MARGIN: f64 = 1.25;
+/// A noise model rests on the longest slots of which the history holds this many; else on the shortest.
+const SLOTS_WANTED: usize = 24;
+/// The walk of a noise model from few slots is mostly chance: it counts as n / (n + this).
+const WALK_DOUBT: f64 = 24.0;
+/// Share of the most possible evidence at which longer slots are not worth their time.
+const EVIDENCE_ENOUGH: f64 = 0.9;
+/// A predicted gain below this (log units) is not planned for.
+const THETA_MIN: f64 = 0.02;
+
+/// How a rollout is laid out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    /// Measured part of a slot.
+    pub(crate) measured: Nanoseconds,
+    /// Shortest discarded start of a slot.
+    pub(crate) discard: Nanoseconds,
+    /// Noise of slots of that length.
+    pub(crate) noise: NoiseModel,
+}
+
+/// What a rollout is planned from.
+pub(crate) struct Wish<'a> {
+    /// Passive history as (work, denominator) per interval.
+    pub(crate) seconds: &'a [(f64, f64)],
+    /// Length of an interval in seconds.
+    pub(crate) interval: f64,
+    /// Discarded start of a slot in seconds.
+    pub(crate) discard: f64,
+    /// Candidates for the measured part, in seconds.
+    pub(crate) candidates: &'a [u32],
+    /// Shares after each part.
+    pub(crate) shares: &'a [f64],
+    /// Predicted gain (log units).
+    pub(crate) theta: f64,
+    /// Level.
+    pub(crate) alpha: f64,
+    /// Longest rollout in seconds.
+    pub(crate) budget: f64,
+}
+
+/// Chooses the shortest slots that promise enough evidence for the predicted gain. `None`: the history is too short or
+/// too broken, or no slot fits the budget.
+pub(crate) fn plan(wish: &Wish<'_>) -> Option<Plan> {
+    let mut candidates: Vec<f64> = wish
+        .candidates
+        .iter()
+        .map(|c| f64::from(*c))
+        .filter(|c| *c >= wish.interval)
+        .collect();
+    candidates.sort_by(f64::total_cmp);
+    let means = |measured: f64| -> Vec<f64> {
+        let per_slot = (measured / wish.interval).round().max(1.0) as usize;
+        wish.seconds
+            .chunks_exact(per_slot)
+            .map(|slot| {
+                let (work, denominator) = slot.iter().fold((0.0, 0.0), |s, x| (s.0 + x.0, s.1 + x.1));
+                ln(work.max(0.5) / denominator)
+            })
+            .collect()
+    };
+    let enough = |wanted: usize| move |m: &&f64| means(**m).len() >= wanted;
+    let base = candidates
+        .iter()
+        .rev()
+        .find(enough(SLOTS_WANTED))
+        .or_else(|| candidates.iter().find(enough(HISTORY_MIN)))?;
+    let history = means(*base);
+    let noise = NoiseModel::from_history(&history)?;
+    let slots = history.len() as f64;
+    let noise = NoiseModel {
+        walk: noise.walk * slots / (slots + WALK_DOUBT),
+        ..noise
+    };
+    let stages = wish.shares.len() as f64;
+    // Whole intervals, so that the edges of the slots fall on the beat of the samples.
+    let discard = (wish.discard / wish.interval).ceil() * wish.interval;
+    let theta = wish.theta.max(THETA_MIN);
+    let wanted = ln(1.0 / wish.alpha).min(EVIDENCE_ENOUGH * stages * EVIDENCE_PER_STAGE_MAX);
+    let mut best: Option<(f64, Plan)> = None;
+    for measured in &candidates {
+        if stages * SLOTS as f64 * (discard + measured) > wish.budget {
+            break;
+        }
+        let slots = noise.scaled(measured / base, (discard + measured) / base);
+        let evidence = slots.evidence_expected(wish.shares, theta);
+        let better = best.as_ref().is_none_or(|(e, _)| evidence > *e);
+        if better {
+            let plan = Plan {
+                measured: Nanoseconds::from_secs_f64(*measured),
+                discard: Nanoseconds::from_secs_f64(discard),
+                noise: slots,
+            };
+            best = Some((evidence, plan));
+        }
+        if evidence >= wanted {
+            break;
+        }
+    }
+    best.map(|(_, plan)| plan)
+}
+
+/// A rollout in progress.
+pub(crate) struct Staged {
+    /// The parts, in order.
+    pub(crate) targets: Vec<Target>,
+    /// Share of the whole after each part.
+    pub(crate) shares: Vec<f64>,
+    pub(crate) rollout: Rollout,
+    plan: Plan,
+    interval: Nanoseconds,
+    /// Stage that runs, from 0.
+    pub(crate) stage: usize,
+    started: Nanoseconds,
+    /// Discarded start of the slots of this stage.
+    pub(crate) discard: Nanoseconds,
+    onset: usize,
+    /// Scores of the slots of this stage so far.
+    scores: Vec<f64>,
+    /// Whether the part of this stage was ordered.
+    pub(crate) ordered: bool,
+    /// Since when a part is being made.
+    pub(crate) moving: Option<Nanoseconds>,
+    /// How long the last part took, in seconds per share of the whole.
+    pace: f64,
+    /// How long the last part took.
+    pub(crate) last_took: Nanoseconds,
+}
+
+/// What a rollout needs at this moment.
+pub(crate) enum StagedState {
+    Running,
+    /// Make the part of this stage.
+    Onset,
+    /// All slots of the stage are measured and its part is made.
+    Complete,
+    /// A slot could not be measured.
+    Broken(String),
+}
+
+impl Staged {
+    pub(crate) fn new(targets: Vec<Target>, shares: Vec<f64>, plan: Plan, interval: Nanoseconds) -> Self {
+        Self {
+            rollout: Rollout::new(plan.noise),
+            discard: plan.discard,
+            targets,
+            shares,
+            plan,
+            interval,
+            stage: 0,
+            started: Nanoseconds::ZERO,
+            onset: 0,
+            scores: Vec::new(),
+            ordered: false,
+            moving: None,
+            pace: 0.0,
+            last_took: Nanoseconds::ZERO,
+        }
+    }
+
+    fn share_of(&self, stage: usize) -> f64 {
+        let at = |i: usize| self.shares.get(i).copied().unwrap_or(1.0);
+        at(stage) - if stage == 0 { 0.0 } else { at(stage - 1) }
+    }
+
+    /// Begins a stage. `left`: time that the budget leaves. The times are fixed here, before the onset is known.
+    pub(crate) fn begin(&mut self, stage: usize, now: Nanoseconds, left: Nanoseconds, settling: Nanoseconds) {
+        let expected = self.pace * self.share_of(stage) * PACE_MARGIN + settling.as_secs_f64();
+        let stages_left = self.targets.len().saturating_sub(stage).max(1) as f64;
+        let affordable = left.as_secs_f64() / (stages_left * SLOTS as f64) - self.plan.measured.as_secs_f64();
+        let beat = self.interval.as_secs_f64().max(1e-3);
+        let wanted = (expected.min(affordable) / beat).ceil() * beat;
+        self.discard = self.plan.discard.max(Nanoseconds::from_secs_f64(wanted));
+        self.stage = stage;
+        self.started = now;
+        self.scores.clear();
+        self.ordered = false;
+    }
+
+    /// The onset slot as drawn, `1..=8`.
+    pub(crate) fn set_onset(&mut self, onset: usize) {
+        self.onset = onset;
+    }
+
+    pub(crate) fn measured(&self) -> Nanoseconds {
+        self.plan.measured
+    }
+
+    fn slot(&self) -> Nanoseconds {
+        self.discard + self.plan.measured
+    }
+
+    /// Start of the measured part of the slot that runs, when it has begun.
+    pub(crate) fn measuring_since(&self, now: Nanoseconds) -> Option<Nanoseconds> {
+        if self.scores.len() >= SLOTS {
+            return None;
+        }
+        let from = self.started + self.slot() * self.scores.len() as u64 + self.discard;
+        (now >= from).then_some(from)
+    }
+
+    /// The part is made.
+    pub(crate) fn made(&mut self, now: Nanoseconds) {
+        if let Some(since) = self.moving.take() {
+            self.last_took = now - since;
+            let share = self.share_of(self.stage);
+            if share > 0.0 {
+                self.pace = self.last_took.as_secs_f64() / share;
+            }
+        }
+    }
+
+    /// Measures the slots that ended and says what is due. Records go to `blocks`.
+    pub(crate) fn poll(
+        &mut self,
+        now: Nanoseconds,
+        series: &Series,
+        meter: &MeterId,
+        objective: Objective,
+        cpu_floor: f64,
+        blocks: &mut Vec<BlockRecord>,
+    ) -> StagedState {
+        while self.scores.len() < SLOTS {
+            let index = self.scores.len();
+            let start = self.started + self.slot() * index as u64;
+            let (from, end) = (start + self.discard, start + self.slot());
+            if now + EDGE_TOLERANCE < end {
+                break;
+            }
+            let sums = series.sums(meter, from, end + EDGE_TOLERANCE);
+            let length = (end - from).as_secs_f64();
+            if objective == Objective::CpuPerWork && sums.cpu < cpu_floor * sums.seconds {
+                return StagedState::Broken("the load went away in a slot of the rollout".into());
+            }
+            let score = objective
+                .score(&sums)
+                .filter(|s| s.is_finite() && sums.seconds >= COVERAGE_MIN * length);
+            let Some(score) = score else {
+                return StagedState::Broken(format!(
+                    "the meter {meter} delivered no readings in a slot of the rollout"
+                ));
+            };
+            blocks.push(BlockRecord {
+                index: self.stage as u32 * BLOCKS_PER_STAGE + index as u32,
+                on: index >= self.onset,
+                measured_from: from,
+                measured: Nanoseconds::from_secs_f64(sums.seconds),
+                work: sums.work,
+                cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                score,
+                broken: false,
+            });
+            self.scores.push(score);
+        }
+        if !self.ordered && self.scores.len() >= self.onset {
+            return StagedState::Onset;
+        }
+        if self.scores.len() == SLOTS && self.ordered && self.moving.is_none() {
+            return StagedState::Complete;
+        }
+        StagedState::Running
+    }
+
+    /// Level of the slots before the onset of this stage, for the circuit breaker.
+    pub(crate) fn level_before(&self) -> Option<f64> {
+        let before = self.scores.get(..self.onset.min(self.scores.len()))?;
+        (!before.is_empty()).then(|| homeostat_statistics::robust::mean(before))
+    }
+
+    /// Counts the completed stage.
+    pub(crate) fn count(&mut self) -> Result<(), String> {
+        let mut slots = [0.0; SLOTS];
+        if self.scores.len() != SLOTS {
+            return Err("a stage ended before its slots".into());
+        }
+        slots.copy_from_slice(&self.scores);
+        let share = self.shares.get(self.stage).copied().unwrap_or(1.0);
+        self.rollout
+            .stage(&slots, self.onset, share)
+            .map_err(|e| e.to_string())
+    }
+
+    /// Whether this was the last stage.
+    pub(crate) fn is_last(&self) -> bool {
+        self.stage + 1 >= self.targets.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(seconds: &[(f64, f64)], theta: f64) -> Option<Plan> {
+        plan(&Wish {
+            seconds,
+            interval: 1.0,
+            discard: 2.3,
+            candidates: &[4, 6, 10, 20, 40, 80],
+            shares: &[0.1, 0.25, 0.5, 1.0],
+            theta,
+            alpha: 0.002,
+            budget: 3600.0,
+        })
+    }
+
+    fn history(n: usize, spread: f64) -> Vec<(f64, f64)> {
+        let mut x = 12345u64;
+        (0..n)
+            .map(|_| {
+                let mut sum = 0.0;
+                for _ in 0..6 {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    sum += (x >> 11) as f64 / (1u64 << 53) as f64;
+                }
+                (1000.0 * (1.0 + spread * (sum - 3.0) * 2f64.sqrt()), 1.0)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_large_gain_gets_short_slots_and_a_small_one_long_slots() {
+        let seconds = history(60, 0.02);
+        let quick = wish(&seconds, 0.5).unwrap();
+        let slow = wish(&history(600, 0.02), 0.03).unwrap();
+        assert!(
+            quick.measured <= Nanoseconds::from_secs(6),
+            "a rollout of minutes: {quick:?}"
+        );
+        assert!(slow.measured > quick.measured, "{slow:?}");
+        assert_eq!(quick.discard, Nanoseconds::from_secs(3), "whole beats");
+        let whole = (slow.measured + slow.discard) * 36;
+        assert!(
+            whole <= Nanoseconds::from_secs(3600),
+            "within the budget: {whole}"
+        );
+    }
+
+    #[test]
+    fn without_history_there_is_no_plan() {
+        assert_eq!(wish(&history(20, 0.02), 0.5), None);
+        let nothing = vec![(0.0, 0.0); 60];
+        assert_eq!(wish(&nothing, 0.5), None);
+    }
+}
