@@ -19,10 +19,17 @@ const EXIT_CODES: &str = "\
 EXIT CODES
   0  all is well
   1  it failed; the message says why
-  2  the command line is wrong
+  2  the command line or the configuration is wrong
   3  no daemon runs
   4  no such workload, change or experiment
   5  permission denied
+
+ERRORS
+  With --json each error and warning is one line on standard error:
+  {\"schema\": 1, \"error\": {\"kind\": \"not_running\", \"exit_code\": 3, \"message\": \"...\", \"hint\": \"...\"}}
+  kind is failed, usage, not_running, not_found or permission, in the order of the exit codes; hint may be null.
+  An error of the configuration has a list \"places\" with file, line, column, key, value, problem and remedy.
+  A warning stands under \"warning\" instead and has no kind and no exit_code.
 
 FILES
   /etc/homeostat/homeostat.toml   configuration (optional), with drop-ins in homeostat.d/
@@ -82,6 +89,10 @@ pub enum Command {
     Resume(commands::pause::Resume),
     /// Show what this machine can sense and do, and what is missing.
     Doctor(commands::doctor::Doctor),
+    /// Record what the mind sees and decides, changing nothing, for a bug report.
+    Record(commands::record::Record),
+    /// Decide again from a recording and compare, byte for byte.
+    Replay(commands::replay::Replay),
     /// Prove a real gain on a real process, live, in under five minutes.
     Demo(commands::demo::Demo),
     /// Check and show the configuration.
@@ -140,6 +151,14 @@ impl Context {
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
+        Err(e) if e.use_stderr() && std::env::args_os().any(|a| a == "--json") => {
+            // What was parsed is lost with the error: whoever wrote --json wants JSON.
+            let text = e.render().to_string();
+            let message = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+            let failure = Failure::Report(failure::Kind::Usage, message.to_owned());
+            failure.report(&Terminal::detect(true));
+            return failure.exit_code();
+        }
         Err(e) => {
             // Help that nobody reads to its end is no failure.
             let _ = e.print();
@@ -193,6 +212,8 @@ impl Command {
             Self::Pause(c) => c.run(context),
             Self::Resume(c) => c.run(context),
             Self::Doctor(c) => c.run(context),
+            Self::Record(c) => c.run(context),
+            Self::Replay(c) => c.run(context),
             Self::Demo(c) => c.run(context),
             Self::Config(c) => c.run(context),
             Self::Completions(c) => c.run(context),

@@ -44,6 +44,8 @@ const COMMANDS: &[&str] = &[
     "pause",
     "resume",
     "doctor",
+    "record",
+    "replay",
     "demo",
     "config",
     "completions",
@@ -192,7 +194,7 @@ fn a_broken_configuration_is_named_with_its_place_and_nothing_starts() {
     let path = config.to_str().unwrap();
     let check = homeostat(&["config", "check", "--config", path]);
     let message = text(&check.stderr);
-    assert_eq!(check.status.code(), Some(1));
+    assert_eq!(check.status.code(), Some(2));
     assert!(
         message.contains("homeostat.toml:2:1: policy.age_mins = 5"),
         "{message}"
@@ -208,11 +210,47 @@ fn a_broken_configuration_is_named_with_its_place_and_nothing_starts() {
     assert_eq!(run.status.code(), Some(2), "{}", text(&run.stderr));
     assert!(!directory.path().join("state").exists());
     let missing = homeostat(&["config", "check", "--config", "/nowhere/homeostat.toml"]);
-    assert_eq!(missing.status.code(), Some(1));
+    assert_eq!(missing.status.code(), Some(2));
     assert!(text(&missing.stderr).contains("/nowhere/homeostat.toml: can not be read"));
     let set = alone(directory.path(), &["run", "--set", "cpu_mni=1"]);
     assert_eq!(set.status.code(), Some(2));
     assert!(text(&set.stderr).contains("`cpu_min`"), "{}", text(&set.stderr));
+}
+
+#[test]
+fn with_json_errors_are_objects_of_one_shape() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("homeostat.toml");
+    std::fs::write(&config, "[policy]\nobserve_min_s = 5000\n").unwrap();
+    let path = config.to_str().unwrap();
+    let error = |output: Output| -> serde_json::Value {
+        let stderr = text(&output.stderr);
+        let value: serde_json::Value = serde_json::from_str(stderr.lines().last().unwrap()).unwrap();
+        assert_eq!(value["schema"], 1, "{stderr}");
+        assert_eq!(
+            value["error"]["exit_code"].as_i64(),
+            output.status.code().map(i64::from),
+            "{stderr}"
+        );
+        value["error"].clone()
+    };
+    let not_running = error(alone(directory.path(), &["--json", "status"]));
+    assert_eq!(not_running["kind"], "not_running");
+    assert!(not_running["hint"].as_str().unwrap().contains("homeostat run"));
+    for arguments in [&["config", "check"][..], &["config", "show"], &["run"], &["plan"]] {
+        let mut all = vec!["--json", "--config", path];
+        all.extend(arguments);
+        let invalid = error(alone(directory.path(), &all));
+        assert_eq!(invalid["kind"], "usage", "{arguments:?}");
+        assert_eq!(
+            invalid["places"][0]["key"], "policy.observe_min_s",
+            "{arguments:?}"
+        );
+        assert_eq!(invalid["places"][0]["line"], 2);
+    }
+    let usage = error(homeostat(&["--json", "undo", "five"]));
+    assert_eq!(usage["kind"], "usage");
+    assert!(usage["message"].as_str().unwrap().contains("five"));
 }
 
 #[test]

@@ -13,9 +13,9 @@ use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use homeostat_engine::{Mode, View};
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
-use homeostat_model::{ActionId, ExperimentId, Nanoseconds, WorkloadId};
+use homeostat_model::{ActionId, Bytes, ExperimentId, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, PlatformError, Sensors};
-use homeostat_runtime::{RecoveryReport, Runtime, StartError};
+use homeostat_runtime::{Recorder, RecordingError, RecoveryReport, Runtime, StartError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
 use homeostat_store::{
     History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory,
@@ -39,6 +39,9 @@ pub enum RunError {
     /// The machine can not be described.
     #[error("{0}")]
     Start(#[from] StartError),
+    /// The recording that was asked for can not be made.
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
     /// A thread or a signal handler could not be set up.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
@@ -102,6 +105,14 @@ fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
 /// # Errors
 /// [`RunError`]; nothing was changed then.
 pub fn run(sources: &Sources) -> Result<Ended, RunError> {
+    run_recorded(sources, None)
+}
+
+/// As [`run`], and records the mind into a new file, up to the limit.
+///
+/// # Errors
+/// Also when the file can not be made.
+pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result<Ended, RunError> {
     let loaded = settings::load(sources)?;
     let mut settings = loaded.settings.clone();
     if !loaded.seed_given {
@@ -135,6 +146,10 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
     let signals = Signals::listen(sender.clone())?;
     let log = Log::new(settings.service.log, std::env::var_os("JOURNAL_STREAM").is_some());
     let board = Arc::new(Board::default());
+    // Not before: where the daemon cannot start, no empty file stays behind.
+    let recorder = record
+        .map(|(path, limit)| Recorder::create(path, limit))
+        .transpose()?;
     let mut platform = platform(&settings);
     let strategies = homeostat_strategies::all();
     // Before recovery, which may take its time.
@@ -144,13 +159,14 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
         log.write(&line);
         board.tell(line);
     }
-    let (mut runtime, report) = Runtime::start(
+    let (mut runtime, report) = Runtime::start_recorded(
         platform,
         MonotonicClock,
         journal,
         history,
         strategies,
         settings.policy.clone(),
+        recorder,
     )?;
     notes.extend(recovery_notes(&report));
     notes.extend(process::lock_memory(&settings.service));
@@ -339,6 +355,19 @@ impl Drop for Scratch {
 pub fn rehearse(
     sources: &Sources,
     length: Nanoseconds,
+    go_on: impl FnMut(&View, Nanoseconds) -> bool,
+) -> Result<View, RunError> {
+    rehearse_recorded(sources, length, None, go_on)
+}
+
+/// As [`rehearse`], and records the mind into a new file, up to the limit.
+///
+/// # Errors
+/// Also when the file can not be made.
+pub fn rehearse_recorded(
+    sources: &Sources,
+    length: Nanoseconds,
+    record: Option<(&Path, Bytes)>,
     mut go_on: impl FnMut(&View, Nanoseconds) -> bool,
 ) -> Result<View, RunError> {
     let Loaded { mut settings, .. } = settings::load(sources)?;
@@ -351,13 +380,17 @@ pub fn rehearse(
         HistoryOptions::default(),
         clock.unix_seconds(),
     );
-    let (mut runtime, _) = Runtime::start(
+    let recorder = record
+        .map(|(path, limit)| Recorder::create(path, limit))
+        .transpose()?;
+    let (mut runtime, _) = Runtime::start_recorded(
         platform(&settings),
         MonotonicClock,
         journal,
         history,
         homeostat_strategies::all(),
         settings.policy,
+        recorder,
     )?;
     let start = clock.now();
     let mut shown = Nanoseconds::ZERO;

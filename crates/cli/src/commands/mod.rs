@@ -8,6 +8,8 @@ pub mod explain;
 pub mod history;
 pub mod pause;
 pub mod plan;
+pub mod record;
+pub mod replay;
 pub mod restore;
 pub mod run;
 pub mod status;

@@ -1,11 +1,13 @@
 //! `homeostat run`: the daemon in the foreground.
 
 use crate::Context;
-use crate::failure::{Failure, Kind};
+use crate::commands::record;
+use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use homeostat_daemon::service::Ended;
 use homeostat_daemon::settings::assignment;
 use homeostat_daemon::wiring::{self, RunError};
+use std::path::PathBuf;
 
 /// Run the daemon in the foreground.
 ///
@@ -16,6 +18,7 @@ use homeostat_daemon::wiring::{self, RunError};
   homeostat run                              find workloads, try, prove, keep or undo
   homeostat run --advise-only                say what would be tried; change nothing
   homeostat run --calibrate                  placebo experiments only: measures homeostat's own false accepts
+  homeostat run --record bug.jsonl           record for a bug report; `homeostat replay` decides the same again
   homeostat run --set age_min_s=5 --set cpu_min=0.2")]
 pub struct Run {
     /// Find and say what would be tried; change nothing.
@@ -27,6 +30,14 @@ pub struct Run {
     /// Leave proven changes in force when the daemon stops.
     #[arg(long)]
     keep: bool,
+    /// Record what is seen and decided into a new file, for `homeostat replay`. It holds names of programs and units,
+    /// paths and arguments of this machine.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Most that the recording grows to, in MiB; the daemon then runs on without.
+    #[arg(long, value_name = "MIB", requires = "record", default_value_t = record::LIMIT_MIB,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    record_limit: u32,
     /// How log lines on standard error look.
     #[arg(long, value_enum)]
     log: Option<Format>,
@@ -61,12 +72,14 @@ impl Run {
             sources.set.push("service.keep_on_stop=true".into());
         }
         sources.set.extend(self.set);
-        match wiring::run(&sources) {
+        let limit = record::limit(self.record_limit);
+        let record = self.record.as_deref().map(|file| (file, limit));
+        match wiring::run_recorded(&sources, record) {
             Ok(Ended::Settled) => Ok(()),
             Ok(Ended::Unsettled { in_force }) => Err(Failure::failed(format!(
                 "ended with {in_force} change(s) in force\n  hint: `homeostat restore` undoes them"
             ))),
-            Err(e @ RunError::Settings(_)) => Err(Failure::Report(Kind::Usage, e.to_string())),
+            Err(RunError::Settings(errors)) => Err(Failure::Configuration(errors)),
             Err(e) => Err(Failure::from_error(&e)),
         }
     }
