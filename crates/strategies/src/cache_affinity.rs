@@ -5,6 +5,9 @@
 //! chip (core complex), else several of one node, else several of one board. Different programs get different
 //! domains while there is room, and are balanced over the domains when there is not.
 //!
+//! A program that fills more than a board keeps all CPUs; where the machine can do it (capability
+//! `placement.threads.grouped`), its threads are kept on their boards in groups that share data.
+//!
 //! ## Why it helps
 //! Threads that share data find it in the cache that they share, instead of fetching the line from another chip
 //! (30 ns against 150 to 290 ns on POWER7). Programs that keep to their own domain do not spread their data over
@@ -318,7 +321,8 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     let now = Picture::of(locality);
     let candidates = candidates(seen, locality, &domains, &demand, &limits, &now);
     let Some(best) = candidates.into_iter().reduce(better) else {
-        return decline(too_big(&domains, &demand, &limits));
+        return grouping(seen, locality, &domains, &now)
+            .unwrap_or_else(|| decline(too_big(&domains, &demand, &limits)));
     };
     let members: Vec<&Domain> = best.members.iter().filter_map(|i| domains.list.get(*i)).collect();
     let inside: f64 = members.iter().filter_map(|d| now.running.get(&d.id)).sum();
@@ -377,6 +381,52 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         ),
         advice: Vec::new(),
     }))
+}
+
+/// For a program that fills more than a board: all CPUs stay allowed, and each thread is kept on the board where it is,
+/// with those that it shares data with. `None` where that cannot be done or has nothing to bring together.
+fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Picture) -> Option<Opinion> {
+    if !seen.machine.can("placement.threads.grouped") {
+        return None;
+    }
+    let boards: BTreeSet<usize> = domains
+        .list
+        .iter()
+        .filter(|d| now.running.get(&d.id).is_some_and(|share| *share > 0.0))
+        .map(|d| d.board)
+        .collect();
+    if boards.len() < 2 {
+        return None;
+    }
+    let predicted = prediction::of_grouping(now, domains, locality.counters.as_ref());
+    let gain = seen.known.unwrap_or(predicted);
+    let least = GAIN_MIN.value(seen.policy);
+    if seen.known.is_none() && gain.estimate < least {
+        return Some(decline(format!(
+            "it fills more than a board, and no benefit is predicted from keeping its threads to {} boards by group ({gain}; \
+             at least {:+.1} %)",
+            boards.len(),
+            least * 100.0
+        )));
+    }
+    Some(Opinion::Propose(Box::new(Proposal {
+        hypothesis: format!(
+            "its {:.1} running threads fill more than a board; kept on their board in groups that share data, they wait \
+             less for lines of the other {} (predicted {gain})",
+            own_running(seen),
+            if boards.len() == 2 { "board" } else { "boards" },
+        ),
+        predicted: gain,
+        effector: EffectorId::from("thread_placement"),
+        target: Target::Cpus(seen.machine.cpus.iter().map(|c| c.id).collect()),
+        stages: Vec::new(),
+        arguments: BTreeMap::from([("group_by".to_owned(), "board".to_owned())]),
+        reversible: true,
+        settling: SETTLING,
+        risk: "a board whose group grows waits while another one idles, until the placement is withdrawn"
+            .into(),
+        advice: Vec::new(),
+    })))
 }
 
 /// Whether cores that a partition leaves idle go back to a shared pool, so that fewer used cores are a gain.
@@ -713,6 +763,31 @@ mod tests {
             "{}",
             proposal.hypothesis
         );
+    }
+
+    #[test]
+    fn a_program_of_two_boards_is_grouped_by_board_where_that_can_be_done() {
+        // 85 % busy on two books of two chips (seed 000 5.4).
+        let scene = Scene::new(machine(&chips(4, 2), 4), 68.0, 170.0)
+            .with(|s| s.counters().cache_to_cache_stall_share = 0.08);
+        assert!(scene.reason(&CacheAffinity).contains("does not fit"));
+        let able = scene.with(|s| {
+            s.machine
+                .capabilities
+                .push(available("placement.threads.grouped"))
+        });
+        let p = able.proposal(&CacheAffinity);
+        assert_eq!(cpus(&p).len(), 128);
+        assert_eq!(p.arguments["group_by"], "board");
+        let calm = able.with(|s| s.counters().cache_to_cache_stall_share = 0.01);
+        assert!(calm.reason(&CacheAffinity).contains("no benefit is predicted"));
+        // One board has nothing to group.
+        let one = Scene::new(machine(&chips(4, 4), 4), 82.3, 170.0).with(|s| {
+            s.machine
+                .capabilities
+                .push(available("placement.threads.grouped"))
+        });
+        assert!(one.reason(&CacheAffinity).contains("does not fit"));
     }
 
     #[test]

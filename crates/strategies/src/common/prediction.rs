@@ -218,6 +218,43 @@ pub(crate) fn of_place(
     ordered(estimate, lower, upper)
 }
 
+/// Gain when the threads that share data are kept on one board each, with as many threads on each board as now: lines of
+/// other caches come from farther away less often. How much of the sharing is among such threads is not known before
+/// it is tried: half is the estimate, all the upper end.
+pub(crate) fn of_grouping(now: &Picture, domains: &Domains, counters: Option<&Counters>) -> Effect {
+    let waiting = counters.map_or(0.0, |c| queue(c.busiest_link));
+    let board_of: BTreeMap<LlcId, usize> = domains.list.iter().map(|d| (d.id, d.board)).collect();
+    let mut boards: BTreeMap<usize, BTreeMap<LlcId, f64>> = BTreeMap::new();
+    for (llc, share) in &now.running {
+        if let Some(board) = board_of.get(llc) {
+            *boards.entry(*board).or_default().entry(*llc).or_default() += share;
+        }
+    }
+    let grouped: f64 = boards
+        .into_values()
+        .map(|running| {
+            let weight: f64 = running.values().sum();
+            weight
+                * now
+                    .with_running(running.into_iter())
+                    .intervention(domains, waiting)
+        })
+        .sum();
+    let ratio = grouped / now.intervention(domains, waiting).max(1.0);
+    let gain = |share: f64, part: f64| {
+        let saved = share.clamp(0.0, 0.95) * part * (1.0 - ratio).max(0.0);
+        1.0 / (1.0 - saved) - 1.0
+    };
+    let share = |x: f64| if x.is_finite() { x } else { 0.0 };
+    match counters {
+        Some(c) => {
+            let share = share(c.cache_to_cache_stall_share);
+            ordered(gain(share, 0.5), 0.0, gain(share, 1.0))
+        }
+        None => ordered(gain(ASSUMED[1].0, 0.5), 0.0, gain(ASSUMED[1].1, 1.0)),
+    }
+}
+
 /// Gain when large pages remove page-table walks: `walks` is their share of the cycles, `part` the share of the
 /// memory that is converted.
 pub(crate) fn of_walks(walks: f64, part: f64) -> Effect {
@@ -367,6 +404,23 @@ mod tests {
             alone.estimate.abs() < 1e-9 && crowd.estimate > 0.05,
             "{alone} {crowd}"
         );
+    }
+
+    #[test]
+    fn grouping_by_board_saves_far_lines_only() {
+        let sharing = Counters {
+            cache_to_cache_stall_share: 0.1,
+            busiest_link: 0.5,
+            ..Counters::default()
+        };
+        let four = |per_board: u32| Domains::of(&machine(&crate::common::testing::chips(4, per_board), 4));
+        let everywhere = picture(&[(0, 0.25), (32, 0.25), (64, 0.25), (96, 0.25)], &[]);
+        let gain = of_grouping(&everywhere, &four(2), Some(&sharing));
+        assert!(
+            gain.estimate > 0.01 && gain.upper < 0.1 && gain.lower == 0.0,
+            "{gain}"
+        );
+        assert_eq!(of_grouping(&everywhere, &four(4), Some(&sharing)).upper, 0.0);
     }
 
     #[test]
