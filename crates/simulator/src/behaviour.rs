@@ -239,6 +239,8 @@ pub struct ProgramSpec {
     pub name: String,
     /// Name of the profile.
     pub profile: String,
+    /// What one unit of its work is.
+    pub unit: String,
     /// What it mainly does.
     pub kind: Kind,
     /// Workloads of this kind, 1..=10,000.
@@ -298,6 +300,7 @@ impl Default for ProgramSpec {
         Self {
             name: String::new(),
             profile: String::new(),
+            unit: operation(),
             kind: Kind::Compute,
             instances: 1,
             processes: 1,
@@ -425,6 +428,14 @@ impl ProgramSpec {
             .collect()
     }
 
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// The first complaint, with the name, the value and the range.
+    pub fn validate(&self) -> Result<(), String> {
+        self.complaints().into_iter().next().map_or(Ok(()), Err)
+    }
+
     /// Names of its workloads.
     pub fn workloads(&self) -> Vec<String> {
         if self.instances == 1 {
@@ -536,6 +547,13 @@ impl ResponseTimes {
             };
             *count += requests * (within - before).max(0.0);
             before = within;
+        }
+    }
+    /// Adds the requests of another program.
+    pub fn merge(&mut self, other: &Self) {
+        self.sum_s += other.sum_s;
+        for (a, b) in self.counts.iter_mut().zip(&other.counts) {
+            *a += b;
         }
     }
     /// Requests in all.
