@@ -4,6 +4,7 @@ use crate::effectors::Registry;
 use crate::meters::{Meter, MeterKind, MeterSettings};
 use crate::sensors::host::Host;
 use crate::sensors::processes::{PassCost, ProcessTable};
+use crate::sensors::reader::{self, Reader};
 use crate::sensors::{regions, topology};
 use crate::{Root, capabilities};
 use homeostat_model::{
@@ -81,6 +82,8 @@ pub struct LinuxPlatform {
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
     rollups: BTreeMap<ProcessId, Rollup>,
     effectors: Registry,
+    /// For what is read under the lock of a process's address space.
+    reader: Reader,
     before: Option<(Nanoseconds, Nanoseconds)>,
     buffer: Vec<u8>,
     /// Something failed in the last probe for a reason that may pass by itself.
@@ -115,6 +118,7 @@ impl LinuxPlatform {
             meters: BTreeMap::new(),
             rollups: BTreeMap::new(),
             effectors: Registry::new(&root),
+            reader: Reader::default(),
             before: None,
             buffer: Vec::new(),
             probe_again: false,
@@ -242,7 +246,17 @@ impl LinuxPlatform {
         {
             return Some(*done);
         }
-        let (private, shared) = regions::rollup(&self.root, process, &mut self.buffer)?;
+        let (root, mut buffer) = (self.root.clone(), std::mem::take(&mut self.buffer));
+        // Under the process's mmap_lock; a large process takes its time. When it cannot be read now the share of
+        // large pages is unknown in this sample.
+        let (found, buffer) = self
+            .reader
+            .run(process.pid, reader::PATIENCE, move || {
+                (regions::rollup(&root, process, &mut buffer), buffer)
+            })
+            .ok()?;
+        self.buffer = buffer;
+        let (private, shared) = found?;
         let done = Rollup {
             at: begin,
             took: self.clock.now() - begin,
@@ -319,8 +333,11 @@ impl Sensors for LinuxPlatform {
     }
 
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {
-        let workload = self.known(workload)?;
-        Ok(regions::inspect(&self.root, workload))
+        let workload = self.known(workload)?.clone();
+        regions::inspect(&self.root, &workload, &mut self.reader).map_err(|not_now| PlatformError::Busy {
+            what: format!("inspecting the memory of {}", workload.id),
+            why: not_now.to_string(),
+        })
     }
 
     fn inspect_locality(&mut self, workload: &WorkloadId) -> Result<Locality, PlatformError> {

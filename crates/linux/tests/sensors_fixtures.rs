@@ -377,3 +377,90 @@ fn counters_that_go_back_give_nothing() {
     machine.process(10, 1, 100, 400, 10);
     assert_eq!(cpu_ms(&mut platform, "p10[10]").0, 0);
 }
+
+/// A process of a made machine.
+fn made_process(root: &std::path::Path, pid: i32, program: &str) -> PathBuf {
+    let directory = root.join(format!("proc/{pid}"));
+    std::fs::create_dir_all(&directory).unwrap();
+    let write = |leaf: &str, text: String| std::fs::write(directory.join(leaf), text).unwrap();
+    write(
+        "stat",
+        format!(
+            "{pid} ({program}) S 1 {pid} {pid} 0 -1 4194304 1 0 0 0 10 10 0 0 20 0 1 0 100 99999999 20000 1 1 1 {pid}\n"
+        ),
+    );
+    write("statm", "20000 20000 10 1 0 20000 0\n".into());
+    write("status", "Name:\tx\nUid:\t0\t0\t0\t0\nVmRSS:\t80000 kB\n".into());
+    write("cgroup", format!("0::/system.slice/{program}.service\n"));
+    write("cmdline", format!("{program}\0"));
+    write("environ", "A=b\0".into());
+    directory
+}
+
+#[test]
+fn a_process_that_keeps_its_address_space_locked_does_not_hold_up_the_others() {
+    let host = tempfile::tempdir().unwrap();
+    let stuck = made_process(host.path(), 41, "stuck");
+    made_process(host.path(), 42, "well");
+    for (leaf, text) in [
+        ("meminfo", "MemTotal: 1000000 kB\n"),
+        ("uptime", "1000.0 1000.0\n"),
+        ("stat", "cpu  1 1 1 1 1 1 1 1\n"),
+    ] {
+        std::fs::write(host.path().join("proc").join(leaf), text).unwrap();
+    }
+    // Opening a FIFO that nobody writes to blocks, as reading under a held mmap_lock does.
+    let fifo = |leaf: &str| {
+        let path = stuck.join(leaf);
+        std::fs::remove_file(&path).ok();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        path
+    };
+    let release = |path: &PathBuf| {
+        // Lets the thread go: it finds the end of the file.
+        drop(
+            std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path)
+                .unwrap(),
+        );
+        std::fs::remove_file(path).unwrap();
+    };
+    let environ = fifo("environ");
+    let mut platform = LinuxPlatform::new(Root::new(host.path()));
+    let request = SampleRequest {
+        scan: true,
+        detail: vec![],
+    };
+    let workloads = platform.sample(&request).unwrap().workloads.unwrap();
+    assert_eq!(named(&workloads, "well.service").choice.never, None);
+    let never = named(&workloads, "stuck.service").choice.never.clone().unwrap();
+    assert!(never.contains("cannot be inspected now"), "{never}");
+    // Nobody waits for it a second time: the next scan does not open the file at all.
+    let workloads = platform.sample(&request).unwrap().workloads.unwrap();
+    assert!(named(&workloads, "stuck.service").choice.never.is_some());
+    release(&environ);
+    std::fs::write(&environ, "HOMEOSTAT=never\0").unwrap();
+
+    // A new look, which is not suspicious yet: now it tells, and a locked smaps is a matter of the moment.
+    let mut platform = LinuxPlatform::new(Root::new(host.path()));
+    let workloads = platform.sample(&request).unwrap().workloads.unwrap();
+    let never = named(&workloads, "stuck.service").choice.never.clone().unwrap();
+    assert!(never.contains("HOMEOSTAT"), "{never}");
+    let smaps = fifo("smaps");
+    let inspected = platform.inspect_memory(&"stuck.service".into());
+    assert!(
+        matches!(&inspected, Err(PlatformError::Busy { why, .. }) if why.contains("address space locked")),
+        "{inspected:?}"
+    );
+    assert!(platform.inspect_memory(&"well.service".into()).is_ok());
+    release(&smaps);
+}

@@ -10,6 +10,7 @@ pub mod host;
 pub mod huge_pages;
 pub mod pressure;
 pub mod processes;
+pub mod reader;
 pub mod regions;
 pub mod topology;
 pub mod tuners;

@@ -19,6 +19,7 @@ use super::bytes::{fingerprint, hexadecimal, lines, number, signed, words};
 use super::choice;
 use super::files::{Directory, ProcessFile};
 use super::grouping::{self, Member, Segment};
+use super::reader::{self, Reader};
 use super::{host, tuners};
 use crate::Root;
 use crate::sys::probe::process_cpu_time;
@@ -28,6 +29,7 @@ use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 /// Most processes that are kept (`pid_max` of a 64-bit kernel is 4,194,304; a machine with more than this number of
 /// processes is seen in part).
@@ -192,6 +194,10 @@ struct Entry {
     seen: u64,
     /// Pass in which its identity was last read.
     identified: u64,
+    /// What it is could not be read whole: it is tried again at each pass.
+    unread: bool,
+    /// It was read whole at least once.
+    was_identified: bool,
     now: Counters,
     /// Counters that earlier samples have delivered.
     delivered: Counters,
@@ -211,6 +217,53 @@ struct Entry {
     workload: Option<WorkloadId>,
     tuner: Option<&'static str>,
     member: Member,
+}
+
+/// What a process tells about itself in memory of its own; the kernel reads it under the process's `mmap_lock`.
+struct Told {
+    /// Hash of the arguments, and the tuner they name; `None` when they could not be read.
+    arguments: Option<(u64, Option<&'static str>)>,
+    choice: homeostat_model::OperatorChoice,
+    /// The largest shared segment, when it was looked for.
+    segment: Option<Option<Segment>>,
+}
+
+impl Told {
+    fn read(proc: &Directory, pid: i32, place: &str, with_segment: bool, buffer: &mut Vec<u8>) -> Self {
+        /// Most of a command line that is read, in bytes.
+        const ARGUMENTS_MAX: usize = 16 * 1024;
+        let arguments = proc
+            .read(ProcessFile::new(pid, "cmdline").name(), buffer, ARGUMENTS_MAX)
+            .ok()
+            .map(|text| {
+                let first: Vec<&[u8]> = text.split(|&b| b == 0).take(8).collect();
+                (grouping::normalised_arguments(text), tuners::by_argument(&first))
+            });
+        let environment = proc.read(
+            ProcessFile::new(pid, "environ").name(),
+            buffer,
+            choice::ENVIRONMENT_MAX,
+        );
+        let choice = match environment {
+            Ok(text) => choice::from_environment(text, place),
+            Err(_) => homeostat_model::OperatorChoice::default(),
+        };
+        // Environments hold secrets: they do not stay in our memory.
+        buffer.fill(0);
+        // Searched once per process, and again while it maps more and more.
+        let segment = with_segment
+            .then(|| {
+                proc.read(ProcessFile::new(pid, "maps").name(), buffer, MAPS_MAX)
+                    .ok()
+            })
+            .flatten()
+            .map(parse_segment);
+        Self {
+            arguments,
+            choice,
+            segment,
+        }
+    }
 }
 
 /// What is remembered of a workload between its samples.
@@ -234,7 +287,9 @@ pub struct PassCost {
 /// All processes of the machine.
 pub struct ProcessTable {
     root: Root,
-    proc: Directory,
+    /// Shared with the thread that reads what may block.
+    proc: Arc<Directory>,
+    reader: Reader,
     own: i32,
     tick: u64,
     page: u64,
@@ -279,7 +334,8 @@ impl ProcessTable {
         };
         Ok(Self {
             root,
-            proc,
+            proc: Arc::new(proc),
+            reader: Reader::default(),
             own,
             tick: host::tick_length(),
             page: rustix::param::page_size() as u64,
@@ -365,6 +421,7 @@ impl ProcessTable {
             && !turn.is_multiple_of(READ_ANYWAY)
             && let Some(entry) = self.entries.get_mut(&pid)
             && entry.inode == inode
+            && !entry.unread
             && process_cpu_time(pid) == Some(entry.now.cpu)
         {
             entry.seen = pass;
@@ -435,6 +492,8 @@ impl ProcessTable {
             inode,
             seen: pass,
             identified: 0,
+            unread: false,
+            was_identified: false,
             now,
             // At the first pass nothing is known of when the time was used.
             delivered: if first_pass {
@@ -487,6 +546,7 @@ impl ProcessTable {
                 || renamed
                 || executed
                 || young
+                || entry.unread
                 || pass.wrapping_sub(entry.identified) >= IDENTIFY_ANYWAY
                 || entry.resident_pages.saturating_mul(self.page) / 2
                     > entry.segment_searched_at.max(SEGMENT_MIN))
@@ -494,7 +554,7 @@ impl ProcessTable {
 
     /// Reads what the process is.
     fn identify(&mut self, pid: i32) {
-        /// Most of a command line and of `cgroup` and `status` that is read, in bytes.
+        /// Most of `cgroup` and `status` that is read, in bytes.
         const TEXT_MAX: usize = 16 * 1024;
         self.cost.identified += 1;
         let Some(entry) = self.entries.get_mut(&pid) else {
@@ -511,53 +571,60 @@ impl ProcessTable {
                 .unwrap_or(&target)
                 .clone_into(&mut entry.member.executable);
         }
-        if let Ok(text) = proc.read(ProcessFile::new(pid, "cmdline").name(), buffer, TEXT_MAX) {
-            entry.member.arguments = grouping::normalised_arguments(text);
-            entry.tuner = tuners::by_program(&entry.member.program).or_else(|| {
-                let arguments: Vec<&[u8]> = text.split(|&b| b == 0).take(8).collect();
-                tuners::by_argument(&arguments)
-            });
-        }
         if let Ok(text) = proc.read(ProcessFile::new(pid, "cgroup").name(), buffer, TEXT_MAX) {
             entry.member.place = grouping::place(text);
         }
-        let place = format!("the environment of {} (pid {pid})", entry.member.program);
-        let mut chosen = match proc.read(
-            ProcessFile::new(pid, "environ").name(),
-            buffer,
-            choice::ENVIRONMENT_MAX,
-        ) {
-            Ok(text) => choice::from_environment(text, &place),
-            Err(_) => homeostat_model::OperatorChoice::default(),
-        };
-        // Environments hold secrets: they do not stay in our memory.
-        buffer.fill(0);
+        let mut tuned = Vec::new();
         if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, TEXT_MAX)
             && choice::is_status(text)
         {
             entry.member.user = choice::user(text);
-            chosen
-                .tuned
-                .extend(choice::from_status(text, &entry.member.program, pid));
+            tuned = choice::from_status(text, &entry.member.program, pid);
         }
-        entry.member.choice = chosen;
         if let Ok(text) = proc.read_record(ProcessFile::new(pid, "statm").name(), buffer) {
             entry.shared_pages = words(text).nth(2).and_then(number).unwrap_or(0);
         }
         let shared = entry.shared_pages.saturating_mul(self.page);
-        let resident = entry.resident_pages.saturating_mul(self.page);
-        entry.segment_searched_at = resident;
-        // Searched once per process, and again while it maps more and more.
-        if shared >= SEGMENT_MIN
-            && let Ok(text) = proc.read(ProcessFile::new(pid, "maps").name(), buffer, MAPS_MAX)
-        {
-            entry.member.segment = parse_segment(text);
+        entry.segment_searched_at = entry.resident_pages.saturating_mul(self.page);
+        let place = format!("the environment of {} (pid {pid})", entry.member.program);
+        // What follows is read under the process's mmap_lock.
+        let (proc, mut lent) = (self.proc.clone(), std::mem::take(&mut self.large));
+        let outcome = self.reader.run(pid, reader::PATIENCE, move || {
+            let told = Told::read(&proc, pid, &place, shared >= SEGMENT_MIN, &mut lent);
+            (told, lent)
+        });
+        match outcome {
+            Ok((told, buffer)) => {
+                self.large = buffer;
+                entry.unread = false;
+                if let Some((arguments, tuner)) = told.arguments {
+                    entry.member.arguments = arguments;
+                    entry.tuner = tuners::by_program(&entry.member.program).or(tuner);
+                }
+                entry.member.choice = told.choice;
+                entry.member.choice.tuned.extend(tuned);
+                if let Some(segment) = told.segment {
+                    entry.member.segment = segment;
+                }
+            }
+            Err(not_now) => {
+                // Whether a person said never is not known of a process that was never read: left alone until it is.
+                if !entry.was_identified {
+                    entry.member.choice = homeostat_model::OperatorChoice {
+                        never: Some(not_now.to_string()),
+                        tuned,
+                        ..homeostat_model::OperatorChoice::default()
+                    };
+                }
+                entry.unread = true;
+            }
         }
+        entry.was_identified |= !entry.unread;
         /// A buffer larger than this is given back.
         const KEEP: usize = 128 * 1024;
-        if buffer.len() > KEEP {
-            buffer.truncate(KEEP);
-            buffer.shrink_to_fit();
+        if self.large.len() > KEEP {
+            self.large.truncate(KEEP);
+            self.large.shrink_to_fit();
         }
     }
 

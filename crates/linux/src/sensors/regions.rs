@@ -7,6 +7,7 @@
 
 use super::bytes::{hexadecimal, keyed, lines, number, words};
 use super::files::{self, ProcessFile};
+use super::reader::{NotNow, Reader};
 use crate::Root;
 use crate::sys::memory::{PIECE, Pagemap, PieceState};
 use homeostat_model::{
@@ -29,6 +30,10 @@ const PIECES_PER_LOOK: u64 = 512;
 /// No further look at the page tables is begun after this time. Address space may be reserved by the tebibyte (address
 /// sanitizer, garbage collectors), and before `PAGEMAP_SCAN` each piece is a read of its own.
 const LOOK_TIME_MAX: Duration = Duration::from_millis(500);
+/// How long one `smaps` may take: 2 ms/GiB, so this is enough for half a tebibyte.
+const SMAPS_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the look into the page tables may take: its own limit, one call of 1 GiB more, and some room.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// Most of one `smaps` that is read, in bytes: about 8000 mappings.
 pub const SMAPS_MAX: usize = 8 * 1024 * 1024;
 /// Most members whose resident memory is compared.
@@ -221,7 +226,10 @@ impl Mapping {
 }
 
 /// Looks into the memory of a workload. Processes that end meanwhile are absent from the result.
-pub fn inspect(root: &Root, workload: &Workload) -> MemoryMap {
+///
+/// # Errors
+/// A process that keeps its address space locked: the kernel would let us wait.
+pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<MemoryMap, NotNow> {
     let begun = Instant::now();
     let mut map = MemoryMap {
         workload: workload.id.clone(),
@@ -232,17 +240,21 @@ pub fn inspect(root: &Root, workload: &Workload) -> MemoryMap {
     let largest = largest_processes(root, workload, &mut map);
     // Shared memory and files by device, inode and offset: named through whoever maps most.
     let mut named_once: BTreeMap<(String, u64, u64), usize> = BTreeMap::new();
-    let mut buffer = Vec::new();
+    let main = largest.first().map_or(0, |process| process.pid);
     for process in largest {
         if begun.elapsed() > TIME_MAX {
             map.truncated = true;
             break;
         }
-        let Some(text) = read_of(root, process, "smaps", &mut buffer, SMAPS_MAX) else {
-            continue;
-        };
-        map.truncated |= text.len() >= SMAPS_MAX;
-        for mapping in parse_smaps(text) {
+        let own_root = root.clone();
+        let read = reader.run(process.pid, SMAPS_PATIENCE, move || {
+            let mut buffer = Vec::new();
+            read_of(&own_root, process, "smaps", &mut buffer, SMAPS_MAX)
+                .map(|text| (text.len() >= SMAPS_MAX, parse_smaps(text)))
+        })?;
+        let Some((cut, mappings)) = read else { continue };
+        map.truncated |= cut;
+        for mapping in mappings {
             let Some(kind) = mapping.kind() else { continue };
             if mapping.end - mapping.start < PIECE {
                 continue;
@@ -275,9 +287,13 @@ pub fn inspect(root: &Root, workload: &Workload) -> MemoryMap {
     }
     map.regions.sort_by_key(|r| (r.process, r.start));
     if root.is_live() {
-        look_into_pieces(root, &mut map);
+        let root = root.clone();
+        map = reader.run(main, LOOK_PATIENCE, move || {
+            look_into_pieces(&root, &mut map);
+            map
+        })?;
     }
-    map
+    Ok(map)
 }
 
 /// The members with most resident memory; also notes those with large pages disabled.
