@@ -19,8 +19,8 @@
 //!   whole demand, with that of the workloads already placed there, leaves head room (`utilisation_max`), or the
 //!   machine is so full that the domain would be no fuller than the rest.
 //! * When threads that had a core each must now share one: no more running threads per core than now, or than
-//!   `threads_per_core_max`. Where a partition's idle cores go back to a shared pool, two threads on a core free
-//!   another core; there (and in the profile `aso-classic`, as ASO did) up to two are allowed.
+//!   `threads_per_core_max` (two in the profile `aso-classic`, as ASO did). Where a partition's idle cores go back to a
+//!   shared pool, two threads on a core free another core; there only the head room counts.
 //! * When the memory lies elsewhere and cannot follow; the prediction counts that, and the trial measures it.
 //! * On a quiet machine the scheduler keeps threads at home by itself; binding by hand cost 5 % there (seed 000 §5.3).
 //!
@@ -310,9 +310,8 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
             UTILISATION_MAX.value(policy).max(mean * WOBBLE)
         },
         density: (demand.density * DENSITY_WOBBLE).max(if pools_idle_cores(seen.machine) {
-            THREADS_PER_CORE_MAX
-                .classic
-                .max(THREADS_PER_CORE_MAX.value(policy))
+            // Every core that is left idle is given back, so only the head room counts.
+            domains.running_on_core(UTILISATION_MAX.value(policy))
         } else {
             THREADS_PER_CORE_MAX.value(policy)
         }),

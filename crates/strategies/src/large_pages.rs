@@ -109,11 +109,11 @@ const TRIAL_MAX: Setting = Setting {
 const PART_GAIN_MIN: Setting = Setting {
     strategy: ID,
     name: "part_gain_min",
-    default: 0.015,
-    classic: 0.015,
+    default: 0.02,
+    classic: 0.02,
     low: 0.0,
     high: 1.0,
-    help: "gain predicted for that part alone below which the whole is tried one way in stages instead (0.015 = 1.5 %)",
+    help: "gain predicted for that part alone below which the whole is tried one way in stages instead (0.02 = 2 %)",
 };
 const CHURN_MAX: Setting = Setting {
     strategy: ID,
@@ -214,7 +214,7 @@ impl Strategy for LargePages {
         }
         let least = CORES_MIN.value(seen.policy);
         if least > 0.0 {
-            let cores = Demand::of(seen, &Domains::of(seen.machine)).own;
+            let cores = Demand::of(seen, &Domains::of(seen.machine)).own_cores;
             if cores < least {
                 return Opinion::Decline(Declined::because(format!(
                     "it uses {cores:.1} cores: too little to gain from large pages (at least {least})"
@@ -946,7 +946,7 @@ mod tests {
                 *running = 0.5;
             }
         });
-        assert!(lazy.reason(&LargePages).contains("0.6 cores"));
+        assert!(lazy.reason(&LargePages).contains("1.0 cores"));
         let private = database(1100).classic().with(|s| {
             for region in s.memory.iter_mut().flat_map(|m| &mut m.regions) {
                 region.kind = MemoryKind::Anonymous;

@@ -11,7 +11,8 @@
 //! ## When it hurts
 //! * A program that reads in order loses much: every miss that was covered costs its full time. Not proposed when
 //!   the counters say that the prefetcher covers misses; the trial sees the loss within a few blocks otherwise.
-//! * Where no link is full there is nothing to gain (-0.1 % by the model), and nothing is tried.
+//! * Where no link is full there is nothing to gain (-0.1 % by the model), and nothing is tried (in the profile
+//!   `aso-classic` it is, and the trial refuses it).
 //! * It is a setting of CPUs, not of programs: whoever else runs there is switched, too. Not proposed where others
 //!   do most of the work.
 //!
@@ -95,10 +96,11 @@ const GAIN_MIN: Setting = Setting {
     strategy: ID,
     name: "gain_min",
     default: 0.01,
-    classic: 0.01,
-    low: 0.0,
+    classic: -0.02,
+    low: -1.0,
     high: 1.0,
-    help: "predicted gain from which it is tried (0.01 = 1 %)",
+    help: "predicted gain from which it is tried (0.01 = 1 %; classic: ASO went by the counters of traffic and let the \
+           experiment decide)",
 };
 
 /// The strategy.
@@ -150,10 +152,10 @@ impl Strategy for Prefetch {
         let domains = Domains::of(seen.machine);
         let demand = Demand::of(seen, &domains);
         let least = CORES_MIN.value(policy);
-        if demand.own < least {
+        if demand.own_cores < least {
             return decline(format!(
                 "it uses {:.1} cores: too little for prefetch to be tuned (at least {least})",
-                demand.own
+                demand.own_cores
             ));
         }
         let Some(counters) = locality.counters.as_ref() else {
@@ -377,9 +379,20 @@ mod tests {
                 .with(few)
                 .classic()
                 .reason(&Prefetch)
-                .contains("3.8 cores")
+                .contains("6.0 cores")
         );
         database().with(few).proposal(&Prefetch);
+        // On an idle link ASO would still have tried; a strongly useful prefetch is left on by both.
+        let idle = |s: &mut Scene| s.counters().busiest_link = 0.15;
+        database().with(idle).classic().proposal(&Prefetch);
+        let useful = |s: &mut Scene| s.counters().prefetch_useful_share = 0.85;
+        assert!(
+            database()
+                .with(useful)
+                .classic()
+                .reason(&Prefetch)
+                .contains("no benefit predicted")
+        );
     }
 
     #[test]

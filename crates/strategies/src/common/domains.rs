@@ -196,6 +196,9 @@ pub(crate) struct Demand {
     pub(crate) own: f64,
     /// Running threads of the workload.
     pub(crate) own_running: f64,
+    /// Cores on which at least one of its threads runs, as a partition would be charged for them: what people mean by
+    /// "it uses eight cores".
+    pub(crate) own_cores: f64,
     /// Cores asked for by all workloads together, this one included.
     pub(crate) total: f64,
     /// Running threads per core of the whole machine.
@@ -228,6 +231,7 @@ impl Demand {
         Self {
             own: own_running * worth,
             own_running,
+            own_cores: own_running / density.max(1.0),
             total: (own_running + others) * worth,
             density,
             placed,
