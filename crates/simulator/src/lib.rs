@@ -12,6 +12,7 @@ pub mod layout;
 pub mod memory;
 pub mod noise;
 pub mod paging;
+pub mod platform;
 pub mod power;
 pub mod profiles;
 pub mod scheduler;

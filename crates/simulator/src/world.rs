@@ -193,26 +193,53 @@ impl fmt::Display for PersonChange {
         };
         let state = |on: &bool| if *on { "on" } else { "off" };
         match self {
-            Self::BindThreads { program, cpus } => write!(f, "a person binds {program} to CPUs {}", list(cpus)),
+            Self::BindThreads { program, cpus } => {
+                write!(f, "a person binds {program} to CPUs {}", list(cpus))
+            }
             Self::BindMemory { program, nodes } => {
-                write!(f, "a person binds the memory of {program} to nodes {}", list(nodes))
+                write!(
+                    f,
+                    "a person binds the memory of {program} to nodes {}",
+                    list(nodes)
+                )
             }
             Self::MovePages { program, node, share } => {
-                write!(f, "a person moves {:.0} % of the remote memory of {program} to node {node}", share * 100.0)
+                write!(
+                    f,
+                    "a person moves {:.0} % of the remote memory of {program} to node {node}",
+                    share * 100.0
+                )
             }
             Self::LargePages { program, share } => {
-                write!(f, "a person puts {:.0} % of {program} on large pages", share * 100.0)
+                write!(
+                    f,
+                    "a person puts {:.0} % of {program} on large pages",
+                    share * 100.0
+                )
             }
             Self::LargePageSwitch { enabled } => write!(f, "a person sets large pages to {enabled}"),
-            Self::Prefetch { cpus, on } => write!(f, "a person switches prefetch {} on CPUs {}", state(on), list(cpus)),
+            Self::Prefetch { cpus, on } => write!(
+                f,
+                "a person switches prefetch {} on CPUs {}",
+                state(on),
+                list(cpus)
+            ),
             Self::Choose { program, never } => {
-                write!(f, "a person says {} for {program}", if *never { "never" } else { "as you like" })
+                write!(
+                    f,
+                    "a person says {} for {program}",
+                    if *never { "never" } else { "as you like" }
+                )
             }
             Self::Start { program } => write!(f, "{program} starts"),
             Self::Stop { program } => write!(f, "{program} ends"),
             Self::Restart { program } => write!(f, "{program} restarts"),
             Self::Fork { program, processes } => write!(f, "{program} forks {processes} processes"),
-            Self::Phase { program, profile, load } => {
+            Self::Phase {
+                program,
+                profile,
+                load,
+            } => {
                 write!(f, "{program} changes phase")?;
                 if let Some(p) = profile {
                     write!(f, ", profile {p}")?;
@@ -229,7 +256,9 @@ impl fmt::Display for PersonChange {
             Self::OtherTuner { name, running } => {
                 write!(f, "{name} {}", if *running { "runs" } else { "ends" })
             }
-            Self::FileCeiling { share } => write!(f, "a person sets the file ceiling to {:.0} %", share * 100.0),
+            Self::FileCeiling { share } => {
+                write!(f, "a person sets the file ceiling to {:.0} %", share * 100.0)
+            }
         }
     }
 }
@@ -261,7 +290,12 @@ pub struct OwnCost {
 impl Default for OwnCost {
     /// As measured on this project's machine (docs/results.md, own cost).
     fn default() -> Self {
-        Self { look_us: 60.0, process_us: 2.0, detail_us: 300.0, resident_mib: 8 }
+        Self {
+            look_us: 60.0,
+            process_us: 2.0,
+            detail_us: 300.0,
+            resident_mib: 8,
+        }
     }
 }
 
@@ -324,7 +358,15 @@ pub struct WorldSpec {
 impl WorldSpec {
     /// A machine with nothing on it.
     pub fn new(layout: Layout, scheduler: SchedulerKind) -> Self {
-        Self { layout, scheduler, programs: Vec::new(), profiles: Vec::new(), seed: 0, events: Vec::new(), surroundings: Surroundings::default() }
+        Self {
+            layout,
+            scheduler,
+            programs: Vec::new(),
+            profiles: Vec::new(),
+            seed: 0,
+            events: Vec::new(),
+            surroundings: Surroundings::default(),
+        }
     }
 }
 
@@ -490,7 +532,11 @@ impl Alive {
     }
     /// Segment `index` in the order private by process, then shared.
     pub(crate) fn segment(&self, index: usize) -> Option<&Segment> {
-        self.private.get(index).or_else(|| (index == self.private.len()).then_some(self.shared.as_ref()).flatten())
+        self.private.get(index).or_else(|| {
+            (index == self.private.len())
+                .then_some(self.shared.as_ref())
+                .flatten()
+        })
     }
     pub(crate) fn segment_count(&self) -> usize {
         self.private.len() + usize::from(self.shared.is_some())
@@ -572,7 +618,6 @@ pub struct World {
     /// Where the threads were when a restriction changed, and when.
     shift: Option<(Vec<Option<Placed>>, u64)>,
     pools: Option<TwoPool>,
-    ticks: u64,
     own_cpu_s: f64,
     busy_s: f64,
     stall_io_s: f64,
@@ -594,7 +639,10 @@ impl World {
             wrong.extend(paging.complaints());
         }
         if !["always", "madvise", "never"].contains(&spec.surroundings.large_page_switch.as_str()) {
-            wrong.push(format!("large_page_switch = {:?}: always, madvise or never", spec.surroundings.large_page_switch));
+            wrong.push(format!(
+                "large_page_switch = {:?}: always, madvise or never",
+                spec.surroundings.large_page_switch
+            ));
         }
         if spec.events.len() > EVENTS_MAX {
             wrong.push(format!("{} events: at most {EVENTS_MAX}", spec.events.len()));
@@ -612,10 +660,18 @@ impl World {
         if let Some(paging) = &spec.surroundings.paging {
             // The pools have frames of their own, on the first nodes that have them.
             let pool = Bytes::from_mib(paging.memory_mib);
-            let whole = Shape { shares: Vec::new(), skew: 1.0, sparse: 0.0, large: 0.0 };
+            let whole = Shape {
+                shares: Vec::new(),
+                skew: 1.0,
+                sparse: 0.0,
+                large: 0.0,
+            };
             memory
                 .allocate(0, pool, true, &whole)
-                .map_err(|source| WorldError::Memory { program: "paging".into(), source })?;
+                .map_err(|source| WorldError::Memory {
+                    program: "paging".into(),
+                    source,
+                })?;
         }
         let pools = spec.surroundings.paging.map(TwoPool::new);
         let mut world = Self {
@@ -632,7 +688,6 @@ impl World {
             warm: Warm::default(),
             shift: None,
             pools,
-            ticks: 0,
             own_cpu_s: 0.0,
             busy_s: 0.0,
             stall_io_s: 0.0,
@@ -651,7 +706,9 @@ impl World {
             world.install(index)?;
         }
         for index in 0..world.programs.len() {
-            let Some(start_s) = world.spec(index).map(|s| s.start_s) else { continue };
+            let Some(start_s) = world.spec(index).map(|s| s.start_s) else {
+                continue;
+            };
             if start_s <= 0.0 {
                 world.start(index)?;
             } else {
@@ -666,7 +723,9 @@ impl World {
     }
 
     fn install(&mut self, index: usize) -> Result<(), WorldError> {
-        let Some(spec) = self.specs.get(index).cloned() else { return Ok(()) };
+        let Some(spec) = self.specs.get(index).cloned() else {
+            return Ok(());
+        };
         let profile = self.profile(&spec.name, &spec)?;
         for name in spec.workloads() {
             if self.by_name.contains_key(&name) {
@@ -687,7 +746,10 @@ impl World {
                 mask,
                 nodes: spec.choice.nodes.clone(),
                 never: spec.choice.never,
-                totals: Totals { type_response_s: vec![0.0; spec.request_types.len()], ..Totals::default() },
+                totals: Totals {
+                    type_response_s: vec![0.0; spec.request_types.len()],
+                    ..Totals::default()
+                },
                 rate: Rate::default(),
                 placed: None,
                 pace: Pace::default(),
@@ -715,10 +777,12 @@ impl World {
     }
 
     fn profile(&self, program: &str, spec: &ProgramSpec) -> Result<Profile, WorldError> {
-        let mut profile = self.profile_named(&spec.profile).ok_or_else(|| WorldError::NoSuchProfile {
-            program: program.to_owned(),
-            name: spec.profile.clone(),
-        })?;
+        let mut profile = self
+            .profile_named(&spec.profile)
+            .ok_or_else(|| WorldError::NoSuchProfile {
+                program: program.to_owned(),
+                name: spec.profile.clone(),
+            })?;
         if let Some(instructions) = spec.instructions_per_unit {
             profile.instructions_per_unit = instructions;
         }
@@ -726,7 +790,11 @@ impl World {
     }
 
     fn profile_named(&self, name: &str) -> Option<Profile> {
-        self.profiles.iter().find(|p| p.name == name).cloned().or_else(|| crate::profiles::profile(name))
+        self.profiles
+            .iter()
+            .find(|p| p.name == name)
+            .cloned()
+            .or_else(|| crate::profiles::profile(name))
     }
 
     // ---- time ----------------------------------------------------------------------------------------------------
@@ -775,7 +843,11 @@ impl World {
             }
             Event::End(p) => self.end(p),
             Event::Restart(p, generation) => {
-                if self.programs.get(p).is_some_and(|p| p.generation == generation && p.alive.is_some()) {
+                if self
+                    .programs
+                    .get(p)
+                    .is_some_and(|p| p.generation == generation && p.alive.is_some())
+                {
                     self.end(p);
                     let _refused = self.start(p);
                 }
@@ -789,7 +861,11 @@ impl World {
                 }
             }
             Event::Modulate(p, generation) => {
-                if self.programs.get(p).is_some_and(|p| p.generation == generation && p.alive.is_some()) {
+                if self
+                    .programs
+                    .get(p)
+                    .is_some_and(|p| p.generation == generation && p.alive.is_some())
+                {
                     self.modulate(p);
                 }
             }
@@ -803,8 +879,12 @@ impl World {
 
     fn modulate(&mut self, p: usize) {
         let now = self.now_s();
-        let Some(shape) = self.spec(p).map(|s| s.modulation) else { return };
-        let Some(program) = self.programs.get_mut(p) else { return };
+        let Some(shape) = self.spec(p).map(|s| s.modulation) else {
+            return;
+        };
+        let Some(program) = self.programs.get_mut(p) else {
+            return;
+        };
         let (factor, until) = shape.at(now, &program.draws, &mut program.cursor);
         if program.modulation != factor {
             program.modulation = factor;
@@ -823,7 +903,11 @@ impl World {
         }
         self.settle();
         self.settle();
-        let paging = self.pools.is_some() && self.programs.iter().any(|p| p.alive.is_some() && self.is_paged(p));
+        let paging = self.pools.is_some()
+            && self
+                .programs
+                .iter()
+                .any(|p| p.alive.is_some() && self.is_paged(p));
         while paging && self.now_ns < until {
             let tick_ns = (TICK_S * 1e9) as u64;
             let end = ((self.now_ns / tick_ns + 1) * tick_ns).min(until);
@@ -836,18 +920,25 @@ impl World {
     }
 
     fn is_paged(&self, p: &Program) -> bool {
-        self.specs.get(p.spec).is_some_and(|s| !matches!(s.kind, Kind::Compute))
+        self.specs
+            .get(p.spec)
+            .is_some_and(|s| !matches!(s.kind, Kind::Compute))
     }
 
     fn tick_pools(&mut self) {
         let mut wants = Wants::default();
         for p in self.programs.iter().filter(|p| p.alive.is_some()) {
             match self.specs.get(p.spec).map(|s| s.kind) {
-                Some(Kind::MemoryWriter { working_pages, touches_per_s }) => {
+                Some(Kind::MemoryWriter {
+                    working_pages,
+                    touches_per_s,
+                }) => {
                     wants.working_pages += working_pages as f64;
                     wants.touches_per_s += touches_per_s * p.load * p.modulation;
                 }
-                Some(Kind::FileReader { pages_per_s }) => wants.file_pages_per_s += pages_per_s * p.load * p.modulation,
+                Some(Kind::FileReader { pages_per_s }) => {
+                    wants.file_pages_per_s += pages_per_s * p.load * p.modulation
+                }
                 Some(Kind::Compute) | None => {}
             }
         }
@@ -863,8 +954,10 @@ impl World {
             return;
         }
         let span_s = (until - self.now_ns) as f64 / 1e9;
-        let (speed, read_speed, faults) =
-            self.pools.as_ref().map_or((1.0, 1.0, 0.0), |p| (p.speed(), p.read_speed(), p.faults()));
+        let (speed, read_speed, faults) = self
+            .pools
+            .as_ref()
+            .map_or((1.0, 1.0, 0.0), |p| (p.speed(), p.read_speed(), p.faults()));
         let mut busy = 0.0;
         for p in self.programs.iter_mut().filter(|p| p.alive.is_some()) {
             let factor = match self.specs.get(p.spec).map(|s| s.kind) {
@@ -876,10 +969,19 @@ impl World {
                 Some(Kind::FileReader { .. }) => read_speed,
                 Some(Kind::Compute) | None => 1.0,
             };
-            busy += p.run(self.now_ns, until, factor, self.specs.get(p.spec).map_or(&[], |s| s.request_types.as_slice()));
+            busy += p.run(
+                self.now_ns,
+                until,
+                factor,
+                self.specs.get(p.spec).map_or(&[], |s| s.request_types.as_slice()),
+            );
         }
         self.busy_s += busy;
-        self.energy_j += self.surroundings.power.watts(self.busy_cores, f64::from(self.layout.cores())) * span_s;
+        self.energy_j += self
+            .surroundings
+            .power
+            .watts(self.busy_cores, f64::from(self.layout.cores()))
+            * span_s;
         self.now_ns = until;
     }
 
@@ -898,7 +1000,11 @@ impl World {
                     }
                 }
                 // The kernel breaks an affinity that leaves no CPU.
-                Some(if allowed.iter().any(|a| *a) { allowed } else { self.online.clone() })
+                Some(if allowed.iter().any(|a| *a) {
+                    allowed
+                } else {
+                    self.online.clone()
+                })
             }
         }
     }
@@ -909,7 +1015,9 @@ impl World {
             return;
         }
         self.dirty = false;
-        let alive: Vec<usize> = (0..self.programs.len()).filter(|p| self.programs[*p].alive.is_some()).collect();
+        let alive: Vec<usize> = (0..self.programs.len())
+            .filter(|p| self.programs[*p].alive.is_some())
+            .collect();
         for p in &mut self.programs {
             p.flush();
             if p.alive.is_none() {
@@ -925,13 +1033,21 @@ impl World {
         let mut demands = Vec::with_capacity(alive.len());
         let mut limits = Vec::with_capacity(alive.len());
         for index in &alive {
-            let Some((p, spec)) = self.programs.get(*index).and_then(|p| Some((p, self.specs.get(p.spec)?))) else {
+            let Some((p, spec)) = self
+                .programs
+                .get(*index)
+                .and_then(|p| Some((p, self.specs.get(p.spec)?)))
+            else {
                 continue;
             };
             let limit = Limit::of(p, spec);
             let lean = (!spec.threads_on.is_empty() && p.mask.is_none()).then(|| spec.threads_on.clone());
             requests.push(Request {
-                runnable: if p.busy > 0.0 { p.busy.min(limit.threads) } else { limit.start },
+                runnable: if p.busy > 0.0 {
+                    p.busy.min(limit.threads)
+                } else {
+                    limit.start
+                },
                 allowed: self.effective(p),
                 lean,
             });
@@ -960,7 +1076,11 @@ impl World {
                 }
             }
             self.busy_cores = placed.iter().flat_map(|p| &p.cores_dispatched).sum();
-            layout.ghz = self.layout.ghz * self.surroundings.power.frequency(self.busy_cores / cores.max(1.0));
+            layout.ghz = self.layout.ghz
+                * self
+                    .surroundings
+                    .power
+                    .frequency(self.busy_cores / cores.max(1.0));
             for (demand, placed) in demands.iter_mut().zip(&placed) {
                 self.aim(demand, placed);
             }
@@ -981,13 +1101,22 @@ impl World {
         let online = self.online.iter().filter(|o| **o).count() as f64;
         let running: f64 = placed.iter().map(Placed::running_threads).sum();
         let idle = (online - running).max(0.0);
-        for ((((index, request), placed), rate), (demand, limit)) in
-            alive.iter().zip(&requests).zip(placed).zip(&solution.rates).zip(demands.iter().zip(&limits))
+        for ((((index, request), placed), rate), (demand, limit)) in alive
+            .iter()
+            .zip(&requests)
+            .zip(placed)
+            .zip(&solution.rates)
+            .zip(demands.iter().zip(&limits))
         {
-            let room = self.programs.get(*index).and_then(|p| self.effective(p)).map_or(online, |a| a.iter().filter(|a| **a).count() as f64);
+            let room = self
+                .programs
+                .get(*index)
+                .and_then(|p| self.effective(p))
+                .map_or(online, |a| a.iter().filter(|a| **a).count() as f64);
             if let Some(p) = self.programs.get_mut(*index) {
                 // Calibrated at full load; what it is now follows from that.
-                self.dirty |= p.load * p.modulation != 1.0 && matches!(limit.drive, Drive::FindRate | Drive::FindThink { .. });
+                self.dirty |= p.load * p.modulation != 1.0
+                    && matches!(limit.drive, Drive::FindRate | Drive::FindThink { .. });
                 p.adopt(limit, request.runnable, placed, *rate, demand, room, idle);
             }
         }
@@ -1020,17 +1149,25 @@ impl World {
     fn aim(&self, demand: &mut Demand, placed: &Placed) {
         let threads = placed.running_threads();
         demand.running.clone_from(&placed.running);
-        demand.threads_per_core = placed.mean_threads_per_core().clamp(1.0, f64::from(self.layout.threads_per_core));
+        demand.threads_per_core = placed
+            .mean_threads_per_core()
+            .clamp(1.0, f64::from(self.layout.threads_per_core));
         demand.spread = span(&placed.running).max(1.0);
         let mut on = 0.0;
         for (chip, running) in placed.running.iter().enumerate() {
             if let Some(cpus) = self.layout.cpus_of_chip(chip) {
                 let all = f64::from(cpus.end - cpus.start).max(1.0);
-                let switched = cpus.filter(|c| self.prefetch_on.get(*c as usize).copied().unwrap_or(true)).count();
+                let switched = cpus
+                    .filter(|c| self.prefetch_on.get(*c as usize).copied().unwrap_or(true))
+                    .count();
                 on += running * switched as f64 / all;
             }
         }
-        demand.prefetch = if threads > 0.0 { (on / threads).clamp(0.0, 1.0) } else { 1.0 };
+        demand.prefetch = if threads > 0.0 {
+            (on / threads).clamp(0.0, 1.0)
+        } else {
+            1.0
+        };
     }
 
     /// Marks that rates have to be worked out again.
@@ -1066,7 +1203,10 @@ impl World {
     }
 
     pub(crate) fn find(&self, workload: &str) -> Option<usize> {
-        self.by_name.get(workload).copied().filter(|p| self.programs.get(*p).is_some_and(|p| p.alive.is_some()))
+        self.by_name
+            .get(workload)
+            .copied()
+            .filter(|p| self.programs.get(*p).is_some_and(|p| p.alive.is_some()))
     }
 
     /// The workloads of a program, or the workload of that name.
@@ -1074,13 +1214,23 @@ impl World {
         if let Some(p) = self.by_name.get(name) {
             return Ok(vec![*p]);
         }
-        let found: Vec<usize> = (0..self.programs.len()).filter(|p| self.spec(*p).is_some_and(|s| s.name == name)).collect();
-        if found.is_empty() { Err(WorldError::NoSuchProgram { name: name.to_owned() }) } else { Ok(found) }
+        let found: Vec<usize> = (0..self.programs.len())
+            .filter(|p| self.spec(*p).is_some_and(|s| s.name == name))
+            .collect();
+        if found.is_empty() {
+            Err(WorldError::NoSuchProgram {
+                name: name.to_owned(),
+            })
+        } else {
+            Ok(found)
+        }
     }
 
     fn start(&mut self, p: usize) -> Result<(), WorldError> {
         let now_s = self.now_s();
-        let Some(spec) = self.spec(p).cloned() else { return Ok(()) };
+        let Some(spec) = self.spec(p).cloned() else {
+            return Ok(());
+        };
         let first = self.programs.get(p).is_some_and(|p| p.generation == 0);
         let started_s = if first { now_s - spec.age_s } else { now_s };
         let mut processes = Vec::new();
@@ -1089,9 +1239,22 @@ impl World {
         }
         let name = self.programs.get(p).map(|p| p.name.clone()).unwrap_or_default();
         let shares = self.first_touch(p, &spec);
-        let shape = Shape { shares, skew: spec.skew, sparse: spec.sparse, large: spec.large };
-        let mut alive = Alive { started_s, processes, private: Vec::new(), shared: None };
-        let refused = |source| WorldError::Memory { program: name.clone(), source };
+        let shape = Shape {
+            shares,
+            skew: spec.skew,
+            sparse: spec.sparse,
+            large: spec.large,
+        };
+        let mut alive = Alive {
+            started_s,
+            processes,
+            private: Vec::new(),
+            shared: None,
+        };
+        let refused = |source| WorldError::Memory {
+            program: name.clone(),
+            source,
+        };
         let outcome = self.allocate(&spec, &shape, &mut alive);
         if let Err(source) = outcome {
             for s in alive.segments() {
@@ -1144,7 +1307,10 @@ impl World {
     fn new_process(&mut self, started_s: f64) -> ProcessId {
         let pid = self.next_pid;
         self.next_pid = if pid >= 4_000_000 { 1000 } else { pid + 1 };
-        ProcessId { pid, start_ticks: ticks(started_s) }
+        ProcessId {
+            pid,
+            start_ticks: ticks(started_s),
+        }
     }
 
     fn allocate(&mut self, spec: &ProgramSpec, shape: &Shape, alive: &mut Alive) -> Result<(), MemoryError> {
@@ -1152,11 +1318,20 @@ impl World {
         const SHARED: u64 = 0x7a00_0000_0000;
         if spec.private_mib > 0 {
             for _ in 0..spec.processes {
-                alive.private.push(self.memory.allocate(PRIVATE, Bytes::from_mib(spec.private_mib), false, shape)?);
+                alive.private.push(self.memory.allocate(
+                    PRIVATE,
+                    Bytes::from_mib(spec.private_mib),
+                    false,
+                    shape,
+                )?);
             }
         }
         if spec.shared_mib > 0 {
-            alive.shared = Some(self.memory.allocate(SHARED, Bytes::from_mib(spec.shared_mib), true, shape)?);
+            alive.shared =
+                Some(
+                    self.memory
+                        .allocate(SHARED, Bytes::from_mib(spec.shared_mib), true, shape)?,
+                );
         }
         Ok(())
     }
@@ -1165,7 +1340,9 @@ impl World {
     fn first_touch(&self, p: usize, spec: &ProgramSpec) -> Vec<f64> {
         let nodes = self.memory.nodes().len();
         if let Some(bound) = self.programs.get(p).and_then(|p| p.nodes.as_ref()) {
-            return (0..nodes).map(|n| f64::from(u8::from(bound.contains(&(n as u32))))).collect();
+            return (0..nodes)
+                .map(|n| f64::from(u8::from(bound.contains(&(n as u32)))))
+                .collect();
         }
         if !spec.memory_on.is_empty() {
             return spec.memory_on.clone();
@@ -1198,7 +1375,9 @@ impl World {
             Some(Kind::MemoryWriter { working_pages, .. }) => working_pages as f64,
             _ => 0.0,
         };
-        let Some(program) = self.programs.get_mut(p) else { return };
+        let Some(program) = self.programs.get_mut(p) else {
+            return;
+        };
         program.flush();
         if let Some(alive) = program.alive.take() {
             for s in alive.segments() {
@@ -1257,13 +1436,26 @@ impl World {
             PersonChange::BindThreads { cpus: Some(cpus), .. }
             | PersonChange::Prefetch { cpus: Some(cpus), .. }
             | PersonChange::Cpus { cpus, .. } => self.cpu_list(cpus).map(|_| ()),
-            PersonChange::BindMemory { nodes: Some(nodes), .. } => self.check_nodes(nodes),
-            PersonChange::MovePages { node, .. } | PersonChange::Node { node, .. } => self.check_nodes(&[*node]),
-            PersonChange::Phase { program, profile: Some(name), .. } if self.profile_named(name).is_none() => {
-                Err(WorldError::NoSuchProfile { program: program.clone(), name: name.clone() })
+            PersonChange::BindMemory {
+                nodes: Some(nodes), ..
+            } => self.check_nodes(nodes),
+            PersonChange::MovePages { node, .. } | PersonChange::Node { node, .. } => {
+                self.check_nodes(&[*node])
             }
-            PersonChange::LargePageSwitch { enabled } if !["always", "madvise", "never"].contains(&enabled.as_str()) => {
-                Err(WorldError::Values(format!("large pages {enabled:?}: always, madvise or never")))
+            PersonChange::Phase {
+                program,
+                profile: Some(name),
+                ..
+            } if self.profile_named(name).is_none() => Err(WorldError::NoSuchProfile {
+                program: program.clone(),
+                name: name.clone(),
+            }),
+            PersonChange::LargePageSwitch { enabled }
+                if !["always", "madvise", "never"].contains(&enabled.as_str()) =>
+            {
+                Err(WorldError::Values(format!(
+                    "large pages {enabled:?}: always, madvise or never"
+                )))
             }
             PersonChange::FileCeiling { .. } if self.pools.is_none() => {
                 Err(WorldError::Values("this machine has no paging".into()))
@@ -1278,7 +1470,11 @@ impl World {
     /// It is about something that does not exist, or impossible.
     pub fn person(&mut self, change: PersonChange) -> Result<(), WorldError> {
         self.check_change(&change)?;
-        let members = change.program().map(|name| self.members(name)).transpose()?.unwrap_or_default();
+        let members = change
+            .program()
+            .map(|name| self.members(name))
+            .transpose()?
+            .unwrap_or_default();
         match change {
             PersonChange::BindThreads { cpus, .. } => {
                 let mask = cpus.map(|c| self.cpu_list(&c)).transpose()?;
@@ -1370,13 +1566,19 @@ impl World {
     fn move_share(&mut self, p: usize, nodes: &[u32], share: f64) {
         self.settle();
         let memory = &mut self.memory;
-        let Some(alive) = self.programs.get_mut(p).and_then(|p| p.alive.as_mut()) else { return };
+        let Some(alive) = self.programs.get_mut(p).and_then(|p| p.alive.as_mut()) else {
+            return;
+        };
         for s in alive.private.iter_mut().chain(&mut alive.shared) {
-            let remote: Vec<usize> = (0..s.pieces()).filter(|i| !nodes.contains(&(s.node_of(*i) as u32))).collect();
+            let remote: Vec<usize> = (0..s.pieces())
+                .filter(|i| !nodes.contains(&(s.node_of(*i) as u32)))
+                .collect();
             let count = (remote.len() as f64 * share).round() as usize;
             for (turn, piece) in remote.into_iter().take(count).enumerate() {
                 for offset in 0..nodes.len() {
-                    let to = nodes.get((turn + offset) % nodes.len()).map_or(0, |n| *n as usize);
+                    let to = nodes
+                        .get((turn + offset) % nodes.len())
+                        .map_or(0, |n| *n as usize);
                     // What has no room stays where it is, as with `migratepages`.
                     if memory.move_piece(s, piece, to).is_ok() {
                         break;
@@ -1390,7 +1592,9 @@ impl World {
     fn large_share(&mut self, p: usize, share: f64) {
         self.settle();
         let memory = &mut self.memory;
-        let Some(alive) = self.programs.get_mut(p).and_then(|p| p.alive.as_mut()) else { return };
+        let Some(alive) = self.programs.get_mut(p).and_then(|p| p.alive.as_mut()) else {
+            return;
+        };
         for s in alive.private.iter_mut().chain(&mut alive.shared) {
             let wanted = (s.pieces() as f64 * share).round() as usize;
             for piece in 0..s.pieces() {
@@ -1406,18 +1610,37 @@ impl World {
     }
 
     fn fork(&mut self, p: usize, processes: u32) -> Result<(), WorldError> {
-        let Some(spec) = self.spec(p).cloned() else { return Ok(()) };
+        let Some(spec) = self.spec(p).cloned() else {
+            return Ok(());
+        };
         let now_s = self.now_s();
-        let shape = Shape { shares: self.first_touch(p, &spec), skew: spec.skew, sparse: spec.sparse, large: 0.0 };
+        let shape = Shape {
+            shares: self.first_touch(p, &spec),
+            skew: spec.skew,
+            sparse: spec.sparse,
+            large: 0.0,
+        };
         for _ in 0..processes {
-            let Some(name) = self.programs.get(p).map(|p| p.name.clone()) else { return Ok(()) };
-            if self.programs.get(p).and_then(|p| p.alive.as_ref()).is_none_or(|a| a.processes.len() >= PROCESSES_MAX) {
+            let Some(name) = self.programs.get(p).map(|p| p.name.clone()) else {
+                return Ok(());
+            };
+            if self
+                .programs
+                .get(p)
+                .and_then(|p| p.alive.as_ref())
+                .is_none_or(|a| a.processes.len() >= PROCESSES_MAX)
+            {
                 return Ok(());
             }
             let process = self.new_process(now_s);
             let segment = if spec.private_mib > 0 {
-                let made = self.memory.allocate(0x7f00_0000_0000, Bytes::from_mib(spec.private_mib), false, &shape);
-                Some(made.map_err(|source| WorldError::Memory { program: name, source })?)
+                let made =
+                    self.memory
+                        .allocate(0x7f00_0000_0000, Bytes::from_mib(spec.private_mib), false, &shape);
+                Some(made.map_err(|source| WorldError::Memory {
+                    program: name,
+                    source,
+                })?)
             } else {
                 None
             };
@@ -1457,7 +1680,9 @@ impl World {
             .filter(|n| *n as usize != node && self.memory.node(*n as usize).is_some_and(|n| n.online))
             .collect();
         if others.is_empty() {
-            return Err(WorldError::Impossible("the last memory node cannot go offline".into()));
+            return Err(WorldError::Impossible(
+                "the last memory node cannot go offline".into(),
+            ));
         }
         for p in 0..self.programs.len() {
             self.move_share(p, &others, 1.0);
@@ -1469,7 +1694,9 @@ impl World {
             .flat_map(Alive::segments)
             .any(|s| s.pages_on().get(node).is_some_and(|n| *n > 0));
         if left {
-            return Err(WorldError::Impossible(format!("the memory of node {node} does not fit elsewhere")));
+            return Err(WorldError::Impossible(format!(
+                "the memory of node {node} does not fit elsewhere"
+            )));
         }
         self.memory.set_online(node, false);
         Ok(())
@@ -1496,7 +1723,12 @@ impl World {
         self.own_cpu_s += seconds;
         self.busy_s += seconds;
         let online = self.online.iter().filter(|o| **o).count().max(1) as f64;
-        let running: f64 = self.programs.iter().filter_map(|p| p.placed.as_ref()).map(Placed::running_threads).sum();
+        let running: f64 = self
+            .programs
+            .iter()
+            .filter_map(|p| p.placed.as_ref())
+            .map(Placed::running_threads)
+            .sum();
         // With almost all CPUs busy the chance grows that there is none to spare.
         let full = ((running / online - 0.85) / 0.15).clamp(0.0, 1.0);
         for p in self.programs.iter_mut().filter(|p| p.alive.is_some()) {
@@ -1511,9 +1743,35 @@ impl World {
         {
             // A thread runs until its first access to the locked memory, then waits for the rest of the time.
             let accesses = ACCESSES_PER_S * weight.clamp(0.0, 1.0) * seconds;
-            let share = if accesses > 1e-6 { 1.0 - (1.0 - (-accesses).exp()) / accesses } else { accesses / 2.0 };
+            let share = if accesses > 1e-6 {
+                1.0 - (1.0 - (-accesses).exp()) / accesses
+            } else {
+                accesses / 2.0
+            };
             program.debt_s += seconds * share;
         }
+    }
+
+    /// As `stall`, for so many stretches of memory of the same kind one after the other.
+    pub(crate) fn stall_often(&mut self, p: usize, seconds: f64, weight: f64, count: u64) {
+        let before = self.programs.get(p).map_or(0.0, |p| p.debt_s);
+        self.stall(p, seconds, weight);
+        if let Some(program) = self.programs.get_mut(p) {
+            program.debt_s = before + (program.debt_s - before) * count as f64;
+        }
+    }
+
+    /// Memory that the writers work on.
+    pub(crate) fn working_set(&self, page: Bytes) -> Bytes {
+        let pages = self
+            .programs
+            .iter()
+            .filter(|p| p.alive.is_some())
+            .filter_map(|p| match self.specs.get(p.spec)?.kind {
+                Kind::MemoryWriter { working_pages, .. } => Some(working_pages),
+                _ => None,
+            });
+        Bytes(pages.sum::<u64>() * page.0)
     }
 
     /// CPU time that the optimizer used so far.
@@ -1562,7 +1820,11 @@ impl World {
 
     /// Names of the programs' workloads that run now.
     pub fn workloads(&self) -> Vec<String> {
-        self.programs.iter().filter(|p| p.alive.is_some()).map(|p| p.name.clone()).collect()
+        self.programs
+            .iter()
+            .filter(|p| p.alive.is_some())
+            .map(|p| p.name.clone())
+            .collect()
     }
 
     /// What a program (all its instances) or a workload did since the start; zeros for an unknown name.
@@ -1580,7 +1842,10 @@ impl World {
     /// How fast a workload is now, without noise; zeros when it does not run.
     pub fn pace(&mut self, workload: &str) -> Pace {
         self.settle();
-        self.find(workload).and_then(|p| self.programs.get(p)).map(|p| p.pace.clone()).unwrap_or_default()
+        self.find(workload)
+            .and_then(|p| self.programs.get(p))
+            .map(|p| p.pace.clone())
+            .unwrap_or_default()
     }
 
     /// Where a workload runs now: threads by chip; empty when it does not run.
@@ -1621,15 +1886,23 @@ impl World {
 
     /// Resident memory of a workload.
     pub fn resident(&self, workload: &str) -> Bytes {
-        self.find(workload).and_then(|p| self.programs.get(p)?.alive.as_ref()).map_or(Bytes::ZERO, Alive::resident)
+        self.find(workload)
+            .and_then(|p| self.programs.get(p)?.alive.as_ref())
+            .map_or(Bytes::ZERO, Alive::resident)
     }
 
     /// Everything that an effector or a person can change.
     pub fn settings(&self) -> Settings {
         let mut s = Settings {
-            prefetch_off: (0..self.prefetch_on.len() as u32).map(CpuId).filter(|c| !self.has_prefetch(*c)).collect(),
+            prefetch_off: (0..self.prefetch_on.len() as u32)
+                .map(CpuId)
+                .filter(|c| !self.has_prefetch(*c))
+                .collect(),
             large_page_switch: self.surroundings.large_page_switch.clone(),
-            offline: (0..self.online.len() as u32).map(CpuId).filter(|c| !self.is_online(*c)).collect(),
+            offline: (0..self.online.len() as u32)
+                .map(CpuId)
+                .filter(|c| !self.is_online(*c))
+                .collect(),
             nodes_offline: (0..self.memory.nodes().len())
                 .filter(|n| self.memory.node(*n).is_some_and(|n| !n.online))
                 .map(|n| NodeId(n as u32))
@@ -1647,8 +1920,14 @@ impl World {
                     *pages.entry(NodeId(node as u32)).or_default() += n;
                 }
             }
-            s.large.insert(p.name.clone(), alive.segments().map(Segment::large_pieces).sum());
-            s.pieces.insert(p.name.clone(), alive.segments().fold(0, |h: u64, x| h.rotate_left(7) ^ x.digest()));
+            s.large
+                .insert(p.name.clone(), alive.segments().map(Segment::large_pieces).sum());
+            s.pieces.insert(
+                p.name.clone(),
+                alive
+                    .segments()
+                    .fold(0, |h: u64, x| h.rotate_left(7) ^ x.digest()),
+            );
             s.started.insert(p.name.clone(), ticks(alive.started_s));
         }
         s
@@ -1673,7 +1952,9 @@ fn blend(before: &Placed, now: &Placed, weight: f64) -> Placed {
     let mix = |a: &[f64], b: &[f64]| -> Vec<f64> {
         let n = a.len().max(b.len());
         let at = |v: &[f64], i: usize| v.get(i).copied().unwrap_or(0.0);
-        (0..n).map(|i| weight * at(a, i) + (1.0 - weight) * at(b, i)).collect()
+        (0..n)
+            .map(|i| weight * at(a, i) + (1.0 - weight) * at(b, i))
+            .collect()
     };
     Placed {
         running: mix(&before.running, &now.running),
@@ -1712,12 +1993,28 @@ impl Limit {
         let threads = alive as f64 * f64::from(spec.threads);
         let factor = p.load * p.modulation;
         let (start, drive) = match spec.load {
-            Load::Closed { customers, think_ms, cpu_share } => {
+            Load::Closed {
+                customers,
+                think_ms,
+                cpu_share,
+            } => {
                 let n = customers.unwrap_or(threads) * factor;
                 let share = cpu_share.unwrap_or(p.profile.cpu_share).clamp(0.001, 1.0);
                 match (think_ms, p.think_s) {
-                    (Some(ms), _) => (n.min(threads), Drive::Closed { customers: n, think_s: ms / 1e3 }),
-                    (None, Some(think_s)) => (n.min(threads), Drive::Closed { customers: n, think_s }),
+                    (Some(ms), _) => (
+                        n.min(threads),
+                        Drive::Closed {
+                            customers: n,
+                            think_s: ms / 1e3,
+                        },
+                    ),
+                    (None, Some(think_s)) => (
+                        n.min(threads),
+                        Drive::Closed {
+                            customers: n,
+                            think_s,
+                        },
+                    ),
                     (None, None) => ((n * share).min(threads), Drive::FindThink { share }),
                 }
             }
@@ -1726,13 +2023,22 @@ impl Limit {
                 (None, None) => (busy.unwrap_or(0.0).min(threads), Drive::FindRate),
             },
         };
-        Self { profile: p.profile.clone(), threads, start, drive }
+        Self {
+            profile: p.profile.clone(),
+            threads,
+            start,
+            drive,
+        }
     }
 
     /// Busy threads when a unit takes so long and they are placed like this.
     fn busy(&self, placed: &Placed, unit_s: f64) -> f64 {
         let running = placed.running_threads();
-        let stretch = if running > 0.0 { ((running + placed.waiting) / running).max(1.0) } else { 1.0 };
+        let stretch = if running > 0.0 {
+            ((running + placed.waiting) / running).max(1.0)
+        } else {
+            1.0
+        };
         let wanted = match self.drive {
             Drive::FindThink { .. } | Drive::FindRate => self.start,
             Drive::Closed { customers, think_s } if think_s <= 0.0 => customers,
@@ -1742,28 +2048,56 @@ impl Limit {
             }
             Drive::Open { per_s } => per_s * unit_s * stretch,
         };
-        if wanted.is_finite() { wanted.clamp(0.0, self.threads) } else { self.threads }
+        if wanted.is_finite() {
+            wanted.clamp(0.0, self.threads)
+        } else {
+            self.threads
+        }
     }
 }
 
 impl Program {
     /// Takes over the rates that were worked out.
     #[expect(clippy::too_many_arguments, reason = "all of it is one result")]
-    fn adopt(&mut self, limit: &Limit, busy: f64, placed: Placed, rate: Rate, demand: &Demand, room: f64, idle: f64) {
+    fn adopt(
+        &mut self,
+        limit: &Limit,
+        busy: f64,
+        placed: Placed,
+        rate: Rate,
+        demand: &Demand,
+        room: f64,
+        idle: f64,
+    ) {
         let unit_s = unit_s(&limit.profile, &rate);
         let running = placed.running_threads();
-        let possible = if unit_s.is_finite() && unit_s > 0.0 { running / unit_s } else { 0.0 };
-        let stretch = if running > 0.0 { ((running + placed.waiting) / running).max(1.0) } else { 1.0 };
+        let possible = if unit_s.is_finite() && unit_s > 0.0 {
+            running / unit_s
+        } else {
+            0.0
+        };
+        let stretch = if running > 0.0 {
+            ((running + placed.waiting) / running).max(1.0)
+        } else {
+            1.0
+        };
         // How many of its threads could run if there were work for them.
         let most = limit.threads.min(room).min(running + idle).max(running);
-        let capacity = if unit_s.is_finite() && unit_s > 0.0 { most / unit_s } else { 0.0 };
+        let capacity = if unit_s.is_finite() && unit_s > 0.0 {
+            most / unit_s
+        } else {
+            0.0
+        };
         let closed = Response::closed(unit_s, unit_s * (stretch - 1.0));
         let mut arrivals = None;
         let (work, response) = match limit.drive {
             Drive::Open { per_s } => {
                 arrivals = Some(per_s);
                 let used = per_s / capacity.max(1e-30);
-                (per_s.min(possible.max(capacity)), Response::open(unit_s, most.max(1.0), used))
+                (
+                    per_s.min(possible.max(capacity)),
+                    Response::open(unit_s, most.max(1.0), used),
+                )
             }
             Drive::Closed { .. } => (possible, closed),
             // Calibrated by the state in which the program was found.
@@ -1778,7 +2112,10 @@ impl Program {
                     self.offered = Some(possible);
                 }
                 arrivals = Some(possible);
-                (possible, Response::open(unit_s, most.max(1.0), possible / capacity.max(1e-30)))
+                (
+                    possible,
+                    Response::open(unit_s, most.max(1.0), possible / capacity.max(1e-30)),
+                )
             }
         };
         self.arrivals = arrivals;
@@ -1796,7 +2133,11 @@ impl Program {
         if !self.pace.cpus.is_finite() {
             self.pace.cpus = running;
         }
-        self.parts_s = if unit_s.is_finite() { (unit_s * (1.0 - wait), unit_s * wait) } else { (0.0, 0.0) };
+        self.parts_s = if unit_s.is_finite() {
+            (unit_s * (1.0 - wait), unit_s * wait)
+        } else {
+            (0.0, 0.0)
+        };
         self.busy = busy;
         self.unit_s = unit_s;
         self.response = response;
@@ -1840,7 +2181,11 @@ impl Program {
         t.run_s += span_s;
         t.work += work;
         t.cpu_s += cpu;
-        t.core_s += if usual > 0.0 { self.pace.cores * span_s * cpu / usual } else { 0.0 };
+        t.core_s += if usual > 0.0 {
+            self.pace.cores * span_s * cpu / usual
+        } else {
+            0.0
+        };
         t.wait_s += self.pace.waiting * span_s;
         t.lost_s += lost;
         t.local_s += self.rate.local * span_s;
@@ -1849,7 +2194,9 @@ impl Program {
         t.cpi_s += self.rate.cpi * span_s;
         t.latency_ns_s += self.rate.latency_ns * span_s;
         for (sum, weight) in t.type_response_s.iter_mut().zip(weights) {
-            *sum += work * (self.parts_s.0 + weight * self.parts_s.1 + self.response.mean_s() - self.response.service_s);
+            *sum += work
+                * (self.parts_s.0 + weight * self.parts_s.1 + self.response.mean_s()
+                    - self.response.service_s);
         }
         self.pending += work;
         cpu
