@@ -559,8 +559,8 @@ impl Engine {
             let (mut minor, mut major) = (0, 0);
             for i in w.series.since(from) {
                 wait += i.wait;
-                minor += i.faults.0;
-                major += i.faults.1;
+                minor = i.faults.0.saturating_add(minor);
+                major = i.faults.1.saturating_add(major);
             }
             self.out.push(Command::RecordWindow(WindowRecord {
                 workload: w.workload.id.clone(),

@@ -126,7 +126,7 @@ impl Default for Policy {
         Self {
             mode: Mode::Act,
             seed: 0,
-            age_min_s: 30.0,
+            age_min_s: 10.0,
             cpu_min: 0.05,
             memory_min_mib: 48,
             scan_interval_s: 10.0,

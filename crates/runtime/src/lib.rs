@@ -39,6 +39,8 @@ const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
 /// Times in a row that an effector may say "not now" before the action counts as failed.
 const BUSY_MAX: u32 = 15;
+/// Longest pause between two slices, whatever the effector asks for: an undo must not wait for ever.
+const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 /// Events handled in one turn; the rest waits for the next.
 const EVENTS_PER_TURN_MAX: usize = 256;
 /// Shortest wait, so that a fault can never turn the loop into a spin.
@@ -524,7 +526,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 self.events.push_back(Event::Settled(id, direction, Ok(progress)));
             }
             Ok(progress) => {
-                pending.due = now + progress.pause.max(WAIT_MIN);
+                pending.due = now + progress.pause.clamp(WAIT_MIN, PAUSE_MAX);
                 // What starts over after each "not now" and gets no further must come to an end, so that people hear of
                 // it. The mind goes on trying an undo.
                 if progress.finished > pending.finished {
@@ -572,8 +574,9 @@ fn fault(error: &PlatformError) -> Fault {
     }
 }
 
-/// Experiments looked up at start to rebuild the state of false-discovery control.
-const TRIES_MAX: u32 = 200;
+/// Experiments looked up at start to rebuild the state of false-discovery control: rows without blocks, placebos
+/// among them. An epoch has 200 tries by default; with four placebos a day this reaches back more than a year.
+const TRIES_MAX: u32 = 2_000;
 
 /// What the history knows, as the mind wants it.
 fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memory {
@@ -603,9 +606,10 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         .experiments(&filter, now_unix)
         .into_iter()
         .filter(|e| e.kind != ExperimentKind::Placebo)
-        .filter_map(|e| Some((e.id, e.verdict?)))
-        .filter(|(_, v)| *v != Verdict::Aborted)
-        .map(|(id, v)| (id, v == Verdict::Accepted))
+        .filter_map(|e| Some((e.id, e.verdict?, e.effect)))
+        // A try that was broken off after it had measured something has used its level up.
+        .filter(|(_, v, effect)| *v != Verdict::Aborted || effect.is_some())
+        .map(|(id, v, _)| (id, v == Verdict::Accepted))
         .collect();
     tries.sort_by_key(|(id, _)| *id);
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);

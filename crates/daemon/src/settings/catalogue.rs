@@ -51,6 +51,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ),
     ("policy.workloads", &["match = \"backup*\"", "never = true"]),
     ("policy.strategies", &["large_pages = true"]),
+    ("policy.settings", &["large_pages = { gain_min = 0.03 }"]),
 ];
 
 /// One setting.

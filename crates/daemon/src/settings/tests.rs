@@ -62,7 +62,7 @@ fn a_wrong_type_is_named_with_an_example() {
         (3, 13, "policy.age_min_s", "\"soon\"")
     );
     assert!(e.problem.contains("invalid type"), "{}", e.problem);
-    assert_eq!(e.remedy, "write for example: age_min_s = 30.0");
+    assert_eq!(e.remedy, "write for example: age_min_s = 10.0");
 }
 
 #[test]
