@@ -47,6 +47,7 @@ const COMMANDS: &[&str] = &[
     "record",
     "replay",
     "demo",
+    "simulate",
     "config",
     "completions",
     "manual",
@@ -278,6 +279,18 @@ fn documents_are_written_for_every_command() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     assert!(homeostat(&["manual", path]).status.success());
+    let page = std::fs::read_to_string(directory.path().join("homeostat-run.1")).unwrap();
+    let title = page.lines().find(|l| l.starts_with(".TH ")).unwrap();
+    assert!(title.starts_with(".TH HOMEOSTAT-RUN 1 "), "{title}");
+    // The third argument is the date: a reader takes whatever stands there for it.
+    assert!(
+        title.split(' ').nth(3).is_some_and(|d| d.starts_with("20")),
+        "{title}"
+    );
+    assert!(
+        page.lines().all(|l| l.trim_end() == l),
+        "no spaces at the ends of lines"
+    );
     for page in COMMANDS
         .iter()
         .map(|c| format!("homeostat-{c}.1"))

@@ -33,10 +33,15 @@ impl Completions {
     }
 }
 
+/// Date of the manual pages; changed with their contents.
+const DATE: &str = "2026-11-21";
+
 impl Manual {
     /// Writes one page per command.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        clap_mangen::generate_to(Arguments::command(), &self.directory).map_err(|e| {
+        let mut command = Arguments::command().disable_help_subcommand(true);
+        command.build();
+        self.write(command).map_err(|e| {
             Failure::from_error(&std::io::Error::new(
                 e.kind(),
                 format!(
@@ -51,5 +56,30 @@ impl Manual {
         context
             .terminal
             .print(&format!("The manual pages are in {}.", self.directory.display()))
+    }
+
+    /// Writes the page of a command and those of its subcommands.
+    fn write(&self, command: clap::Command) -> std::io::Result<()> {
+        for inner in command.get_subcommands().filter(|c| !c.is_hide_set()).cloned() {
+            self.write(inner)?;
+        }
+        let name = command
+            .get_display_name()
+            .unwrap_or(command.get_name())
+            .to_owned();
+        let mut page = Vec::new();
+        // Without a date the generator leaves its place empty, and readers take the version for it.
+        clap_mangen::Man::new(command)
+            .title(name.to_uppercase())
+            .date(DATE)
+            .source(concat!("homeostat ", env!("CARGO_PKG_VERSION")))
+            .manual("homeostat")
+            .render(&mut page)?;
+        let mut text = String::new();
+        for line in String::from_utf8_lossy(&page).lines() {
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        std::fs::write(self.directory.join(format!("{name}.1")), text)
     }
 }
