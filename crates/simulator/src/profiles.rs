@@ -62,17 +62,20 @@ const PROCESS_SCALE: f64 = 0.546_966_812_041_214_7;
 /// Distant interventions of P8 after cache affinity; evenly spread they would be one half.
 const DISTANT_AFTER: f64 = 0.137_279_609_296_843_6;
 
+/// Symbol, value, unit, origin, source.
+type Entry = (
+    &'static str,
+    fn(&Profile) -> f64,
+    &'static str,
+    Origin,
+    &'static str,
+);
+
 struct Named {
     name: &'static str,
     rows: &'static str,
     build: fn(&mut Profile),
-    figures: &'static [(
-        &'static str,
-        fn(&Profile) -> f64,
-        &'static str,
-        Origin,
-        &'static str,
-    )],
+    figures: &'static [Entry],
 }
 
 use Origin::{Assumed, Fitted, Given, Read};
@@ -135,7 +138,7 @@ static PROFILES: &[Named] = &[
                 DATABASE_MX * PROCESS_SCALE,
                 DATABASE_MT * PROCESS_SCALE,
             );
-            p.cpu_share = 0.511_458_687_040_594_1;
+            p.cpu_share = 0.511_458_687_040_594;
             p.hot = Bytes(90_000_000_000);
         },
         figures: &[(

@@ -103,6 +103,43 @@ pub fn running_at(used: f64, threads: f64) -> f64 {
     }
 }
 
+/// How much slower a thread runs, as a mean over time, because others of its workload happen to run at the same time on
+/// the `cores` that they are confined to: the number of others is Poisson with mean `others`, threads share out evenly
+/// over cores, and `speeds` are the speeds of a thread with 1, 2, … running threads on its core. More threads than a core
+/// has take turns. A mean-field placement sees nothing of this; it is what binding costs a workload that is mostly idle
+/// (P7).
+pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
+    let (Some(alone), threads) = (speeds.first().copied(), speeds.len() as f64) else {
+        return 1.0;
+    };
+    let others = sane(others);
+    let cores = f64::from(cores.max(1));
+    // Ten standard deviations cover all but 1e-20 of the distribution.
+    let most = (others + 10.0 * others.sqrt() + 20.0).min(10_000.0) as u32;
+    let time = |on_core: u32| 1.0 / speeds[(on_core.max(1) as usize - 1).min(speeds.len() - 1)];
+    let (mut probability, mut mean, mut seen) = ((-others).exp(), 0.0, 0.0);
+    for count in 0..=most {
+        if count > 0 {
+            probability *= others / f64::from(count);
+        }
+        let running = f64::from(count) + 1.0;
+        let per_core = running / cores;
+        let taken = if running <= cores {
+            time(1)
+        } else if per_core <= threads {
+            let low = per_core.floor();
+            let fuller = running - low * cores;
+            let (high, low) = (low as u32 + 1, low as u32);
+            (fuller * f64::from(high) * time(high) + (cores - fuller) * f64::from(low) * time(low)) / running
+        } else {
+            time(speeds.len() as u32) * per_core / threads
+        };
+        mean += probability * taken;
+        seen += probability;
+    }
+    if seen > 0.0 { mean / seen * alone } else { 1.0 }
+}
+
 /// Cores that differ only in their number: same chip, same permissions.
 struct Class {
     chip: usize,
