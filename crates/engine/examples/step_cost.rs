@@ -282,7 +282,9 @@ fn main() {
     } else {
         counts
     };
-    println!("workloads  CPUs  improved  scan: mean   most ms  detail: mean   most ms  other: mean   most ms");
+    println!(
+        "workloads  CPUs  improved  scan: mean   most ms  detail: mean   most ms  other: mean   most ms"
+    );
     for (count, cpus) in counts.iter().flat_map(|n| [(*n, 2), (*n, 1024)]) {
         let mut world = World::new(count, cpus);
         let (mut scans, mut details, mut others) = (Spent::default(), Spent::default(), Spent::default());

@@ -119,6 +119,8 @@ pub struct Engine {
     pub(crate) told_host: BTreeMap<String, ()>,
     /// Workloads that are looked at in detail, counted once per sample.
     looked_at: usize,
+    /// Probe pairs begun since the last real trial.
+    pub(crate) probes_since_trial: u32,
     pub(crate) out: Vec<Command>,
 }
 
@@ -172,6 +174,7 @@ impl Engine {
             own_resident: Bytes::ZERO,
             told_host: BTreeMap::new(),
             looked_at: 0,
+            probes_since_trial: 0,
             out: Vec::new(),
             policy,
         };

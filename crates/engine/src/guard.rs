@@ -44,6 +44,8 @@ const FOLLOWERS_MAX: usize = 256;
 const SWITCH_MARGIN: f64 = 1.25;
 /// What a probe block that the circuit breaker ended counts as: a loss of this many scales.
 const BROKEN_SCALES: f64 = 4.0;
+/// Probe pairs that may run between two trials while a proposal waits for its turn.
+const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
 pub(crate) const PROPOSAL_STALE: Nanoseconds = Nanoseconds::from_secs(600);
 
@@ -237,12 +239,15 @@ impl Engine {
             .iter()
             .flat_map(|(id, of)| of.keys().map(|leader| (id.clone(), *leader)))
             .collect();
+        // Many guards together always have a probe that is due; proposals must get their turn all the same.
+        let waits = !keys.is_empty() && self.proposal_waits();
         for (id, leader) in keys {
             if self.stopping.is_some() {
                 return;
             }
             self.withdraw_if_unwanted(&id, leader);
-            self.poll_guard(&id, leader);
+            let turn_over = waits && self.probes_since_trial >= PROBES_BETWEEN_TRIALS;
+            self.poll_guard(&id, leader, turn_over);
         }
     }
 
@@ -326,7 +331,8 @@ impl Engine {
         })
     }
 
-    fn poll_guard(&mut self, id: &WorkloadId, leader: ActionId) {
+    /// `turn_over`: a trial is due before the next probe.
+    fn poll_guard(&mut self, id: &WorkloadId, leader: ActionId, turn_over: bool) {
         let Some(guard) = self.guard(id, leader) else {
             return;
         };
@@ -391,7 +397,8 @@ impl Engine {
             } else if self.paused || elsewhere || held_back(w, now) {
             } else if g.parts_wait() && now >= g.stage_due {
                 stage = g.stages.pop_front();
-            } else if g.switchable && !covered && settled && now >= g.next_probe {
+            } else if g.switchable && !covered && settled && !turn_over && now >= g.next_probe {
+                self.probes_since_trial = self.probes_since_trial.saturating_add(1);
                 let on = g.coins.toss();
                 g.breaker.block_started();
                 g.probe = Some(Probe {

@@ -75,6 +75,17 @@ impl Engine {
         self.start_trial(&id);
     }
 
+    /// Whether a proposal could be tried now, were it not for the guards.
+    pub(crate) fn proposal_waits(&self) -> bool {
+        !self.paused
+            && self.policy.mode == Mode::Act
+            && self
+                .workloads
+                .values()
+                .any(|w| w.stage == Stage::Proposed && !w.gone)
+            && self.no_trial_now().is_none()
+    }
+
     /// Whether the proposal of a workload was made so long ago that it may rest on what is no longer so.
     fn stale(&self, id: &WorkloadId) -> bool {
         self.workloads
@@ -439,6 +450,9 @@ impl Engine {
         let level = w.objective.score(&w.series.sums(&setup.meter, from, self.now));
         if let Some(level) = level {
             breaker.off_block(level);
+        }
+        if kind != ExperimentKind::Placebo {
+            self.probes_since_trial = 0;
         }
         let at_once = kind != ExperimentKind::StagedRollout;
         if at_once {

@@ -1195,3 +1195,20 @@ fn a_fall_while_the_change_is_made_ends_the_trial_at_once() {
         world.stories
     );
 }
+
+#[test]
+fn many_guards_do_not_keep_proposals_from_their_turn() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+    let plants = names.iter().map(|n| plant(n, 0.20)).collect();
+    let policy = Policy {
+        detail_workloads_max: 64,
+        experiments_per_hour_max: 100,
+        ..policy()
+    };
+    let mut world = World::new(plants, policy, Memory::default());
+    world.run(3000);
+    assert_eq!(world.engine.view().in_force.len(), names.len());
+    let starts: Vec<u64> = world.records.iter().map(|r| r.started_unix).collect();
+    let longest = starts.windows(2).map(|w| w[1] - w[0]).max().unwrap();
+    assert!(longest <= 240, "{longest} s between two trials: {starts:?}");
+}
