@@ -9,12 +9,17 @@
 //!
 //! A failing seed prints one line that reproduces it. Seeds that found a bug stay in [`REGRESSIONS`].
 
-use crate::checkers::{Checkers, Hand, Invariant, Limits, Said, Violation, differences};
+use crate::checkers::{Checkers, Hand, Invariant, Limits, Picture, Said, Value, Violation, differences};
 use crate::faults::{Breach, FaultPlan, Faults, Faulty, FaultyClock, HISTORY_FILE, Kind, PictureOf, damage_bytes, pick};
 use homeostat_engine::{Mode, OperatorRequest, Policy, Strategy};
-use homeostat_model::{ActionId, ExperimentKind, Nanoseconds, Verdict, WorkloadId};
+use homeostat_model::{ActionId, CpuId, ExperimentKind, Nanoseconds, Verdict, WorkloadId};
 use homeostat_platform::{Clock, Effectors, Sensors};
 use homeostat_runtime::{Runtime, restore};
+use homeostat_simulator::behaviour::{Load, Modulation, ProgramSpec};
+use homeostat_simulator::layout::Layout;
+use homeostat_simulator::platform::{SimClock, SimPlatform};
+use homeostat_simulator::scheduler::SchedulerKind;
+use homeostat_simulator::world::{PersonChange, Settings, World, WorldError, WorldSpec};
 use homeostat_statistics::simulation::Random;
 use homeostat_store::history::HistoryOptions;
 use homeostat_store::journal::{self, JOURNAL_FILE, Journal, JournalOptions, OwedState};
@@ -43,6 +48,8 @@ pub trait Subject {
     /// Makes something happen on the machine and says what; `None` when there is nothing to do it to. The second
     /// value says whether it was the hand of a person (or of another tuner).
     fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)>;
+    /// The daemon was killed or stopped: handles from now on are those of a new process.
+    fn restarted(&mut self) {}
     /// Takes back what only a fault had taken away: CPUs and nodes come back.
     fn heal(&mut self);
 }
@@ -80,6 +87,9 @@ pub enum CampaignError {
     /// No directory for the journal.
     #[error("no temporary directory for journal and history: {0}")]
     Directory(#[from] io::Error),
+    /// A machine cannot be built.
+    #[error("the machine of a seed cannot be built: {0}")]
+    World(#[from] WorldError),
     /// The options make no sense.
     #[error("{0}")]
     Options(String),
@@ -221,7 +231,7 @@ pub struct Progress {
 /// The options make no sense, or there is no temporary directory.
 pub fn run_on<S: Subject>(
     options: &Options,
-    make: impl Fn(u64) -> S,
+    make: impl Fn(u64) -> Result<S, WorldError>,
     progress: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Report, CampaignError> {
     if !(options.hours > 0.0 && options.hours <= 10_000.0) {
@@ -275,7 +285,7 @@ pub fn run_on<S: Subject>(
 ///
 /// # Errors
 /// There is no temporary directory.
-pub fn live<S: Subject>(seed: u64, hours: f64, make: impl Fn(u64) -> S) -> Result<Life, CampaignError> {
+pub fn live<S: Subject>(seed: u64, hours: f64, make: impl Fn(u64) -> Result<S, WorldError>) -> Result<Life, CampaignError> {
     let shared = Path::new("/dev/shm");
     let builder = tempfile::Builder::new();
     // A memory file system makes the many syncs of the journal cheap; their order is what is tested.
@@ -287,7 +297,7 @@ pub fn live<S: Subject>(seed: u64, hours: f64, make: impl Fn(u64) -> S) -> Resul
     let state = directory.path().join("state-0");
     std::fs::create_dir(&state)?;
     private(&state)?;
-    let subject = make(seed);
+    let subject = make(seed)?;
     let faults = Faults::new(FaultPlan::swarm(seed), &state, (subject.picture())());
     let mut run = Run::new(seed, hours, subject, faults.clone());
     let outcome = catch_unwind(AssertUnwindSafe(|| run.live()));
@@ -361,6 +371,8 @@ struct Run<S: Subject> {
     kept: BTreeSet<ActionId>,
     stopping: bool,
     finished: bool,
+    /// No life is longer: beyond it somebody slept for ever.
+    horizon: Nanoseconds,
 }
 
 /// The state is compared at least so often, even when nothing was called.
@@ -371,6 +383,8 @@ const SETTLE: Nanoseconds = Nanoseconds::from_secs(900);
 const UNDO: Nanoseconds = Nanoseconds::from_secs(900);
 /// … and for a stop.
 const STOP: Nanoseconds = Nanoseconds::from_secs(600);
+/// A life that is this much longer than asked for slept for ever somewhere.
+const HORIZON: Nanoseconds = Nanoseconds::from_secs(14 * 86_400);
 /// Tries to start the daemon before that counts as a failure, in the quiet half.
 const STARTS_MAX: u32 = 50;
 
@@ -400,6 +414,7 @@ impl<S: Subject> Run<S> {
             kept: BTreeSet::new(),
             stopping: false,
             finished: false,
+            horizon: Nanoseconds(u64::MAX),
         }
     }
 
@@ -426,7 +441,13 @@ impl<S: Subject> Run<S> {
             self.plan_next(kind);
         }
         let end = self.clock.now() + Nanoseconds::from_secs_f64(self.hours * 3600.0);
+        self.horizon = end + HORIZON;
         self.run_until(end)?;
+        if self.clock.now() > self.horizon {
+            let text = "the loop or recovery slept for days in one call".to_owned();
+            self.report(Invariant::Liveness, "slept", text);
+            return Ok(());
+        }
         self.quiet_half()
     }
 
@@ -452,8 +473,12 @@ impl<S: Subject> Run<S> {
 
     fn run_until(&mut self, end: Nanoseconds) -> io::Result<()> {
         while self.clock.now() < end && !self.finished {
+            if self.clock.now() > self.horizon {
+                return Ok(());
+            }
             while let Some(first) = self.schedule.first().copied()
                 && first.0 <= self.clock.now()
+                && self.clock.now() < self.horizon
             {
                 self.schedule.remove(&first);
                 self.happen(first.2)?;
@@ -546,6 +571,7 @@ impl<S: Subject> Run<S> {
     fn start_again(&mut self) -> io::Result<()> {
         let first = self.turns == 0 && self.crashes == 0;
         self.runtime = None;
+        self.subject.restarted();
         if self.faults.dead() {
             self.crashes += 1;
             self.take_calls();
@@ -985,6 +1011,231 @@ impl<S: Subject> Run<S> {
     }
 }
 
+// ---- the simulated machine in a campaign ----------------------------------------------------------------------------
+
+/// A simulated machine drawn from a seed: a small layout, one to four programs that rest most of the day.
+pub struct Drawn {
+    platform: SimPlatform,
+    /// Workloads that may be interfered with.
+    names: Vec<String>,
+    cpus: u32,
+    nodes: u32,
+}
+
+/// Layouts of a campaign: small ones, so that a turn is cheap, and of every kind.
+const LAYOUTS: &[&str] = &["small-2n", "small-1n", "x86-2s", "epyc-8llc", "power750-16"];
+/// Profiles of a campaign: one that gains by being placed, by memory, by large pages, and some that gain nothing.
+const PROFILES: &[&str] = &["oltp", "specjbb", "daytrader", "process-database", "latency", "compute", "stream", "scattered"];
+
+impl Drawn {
+    /// The machine of a seed.
+    ///
+    /// # Errors
+    /// A layout or profile of the lists above is not known (a test shows that all are).
+    pub fn new(seed: u64) -> Result<Self, WorldError> {
+        let mut random = Random::new(seed ^ 0x4d41_4348_494e_4500);
+        let name = pick(&mut random, LAYOUTS).copied().unwrap_or("x86-2s");
+        let layout = Layout::named(name)?;
+        let scheduler = if random.coin() { SchedulerKind::Linux } else { SchedulerKind::FanOut };
+        let (cpus, nodes) = (layout.cpus(), layout.node_memory.len() as u32);
+        let mut spec = WorldSpec::new(layout, scheduler);
+        spec.seed = seed;
+        let among = |random: &mut Random, list: &[f64]| pick(random, list).copied().unwrap_or(1.0);
+        for index in 0..1 + random.next_u64() % 4 {
+            let profile = pick(&mut random, PROFILES).copied().unwrap_or("compute");
+            let threads = 1 + (random.next_u64() % u64::from(cpus)) as u32;
+            let node = (random.next_u64() % u64::from(nodes)) as usize;
+            let mut program = ProgramSpec {
+                name: format!("{profile}-{index}"),
+                profile: profile.to_owned(),
+                threads,
+                private_mib: 256 << (random.next_u64() % 4),
+                // A third of the programs have all their memory on one node, where it may be wrong.
+                memory_on: if random.next_u64().is_multiple_of(3) {
+                    (0..nodes as usize).map(|n| f64::from(u8::from(n == node))).collect()
+                } else {
+                    Vec::new()
+                },
+                skew: 1.0 + random.uniform() * 2.0,
+                sparse: among(&mut random, &[0.0, 0.0, 0.3]),
+                // Long rests, so that most simulated hours are cheap ones.
+                modulation: Modulation::Bursty {
+                    low: 0.0005,
+                    on_s: 3600.0 * (1.0 + random.uniform() * 2.0),
+                    off_s: 3600.0 * (8.0 + random.uniform() * 24.0),
+                },
+                load: Load::Closed {
+                    customers: None,
+                    think_ms: None,
+                    cpu_share: Some(0.3 + 0.69 * random.uniform()),
+                },
+                age_s: 100.0,
+                ..ProgramSpec::default()
+            };
+            program.choice.never = random.next_u64().is_multiple_of(16);
+            spec.programs.push(program);
+        }
+        let names = spec.programs.iter().map(|p| p.name.clone()).collect();
+        spec.surroundings.fragmentation = among(&mut random, &[0.0, 0.1, 0.5, 0.95]);
+        Ok(Self {
+            platform: SimPlatform::new(World::new(spec)?),
+            names,
+            cpus,
+            nodes,
+        })
+    }
+
+    fn person(&self, change: PersonChange) -> Option<String> {
+        let text = change.to_string();
+        // What cannot be (the last CPU, memory that does not fit) does not happen.
+        self.platform.person(change).is_ok().then_some(text)
+    }
+}
+
+/// The settings of a simulated machine as a picture. What is set on a program carries the start of its main process:
+/// another one was never touched.
+fn picture_of(settings: &Settings) -> Picture {
+    let mut out = Picture::new();
+    let whose = |name: &str| format!("{name}@{}", settings.started.get(name).copied().unwrap_or_default());
+    let list = |cpus: &[CpuId]| cpus.iter().map(|c| c.0.to_string()).collect::<Vec<_>>().join(",");
+    for name in settings.started.keys() {
+        let mask = settings.masks.get(name).map_or_else(|| "all".to_owned(), |m| list(m));
+        out.insert(format!("{}/mask", whose(name)), Value::Setting(mask));
+    }
+    for (name, nodes) in &settings.pages {
+        for (node, pages) in nodes {
+            out.insert(format!("{}/pages/{}", whose(name), node.0), Value::Amount(i128::from(*pages)));
+        }
+    }
+    for (name, pieces) in &settings.large {
+        out.insert(format!("{}/large", whose(name)), Value::Amount(i128::from(*pieces)));
+    }
+    out.insert("prefetch/off".into(), Value::Setting(list(&settings.prefetch_off)));
+    out.insert("large-page-switch".into(), Value::Setting(settings.large_page_switch.clone()));
+    out
+}
+
+impl Subject for Drawn {
+    type Platform = SimPlatform;
+    type Clock = SimClock;
+
+    fn platform(&self) -> SimPlatform {
+        self.platform.clone()
+    }
+    fn clock(&self) -> SimClock {
+        self.platform.clock()
+    }
+    fn picture(&self) -> PictureOf {
+        let platform = self.platform.clone();
+        std::rc::Rc::new(move || picture_of(&platform.settings()))
+    }
+    fn strategies(&self) -> Vec<Box<dyn Strategy>> {
+        homeostat_strategies::all()
+    }
+    fn advance_to(&mut self, at: Nanoseconds) {
+        self.platform.advance_to(at);
+    }
+    fn restarted(&mut self) {
+        // A new process of the daemon knows nothing of the effectors of the one before.
+        self.platform = self.platform.fresh();
+    }
+
+    fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)> {
+        let program = pick(random, &self.names)?.clone();
+        let some_cpus = |random: &mut Random, cpus: u32| -> Vec<u32> {
+            let from = (random.next_u64() % u64::from(cpus)) as u32;
+            let n = 1 + (random.next_u64() % u64::from(cpus)) as u32;
+            (from..(from + n).min(cpus)).collect()
+        };
+        let node = (random.next_u64() % u64::from(self.nodes)) as u32;
+        let change = match kind {
+            Kind::PersonChanges => match random.next_u64() % 8 {
+                0 | 1 => PersonChange::BindThreads {
+                    cpus: (!random.next_u64().is_multiple_of(4)).then(|| some_cpus(random, self.cpus)),
+                    program,
+                },
+                2 => PersonChange::BindMemory {
+                    program,
+                    nodes: random.coin().then(|| vec![node]),
+                },
+                3 => PersonChange::MovePages {
+                    program,
+                    node,
+                    share: random.uniform(),
+                },
+                4 => PersonChange::LargePages {
+                    program,
+                    share: random.uniform(),
+                },
+                5 => PersonChange::LargePageSwitch {
+                    enabled: pick(random, &["always", "madvise", "never"]).map_or_else(String::new, |s| (*s).to_owned()),
+                },
+                6 => PersonChange::Prefetch {
+                    cpus: random.coin().then(|| some_cpus(random, self.cpus)),
+                    on: random.coin(),
+                },
+                _ => PersonChange::Choose {
+                    program,
+                    never: random.coin(),
+                },
+            },
+            Kind::OtherTuner => {
+                let running = random.coin();
+                let name = "numad".to_owned();
+                self.person(PersonChange::OtherTuner { name, running })?;
+                if running {
+                    PersonChange::MovePages {
+                        program,
+                        node,
+                        share: 0.5,
+                    }
+                } else {
+                    PersonChange::BindThreads {
+                        program,
+                        cpus: Some(some_cpus(random, self.cpus)),
+                    }
+                }
+            }
+            Kind::CpuOffline => PersonChange::Cpus {
+                cpus: some_cpus(random, self.cpus),
+                online: false,
+            },
+            Kind::NodeOffline => PersonChange::Node { node, online: false },
+            Kind::ProgramEnds => PersonChange::Stop { program },
+            Kind::ProgramRestarts => PersonChange::Restart { program },
+            Kind::ProgramForks => PersonChange::Fork {
+                program,
+                processes: 1 + (random.next_u64() % 3) as u32,
+            },
+            Kind::PhaseChange => PersonChange::Phase {
+                program,
+                profile: random.coin().then(|| pick(random, PROFILES).map_or_else(String::new, |s| (*s).to_owned())),
+                load: Some(random.uniform()),
+            },
+            _ => return None,
+        };
+        let person = matches!(kind, Kind::PersonChanges | Kind::OtherTuner);
+        Some((self.person(change)?, person))
+    }
+
+    fn heal(&mut self) {
+        let cpus = (0..self.cpus).collect();
+        self.person(PersonChange::Cpus { cpus, online: true });
+        for node in 0..self.nodes {
+            self.person(PersonChange::Node { node, online: true });
+        }
+    }
+}
+
+/// Runs a campaign on simulated machines drawn from the seeds. `progress` hears after each seed and may end the
+/// campaign by returning false.
+///
+/// # Errors
+/// The options make no sense, a machine cannot be built, or there is no temporary directory.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress) -> bool) -> Result<Report, CampaignError> {
+    run_on(options, Drawn::new, progress)
+}
+
 /// Settings of a life: short enough for many trials, and every budget drawn.
 fn settings(random: &mut Random) -> Policy {
     let among = |random: &mut Random, list: &[f64]| pick(random, list).copied().unwrap_or(60.0);
@@ -1037,11 +1288,10 @@ pub const REGRESSIONS: &[(u64, &str)] = &[];
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkers::{Picture, Value};
     use homeostat_engine::{Declined, Opinion, Proposal, Seen};
     use homeostat_model::action::{PageMove, Target};
     use homeostat_model::{
-        Action, Bytes, Cpu, CpuId, Direction, Effect, Fingerprint, LlcId, Locality, Machine, MachineSample, MemoryMap,
+        Action, Bytes, Cpu, Direction, Effect, Fingerprint, LlcId, Locality, Machine, MachineSample, MemoryMap,
         MeterCandidate, MeterClass, MeterId, MeterReading, NodeId, OperatorChoice, ProcessId, Progress as Slice,
         Snapshot, StrategyId, UndoRecord, Workload, WorkloadKind, WorkloadSample,
     };
@@ -1537,7 +1787,11 @@ mod tests {
     }
 
     fn campaign(options: &Options, bug: Bug) -> Report {
-        run_on(options, |seed| SmallMachine::new(seed, bug), &mut |_| true).unwrap()
+        run_on(options, |seed| Ok(SmallMachine::new(seed, bug)), &mut |p| {
+            println!("{p:?}");
+            true
+        })
+        .unwrap()
     }
 
     #[test]
@@ -1553,6 +1807,25 @@ mod tests {
         println!("{}", report.text());
         assert!(report.passed(), "{}", report.text());
         assert!(report.trials > 10 && report.crashes > 10, "{}", report.text());
+    }
+
+    #[test]
+    fn simulated_machines_survive_their_campaign() {
+        let number = |name: &str, default: f64| std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
+        let options = Options {
+            seed: number("CAMPAIGN_SEED", 1.0) as u64,
+            seeds: number("CAMPAIGN_SEEDS", 8.0) as u64,
+            hours: number("CAMPAIGN_HOURS", 48.0),
+            repeat_every: 16,
+            failures_max: 8,
+        };
+        let report = run(&options, &mut |p| {
+            println!("{p:?}");
+            true
+        })
+        .unwrap();
+        println!("{}", report.text());
+        assert!(report.passed(), "{}", report.text());
     }
 
     #[test]
