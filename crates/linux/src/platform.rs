@@ -23,9 +23,9 @@ const NOISE_RESIDENT: Bytes = Bytes::from_mib(8);
 const GLANCE_MAX: usize = 64;
 /// Most resident memory of one process whose page tables are walked in a sample: about 30 ms.
 const ROLLUP_RESIDENT_MAX: Bytes = Bytes(16 * 1024 * 1024 * 1024);
-/// A walk over page tables is done again after this many times its own length: at most 0.05 % of one CPU. It costs
+/// A walk over page tables is done again after this many times its own length: at most 0.02 % of one CPU. It costs
 /// more while the pages are small, which would tilt an experiment if it were more.
-const ROLLUP_REST: u64 = 2000;
+const ROLLUP_REST: u64 = 5000;
 /// Most meters that are open at one time.
 const METERS_MAX: usize = 256;
 
@@ -310,7 +310,7 @@ impl Sensors for LinuxPlatform {
     fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
         let at = self.clock.now();
         let own_cpu_total = read_clock(ClockId::ProcessCPUTime);
-        let mut machine = self.host.sample()?;
+        let mut machine = self.host.sample(request.scan)?;
         let (workloads, samples) = if request.scan {
             let (workloads, samples) = self.scan(&request.detail)?;
             (Some(workloads), samples)

@@ -53,6 +53,45 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     })
 }
 
+/// Sockets of one server that are tried.
+const TRIED_MAX: usize = 3;
+
+/// Asks on the sockets of a process until one answers. `refusal` makes the error of this kind of server from what was
+/// asked and why it failed; `unix_socket` says how the server is given a Unix socket.
+pub(super) fn first_that_answers<T>(
+    root: &Root,
+    process: ProcessId,
+    refusal: fn(&str, &str) -> PlatformError,
+    unix_socket: &str,
+    mut ask: impl FnMut(Endpoint) -> Result<T, PlatformError>,
+) -> Result<T, PlatformError> {
+    let what = format!("process {process}");
+    if !root.is_live() {
+        return Err(refusal(&what, "this is a captured tree, not the running machine"));
+    }
+    let found = of_process(root, process)?;
+    let mut why = if found.out_of_reach > 0 {
+        refusal(
+            &what,
+            &format!(
+                "its TCP socket is in another network namespace; give the server a Unix socket ({unix_socket})"
+            ),
+        )
+    } else {
+        refusal(
+            &what,
+            "it listens on no stream socket; open one for the local host",
+        )
+    };
+    for endpoint in found.endpoints.into_iter().take(TRIED_MAX) {
+        match ask(endpoint) {
+            Ok(answer) => return Ok(answer),
+            Err(e) => why = e,
+        }
+    }
+    Err(why)
+}
+
 /// Socket inodes among the descriptors of a process.
 pub(super) fn socket_inodes(process: &OwnedFd) -> Result<BTreeSet<u64>, rustix::io::Errno> {
     let (fds, _) = numbers_in(process, "fd", ENTRIES_MAX)?;

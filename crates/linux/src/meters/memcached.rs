@@ -14,7 +14,6 @@ const ID: &str = "memcached";
 const UNIT: &str = "operation";
 const WAIT: Duration = Duration::from_millis(200);
 const SERVERS_MAX: usize = 16;
-const ENDPOINTS_MAX: usize = 3;
 /// Most lines of an answer; `stats` has about 90.
 const LINES_MAX: usize = 1000;
 /// Each operation is counted in exactly one of these (memcached doc/protocol.txt); `cas` is counted as a set.
@@ -80,32 +79,14 @@ impl MemcachedMeter {
     }
 
     fn find(&self, process: ProcessId) -> Result<(Server, u64), PlatformError> {
-        if !self.root.is_live() {
-            return Err(refusal(
-                &format!("process {process}"),
-                "this is a captured tree, not the running machine",
-            ));
-        }
-        let found = listeners::of_process(&self.root, process)?;
-        let mut why = refusal(
-            &format!("process {process}"),
-            if found.out_of_reach > 0 {
-                "its TCP socket is in another network namespace; give it a Unix socket (option -s)"
-            } else {
-                "it listens on no stream socket; open one for the local host"
-            },
-        );
-        for endpoint in found.endpoints.into_iter().take(ENDPOINTS_MAX) {
+        listeners::first_that_answers(&self.root, process, refusal, "option -s", |endpoint| {
             let mut server = Server {
                 endpoint,
                 connection: None,
             };
-            match ask(&mut server) {
-                Ok(count) => return Ok((server, count)),
-                Err(e) => why = e,
-            }
-        }
-        Err(why)
+            let count = ask(&mut server)?;
+            Ok((server, count))
+        })
     }
 }
 

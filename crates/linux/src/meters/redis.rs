@@ -25,9 +25,8 @@ const PROGRAMS: [&str; 6] = [
 ];
 /// Longest wait for a connection, and for one answer.
 const WAIT: Duration = Duration::from_millis(200);
-/// Most servers of one workload, and most sockets of one server, that are tried.
+/// Most servers of one workload that are asked.
 const SERVERS_MAX: usize = 16;
-const ENDPOINTS_MAX: usize = 3;
 /// Most bytes of an answer: `INFO stats` has about 2 KiB.
 const ANSWER_MAX: usize = 256 * 1024;
 
@@ -101,37 +100,16 @@ impl RedisMeter {
 
     /// Finds the socket of a process on which a Redis answers.
     fn find(&self, process: ProcessId) -> Result<(Server, u64), PlatformError> {
-        if !self.root.is_live() {
-            return Err(PlatformError::Unsupported {
-                what: "asking a server".to_owned(),
-                why: "this is a captured tree, not the running machine".to_owned(),
-            });
-        }
-        let found = listeners::of_process(&self.root, process)?;
-        let mut why = if found.out_of_reach > 0 {
-            refusal(
-                &format!("process {process}"),
-                "its TCP socket is in another network namespace; give the server a Unix socket (unixsocket in its \
-                 configuration)",
-            )
-        } else {
-            refusal(
-                &format!("process {process}"),
-                "it listens on no stream socket; open one for the local host",
-            )
-        };
-        for endpoint in found.endpoints.into_iter().take(ENDPOINTS_MAX) {
+        let hint = "unixsocket in its configuration";
+        listeners::first_that_answers(&self.root, process, refusal, hint, |endpoint| {
             let mut server = Server {
                 endpoint,
                 connection: None,
                 own: 0,
             };
-            match self.ask(&mut server) {
-                Ok(count) => return Ok((server, count)),
-                Err(e) => why = e,
-            }
-        }
-        Err(why)
+            let count = self.ask(&mut server)?;
+            Ok((server, count))
+        })
     }
 
     /// Commands that the server has processed for others. Reconnects once when the connection was lost.
