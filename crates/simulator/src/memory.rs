@@ -332,8 +332,8 @@ impl Memory {
         let share = if in_one_piece { 0.0 } else { self.fragmentation };
         if let Some(n) = self.nodes.get_mut(node) {
             let loose = (bytes as f64 * share) as u64;
-            n.loose = n.loose + Bytes(loose);
-            n.whole = n.whole + Bytes(bytes - loose);
+            n.loose += Bytes(loose);
+            n.whole += Bytes(bytes - loose);
         }
     }
 
@@ -477,7 +477,7 @@ impl Memory {
             // A block leaves the free memory; small frames, scattered as memory is here, come back.
             let loose = Bytes((size as f64 * fragmentation) as u64);
             node.whole = node.whole.saturating_sub(loose);
-            node.loose = node.loose + loose;
+            node.loose += loose;
         }
         segment.set(piece, LARGE | WHOLE_FRAMES, true);
         segment.large_pieces += 1;

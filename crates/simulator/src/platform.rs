@@ -23,10 +23,10 @@ use crate::noise::Draws;
 use crate::world::{Alive, PersonChange, Program, Settings, Totals, World, WorldError, ticks};
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
-    Action, ActionId, Bytes, Capability, CapabilityId, CapabilityState, CpuId, Direction, Fingerprint,
-    HugePageSettings, Locality, Machine, MachineSample, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion,
-    MeterCandidate, MeterId, MeterReading, Nanoseconds, NodeId, OperatorChoice, PageSizeSetting, Pieces,
-    Pressure, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    Action, ActionId, Bytes, CpuId, Direction, Fingerprint, HugePageSettings, Locality, Machine,
+    MachineSample, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, MeterCandidate, MeterId, MeterReading,
+    Nanoseconds, NodeId, OperatorChoice, PageSizeSetting, Pieces, Pressure, ProcessId, Progress, Snapshot,
+    UndoRecord, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use std::cell::RefCell;
@@ -434,24 +434,6 @@ impl Sensors for SimPlatform {
             why: e.to_string(),
         })?;
         machine.cpus.retain(|c| world.is_online(c.id));
-        if layout.shared_partition {
-            machine.capabilities.push(Capability {
-                id: CapabilityId::new("cores.shared_pool"),
-                state: CapabilityState::Available,
-                detail:
-                    "a partition of a shared processor pool: a core that runs one thread is consumed whole"
-                        .into(),
-                cost_of_absence: String::new(),
-                remedy: String::new(),
-            });
-        }
-        machine.capabilities.push(Capability {
-            id: CapabilityId::new("large_pages.split_shared"),
-            state: CapabilityState::Available,
-            detail: "large pages that several processes map can be split".into(),
-            cost_of_absence: String::new(),
-            remedy: String::new(),
-        });
         Ok(machine)
     }
 
@@ -1074,7 +1056,8 @@ impl SimPlatform {
             Direction::Apply => {
                 let ours = ours?;
                 // Back to what was found although we left it changed: somebody else did that.
-                if (is_found && left == Some(Direction::Apply) && !is_ours) || !(is_found || is_ours) {
+                let undone_by_others = is_found && left == Some(Direction::Apply);
+                if !is_ours && (undone_by_others || !is_found) {
                     return Err(Self::conflict(
                         record,
                         cpus_text(&ours),
