@@ -127,11 +127,11 @@ const CHURN_MAX: Setting = Setting {
 const GAIN_MIN: Setting = Setting {
     strategy: ID,
     name: "gain_min",
-    default: 0.005,
-    classic: 0.005,
+    default: 0.01,
+    classic: 0.01,
     low: 0.0,
     high: 1.0,
-    help: "gain predicted from counters from which it is tried (0.005 = 0.5 %)",
+    help: "gain predicted from counters from which it is tried (0.01 = 1 %)",
 };
 
 /// Advice is given from this size.
@@ -330,26 +330,20 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     }
     usable.sort_by(|a, b| heat(b).total_cmp(&heat(a)).then(a.start.cmp(&b.start)));
     let share = bytes.0 as f64 / seen.sample.resident.0.max(1) as f64;
-    let walks = seen
-        .locality
-        .and_then(|l| l.counters.as_ref())
-        .map(|c| c.table_walk_share)
-        .filter(|w| w.is_finite());
-    let predicted = walks.map_or_else(
-        || predict(bytes, share),
-        |walks| prediction::of_walks(walks, share),
-    );
+    let counters = seen.locality.and_then(|l| l.counters.as_ref());
+    let predicted = counters.map_or_else(|| predict(bytes, share), |c| prediction::of_walks(c, share));
     let gain = seen.known.unwrap_or(predicted);
     let least = GAIN_MIN.value(policy);
-    if let Some(walks) = walks
+    if let Some(counters) = counters
         && seen.known.is_none()
         && gain.estimate < least
     {
         return Opinion::Decline(Declined {
             reason: format!(
-                "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles ({gain}; \
-                 at least {:+.1} %)",
-                walks * 100.0,
+                "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles, and the \
+                 busiest link is {:.0} % full ({gain}; at least {:+.1} %)",
+                counters.table_walk_share * 100.0,
+                counters.busiest_link * 100.0,
                 least * 100.0
             ),
             advice,
@@ -882,7 +876,7 @@ mod tests {
     fn counters_of_page_walks_predict_the_gain_and_forbid_hopeless_trials() {
         let p = database(320).proposal(&LargePages);
         assert!(
-            (p.predicted.estimate - (1.0 / (1.0 - 0.09 * 0.8) - 1.0)).abs() < 1e-6,
+            (0.07..1.0 / (1.0 - 0.09 * 0.8) - 1.0).contains(&p.predicted.estimate),
             "{}",
             p.predicted
         );

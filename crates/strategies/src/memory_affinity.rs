@@ -99,11 +99,12 @@ const SHARED_TOO: Setting = Setting {
 const PACE: Setting = Setting {
     strategy: ID,
     name: "pace_mib_per_s",
-    default: 512.0,
-    classic: 512.0,
+    default: 1024.0,
+    classic: 1024.0,
     low: 1.0,
     high: 65_536.0,
-    help: "most memory moved per second (MiB); 512 takes 0.4 of a core with 4 KiB pages and moves 32 GiB in a minute",
+    help: "most memory moved per second (MiB), less on a full link; 1024 is what one CPU moves in 4 KiB pages, and 32 GiB \
+           in half a minute",
 };
 const STEP_SHARE: Setting = Setting {
     strategy: ID,
@@ -112,7 +113,7 @@ const STEP_SHARE: Setting = Setting {
     classic: 0.10,
     low: 0.01,
     high: 1.0,
-    help: "share of the private memory moved per step_s at most; below 1 the stages of a plan are of this size \
+    help: "share of the memory moved per step_s at most; below 1 the stages of a plan are of this size \
            (classic: 10 % each five minutes, seed 001 6.1.2)",
 };
 const STEP_S: Setting = Setting {
@@ -122,17 +123,17 @@ const STEP_S: Setting = Setting {
     classic: 300.0,
     low: 1.0,
     high: 86_400.0,
-    help: "seconds in which step_share of the private memory may be moved (classic: five minutes)",
+    help: "seconds in which step_share of the memory may be moved (classic: five minutes)",
 };
 const SWITCH_MAX: Setting = Setting {
     strategy: ID,
     name: "switch_max_s",
-    default: 15.0,
-    classic: 15.0,
+    default: 5.0,
+    classic: 5.0,
     low: 0.0,
     high: 60.0,
-    help: "a plan that takes at most so many seconds is switched back and forth in its trial; a longer one is one-way, \
-           in stages",
+    help: "a plan that takes at most so many seconds is switched back and forth in its trial and its probes; a longer one \
+           is one-way, in stages",
 };
 const RESERVE: Setting = Setting {
     strategy: ID,
@@ -319,14 +320,21 @@ fn plan(seen: &Seen<'_>, locality: &Locality, node: NodeId) -> Opinion {
             least * 100.0
         ));
     }
-    let pace = pace(seen, locality, all_private);
+    // Of what the plan draws on: shared memory counts where it follows.
+    let all_wanted = all_private
+        + if shared_too {
+            total(&locality.shared)
+        } else {
+            Bytes::ZERO
+        };
+    let pace = pace(seen, locality, all_wanted);
     let seconds = bytes.0 as f64 / pace;
     let step_share = STEP_SHARE.value(policy);
     let reversible = step_share >= 1.0 && seconds <= SWITCH_MAX.value(policy);
     let mut moves = if reversible {
         vec![bytes]
     } else {
-        parts(bytes, all_private, step_share)
+        parts(bytes, all_wanted, step_share)
     }
     .into_iter()
     .map(|bytes| {
@@ -426,9 +434,9 @@ fn room(seen: &Seen<'_>, locality: &Locality, node: NodeId) -> Bytes {
 }
 
 /// Bytes per second.
-fn pace(seen: &Seen<'_>, locality: &Locality, all_private: Bytes) -> f64 {
+fn pace(seen: &Seen<'_>, locality: &Locality, all: Bytes) -> f64 {
     let policy = seen.policy;
-    let by_step = all_private.0 as f64 * STEP_SHARE.value(policy) / STEP_S.value(policy).max(1.0);
+    let by_step = all.0 as f64 * STEP_SHARE.value(policy) / STEP_S.value(policy).max(1.0);
     let link = locality
         .counters
         .as_ref()
@@ -440,7 +448,7 @@ fn pace(seen: &Seen<'_>, locality: &Locality, all_private: Bytes) -> f64 {
 }
 
 /// The parts of a one-way plan.
-fn parts(bytes: Bytes, all_private: Bytes, step_share: f64) -> Vec<Bytes> {
+fn parts(bytes: Bytes, all: Bytes, step_share: f64) -> Vec<Bytes> {
     if step_share >= 1.0 {
         let mut done = 0;
         return STAGES
@@ -453,7 +461,7 @@ fn parts(bytes: Bytes, all_private: Bytes, step_share: f64) -> Vec<Bytes> {
             })
             .collect();
     }
-    let step = ((all_private.0 as f64 * step_share) as u64).max(PLAN_MIN.0 / 2);
+    let step = ((all.0 as f64 * step_share) as u64).max(PLAN_MIN.0 / 2);
     let step = step.max(bytes.0.div_ceil(STEPS_MAX as u64));
     // What is left over after whole steps is a step of its own only when it is half of one.
     let steps = ((bytes.0 as f64 / step as f64).round() as u64).max(1);
@@ -603,6 +611,17 @@ mod tests {
         });
         let text = huge.reason(&MemoryAffinity);
         assert!(text.contains("on large pages and stays there"), "{text}");
+    }
+
+    #[test]
+    fn a_program_of_shared_memory_alone_is_not_moved_at_a_crawl() {
+        let scene = kept(4.0, 0.3).with(|s| {
+            let locality = s.locality();
+            locality.shared = std::mem::take(&mut locality.private);
+        });
+        let p = scene.proposal(&MemoryAffinity);
+        assert!(pace_of(&p) > 512.0 * MIB, "{}", p.hypothesis);
+        assert!(scene.classic().reason(&MemoryAffinity).contains("could be moved"));
     }
 
     #[test]
