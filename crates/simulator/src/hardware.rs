@@ -457,6 +457,7 @@ pub struct Warm {
     groups: Vec<Group>,
     node_share: Vec<f64>,
     memory: Vec<f64>,
+    memory_in: Vec<f64>,
 }
 
 const NONE: usize = usize::MAX;
@@ -622,6 +623,8 @@ fn describe(
     }));
     w.node_share.clear();
     w.node_share.resize(nodes, 0.0);
+    w.memory_in.clear();
+    w.memory_in.resize(nodes, 0.0);
 
     let aligned = share(demand.aligned);
     let mut group = Group {
@@ -710,10 +713,10 @@ fn describe(
     };
     let mut add = |used: &mut [bool], r: usize, memory: f64, lines: f64, gbps: f64| {
         let i = r * count + g;
-        w.memory_way[i] += memory;
-        w.line_way[i] += lines;
-        w.delay[i] += memory * memory_delay + lines * line_delay;
-        w.load[i] += (memory * memory_load + lines * line_load) / gbps;
+        w.memory_way[i] = memory;
+        w.line_way[i] = lines;
+        w.delay[i] = memory * memory_delay + lines * line_delay;
+        w.load[i] = (memory * memory_load + lines * line_load) / gbps;
         used[r] = true;
     };
     let same_node: f64 = layout
@@ -748,40 +751,47 @@ fn describe(
         } else if kept > 0.0 && board_share <= 0.0 {
             group.line_local += here * (1.0 - aligned) * stranger_share * kept;
         }
-        for b in 0..nodes {
-            let near = w.board[a] == w.board[b];
+        let loose = 1.0 - aligned;
+        let mine = here * stated.map_or(loose * w.memory[a] + aligned, |(memory, _)| memory.local);
+        w.memory_in[a] += mine;
+        group.local += mine;
+        // Sharing that was kept on the board goes to its nodes as their threads do.
+        let gathered = if board_share > 0.0 {
+            stranger_share * kept / board_share
+        } else {
+            0.0
+        };
+        for b in &w.neighbours[a] {
             let (memory, lines) = match stated {
-                Some((memory, lines)) if a == b => (memory.local, lines.local),
-                Some((memory, lines)) if near => {
-                    (memory.near / neighbours as f64, lines.near / neighbours as f64)
-                }
-                Some((memory, lines)) => (memory.far / strangers as f64, lines.far / strangers as f64),
-                None => {
-                    let memory = (1.0 - aligned) * w.memory[b] + if a == b { aligned } else { 0.0 };
-                    let there = (1.0 - aligned) * w.node_share[b];
-                    let lines = if near && a != b && board_share > 0.0 {
-                        there + (1.0 - aligned) * stranger_share * kept * w.node_share[b] / board_share
-                    } else if near {
-                        there
-                    } else {
-                        there * (1.0 - kept)
-                    };
-                    (memory, lines)
-                }
+                Some((memory, lines)) => (memory.near / neighbours as f64, lines.near / neighbours as f64),
+                None => (loose * w.memory[*b], loose * w.node_share[*b] * (1.0 + gathered)),
             };
             let (memory, lines) = (here * memory, here * lines);
+            w.memory_in[*b] += memory;
+            group.near += memory;
+            group.line_near += lines;
+            add(&mut w.used, w.link[a * nodes + b], memory, lines, c.near_gbps);
+        }
+        let (mut far_memory, mut far_lines) = (0.0, 0.0);
+        for b in &w.strangers[a] {
+            let (memory, lines) = match stated {
+                Some((memory, lines)) => (memory.far / strangers as f64, lines.far / strangers as f64),
+                None => (loose * w.memory[*b], loose * w.node_share[*b] * (1.0 - kept)),
+            };
+            w.memory_in[*b] += here * memory;
+            far_memory += here * memory;
+            far_lines += here * lines;
+        }
+        if strangers > 0 {
+            group.far += far_memory;
+            group.line_far += far_lines;
+            add(&mut w.used, nodes + a, far_memory, far_lines, c.far_gbps);
+        }
+    }
+    for b in 0..nodes {
+        let memory = w.memory_in[b];
+        if memory > 0.0 {
             add(&mut w.used, b, memory, 0.0, capacity);
-            if a == b {
-                group.local += memory;
-            } else if near {
-                group.near += memory;
-                group.line_near += lines;
-                add(&mut w.used, w.link[a * nodes + b], memory, lines, c.near_gbps);
-            } else {
-                group.far += memory;
-                group.line_far += lines;
-                add(&mut w.used, nodes + a, memory, lines, c.far_gbps);
-            }
         }
     }
     group.memory_ns = group.local * c.local_ns + group.near * c.near_ns + group.far * c.far_ns;

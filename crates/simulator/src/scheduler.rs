@@ -114,17 +114,10 @@ pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
     };
     let others = sane(others);
     let cores = f64::from(cores.max(1));
-    // Ten standard deviations cover all but 1e-20 of the distribution.
-    let most = (others + 10.0 * others.sqrt() + 20.0).min(10_000.0) as u32;
     let time = |on_core: u32| 1.0 / speeds[(on_core.max(1) as usize - 1).min(speeds.len() - 1)];
-    let (mut probability, mut mean, mut seen) = ((-others).exp(), 0.0, 0.0);
-    for count in 0..=most {
-        if count > 0 {
-            probability *= others / f64::from(count);
-        }
-        let running = f64::from(count) + 1.0;
+    let with = |running: f64| {
         let per_core = running / cores;
-        let taken = if running <= cores {
+        if running <= cores {
             time(1)
         } else if per_core <= threads {
             let low = per_core.floor();
@@ -133,11 +126,22 @@ pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
             (fuller * f64::from(high) * time(high) + (cores - fuller) * f64::from(low) * time(low)) / running
         } else {
             time(speeds.len() as u32) * per_core / threads
-        };
-        mean += probability * taken;
-        seen += probability;
+        }
+    };
+    if others > 400.0 {
+        // The number hardly varies, and its probabilities would be too small to be numbers.
+        return with(others.round() + 1.0) * alone;
     }
-    if seen > 0.0 { mean / seen * alone } else { 1.0 }
+    // Ten standard deviations and some cover all but 1e-20 of the distribution.
+    let most = (others + 10.0 * others.sqrt() + 20.0) as u32;
+    let (mut probability, mut mean) = ((-others).exp(), 0.0);
+    for count in 0..=most {
+        if count > 0 {
+            probability *= others / f64::from(count);
+        }
+        mean += probability * with(f64::from(count) + 1.0);
+    }
+    mean * alone
 }
 
 /// Cores that differ only in their number: same chip, same permissions.
@@ -586,6 +590,23 @@ mod tests {
             5.0,
             1e-9,
         );
+    }
+
+    #[test]
+    fn threads_collide_more_the_more_they_are_and_the_fewer_cores_they_have() {
+        let speeds = [1.0, 0.7, 0.5, 0.4];
+        close(collisions(0.0, 1, &speeds), 1.0, 1e-12);
+        close(collisions(1.0, 1000, &speeds), 1.0, 1e-12);
+        let mut before = 1.0;
+        for others in [0.5, 1.0, 4.0, 30.0, 399.0, 401.0, 5000.0] {
+            let slow = collisions(others, 2, &speeds);
+            assert!(slow > before, "{others}: {slow} after {before}");
+            assert!(slow > collisions(others, 3, &speeds));
+            before = slow;
+        }
+        // Always many: they take turns at the speed of full cores.
+        close(collisions(4001.0, 2, &speeds), 4002.0 / 8.0 / 0.4, 1e-6);
+        assert_eq!(collisions(1.0, 1, &[]), 1.0);
     }
 
     fn requests() -> impl Strategy<Value = Vec<Request>> {
