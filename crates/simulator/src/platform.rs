@@ -12,7 +12,8 @@
 //! | `prefetch` | `Cpus`: their hardware prefetch is off | it is on where it was on |
 //! | `placebo` | `Nothing` | nothing |
 //!
-//! The first and the fourth take effect at once and take no arguments; the others work in slices, with the arguments
+//! The first and the fourth are done at once and take no arguments (but `group_by` = `board` for threads: each stays on
+//! its board, with those that it shares data with); the others work in slices, with the arguments
 //! `slice_ms` (1 to 100, default 20), `duty` (share of the time spent working, 0.01 to 1, default 0.5), `bytes_per_second`
 //! (upper bound), `free_memory_min` (bytes; default 2 % of the node) and `several_mappers` (`allow`, `refuse`; the
 //! simulated kernel splits shared pages, so it makes no difference).
@@ -23,10 +24,10 @@ use crate::noise::Draws;
 use crate::world::{Alive, PersonChange, Program, Settings, Totals, World, WorldError, ticks};
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
-    Action, ActionId, Bytes, CpuId, Direction, Fingerprint, HugePageSettings, Locality, Machine,
-    MachineSample, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, MeterCandidate, MeterId, MeterReading,
-    Nanoseconds, NodeId, OperatorChoice, PageSizeSetting, Pieces, Pressure, ProcessId, Progress, Snapshot,
-    UndoRecord, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    Action, ActionId, Bytes, Capability, CapabilityId, CapabilityState, CpuId, Direction, Fingerprint,
+    HugePageSettings, Locality, Machine, MachineSample, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion,
+    MeterCandidate, MeterId, MeterReading, Nanoseconds, NodeId, OperatorChoice, PageSizeSetting, Pieces,
+    Pressure, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use std::cell::RefCell;
@@ -434,6 +435,13 @@ impl Sensors for SimPlatform {
             why: e.to_string(),
         })?;
         machine.cpus.retain(|c| world.is_online(c.id));
+        machine.capabilities.push(Capability {
+            id: CapabilityId::new("placement.threads.grouped"),
+            state: CapabilityState::Available,
+            detail: "simulated threads stay on their boards with those that they share data with".into(),
+            cost_of_absence: String::new(),
+            remedy: String::new(),
+        });
         Ok(machine)
     }
 
@@ -908,15 +916,39 @@ fn numbers(text: &str) -> Option<Vec<u32>> {
     Some(out)
 }
 
-fn mask_text(mask: Option<&[CpuId]>) -> String {
-    mask.map_or_else(|| "all".to_owned(), cpus_text)
+/// `0-3,8`, or `all`; with ` by board` when threads are kept on their boards in groups.
+fn mask_text(mask: Option<&[CpuId]>, grouped: bool) -> String {
+    let cpus = mask.map_or_else(|| "all".to_owned(), cpus_text);
+    if grouped { cpus + BY_BOARD } else { cpus }
 }
 
-fn mask_from(text: &str) -> Option<Option<Vec<CpuId>>> {
-    if text == "all" {
-        return Some(None);
+const BY_BOARD: &str = " by board";
+
+fn mask_from(text: &str) -> Option<(Option<Vec<CpuId>>, bool)> {
+    let (cpus, grouped) = match text.strip_suffix(BY_BOARD) {
+        Some(cpus) => (cpus, true),
+        None => (text, false),
+    };
+    if cpus == "all" {
+        return Some((None, grouped));
     }
-    numbers(text).map(|n| Some(n.into_iter().map(CpuId).collect()))
+    numbers(cpus).map(|n| (Some(n.into_iter().map(CpuId).collect()), grouped))
+}
+
+/// The one argument of a placement of threads: `group_by` = `board`.
+fn grouping(action: &Action) -> Result<bool, PlatformError> {
+    let mut grouped = false;
+    for (name, value) in &action.arguments {
+        if action.effector.as_str() != "thread_placement" || name != "group_by" || value != "board" {
+            return Err(rejected(
+                &format!("argument {name} of {}", action.effector),
+                value.clone(),
+                "only group_by = board of thread_placement is known",
+            ));
+        }
+        grouped = true;
+    }
+    Ok(grouped)
 }
 
 fn malformed(record: &UndoRecord, name: &str) -> PlatformError {
@@ -968,13 +1000,7 @@ fn target_cpus(world: &World, action: &Action) -> Result<Vec<CpuId>, PlatformErr
     if let Some(cpu) = set.iter().find(|c| c.0 >= count) {
         return Err(rejected(&what, cpu.to_string(), "the machine has no such CPU"));
     }
-    if !action.arguments.is_empty() {
-        return Err(rejected(
-            &what,
-            format!("{:?}", action.arguments),
-            "no arguments are known",
-        ));
-    }
+    grouping(action)?;
     Ok(set.into_iter().collect())
 }
 
@@ -1007,12 +1033,18 @@ impl SimPlatform {
             return Err(PlatformError::Conflict {
                 what: format!("threads of {}", action.workload),
                 expected: "not bound".into(),
-                found: format!("bound by a person to CPUs {}", mask_text(program.mask.as_deref())),
+                found: format!(
+                    "bound by a person to CPUs {}",
+                    mask_text(program.mask.as_deref(), program.grouped)
+                ),
             });
         }
         Ok(BTreeMap::from([
             (STARTED.to_owned(), ticks(alive.started_s).to_string()),
-            ("mask".to_owned(), mask_text(program.mask.as_deref())),
+            (
+                "mask".to_owned(),
+                mask_text(program.mask.as_deref(), program.grouped),
+            ),
         ]))
     }
 
@@ -1038,7 +1070,11 @@ impl SimPlatform {
                 Direction::Apply => Err(vanished(&record.action.workload)),
             };
         };
-        let now = world.programs.get(p).and_then(|p| p.mask.clone());
+        let now = world
+            .programs
+            .get(p)
+            .map(|p| (p.mask.clone(), p.grouped))
+            .unwrap_or_default();
         let bound = world.programs.get(p).is_some_and(|p| p.bound);
         let mine = match &record.action.target {
             Target::Cpus(cpus) => cpus
@@ -1049,7 +1085,8 @@ impl SimPlatform {
                 .collect::<Vec<_>>(),
             _ => Vec::new(),
         };
-        let is_ours = !bound && now.as_deref() == Some(mine.as_slice());
+        let by_board = grouping(&record.action).unwrap_or(false);
+        let is_ours = !bound && now.0.as_deref() == Some(mine.as_slice()) && now.1 == by_board;
         let is_found = !bound && now == found;
         let left = self.tasks.entry(record.action.id).or_default().left;
         match direction {
@@ -1061,16 +1098,16 @@ impl SimPlatform {
                     return Err(Self::conflict(
                         record,
                         cpus_text(&ours),
-                        mask_text(now.as_deref()),
+                        mask_text(now.0.as_deref(), now.1),
                     ));
                 }
                 if !is_ours {
-                    world.set_mask(p, Some(ours), false);
+                    world.set_mask(p, Some(ours), by_board, false);
                     world.charge(SWITCH_S);
                 }
             }
             Direction::Undo if is_ours => {
-                world.set_mask(p, found, false);
+                world.set_mask(p, found.0, found.1, false);
                 world.charge(SWITCH_S);
             }
             Direction::Undo if is_found => {}
@@ -1541,7 +1578,9 @@ impl Task {
     fn head(&mut self, direction: Direction) {
         if self.way != Some(direction) {
             *self = Self {
-                left: self.left,
+                // From here on the pieces are no longer all as the other direction left them: if this one is broken
+                // off half way, what it did must not look like the work of somebody else.
+                left: self.left.filter(|left| *left == direction),
                 way: Some(direction),
                 ..Self::default()
             };

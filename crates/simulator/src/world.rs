@@ -496,6 +496,8 @@ pub struct Pace {
 pub struct Settings {
     /// CPUs to which threads are restricted, by workload; free ones are absent.
     pub masks: BTreeMap<String, Vec<CpuId>>,
+    /// Workloads whose threads are kept on their boards in groups.
+    pub grouped: Vec<String>,
     /// Small pages (or their equivalent) by workload and node.
     pub pages: BTreeMap<String, BTreeMap<NodeId, u64>>,
     /// Pieces on large pages by workload.
@@ -552,6 +554,8 @@ pub(crate) struct Program {
     pub(crate) alive: Option<Alive>,
     /// CPUs asked for; `None` = all.
     pub(crate) mask: Option<Vec<CpuId>>,
+    /// Whether each thread is to stay on its board, in groups that share data.
+    pub(crate) grouped: bool,
     /// Whether a person asked for the mask.
     pub(crate) bound: bool,
     /// Nodes that a person bound the memory to.
@@ -616,7 +620,7 @@ pub struct World {
     dirty: bool,
     warm: Warm,
     /// Where the threads were when a restriction changed, and when.
-    shift: Option<(Vec<Option<Placed>>, u64)>,
+    shift: Option<(Vec<(Option<Placed>, bool)>, u64)>,
     pools: Option<TwoPool>,
     own_cpu_s: f64,
     busy_s: f64,
@@ -742,6 +746,7 @@ impl World {
                 spec: index,
                 profile: profile.clone(),
                 alive: None,
+                grouped: false,
                 bound: mask.is_some(),
                 mask,
                 nodes: spec.choice.nodes.clone(),
@@ -1029,6 +1034,14 @@ impl World {
             self.busy_cores = 0.0;
             return;
         }
+        let fading = self.shift.as_ref().and_then(|(from, since)| {
+            let age = (self.now_ns - since) as f64 / 1e9;
+            let last = SHIFT_STEPS_S.last().copied().unwrap_or(0.0);
+            (age < last).then(|| (from.clone(), (-age / PLACEMENT_SETTLING_S).exp()))
+        });
+        if fading.is_none() {
+            self.shift = None;
+        }
         let mut requests = Vec::with_capacity(alive.len());
         let mut demands = Vec::with_capacity(alive.len());
         let mut limits = Vec::with_capacity(alive.len());
@@ -1051,16 +1064,17 @@ impl World {
                 allowed: self.effective(p),
                 lean,
             });
-            demands.push(self.demand(p));
+            let mut demand = self.demand(p);
+            let to = f64::from(u8::from(p.grouped));
+            demand.grouped = match &fading {
+                Some((from, weight)) => {
+                    let before = from.get(*index).map_or(to, |(_, g)| f64::from(u8::from(*g)));
+                    weight * before + (1.0 - weight) * to
+                }
+                None => to,
+            };
+            demands.push(demand);
             limits.push(limit);
-        }
-        let fading = self.shift.as_ref().and_then(|(from, since)| {
-            let age = (self.now_ns - since) as f64 / 1e9;
-            let last = SHIFT_STEPS_S.last().copied().unwrap_or(0.0);
-            (age < last).then(|| (from.clone(), (-age / PLACEMENT_SETTLING_S).exp()))
-        });
-        if fading.is_none() {
-            self.shift = None;
         }
         let mut layout = self.layout.clone();
         let cores = f64::from(self.layout.cores());
@@ -1070,7 +1084,7 @@ impl World {
             placed = place(&self.layout, self.scheduler, &requests);
             if let Some((from, weight)) = &fading {
                 for (index, now) in alive.iter().zip(&mut placed) {
-                    if let Some(Some(before)) = from.get(*index) {
+                    if let Some((Some(before), _)) = from.get(*index) {
                         *now = blend(before, now, *weight);
                     }
                 }
@@ -1177,18 +1191,23 @@ impl World {
 
     /// Restricts the threads of a workload, or frees them. They get there with a time constant of
     /// [`PLACEMENT_SETTLING_S`].
-    pub(crate) fn set_mask(&mut self, p: usize, mask: Option<Vec<CpuId>>, person: bool) {
+    pub(crate) fn set_mask(&mut self, p: usize, mask: Option<Vec<CpuId>>, grouped: bool, person: bool) {
         self.settle();
         self.begin_shift();
         if let Some(program) = self.programs.get_mut(p) {
             program.bound = person && mask.is_some();
             program.mask = mask;
+            program.grouped = grouped;
         }
         self.dirty = true;
     }
 
     fn begin_shift(&mut self) {
-        let from = self.programs.iter().map(|p| p.placed.clone()).collect();
+        let from = self
+            .programs
+            .iter()
+            .map(|p| (p.placed.clone(), p.grouped))
+            .collect();
         self.shift = Some((from, self.now_ns));
         let now = self.now_s();
         for step in SHIFT_STEPS_S {
@@ -1278,6 +1297,7 @@ impl World {
                 // A new process: what was set on the old one is gone, unless whoever starts it sets it again.
                 program.mask = None;
                 program.bound = false;
+                program.grouped = false;
             }
         }
         let generation = self.programs.get(p).map_or(0, |p| p.generation);
@@ -1479,7 +1499,7 @@ impl World {
             PersonChange::BindThreads { cpus, .. } => {
                 let mask = cpus.map(|c| self.cpu_list(&c)).transpose()?;
                 for p in members {
-                    self.set_mask(p, mask.clone(), true);
+                    self.set_mask(p, mask.clone(), false, true);
                 }
             }
             PersonChange::BindMemory { nodes, .. } => {
@@ -1913,6 +1933,9 @@ impl World {
             let Some(alive) = &p.alive else { continue };
             if let Some(mask) = &p.mask {
                 s.masks.insert(p.name.clone(), mask.clone());
+            }
+            if p.grouped {
+                s.grouped.push(p.name.clone());
             }
             let pages = s.pages.entry(p.name.clone()).or_default();
             for segment in alive.segments() {

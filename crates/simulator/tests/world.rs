@@ -399,6 +399,33 @@ fn placing_threads_takes_effect_gradually_and_comes_back() {
 }
 
 #[test]
+fn threads_are_grouped_by_board_and_set_free_again() {
+    let mut oltp = program("db");
+    oltp.threads = 64;
+    oltp.memory_on = Vec::new();
+    let mut spec = WorldSpec {
+        layout: Layout::named("power770-2x16").unwrap(),
+        ..spec(vec![oltp])
+    };
+    spec.profiles[0].kin = 0.8;
+    spec.profiles[0].mx = 2.0;
+    let mut sim = SimPlatform::new(World::new(spec).unwrap());
+    let machine = sim.machine().unwrap();
+    assert!(machine.can("placement.threads.grouped") && machine.can("cores.shared_pool"));
+    let (before, slow) = (sim.settings(), sim.with_world(|w| w.pace("db").work_per_s));
+    let mut group = action(&mut sim, "thread_placement", "db");
+    group.target = Target::Cpus(machine.cpus.iter().map(|c| c.id).collect());
+    group.arguments.insert("group_by".into(), "board".into());
+    let record = sim.prepare(&group).unwrap();
+    drive(&mut sim, &record, Direction::Apply).unwrap();
+    sim.advance_to(seconds(30.0));
+    assert!(sim.with_world(|w| w.pace("db").work_per_s) > slow * 1.01);
+    assert_eq!(sim.settings().grouped, ["db"]);
+    drive(&mut sim.fresh(), &record, Direction::Undo).unwrap();
+    assert_eq!(sim.settings(), before);
+}
+
+#[test]
 fn large_pages_and_prefetch_change_the_speed() {
     let mut p = program("db");
     p.noise = NoiseSpec::QUIET;
