@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "snake_case")]
 pub enum SchedulerKind {
     /// As AIX does it: the first thread of every core of the machine first, then the second of every core, and so on.
-    /// A workload that was confined to some CPUs keeps a reserve of idle cores there and lets two threads share the
+    /// A workload that was confined to some chips keeps a reserve of idle cores there and lets two threads share the
     /// others ([`DISPATCHED`], [`PAIRED`]).
     FanOut,
     /// As Linux does it: threads stay in the cache domain where they are, idle cores first and then siblings, as long
@@ -208,8 +208,12 @@ pub fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<
             ..Placed::default()
         })
         .collect();
+    // CPUs that are offline are allowed to nobody; only who may not use a whole chip was confined by choice.
+    let confined: Vec<bool> = (0..requests.len())
+        .map(|g| (0..chips).any(|chip| !classes.iter().any(|c| c.chip == chip && c.allowed[g] > 0)))
+        .collect();
     for class in &classes {
-        account(layout, kind, requests, class, &mut placed);
+        account(layout, kind, &confined, class, &mut placed);
     }
     for (p, request) in placed.iter_mut().zip(requests) {
         for (k, running) in p.threads_per_core.iter_mut().zip(&p.running) {
@@ -372,21 +376,21 @@ fn fullness(kind: SchedulerKind, confined: bool, density: f64, capacity: f64) ->
     }
 }
 
-fn account(layout: &Layout, kind: SchedulerKind, requests: &[Request], class: &Class, placed: &mut [Placed]) {
+fn account(layout: &Layout, kind: SchedulerKind, confined: &[bool], class: &Class, placed: &mut [Placed]) {
     let total = class.total();
     if total <= 0.0 {
         return;
     }
     let threads = layout.threads_per_core;
     let full = f64::from(threads);
-    let confined: f64 = class
+    let packed: f64 = class
         .load
         .iter()
-        .zip(requests)
-        .filter(|(_, r)| r.allowed.is_some())
+        .zip(confined)
+        .filter(|(_, c)| **c)
         .map(|(load, _)| load)
         .sum();
-    let (busy, k) = fullness(kind, confined > 0.5 * total, class.density(), class.capacity);
+    let (busy, k) = fullness(kind, packed > 0.5 * total, class.density(), class.capacity);
     // A mean of k threads is a mixture of cores with the next lower and the next higher whole number of threads.
     let low = k.floor().clamp(1.0, full);
     let high = (low + 1.0).min(full);
@@ -522,6 +526,18 @@ mod tests {
         close(at(30.0).consumed_cores, 10.0, 1e-9);
         close(at(30.0).threads_per_core[0], 3.0, 1e-9);
         close(at(50.0).waiting, 10.0, 1e-9);
+        // A CPU that is offline confines nobody.
+        let allowed = Some((0..64).map(|cpu| cpu != 63).collect());
+        let request = Request {
+            runnable: 16.0,
+            allowed,
+            lean: None,
+        };
+        close(
+            place(&layout, SchedulerKind::FanOut, &[request])[0].consumed_cores,
+            16.0,
+            1e-9,
+        );
     }
 
     #[test]
