@@ -333,7 +333,14 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     let counters = seen.locality.and_then(|l| l.counters.as_ref());
     let predicted = counters.map_or_else(|| predict(bytes, share), |c| prediction::of_walks(c, share));
     let gain = seen.known.unwrap_or(predicted);
-    let least = GAIN_MIN.value(policy);
+    let most = Bytes::from_mib(TRIAL_MAX.value(policy) as u64);
+    let part = (most.0 as f64 / bytes.0 as f64).min(1.0);
+    // A one-way plan for less than that could not be proven either.
+    let least = if part < 1.0 {
+        GAIN_MIN.value(policy).max(PART_GAIN_MIN.value(policy))
+    } else {
+        GAIN_MIN.value(policy)
+    };
     if let Some(counters) = counters
         && seen.known.is_none()
         && gain.estimate < least
@@ -349,8 +356,6 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
             advice,
         });
     }
-    let most = Bytes::from_mib(TRIAL_MAX.value(policy) as u64);
-    let part = (most.0 as f64 / bytes.0 as f64).min(1.0);
     // A part whose own gain drowns in the noise proves nothing about the whole.
     let whole = part < 1.0 && gain.estimate * part < PART_GAIN_MIN.value(policy);
     let first = if whole {
@@ -910,6 +915,9 @@ mod tests {
             assert!((reached as f64 / 10_133.0 - share).abs() < 1e-3, "{parts:?}");
         }
         assert_eq!(parts.len(), 4);
+        // Nor is a plan for a gain that stages could not show: a full link eats it (P10).
+        let full = database(10_133).with(|s| s.counters().busiest_link = 0.98);
+        assert!(full.reason(&LargePages).contains("98 % full"));
     }
 
     #[test]
