@@ -413,6 +413,52 @@ impl List {
             "nothing to place: strategies about memory nodes do not apply",
             seen,
         );
+        self.places(machine);
+    }
+
+    /// What the placement strategies need. They run on the simulated machine; on Linux this version lacks the hands.
+    fn places(&mut self, machine: &Machine) {
+        let domains: std::collections::BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
+        let here = format!(
+            "{} last-level-cache domain(s), {} NUMA node(s)",
+            domains.len(),
+            machine.nodes.len().max(1)
+        );
+        let single = domains.len() < 2 && machine.nodes.len() < 2;
+        for (id, what, cost) in [
+            (
+                "locality",
+                "a sensor of where threads and memory are",
+                "where threads and memory are is not known: cache_affinity, memory_affinity and prefetch are off",
+            ),
+            (
+                "placement.threads",
+                "an effector for the placement of threads",
+                "threads are left to the scheduler: cache_affinity is off",
+            ),
+            (
+                "placement.pages",
+                "an effector for the migration of pages",
+                "pages stay where they are: memory_affinity is off",
+            ),
+            (
+                "prefetch.switch",
+                "an effector for the hardware prefetcher",
+                "the prefetcher stays as the firmware set it: prefetch is off",
+            ),
+        ] {
+            let placing = id != "prefetch.switch";
+            let seen = if single && placing {
+                Seen::new(Missing, format!("{here}: there is nothing to place"), "")
+            } else {
+                Seen::new(
+                    Missing,
+                    format!("{here}; {what} is there on the simulated machine only, not yet on Linux"),
+                    "",
+                )
+            };
+            self.add(id, cost, seen);
+        }
     }
 
     fn surroundings(&mut self, root: &Root, machine: &Machine) {
