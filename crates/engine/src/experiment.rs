@@ -106,6 +106,8 @@ pub(crate) struct Experiment {
     pub(crate) parts: Vec<ActionId>,
     /// The rollout, of a change that cannot be switched back cheaply.
     pub(crate) staged: Option<Staged>,
+    /// The part of a rollout that goes on round trips.
+    trip: Option<ActionId>,
     /// Blocks begun, for their numbers.
     begun: u32,
     /// Since when work has fallen while the change is being made.
@@ -123,6 +125,7 @@ impl Experiment {
             breaker,
             parts: Vec::new(),
             staged: None,
+            trip: None,
             begun: 0,
             fallen_since: None,
             phase: Phase::Preparing,
@@ -142,9 +145,9 @@ impl Experiment {
         }
     }
 
-    /// The change whose blocks are switched: the last part of a rollout, else the change itself.
+    /// The change whose blocks are switched: a part of a rollout that goes on round trips, else the change itself.
     pub(crate) fn switched(&self) -> ActionId {
-        self.parts.last().copied().unwrap_or(self.setup.action)
+        self.trip.unwrap_or(self.setup.action)
     }
 
     /// Measured part of the blocks or slots that run.
@@ -332,7 +335,12 @@ impl Experiment {
             s.is_last(),
             s.moving.is_some(),
         );
-        let (stage, stages, last_took) = (s.stage, s.targets.len(), s.last_took);
+        let (stage, stages) = (s.stage, s.targets.len());
+        let longest = self
+            .setup
+            .washout_max
+            .saturating_sub(self.setup.settling * SETTLING_CONSTANTS);
+        let trip = s.round_trip(longest, SWITCH_MARGIN);
         let effect = self.effect();
         let parameters = &self.setup.parameters;
         let needed = 1.0 / parameters.alpha;
@@ -374,13 +382,12 @@ impl Experiment {
                 format!("{between}: no useful gain was seen"),
             );
         }
-        let back = Nanoseconds::from_secs_f64(last_took.as_secs_f64() * SWITCH_MARGIN)
-            + self.setup.settling * SETTLING_CONSTANTS;
-        if back > self.setup.washout_max {
-            let text = format!("{between}, and the last part takes too long to be switched back and forth");
+        let Some((part, took)) = trip else {
+            let text = format!("{between}, and every part takes too long to be switched back and forth");
             return self.conclude(now, Verdict::Inconclusive, text);
-        }
-        // Round trips of the last part. The mean of the evidence so far and of 1 is evidence too, and known before the
+        };
+        self.trip = self.actions().get(part).copied();
+        // Round trips of one part. The mean of the evidence so far and of 1 is evidence too, and known before the
         // first coin: the trial needs to bring the rest.
         let level = (parameters.alpha * (1.0 + estimate.evidence) / 2.0).min(ALPHA_MAX);
         self.trial = Trial::new(TrialParameters {
@@ -388,7 +395,7 @@ impl Experiment {
             ..self.setup.parameters.clone()
         });
         self.washout = self.setup.washout_min;
-        self.slowest_switch = last_took;
+        self.slowest_switch = took;
         self.begin(now)
     }
 

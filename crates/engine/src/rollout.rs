@@ -5,15 +5,15 @@
 //! from `1..=8` and journalled before the stage begins; when it begins, the part is made. The times of all slots of a
 //! stage are fixed before its onset is drawn, from the past only, so under "no effect" nothing measured depends on it
 //! and the evidence is exact (`homeostat_statistics::staged`). A part that takes longer than the discarded start of its
-//! slot only mixes the arms, which shrinks the measured effect; the next stage discards more, and begins when the part
-//! is made.
+//! slot comes into effect over some slots; how long it will take is known from the parts before, and the evidence looks
+//! for such a ramp. The next stage begins when the part is made.
 
 use crate::blocks::Objective;
 use crate::series::{EDGE_TOLERANCE, Series};
 use homeostat_model::action::Target;
 use homeostat_model::{BlockRecord, MeterId, Nanoseconds};
 use homeostat_statistics::robust::ln;
-use homeostat_statistics::staged::{EVIDENCE_PER_STAGE_MAX, HISTORY_MIN, NoiseModel, Rollout, SLOTS};
+use homeostat_statistics::staged::{EVIDENCE_PER_STAGE_MAX, HISTORY_MIN, NoiseModel, Ramp, Rollout, SLOTS};
 
 /// The coin of a stage is journalled as block `stage × 16 + onset`, on.
 pub(crate) const BLOCKS_PER_STAGE: u32 = 16;
@@ -25,6 +25,10 @@ pub(crate) const STAGES_MAX: usize = 32;
 const COVERAGE_MIN: f64 = 0.6;
 /// The discarded start of a slot covers this many times what the part is expected to take.
 const PACE_MARGIN: f64 = 1.25;
+/// … unless that is more than this many times the measured part: then the part ramps up …
+const DISCARD_MAX: f64 = 1.5;
+/// … over this many slots.
+const RAMP_SLOTS: f64 = 2.0;
 /// A noise model rests on the longest slots of which the history holds this many; else on the shortest.
 const SLOTS_WANTED: usize = 24;
 /// The walk of a noise model from few slots is mostly chance: it counts as n / (n + this).
@@ -143,14 +147,16 @@ pub(crate) struct Staged {
     onset: usize,
     /// Scores of the slots of this stage so far.
     scores: Vec<f64>,
+    /// How long the part of this stage is expected to take, from the parts before.
+    expected: Nanoseconds,
     /// Whether the part of this stage was ordered.
     pub(crate) ordered: bool,
     /// Since when a part is being made.
     pub(crate) moving: Option<Nanoseconds>,
     /// How long the last part took, in seconds per share of the whole.
     pace: f64,
-    /// How long the last part took.
-    pub(crate) last_took: Nanoseconds,
+    /// How long each part took.
+    took: Vec<Nanoseconds>,
 }
 
 /// What a rollout needs at this moment.
@@ -177,10 +183,11 @@ impl Staged {
             started: Nanoseconds::ZERO,
             onset: 0,
             scores: Vec::new(),
+            expected: Nanoseconds::ZERO,
             ordered: false,
             moving: None,
             pace: 0.0,
-            last_took: Nanoseconds::ZERO,
+            took: Vec::new(),
         }
     }
 
@@ -191,11 +198,18 @@ impl Staged {
 
     /// Begins a stage. `left`: time that the budget leaves. The times are fixed here, before the onset is known.
     pub(crate) fn begin(&mut self, stage: usize, now: Nanoseconds, left: Nanoseconds, settling: Nanoseconds) {
-        let expected = self.pace * self.share_of(stage) * PACE_MARGIN + settling.as_secs_f64();
+        let takes = self.pace * self.share_of(stage);
+        let measured = self.plan.measured.as_secs_f64();
+        // A quick part is made within the discarded start; a slow one is let ramp up over some slots, which costs
+        // evidence, but much less time.
+        let quick = takes * PACE_MARGIN + settling.as_secs_f64();
+        let slow = takes / RAMP_SLOTS - measured;
         let stages_left = self.targets.len().saturating_sub(stage).max(1) as f64;
-        let affordable = left.as_secs_f64() / (stages_left * SLOTS as f64) - self.plan.measured.as_secs_f64();
+        let affordable = left.as_secs_f64() / (stages_left * SLOTS as f64) - measured;
         let beat = self.interval.as_secs_f64().max(1e-3);
-        let wanted = (expected.min(affordable) / beat).ceil() * beat;
+        let longest = (measured * DISCARD_MAX).max(slow);
+        let wanted = (quick.min(longest).min(affordable) / beat).ceil() * beat;
+        self.expected = Nanoseconds::from_secs_f64(takes);
         self.discard = self.plan.discard.max(Nanoseconds::from_secs_f64(wanted));
         self.stage = stage;
         self.started = now;
@@ -228,10 +242,11 @@ impl Staged {
     /// The part is made.
     pub(crate) fn made(&mut self, now: Nanoseconds) {
         if let Some(since) = self.moving.take() {
-            self.last_took = now - since;
+            let took = now - since;
+            self.took.push(took);
             let share = self.share_of(self.stage);
             if share > 0.0 {
-                self.pace = self.last_took.as_secs_f64() / share;
+                self.pace = took.as_secs_f64() / share;
             }
         }
     }
@@ -301,9 +316,28 @@ impl Staged {
         }
         slots.copy_from_slice(&self.scores);
         let share = self.shares.get(self.stage).copied().unwrap_or(1.0);
+        let ramp = Ramp {
+            slot: self.slot().as_secs_f64(),
+            discard: self.discard.as_secs_f64(),
+            takes: self.expected.as_secs_f64(),
+        };
         self.rollout
-            .stage(&slots, self.onset, share)
+            .stage_ramp(&slots, self.onset, share, &ramp)
             .map_err(|e| e.to_string())
+    }
+
+    /// The largest part that can be switched back and forth within this time, and how long it took to make: any part
+    /// where they do not touch each other (memory), else only the last.
+    pub(crate) fn round_trip(&self, longest: Nanoseconds, margin: f64) -> Option<(usize, Nanoseconds)> {
+        let apart = |t: &Target| matches!(t, Target::Pages(_) | Target::Memory(_));
+        let last = self.targets.len().saturating_sub(1);
+        self.took
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i == last || self.targets.iter().all(apart))
+            .filter(|(_, took)| Nanoseconds::from_secs_f64(took.as_secs_f64() * margin) <= longest)
+            .max_by(|(a, _), (b, _)| self.share_of(*a).total_cmp(&self.share_of(*b)))
+            .map(|(i, took)| (i, *took))
     }
 
     /// Whether this was the last stage.

@@ -189,6 +189,10 @@ struct World {
     actions: BTreeMap<ActionId, Action>,
     /// Seconds that a change by an effector takes in either direction.
     slow: BTreeMap<&'static str, u64>,
+    /// Seconds that a change by an effector takes for all of the plant's gain, at a steady pace.
+    paced: BTreeMap<&'static str, u64>,
+    /// Since when a change is on its way.
+    moving: BTreeMap<ActionId, u64>,
     later: Vec<(u64, Event)>,
     /// The order in which changes were undone for good.
     closed: Vec<ActionId>,
@@ -250,6 +254,8 @@ impl World {
             engine: Engine::new(machine(), strategies, policy, memory),
             actions: BTreeMap::new(),
             slow: BTreeMap::new(),
+            paced: BTreeMap::new(),
+            moving: BTreeMap::new(),
             later: vec![],
             closed: vec![],
             coins: vec![],
@@ -383,11 +389,43 @@ impl World {
         self.later
             .retain(|(_, e)| !matches!(e, Event::Settled(other, _, _) if *other == id));
         let event = Event::Settled(id, direction, Ok(done()));
-        let effector = self.actions.get(&id).map(|a| a.effector.as_str());
-        match effector.and_then(|e| self.slow.get(e)) {
-            Some(seconds) => self.later.push((self.second + seconds, event)),
-            None => self.pending.push(event),
+        self.moving.insert(id, self.second);
+        match self.takes(id) {
+            0 => self.pending.push(event),
+            seconds => self.later.push((self.second + seconds, event)),
         }
+    }
+
+    /// Seconds that a change takes.
+    fn takes(&self, id: ActionId) -> u64 {
+        let Some(action) = self.actions.get(&id) else {
+            return 0;
+        };
+        let effector = action.effector.as_str();
+        let of = |p: &Plant| p.gains.iter().find(|g| g.0 == effector).map(|g| g.2);
+        let all = self.plants.iter().find_map(of).unwrap_or(1.0);
+        let paced = self
+            .paced
+            .get(effector)
+            .map(|s| *s as f64 * size(&action.target) / all);
+        let slow = self.slow.get(effector).copied().unwrap_or(0);
+        slow + paced.map_or(0, |s| s.ceil() as u64)
+    }
+
+    /// Share of a change that is made: it comes and goes at a steady pace where the effector has one.
+    fn made(&self, id: ActionId, on: bool) -> f64 {
+        let paced = self
+            .actions
+            .get(&id)
+            .is_some_and(|a| self.paced.contains_key(a.effector.as_str()));
+        if !paced {
+            return f64::from(u8::from(on));
+        }
+        let since = self
+            .second
+            .saturating_sub(self.moving.get(&id).copied().unwrap_or(0));
+        let done = (since as f64 / self.takes(id).max(1) as f64).min(1.0);
+        if on { done } else { 1.0 - done }
     }
 
     /// What the changes that are on do to the rate of a plant.
@@ -395,10 +433,10 @@ impl World {
         let on = |effector: &str| {
             self.on
                 .iter()
-                .filter(|(_, (w, on))| w.as_str() == plant.name && *on)
-                .filter_map(|(id, _)| self.actions.get(id))
-                .filter(|a| a.effector.as_str() == effector)
-                .map(|a| size(&a.target))
+                .filter(|(_, (w, _))| w.as_str() == plant.name)
+                .filter_map(|(id, (_, on))| Some((self.made(*id, *on), self.actions.get(id)?)))
+                .filter(|(_, a)| a.effector.as_str() == effector)
+                .map(|(made, a)| made * size(&a.target))
                 .sum::<f64>()
         };
         let mut factor = if on("switch") > 0.0 { 1.0 + plant.gain } else { 1.0 };
@@ -1211,4 +1249,78 @@ fn many_guards_do_not_keep_proposals_from_their_turn() {
     let starts: Vec<u64> = world.records.iter().map(|r| r.started_unix).collect();
     let longest = starts.windows(2).map(|w| w[1] - w[0]).max().unwrap();
     assert!(longest <= 240, "{longest} s between two trials: {starts:?}");
+}
+
+#[test]
+fn a_slow_one_way_change_ramps_up_and_is_decided_by_the_largest_part_that_can_go_back_in_time() {
+    // All of it takes 150 s: the last part 75 s, too long for a washout; the one before 38 s.
+    let mut world = one_way(0.10, 0.01, 0, 42);
+    world.slow.clear();
+    world.paced.insert("pages", 150);
+    world.run(2400);
+    assert_eq!(
+        world.records[0].verdict,
+        Some(Verdict::Accepted),
+        "{:#?}",
+        world.stories
+    );
+    let ids: Vec<ActionId> = world.actions.keys().copied().collect();
+    let switched: BTreeSet<ActionId> = world
+        .trace
+        .iter()
+        .filter(|l| l.contains("Switch(") && l.contains("Undo"))
+        .filter_map(|l| {
+            ids.iter()
+                .find(|id| l.contains(&format!("ActionId({}),", id.0)))
+                .copied()
+        })
+        .collect();
+    assert_eq!(switched, BTreeSet::from([ids[2]]), "the third of {ids:?}");
+    assert!(
+        world.on.values().all(|(_, on)| *on),
+        "all parts are on in the end"
+    );
+}
+
+#[test]
+fn what_goes_in_and_out_can_be_written_down_and_read_back() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    let mut events = vec![];
+    for _ in 0..120 {
+        world.second += 1;
+        let event = Event::Sampled(Box::new(world.snapshot()));
+        events.push(event.clone());
+        world.step(event);
+        while !world.pending.is_empty() {
+            let event = world.pending.remove(0);
+            events.push(event.clone());
+            world.step(event);
+        }
+    }
+    assert!(events.len() > 125);
+    for event in &events {
+        let text = serde_json::to_string(event).unwrap();
+        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), *event);
+    }
+    // What is not a number has no word in JSON.
+    let window = homeostat_engine::WindowRecord {
+        workload: "w".into(),
+        fingerprint: Fingerprint::new("w"),
+        length: Nanoseconds::from_secs(60),
+        samples: 1,
+        meter: "m".into(),
+        work: 1.0,
+        variation: f64::NAN,
+        cpu: Nanoseconds::ZERO,
+        runqueue_wait: Nanoseconds::ZERO,
+        faults_minor: 0,
+        faults_major: 0,
+        resident: Bytes::ZERO,
+        anonymous: Bytes::ZERO,
+        shared: Bytes::ZERO,
+        huge: None,
+    };
+    let text = serde_json::to_string(&Command::RecordWindow(window)).unwrap();
+    let back: Command = serde_json::from_str(&text).unwrap();
+    assert!(matches!(back, Command::RecordWindow(w) if w.variation.is_nan()));
 }

@@ -167,6 +167,55 @@ fn solve(c: &[[f64; SLOTS]; SLOTS], b: &[f64; SLOTS]) -> Option<[f64; SLOTS]> {
     Some(x)
 }
 
+/// How a part of the change comes into effect: at a steady pace from the start of its onset slot. Lengths in one unit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ramp {
+    /// Length of a slot.
+    pub slot: f64,
+    /// Discarded start of a slot; less than the slot.
+    pub discard: f64,
+    /// How long the part is expected to take, from earlier parts; 0 = at once.
+    pub takes: f64,
+}
+
+impl Ramp {
+    /// At once.
+    pub const STEP: Self = Self {
+        slot: 1.0,
+        discard: 0.0,
+        takes: 0.0,
+    };
+
+    /// Share of the part that is in effect in the measured part of each slot, on average.
+    fn shape(&self, onset: usize) -> [f64; SLOTS] {
+        let usable = self.takes.is_finite()
+            && self.takes > 0.0
+            && self.slot > self.discard
+            && self.discard >= 0.0
+            && self.slot.is_finite();
+        if !usable {
+            return step(onset);
+        }
+        // Integral of the share from the onset on.
+        let upto = |x: f64| {
+            if x <= 0.0 {
+                0.0
+            } else if x < self.takes {
+                x * x / (2.0 * self.takes)
+            } else {
+                x - self.takes / 2.0
+            }
+        };
+        let mut u = [0.0; SLOTS];
+        for (i, x) in u.iter_mut().enumerate().skip(onset) {
+            let start = (i - onset) as f64 * self.slot;
+            let measured = self.slot - self.discard;
+            *x = (upto(start + self.slot) - upto(start + self.discard)) / measured;
+        }
+        u
+    }
+}
+
 fn step(onset: usize) -> [f64; SLOTS] {
     let mut u = [0.0; SLOTS];
     for (i, x) in u.iter_mut().enumerate() {
@@ -264,6 +313,21 @@ impl Rollout {
     /// # Errors
     /// [`StageError`]; nothing is counted then.
     pub fn stage(&mut self, slots: &[f64; SLOTS], onset: usize, share: f64) -> Result<(), StageError> {
+        self.stage_ramp(slots, onset, share, &Ramp::STEP)
+    }
+
+    /// As [`Rollout::stage`], for a part that comes into effect over some time. The ramp must be known before the
+    /// stage; a wrong one costs power, not validity.
+    ///
+    /// # Errors
+    /// [`StageError`]; nothing is counted then.
+    pub fn stage_ramp(
+        &mut self,
+        slots: &[f64; SLOTS],
+        onset: usize,
+        share: f64,
+        ramp: &Ramp,
+    ) -> Result<(), StageError> {
         if !(1..=ONSETS).contains(&onset) {
             return Err(StageError::Onset);
         }
@@ -280,7 +344,7 @@ impl Rollout {
         let mut along = [0.0; ONSETS];
         let mut weight = [0.0; ONSETS];
         for j in 0..ONSETS {
-            let u = step(j + 1);
+            let u = ramp.shape(j + 1);
             along[j] = dot(&u, &pz);
             weight[j] = dot(&u, &solve(&covariance, &u).ok_or(StageError::Noise)?);
         }
@@ -367,12 +431,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stage_is_fair_for_any_data(z in prop::array::uniform9(-0.5f64..0.5), white in 1e-6f64..1e-2) {
+        fn a_stage_is_fair_for_any_data(
+            z in prop::array::uniform9(-0.5f64..0.5),
+            white in 1e-6f64..1e-2,
+            takes in 0.0f64..5.0,
+        ) {
             // The mean of E over the onsets is exactly 1.
+            let ramp = Ramp { slot: 1.0, discard: 0.3, takes };
             let mut total = 0.0;
             for onset in 1..=ONSETS {
                 let mut r = Rollout::new(NoiseModel { white, walk: white / 3.0 });
-                r.stage(&z, onset, 0.25).unwrap();
+                r.stage_ramp(&z, onset, 0.25, &ramp).unwrap();
                 total += r.estimate().evidence;
             }
             prop_assert!((total / ONSETS as f64 - 1.0).abs() < 1e-9);
@@ -433,6 +502,46 @@ mod tests {
         assert_eq!(shares(&[0.0, 0.0]), [0.5, 1.0]);
         assert_eq!(shares(&[7.0]), [1.0]);
         assert!(shares(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_slow_part_is_recognised_by_its_ramp() {
+        let mut random = Random::new(10);
+        let ramp = Ramp {
+            slot: 1.0,
+            discard: 0.2,
+            takes: 2.0,
+        };
+        assert_eq!(Ramp::STEP.shape(3), step(3));
+        assert_eq!(
+            Ramp {
+                takes: f64::NAN,
+                ..ramp
+            }
+            .shape(3),
+            step(3)
+        );
+        let shape = ramp.shape(3);
+        assert_eq!(shape[2], 0.0);
+        assert!(
+            (shape[3] - 0.3).abs() < 1e-9 && (shape[4] - 0.8).abs() < 1e-9 && (shape[5] - 1.0).abs() < 1e-9
+        );
+        let (mut with, mut without) = (0.0, 0.0);
+        for i in 0..200 {
+            let onset = 1 + i % ONSETS;
+            let quiet = slots(&mut random, SLOTS, 0.0);
+            let shape = ramp.shape(onset);
+            let mut z = quiet;
+            for (x, u) in z.iter_mut().zip(shape) {
+                *x += 0.10 * u;
+            }
+            for (sum, ramp) in [(&mut with, &ramp), (&mut without, &Ramp::STEP)] {
+                let mut r = Rollout::new(NOISE);
+                r.stage_ramp(&z, onset, 1.0, ramp).unwrap();
+                *sum += ln(r.estimate().evidence) / 200.0;
+            }
+        }
+        assert!(with > 1.5 && with > without + 0.5, "{with} {without}");
     }
 
     #[test]
