@@ -95,6 +95,8 @@ pub enum Command {
     Replay(commands::replay::Replay),
     /// Prove a real gain on a real process, live, in under five minutes.
     Demo(commands::demo::Demo),
+    /// Run homeostat on a simulated machine and show what it decides there.
+    Simulate(commands::simulate::Simulate),
     /// Check and show the configuration.
     Config(commands::config::Config),
     /// Print completions for a shell.
@@ -215,6 +217,7 @@ impl Command {
             Self::Record(c) => c.run(context),
             Self::Replay(c) => c.run(context),
             Self::Demo(c) => c.run(context),
+            Self::Simulate(c) => c.run(context),
             Self::Config(c) => c.run(context),
             Self::Completions(c) => c.run(context),
             Self::Manual(c) => c.run(context),

@@ -2,5 +2,10 @@
 //!
 //! Scenarios, the published table, swarms of random machines, fault campaigns with checkers of their own.
 
+pub mod campaign;
 pub mod checkers;
 pub mod faults;
+pub mod published;
+pub mod report;
+pub mod run;
+pub mod scenario;

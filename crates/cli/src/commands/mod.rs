@@ -12,5 +12,6 @@ pub mod record;
 pub mod replay;
 pub mod restore;
 pub mod run;
+pub mod simulate;
 pub mod status;
 pub mod undo;

@@ -1,0 +1,314 @@
+//! `homeostat simulate`: the same mind on a simulated machine, hours in seconds.
+//!
+//! Nothing of this machine is read or changed: the journal of a run lies in a temporary directory that goes with it.
+
+use crate::Context;
+use crate::failure::{Failure, Kind};
+use crate::terminal::Terminal;
+use clap::{Args, ValueEnum};
+use homeostat_laboratory::published::{self, Published, PublishedError};
+use homeostat_laboratory::report;
+use homeostat_laboratory::run::{self, Arm, Outcome, Progress, RunError};
+use homeostat_laboratory::scenario::{self, Scenario, ScenarioError};
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Lines of decisions, the table, and what follows when nothing is named.
+const DEFAULT_SCENARIO: &str = "p15";
+
+/// Run homeostat on a simulated machine and show what it decides there.
+///
+/// The same engine, strategies and journal as the daemon, on a simulated machine and in virtual time: hours pass in
+/// seconds. Prints what happened as the daemon's log would, and a table before and after. Nothing of this machine is
+/// changed.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat simulate                         two memory chases on two distant chips
+  homeostat simulate --list                  the scenarios that ship with the program
+  homeostat simulate p8 --plot               with curves in the terminal
+  homeostat simulate p15 --html p15.html     with curves on one page
+  homeostat simulate my.toml --seed 7 --hours 3
+  homeostat simulate --published             every published result, reproduced")]
+pub struct Simulate {
+    /// A scenario by name, or a file; p15 when absent.
+    #[arg(value_name = "NAME|FILE", conflicts_with_all = ["list", "published"])]
+    scenario: Option<String>,
+    /// Seed of the noise and of the coins, instead of the scenario's.
+    #[arg(long, conflicts_with_all = ["list", "published"])]
+    seed: Option<u64>,
+    /// Simulated hours, instead of the scenario's.
+    #[arg(long, conflicts_with_all = ["list", "published"])]
+    hours: Option<f64>,
+    /// Thresholds of the strategies, instead of the scenario's.
+    #[arg(long, value_enum, conflicts_with_all = ["list", "published"])]
+    profile: Option<ProfileName>,
+    /// Draw the curves in the terminal.
+    #[arg(long, conflicts_with_all = ["list", "published"])]
+    plot: bool,
+    /// Write one self-contained page with the curves.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "published"])]
+    html: Option<PathBuf>,
+    /// List the scenarios that ship with the program.
+    #[arg(long, conflicts_with = "published")]
+    list: bool,
+    /// Reproduce every published result and print the table.
+    #[arg(long)]
+    published: bool,
+}
+
+/// Thresholds of the strategies.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProfileName {
+    /// homeostat's own.
+    Homeostat,
+    /// Those of the original.
+    AsoClassic,
+}
+
+/// A scenario in the list.
+#[derive(Debug, Serialize)]
+struct Listed {
+    name: String,
+    title: String,
+    source: String,
+    hours: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    schema: u32,
+    scenarios: Vec<Listed>,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    outcome: &'a Outcome,
+}
+
+#[derive(Debug, Serialize)]
+struct Table<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    published: &'a Published,
+}
+
+/// Version of the JSON of this command.
+const SCHEMA: u32 = 1;
+
+impl From<ScenarioError> for Failure {
+    fn from(e: ScenarioError) -> Self {
+        Self::Report(Kind::Usage, e.to_string())
+    }
+}
+
+fn failed(e: &RunError) -> Failure {
+    match e {
+        RunError::Scenario { .. } | RunError::World { .. } => Failure::Report(Kind::Usage, e.to_string()),
+        e => Failure::from_error(e),
+    }
+}
+
+impl Simulate {
+    /// Runs it.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let terminal = &context.terminal;
+        if self.list {
+            return list(terminal);
+        }
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, interrupted.clone())
+                .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+        }
+        if self.published {
+            return table(terminal, &interrupted);
+        }
+        let scenario = self.chosen()?;
+        self.show(terminal, &scenario, &interrupted)
+    }
+
+    /// The scenario with what the command line changes.
+    fn chosen(&self) -> Result<Scenario, Failure> {
+        let mut scenario = scenario::find(self.scenario.as_deref().unwrap_or(DEFAULT_SCENARIO))?;
+        if let Some(seed) = self.seed {
+            scenario.seed = seed;
+        }
+        if let Some(profile) = self.profile {
+            scenario.profile = match profile {
+                ProfileName::Homeostat => scenario::Profile::Homeostat,
+                ProfileName::AsoClassic => scenario::Profile::AsoClassic,
+            };
+        }
+        if let Some(hours) = self.hours {
+            scenario
+                .shorten_or_extend(hours)
+                .map_err(|why| Failure::Report(Kind::Usage, format!("--hours {hours}: {why}")))?;
+        }
+        Ok(scenario)
+    }
+
+    fn show(&self, terminal: &Terminal, scenario: &Scenario, interrupted: &AtomicBool) -> Result<(), Failure> {
+        // The page is promised before hours are simulated, not refused after them.
+        if let Some(path) = &self.html {
+            std::fs::write(path, "").map_err(|e| cannot_write(path, &e))?;
+        }
+        let live = terminal.is_terminal && !terminal.json;
+        if !terminal.json {
+            terminal.print(&format!(
+                "{}: {}\n{}{} simulated hours, seed {}\n",
+                scenario.name,
+                scenario.title,
+                if scenario.source.is_empty() { String::new() } else { format!("{}\n", scenario.source) },
+                scenario.hours,
+                scenario.seed
+            ))?;
+        }
+        let mut gone = None;
+        let outcome = run::run_all(scenario, &mut |p: Progress<'_>| {
+            if !terminal.json && p.arm == Arm::Homeostat && !p.lines.is_empty() {
+                clear(live);
+                if let Err(e) = terminal.print(&report::story(p.lines)) {
+                    gone = Some(e);
+                    return false;
+                }
+            }
+            progress(live, &format!("{}: {:3.0} %", p.arm.words(), 100.0 * p.at_s / p.length_s));
+            !interrupted.load(Ordering::Relaxed)
+        })
+        .map_err(|e| failed(&e))?;
+        clear(live);
+        if let Some(e) = gone {
+            return Err(e);
+        }
+        if let Some(path) = &self.html {
+            let page = self.page(&outcome);
+            std::fs::write(path, page).map_err(|e| cannot_write(path, &e))?;
+        }
+        let shown = Shown {
+            schema: SCHEMA,
+            outcome: &outcome,
+        };
+        terminal.show(&shown, |look| self.text(scenario, &outcome, look.width))?;
+        if outcome.tracks.iter().any(|t| t.broken_off) {
+            return Err(Failure::failed("broken off; shown is what was simulated until then"));
+        }
+        Ok(())
+    }
+
+    fn page(&self, outcome: &Outcome) -> String {
+        let curves = if outcome.scenario == "p15" { published::aso_curves() } else { Vec::new() };
+        let tracks: Vec<_> = outcome.tracks.iter().collect();
+        report::html(&outcome.title, &outcome.source, &tracks, &outcome.comparisons, &curves)
+    }
+
+    fn text(&self, scenario: &Scenario, outcome: &Outcome, width: usize) -> String {
+        let mut out = String::new();
+        if self.plot {
+            let tracks: Vec<_> = outcome.tracks.iter().collect();
+            out.push('\n');
+            out.push_str(&report::plot(&tracks, width, unicode()));
+        }
+        let windows = scenario.windows();
+        if !outcome.comparisons.is_empty() {
+            out.push_str(&format!(
+                "\nBefore: {}, {} to {}. After: with homeostat, {} to {}.\n\n",
+                windows.baseline,
+                report::moment(windows.before.from_s),
+                report::moment(windows.before.to_s),
+                report::moment(windows.after.from_s),
+                report::moment(windows.after.to_s)
+            ));
+            out.push_str(&report::before_after(&outcome.comparisons));
+        }
+        out.push('\n');
+        for track in &outcome.tracks {
+            out.push_str(&track.summary());
+            out.push('\n');
+        }
+        if let Some(path) = &self.html {
+            out.push_str(&format!("\nThe curves are in {}.\n", path.display()));
+        }
+        out
+    }
+}
+
+fn cannot_write(path: &std::path::Path, e: &std::io::Error) -> Failure {
+    Failure::from_error(&std::io::Error::new(e.kind(), format!("cannot write {}: {e}", path.display())))
+}
+
+/// Whether the terminal shows more than ASCII.
+fn unicode() -> bool {
+    ["LC_ALL", "LC_CTYPE", "LANG"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
+        .is_some_and(|v| v.to_ascii_lowercase().replace('-', "").contains("utf8"))
+}
+
+fn progress(live: bool, text: &str) {
+    if live {
+        let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
+    }
+}
+
+fn clear(live: bool) {
+    progress(live, "");
+}
+
+fn list(terminal: &Terminal) -> Result<(), Failure> {
+    let scenarios: Vec<Listed> = scenario::built_in()?
+        .into_iter()
+        .map(|s| Listed {
+            name: s.name,
+            title: s.title,
+            source: s.source,
+            hours: s.hours,
+        })
+        .collect();
+    let listing = Listing {
+        schema: SCHEMA,
+        scenarios,
+    };
+    terminal.show(&listing, |_| {
+        let mut out = String::from("Scenarios (homeostat simulate NAME)\n\n");
+        for s in &listing.scenarios {
+            out.push_str(&format!("  {:<14} {} ({} h)\n", s.name, s.title, s.hours));
+        }
+        out.push_str("\nMachines for scenario files of your own\n\n");
+        for name in scenario::machines() {
+            out.push_str(&format!("  {name}\n"));
+        }
+        out
+    })
+}
+
+fn table(terminal: &Terminal, interrupted: &AtomicBool) -> Result<(), Failure> {
+    let live = terminal.is_terminal && !terminal.json;
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let published = published::run(threads, &|name, done| {
+        progress(live, &format!("{name}: {:3.0} %", done * 100.0));
+        !interrupted.load(Ordering::Relaxed)
+    });
+    clear(live);
+    let published = published.map_err(|e| match e {
+        PublishedError::Scenario(e) => e.into(),
+        PublishedError::Run { source, .. } => failed(&source),
+        e @ PublishedError::BrokenOff => Failure::failed(e.to_string()),
+    })?;
+    let shown = Table {
+        schema: SCHEMA,
+        published: &published,
+    };
+    terminal.show(&shown, |_| published.text())?;
+    let unexpected = published.unexpected().len();
+    if unexpected > 0 {
+        return Err(Failure::failed(format!(
+            "{unexpected} numbers are missed that are not on the list of known misses"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,683 @@
+//! Runs a scenario: the same runtime, engine, strategies and journal as the daemon, over a simulated machine.
+//!
+//! One run has one [`Arm`]: the machine left alone, set by hand at the start, or given to homeostat. All arms of a
+//! scenario see the same programs, the same events and the same noise; what differs is what was done to the machine.
+//! What is measured for the curves and the table is the world's own count of finished work, never what homeostat's
+//! sensors said.
+
+use crate::scenario::{Baseline, Scenario};
+use homeostat_engine::{OperatorRequest, View};
+use homeostat_model::Nanoseconds;
+use homeostat_platform::Clock;
+use homeostat_runtime::{RecoveryReport, Runtime, StartError};
+use homeostat_simulator::platform::{SimClock, SimPlatform};
+use homeostat_simulator::world::{TimedChange, Totals, World, WorldError};
+use homeostat_store::history::HISTORY_FILE;
+use homeostat_store::{HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Turns without any advance of the time before a run counts as stuck.
+const IDLE_TURNS_MAX: u32 = 100_000;
+/// Lines of a story at most; the rest is counted.
+const STORY_MAX: usize = 20_000;
+/// Programs named in a summary.
+const SUMMARY_PROGRAMS_MAX: usize = 8;
+/// Time that a stop may take until everything is undone.
+const STOP_PATIENCE_S: f64 = 3600.0;
+
+/// What was done to the machine in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arm {
+    /// Nothing.
+    #[default]
+    LeftAlone,
+    /// What an expert sets by hand at the start.
+    Manual,
+    /// What homeostat decides.
+    Homeostat,
+}
+
+impl Arm {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::LeftAlone => "left alone",
+            Self::Manual => "set by hand at the start",
+            Self::Homeostat => "homeostat",
+        }
+    }
+}
+
+/// Means of one program over one step of a curve.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Point {
+    /// End of the step, seconds since the start of the run.
+    pub at_s: f64,
+    /// Its length in seconds.
+    pub seconds: f64,
+    /// Units of work finished per second.
+    pub work_per_s: f64,
+    /// CPUs busy (1.0 = one hardware thread all the time).
+    pub cpus: f64,
+    /// Cores consumed, as a shared partition is charged for them.
+    pub cores: f64,
+    /// Share of the accesses to memory that stay on the own node, 0..1; `None` while nothing runs.
+    pub local_share: Option<f64>,
+    /// Share of the memory on large pages, 0..1.
+    pub large_share: f64,
+    /// Share of the memory traffic that is hardware prefetch, 0..1; `None` while nothing runs.
+    pub prefetch_share: Option<f64>,
+    /// Mean response time in milliseconds, of programs that have one.
+    pub response_mean_ms: Option<f64>,
+    /// 95th percentile of the response time in milliseconds.
+    pub response_p95_ms: Option<f64>,
+    /// Cycles per instruction of a running thread.
+    pub cycles_per_instruction: Option<f64>,
+    /// Mean latency of an access to memory in nanoseconds.
+    pub latency_ns: Option<f64>,
+    /// Mean response time by type of request in milliseconds, of programs with several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub type_response_ms: Vec<f64>,
+}
+
+/// Means between two states of the world's books.
+fn point_between(old: &Totals, new: &Totals, at_s: f64, seconds: f64) -> Point {
+    let run_s = new.run_s - old.run_s;
+    let work = (new.work - old.work).max(0.0);
+    let mean = |new: f64, old: f64| (run_s > 0.0).then(|| (new - old) / run_s);
+    let responses = new.responses.since(&old.responses);
+    let timed = responses.requests() > 0.0;
+    Point {
+        at_s,
+        seconds,
+        work_per_s: work / seconds,
+        cpus: (new.cpu_s - old.cpu_s) / seconds,
+        cores: (new.core_s - old.core_s) / seconds,
+        local_share: mean(new.local_s, old.local_s),
+        large_share: mean(new.large_s, old.large_s).unwrap_or(0.0),
+        prefetch_share: mean(new.prefetch_s, old.prefetch_s),
+        response_mean_ms: timed.then(|| responses.mean_s() * 1e3),
+        response_p95_ms: timed.then(|| responses.percentile_s(0.95) * 1e3),
+        cycles_per_instruction: mean(new.cpi_s, old.cpi_s).filter(|c| *c > 0.0),
+        latency_ns: mean(new.latency_ns_s, old.latency_ns_s).filter(|l| *l > 0.0),
+        type_response_ms: new
+            .type_response_s
+            .iter()
+            .enumerate()
+            .filter(|_| work > 0.0)
+            .map(|(i, t)| (t - old.type_response_s.get(i).copied().unwrap_or(0.0)) / work * 1e3)
+            .collect(),
+    }
+}
+
+/// The curve of one program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ProgramTrack {
+    /// Its name.
+    pub program: String,
+    /// What one unit of its work is.
+    pub unit: String,
+    /// The points, in order.
+    pub points: Vec<Point>,
+}
+
+/// A line of the story.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Line {
+    /// When, seconds since the start of the run.
+    pub at_s: f64,
+    /// About whom; `None` = the machine.
+    pub workload: Option<String>,
+    /// Stage it belongs to, or `event` for what the scenario did.
+    pub stage: String,
+    /// The sentence.
+    pub text: String,
+    /// Whether an operator should look at it.
+    pub warning: bool,
+}
+
+/// Everything a run showed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Track {
+    /// What was done to the machine.
+    pub arm: Arm,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Length in seconds, shorter than the scenario's when it was broken off.
+    pub length_s: f64,
+    /// The programs, in the order of the scenario.
+    pub programs: Vec<ProgramTrack>,
+    /// What happened.
+    pub story: Vec<Line>,
+    /// Mean use of each hardware thread (0..1, as accounting shows it) over the window that the table looks at.
+    pub thread_use: Vec<f64>,
+    /// Lines that did not fit.
+    pub lines_left_out: u64,
+    /// CPU time that homeostat itself used, in seconds; part of what the machine had to carry.
+    pub own_cpu_s: f64,
+    /// What homeostat saw and held at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub view: Option<View>,
+    /// True when it was broken off before its end.
+    pub broken_off: bool,
+}
+
+impl Track {
+    /// One line: what was done to the machine, how much work came of it, and what homeostat cost.
+    pub fn summary(&self) -> String {
+        let work: Vec<String> = self
+            .programs
+            .iter()
+            .take(SUMMARY_PROGRAMS_MAX)
+            .map(|p| {
+                let done: f64 = p.points.iter().map(|q| q.work_per_s * q.seconds).sum();
+                format!("{} {}", p.program, crate::report::number(done))
+            })
+            .collect();
+        let more = self.programs.len().saturating_sub(SUMMARY_PROGRAMS_MAX);
+        let more = if more > 0 {
+            format!(" and {more} more programs")
+        } else {
+            String::new()
+        };
+        let cost = if self.arm == Arm::Homeostat && self.length_s > 0.0 {
+            format!(
+                "; its own cost {:.3} % of one CPU",
+                100.0 * self.own_cpu_s / self.length_s
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "{}: units of work in {}: {}{more}{cost}",
+            self.arm.words(),
+            crate::report::moment(self.length_s),
+            work.join(", ")
+        )
+    }
+}
+
+/// Why a run can not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The scenario has no machine to run on.
+    #[error("scenario {scenario}: {why}")]
+    Scenario {
+        /// Its name.
+        scenario: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The world refuses.
+    #[error("scenario {scenario}: {source}")]
+    World {
+        /// Its name.
+        scenario: String,
+        /// Why.
+        source: WorldError,
+    },
+    /// There is no place for the journal.
+    #[error(
+        "no temporary directory for the journal: {0}\n  hint: set TMPDIR to a directory that can be written"
+    )]
+    Directory(#[from] std::io::Error),
+    /// The journal of the run can not be used.
+    #[error("the journal of the run: {0}")]
+    Journal(#[from] JournalError),
+    /// The simulated machine can not be described.
+    #[error("the simulated machine: {0}")]
+    Start(#[from] StartError),
+    /// The run makes no progress.
+    #[error("the run stands still at {at_s} s: {turns} turns without any advance of the time")]
+    Stuck {
+        /// Where, seconds since the start.
+        at_s: f64,
+        /// Turns.
+        turns: u32,
+    },
+}
+
+/// A directory for the journal and the history: in memory where the system has one, so that syncing costs nothing.
+fn scratch() -> Result<TempDir, std::io::Error> {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir()
+        && let Ok(directory) = TempDir::with_prefix_in("homeostat-simulate-", memory)
+    {
+        return Ok(directory);
+    }
+    TempDir::with_prefix("homeostat-simulate-")
+}
+
+/// One run on its way.
+pub struct Laboratory {
+    scenario: Scenario,
+    platform: SimPlatform,
+    clock: SimClock,
+    directory: TempDir,
+    runtime: Option<Runtime<SimPlatform, SimClock>>,
+    wake_at: Nanoseconds,
+    events: VecDeque<TimedChange>,
+    next_point: Nanoseconds,
+    last: Vec<Totals>,
+    last_at: Nanoseconds,
+    origin: Nanoseconds,
+    /// Use of each hardware thread at the points of the window that the table looks at.
+    used: Vec<Vec<f64>>,
+    track: Track,
+}
+
+impl Laboratory {
+    /// A world at its start, and whoever acts in it.
+    ///
+    /// # Errors
+    /// [`RunError`]: the scenario, the temporary directory or the journal can not be used.
+    pub fn new(scenario: &Scenario, arm: Arm) -> Result<Self, RunError> {
+        let complain = |why| RunError::Scenario {
+            scenario: scenario.name.clone(),
+            why,
+        };
+        let refused = |source| RunError::World {
+            scenario: scenario.name.clone(),
+            source,
+        };
+        let mut world = World::new(scenario.world().map_err(complain)?).map_err(refused)?;
+        if arm == Arm::Manual {
+            for change in &scenario.by_hand {
+                world.person(change.clone()).map_err(refused)?;
+            }
+        }
+        let platform = SimPlatform::new(world);
+        let clock = platform.clock();
+        let mut events = scenario.events.clone();
+        events.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+        let origin = clock.now();
+        let mut laboratory = Self {
+            track: Track {
+                arm,
+                seed: scenario.seed,
+                programs: scenario
+                    .programs
+                    .iter()
+                    .map(|p| ProgramTrack {
+                        program: p.name.clone(),
+                        unit: p
+                            .meters
+                            .first()
+                            .map_or_else(String::new, |m| format!("{}s", m.unit)),
+                        points: Vec::new(),
+                    })
+                    .collect(),
+                ..Track::default()
+            },
+            scenario: scenario.clone(),
+            platform,
+            clock,
+            directory: scratch()?,
+            runtime: None,
+            wake_at: origin,
+            events: events.into(),
+            next_point: origin,
+            last: Vec::new(),
+            last_at: origin,
+            origin,
+            used: Vec::new(),
+        };
+        laboratory.last = laboratory.totals();
+        laboratory.next_point = origin + Nanoseconds::from_secs_f64(scenario.resolution_s);
+        if arm == Arm::Homeostat {
+            laboratory.start()?;
+        }
+        Ok(laboratory)
+    }
+
+    /// Seconds since the start of the run.
+    pub fn now_s(&self) -> f64 {
+        (self.clock.now() - self.origin).as_secs_f64()
+    }
+
+    /// The simulated machine.
+    pub fn platform(&self) -> &SimPlatform {
+        &self.platform
+    }
+
+    /// Where the journal and the history are.
+    pub fn directory(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
+
+    /// What people would see, while homeostat runs.
+    pub fn view(&self) -> Option<View> {
+        self.runtime.as_ref().map(Runtime::view)
+    }
+
+    /// What was seen so far.
+    pub fn track(&self) -> &Track {
+        &self.track
+    }
+
+    fn start(&mut self) -> Result<RecoveryReport, RunError> {
+        let (journal, recovered) = Journal::open(self.directory.path(), JournalOptions::default())?;
+        let history = ResilientHistory::open(
+            &self.directory.path().join(HISTORY_FILE),
+            HistoryOptions {
+                first_experiment: recovered.next_experiment,
+                ..HistoryOptions::default()
+            },
+            self.clock.unix_seconds(),
+        );
+        let (runtime, report) = Runtime::start(
+            self.platform.fresh(),
+            self.platform.clock(),
+            journal,
+            history,
+            homeostat_strategies::all(),
+            self.scenario.policy(),
+        )?;
+        self.runtime = Some(runtime);
+        self.wake_at = self.clock.now();
+        Ok(report)
+    }
+
+    /// Ends homeostat as a crash would: nothing is undone, nothing is closed. The machine runs on.
+    pub fn crash(&mut self) {
+        if self.runtime.take().is_some() {
+            self.tell("event", None, "homeostat is killed".into(), false);
+        }
+    }
+
+    /// Starts homeostat again after a crash: it recovers from its journal first.
+    ///
+    /// # Errors
+    /// The journal can not be used, or the machine can not be described.
+    pub fn restart(&mut self) -> Result<RecoveryReport, RunError> {
+        let report = self.start()?;
+        let text = format!(
+            "homeostat is started again: {} changes undone, {} void, {} not undone",
+            report.undone.len(),
+            report.void.len(),
+            report.failed.len()
+        );
+        self.tell("event", None, text, !report.failed.is_empty());
+        Ok(report)
+    }
+
+    /// Passes on what a person asks of homeostat.
+    pub fn operator(&mut self, request: OperatorRequest) {
+        if let Some(runtime) = &mut self.runtime {
+            runtime.operator(request);
+            self.wake_at = self.clock.now();
+        }
+    }
+
+    /// Asks homeostat to stop and undo everything, and runs on until it has. True when it finished.
+    ///
+    /// # Errors
+    /// As [`Laboratory::run_until`].
+    pub fn stop(&mut self) -> Result<bool, RunError> {
+        self.operator(OperatorRequest::Stop { keep: false });
+        let deadline = self.now_s() + STOP_PATIENCE_S;
+        while self.runtime.is_some() && self.now_s() < deadline {
+            self.run_until(self.now_s() + 1.0)?;
+        }
+        Ok(self.runtime.is_none())
+    }
+
+    /// Runs until that moment (seconds since the start).
+    ///
+    /// # Errors
+    /// [`RunError::World`] when an event can not happen, [`RunError::Stuck`] when the time stands still.
+    pub fn run_until(&mut self, until_s: f64) -> Result<(), RunError> {
+        let end = self.origin + Nanoseconds::from_secs_f64(until_s);
+        let mut idle = 0;
+        loop {
+            let now = self.clock.now();
+            self.events_due(now)?;
+            if now >= self.next_point {
+                self.point(now);
+            }
+            if self.runtime.is_some() && now >= self.wake_at && now < end {
+                self.turn();
+            }
+            let mut next = end.min(self.next_point);
+            if self.runtime.is_some() {
+                next = next.min(self.wake_at);
+            }
+            if let Some(event) = self.events.front() {
+                next = next.min(self.origin + Nanoseconds::from_secs_f64(event.at_s));
+            }
+            if now >= end {
+                break;
+            }
+            if next > now {
+                idle = 0;
+                self.platform.advance_to(next);
+            } else {
+                idle += 1;
+                if idle > IDLE_TURNS_MAX {
+                    return Err(RunError::Stuck {
+                        at_s: self.now_s(),
+                        turns: idle,
+                    });
+                }
+            }
+        }
+        self.track.length_s = self.now_s();
+        Ok(())
+    }
+
+    fn turn(&mut self) {
+        let Some(runtime) = &mut self.runtime else {
+            return;
+        };
+        let turn = runtime.turn();
+        self.wake_at = turn.wake_at;
+        for story in turn.stories {
+            let workload = story.workload.map(|w| w.to_string());
+            let stage = story.stage.to_string();
+            self.tell(&stage, workload, story.text, story.warning);
+        }
+        if turn.finished {
+            self.runtime = None;
+        }
+    }
+
+    fn events_due(&mut self, now: Nanoseconds) -> Result<(), RunError> {
+        while let Some(event) = self.events.front() {
+            if self.origin + Nanoseconds::from_secs_f64(event.at_s) > now {
+                break;
+            }
+            let Some(event) = self.events.pop_front() else {
+                break;
+            };
+            let text = event.change.to_string();
+            let program = event.change.program().map(str::to_owned);
+            self.platform
+                .person(event.change)
+                .map_err(|source| RunError::World {
+                    scenario: self.scenario.name.clone(),
+                    source,
+                })?;
+            self.tell("event", program, text, false);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, stage: &str, workload: Option<String>, text: String, warning: bool) {
+        if self.track.story.len() >= STORY_MAX {
+            self.track.lines_left_out += 1;
+            return;
+        }
+        let at_s = self.now_s();
+        self.track.story.push(Line {
+            at_s,
+            workload,
+            stage: stage.to_owned(),
+            text,
+            warning,
+        });
+    }
+
+    fn totals(&self) -> Vec<Totals> {
+        self.scenario
+            .programs
+            .iter()
+            .map(|p| self.platform.totals(&p.name))
+            .collect()
+    }
+
+    /// Closes a step of the curves.
+    fn point(&mut self, now: Nanoseconds) {
+        let totals = self.totals();
+        let seconds = (now - self.last_at).as_secs_f64();
+        let at_s = (now - self.origin).as_secs_f64();
+        if seconds > 0.0 {
+            for ((track, new), old) in self.track.programs.iter_mut().zip(&totals).zip(&self.last) {
+                track.points.push(point_between(old, new, at_s, seconds));
+            }
+        }
+        let windows = self.scenario.windows();
+        let window = if self.track.arm == Arm::Homeostat {
+            windows.after
+        } else {
+            windows.before
+        };
+        if at_s > window.from_s && at_s <= window.to_s {
+            self.used.push(self.platform.with_world(World::cpu_use));
+        }
+        self.last = totals;
+        self.last_at = now;
+        self.next_point = now + Nanoseconds::from_secs_f64(self.scenario.resolution_s);
+    }
+
+    /// Ends the run and gives what it showed.
+    pub fn finish(mut self, broken_off: bool) -> Track {
+        let now = self.clock.now();
+        if now > self.last_at {
+            self.point(now);
+        }
+        let looks = self.used.len();
+        if let Some(cpus) = self.used.first().map(Vec::len).filter(|_| looks > 0) {
+            let mean = |cpu: usize| self.used.iter().filter_map(|u| u.get(cpu)).sum::<f64>() / looks as f64;
+            self.track.thread_use = (0..cpus).map(mean).collect();
+        }
+        self.track.own_cpu_s = self.platform.own_cpu().as_secs_f64();
+        self.track.view = self.view();
+        self.track.broken_off = broken_off;
+        self.track.length_s = self.now_s();
+        self.track
+    }
+}
+
+/// How far the runs of a scenario are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress<'a> {
+    /// The scenario.
+    pub scenario: &'a str,
+    /// The run at hand.
+    pub arm: Arm,
+    /// Seconds simulated in this run.
+    pub at_s: f64,
+    /// Seconds to simulate in this run.
+    pub length_s: f64,
+    /// Lines of the story that are new since the last call.
+    pub lines: &'a [Line],
+}
+
+/// One run from its start to its end. `go_on` sees the progress about a hundred times and may end the run early by
+/// answering false; then what was seen until there is returned.
+///
+/// # Errors
+/// [`RunError`].
+pub fn run(
+    scenario: &Scenario,
+    arm: Arm,
+    go_on: &mut dyn FnMut(Progress<'_>) -> bool,
+) -> Result<Track, RunError> {
+    const STEPS: u32 = 200;
+    let mut laboratory = Laboratory::new(scenario, arm)?;
+    let length_s = scenario.length_s();
+    let mut told = 0;
+    for step in 1..=STEPS {
+        let until = length_s * f64::from(step) / f64::from(STEPS);
+        laboratory.run_until(until)?;
+        let lines = laboratory.track.story.get(told..).unwrap_or_default();
+        let more = go_on(Progress {
+            scenario: &scenario.name,
+            arm,
+            at_s: until,
+            length_s,
+            lines,
+        });
+        told = laboratory.track.story.len();
+        if !more {
+            return Ok(laboratory.finish(step < STEPS));
+        }
+    }
+    Ok(laboratory.finish(false))
+}
+
+/// All runs of a scenario: left alone, by hand where the scenario says how, and homeostat's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Name of the scenario.
+    pub scenario: String,
+    /// One line for people.
+    pub title: String,
+    /// Where it comes from.
+    pub source: String,
+    /// The runs: homeostat's first.
+    pub tracks: Vec<Track>,
+    /// The table before and after.
+    pub comparisons: Vec<crate::report::Comparison>,
+}
+
+impl Outcome {
+    /// The run of an arm.
+    pub fn track(&self, arm: Arm) -> Option<&Track> {
+        self.tracks.iter().find(|t| t.arm == arm)
+    }
+}
+
+/// Makes all runs of a scenario and compares them. Broken off early, it compares what there is.
+///
+/// # Errors
+/// [`RunError`].
+pub fn run_all(
+    scenario: &Scenario,
+    go_on: &mut dyn FnMut(Progress<'_>) -> bool,
+) -> Result<Outcome, RunError> {
+    let mut arms = vec![Arm::Homeostat, Arm::LeftAlone];
+    if !scenario.by_hand.is_empty() {
+        arms.push(Arm::Manual);
+    }
+    let mut tracks: Vec<Track> = Vec::new();
+    for arm in arms {
+        let track = run(scenario, arm, go_on)?;
+        let broken_off = track.broken_off;
+        tracks.push(track);
+        if broken_off {
+            break;
+        }
+    }
+    let windows = scenario.windows();
+    let with = tracks.iter().find(|t| t.arm == Arm::Homeostat);
+    let before = match windows.baseline {
+        Baseline::SameRun => with,
+        Baseline::LeftAlone => tracks.iter().find(|t| t.arm == Arm::LeftAlone),
+    };
+    let comparisons = match (before, with) {
+        (Some(before), Some(with)) => crate::report::compare(before, windows.before, with, windows.after),
+        _ => Vec::new(),
+    };
+    Ok(Outcome {
+        scenario: scenario.name.clone(),
+        title: scenario.title.clone(),
+        source: scenario.source.clone(),
+        tracks,
+        comparisons,
+    })
+}

@@ -1,0 +1,639 @@
+//! Scenario files: a machine, its programs, what happens to them, and what is compared.
+//!
+//! TOML, documented in `docs/simulation.md`. Every mistake is answered with the file, the line, the value and the
+//! remedy. The scenarios of the published rows are part of the program ([`built_in`]).
+
+use homeostat_engine::Policy;
+pub use homeostat_engine::policy::Profile;
+use homeostat_simulator::behaviour::ProgramSpec;
+use homeostat_simulator::hardware::Profile as ProgramProfile;
+use homeostat_simulator::layout::{self, Layout};
+use homeostat_simulator::profiles;
+use homeostat_simulator::scheduler::SchedulerKind;
+use homeostat_simulator::world::{PersonChange, Surroundings, TimedChange, WorldSpec};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::Path;
+
+/// Longest run: a simulated month.
+const HOURS_MAX: f64 = 744.0;
+/// Events of a scenario at most.
+const EVENTS_MAX: usize = 100_000;
+/// Points of a curve at most.
+const POINTS_MAX: f64 = 200_000.0;
+
+/// A span of virtual time, seconds since the start of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// First second.
+    pub from_s: f64,
+    /// Last second.
+    pub to_s: f64,
+}
+
+/// What the table before and after compares.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub enum Baseline {
+    /// The same seed without homeostat.
+    LeftAlone,
+    /// The same run, earlier.
+    SameRun,
+}
+
+/// The two windows of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Windows {
+    /// Window before.
+    pub before: Window,
+    /// Window after: the steady end of the run.
+    pub after: Window,
+    /// In which run the window before lies.
+    pub baseline: Baseline,
+}
+
+/// The machine of a scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSection {
+    /// A layout by name; `homeostat simulate --list` prints them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named: Option<String>,
+    /// A layout of one's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Layout>,
+    /// How the kernel places threads.
+    #[serde(default = "fan_out")]
+    pub scheduler: SchedulerKind,
+}
+
+fn fan_out() -> SchedulerKind {
+    SchedulerKind::FanOut
+}
+
+/// A whole scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Short name, as on the command line.
+    pub name: String,
+    /// One line for people.
+    pub title: String,
+    /// Where the machine and the numbers come from.
+    #[serde(default)]
+    pub source: String,
+    /// Published rows that this scenario reproduces, such as `P15`.
+    #[serde(default)]
+    pub rows: Vec<String>,
+    /// Length in simulated hours.
+    pub hours: f64,
+    /// Seed of the noise and of homeostat's coins.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// Length of a point of the curves in seconds.
+    #[serde(default = "minute")]
+    pub resolution_s: f64,
+    /// The machine.
+    pub machine: MachineSection,
+    /// What surrounds the programs: fragmentation, paging, power, cost of the optimizer.
+    #[serde(default)]
+    pub surroundings: Surroundings,
+    /// Profiles that the programs name, beside those that ship with the program.
+    #[serde(default, rename = "program-profile")]
+    pub profiles: Vec<ProgramProfile>,
+    /// Its programs.
+    #[serde(rename = "program")]
+    pub programs: Vec<ProgramSpec>,
+    /// What happens.
+    #[serde(default, rename = "event")]
+    pub events: Vec<TimedChange>,
+    /// What an expert sets by hand at the start, in the run that is compared with homeostat's.
+    #[serde(default)]
+    pub by_hand: Vec<PersonChange>,
+    /// What goes wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<toml::Table>,
+    /// What is compared. Absent: the last quarter of the run with and without homeostat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
+    /// Strategies that may be used; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategies: Option<Vec<String>>,
+    /// Thresholds: homeostat's own or those of the original.
+    #[serde(default)]
+    pub profile: Profile,
+    /// Settings of the mind that differ from the defaults, as in the daemon's configuration.
+    #[serde(default)]
+    pub policy: Policy,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn minute() -> f64 {
+    60.0
+}
+
+/// What is wrong with a scenario.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// No such file, and no scenario of that name.
+    #[error(
+        "{name}: neither a scenario of the program nor a file that can be read ({why})\n  hint: `homeostat simulate --list` prints the scenarios"
+    )]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Why it can not be read as a file.
+        why: String,
+    },
+    /// A mistake, with its place.
+    #[error("{file}:{line}: {message}{}", hint(remedy))]
+    Wrong {
+        /// File.
+        file: String,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong, with the value.
+        message: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+fn hint(remedy: &str) -> String {
+    if remedy.is_empty() {
+        String::new()
+    } else {
+        format!("\n  hint: {remedy}")
+    }
+}
+
+macro_rules! shipped {
+    ($($name:literal),* $(,)?) => {
+        &[$((concat!($name, ".toml"), include_str!(concat!("../scenarios/", $name, ".toml")))),*]
+    };
+}
+
+/// The scenarios that ship with the program: name and text.
+const BUILT_IN: &[(&str, &str)] = shipped![
+    "p1",
+    "p3",
+    "p4-8",
+    "p4-15",
+    "p5-16",
+    "p5-32",
+    "p6-8",
+    "p6-16",
+    "p7",
+    "p8",
+    "p9",
+    "p10",
+    "p11-60",
+    "p11-90",
+    "p12a-1",
+    "p12a-2",
+    "p12b-1",
+    "p12b-2",
+    "p13-1",
+    "p13-2",
+    "p13-3",
+    "p15",
+    "p16-spread",
+    "p16-contained",
+];
+
+/// The scenarios that ship with the program, in the order of the published rows.
+///
+/// # Errors
+/// Never for a released program: a test reads them all.
+pub fn built_in() -> Result<Vec<Scenario>, ScenarioError> {
+    BUILT_IN.iter().map(|(file, text)| parse(file, text)).collect()
+}
+
+/// A scenario by name, or else from a file.
+///
+/// # Errors
+/// [`ScenarioError`]: neither exists, or something in it is wrong.
+pub fn find(name: &str) -> Result<Scenario, ScenarioError> {
+    let built_in = BUILT_IN.iter().find(|(file, _)| {
+        file.strip_suffix(".toml")
+            .is_some_and(|n| n.eq_ignore_ascii_case(name))
+    });
+    match built_in {
+        Some((file, text)) => parse(file, text),
+        None => load(Path::new(name)),
+    }
+}
+
+/// A scenario from a file.
+///
+/// # Errors
+/// [`ScenarioError`]: the file can not be read, or something in it is wrong.
+pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
+    let text = std::fs::read_to_string(path).map_err(|e| ScenarioError::Unknown {
+        name: path.display().to_string(),
+        why: e.to_string(),
+    })?;
+    parse(&path.display().to_string(), &text)
+}
+
+/// A scenario from text; `file` is for messages.
+///
+/// # Errors
+/// [`ScenarioError::Wrong`] names the line, the value and the remedy.
+pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioError> {
+    let scenario: Scenario = toml::from_str(text).map_err(|e| {
+        let line = e.span().map_or(1, |s| line_at(text, s.start));
+        let message = e.message().trim().replace('\n', " ");
+        ScenarioError::Wrong {
+            file: file.to_owned(),
+            line,
+            remedy: remedy(&message).to_owned(),
+            message: quote(text, line, &message),
+        }
+    })?;
+    scenario.check(text).map_err(|w| ScenarioError::Wrong {
+        file: file.to_owned(),
+        line: w.line,
+        message: w.message,
+        remedy: w.remedy,
+    })?;
+    Ok(scenario)
+}
+
+/// The line (from 1) of a byte of the text.
+fn line_at(text: &str, byte: usize) -> usize {
+    let end = byte.min(text.len());
+    1 + text.as_bytes()[..end].iter().filter(|b| **b == b'\n').count()
+}
+
+/// The message with the line it is about.
+fn quote(text: &str, line: usize, message: &str) -> String {
+    let said = text
+        .lines()
+        .nth(line.saturating_sub(1))
+        .unwrap_or_default()
+        .trim();
+    if said.is_empty() {
+        message.to_owned()
+    } else {
+        format!("{message}: `{said}`")
+    }
+}
+
+/// What to do about a complaint of the parser.
+fn remedy(message: &str) -> &'static str {
+    if message.contains("unknown field") {
+        "the key is misspelt or stands in the wrong section; the expected ones are listed; docs/simulation.md explains each"
+    } else if message.contains("unknown variant") {
+        "use one of the values that are listed"
+    } else if message.contains("missing field") {
+        "add the key to this section; docs/simulation.md has an example"
+    } else if message.contains("invalid type") {
+        "give a value of the expected type; times are numbers in seconds, text stands in quotes"
+    } else {
+        "see docs/simulation.md for the format"
+    }
+}
+
+/// A mistake before it knows its file.
+struct Mistake {
+    line: usize,
+    message: String,
+    remedy: String,
+}
+
+/// Line of the `index`-th (from 0) section of that name, or of the key in it; the first line if it is not written out.
+fn line_of(text: &str, section: &str, index: usize, key: &str) -> usize {
+    let header = format!("[[{section}]]");
+    let single = format!("[{section}]");
+    let mut seen = 0;
+    let mut inside = section.is_empty();
+    let mut at = 1;
+    for (i, line) in text.lines().enumerate() {
+        let line = line.trim_start();
+        if line.starts_with(&header) || line.starts_with(&single) {
+            if inside && !section.is_empty() {
+                break;
+            }
+            inside = seen == index;
+            seen += 1;
+            if inside {
+                at = i + 1;
+            }
+        } else if inside && line.starts_with('[') && !line.starts_with(&format!("[{section}.")) {
+            break;
+        } else if inside
+            && line
+                .strip_prefix(key)
+                .is_some_and(|rest| !key.is_empty() && rest.trim_start().starts_with('='))
+        {
+            return i + 1;
+        }
+    }
+    at
+}
+
+impl Scenario {
+    /// Length in seconds.
+    pub fn length_s(&self) -> f64 {
+        self.hours * 3600.0
+    }
+
+    /// The windows that are compared.
+    pub fn windows(&self) -> Windows {
+        let last = Window {
+            from_s: self.length_s() * 0.75,
+            to_s: self.length_s(),
+        };
+        self.windows.unwrap_or(Windows {
+            before: last,
+            after: last,
+            baseline: Baseline::LeftAlone,
+        })
+    }
+
+    /// The settings of the mind in this scenario.
+    pub fn policy(&self) -> Policy {
+        let mut policy = self.policy.clone();
+        policy.seed = self.seed;
+        policy.profile = self.profile;
+        if let Some(allowed) = &self.strategies {
+            for strategy in homeostat_strategies::all() {
+                let id = strategy.id();
+                if !allowed.iter().any(|a| a == id.as_str()) {
+                    policy.strategies.insert(id.as_str().to_owned(), false);
+                }
+            }
+        }
+        policy
+    }
+
+    /// The layout of its machine.
+    ///
+    /// # Errors
+    /// There is none of that name, or its shape makes no sense.
+    pub fn layout(&self) -> Result<Layout, String> {
+        let layout = match (&self.machine.named, &self.machine.layout) {
+            (Some(name), None) => Layout::named(name).map_err(|e| format!("machine.named: {e}"))?,
+            (None, Some(layout)) => layout.clone(),
+            (Some(_), Some(_)) => return Err("machine.named and machine.layout are both given".into()),
+            (None, None) => return Err("[machine] has neither `named` nor `layout`".into()),
+        };
+        layout.check().map_err(|e| format!("machine.layout: {e}"))?;
+        Ok(layout)
+    }
+
+    /// The world at the start.
+    ///
+    /// # Errors
+    /// As [`Scenario::layout`].
+    pub fn world(&self) -> Result<WorldSpec, String> {
+        Ok(WorldSpec {
+            programs: self.programs.clone(),
+            profiles: self.profiles.clone(),
+            seed: self.seed,
+            surroundings: self.surroundings.clone(),
+            ..WorldSpec::new(self.layout()?, self.machine.scheduler)
+        })
+    }
+
+    /// Whether a program or one of its workloads has that name.
+    fn knows(&self, name: &str) -> bool {
+        self.programs
+            .iter()
+            .any(|p| p.name == name || p.workloads().iter().any(|w| w == name))
+    }
+
+    /// Looks for what the types can not express. `text` is where it was read from.
+    fn check(&self, text: &str) -> Result<(), Mistake> {
+        let wrong = |section: &str, index: usize, key: &str, message: String, remedy: &str| {
+            Err(Mistake {
+                line: line_of(text, section, index, key),
+                message,
+                remedy: remedy.to_owned(),
+            })
+        };
+        if !(self.hours > 0.0 && self.hours <= HOURS_MAX) {
+            return wrong(
+                "",
+                0,
+                "hours",
+                format!("hours = {}", self.hours),
+                "give a length above 0 and at most 744 hours (a month)",
+            );
+        }
+        let length = self.length_s();
+        if !(self.resolution_s >= 1.0
+            && self.resolution_s <= length
+            && length / self.resolution_s <= POINTS_MAX)
+        {
+            return wrong(
+                "",
+                0,
+                "resolution_s",
+                format!("resolution_s = {}", self.resolution_s),
+                "give at least 1, at most the length of the run, and so much that a curve has at most 200000 points",
+            );
+        }
+        if let Err(message) = self.layout() {
+            let key = if self.machine.named.is_some() {
+                "named"
+            } else {
+                "layout"
+            };
+            let names = layout::names().join(", ");
+            return wrong(
+                "machine",
+                0,
+                key,
+                message,
+                &format!("give `named` (one of {names}) or a [machine.layout], not both"),
+            );
+        }
+        if self.programs.is_empty() {
+            return wrong(
+                "",
+                0,
+                "",
+                "there is no [[program]]".into(),
+                "describe at least one program",
+            );
+        }
+        for (i, p) in self.programs.iter().enumerate() {
+            if self.programs[..i].iter().any(|q| q.name == p.name) {
+                return wrong(
+                    "program",
+                    i,
+                    "name",
+                    format!("name = {:?}: there are two programs of that name", p.name),
+                    "names must be unique",
+                );
+            }
+            if let Some(complaint) = p.complaints().into_iter().next() {
+                // The complaint names the program, then the key.
+                let key = complaint
+                    .split_once(": ")
+                    .map_or("", |(_, rest)| {
+                        rest.split([' ', ':', '.', ',']).next().unwrap_or_default()
+                    })
+                    .to_owned();
+                return wrong(
+                    "program",
+                    i,
+                    &key,
+                    complaint,
+                    "docs/simulation.md has the keys of a program with their ranges",
+                );
+            }
+            let profile_known =
+                self.profiles.iter().any(|q| q.name == p.profile) || profiles::profile(&p.profile).is_some();
+            if !profile_known {
+                return wrong(
+                    "program",
+                    i,
+                    "profile",
+                    format!("profile = {:?}: there is no profile of that name", p.profile),
+                    &format!("the profiles are {}", profiles::names().join(", ")),
+                );
+            }
+        }
+        if self.events.len() > EVENTS_MAX {
+            return wrong(
+                "event",
+                EVENTS_MAX,
+                "",
+                format!("{} events", self.events.len()),
+                "at most 100000 events",
+            );
+        }
+        for (i, e) in self.events.iter().enumerate() {
+            if !(e.at_s >= 0.0 && e.at_s <= length) {
+                return wrong(
+                    "event",
+                    i,
+                    "at_s",
+                    format!("at_s = {}", e.at_s),
+                    &format!("give a moment between 0 and {length} s, the length of the run"),
+                );
+            }
+            if let Some(program) = e.change.program().filter(|p| !self.knows(p)) {
+                return wrong(
+                    "event",
+                    i,
+                    "change",
+                    format!("program {program:?} is not in the scenario"),
+                    "name one of the [[program]] sections",
+                );
+            }
+        }
+        for c in &self.by_hand {
+            if let Some(program) = c.program().filter(|p| !self.knows(p)) {
+                return wrong(
+                    "by_hand",
+                    0,
+                    "",
+                    format!("program {program:?} is not in the scenario"),
+                    "name one of the [[program]] sections",
+                );
+            }
+        }
+        if let Some(w) = &self.windows {
+            for (name, window) in [("before", w.before), ("after", w.after)] {
+                if !(window.from_s >= 0.0
+                    && window.to_s <= length
+                    && window.to_s - window.from_s >= self.resolution_s)
+                {
+                    return wrong(
+                        "windows",
+                        0,
+                        name,
+                        format!("{name} = {} s to {} s", window.from_s, window.to_s),
+                        &format!(
+                            "a window lies within the run (0 to {length} s) and is at least as long as resolution_s"
+                        ),
+                    );
+                }
+            }
+        }
+        if let Some(names) = &self.strategies {
+            let known: Vec<String> = homeostat_strategies::all()
+                .iter()
+                .map(|s| s.id().to_string())
+                .collect();
+            if let Some(name) = names.iter().find(|n| !known.contains(n)) {
+                return wrong(
+                    "",
+                    0,
+                    "strategies",
+                    format!("strategies: there is no strategy {name:?}"),
+                    &format!("the strategies are {}", known.join(", ")),
+                );
+            }
+        }
+        if let Some(complaint) = self.policy.validate().into_iter().next() {
+            let key = complaint.split([' ', '=']).next().unwrap_or_default().to_owned();
+            return wrong(
+                "policy",
+                0,
+                &key,
+                format!("policy: {complaint}"),
+                "docs/configuration.md explains each setting",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Baseline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LeftAlone => "the same seed left alone",
+            Self::SameRun => "the same run, earlier",
+        })
+    }
+}
+
+/// Names of the layouts that a scenario can use.
+pub fn machines() -> Vec<&'static str> {
+    layout::names()
+}
+
+impl Scenario {
+    /// Gives the run another length. Windows at its end move with it; events beyond it are left out.
+    ///
+    /// # Errors
+    /// The length is no length, or shorter than the scenario's resolution allows.
+    pub fn shorten_or_extend(&mut self, hours: f64) -> Result<(), String> {
+        if !(hours > 0.0 && hours <= HOURS_MAX) {
+            return Err(format!("give a length above 0 and at most {HOURS_MAX} hours"));
+        }
+        let ratio = hours / self.hours;
+        self.hours = hours;
+        let length = self.length_s();
+        if length < self.resolution_s {
+            return Err(format!(
+                "the curves of this scenario have points of {} s",
+                self.resolution_s
+            ));
+        }
+        if length / self.resolution_s > POINTS_MAX {
+            return Err(format!(
+                "that is more than {POINTS_MAX} points of {} s",
+                self.resolution_s
+            ));
+        }
+        self.events.retain(|e| e.at_s <= length);
+        if let Some(w) = &mut self.windows {
+            for window in [&mut w.before, &mut w.after] {
+                window.from_s *= ratio;
+                window.to_s = (window.to_s * ratio).min(length);
+            }
+        }
+        Ok(())
+    }
+}
