@@ -10,9 +10,11 @@
 //! A failing seed prints one line that reproduces it. Seeds that found a bug stay in [`REGRESSIONS`].
 
 use crate::checkers::{Checkers, Hand, Invariant, Limits, Picture, Said, Value, Violation, differences};
-use crate::faults::{Breach, FaultPlan, Faults, Faulty, FaultyClock, HISTORY_FILE, Kind, PictureOf, damage_bytes, pick};
+use crate::faults::{
+    Breach, FaultPlan, Faults, Faulty, FaultyClock, HISTORY_FILE, Kind, PictureOf, damage_bytes, pick,
+};
 use homeostat_engine::{Mode, OperatorRequest, Policy, Strategy};
-use homeostat_model::{ActionId, CpuId, ExperimentKind, Nanoseconds, Verdict, WorkloadId};
+use homeostat_model::{ActionId, CpuId, ExperimentKind, Nanoseconds, NodeId, Verdict, WorkloadId};
 use homeostat_platform::{Clock, Effectors, Sensors};
 use homeostat_runtime::{Runtime, restore};
 use homeostat_simulator::behaviour::{Load, Modulation, ProgramSpec};
@@ -21,9 +23,9 @@ use homeostat_simulator::platform::{SimClock, SimPlatform};
 use homeostat_simulator::scheduler::SchedulerKind;
 use homeostat_simulator::world::{PersonChange, Settings, World, WorldError, WorldSpec};
 use homeostat_statistics::simulation::Random;
+use homeostat_store::ResilientHistory;
 use homeostat_store::history::HistoryOptions;
 use homeostat_store::journal::{self, JOURNAL_FILE, Journal, JournalOptions, OwedState};
-use homeostat_store::ResilientHistory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -167,7 +169,14 @@ impl Report {
             self.seeds, self.hours, self.turns, self.trials, self.crashes, self.repeated
         );
         let verdicts: Vec<String> = self.verdicts.iter().map(|(v, n)| format!("{n} {v}")).collect();
-        out += &format!("verdicts: {}\n", if verdicts.is_empty() { "none".to_owned() } else { verdicts.join(", ") });
+        out += &format!(
+            "verdicts: {}\n",
+            if verdicts.is_empty() {
+                "none".to_owned()
+            } else {
+                verdicts.join(", ")
+            }
+        );
         let total: u64 = self.injected.values().sum();
         out += &format!("{total} faults of {} kinds:\n", self.injected.len());
         for (kind, n) in &self.injected {
@@ -177,7 +186,10 @@ impl Report {
             out += "all invariants held in every seed\n";
         }
         for failure in &self.failures {
-            out += &format!("seed {} FAILED; reproduce with: {}\n", failure.life.seed, failure.reproduction);
+            out += &format!(
+                "seed {} FAILED; reproduce with: {}\n",
+                failure.life.seed, failure.reproduction
+            );
             for v in &failure.life.violations {
                 out += &format!("  {} at {}: {}\n", v.invariant, v.at, v.text);
             }
@@ -244,7 +256,8 @@ pub fn run_on<S: Subject>(
     for index in 0..options.seeds {
         let seed = options.seed.wrapping_add(index);
         let mut life = live(seed, options.hours, &make)?;
-        if options.repeat_every > 0 && seed.is_multiple_of(options.repeat_every) && life.violations.is_empty() {
+        if options.repeat_every > 0 && seed.is_multiple_of(options.repeat_every) && life.violations.is_empty()
+        {
             report.repeated += 1;
             let again = live(seed, options.hours, &make)?;
             if (again.hash, again.lines) != (life.hash, life.lines) {
@@ -285,7 +298,11 @@ pub fn run_on<S: Subject>(
 ///
 /// # Errors
 /// There is no temporary directory.
-pub fn live<S: Subject>(seed: u64, hours: f64, make: impl Fn(u64) -> Result<S, WorldError>) -> Result<Life, CampaignError> {
+pub fn live<S: Subject>(
+    seed: u64,
+    hours: f64,
+    make: impl Fn(u64) -> Result<S, WorldError>,
+) -> Result<Life, CampaignError> {
     let shared = Path::new("/dev/shm");
     let builder = tempfile::Builder::new();
     // A memory file system makes the many syncs of the journal cheap; their order is what is tested.
@@ -343,10 +360,8 @@ enum Happening {
     Heal,
 }
 
-type Loop<S> = Runtime<
-    Faulty<<S as Subject>::Platform, <S as Subject>::Clock>,
-    FaultyClock<<S as Subject>::Clock>,
->;
+type Loop<S> =
+    Runtime<Faulty<<S as Subject>::Platform, <S as Subject>::Clock>, FaultyClock<<S as Subject>::Clock>>;
 
 /// One life while it is lived.
 struct Run<S: Subject> {
@@ -371,6 +386,8 @@ struct Run<S: Subject> {
     kept: BTreeSet<ActionId>,
     stopping: bool,
     finished: bool,
+    /// What was owed on disk after so many steps of the journal.
+    read: Option<(u64, BTreeSet<ActionId>)>,
     /// No life is longer: beyond it somebody slept for ever.
     horizon: Nanoseconds,
 }
@@ -414,6 +431,7 @@ impl<S: Subject> Run<S> {
             kept: BTreeSet::new(),
             stopping: false,
             finished: false,
+            read: None,
             horizon: Nanoseconds(u64::MAX),
         }
     }
@@ -443,6 +461,9 @@ impl<S: Subject> Run<S> {
         let end = self.clock.now() + Nanoseconds::from_secs_f64(self.hours * 3600.0);
         self.horizon = end + HORIZON;
         self.run_until(end)?;
+        if !self.checkers.found().is_empty() {
+            return Ok(());
+        }
         if self.clock.now() > self.horizon {
             let text = "the loop or recovery slept for days in one call".to_owned();
             self.report(Invariant::Liveness, "slept", text);
@@ -473,7 +494,8 @@ impl<S: Subject> Run<S> {
 
     fn run_until(&mut self, end: Nanoseconds) -> io::Result<()> {
         while self.clock.now() < end && !self.finished {
-            if self.clock.now() > self.horizon {
+            // The first violation says most; what follows is often its consequence.
+            if self.clock.now() > self.horizon || !self.checkers.found().is_empty() {
                 return Ok(());
             }
             while let Some(first) = self.schedule.first().copied()
@@ -571,6 +593,7 @@ impl<S: Subject> Run<S> {
     fn start_again(&mut self) -> io::Result<()> {
         let first = self.turns == 0 && self.crashes == 0;
         self.runtime = None;
+        self.read = None;
         self.subject.restarted();
         if self.faults.dead() {
             self.crashes += 1;
@@ -597,7 +620,8 @@ impl<S: Subject> Run<S> {
                     return Ok(());
                 }
                 Err(why) => {
-                    self.faults.trace(format!("no start: {}", self.without_path(&why)));
+                    self.faults
+                        .trace(format!("no start: {}", self.without_path(&why)));
                     self.take_calls();
                     let wait = Nanoseconds::from_secs(10);
                     self.subject.advance_to(self.clock.now() + wait);
@@ -646,7 +670,10 @@ impl<S: Subject> Run<S> {
                 self.report(
                     Invariant::Restorable,
                     "restore",
-                    format!("after restore the machine is not as found: {}", differences(&left)),
+                    format!(
+                        "after restore the machine is not as found: {}",
+                        differences(&left)
+                    ),
                 );
                 self.faults.settle();
             }
@@ -740,26 +767,40 @@ impl<S: Subject> Run<S> {
                 .filter(|e| e.kind == ExperimentKind::Placebo)
                 .map(|e| e.id)
                 .collect(),
-            in_force: view.in_force.iter().map(|c| (c.action, c.workload.clone())).collect(),
+            in_force: view
+                .in_force
+                .iter()
+                .map(|c| (c.action, c.workload.clone()))
+                .collect(),
             verdicts: view
                 .outcomes
                 .iter()
                 .map(|o| (o.id, o.workload.clone(), o.verdict))
                 .collect(),
-            exposure: (view.budget.harm_exposure_day, view.budget.harm_exposure_per_day_max),
+            exposure: (
+                view.budget.harm_exposure_day,
+                view.budget.harm_exposure_per_day_max,
+            ),
         };
         for (id, _, verdict) in &said.verdicts {
             self.verdicts.insert(id.0, *verdict);
         }
         self.checkers.said(at, &said);
         self.faults.note(Hand::Machine, (self.picture)());
-        // A journal that cannot be read now is looked at again after the next turn.
-        if let Ok(found) = journal::read(&self.faults.directory()) {
-            let owed: BTreeSet<ActionId> = found.owed.keys().copied().collect();
-            self.checkers.owed(at, &owed, &self.faults.ledger());
+        // Read again only when the journal was written since. One that cannot be read now is looked at after the next
+        // turn.
+        let steps = self.faults.journal_steps();
+        if self.read.as_ref().is_none_or(|(then, _)| *then != steps) {
+            self.read = journal::read(&self.faults.directory())
+                .ok()
+                .map(|found| (steps, found.owed.into_keys().collect()));
+        }
+        if let Some((_, owed)) = &self.read {
+            self.checkers.owed(at, owed, &self.faults.ledger());
         }
         for v in self.checkers.take_new() {
-            self.faults.trace(format!("VIOLATION {}: {}", v.invariant, v.text));
+            self.faults
+                .trace(format!("VIOLATION {}: {}", v.invariant, v.text));
         }
     }
 
@@ -792,7 +833,8 @@ impl<S: Subject> Run<S> {
 
     fn fault(&mut self, kind: Kind) -> io::Result<()> {
         let now = self.clock.now();
-        let minutes = |random: &mut Random, mean: f64| Nanoseconds::from_secs_f64(random.exponential() * mean * 60.0);
+        let minutes =
+            |random: &mut Random, mean: f64| Nanoseconds::from_secs_f64(random.exponential() * mean * 60.0);
         let mut done = true;
         match kind {
             Kind::SensorOutage => {
@@ -810,6 +852,7 @@ impl<S: Subject> Run<S> {
             Kind::LongGap => {
                 let gap = minutes(&mut self.random, 60.0);
                 self.subject.advance_to(now + gap);
+                self.checkers.slept(gap);
             }
             Kind::DiskFull | Kind::DiskError => {
                 let steps = 1 + (self.random.next_u64() % 40) as u32;
@@ -873,7 +916,8 @@ impl<S: Subject> Run<S> {
         }
         if done {
             self.faults.count(kind);
-            self.faults.trace(format!("{:.3} fault: {}", now.as_secs_f64(), kind_name(kind)));
+            self.faults
+                .trace(format!("{:.3} fault: {}", now.as_secs_f64(), kind_name(kind)));
         }
         Ok(())
     }
@@ -912,13 +956,22 @@ impl<S: Subject> Run<S> {
         self.ask(OperatorRequest::Resume);
         let now = self.clock.now();
         self.run_until(now + Nanoseconds::from_secs_f64(self.policy.experiment_max_s) + SETTLE)?;
+        if !self.checkers.found().is_empty() {
+            return Ok(());
+        }
         self.settled();
 
         self.ask(OperatorRequest::Pause);
         self.ask(OperatorRequest::UndoAll);
         let now = self.clock.now();
         self.run_until(now + UNDO)?;
+        if !self.checkers.found().is_empty() {
+            return Ok(());
+        }
         self.nothing_left("undo --all");
+        if !self.checkers.found().is_empty() {
+            return Ok(());
+        }
 
         self.ask(OperatorRequest::Stop { keep: false });
         let now = self.clock.now();
@@ -993,7 +1046,10 @@ impl<S: Subject> Run<S> {
             self.report(
                 Invariant::Restorable,
                 "end",
-                format!("after {after} without faults the machine is not as found: {}", differences(&left)),
+                format!(
+                    "after {after} without faults the machine is not as found: {}",
+                    differences(&left)
+                ),
             );
         }
         if let Some(owed) = self.on_disk()
@@ -1025,7 +1081,16 @@ pub struct Drawn {
 /// Layouts of a campaign: small ones, so that a turn is cheap, and of every kind.
 const LAYOUTS: &[&str] = &["small-2n", "small-1n", "x86-2s", "epyc-8llc", "power750-16"];
 /// Profiles of a campaign: one that gains by being placed, by memory, by large pages, and some that gain nothing.
-const PROFILES: &[&str] = &["oltp", "specjbb", "daytrader", "process-database", "latency", "compute", "stream", "scattered"];
+const PROFILES: &[&str] = &[
+    "oltp",
+    "specjbb",
+    "daytrader",
+    "process-database",
+    "latency",
+    "compute",
+    "stream",
+    "scattered",
+];
 
 impl Drawn {
     /// The machine of a seed.
@@ -1036,8 +1101,13 @@ impl Drawn {
         let mut random = Random::new(seed ^ 0x4d41_4348_494e_4500);
         let name = pick(&mut random, LAYOUTS).copied().unwrap_or("x86-2s");
         let layout = Layout::named(name)?;
-        let scheduler = if random.coin() { SchedulerKind::Linux } else { SchedulerKind::FanOut };
+        let scheduler = if random.coin() {
+            SchedulerKind::Linux
+        } else {
+            SchedulerKind::FanOut
+        };
         let (cpus, nodes) = (layout.cpus(), layout.node_memory.len() as u32);
+        let smallest = layout.node_memory.iter().map(|b| b.0 >> 20).min().unwrap_or(1024);
         let mut spec = WorldSpec::new(layout, scheduler);
         spec.seed = seed;
         let among = |random: &mut Random, list: &[f64]| pick(random, list).copied().unwrap_or(1.0);
@@ -1049,10 +1119,13 @@ impl Drawn {
                 name: format!("{profile}-{index}"),
                 profile: profile.to_owned(),
                 threads,
-                private_mib: 256 << (random.next_u64() % 4),
+                // Four of them fit on one node, with room for what forks.
+                private_mib: (256 << (random.next_u64() % 4)).min(smallest / 8),
                 // A third of the programs have all their memory on one node, where it may be wrong.
                 memory_on: if random.next_u64().is_multiple_of(3) {
-                    (0..nodes as usize).map(|n| f64::from(u8::from(n == node))).collect()
+                    (0..nodes as usize)
+                        .map(|n| f64::from(u8::from(n == node)))
+                        .collect()
                 } else {
                     Vec::new()
                 },
@@ -1094,24 +1167,45 @@ impl Drawn {
 
 /// The settings of a simulated machine as a picture. What is set on a program carries the start of its main process:
 /// another one was never touched.
-fn picture_of(settings: &Settings) -> Picture {
+fn picture_of(settings: &Settings, node_count: u32) -> Picture {
     let mut out = Picture::new();
-    let whose = |name: &str| format!("{name}@{}", settings.started.get(name).copied().unwrap_or_default());
+    let whose = |name: &str| {
+        format!(
+            "{name}@{}",
+            settings.started.get(name).copied().unwrap_or_default()
+        )
+    };
     let list = |cpus: &[CpuId]| cpus.iter().map(|c| c.0.to_string()).collect::<Vec<_>>().join(",");
     for name in settings.started.keys() {
-        let mask = settings.masks.get(name).map_or_else(|| "all".to_owned(), |m| list(m));
+        let mask = settings
+            .masks
+            .get(name)
+            .map_or_else(|| "all".to_owned(), |m| list(m));
         out.insert(format!("{}/mask", whose(name)), Value::Setting(mask));
     }
     for (name, nodes) in &settings.pages {
-        for (node, pages) in nodes {
-            out.insert(format!("{}/pages/{}", whose(name), node.0), Value::Amount(i128::from(*pages)));
+        for node in 0..node_count {
+            let pages = nodes.get(&NodeId(node)).copied().unwrap_or_default();
+            out.insert(
+                format!("{}/pages/{node}", whose(name)),
+                Value::Amount(i128::from(pages)),
+            );
         }
     }
     for (name, pieces) in &settings.large {
-        out.insert(format!("{}/large", whose(name)), Value::Amount(i128::from(*pieces)));
+        out.insert(
+            format!("{}/large", whose(name)),
+            Value::Amount(i128::from(*pieces)),
+        );
     }
-    out.insert("prefetch/off".into(), Value::Setting(list(&settings.prefetch_off)));
-    out.insert("large-page-switch".into(), Value::Setting(settings.large_page_switch.clone()));
+    out.insert(
+        "prefetch/off".into(),
+        Value::Setting(list(&settings.prefetch_off)),
+    );
+    out.insert(
+        "large-page-switch".into(),
+        Value::Setting(settings.large_page_switch.clone()),
+    );
     out
 }
 
@@ -1126,8 +1220,8 @@ impl Subject for Drawn {
         self.platform.clock()
     }
     fn picture(&self) -> PictureOf {
-        let platform = self.platform.clone();
-        std::rc::Rc::new(move || picture_of(&platform.settings()))
+        let (platform, nodes) = (self.platform.clone(), self.nodes);
+        std::rc::Rc::new(move || picture_of(&platform.settings(), nodes))
     }
     fn strategies(&self) -> Vec<Box<dyn Strategy>> {
         homeostat_strategies::all()
@@ -1168,7 +1262,8 @@ impl Subject for Drawn {
                     share: random.uniform(),
                 },
                 5 => PersonChange::LargePageSwitch {
-                    enabled: pick(random, &["always", "madvise", "never"]).map_or_else(String::new, |s| (*s).to_owned()),
+                    enabled: pick(random, &["always", "madvise", "never"])
+                        .map_or_else(String::new, |s| (*s).to_owned()),
                 },
                 6 => PersonChange::Prefetch {
                     cpus: random.coin().then(|| some_cpus(random, self.cpus)),
@@ -1209,7 +1304,9 @@ impl Subject for Drawn {
             },
             Kind::PhaseChange => PersonChange::Phase {
                 program,
-                profile: random.coin().then(|| pick(random, PROFILES).map_or_else(String::new, |s| (*s).to_owned())),
+                profile: random
+                    .coin()
+                    .then(|| pick(random, PROFILES).map_or_else(String::new, |s| (*s).to_owned())),
                 load: Some(random.uniform()),
             },
             _ => return None,
@@ -1291,9 +1388,9 @@ mod tests {
     use homeostat_engine::{Declined, Opinion, Proposal, Seen};
     use homeostat_model::action::{PageMove, Target};
     use homeostat_model::{
-        Action, Bytes, Cpu, Direction, Effect, Fingerprint, LlcId, Locality, Machine, MachineSample, MemoryMap,
-        MeterCandidate, MeterClass, MeterId, MeterReading, NodeId, OperatorChoice, ProcessId, Progress as Slice,
-        Snapshot, StrategyId, UndoRecord, Workload, WorkloadKind, WorkloadSample,
+        Action, Bytes, Cpu, Direction, Effect, Fingerprint, LlcId, Locality, Machine, MachineSample,
+        MemoryMap, MeterCandidate, MeterClass, MeterId, MeterReading, OperatorChoice, ProcessId,
+        Progress as Slice, Snapshot, StrategyId, UndoRecord, Workload, WorkloadKind, WorkloadSample,
     };
     use homeostat_platform::{PlatformError, SampleRequest};
     use std::cell::RefCell;
@@ -1442,7 +1539,8 @@ mod tests {
                 }
                 let length = now - p.sampled;
                 p.sampled = now;
-                let local = if p.mask == ALL { 0.0 } else { p.gain } + p.gain * (p.pages[0] - p.pages[1]) as f64 / 65_536.0;
+                let local = if p.mask == ALL { 0.0 } else { p.gain }
+                    + p.gain * (p.pages[0] - p.pages[1]) as f64 / 65_536.0;
                 let rate = 1000.0 * busy * (1.0 + local) * (0.01 * p.draws.gaussian()).exp();
                 workloads.push(Workload {
                     id: id.clone(),
@@ -1452,7 +1550,11 @@ mod tests {
                     executable: p.name.clone(),
                     processes: vec![p.process],
                     choice: OperatorChoice {
-                        tuned: if p.bound { vec!["bound by a person".to_owned()] } else { vec![] },
+                        tuned: if p.bound {
+                            vec!["bound by a person".to_owned()]
+                        } else {
+                            vec![]
+                        },
                         ..OperatorChoice::default()
                     },
                 });
@@ -1518,7 +1620,9 @@ mod tests {
                 threads: 4,
                 threads_of_busiest_process: 4,
                 running: BTreeMap::from([(LlcId(0), p.cpus / 2.0), (LlcId(4), p.cpus / 2.0)]),
-                private: (0..2).map(|n| (NodeId(n), Bytes(p.pages[n as usize] as u64 * 4096))).collect(),
+                private: (0..2)
+                    .map(|n| (NodeId(n), Bytes(p.pages[n as usize] as u64 * 4096)))
+                    .collect(),
                 shared: BTreeMap::new(),
                 huge: BTreeMap::new(),
                 bound: p.bound.then(|| "bound by a person".to_owned()),
@@ -1560,7 +1664,10 @@ mod tests {
                     });
                 }
                 found.insert("mask".to_owned(), p.mask.clone());
-                found.insert("process".to_owned(), format!("{}:{}", p.process.pid, p.process.start_ticks));
+                found.insert(
+                    "process".to_owned(),
+                    format!("{}:{}", p.process.pid, p.process.start_ticks),
+                );
             }
             Ok(UndoRecord {
                 action: action.clone(),
@@ -1621,7 +1728,11 @@ mod tests {
                     *moved += step;
                     p.pages[0] += step;
                     p.pages[1] -= step;
-                    let left = if direction == Direction::Apply { (total - *moved).min(p.pages[1]) } else { *moved };
+                    let left = if direction == Direction::Apply {
+                        (total - *moved).min(p.pages[1])
+                    } else {
+                        *moved
+                    };
                     Ok(done((total - left) as u64, total as u64))
                 }
                 _ => Err(PlatformError::Unsupported {
@@ -1797,8 +1908,14 @@ mod tests {
     #[test]
     fn a_small_machine_survives_its_campaign() {
         let options = Options {
-            seeds: std::env::var("CAMPAIGN_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(24),
-            seed: std::env::var("CAMPAIGN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1),
+            seeds: std::env::var("CAMPAIGN_SEEDS")
+                .ok()
+                .and_then(|s| s.parse().ok())
+                .unwrap_or(24),
+            seed: std::env::var("CAMPAIGN_SEED")
+                .ok()
+                .and_then(|s| s.parse().ok())
+                .unwrap_or(1),
             hours: 30.0,
             repeat_every: 8,
             failures_max: 8,
@@ -1811,7 +1928,12 @@ mod tests {
 
     #[test]
     fn simulated_machines_survive_their_campaign() {
-        let number = |name: &str, default: f64| std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
+        let number = |name: &str, default: f64| {
+            std::env::var(name)
+                .ok()
+                .and_then(|s| s.parse().ok())
+                .unwrap_or(default)
+        };
         let options = Options {
             seed: number("CAMPAIGN_SEED", 1.0) as u64,
             seeds: number("CAMPAIGN_SEEDS", 8.0) as u64,
@@ -1838,7 +1960,10 @@ mod tests {
             ..Options::default()
         };
         let report = campaign(&options, Bug::UndoDoesNothing);
-        assert_eq!(report.failures[0].life.violations[0].invariant, Invariant::Restorable);
+        assert_eq!(
+            report.failures[0].life.violations[0].invariant,
+            Invariant::Restorable
+        );
         assert!(report.text().contains("homeostat simulate --campaign --seed "));
     }
 
@@ -1853,6 +1978,10 @@ mod tests {
         };
         let report = campaign(&options, Bug::OverwritesPersons);
         let found = &report.failures[0].life.violations;
-        assert!(found.iter().any(|v| v.invariant == Invariant::PersonWins), "{}", report.text());
+        assert!(
+            found.iter().any(|v| v.invariant == Invariant::PersonWins),
+            "{}",
+            report.text()
+        );
     }
 }

@@ -355,6 +355,16 @@ impl Checkers {
         }
     }
 
+    /// The whole machine, the loop with it, stood still for so long: that is nobody's delay.
+    pub fn slept(&mut self, length: Nanoseconds) {
+        for since in self.trials.values_mut() {
+            *since += length;
+        }
+        for acted in self.acted.values_mut() {
+            acted.since += length;
+        }
+    }
+
     /// What was found so far, oldest first.
     pub fn found(&self) -> &[Violation] {
         &self.found

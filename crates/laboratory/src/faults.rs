@@ -329,6 +329,8 @@ struct State {
     /// Where the copy of the state directory is when the daemon was killed.
     image: Option<PathBuf>,
     images: u64,
+    /// Steps of the journal so far.
+    steps: u64,
     /// Records at the end of the journal that are written and not synced.
     unsynced: usize,
     last: Option<Snapshot>,
@@ -383,6 +385,7 @@ impl Faults {
             directory: directory.to_owned(),
             image: None,
             images: 0,
+            steps: 0,
             unsynced: 0,
             last: None,
             trace: Trace::default(),
@@ -530,6 +533,11 @@ impl Faults {
     /// Directory in which the daemon keeps its state now.
     pub fn directory(&self) -> PathBuf {
         self.lock().directory.clone()
+    }
+
+    /// Steps of the journal so far, over all lives of the daemon.
+    pub fn journal_steps(&self) -> u64 {
+        self.lock().steps
     }
 
     /// The hook for the journal.
@@ -711,6 +719,7 @@ impl State {
         if self.dead {
             return Err(io::Error::other("killed"));
         }
+        self.steps += 1;
         if step.ends_with(".after_write") && !step.starts_with("compact") {
             self.unsynced += 1;
         } else if step.ends_with(".after_sync") {
@@ -1181,8 +1190,9 @@ impl<P: Effectors, C: Clock> Effectors for Faulty<P, C> {
         let mut s = self.faults.lock();
         s.note(Hand::Ours, after);
         let result = result.map(|mut progress| {
-            if s.never_done.contains(&action.id.0)
-                || (direction == Direction::Apply && s.strikes(Kind::NeverDone))
+            // Only of a change: an undo that is done and says otherwise is a lie that no kernel tells.
+            if direction == Direction::Apply
+                && (s.never_done.contains(&action.id.0) || s.strikes(Kind::NeverDone))
             {
                 s.never_done.insert(action.id.0);
                 progress.done = false;

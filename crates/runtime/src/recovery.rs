@@ -103,7 +103,11 @@ fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -
                 effectors.forget(record);
                 return Ok(true);
             }
-            Ok(progress) => clock.sleep(progress.pause.max(SLICE_WAIT)),
+            // No longer than the patience lasts, whatever the effector asks for.
+            Ok(progress) => {
+                let left = deadline.saturating_sub(clock.now());
+                clock.sleep(progress.pause.min(left).max(SLICE_WAIT));
+            }
             Err(PlatformError::Vanished { .. }) => {
                 effectors.forget(record);
                 return Ok(false);
