@@ -125,3 +125,67 @@ fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::{Action, Progress};
+    use homeostat_store::JournalOptions;
+    use std::cell::Cell;
+    use std::collections::BTreeMap;
+
+    /// Never done, and asks to be left alone for centuries.
+    struct Endless;
+
+    impl Effectors for Endless {
+        fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+            Ok(UndoRecord {
+                action: action.clone(),
+                boot_id: "boot".into(),
+                found: BTreeMap::new(),
+            })
+        }
+        fn advance(&mut self, _: &UndoRecord, _: Direction) -> Result<Progress, PlatformError> {
+            Ok(Progress {
+                pause: Nanoseconds(u64::MAX),
+                ..Progress::default()
+            })
+        }
+        fn forget(&mut self, _: &UndoRecord) {}
+    }
+
+    struct Still(Cell<u64>);
+
+    impl Clock for Still {
+        fn now(&self) -> Nanoseconds {
+            Nanoseconds(self.0.get())
+        }
+        fn unix_seconds(&self) -> u64 {
+            0
+        }
+        fn sleep(&self, length: Nanoseconds) {
+            self.0.set(self.0.get().saturating_add(length.0));
+        }
+    }
+
+    /// Found by the fault campaign: recovery slept for as long as an effector asked, so the daemon never started.
+    #[test]
+    fn recovery_waits_no_longer_than_its_patience() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let action = Action {
+            id: ActionId(1),
+            effector: "endless".into(),
+            workload: "w".into(),
+            target: homeostat_model::action::Target::Nothing,
+            arguments: BTreeMap::new(),
+            why: "test 1".into(),
+        };
+        journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
+        let clock = Still(Cell::new(0));
+        let report = restore(&mut journal, &mut Endless, &clock, "boot", false);
+        assert_eq!(report.failed.len(), 1);
+        assert_eq!(journal.owed().count(), 1, "it is still owed");
+        assert!(clock.now() <= PATIENCE + SLICE_WAIT, "slept {}", clock.now());
+    }
+}
