@@ -6,7 +6,7 @@
 //! idle, and standstill while pages that are in use are moved or converted.
 
 use crate::behaviour::{BurstCursor, Kind, Load, ProgramSpec, Response, ResponseTimes};
-use crate::hardware::{Demand, Profile, Rate, Warm, solve, span};
+use crate::hardware::{Demand, Profile, Rate, Warm, solve};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{Memory, MemoryError, Segment, Shape};
 use crate::noise::{CELL_NS, Draws, Noise};
@@ -29,6 +29,8 @@ const SHIFT_STEPS_S: [f64; 9] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5, 7.5];
 const ROUNDS_MAX: usize = 16;
 /// Relative change of the busy threads below which they are found.
 const ROUNDS_PRECISION: f64 = 1e-6;
+/// Share of the busiest chip's threads from which on a chip counts as spanned in full.
+const SPANNED_FROM: f64 = 0.25;
 /// Requests of an open load that may wait, in seconds of its rate; more are turned away.
 const BACKLOG_S: f64 = 30.0;
 /// Largest share of a stretch of time that a program can stand still for us.
@@ -587,6 +589,9 @@ pub(crate) struct Program {
     debt_s: f64,
 }
 
+/// Where a workload's threads were, and whether they were grouped by board.
+type Place = (Option<Placed>, bool);
+
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Start(usize),
@@ -620,7 +625,7 @@ pub struct World {
     dirty: bool,
     warm: Warm,
     /// Where the threads were when a restriction changed, and when.
-    shift: Option<(Vec<(Option<Placed>, bool)>, u64)>,
+    shift: Option<(Vec<Place>, u64)>,
     pools: Option<TwoPool>,
     own_cpu_s: f64,
     busy_s: f64,
@@ -1166,7 +1171,7 @@ impl World {
         demand.threads_per_core = placed
             .mean_threads_per_core()
             .clamp(1.0, f64::from(self.layout.threads_per_core));
-        demand.spread = span(&placed.running).max(1.0);
+        demand.spread = chips_spanned(&placed.running);
         let mut on = 0.0;
         for (chip, running) in placed.running.iter().enumerate() {
             if let Some(cpus) = self.layout.cpus_of_chip(chip) {
@@ -1969,6 +1974,17 @@ fn unit_s(profile: &Profile, rate: &Rate) -> f64 {
     } else {
         f64::INFINITY
     }
+}
+
+/// Number of chips that the threads of one instance span. A chip counts in full when at least a quarter as much runs
+/// there as on the busiest: then the instance's working set is in its cache too (assumed; model-fit P14 counts two chips
+/// at shares of .25 and .75).
+fn chips_spanned(running: &[f64]) -> f64 {
+    let most = running.iter().copied().fold(0.0, f64::max);
+    if most <= 0.0 {
+        return 1.0;
+    }
+    running.iter().map(|r| (r / most / SPANNED_FROM).min(1.0)).sum()
 }
 
 fn blend(before: &Placed, now: &Placed, weight: f64) -> Placed {

@@ -1034,3 +1034,106 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_first_published_row_comes_out_of_the_world() {
+    // P1: an OLTP database of a shared partition uses 12.7 cores fanned out (cores busy .90 and .63) and
+    // 9.7 packed, each within 5 %.
+    let busy = 10.0 * 0.90 + 6.0 * 0.63;
+    let oltp = ProgramSpec {
+        name: "db".into(),
+        profile: "oltp".into(),
+        threads: 64,
+        shared_mib: 1024,
+        memory_on: vec![0.607, 0.393],
+        load: Load::Open {
+            per_s: None,
+            busy: Some(busy),
+        },
+        noise: NoiseSpec::QUIET,
+        ..ProgramSpec::default()
+    };
+    let layout = Layout::named("power7-10+6").unwrap();
+    let spec = WorldSpec {
+        programs: vec![oltp],
+        ..WorldSpec::new(layout, SchedulerKind::FanOut)
+    };
+    let mut world = World::new(spec).unwrap();
+    world.advance_to(seconds(100.0));
+    let before = world.totals("db");
+    assert!(
+        (before.core_s / 100.0 / 12.78 - 1.0).abs() < 0.02,
+        "{}",
+        before.core_s / 100.0
+    );
+    world
+        .person(PersonChange::BindThreads {
+            program: "db".into(),
+            cpus: Some((0..40).collect()),
+        })
+        .unwrap();
+    world.advance_to(seconds(200.0));
+    let settled = world.totals("db");
+    world.advance_to(seconds(300.0));
+    let after = world.totals("db");
+    let cores = (after.core_s - settled.core_s) / 100.0;
+    assert!((cores / 9.7 - 1.0).abs() < 0.05, "{cores} cores");
+    assert!(
+        ((after.work - settled.work) / before.work - 1.0).abs() < 0.001,
+        "throughput unchanged"
+    );
+}
+
+#[test]
+fn the_chase_of_the_redbook_comes_out_of_the_world() {
+    // P14: 8.90 transactions a second spread with 40 % local, 18.7 packed with 70 % local, 24.8 packed and local.
+    let chase = |name: &str, threads: [f64; 2], memory: [f64; 2]| ProgramSpec {
+        name: name.into(),
+        profile: "latency".into(),
+        threads: 30,
+        private_mib: 16 * 1024,
+        memory_on: memory.to_vec(),
+        threads_on: threads.to_vec(),
+        noise: NoiseSpec::QUIET,
+        ..ProgramSpec::default()
+    };
+    let layout = Layout::named("redbook-16").unwrap();
+    let programs = vec![
+        chase("a", [0.25, 0.75], [0.7, 0.3]),
+        chase("b", [0.75, 0.25], [0.3, 0.7]),
+    ];
+    let mut world = World::new(WorldSpec {
+        programs,
+        ..WorldSpec::new(layout, SchedulerKind::FanOut)
+    })
+    .unwrap();
+    let rate = |w: &mut World| w.pace("a").work_per_s + w.pace("b").work_per_s;
+    let spread = rate(&mut world);
+    world
+        .person(PersonChange::BindThreads {
+            program: "a".into(),
+            cpus: Some((0..32).collect()),
+        })
+        .unwrap();
+    world
+        .person(PersonChange::BindThreads {
+            program: "b".into(),
+            cpus: Some((32..64).collect()),
+        })
+        .unwrap();
+    world.advance_to(seconds(60.0));
+    let packed = rate(&mut world);
+    for (program, node) in [("a", 0), ("b", 1)] {
+        world
+            .person(PersonChange::MovePages {
+                program: program.into(),
+                node,
+                share: 1.0,
+            })
+            .unwrap();
+    }
+    let local = rate(&mut world);
+    assert!((packed / 18.70 - 1.0).abs() < 0.01, "{packed}");
+    assert!((local / 24.80 - 1.0).abs() < 0.01, "{local}");
+    assert!((spread / 8.90 - 1.0).abs() < 0.01, "{spread}");
+}
