@@ -552,7 +552,8 @@ impl Experiment {
 
     /// Ends the experiment; the change goes to its final state.
     pub(crate) fn conclude(&mut self, now: Nanoseconds, verdict: Verdict, reason: String) -> Need {
-        if matches!(self.phase, Phase::Concluding) {
+        // A change that was to stay and now cannot be made, or is no longer wanted, goes after all.
+        if matches!(self.phase, Phase::Concluding) && (!self.on || verdict == Verdict::Accepted) {
             return Need::Nothing;
         }
         self.phase = Phase::Concluding;

@@ -1,6 +1,6 @@
 //! The watch over accepted changes: one guard for each.
 //!
-//! First *probation*: probe pairs (one block on, one off, in random order) interleaved one in four, which catch a
+//! First *probation*: probe pairs (one block on, one off, in random order) interleaved one in four or, for large gains, rarer so that they cost at most half a percent, which catch a
 //! change that helps a little often and hurts a lot rarely. Then *holdback*: a probe pair every half hour, for ever,
 //! with a detector whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried
 //! afresh after the back-off.
@@ -28,8 +28,13 @@ use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Probe pairs of the probation are this many pair lengths apart (one in four).
+/// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
 const PROBATION_SPACING: u64 = 3;
+/// … and so far apart that the off halves of all probes cost at most this share of the work, ever: what gains much
+/// is probed less often, since each probe of it is dear and tells much.
+const PROBE_COST_MAX: f64 = 0.005;
+/// … but at most this many pair lengths apart.
+const PROBATION_SPACING_MAX: u64 = 200;
 /// The guard raises its alarm when the gain falls below this (log units).
 const HOLDBACK_FLOOR: f64 = 0.01;
 /// Memory of an improved workload is inspected again this often, for parts that came later.
@@ -149,7 +154,7 @@ impl Guard {
             probation: Probation::new(policy.probation_pairs, scale),
             // Alarm when the gain is lost, not only when it has become a loss.
             holdback: Holdback::below(HOLDBACK_FLOOR, scale),
-            next_probe: now + pair * PROBATION_SPACING,
+            next_probe: now + pair * spacing(e.effect().estimate),
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -212,6 +217,19 @@ impl Guard {
 
     fn pair(&self) -> Nanoseconds {
         (self.washout + self.measured) * 2
+    }
+}
+
+/// Pair lengths between two probe pairs of the probation of a change with this relative gain.
+fn spacing(gain: f64) -> u64 {
+    let gain = gain.max(0.0);
+    // Off costs this share of what on does; a pair is off for half its length.
+    let loss = 0.5 * gain / (1.0 + gain);
+    let needed = (loss / PROBE_COST_MAX - 1.0).ceil();
+    if needed.is_finite() {
+        (needed.max(0.0) as u64).clamp(PROBATION_SPACING, PROBATION_SPACING_MAX)
+    } else {
+        PROBATION_SPACING
     }
 }
 
@@ -377,7 +395,7 @@ impl Engine {
                         BlockState::Running | BlockState::Idle => {}
                         BlockState::Unmeasurable(_) => {
                             g.probe = None;
-                            g.next_probe = now + g.pair() * PROBATION_SPACING;
+                            g.next_probe = now + g.pair() * spacing(g.effect.estimate);
                             finding = Finding::Switch(true);
                         }
                         BlockState::Finished(_) if !settled => {
@@ -386,7 +404,7 @@ impl Engine {
                             let took = now - probe.switch_started;
                             g.probe = None;
                             g.learn_switch(took, washout_max);
-                            g.next_probe = now + g.pair() * PROBATION_SPACING;
+                            g.next_probe = now + g.pair() * spacing(g.effect.estimate);
                             finding = Finding::Switch(true);
                         }
                         BlockState::Finished(record) => {
@@ -677,7 +695,7 @@ impl Guard {
         let state = self.probation.observe(difference);
         self.next_probe = now
             + if matches!(state, ProbationState::Running) {
-                self.pair() * PROBATION_SPACING
+                self.pair() * spacing(self.effect.estimate)
             } else {
                 Nanoseconds::from_secs_f64(policy.probe_every_s)
             };
@@ -704,5 +722,23 @@ pub(crate) fn size(target: &Target) -> u64 {
         Target::Cpus(cpus) => cpus.len() as u64,
         Target::Files(files) => files.len() as u64,
         Target::Nothing => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_of_a_large_gain_are_rare_enough_to_cost_half_a_percent() {
+        assert_eq!(spacing(0.0), PROBATION_SPACING);
+        assert_eq!(spacing(-0.5), PROBATION_SPACING);
+        assert_eq!(spacing(f64::NAN), PROBATION_SPACING);
+        assert_eq!(spacing(0.02), PROBATION_SPACING);
+        for gain in [0.05, 0.25, 1.0, 10.0] {
+            let cost = 0.5 * gain / (1.0 + gain) / (1 + spacing(gain)) as f64;
+            assert!(cost <= PROBE_COST_MAX + 1e-9, "{gain}: {cost}");
+        }
+        assert!(spacing(1e12) <= PROBATION_SPACING_MAX);
     }
 }
