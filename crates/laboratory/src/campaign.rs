@@ -382,6 +382,7 @@ struct Run<S: Subject> {
     crashes: u64,
     verdicts: BTreeMap<u64, Verdict>,
     checked: Nanoseconds,
+    heard: Nanoseconds,
     /// Changes that a stop left in force on purpose.
     kept: BTreeSet<ActionId>,
     stopping: bool,
@@ -394,6 +395,8 @@ struct Run<S: Subject> {
 
 /// The state is compared at least so often, even when nothing was called.
 const CHECK_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
+/// The mind is listened to at every line it tells, and else at most so often.
+const HEAR_EVERY: Nanoseconds = Nanoseconds::from_secs(30);
 /// In the quiet half: time for the trials that run to end and for refused undos to be tried again.
 const SETTLE: Nanoseconds = Nanoseconds::from_secs(900);
 /// … and for `undo --all`.
@@ -428,6 +431,7 @@ impl<S: Subject> Run<S> {
             crashes: 0,
             verdicts: BTreeMap::new(),
             checked: Nanoseconds::ZERO,
+            heard: Nanoseconds::ZERO,
             kept: BTreeSet::new(),
             stopping: false,
             finished: false,
@@ -752,6 +756,34 @@ impl<S: Subject> Run<S> {
             return;
         }
         self.checked = at;
+        // A view costs the search for the ends of an interval; between two slices of one change nothing new is said.
+        if !lines.is_empty() || at - self.heard >= HEAR_EVERY {
+            self.heard = at;
+            self.listen(at);
+        }
+        self.faults.note(Hand::Machine, (self.picture)());
+        // Read again only when the journal was written since. One that cannot be read now is looked at after the next
+        // turn.
+        let steps = self.faults.journal_steps();
+        if self.read.as_ref().is_none_or(|(then, _)| *then != steps) {
+            self.read = journal::read(&self.faults.directory())
+                .ok()
+                .map(|found| (steps, found.owed.into_keys().collect()));
+        }
+        if let Some((_, owed)) = &self.read {
+            if owed.is_empty() {
+                self.faults.nothing_owed();
+            }
+            self.checkers.owed(at, owed, &self.faults.ledger());
+        }
+        for v in self.checkers.take_new() {
+            self.faults
+                .trace(format!("VIOLATION {}: {}", v.invariant, v.text));
+        }
+    }
+
+    /// What the mind says of itself.
+    fn listen(&mut self, at: Nanoseconds) {
         let Some(runtime) = &self.runtime else { return };
         let view = runtime.view();
         let said = Said {
@@ -786,22 +818,6 @@ impl<S: Subject> Run<S> {
             self.verdicts.insert(id.0, *verdict);
         }
         self.checkers.said(at, &said);
-        self.faults.note(Hand::Machine, (self.picture)());
-        // Read again only when the journal was written since. One that cannot be read now is looked at after the next
-        // turn.
-        let steps = self.faults.journal_steps();
-        if self.read.as_ref().is_none_or(|(then, _)| *then != steps) {
-            self.read = journal::read(&self.faults.directory())
-                .ok()
-                .map(|found| (steps, found.owed.into_keys().collect()));
-        }
-        if let Some((_, owed)) = &self.read {
-            self.checkers.owed(at, owed, &self.faults.ledger());
-        }
-        for v in self.checkers.take_new() {
-            self.faults
-                .trace(format!("VIOLATION {}: {}", v.invariant, v.text));
-        }
     }
 
     // ---- what happens -------------------------------------------------------------------------------------------
@@ -838,8 +854,10 @@ impl<S: Subject> Run<S> {
         let mut done = true;
         match kind {
             Kind::SensorOutage => {
-                let until = now + minutes(&mut self.random, 20.0);
-                self.faults.sensors_out(until);
+                let length = minutes(&mut self.random, 20.0);
+                self.faults.sensors_out(now + length);
+                // The mind hears of time by samples only: blind, it does not count it (docs/campaign.md, open).
+                self.checkers.slept(length);
             }
             Kind::EffectorOutage => {
                 let until = now + minutes(&mut self.random, 5.0);
@@ -1134,8 +1152,8 @@ impl Drawn {
                 // Long rests, so that most simulated hours are cheap ones.
                 modulation: Modulation::Bursty {
                     low: 0.0005,
-                    on_s: 3600.0 * (1.0 + random.uniform() * 2.0),
-                    off_s: 3600.0 * (8.0 + random.uniform() * 24.0),
+                    on_s: 3600.0 * (0.5 + random.uniform() * 1.5),
+                    off_s: 3600.0 * (8.0 + random.uniform() * 40.0),
                 },
                 load: Load::Closed {
                     customers: None,
@@ -1167,7 +1185,7 @@ impl Drawn {
 
 /// The settings of a simulated machine as a picture. What is set on a program carries the start of its main process:
 /// another one was never touched.
-fn picture_of(settings: &Settings, node_count: u32) -> Picture {
+fn picture_of(settings: &Settings, cpu_count: u32, node_count: u32) -> Picture {
     let mut out = Picture::new();
     let whose = |name: &str| {
         format!(
@@ -1198,10 +1216,11 @@ fn picture_of(settings: &Settings, node_count: u32) -> Picture {
             Value::Amount(i128::from(*pieces)),
         );
     }
-    out.insert(
-        "prefetch/off".into(),
-        Value::Setting(list(&settings.prefetch_off)),
-    );
+    let off: BTreeSet<u32> = settings.prefetch_off.iter().map(|c| c.0).collect();
+    for cpu in 0..cpu_count {
+        let state = if off.contains(&cpu) { "off" } else { "on" };
+        out.insert(format!("prefetch/{cpu}"), Value::Setting(state.to_owned()));
+    }
     out.insert(
         "large-page-switch".into(),
         Value::Setting(settings.large_page_switch.clone()),
@@ -1220,8 +1239,8 @@ impl Subject for Drawn {
         self.platform.clock()
     }
     fn picture(&self) -> PictureOf {
-        let (platform, nodes) = (self.platform.clone(), self.nodes);
-        std::rc::Rc::new(move || picture_of(&platform.settings(), nodes))
+        let (platform, cpus, nodes) = (self.platform.clone(), self.cpus, self.nodes);
+        std::rc::Rc::new(move || picture_of(&platform.settings(), cpus, nodes))
     }
     fn strategies(&self) -> Vec<Box<dyn Strategy>> {
         homeostat_strategies::all()
@@ -1311,7 +1330,8 @@ impl Subject for Drawn {
             },
             _ => return None,
         };
-        let person = matches!(kind, Kind::PersonChanges | Kind::OtherTuner);
+        // Taking a node away moves what lies there, ours and theirs alike, by the hand of an administrator.
+        let person = matches!(kind, Kind::PersonChanges | Kind::OtherTuner | Kind::NodeOffline);
         Some((self.person(change)?, person))
     }
 

@@ -41,6 +41,9 @@ impl fmt::Display for Value {
     }
 }
 
+/// Settings that nobody chose: a person who sets them gives the choice back.
+pub const FREE: [&str; 2] = ["all", "on"];
+
 /// Everything that an effector or a person can change, by name.
 pub type Picture = BTreeMap<String, Value>;
 
@@ -112,6 +115,14 @@ pub struct Ledger {
     untouched: Picture,
     /// Settings (not amounts) that a person wrote while ours was in force.
     persons: BTreeMap<String, Value>,
+    /// Amounts that a person moved while ours was in force: whose page was moved is not to be told from amounts. Not
+    /// compared until nothing is owed any more; then they are as they are.
+    disputed: BTreeSet<String>,
+}
+
+/// The part of a name that all amounts of one program have in common.
+fn family(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(family, _)| family)
 }
 
 /// The value of a name, absent amounts being zero.
@@ -135,6 +146,7 @@ impl Ledger {
             untouched: picture.clone(),
             last: picture,
             persons: BTreeMap::new(),
+            disputed: BTreeSet::new(),
         }
     }
 
@@ -161,6 +173,9 @@ impl Ledger {
                 }
                 Hand::Machine | Hand::Person => {
                     let ours = !same(self.untouched.get(name), before);
+                    if hand == Hand::Person && ours && amount(before).is_some() {
+                        self.disputed.insert(family(name).to_owned());
+                    }
                     let change = match (amount(before), amount(after)) {
                         (Some(b), Some(a)) => Some(a - b),
                         _ => None,
@@ -184,7 +199,11 @@ impl Ledger {
                             if hand == Hand::Person || !ours {
                                 self.untouched.insert(name.clone(), value.clone());
                             }
-                            if hand == Hand::Person {
+                            if hand == Hand::Person
+                                && FREE.iter().any(|free| *value == Value::Setting((*free).into()))
+                            {
+                                self.persons.remove(name);
+                            } else if hand == Hand::Person {
                                 self.persons.insert(name.clone(), value.clone());
                             }
                         }
@@ -202,6 +221,7 @@ impl Ledger {
         names
             .into_iter()
             .filter(|name| !same(self.untouched.get(*name), self.last.get(*name)))
+            .filter(|name| !self.disputed.contains(family(name)))
             .map(|name| {
                 (
                     name.clone(),
@@ -210,6 +230,16 @@ impl Ledger {
                 )
             })
             .collect()
+    }
+
+    /// Nothing is owed any more: what was disputed is as it is.
+    pub fn nothing_owed(&mut self) {
+        for family_name in std::mem::take(&mut self.disputed) {
+            self.untouched.retain(|name, _| family(name) != family_name);
+            let now = self.last.iter().filter(|(name, _)| family(name) == family_name);
+            self.untouched
+                .extend(now.map(|(name, value)| (name.clone(), value.clone())));
+        }
     }
 
     /// Accepts what is left over as the machine's own, after it was reported: one cause, one report.
@@ -309,7 +339,8 @@ struct Acted {
     on: bool,
     /// The last direction that it was driven in.
     direction: Direction,
-    since: Nanoseconds,
+    /// Since when no mind knows of it and nobody tries to take it back.
+    orphan_since: Option<Nanoseconds>,
 }
 
 /// Everything the checkers remember of one run.
@@ -360,8 +391,8 @@ impl Checkers {
         for since in self.trials.values_mut() {
             *since += length;
         }
-        for acted in self.acted.values_mut() {
-            acted.since += length;
+        for since in self.acted.values_mut().filter_map(|a| a.orphan_since.as_mut()) {
+            *since += length;
         }
     }
 
@@ -423,12 +454,10 @@ impl Checkers {
                     effector: call.effector.clone(),
                     on: false,
                     direction,
-                    since: at,
+                    orphan_since: None,
                 });
-                if acted.direction != direction {
-                    acted.direction = direction;
-                    acted.since = at;
-                }
+                acted.direction = direction;
+                acted.orphan_since = None;
                 match direction {
                     Direction::Apply if call.reached => acted.on = true,
                     Direction::Undo if call.done => acted.on = false,
@@ -507,7 +536,7 @@ impl Checkers {
         // One at a time, from the seam: changes that are being tried (no verdict yet, not on their way out).
         let mut trying: BTreeSet<WorkloadId> = BTreeSet::new();
         let mut orphans = Vec::new();
-        for (id, acted) in self.acted.iter().filter(|(_, a)| a.on) {
+        for (id, acted) in self.acted.iter_mut().filter(|(_, a)| a.on) {
             if acted.effector.as_str() == "placebo" {
                 continue;
             }
@@ -527,7 +556,9 @@ impl Checkers {
                     "is called in force without an accepting verdict",
                 ));
             }
-            if !tried && !in_force && at - acted.since > ORPHAN {
+            let orphan = !tried && !in_force;
+            acted.orphan_since = orphan.then(|| acted.orphan_since.unwrap_or(at));
+            if acted.orphan_since.is_some_and(|since| at - since > ORPHAN) {
                 orphans.push((
                     *id,
                     acted.clone(),

@@ -461,6 +461,11 @@ impl Faults {
         self.lock().ledger.clone()
     }
 
+    /// Nothing is owed any more: see [`Ledger::nothing_owed`].
+    pub fn nothing_owed(&self) {
+        self.lock().ledger.nothing_owed();
+    }
+
     /// Accepts what is left over on the machine, after it was reported.
     pub fn settle(&self) {
         self.lock().ledger.settle();

@@ -41,6 +41,8 @@ const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
 const BUSY_MAX: u32 = 15;
 /// Longest pause between two slices, whatever the effector asks for: an undo must not wait for ever.
 const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(60);
+/// The wait after slices that get no further doubles so often, to about a second.
+const IDLE_DOUBLINGS_MAX: u32 = 10;
 /// Events handled in one turn; the rest waits for the next.
 const EVENTS_PER_TURN_MAX: usize = 256;
 /// Shortest wait, so that a fault can never turn the loop into a spin.
@@ -75,6 +77,8 @@ struct Pending {
     direction: Direction,
     due: Nanoseconds,
     busy: u32,
+    /// Slices in a row that got no further.
+    idle: u32,
     /// Most units finished so far.
     finished: u64,
 }
@@ -135,11 +139,18 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     ) -> Result<(Self, RecoveryReport), StartError> {
         let machine = platform.machine()?;
         let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, false);
-        let kept: Vec<UndoRecord> = journal
+        let kept: Vec<(UndoRecord, bool)> = journal
             .owed()
-            .filter(|o| o.state == OwedState::Kept && !o.is_void(&machine.boot_id))
-            .map(|o| o.record.clone())
+            .filter(|o| !o.is_void(&machine.boot_id))
+            // What could not be undone now is still there, too: the mind knows of it and tries again.
+            .map(|o| (o.record.clone(), o.state == OwedState::Kept))
             .collect();
+        let unfinished: VecDeque<Event> = kept
+            .iter()
+            .filter(|(_, kept)| !kept)
+            .map(|(r, _)| Event::Operator(OperatorRequest::Undo(r.action.id)))
+            .collect();
+        let kept: Vec<UndoRecord> = kept.into_iter().map(|(r, _)| r).collect();
         let fingerprint = machine.fingerprint();
         let mut memory = recall(&mut history, &fingerprint, clock.unix_seconds());
         memory.next_action = journal.next_action_id().0;
@@ -159,7 +170,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             engine,
             pending: BTreeMap::new(),
             records: kept.into_iter().map(|r| (r.action.id, r)).collect(),
-            events: VecDeque::new(),
+            events: unfinished,
             stories: Vec::new(),
             next_scan: now,
             next_detail: now,
@@ -454,6 +465,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 direction: Direction::Apply,
                 due: self.clock.now(),
                 busy: 0,
+                idle: 0,
                 finished: 0,
             },
         );
@@ -490,6 +502,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 direction,
                 due: self.clock.now(),
                 busy: 0,
+                idle: 0,
                 finished: 0,
             },
         );
@@ -526,11 +539,15 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 self.events.push_back(Event::Settled(id, direction, Ok(progress)));
             }
             Ok(progress) => {
-                pending.due = now + progress.pause.clamp(WAIT_MIN, PAUSE_MAX);
+                // Who gets no further is asked ever more rarely.
+                let idle = Nanoseconds(WAIT_MIN.0 << pending.idle.min(IDLE_DOUBLINGS_MAX));
+                pending.idle = pending.idle.saturating_add(1);
+                pending.due = now + progress.pause.clamp(idle, PAUSE_MAX);
                 // What starts over after each "not now" and gets no further must come to an end, so that people hear of
                 // it. The mind goes on trying an undo.
                 if progress.finished > pending.finished {
                     pending.busy = 0;
+                    pending.idle = 0;
                     pending.finished = progress.finished;
                 }
                 self.events.push_back(Event::Advanced(id, direction, progress));
