@@ -308,7 +308,11 @@ impl Recorder {
         Bytes(self.written)
     }
 
-    fn end(&mut self, reason: EndReason) -> Result<(), RecordingError> {
+    /// Writes the end marker, once.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn end(&mut self, reason: EndReason) -> Result<(), RecordingError> {
         if self.ended || self.written == 0 {
             return Ok(());
         }
@@ -487,17 +491,95 @@ fn select(
         .collect()
 }
 
+/// A recording, step by step.
+struct Reader<R> {
+    input: R,
+    header: Header,
+    line: Vec<u8>,
+    /// Lines read so far.
+    number: u64,
+    steps: u64,
+}
+
+/// What comes next in a recording.
+enum Next {
+    Step(Box<StepLine>),
+    End(Ending),
+}
+
+impl<R: BufRead> Reader<R> {
+    fn open(mut input: R) -> Result<Self, RecordingError> {
+        let mut line = Vec::new();
+        if read_line(&mut input, &mut line)? != Some(true) {
+            return Err(RecordingError::NotARecording(
+                "its first line is not whole".into(),
+            ));
+        }
+        Ok(Self {
+            header: read_header(&line)?,
+            input,
+            line,
+            number: 1,
+            steps: 0,
+        })
+    }
+
+    fn malformed(&self, why: impl Into<String>) -> RecordingError {
+        RecordingError::Malformed {
+            line: self.number,
+            why: why.into(),
+        }
+    }
+
+    fn next(&mut self) -> Result<Next, RecordingError> {
+        let Some(whole) = read_line(&mut self.input, &mut self.line)? else {
+            return Ok(Next::End(Ending::Missing));
+        };
+        self.number += 1;
+        let bytes = self.line.len() as u64;
+        if !whole && bytes >= LINE_BYTES_MAX {
+            return Err(self.malformed(format!("it is longer than {}", Bytes(LINE_BYTES_MAX))));
+        }
+        if !whole {
+            return Ok(Next::End(Ending::Torn {
+                line: self.number,
+                bytes,
+            }));
+        }
+        if self.line.starts_with(b"{\"end\":") {
+            return self.end();
+        }
+        self.steps += 1;
+        serde_json::from_slice(&self.line)
+            .map(|step| Next::Step(Box::new(step)))
+            .map_err(|e| self.malformed(e.to_string()))
+    }
+
+    fn end(&mut self) -> Result<Next, RecordingError> {
+        let EndLine { end } =
+            serde_json::from_slice(&self.line).map_err(|e| self.malformed(e.to_string()))?;
+        if end.steps != self.steps {
+            return Err(self.malformed(format!(
+                "the end marker counts {} steps, but there are {}",
+                end.steps, self.steps
+            )));
+        }
+        if read_line(&mut self.input, &mut self.line)?.is_some() {
+            self.number += 1;
+            return Err(self.malformed("something follows the end marker"));
+        }
+        Ok(Next::End(Ending::Marked { reason: end.reason }))
+    }
+}
+
 /// Gives the recorded events to a mind made as the recorded one was, and compares what it answers, byte for byte, up to
 /// the first difference. `registry` holds the strategies there are now.
 ///
 /// # Errors
 /// The recording cannot be read or understood, or needs a strategy that is not there.
-pub fn replay(mut input: impl BufRead, registry: Vec<Box<dyn Strategy>>) -> Result<Replay, RecordingError> {
-    let mut line = Vec::new();
-    if read_line(&mut input, &mut line)? != Some(true) {
-        return Err(RecordingError::NotARecording("its first line is not whole".into()));
-    }
-    let header = read_header(&line)?;
+pub fn replay(input: impl BufRead, registry: Vec<Box<dyn Strategy>>) -> Result<Replay, RecordingError> {
+    let mut reader = Reader::open(input)?;
+    let header = reader.header.clone();
     let mut found = Replay {
         program: header.program,
         machine: format!("Linux {}, {}", header.machine.kernel, header.machine.cpu_model),
@@ -513,57 +595,26 @@ pub fn replay(mut input: impl BufRead, registry: Vec<Box<dyn Strategy>>) -> Resu
     let strategies = select(&header.strategies, registry)?;
     let mut engine = Engine::new(header.machine, strategies, header.policy, header.memory);
     let mut started = None;
-    let mut number = 1;
     loop {
-        number += 1;
-        let Some(whole) = read_line(&mut input, &mut line)? else {
-            found.ending = Some(Ending::Missing);
-            return Ok(found);
+        let step = match reader.next()? {
+            Next::Step(step) => *step,
+            Next::End(ending) => {
+                found.ending = Some(ending);
+                return Ok(found);
+            }
         };
-        if !whole {
-            if line.len() as u64 >= LINE_BYTES_MAX {
-                return Err(RecordingError::Malformed {
-                    line: number,
-                    why: format!("it is longer than {}", Bytes(LINE_BYTES_MAX)),
-                });
-            }
-            found.ending = Some(Ending::Torn {
-                line: number,
-                bytes: line.len() as u64,
-            });
-            return Ok(found);
-        }
-        let malformed = |why: String| RecordingError::Malformed { line: number, why };
-        if line.starts_with(b"{\"end\":") {
-            let EndLine { end } = serde_json::from_slice(&line).map_err(|e| malformed(e.to_string()))?;
-            if end.steps != found.steps {
-                return Err(malformed(format!(
-                    "the end marker counts {} steps, but there are {}",
-                    end.steps, found.steps
-                )));
-            }
-            if read_line(&mut input, &mut line)?.is_some() {
-                number += 1;
-                return Err(RecordingError::Malformed {
-                    line: number,
-                    why: "something follows the end marker".into(),
-                });
-            }
-            found.ending = Some(Ending::Marked { reason: end.reason });
-            return Ok(found);
-        }
-        let step: StepLine = serde_json::from_slice(&line).map_err(|e| malformed(e.to_string()))?;
         let event = variant(&step.event);
         let commands = engine.step(step.now, step.unix, step.event);
         let text = serde_json::to_string(&commands).map_err(RecordingError::Encode)?;
         let same_hash = step.hash == format!("{:016x}", hash(text.as_bytes()));
         // The commands stand last in the line: what is compared is what was written, not what a parser made of it.
-        let same_text = step.commands.is_none() || line.ends_with(format!(",\"commands\":{text}}}").as_bytes());
+        let written = format!(",\"commands\":{text}}}");
+        let same_text = step.commands.is_none() || reader.line.ends_with(written.as_bytes());
         if !(same_hash && same_text) {
             let (command, recorded, replayed) = first_difference(step.commands.as_deref(), &commands)?;
             found.difference = Some(Difference {
                 step: found.steps + 1,
-                line: number,
+                line: reader.number,
                 now: step.now,
                 unix_seconds: step.unix,
                 event,
@@ -581,6 +632,37 @@ pub fn replay(mut input: impl BufRead, registry: Vec<Box<dyn Strategy>>) -> Resu
         }
         let start = *started.get_or_insert(step.now);
         found.length = step.now.saturating_sub(start);
+    }
+}
+
+/// Gives the recorded events to a mind made as the recorded one was, and records what it answers now. The events are
+/// those of the recorded run: what the world would have answered to other commands is not known.
+///
+/// # Errors
+/// As [`replay`], or the new recording cannot be written.
+pub fn answer_again(
+    input: impl BufRead,
+    registry: Vec<Box<dyn Strategy>>,
+    recorder: &mut Recorder,
+) -> Result<Ending, RecordingError> {
+    let mut reader = Reader::open(input)?;
+    let header = reader.header.clone();
+    let strategies = select(&header.strategies, registry)?;
+    recorder.begin(&header.machine, &header.policy, &strategies, &header.memory)?;
+    let mut engine = Engine::new(header.machine, strategies, header.policy, header.memory);
+    loop {
+        match reader.next()? {
+            Next::Step(step) => {
+                recorder.event(&step.event)?;
+                let commands = engine.step(step.now, step.unix, step.event);
+                if !recorder.step(step.now, step.unix, &commands)? {
+                    return Ok(Ending::Marked {
+                        reason: EndReason::Limit,
+                    });
+                }
+            }
+            Next::End(ending) => return Ok(ending),
+        }
     }
 }
 

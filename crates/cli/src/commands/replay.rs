@@ -129,7 +129,8 @@ fn difference(text: &mut String, d: &Difference) {
         d.line,
         d.now,
         d.event,
-        d.command.map_or_else(String::new, |n| format!(", command {n} of the answer"))
+        d.command
+            .map_or_else(String::new, |n| format!(", command {n} of the answer"))
     );
     let shown = |side: &Option<String>| match side {
         None => "(nothing)".to_owned(),
