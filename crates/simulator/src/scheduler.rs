@@ -286,7 +286,8 @@ fn spread(
     }
     // Preferences first: by chip, as long as it has room by the kernel's judgement.
     let tolerated = match kind {
-        SchedulerKind::FanOut => 1.0,
+        // Where threads were found is an input of the measured machine: it holds as long as there are hardware threads.
+        SchedulerKind::FanOut => f64::from(layout.threads_per_core),
         SchedulerKind::Linux => IMBALANCE,
     };
     let room = |class: &Class| (tolerated * class.size() - class.total()).max(0.0);
