@@ -1399,8 +1399,27 @@ fn limits(policy: &Policy) -> Limits {
     }
 }
 
-/// Seeds that found a bug, with the bug: run by the tests for ever.
-pub const REGRESSIONS: &[(u64, &str)] = &[];
+/// Hours for which the seeds of [`REGRESSIONS`] are run.
+pub const REGRESSION_HOURS: f64 = 48.0;
+
+/// Seeds that found a bug on simulated machines, with the bug: run by the tests for ever.
+pub const REGRESSIONS: &[(u64, &str)] = &[
+    // runtime: an effector that gets no further and asks for no pause was called a thousand times a second.
+    (39, "a slice without progress is asked again at once"),
+    // runtime: at 1.8 days the daemon is killed in a half-done undo and recovery is refused (ENOMEM); the action stayed
+    // on and owed until the next start, because no mind knew of it.
+    (84, "what recovery could not undo was not tried again"),
+    (142, "what recovery could not undo was not tried again"),
+    // simulator: an apply broken off half way after an earlier undo; the undo took the pieces for somebody else's.
+    (1, "half of a change was left as somebody else's"),
+    (5, "half of a change was left as somebody else's"),
+    (19, "half of a change was left as somebody else's"),
+    // engine: accepted, and the last switch to on is refused (ENOSYS): the trial concluded for ever, half on.
+    (16, "an accepted change that cannot be made hung"),
+    // checkers: an administrator drains a node while a page move is owed; what is whose is not to be told from amounts.
+    (126, "a person moved pages that we had moved"),
+    (182, "a node was drained while a move was owed"),
+];
 
 #[cfg(test)]
 mod tests {
@@ -1918,24 +1937,14 @@ mod tests {
     }
 
     fn campaign(options: &Options, bug: Bug) -> Report {
-        run_on(options, |seed| Ok(SmallMachine::new(seed, bug)), &mut |p| {
-            println!("{p:?}");
-            true
-        })
-        .unwrap()
+        run_on(options, |seed| Ok(SmallMachine::new(seed, bug)), &mut |_| true).unwrap()
     }
 
     #[test]
     fn a_small_machine_survives_its_campaign() {
         let options = Options {
-            seeds: std::env::var("CAMPAIGN_SEEDS")
-                .ok()
-                .and_then(|s| s.parse().ok())
-                .unwrap_or(24),
-            seed: std::env::var("CAMPAIGN_SEED")
-                .ok()
-                .and_then(|s| s.parse().ok())
-                .unwrap_or(1),
+            seed: 1,
+            seeds: 12,
             hours: 30.0,
             repeat_every: 8,
             failures_max: 8,
@@ -1946,28 +1955,35 @@ mod tests {
         assert!(report.trials > 10 && report.crashes > 10, "{}", report.text());
     }
 
+    /// More than 10,000 simulated hours. The nightly campaign is the same with other seeds: `homeostat simulate
+    /// --campaign --seed N --seeds 2000`.
     #[test]
-    fn simulated_machines_survive_their_campaign() {
-        let number = |name: &str, default: f64| {
-            std::env::var(name)
-                .ok()
-                .and_then(|s| s.parse().ok())
-                .unwrap_or(default)
-        };
+    fn simulated_machines_survive_ten_thousand_hours() {
         let options = Options {
-            seed: number("CAMPAIGN_SEED", 1.0) as u64,
-            seeds: number("CAMPAIGN_SEEDS", 8.0) as u64,
-            hours: number("CAMPAIGN_HOURS", 48.0),
-            repeat_every: 16,
-            failures_max: 8,
+            seed: 1,
+            seeds: 208,
+            hours: 48.0,
+            repeat_every: 32,
+            failures_max: 4,
         };
-        let report = run(&options, &mut |p| {
-            println!("{p:?}");
-            true
-        })
-        .unwrap();
+        let report = run(&options, &mut |_| true).unwrap();
         println!("{}", report.text());
         assert!(report.passed(), "{}", report.text());
+        assert!(report.hours >= 10_000.0, "{}", report.text());
+        assert!(report.trials > 500 && report.crashes > 500, "{}", report.text());
+        let never: Vec<Kind> = Kind::ALL
+            .into_iter()
+            .filter(|k| !report.injected.contains_key(k))
+            .collect();
+        assert_eq!(never, vec![], "every kind of fault is injected");
+    }
+
+    #[test]
+    fn seeds_that_found_a_bug_find_it_no_more() {
+        for (seed, bug) in REGRESSIONS {
+            let life = live(*seed, REGRESSION_HOURS, Drawn::new).unwrap();
+            assert_eq!(life.violations, vec![], "seed {seed}: {bug}");
+        }
     }
 
     #[test]

@@ -115,8 +115,9 @@ pub struct Ledger {
     untouched: Picture,
     /// Settings (not amounts) that a person wrote while ours was in force.
     persons: BTreeMap<String, Value>,
-    /// Amounts that a person moved while ours was in force: whose page was moved is not to be told from amounts. Not
-    /// compared until nothing is owed any more; then they are as they are.
+    /// Amounts that a person moved while something of ours was owed: whose page it was is not to be told from amounts
+    /// (pages that an administrator drained from a node look like ours, and go back with ours). Not compared until
+    /// nothing is owed any more; then they are as they are.
     disputed: BTreeSet<String>,
 }
 
@@ -173,7 +174,7 @@ impl Ledger {
                 }
                 Hand::Machine | Hand::Person => {
                     let ours = !same(self.untouched.get(name), before);
-                    if hand == Hand::Person && ours && amount(before).is_some() {
+                    if hand == Hand::Person && matches!(before, Some(Value::Amount(_))) {
                         self.disputed.insert(family(name).to_owned());
                     }
                     let change = match (amount(before), amount(after)) {
