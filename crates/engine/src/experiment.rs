@@ -21,6 +21,13 @@ const SWITCH_PATIENCE: u64 = 20;
 const SWITCH_MARGIN: f64 = 1.25;
 /// … plus this many time constants of the effect.
 const SETTLING_CONSTANTS: u64 = 3;
+/// The first switch is taken to be at most this many times as slow as those to come.
+const FIRST_SWITCH_SLOWER: u64 = 4;
+/// A change that took longer than this to make is switched off and on once before the first coin, so that the
+/// washout is right from the first block: blocks that a switch outlasts show less than there is.
+const REHEARSAL_FROM: Nanoseconds = Nanoseconds::from_secs(40);
+/// A block is measured at least this share of its washout, or most of the trial would be waiting …
+const MEASURED_SHARE: f64 = 0.5;
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
 const IDLE_SHARE: f64 = 0.1;
 
@@ -55,6 +62,8 @@ pub(crate) enum Need {
     Stage { stage: u32, onset: u32 },
     /// Make this part of a rollout, for the first time.
     Part { index: usize },
+    /// Drive the change to this state, before the first block.
+    Switch { on: bool },
     /// Drive the change to this final state.
     Conclude { on: bool },
 }
@@ -108,6 +117,8 @@ pub(crate) struct Experiment {
     pub(crate) staged: Option<Staged>,
     /// The part of a rollout that goes on round trips.
     trip: Option<ActionId>,
+    /// Whether the change was sent off and on before the first block.
+    rehearsal: bool,
     /// Blocks begun, for their numbers.
     begun: u32,
     /// Since when work has fallen while the change is being made.
@@ -126,6 +137,7 @@ impl Experiment {
             parts: Vec::new(),
             staged: None,
             trip: None,
+            rehearsal: false,
             begun: 0,
             fallen_since: None,
             phase: Phase::Preparing,
@@ -224,8 +236,29 @@ impl Experiment {
                 // The first conversion may take frames that were never used before, ten times as slow as later
                 // ones: it says little about the switches to come, which are measured as they happen.
                 self.prepared = 1.0;
-                self.slowest_switch = Nanoseconds(took.0 / 4);
-                self.begin(now)
+                match (self.rehearsal, self.on) {
+                    (false, _) if took > REHEARSAL_FROM => {
+                        self.rehearsal = true;
+                        self.rehearse(now, false)
+                    }
+                    (false, _) => {
+                        self.slowest_switch = Nanoseconds(took.0 / FIRST_SWITCH_SLOWER);
+                        self.begin(now)
+                    }
+                    (true, false) => {
+                        self.slowest_switch = took;
+                        self.rehearse(now, true)
+                    }
+                    (true, true) => {
+                        self.slowest_switch = self.slowest_switch.max(took);
+                        let washout = self.slowest_switch.as_secs_f64() * SWITCH_MARGIN;
+                        self.setup.measured = self
+                            .setup
+                            .measured
+                            .max(Nanoseconds::from_secs_f64((washout * MEASURED_SHARE).ceil()));
+                        self.begin(now)
+                    }
+                }
             }
             Phase::Block(_) => {
                 self.slowest_switch = self.slowest_switch.max(took);
@@ -241,6 +274,14 @@ impl Experiment {
             }
             Phase::Concluding => Need::Nothing,
         }
+    }
+
+    /// Switches during the rehearsal.
+    fn rehearse(&mut self, now: Nanoseconds, on: bool) -> Need {
+        self.on = on;
+        self.settled = false;
+        self.switch_started = now;
+        Need::Switch { on }
     }
 
     /// Whether the last five seconds are a fall that the circuit breaker ends. A lull in the load is not a fall.
@@ -586,9 +627,17 @@ impl Experiment {
         }
     }
 
+    /// Standstill for one switch on and one off, on average.
+    pub(crate) fn stall_per_round(&self) -> Nanoseconds {
+        let switched_on = self.blocks.windows(2).filter(|b| b[1].on && !b[0].on).count() as u64;
+        // It was made once before the first block, and once more in a rehearsal.
+        Nanoseconds(self.stalled.0 / (1 + u64::from(self.rehearsal) + switched_on))
+    }
+
     /// Harm exposure in percent × seconds: what the on blocks lost against off, and every second of standstill.
     pub(crate) fn harm_exposure(&self) -> f64 {
-        let stood = self.stalled.as_secs_f64() * 100.0;
+        // A call stops the threads that need the piece it works on: one of those that run, it is taken.
+        let stood = self.stalled.as_secs_f64() * 100.0 / self.setup.cpus.max(1.0);
         let on_seconds: f64 = self
             .blocks
             .iter()

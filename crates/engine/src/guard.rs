@@ -30,11 +30,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
 const PROBATION_SPACING: u64 = 3;
-/// … and so far apart that the off halves of all probes cost at most this share of the work, ever: what gains much
-/// is probed less often, since each probe of it is dear and tells much.
+/// … and so far apart that all probes together cost at most this share of the work: what gains much is probed less
+/// often, since each probe of it is dear and tells much.
 const PROBE_COST_MAX: f64 = 0.005;
-/// … but at most this many pair lengths apart.
-const PROBATION_SPACING_MAX: u64 = 200;
+/// … but at most this far apart.
+const PROBE_INTERVAL_MAX: Nanoseconds = Nanoseconds::from_secs(86_400);
 /// The guard raises its alarm when the gain falls below this (log units).
 const HOLDBACK_FLOOR: f64 = 0.01;
 /// Memory of an improved workload is inspected again this often, for parts that came later.
@@ -104,6 +104,8 @@ pub(crate) struct Guard {
     breaker: Breaker,
     probation: Probation,
     holdback: Holdback,
+    /// Standstill that switching off and on again causes.
+    stall: Nanoseconds,
     next_probe: Nanoseconds,
     probe: Option<Probe>,
     pieces: u64,
@@ -154,7 +156,8 @@ impl Guard {
             probation: Probation::new(policy.probation_pairs, scale),
             // Alarm when the gain is lost, not only when it has become a loss.
             holdback: Holdback::below(HOLDBACK_FLOOR, scale),
-            next_probe: now + pair * spacing(e.effect().estimate),
+            stall: e.stall_per_round(),
+            next_probe: now + probe_interval(pair, e.effect().estimate, e.stall_per_round()),
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -215,22 +218,26 @@ impl Guard {
         text
     }
 
+    fn probe_interval(&self) -> Nanoseconds {
+        probe_interval(self.pair(), self.effect.estimate, self.stall)
+    }
+
     fn pair(&self) -> Nanoseconds {
         (self.washout + self.measured) * 2
     }
 }
 
-/// Pair lengths between two probe pairs of the probation of a change with this relative gain.
-fn spacing(gain: f64) -> u64 {
-    let gain = gain.max(0.0);
-    // Off costs this share of what on does; a pair is off for half its length.
-    let loss = 0.5 * gain / (1.0 + gain);
-    let needed = (loss / PROBE_COST_MAX - 1.0).ceil();
-    if needed.is_finite() {
-        (needed.max(0.0) as u64).clamp(PROBATION_SPACING, PROBATION_SPACING_MAX)
-    } else {
-        PROBATION_SPACING
-    }
+/// Time between two probe pairs of the probation: `pair` is the length of one, `gain` the proven relative gain, `stall` the
+/// standstill that switching off and on again causes.
+fn probe_interval(pair: Nanoseconds, gain: f64, stall: Nanoseconds) -> Nanoseconds {
+    // Off costs this share of what on does. A pair is off for half its length, and for up to as long the change is
+    // on its way back.
+    let gain = if gain.is_finite() { gain.max(0.0) } else { 0.0 };
+    let lost = gain / (1.0 + gain) * pair.as_secs_f64() + stall.as_secs_f64();
+    Nanoseconds::from_secs_f64(lost / PROBE_COST_MAX).clamp(
+        pair * PROBATION_SPACING,
+        PROBE_INTERVAL_MAX.max(pair * PROBATION_SPACING),
+    )
 }
 
 /// What a guard found.
@@ -395,7 +402,7 @@ impl Engine {
                         BlockState::Running | BlockState::Idle => {}
                         BlockState::Unmeasurable(_) => {
                             g.probe = None;
-                            g.next_probe = now + g.pair() * spacing(g.effect.estimate);
+                            g.next_probe = now + g.probe_interval();
                             finding = Finding::Switch(true);
                         }
                         BlockState::Finished(_) if !settled => {
@@ -404,7 +411,7 @@ impl Engine {
                             let took = now - probe.switch_started;
                             g.probe = None;
                             g.learn_switch(took, washout_max);
-                            g.next_probe = now + g.pair() * spacing(g.effect.estimate);
+                            g.next_probe = now + g.probe_interval();
                             finding = Finding::Switch(true);
                         }
                         BlockState::Finished(record) => {
@@ -428,7 +435,7 @@ impl Engine {
                 if !on {
                     finding = Finding::Switch(false);
                 }
-            } else if now >= g.review_at && !w.inspecting && g.pieces_grow(&self.changes) {
+            } else if settled && now >= g.review_at && !w.inspecting && g.pieces_grow(&self.changes) {
                 g.review_at = now + REVIEW;
                 inspect = true;
             }
@@ -695,9 +702,10 @@ impl Guard {
         let state = self.probation.observe(difference);
         self.next_probe = now
             + if matches!(state, ProbationState::Running) {
-                self.pair() * spacing(self.effect.estimate)
+                self.probe_interval()
             } else {
-                Nanoseconds::from_secs_f64(policy.probe_every_s)
+                self.probe_interval()
+                    .max(Nanoseconds::from_secs_f64(policy.probe_every_s))
             };
         match state {
             ProbationState::Revoked => Finding::Alarm(format!(
@@ -730,15 +738,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_of_a_large_gain_are_rare_enough_to_cost_half_a_percent() {
-        assert_eq!(spacing(0.0), PROBATION_SPACING);
-        assert_eq!(spacing(-0.5), PROBATION_SPACING);
-        assert_eq!(spacing(f64::NAN), PROBATION_SPACING);
-        assert_eq!(spacing(0.02), PROBATION_SPACING);
-        for gain in [0.05, 0.25, 1.0, 10.0] {
-            let cost = 0.5 * gain / (1.0 + gain) / (1 + spacing(gain)) as f64;
-            assert!(cost <= PROBE_COST_MAX + 1e-9, "{gain}: {cost}");
+    fn probes_are_rare_enough_to_cost_half_a_percent() {
+        let pair = Nanoseconds::from_secs(20);
+        let none = Nanoseconds::ZERO;
+        for gain in [0.0, -0.5, f64::NAN, 0.015] {
+            assert_eq!(
+                probe_interval(pair, gain, none),
+                pair * PROBATION_SPACING,
+                "{gain}"
+            );
         }
-        assert!(spacing(1e12) <= PROBATION_SPACING_MAX);
+        for gain in [0.05, 0.25, 1.0, 10.0] {
+            for stall in [0, 1, 30] {
+                let apart = probe_interval(pair, gain, Nanoseconds::from_secs(stall));
+                let lost = gain / (1.0 + gain) * 20.0 + stall as f64;
+                assert!(
+                    lost / apart.as_secs_f64() <= PROBE_COST_MAX + 1e-9,
+                    "{gain} {stall}"
+                );
+            }
+        }
+        assert_eq!(
+            probe_interval(pair, 1.0, Nanoseconds::from_secs(1 << 30)),
+            PROBE_INTERVAL_MAX
+        );
     }
 }

@@ -138,7 +138,7 @@ impl Default for Policy {
             meter_noise_max: 0.35,
             meter_cost_max: 0.05,
             washout_min_s: 2.0,
-            washout_max_s: 60.0,
+            washout_max_s: 180.0,
             measured_candidates_s: vec![4, 6, 10, 20, 40, 80],
             experiment_max_s: 3600.0,
             discovery: Rule::default(),

@@ -499,6 +499,7 @@ impl Engine {
             }),
             Need::Part { index } => self.make_part(id, index),
             Need::Nothing => {}
+            Need::Switch { on } => self.switch(action, on),
             Need::Begin { block, on, switch } => {
                 let record = (block > 0 && block.is_multiple_of(8)).then(|| self.record(e, None));
                 self.out.push(Command::NoteCoin {

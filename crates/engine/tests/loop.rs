@@ -240,6 +240,7 @@ fn policy() -> Policy {
     Policy {
         seed: 42,
         placebo_every_s: 0.0,
+        washout_max_s: 60.0,
         ..Policy::default()
     }
 }

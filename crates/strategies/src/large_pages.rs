@@ -109,11 +109,30 @@ const TRIAL_MAX: Setting = Setting {
 const PART_GAIN_MIN: Setting = Setting {
     strategy: ID,
     name: "part_gain_min",
-    default: 0.02,
-    classic: 0.02,
+    default: 0.015,
+    classic: 0.015,
     low: 0.0,
     high: 1.0,
-    help: "gain predicted for that part alone below which the whole is tried one way in stages instead (0.02 = 2 %)",
+    help: "gain predicted for that part alone below which the whole is tried one way in stages instead (0.015 = 1.5 %)",
+};
+const TRIAL_MOST: Setting = Setting {
+    strategy: ID,
+    name: "trial_most_mib",
+    default: 196_608.0,
+    classic: 196_608.0,
+    low: 32.0,
+    high: 1e9,
+    help: "of a very large program, of which trial_max_mib would show too little, up to so much memory in MiB is tried: a \
+           switch then takes a minute or two",
+};
+const TRIAL_GAIN: Setting = Setting {
+    strategy: ID,
+    name: "trial_gain",
+    default: 0.03,
+    classic: 0.03,
+    low: 0.0,
+    high: 1.0,
+    help: "gain predicted for trial_max_mib below which trial_most_mib are tried (0.03 = 3 %)",
 };
 const CHURN_MAX: Setting = Setting {
     strategy: ID,
@@ -173,6 +192,8 @@ impl Strategy for LargePages {
             RANGE_MIN,
             PRIVATE_TOO,
             TRIAL_MAX,
+            TRIAL_MOST,
+            TRIAL_GAIN,
             PART_GAIN_MIN,
             CHURN_MAX,
             GAIN_MIN,
@@ -333,7 +354,7 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     let counters = seen.locality.and_then(|l| l.counters.as_ref());
     let predicted = counters.map_or_else(|| predict(bytes, share), |c| prediction::of_walks(c, share));
     let gain = seen.known.unwrap_or(predicted);
-    let most = Bytes::from_mib(TRIAL_MAX.value(policy) as u64);
+    let most = trial_size(seen, bytes, gain.estimate);
     let part = (most.0 as f64 / bytes.0 as f64).min(1.0);
     // A one-way plan for less than that could not be proven either.
     let least = if part < 1.0 {
@@ -399,6 +420,19 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         risk: "short pauses while pieces are converted, paced; no memory is added".into(),
         advice,
     }))
+}
+
+/// How much of `bytes` is switched on and off in the trial: little, unless so little of it would not show.
+fn trial_size(seen: &Seen<'_>, bytes: Bytes, gain: f64) -> Bytes {
+    let mib = |setting: Setting| Bytes::from_mib(setting.value(seen.policy) as u64);
+    let usual = mib(TRIAL_MAX);
+    let most = mib(TRIAL_MOST);
+    if bytes.0 <= usual.0 || gain * usual.0 as f64 / bytes.0 as f64 >= TRIAL_GAIN.value(seen.policy) {
+        return usual;
+    }
+    // Page tables save most when the last of them fit the cache: a larger part shows less than its share, the whole
+    // shows all.
+    Bytes(usual.0.max(most.0))
 }
 
 /// What may be converted here.
@@ -903,9 +937,18 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_could_not_show_its_gain_is_not_tried_alone() {
-        // 170 GB: six of them are worth 0.3 %.
+    fn a_part_is_as_big_as_its_gain_needs_to_show_or_the_whole_goes_one_way() {
+        // 170 GB: six of them are worth 0.3 %, so all of it is tried.
         let p = database(10_133).proposal(&LargePages);
+        assert!(p.reversible);
+        assert_eq!(count(&p.target), 10_133);
+        // Where no more than a small part may be switched, it would not show.
+        let p = database(10_133)
+            .with(|s| {
+                let few = BTreeMap::from([("trial_most_mib".to_owned(), 6144.0)]);
+                s.policy.settings.insert(ID.to_owned(), few);
+            })
+            .proposal(&LargePages);
         assert!(!p.reversible, "{}", p.hypothesis);
         let parts: Vec<u64> = std::iter::once(&p.target).chain(&p.stages).map(count).collect();
         assert_eq!(parts.iter().sum::<u64>(), 10_133);

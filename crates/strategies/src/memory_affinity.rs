@@ -128,7 +128,7 @@ const STEP_S: Setting = Setting {
 const SWITCH_MAX: Setting = Setting {
     strategy: ID,
     name: "switch_max_s",
-    default: 5.0,
+    default: 20.0,
     classic: 5.0,
     low: 0.0,
     high: 60.0,
