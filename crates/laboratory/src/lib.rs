@@ -5,7 +5,9 @@
 pub mod campaign;
 pub mod checkers;
 pub mod faults;
+pub mod oracle;
 pub mod published;
 pub mod report;
 pub mod run;
 pub mod scenario;
+pub mod swarm;

@@ -1,0 +1,50 @@
+//! A swarm of random machines against the best fixed placement:
+//! `cargo run --release -p homeostat-laboratory --example swarm [COUNT [HOURS [SEED [FROM]]]]`.
+//!
+//! Prints a line per machine on standard error, the figures at the end, and with HOMEOSTAT_SWARM_JSON=FILE writes
+//! every machine with its experiments as JSON.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an example prints its table"
+)]
+
+use homeostat_laboratory::swarm::{self, Options};
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut options = Options::default();
+    if let Some(count) = arguments.first() {
+        options.count = count.parse()?;
+    }
+    if let Some(hours) = arguments.get(1) {
+        options.hours = hours.parse()?;
+    }
+    if let Some(seed) = arguments.get(2) {
+        options.seed = seed.parse()?;
+    }
+    if let Some(from) = arguments.get(3) {
+        options.from = from.parse()?;
+    }
+    let started = std::time::Instant::now();
+    let report = swarm::run(&options, &mut |case| {
+        eprintln!(
+            "{:>6.0} s  {:>5}: {:.1} % of the best (left alone {:.1} %), {} trials, lost {:.4} %, {} placements tried; {}",
+            started.elapsed().as_secs_f64(),
+            case.index,
+            case.share * 100.0,
+            case.alone * 100.0,
+            case.trials.len(),
+            case.harm * 100.0,
+            case.tried,
+            case.machine
+        );
+        true
+    })?;
+    println!("{}", report.text());
+    if let Some(file) = std::env::var_os("HOMEOSTAT_SWARM_JSON") {
+        std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
+    }
+    Ok(())
+}
