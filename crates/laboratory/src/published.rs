@@ -90,6 +90,17 @@ fn plain(value: f64) -> String {
 #[derive(Clone, Debug, Default)]
 pub struct Results(BTreeMap<String, Outcome>);
 
+/// All programs of a run in one point of time.
+struct Together {
+    /// End of the point.
+    at_s: f64,
+    work_per_s: f64,
+    /// Share of local accesses of the program that has the smallest.
+    least_local: Option<f64>,
+    /// … and the largest.
+    most_local: Option<f64>,
+}
+
 /// One published number and where its reproduction is found.
 struct Figure {
     row: &'static str,
@@ -101,8 +112,6 @@ struct Figure {
     kind: Kind,
     /// Deviation of the model with the row left out of the fit, in words; empty when it was not computed.
     left_out: &'static str,
-    /// Why it is missed, when that is known and stays so.
-    known_miss: Option<&'static str>,
     of: fn(&Results) -> Option<f64>,
 }
 
@@ -286,10 +295,6 @@ impl Results {
         self.outcome(run)?.comparisons.first().map(|c| &c.after)
     }
 
-    fn points(&self, run: &str, arm: Arm) -> Option<&[Point]> {
-        Some(&self.outcome(run)?.track(arm)?.programs.first()?.points)
-    }
-
     /// Means of a whole run of an arm.
     fn overall(&self, run: &str, arm: Arm) -> Option<Means> {
         let track = self.outcome(run)?.track(arm)?;
@@ -334,8 +339,8 @@ impl Results {
         Some(latest)
     }
 
-    /// Work per second of all programs of an arm, point by point: end of the point, work per second, least local share.
-    fn together(&self, run: &str, arm: Arm) -> Option<Vec<(f64, f64, Option<f64>)>> {
+    /// All programs of an arm together, point by point.
+    fn together(&self, run: &str, arm: Arm) -> Option<Vec<Together>> {
         let programs = &self.outcome(run)?.track(arm)?.programs;
         let first = programs.first()?;
         Some(
@@ -345,8 +350,12 @@ impl Results {
                 .enumerate()
                 .map(|(i, p)| {
                     let here = || programs.iter().filter_map(|q| q.points.get(i));
-                    let local = here().filter_map(|q| q.local_share).min_by(f64::total_cmp);
-                    (p.at_s, here().map(|q| q.work_per_s).sum(), local)
+                    Together {
+                        at_s: p.at_s,
+                        work_per_s: here().map(|q| q.work_per_s).sum(),
+                        least_local: here().filter_map(|q| q.local_share).min_by(f64::total_cmp),
+                        most_local: here().filter_map(|q| q.local_share).max_by(f64::total_cmp),
+                    }
                 })
                 .collect(),
         )
@@ -376,8 +385,8 @@ impl Results {
         let mut rates: Vec<f64> = self
             .together(run, Arm::Homeostat)?
             .into_iter()
-            .filter(|(_, _, local)| local.is_some_and(|l| (0.67..0.73).contains(&l)))
-            .map(|(_, rate, _)| rate)
+            .filter(|t| t.least_local.is_some_and(|l| l >= 0.67) && t.most_local.is_some_and(|l| l <= 0.73))
+            .map(|t| t.work_per_s)
             .collect();
         rates.sort_by(f64::total_cmp);
         rates.get(rates.len() / 2).copied()
@@ -428,7 +437,6 @@ const fn figure(
         tolerance,
         kind,
         left_out: "",
-        known_miss: None,
         of,
     }
 }
@@ -440,11 +448,118 @@ impl Figure {
     const fn from(self, source: &'static str) -> Self {
         Self { source, ..self }
     }
-    const fn missed_because(self, reason: &'static str) -> Self {
-        Self {
-            known_miss: Some(reason),
-            ..self
-        }
+}
+
+/// Numbers that are missed, and why: row, number, reason. A number that is missed and not here fails the test.
+const KNOWN_MISSES: &[(&str, &str, &str)] = &[
+    (
+        "P2",
+        "use of hardware threads after, largest deviation",
+        "the first thread of a core is charged .434 instead of .41: one percent of the load that the \
+         published table still shows on the second domain runs on the first here",
+    ),
+    (
+        "P3",
+        "prefetch in the memory traffic, with homeostat",
+        "homeostat predicts a loss of 0.3 % from switching the prefetcher off on a machine whose links \
+         are 29 % full, and does not try; the original switched it off to save traffic",
+    ),
+    (
+        "P5",
+        "throughput, 32 cores",
+        "three in four accesses are remote at first and every move of a JVM is a trial of its own; once \
+         most are placed, the rest gain nothing by themselves (the scheduler fills the room that is left \
+         with them), and the guard takes placements back whose own part of the common gain it does not \
+         find",
+    ),
+    (
+        "P6",
+        "throughput, 8 cores",
+        "two of four instances are placed and moved; the other two are then kept apart by the scheduler \
+         itself, so that their placement gains nothing by itself and their memory gets no home",
+    ),
+    ("P6", "throughput, 16 cores", "as on 8 cores"),
+    (
+        "P7",
+        "throughput, bound by hand",
+        "the simulated world runs threads as means over time; that threads bound to one core collide by \
+         chance (`scheduler::collisions`) is not applied in it",
+    ),
+    (
+        "P8",
+        "throughput, large pages and prefetch",
+        "large pages alone gain 3 % in the trial, spread over four stages, and their trial is not decided \
+         within its hour; prefetch then waits for the next day's budget of harm exposure. The gain is in \
+         the pair (the model: 7.2 and 8.4 % alone, 22.4 % together)",
+    ),
+    ("P8", "throughput, all", "see large pages and prefetch"),
+    ("P8", "response time, mean", "follows from the throughput"),
+    (
+        "P9",
+        "throughput, large pages and prefetch",
+        "converting 170 GB takes minutes a stage, and the trial in stages ends inconclusive at +2.4 % \
+         [+0.0, +4.9] for the parts that it could switch back and forth",
+    ),
+    (
+        "P10",
+        "throughput, affinity",
+        "the demand of 29 cores does not fit the book that holds the memory; only threads are grouped by \
+         board",
+    ),
+    (
+        "P10",
+        "throughput, large pages and prefetch",
+        "the simulated links of the book that holds all the memory are 98 % full with prefetch on, fuller \
+         than in the model that the row was fitted with, so prefetch off gains 39 %",
+    ),
+    ("P10", "throughput, all", "see the two lines above"),
+    (
+        "P11",
+        "throughput at 60 % busy",
+        "a gain of 4 % in stages of a tenth, a quarter, a half is too small for the trial in stages \
+         within its hour",
+    ),
+    ("P11", "throughput at 90 % busy", "as at 60 %"),
+    (
+        "P12",
+        "throughput, first pair of partitions",
+        "one of two partitions is improved; the trial in stages of the other does not decide",
+    ),
+    (
+        "P12",
+        "throughput, second pair of partitions",
+        "the trials in stages do not decide within their hour",
+    ),
+    (
+        "P13",
+        "throughput, three tiles",
+        "as P5: the common gain of twelve placements is not the sum of what each gains by itself, and the \
+         guard takes them back one by one",
+    ),
+    (
+        "P15",
+        "goal: threads placed after",
+        "two placements are proven one after the other, the second in six minutes because the first has \
+         already moved most of its threads",
+    ),
+    (
+        "P15",
+        "goal: memory local after",
+        "two placements and two moves are four trials in a row",
+    ),
+    (
+        "P15",
+        "goal: two hours, against placement by hand",
+        "the time of the four trials",
+    ),
+];
+
+impl Figure {
+    fn known_miss(&self) -> Option<&'static str> {
+        KNOWN_MISSES
+            .iter()
+            .find(|(row, what, _)| *row == self.row && *what == self.what)
+            .map(|(_, _, reason)| *reason)
     }
 }
 
@@ -502,20 +617,21 @@ fn figures() -> Vec<Figure> {
         ),
         figure(
             "P3",
-            "prefetch in the memory traffic, switched off",
+            "prefetch in the memory traffic, switched off by hand",
             "%",
             3.0,
             Within(3.0),
             Fitted,
-            |r| {
-                // What homeostat's own trial showed; it need not keep it.
-                let points = r.points("p3", Arm::Homeostat)?;
-                points
-                    .iter()
-                    .filter_map(|p| p.prefetch_share)
-                    .min_by(f64::total_cmp)
-                    .map(|s| s * 100.0)
-            },
+            |r| Some(r.overall("p3", Arm::Manual)?.prefetch_share? * 100.0),
+        ),
+        figure(
+            "P3",
+            "prefetch in the memory traffic, with homeostat",
+            "%",
+            3.0,
+            Within(3.0),
+            Predicted,
+            |r| Some(r.after("p3")?.prefetch_share? * 100.0),
         ),
         figure(
             "P4",
@@ -950,7 +1066,7 @@ fn table_of(results: &Results) -> Published {
             let reason = if met {
                 None
             } else {
-                Some(f.known_miss.map_or_else(
+                Some(f.known_miss().map_or_else(
                     || match reproduced {
                         None => "the run gave nothing to measure".to_owned(),
                         Some(_) => "not understood yet".to_owned(),
@@ -969,7 +1085,7 @@ fn table_of(results: &Results) -> Published {
                 tolerance: f.tolerance,
                 met,
                 reason,
-                known_miss: f.known_miss.is_some(),
+                known_miss: f.known_miss().is_some(),
                 kind: f.kind,
                 left_out: f.left_out,
             }
@@ -1051,14 +1167,14 @@ fn timeline(results: &Results) -> Option<Vec<TimelinePoint>> {
     let manual = results.together("p15", Arm::Manual)?;
     let alone = results.together("p15", Arm::LeftAlone)?;
     // The mean of the minute that ends there.
-    let mean = |points: &[(f64, f64, Option<f64>)], minute: f64| {
-        let last: Vec<&(f64, f64, Option<f64>)> = points
+    let mean = |points: &[Together], minute: f64| {
+        let last: Vec<&Together> = points
             .iter()
-            .filter(|p| p.0 <= minute * 60.0 + 1.0 && p.0 > (minute - 1.0) * 60.0 + 1.0)
+            .filter(|p| p.at_s <= minute * 60.0 + 1.0 && p.at_s > (minute - 1.0) * 60.0 + 1.0)
             .collect();
         let n = last.len().max(1) as f64;
-        let rate = last.iter().map(|p| p.1).sum::<f64>() / n;
-        let local: Vec<f64> = last.iter().filter_map(|p| p.2).collect();
+        let rate = last.iter().map(|p| p.work_per_s).sum::<f64>() / n;
+        let local: Vec<f64> = last.iter().filter_map(|p| p.least_local).collect();
         let local = (!local.is_empty()).then(|| local.iter().sum::<f64>() / local.len() as f64);
         (rate, local)
     };
@@ -1166,8 +1282,8 @@ const DECISIONS_SHOWN_MAX: usize = 12;
 const PAGE_HEAD: &str = "\
 # The published results, reproduced
 
-Made by `homeostat simulate --published`; a test fails when a number that was met is missed, and when this page is not in
-step (`HOMEOSTAT_UPDATE_DOCS=1 cargo test -p homeostat-laboratory published`).
+Made by `homeostat simulate --published`; a test fails when a number that was met is missed, and when a verdict here is not
+in step (`HOMEOSTAT_UPDATE_DOCS=1 cargo test -p homeostat-laboratory published`).
 
 Every gain is that of a run in which homeostat's engine, with its own defaults, decided: it proposed, tried, proved and kept.
 Nothing was switched on for it. Its own cost (samples, scans, moved pages) is part of the machine's load. One seed per run;
@@ -1177,8 +1293,8 @@ work per second after against the same seed left alone.
 constants fitted elsewhere. *Left out* is the deviation of the model's answer when the row was left out of the fit, where
 that was computed: several rows fail that test, so they are not evidence for the model.
 
-P16 is a placement that the firmware made: there homeostat decides nothing, and the row checks the machine only. P3 is read
-off homeostat's own trial of the prefetcher. The goals of P15 are those of this project, not of the source.
+P16 is a placement that the firmware made: there homeostat decides nothing, and the row checks the machine only; so do the
+lines \"by hand\". The goals of P15 are those of this project, not of the source.
 
 ";
 
@@ -1276,6 +1392,18 @@ mod tests {
     }
 
     #[test]
+    fn every_known_miss_is_a_number_of_the_table() {
+        let figures = figures();
+        for (row, what, reason) in KNOWN_MISSES {
+            assert!(
+                figures.iter().any(|f| f.row == *row && f.what == *what),
+                "{row} {what}"
+            );
+            assert!(!reason.is_empty(), "{row} {what}: {reason}");
+        }
+    }
+
+    #[test]
     fn published_rows_that_were_met_stay_met() {
         let published = run(2, &|_, _| true).unwrap();
         eprintln!("{}", published.text());
@@ -1294,11 +1422,20 @@ mod tests {
             })
             .collect();
         assert!(missed.is_empty(), "{}", missed.join("\n"));
-        let written = std::fs::read_to_string(page).unwrap_or_default();
-        assert_eq!(
-            written,
-            published.markdown(),
-            "docs/published.md is not in step: run this test with HOMEOSTAT_UPDATE_DOCS=1"
-        );
+        // The decisions on the page change with every change of the engine; what is met and missed must not.
+        let written = std::fs::read_to_string(page).unwrap();
+        for e in &published.entries {
+            let line = written
+                .lines()
+                .find(|l| l.starts_with(&format!("| {} | {} |", e.row, e.what)))
+                .unwrap_or_default();
+            assert_eq!(
+                line.contains("| met |"),
+                e.met,
+                "{} {}: docs/published.md is not in step: run this test with HOMEOSTAT_UPDATE_DOCS=1: {line}",
+                e.row,
+                e.what
+            );
+        }
     }
 }

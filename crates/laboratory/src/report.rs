@@ -299,8 +299,13 @@ pub fn story_line(line: &Line) -> String {
 
 /// Whether the line tells of a decision that belongs on the time axis.
 fn is_mark(line: &Line) -> bool {
-    matches!(line.stage.as_str(), "trying" | "improved" | "event")
-        || (line.stage == "declined" && line.warning)
+    match line.stage.as_str() {
+        "trying" | "event" => true,
+        // That there is nothing more to do is no decision to do something.
+        "improved" => !line.text.starts_with("nothing further"),
+        "declined" => line.warning,
+        _ => false,
+    }
 }
 
 /// A decision on the time axis: a letter, and all lines of that moment.

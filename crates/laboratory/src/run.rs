@@ -681,3 +681,133 @@ pub fn run_all(
         comparisons,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> Scenario {
+        crate::scenario::parse(
+            "test.toml",
+            r#"name = "test"
+title = "two chases on two chips"
+hours = 0.4
+seed = 5
+resolution_s = 30.0
+[machine]
+named = "redbook-16"
+[[program]]
+name = "a"
+profile = "latency"
+threads = 30
+private_mib = 8192
+memory_on = [0.7, 0.3]
+threads_on = [0.25, 0.75]
+[[program]]
+name = "b"
+profile = "latency"
+threads = 30
+private_mib = 8192
+memory_on = [0.3, 0.7]
+threads_on = [0.75, 0.25]
+[[event]]
+at_s = 1200.0
+change = { what = "restart", program = "b" }
+[[by_hand]]
+what = "large-pages"
+program = "a"
+share = 1.0
+"#,
+        )
+        .unwrap()
+    }
+
+    fn done(track: &Track) -> f64 {
+        track
+            .programs
+            .iter()
+            .flat_map(|p| &p.points)
+            .map(|p| p.work_per_s * p.seconds)
+            .sum()
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
+        let scenario = small();
+        let go = &mut |_: Progress<'_>| true;
+        let first = run_all(&scenario, go).unwrap();
+        assert_eq!(run_all(&scenario, go).unwrap(), first);
+        let other = run(&Scenario { seed: 6, ..scenario }, Arm::Homeostat, go).unwrap();
+        assert_ne!(Some(&other), first.track(Arm::Homeostat));
+        // Homeostat first, then what it is compared with.
+        assert_eq!(
+            first.tracks.iter().map(|t| t.arm).collect::<Vec<_>>(),
+            [Arm::Homeostat, Arm::LeftAlone, Arm::Manual]
+        );
+        for track in &first.tracks {
+            assert!((track.length_s - 1440.0).abs() < 1e-6 && !track.broken_off);
+            assert_eq!(track.programs[0].points.len(), 48, "{:?}", track.arm);
+            assert!(done(track) > 0.0);
+            assert!(
+                track
+                    .story
+                    .iter()
+                    .any(|l| l.stage == "event" && l.text.contains("restarts"))
+            );
+        }
+        let alone = first.track(Arm::LeftAlone).unwrap();
+        assert_eq!(alone.own_cpu_s, 0.0, "nobody looked");
+        let with = first.track(Arm::Homeostat).unwrap();
+        assert!(with.own_cpu_s > 0.0, "looking is not free");
+        assert!(
+            with.story.iter().any(|l| l.stage == "trying"),
+            "{}",
+            crate::report::story(&with.story)
+        );
+        assert!(
+            with.thread_use.len() == 64 && with.thread_use.iter().all(|u| (0.0..=1.0 + 1e-9).contains(u))
+        );
+    }
+
+    #[test]
+    fn a_crash_leaves_what_the_journal_then_takes_back() {
+        let scenario = small();
+        let mut laboratory = Laboratory::new(&scenario, Arm::Homeostat).unwrap();
+        let untouched = laboratory.platform().settings();
+        let mut at = 0.0;
+        // Until something is changed.
+        while laboratory.platform().settings().masks.is_empty() {
+            at += 1.0;
+            assert!(at < 600.0, "{}", crate::report::story(&laboratory.track().story));
+            laboratory.run_until(at).unwrap();
+        }
+        laboratory.crash();
+        laboratory.run_until(at + 60.0).unwrap();
+        assert!(
+            !laboratory.platform().settings().masks.is_empty(),
+            "a crash undoes nothing"
+        );
+        let report = laboratory.restart().unwrap();
+        assert!(report.complete() && report.undone.len() == 1, "{report:?}");
+        assert_eq!(laboratory.platform().settings(), untouched);
+        laboratory.run_until(at + 300.0).unwrap();
+        assert!(laboratory.stop().unwrap());
+        assert_eq!(laboratory.platform().settings(), untouched);
+    }
+
+    #[test]
+    fn a_run_that_is_broken_off_shows_what_it_saw() {
+        let mut calls = 0;
+        let track = run(&small(), Arm::LeftAlone, &mut |_| {
+            calls += 1;
+            calls < 50
+        })
+        .unwrap();
+        assert!(
+            track.broken_off && (track.length_s - 360.0).abs() < 1e-6,
+            "{}",
+            track.length_s
+        );
+        assert_eq!(track.programs[0].points.len(), 12);
+    }
+}

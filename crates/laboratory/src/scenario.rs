@@ -637,3 +637,134 @@ impl Scenario {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"name = "small"
+title = "a small machine"
+hours = 1.0
+
+[machine]
+named = "small-2n"
+
+[[program]]
+name = "db"
+profile = "oltp"
+threads = 4
+private_mib = 512
+
+[[event]]
+at_s = 600.0
+change = { what = "restart", program = "db" }
+
+[policy]
+scan_interval_s = 5.0
+"#;
+
+    fn complaint(from: &str, to: &str) -> String {
+        let text = SMALL.replacen(from, to, 1);
+        assert_ne!(text, SMALL, "{from}");
+        parse("small.toml", &text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_scenario_of_the_program_is_valid_and_named_as_its_file() {
+        for (file, text) in BUILT_IN {
+            let scenario = parse(file, text).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(format!("{}.toml", scenario.name), *file);
+            assert!(!scenario.rows.is_empty() && !scenario.source.is_empty(), "{file}");
+            assert!(find(&scenario.name.to_uppercase()).is_ok(), "{file}");
+        }
+        assert!(built_in().unwrap().len() >= 20);
+    }
+
+    #[test]
+    fn a_scenario_says_what_it_means() {
+        let s = parse("small.toml", SMALL).unwrap();
+        assert_eq!(s.events.len(), 1);
+        assert!((s.policy().scan_interval_s - 5.0).abs() < 1e-9);
+        assert_eq!(s.windows().baseline, Baseline::LeftAlone);
+        let written = toml::to_string(&s).unwrap();
+        assert_eq!(parse("again.toml", &written).unwrap(), s);
+    }
+
+    #[test]
+    fn the_example_of_the_documentation_is_a_scenario() {
+        let page = include_str!("../../../docs/simulation.md");
+        let example = page
+            .split("```toml\n")
+            .nth(1)
+            .and_then(|rest| rest.split("```").next())
+            .unwrap();
+        let s = parse("docs/simulation.md", example).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((s.name.as_str(), s.events.len()), ("mine", 1));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_file_line_value_and_remedy() {
+        for (from, to, parts) in [
+            (
+                "threads = 4",
+                "treads = 4",
+                &["small.toml:11", "treads", "hint:"][..],
+            ),
+            (
+                "threads = 4",
+                "threads = 0",
+                &["small.toml:11", "threads = 0", "between"],
+            ),
+            ("threads = 4", "threads = \"four\"", &["small.toml:11", "four"]),
+            ("small-2n", "small-3n", &["small.toml:6", "small-3n", "small-2n"]),
+            ("\"oltp\"", "\"oltq\"", &["small.toml:10", "oltq", "daytrader"]),
+            ("hours = 1.0", "hours = -1.0", &["small.toml:3", "hours = -1"]),
+            (
+                "at_s = 600.0",
+                "at_s = 6000.0",
+                &["small.toml:15", "6000", "3600"],
+            ),
+            ("program = \"db\"", "program = \"bd\"", &["small.toml:16", "bd"]),
+            ("restart", "restrat", &["small.toml:16", "restrat"]),
+            (
+                "scan_interval_s = 5.0",
+                "scan_interval_s = 0.1",
+                &["small.toml:19", "scan_interval_s"],
+            ),
+            (
+                "scan_interval_s = 5.0",
+                "scan_interval = 5.0",
+                &["small.toml:19", "scan_interval"],
+            ),
+            (
+                "hours = 1.0",
+                "hours = 1.0\nstrategies = [\"magic\"]",
+                &["small.toml:4", "magic", "cache_affinity"],
+            ),
+            (
+                "hours = 1.0",
+                "hours = 1.0\nhours = 2.0",
+                &["small.toml:4", "duplicate"],
+            ),
+        ] {
+            let text = complaint(from, to);
+            for part in parts {
+                assert!(text.contains(part), "{to}: {part} is not in: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_nothing_is_answered_with_the_list() {
+        let text = find("nonesuch").unwrap_err().to_string();
+        assert!(text.contains("nonesuch") && text.contains("--list"), "{text}");
+    }
+
+    #[test]
+    fn another_length_moves_the_windows_with_it() {
+        let mut s = find("p7").unwrap();
+        s.shorten_or_extend(1.0).unwrap();
+        assert_eq!(s.windows().after.to_s, 3600.0);
+        assert!(s.shorten_or_extend(f64::NAN).is_err() && s.shorten_or_extend(0.001).is_err());
+    }
+}

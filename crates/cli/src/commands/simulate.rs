@@ -152,7 +152,12 @@ impl Simulate {
         Ok(scenario)
     }
 
-    fn show(&self, terminal: &Terminal, scenario: &Scenario, interrupted: &AtomicBool) -> Result<(), Failure> {
+    fn show(
+        &self,
+        terminal: &Terminal,
+        scenario: &Scenario,
+        interrupted: &AtomicBool,
+    ) -> Result<(), Failure> {
         // The page is promised before hours are simulated, not refused after them.
         if let Some(path) = &self.html {
             std::fs::write(path, "").map_err(|e| cannot_write(path, &e))?;
@@ -163,7 +168,11 @@ impl Simulate {
                 "{}: {}\n{}{} simulated hours, seed {}\n",
                 scenario.name,
                 scenario.title,
-                if scenario.source.is_empty() { String::new() } else { format!("{}\n", scenario.source) },
+                if scenario.source.is_empty() {
+                    String::new()
+                } else {
+                    format!("{}\n", scenario.source)
+                },
                 scenario.hours,
                 scenario.seed
             ))?;
@@ -177,7 +186,10 @@ impl Simulate {
                     return false;
                 }
             }
-            progress(live, &format!("{}: {:3.0} %", p.arm.words(), 100.0 * p.at_s / p.length_s));
+            progress(
+                live,
+                &format!("{}: {:3.0} %", p.arm.words(), 100.0 * p.at_s / p.length_s),
+            );
             !interrupted.load(Ordering::Relaxed)
         })
         .map_err(|e| failed(&e))?;
@@ -195,15 +207,27 @@ impl Simulate {
         };
         terminal.show(&shown, |look| self.text(scenario, &outcome, look.width))?;
         if outcome.tracks.iter().any(|t| t.broken_off) {
-            return Err(Failure::failed("broken off; shown is what was simulated until then"));
+            return Err(Failure::failed(
+                "broken off; shown is what was simulated until then",
+            ));
         }
         Ok(())
     }
 
     fn page(&self, outcome: &Outcome) -> String {
-        let curves = if outcome.scenario == "p15" { published::aso_curves() } else { Vec::new() };
+        let curves = if outcome.scenario == "p15" {
+            published::aso_curves()
+        } else {
+            Vec::new()
+        };
         let tracks: Vec<_> = outcome.tracks.iter().collect();
-        report::html(&outcome.title, &outcome.source, &tracks, &outcome.comparisons, &curves)
+        report::html(
+            &outcome.title,
+            &outcome.source,
+            &tracks,
+            &outcome.comparisons,
+            &curves,
+        )
     }
 
     fn text(&self, scenario: &Scenario, outcome: &Outcome, width: usize) -> String {
@@ -238,7 +262,10 @@ impl Simulate {
 }
 
 fn cannot_write(path: &std::path::Path, e: &std::io::Error) -> Failure {
-    Failure::from_error(&std::io::Error::new(e.kind(), format!("cannot write {}: {e}", path.display())))
+    Failure::from_error(&std::io::Error::new(
+        e.kind(),
+        format!("cannot write {}: {e}", path.display()),
+    ))
 }
 
 /// Whether the terminal shows more than ASCII.

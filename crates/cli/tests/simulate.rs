@@ -1,0 +1,115 @@
+//! `homeostat simulate` as a person runs it.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::process::{Command, Output, Stdio};
+
+fn simulate(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_homeostat"))
+        .arg("simulate")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .env("COLUMNS", "100")
+        .env("LC_ALL", "C")
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_list_names_every_scenario_and_machine() {
+    let output = simulate(&["--list"]);
+    let list = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for name in ["p1 ", "p8 ", "p15 ", "x86-2s"] {
+        assert!(list.contains(name), "{name}: {list}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&simulate(&["--list", "--json"]).stdout).unwrap();
+    assert!(json["scenarios"].as_array().unwrap().len() >= 20);
+}
+
+#[test]
+fn a_run_tells_its_story_and_draws_its_curves() {
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("p15.html");
+    let arguments = [
+        "p15",
+        "--hours",
+        "0.2",
+        "--seed",
+        "3",
+        "--plot",
+        "--html",
+        page.to_str().unwrap(),
+    ];
+    let output = simulate(&arguments);
+    let shown = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for part in [
+        "latency-a considered",
+        "latency-a: throughput",
+        "latency-b after",
+        "left alone",
+        "seed 3",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert_eq!(
+        simulate(&arguments).stdout,
+        output.stdout,
+        "the same seed is the same run"
+    );
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.starts_with("<!doctype html>") && html.contains("<svg") && html.ends_with("</html>\n"));
+}
+
+#[test]
+fn json_has_every_run_with_its_curves() {
+    let output = simulate(&["p7", "--hours", "0.2", "--json"]);
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{}",
+        text(&output.stderr)
+    );
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["schema"], 1);
+    let arms: Vec<&str> = json["tracks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["arm"].as_str().unwrap())
+        .collect();
+    assert_eq!(arms, ["homeostat", "left-alone", "manual"]);
+    assert_eq!(
+        json["tracks"][0]["programs"][0]["points"]
+            .as_array()
+            .unwrap()
+            .len(),
+        12
+    );
+}
+
+#[test]
+fn mistakes_are_answered_with_place_and_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("mine.toml");
+    std::fs::write(&file, "name = \"mine\"\ntitle = \"t\"\nhours = -2.0\n[machine]\nnamed = \"small-1n\"\n[[program]]\nname = \"a\"\nprofile = \"oltp\"\n").unwrap();
+    for (arguments, parts) in [
+        (&["nonesuch"][..], &["nonesuch", "--list"][..]),
+        (&[file.to_str().unwrap()], &["mine.toml:3", "hours = -2", "hint:"]),
+        (&["p15", "--hours", "0"], &["--hours 0"]),
+        (
+            &["p15", "--hours", "0.1", "--html", "/nonexistent/page.html"],
+            &["/nonexistent/page.html"],
+        ),
+    ] {
+        let output = simulate(arguments);
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        for part in parts {
+            assert!(said.contains(part), "{arguments:?}: {part}: {said}");
+        }
+    }
+}
