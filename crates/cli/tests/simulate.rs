@@ -113,3 +113,19 @@ fn mistakes_are_answered_with_place_and_remedy() {
         }
     }
 }
+
+#[test]
+fn a_campaign_and_a_swarm_are_run_by_one_command() {
+    let output = simulate(&["--campaign", "--seed", "3", "--seeds", "2", "--hours", "4"]);
+    let shown = text(&output.stdout);
+    assert!(
+        output.status.success() && shown.contains("all invariants held"),
+        "{shown}{}",
+        text(&output.stderr)
+    );
+    let output = simulate(&["--swarm", "--seeds", "2", "--hours", "0.5", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["summary"]["machines"], 2);
+    assert!(!simulate(&["p15", "--seeds", "2"]).status.success());
+    assert!(!simulate(&["--campaign", "--swarm"]).status.success());
+}

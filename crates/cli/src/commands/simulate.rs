@@ -6,11 +6,14 @@ use crate::Context;
 use crate::failure::{Failure, Kind};
 use crate::terminal::Terminal;
 use clap::{Args, ValueEnum};
+use homeostat_laboratory::campaign;
 use homeostat_laboratory::published::{self, Published, PublishedError};
 use homeostat_laboratory::report;
 use homeostat_laboratory::run::{self, Arm, Outcome, Progress, RunError};
 use homeostat_laboratory::scenario::{self, Scenario, ScenarioError};
+use homeostat_laboratory::swarm;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,25 +34,27 @@ const DEFAULT_SCENARIO: &str = "p15";
   homeostat simulate p8 --plot               with curves in the terminal
   homeostat simulate p15 --html p15.html     with curves on one page
   homeostat simulate my.toml --seed 7 --hours 3
-  homeostat simulate --published             every published result, reproduced")]
+  homeostat simulate --published             every published result, reproduced
+  homeostat simulate --swarm                 a thousand random machines against the best placement
+  homeostat simulate --campaign              faults of every kind, invariants checked after each step")]
 pub struct Simulate {
     /// A scenario by name, or a file; p15 when absent.
-    #[arg(value_name = "NAME|FILE", conflicts_with_all = ["list", "published"])]
+    #[arg(value_name = "NAME|FILE", conflicts_with_all = ["list", "published", "campaign", "swarm"])]
     scenario: Option<String>,
-    /// Seed of the noise and of the coins, instead of the scenario's.
+    /// Seed of the noise and of the coins, instead of the scenario's; first seed of a campaign, seed of a swarm.
     #[arg(long, conflicts_with_all = ["list", "published"])]
     seed: Option<u64>,
-    /// Simulated hours, instead of the scenario's.
+    /// Simulated hours, instead of the scenario's, or of each seed.
     #[arg(long, conflicts_with_all = ["list", "published"])]
     hours: Option<f64>,
     /// Thresholds of the strategies, instead of the scenario's.
-    #[arg(long, value_enum, conflicts_with_all = ["list", "published"])]
+    #[arg(long, value_enum, conflicts_with_all = ["list", "published", "campaign"])]
     profile: Option<ProfileName>,
     /// Draw the curves in the terminal.
-    #[arg(long, conflicts_with_all = ["list", "published"])]
+    #[arg(long, conflicts_with_all = ["list", "published", "campaign", "swarm"])]
     plot: bool,
     /// Write one self-contained page with the curves.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "published"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "published", "campaign", "swarm"])]
     html: Option<PathBuf>,
     /// List the scenarios that ship with the program.
     #[arg(long, conflicts_with = "published")]
@@ -57,6 +62,15 @@ pub struct Simulate {
     /// Reproduce every published result and print the table.
     #[arg(long)]
     published: bool,
+    /// Put homeostat through faults of every kind on random machines and check the invariants after each step.
+    #[arg(long, conflicts_with_all = ["list", "published", "swarm"])]
+    campaign: bool,
+    /// Compare what homeostat reaches on random machines with the best placement there is.
+    #[arg(long, conflicts_with_all = ["list", "published"])]
+    swarm: bool,
+    /// Lives of a campaign, or machines of a swarm.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    seeds: Option<u64>,
 }
 
 /// Thresholds of the strategies.
@@ -66,6 +80,15 @@ enum ProfileName {
     Homeostat,
     /// Those of the original.
     AsoClassic,
+}
+
+impl ProfileName {
+    fn thresholds(self) -> scenario::Profile {
+        match self {
+            Self::Homeostat => scenario::Profile::Homeostat,
+            Self::AsoClassic => scenario::Profile::AsoClassic,
+        }
+    }
 }
 
 /// A scenario in the list.
@@ -95,6 +118,29 @@ struct Table<'a> {
     schema: u32,
     #[serde(flatten)]
     published: &'a Published,
+}
+
+#[derive(Debug, Serialize)]
+struct Campaign<'a> {
+    schema: u32,
+    passed: bool,
+    seeds: u64,
+    hours: f64,
+    turns: u64,
+    trials: u64,
+    crashes: u64,
+    faults: BTreeMap<String, u64>,
+    verdicts: &'a BTreeMap<String, u64>,
+    /// Commands that reproduce what failed.
+    failures: Vec<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Swarm<'a> {
+    schema: u32,
+    summary: swarm::Summary,
+    #[serde(flatten)]
+    report: &'a swarm::Report,
 }
 
 /// Version of the JSON of this command.
@@ -128,6 +174,16 @@ impl Simulate {
         if self.published {
             return table(terminal, &interrupted);
         }
+        if self.campaign {
+            return self.campaign(terminal, &interrupted);
+        }
+        if self.swarm {
+            return self.swarm(terminal, &interrupted);
+        }
+        if self.seeds.is_some() {
+            let why = "--seeds goes with --campaign or --swarm; a scenario has one seed (--seed)";
+            return Err(Failure::Report(Kind::Usage, why.into()));
+        }
         let scenario = self.chosen()?;
         self.show(terminal, &scenario, &interrupted)
     }
@@ -139,10 +195,7 @@ impl Simulate {
             scenario.seed = seed;
         }
         if let Some(profile) = self.profile {
-            scenario.profile = match profile {
-                ProfileName::Homeostat => scenario::Profile::Homeostat,
-                ProfileName::AsoClassic => scenario::Profile::AsoClassic,
-            };
+            scenario.profile = profile.thresholds();
         }
         if let Some(hours) = self.hours {
             scenario
@@ -212,6 +265,83 @@ impl Simulate {
             ));
         }
         Ok(())
+    }
+
+    fn campaign(&self, terminal: &Terminal, interrupted: &AtomicBool) -> Result<(), Failure> {
+        let usual = campaign::Options::default();
+        let options = campaign::Options {
+            seed: self.seed.unwrap_or(usual.seed),
+            seeds: self.seeds.unwrap_or(usual.seeds),
+            hours: self.hours.unwrap_or(usual.hours),
+            ..usual
+        };
+        let live = terminal.is_terminal && !terminal.json;
+        let report = campaign::run(&options, &mut |p| {
+            progress(
+                live,
+                &format!(
+                    "{} of {} seeds, {:.0} hours, {} failed",
+                    p.done, p.of, p.hours, p.failures
+                ),
+            );
+            !interrupted.load(Ordering::Relaxed)
+        });
+        clear(live);
+        let report = report.map_err(|e| match e {
+            e @ campaign::CampaignError::Options(_) => Failure::Report(Kind::Usage, e.to_string()),
+            e => Failure::from_error(&e),
+        })?;
+        let shown = Campaign {
+            schema: SCHEMA,
+            passed: report.passed(),
+            seeds: report.seeds,
+            hours: report.hours,
+            turns: report.turns,
+            trials: report.trials,
+            crashes: report.crashes,
+            faults: report
+                .injected
+                .iter()
+                .map(|(k, n)| (campaign::kind_name(*k), *n))
+                .collect(),
+            verdicts: &report.verdicts,
+            failures: report.failures.iter().map(|f| f.reproduction.as_str()).collect(),
+        };
+        terminal.show(&shown, |_| report.text())?;
+        if report.passed() {
+            Ok(())
+        } else {
+            Err(Failure::failed(format!("{} seeds failed", report.failures.len())))
+        }
+    }
+
+    fn swarm(&self, terminal: &Terminal, interrupted: &AtomicBool) -> Result<(), Failure> {
+        let usual = swarm::Options::default();
+        let options = swarm::Options {
+            seed: self.seed.unwrap_or(usual.seed),
+            count: self.seeds.unwrap_or(usual.count),
+            hours: self.hours.unwrap_or(usual.hours),
+            profile: self.profile.map_or(usual.profile, ProfileName::thresholds),
+            ..usual
+        };
+        let live = terminal.is_terminal && !terminal.json;
+        let mut done = 0u64;
+        let report = swarm::run(&options, &mut |_| {
+            done += 1;
+            progress(live, &format!("{done} of {} machines", options.count));
+            !interrupted.load(Ordering::Relaxed)
+        });
+        clear(live);
+        let report = report.map_err(|e| match e {
+            e @ swarm::SwarmError::Options(_) => Failure::Report(Kind::Usage, e.to_string()),
+            e => Failure::from_error(&e),
+        })?;
+        let shown = Swarm {
+            schema: SCHEMA,
+            summary: report.summary(),
+            report: &report,
+        };
+        terminal.show(&shown, |_| report.text())
     }
 
     fn page(&self, outcome: &Outcome) -> String {
