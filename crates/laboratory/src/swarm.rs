@@ -10,7 +10,8 @@
 //! * **Harm exposure**: of all the programs' work in the run, the part lost by trials that were not accepted: how much
 //!   slower than just before the trial each program was while the trial ran, and the time it stood still.
 //! * **False accepts**: accepted experiments whose true effect on the program, in the measure that judged it, was not
-//!   above zero: its noise-free speed in the blocks that were on against those that were off.
+//!   above zero: its noise-free speed in the blocks that were on against those that were off (of a rollout: just after
+//!   it against just before).
 
 use crate::oracle::{Best, Oracle, Subject, merit, merits, relative};
 use crate::run::{Arm, Laboratory, RunError};
@@ -35,6 +36,8 @@ pub const END_S: f64 = 1200.0;
 const NOTHING: f64 = 0.0;
 /// Seconds between two looks at the speeds.
 const LOOK_S: f64 = 1.0;
+/// Seconds before and after a rollout in which its effect is read.
+const ROLLOUT_LOOK_S: f64 = 30.0;
 /// Experiments read from one run's history at most.
 const EXPERIMENTS_MAX: u32 = 2000;
 /// Decisions kept per program.
@@ -805,10 +808,45 @@ fn judged(look: &Look, subject: usize, by_cpu: bool) -> Option<f64> {
     (value.is_finite() && value > 0.0).then_some(value)
 }
 
+/// The true effect of an accepted rollout: the speed just after it against that just before. In its slots the parts made
+/// in earlier stages are on both sides; and what was rolled back has no after.
+fn rolled_out(
+    record: &ExperimentRecord,
+    looks: &[Look],
+    subject: usize,
+    by_cpu: bool,
+    span_s: (f64, f64),
+) -> Option<f64> {
+    let middle = |from_s: f64, to_s: f64| {
+        let first = looks.partition_point(|l| l.at_s < from_s);
+        let values = looks
+            .iter()
+            .skip(first)
+            .take_while(|l| l.at_s <= to_s)
+            .filter_map(|l| judged(l, subject, by_cpu));
+        Some(percentile(&sorted(values), 0.5)).filter(|x| x.is_finite())
+    };
+    if record.verdict != Some(Verdict::Accepted) {
+        return None;
+    }
+    let before = middle(span_s.0 - ROLLOUT_LOOK_S, span_s.0 - LOOK_S)?;
+    let after = middle(span_s.1 + LOOK_S, span_s.1 + ROLLOUT_LOOK_S)?;
+    Some(after / before - 1.0)
+}
+
 /// The true effect of an experiment: mean speed in the measured parts of the blocks that were on, against those off.
-fn truth(record: &ExperimentRecord, looks: &[Look], subjects: &[Subject], origin_s: f64) -> Option<f64> {
+fn truth(
+    record: &ExperimentRecord,
+    looks: &[Look],
+    subjects: &[Subject],
+    origin_s: f64,
+    span_s: (f64, f64),
+) -> Option<f64> {
     let subject = subjects.iter().position(|s| s.name == record.workload.as_str())?;
     let by_cpu = record.objective.contains("CPU");
+    if record.kind == ExperimentKind::StagedRollout {
+        return rolled_out(record, looks, subject, by_cpu, span_s);
+    }
     let mut sums = [(0.0, 0_u32); 2];
     for block in &record.blocks {
         let from = block.measured_from.as_secs_f64() - origin_s;
@@ -909,7 +947,7 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
                 verdict: e.verdict,
                 alpha: e.alpha,
                 estimated: e.effect.map(|x| x.estimate),
-                truth: truth(e, &looks, &subjects, origin.as_secs_f64()),
+                truth: truth(e, &looks, &subjects, origin.as_secs_f64(), (from_s, to_s)),
                 at_s: from_s,
                 length_s: to_s - from_s,
                 lost_s: lost(&looks, from_s, to_s),
