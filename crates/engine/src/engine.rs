@@ -16,8 +16,9 @@ use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Action, ActionId, Advice, Bytes, CpuId, EffectorId, ExperimentId, Fingerprint, Machine, MachineSample,
-    MeterClass, Nanoseconds, Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadSample,
+    Action, ActionId, Advice, Bytes, CpuId, EffectorId, ExperimentId, ExperimentKind, Fingerprint, Machine,
+    MachineSample, MeterClass, Nanoseconds, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
+    WorkloadSample,
 };
 use homeostat_statistics::discovery::Discovery;
 use std::collections::{BTreeMap, VecDeque};
@@ -202,6 +203,7 @@ impl Engine {
             Event::MeterOpened(id, meter, result) => self.on_meter_opened(&id, &meter, result),
             Event::Advanced(action, direction, progress) => self.on_advanced(action, direction, &progress),
             Event::Settled(action, direction, result) => self.on_settled(action, direction, result),
+            Event::Unseen => self.on_nothing_seen(),
             Event::Operator(request) => self.on_operator(request),
         }
         self.finish_if_stopped();
@@ -336,6 +338,12 @@ impl Engine {
                     if keep && in_force {
                         self.out.push(Command::Keep(action));
                         self.changes.remove(&action);
+                    } else if keep
+                        && self.guarded(action)
+                        && self.changes.get(&action).is_some_and(|c| !c.leaving)
+                    {
+                        // Off for a probe: it is proven, so it is kept as soon as it is on again.
+                        self.switch(action, true);
                     } else {
                         self.withdraw(action, "homeostat stops");
                     }
@@ -352,24 +360,32 @@ impl Engine {
                 self.configure(*policy);
             }
             OperatorRequest::Machine(machine) => {
+                // What works now may be tried. What is in force was proven when it could be: a probe that fails in
+                // passing is no reason to undo it.
                 self.machine = *machine;
-                self.configure(self.policy.clone());
+                self.judge_strategies();
+                for w in self.workloads.values_mut().filter(|w| w.stage == Stage::Declined) {
+                    w.retry_at = self.now;
+                }
             }
         }
     }
 
     fn configure(&mut self, mut policy: Policy) {
         policy.seed = self.policy.seed;
-        self.refusals.clear();
-        for strategy in &self.strategies {
-            if policy.strategies.get(strategy.id().as_str()) == Some(&false) {
-                self.refusals
-                    .insert(strategy.id(), "switched off in the configuration".to_owned());
-            } else if let Err(why) = strategy.applicable(&self.machine) {
-                self.refusals.insert(strategy.id(), why);
+        self.policy = policy;
+        self.judge_strategies();
+        if self.policy.mode != Mode::Act {
+            let real: Vec<ExperimentId> = self
+                .experiments
+                .iter()
+                .filter(|(_, e)| e.setup.kind != ExperimentKind::Placebo)
+                .map(|(id, _)| *id)
+                .collect();
+            for id in real {
+                self.abort(id, "the mode was changed: nothing is tried any more".to_owned());
             }
         }
-        self.policy = policy;
         for id in self.workloads.keys().cloned().collect::<Vec<_>>() {
             let Some(w) = self.workloads.get(&id) else {
                 continue;
@@ -390,6 +406,19 @@ impl Engine {
             .collect();
         for action in withdrawn {
             self.withdraw(action, "its strategy was switched off");
+        }
+    }
+
+    /// Which strategies are not asked at all, and why.
+    fn judge_strategies(&mut self) {
+        self.refusals.clear();
+        for strategy in &self.strategies {
+            if self.policy.strategies.get(strategy.id().as_str()) == Some(&false) {
+                self.refusals
+                    .insert(strategy.id(), "switched off in the configuration".to_owned());
+            } else if let Err(why) = strategy.applicable(&self.machine) {
+                self.refusals.insert(strategy.id(), why);
+            }
         }
     }
 
@@ -439,6 +468,14 @@ impl Engine {
         self.prune();
     }
 
+    /// A sample was due and could not be taken: time passes all the same for trials, guards and undos.
+    fn on_nothing_seen(&mut self) {
+        self.poll_experiments();
+        self.poll_guards();
+        self.retry_undos();
+        self.prune();
+    }
+
     fn update_workloads(&mut self, list: Vec<Workload>) {
         let mut seen = std::collections::BTreeSet::new();
         for workload in list {
@@ -479,6 +516,9 @@ impl Engine {
             for meter in std::mem::take(&mut w.open) {
                 self.out.push(Command::CloseMeter(id.clone(), meter));
             }
+        }
+        for e in self.experiments.values_mut().filter(|e| e.setup.workload == *id) {
+            e.orphan = true;
         }
         self.abort_workload(id, "the workload ended");
         for action in self.actions_of(id) {

@@ -117,6 +117,8 @@ pub(crate) struct Experiment {
     pub(crate) staged: Option<Staged>,
     /// The part of a rollout that goes on round trips.
     trip: Option<ActionId>,
+    /// Its workload ended, and another may have its name.
+    pub(crate) orphan: bool,
     /// Whether the change was sent off and on before the first block.
     rehearsal: bool,
     /// Blocks begun, for their numbers.
@@ -137,6 +139,7 @@ impl Experiment {
             parts: Vec::new(),
             staged: None,
             trip: None,
+            orphan: false,
             rehearsal: false,
             begun: 0,
             fallen_since: None,
@@ -181,9 +184,10 @@ impl Experiment {
     pub(crate) fn evidence(&self) -> f64 {
         let trial = self.trial.estimate().evidence;
         match &self.staged {
-            Some(s) if matches!(self.phase, Phase::Stage) || self.begun == 0 => s.rollout.estimate().evidence,
-            // The trial of the round trips starts from the mean of the rollout's evidence and 1.
-            Some(s) => (1.0 + s.rollout.estimate().evidence) / 2.0 * trial,
+            // One process with one threshold: half of the capital is bet on the stages, and what there is after them on
+            // the round trips, if it comes to that.
+            Some(s) if matches!(self.phase, Phase::Stage) || self.begun == 0 => s.capital(),
+            Some(s) => s.capital() * trial,
             None => trial,
         }
     }
@@ -376,7 +380,7 @@ impl Experiment {
             s.is_last(),
             s.moving.is_some(),
         );
-        let (stage, stages) = (s.stage, s.targets.len());
+        let (stage, stages, capital) = (s.stage, s.targets.len(), s.capital());
         let longest = self
             .setup
             .washout_max
@@ -385,10 +389,9 @@ impl Experiment {
         let effect = self.effect();
         let parameters = &self.setup.parameters;
         let needed = 1.0 / parameters.alpha;
-        if estimate.evidence >= needed && estimate.theta >= parameters.gate && !moving {
+        if capital >= needed && estimate.theta >= parameters.gate && !moving {
             let reason = format!(
-                "evidence {:.0} (needed {needed:.0}) in {} of {stages} stages",
-                estimate.evidence,
+                "evidence {capital:.0} (needed {needed:.0}) in {} of {stages} stages",
                 stage + 1
             );
             return self.conclude(now, Verdict::Accepted, reason);
@@ -412,10 +415,7 @@ impl Experiment {
         if !last {
             return self.begin_stage(stage + 1, now);
         }
-        let between = format!(
-            "{effect}, evidence {:.1} of {needed:.0} after {stages} stages",
-            estimate.evidence
-        );
+        let between = format!("{effect}, evidence {capital:.1} of {needed:.0} after {stages} stages");
         if estimate.theta < parameters.gate {
             return self.conclude(
                 now,
@@ -427,12 +427,16 @@ impl Experiment {
             let text = format!("{between}, and every part takes too long to be switched back and forth");
             return self.conclude(now, Verdict::Inconclusive, text);
         };
+        let share = s.share_of(part).clamp(0.01, 1.0);
         self.trip = self.actions().get(part).copied();
-        // Round trips of one part. The mean of the evidence so far and of 1 is evidence too, and known before the
-        // first coin: the trial needs to bring the rest.
-        let level = (parameters.alpha * (1.0 + estimate.evidence) / 2.0).min(ALPHA_MAX);
+        // Round trips of one part. The capital is known before the first coin: the trial needs to bring the rest. A
+        // part shows its share of the whole, so what counts as a gain or a loss is in proportion.
+        let level = (parameters.alpha * capital).min(ALPHA_MAX);
         self.trial = Trial::new(TrialParameters {
             alpha: level,
+            delta: parameters.delta * share,
+            gate: parameters.gate * share,
+            harm_margin: parameters.harm_margin * share,
             ..self.setup.parameters.clone()
         });
         self.washout = self.setup.washout_min;
@@ -525,6 +529,19 @@ impl Experiment {
                     self.blocks.len()
                 ),
             ),
+            Decision::Harm | Decision::Futile if self.trip.is_some() => {
+                // One part speaks for itself; what the whole does stands beside it.
+                let part = self.trial.estimate();
+                let (verdict, what) = match decision {
+                    Decision::Harm => (Verdict::Harmful, "a loss"),
+                    _ => (Verdict::Inconclusive, "too little to prove the whole by"),
+                };
+                let text = format!(
+                    "{effect} by the stages; the part on round trips {:+.1} %: {what}",
+                    part.effect * 100.0
+                );
+                self.conclude(now, verdict, text)
+            }
             Decision::Harm => self.conclude(now, Verdict::Harmful, format!("{effect}: a loss")),
             Decision::Futile => self.conclude(
                 now,
@@ -546,6 +563,10 @@ impl Experiment {
     }
 
     fn begin(&mut self, now: Nanoseconds) -> Need {
+        if !self.settled {
+            // A switch that is still under way has taken at least so long.
+            self.slowest_switch = self.slowest_switch.max(now - self.switch_started);
+        }
         let coin = if self.trial.needs_coin() {
             let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
             let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);

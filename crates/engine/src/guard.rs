@@ -14,7 +14,7 @@ use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::engine::{Change, Engine};
 use crate::experiment::Experiment;
-use crate::policy::Policy;
+use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
 use crate::strategy::{Held, Opinion};
 use crate::view::Stage;
@@ -419,7 +419,7 @@ impl Engine {
                         }
                     }
                 }
-            } else if self.paused || elsewhere || held_back(w, now) {
+            } else if self.paused || self.policy.mode != Mode::Act || elsewhere || held_back(w, now) {
             } else if g.parts_wait() && now >= g.stage_due {
                 stage = g.stages.pop_front();
             } else if g.switchable && !covered && settled && !turn_over && now >= g.next_probe {
@@ -467,9 +467,17 @@ impl Engine {
     }
 
     /// Switches what a probe of this change switches: made in order, undone in reverse.
+    /// Whether a change is in force by an accepting verdict.
+    pub(crate) fn guarded(&self, action: ActionId) -> bool {
+        self.guards
+            .values()
+            .any(|of| of.values().any(|g| g.members().any(|a| a == action)))
+    }
+
     fn switch_group(&mut self, id: &WorkloadId, leader: ActionId, on: bool) {
         let Some(g) = self.guard(id, leader) else { return };
-        let mut members = g.switched();
+        // On is for all: parts that went off before it was learnt that they are too slow for probes come back too.
+        let mut members: Vec<ActionId> = if on { g.members().collect() } else { g.switched() };
         if !on {
             members.reverse();
         }

@@ -66,6 +66,8 @@ pub enum OperatorRequest {
 pub enum Event {
     /// A sample was taken.
     Sampled(Box<Snapshot>),
+    /// A sample was due and could not be taken.
+    Unseen,
     /// Memory was inspected.
     MemoryInspected(WorkloadId, Result<MemoryMap, Fault>),
     /// The places of threads and memory were inspected.

@@ -191,7 +191,12 @@ impl Staged {
         }
     }
 
-    fn share_of(&self, stage: usize) -> f64 {
+    /// What has become of a capital of one: half of it is bet on the stages.
+    pub(crate) fn capital(&self) -> f64 {
+        (1.0 + self.rollout.estimate().evidence) / 2.0
+    }
+
+    pub(crate) fn share_of(&self, stage: usize) -> f64 {
         let at = |i: usize| self.shares.get(i).copied().unwrap_or(1.0);
         at(stage) - if stage == 0 { 0.0 } else { at(stage - 1) }
     }

@@ -60,7 +60,7 @@ impl Engine {
         let best = self
             .workloads
             .iter()
-            .filter(|(_, w)| w.stage == Stage::Proposed && !w.gone)
+            .filter(|(id, w)| w.stage == Stage::Proposed && !w.gone && !self.something_leaves(id))
             .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
             .max_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let Some((_, id)) = best else { return };
@@ -75,6 +75,11 @@ impl Engine {
         self.start_trial(&id);
     }
 
+    /// Whether a change of this workload is still on its way out: what a new one found there would be ours.
+    fn something_leaves(&self, id: &WorkloadId) -> bool {
+        self.changes.values().any(|c| c.workload == *id && c.leaving)
+    }
+
     /// Whether a proposal could be tried now, were it not for the guards.
     pub(crate) fn proposal_waits(&self) -> bool {
         !self.paused
@@ -82,7 +87,7 @@ impl Engine {
             && self
                 .workloads
                 .values()
-                .any(|w| w.stage == Stage::Proposed && !w.gone)
+                .any(|w| w.stage == Stage::Proposed && !w.gone && !self.something_leaves(&w.workload.id))
             && self.no_trial_now().is_none()
     }
 
@@ -591,8 +596,10 @@ impl Engine {
             (Direction::Undo, Ok(_)) => {
                 c.settled = true;
                 if c.leaving {
+                    let workload = c.workload.clone();
                     self.out.push(Command::Close(action));
                     self.changes.remove(&action);
+                    self.guard_loses(&workload, action);
                     self.release();
                     self.conclude_of(action);
                 } else {
@@ -618,6 +625,11 @@ impl Engine {
                 )
             });
         let Some((id, preparing, concluding)) = found else {
+            if self.stopping == Some(true) && self.guarded(action) {
+                self.out.push(Command::Keep(action));
+                self.changes.remove(&action);
+                return;
+            }
             self.guard_settled(action);
             return;
         };
@@ -677,6 +689,16 @@ impl Engine {
 
     fn undo_failed(&mut self, action: ActionId, fault: &Fault) {
         let now = self.now;
+        if self.changes.get(&action).is_some_and(|c| !c.leaving) {
+            // It was to be off for a block only. A change that cannot be switched off when asked is none to test or to
+            // guard: its trial ends, or its guard lets go of it, and it leaves for good.
+            let why = format!("it could not be switched off: {}", fault.text);
+            match self.experiments.iter_mut().find(|(_, e)| e.owns(action)) {
+                Some((_, e)) => e.own_end = true,
+                None => {}
+            }
+            self.withdraw(action, &why);
+        }
         let Some(c) = self.changes.get_mut(&action) else {
             return;
         };
@@ -892,6 +914,9 @@ impl Engine {
             unix_seconds: self.unix,
             reason: e.reason.clone(),
         });
+        if placebo && e.orphan {
+            return;
+        }
         if placebo {
             self.conclude_placebo(&workload, verdict);
             return;
@@ -903,6 +928,10 @@ impl Engine {
         }
         if verdict != Verdict::Aborted || e.own_end {
             self.remember(&e, verdict);
+        }
+        if e.orphan {
+            // Whoever has its name now is another.
+            return;
         }
         let effect = e.effect();
         match verdict {

@@ -102,6 +102,8 @@ pub struct Runtime<P, C> {
     journal_warned: bool,
     /// A coin could not be written down: no change is switched on until one can.
     coin_missing: bool,
+    /// Why the last sample could not be taken; told once.
+    unseen: Option<String>,
     /// Undone, but the journal could not be told yet.
     unclosed: BTreeSet<ActionId>,
     finished: bool,
@@ -178,6 +180,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             scan_cost: Nanoseconds::ZERO,
             journal_warned: false,
             coin_missing: false,
+            unseen: None,
             unclosed: BTreeSet::new(),
             finished: false,
             recorder,
@@ -237,8 +240,18 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             detail: plan.detail,
         };
         match self.platform.sample(&request) {
-            Ok(snapshot) => self.events.push_back(Event::Sampled(Box::new(snapshot))),
-            Err(e) => self.tell(format!("sampling failed: {e}"), true),
+            Ok(snapshot) => {
+                self.unseen = None;
+                self.events.push_back(Event::Sampled(Box::new(snapshot)));
+            }
+            Err(e) => {
+                self.events.push_back(Event::Unseen);
+                let text = e.to_string();
+                if self.unseen.as_ref() != Some(&text) {
+                    self.tell(format!("sampling failed: {text}"), true);
+                    self.unseen = Some(text);
+                }
+            }
         }
         let after = self.clock.now();
         if scan {
@@ -363,6 +376,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
             Command::RecordExperiment(record) => {
                 if record.verdict.is_some() {
+                    // The trial whose coin was lost is over.
+                    self.coin_missing = false;
                     let result = self.journal.note(Note::Ended(record.id));
                     self.journal_result(result);
                 }
@@ -441,6 +456,11 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
 
     fn apply(&mut self, action: Action) {
         let id = action.id;
+        if self.coin_missing {
+            self.events
+                .push_back(Event::Settled(id, Direction::Apply, Err(coin_lost())));
+            return;
+        }
         let record = match self.platform.prepare(&action) {
             Ok(record) => record,
             Err(e) => {
@@ -489,11 +509,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             return;
         }
         if direction == Direction::Apply && self.coin_missing {
-            let fault = Fault {
-                kind: FaultKind::Journal,
-                text: "the coin of the block could not be written down, so nothing is switched on".into(),
-            };
-            self.events.push_back(Event::Settled(id, direction, Err(fault)));
+            self.events
+                .push_back(Event::Settled(id, direction, Err(coin_lost())));
             return;
         }
         self.pending.insert(
@@ -574,6 +591,14 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     }
 }
 
+/// The coin that decides about a switch is not on disk.
+fn coin_lost() -> Fault {
+    Fault {
+        kind: FaultKind::Journal,
+        text: "the coin could not be written down, so nothing is switched on".into(),
+    }
+}
+
 /// A fault as the mind sees it.
 fn fault(error: &PlatformError) -> Fault {
     let kind = match error {
@@ -623,10 +648,10 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         .experiments(&filter, now_unix)
         .into_iter()
         .filter(|e| e.kind != ExperimentKind::Placebo)
-        .filter_map(|e| Some((e.id, e.verdict?, e.effect)))
-        // A try that was broken off after it had measured something has used its level up.
-        .filter(|(_, v, effect)| *v != Verdict::Aborted || effect.is_some())
-        .map(|(id, v, _)| (id, v == Verdict::Accepted))
+        // A try that was broken off after it had measured something has used its level up; so has one that a crash cut
+        // off and that never got a verdict: it could have been accepted until then.
+        .filter(|e| e.verdict != Some(Verdict::Aborted) || e.effect.is_some())
+        .map(|e| (e.id, e.verdict == Some(Verdict::Accepted)))
         .collect();
     tries.sort_by_key(|(id, _)| *id);
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);

@@ -1748,14 +1748,16 @@ impl World {
         self.own_cpu_s += seconds;
         self.busy_s += seconds;
         let online = self.online.iter().filter(|o| **o).count().max(1) as f64;
-        let running: f64 = self
+        let cores = online / f64::from(self.layout().threads_per_core.max(1));
+        let dispatched: f64 = self
             .programs
             .iter()
             .filter_map(|p| p.placed.as_ref())
-            .map(Placed::running_threads)
+            .map(|p| p.cores_dispatched.iter().sum::<f64>())
             .sum();
-        // With almost all CPUs busy the chance grows that there is none to spare.
-        let full = ((running / online - 0.85) / 0.15).clamp(0.0, 1.0);
+        // With almost all cores busy the chance grows that there is none to spare. A core that runs something already has
+        // a thread to spare, but what runs there gets slower by as much.
+        let full = ((dispatched / cores - 0.85) / 0.15).clamp(0.0, 1.0);
         for p in self.programs.iter_mut().filter(|p| p.alive.is_some()) {
             p.debt_s += seconds * full / online;
         }

@@ -41,7 +41,7 @@ struct Worker {
 #[derive(Default)]
 pub struct Reader {
     worker: Option<Worker>,
-    stuck: Vec<JoinHandle<()>>,
+    stuck: Vec<(i32, JoinHandle<()>)>,
     /// Until when a process is not asked.
     suspects: BTreeMap<i32, Instant>,
 }
@@ -74,6 +74,11 @@ impl Reader {
                 return Err(NotNow { pid });
             }
         }
+        // One thread at most waits for a process, however long that hangs.
+        self.stuck.retain(|(_, thread)| !thread.is_finished());
+        if self.stuck.iter().any(|(waiting_for, _)| *waiting_for == pid) {
+            return Err(NotNow { pid });
+        }
         let (answer, reply) = sync_channel(1);
         let job: Job = Box::new(move || {
             // Nobody may be waiting any more.
@@ -93,7 +98,7 @@ impl Reader {
             }
             Err(_) => {
                 // Its way to new jobs is closed by dropping the sender, so it ends when it comes back.
-                self.stuck.push(worker.thread);
+                self.stuck.push((pid, worker.thread));
                 if self.suspects.len() < SUSPECTS_MAX {
                     self.suspects.insert(pid, Instant::now() + REST);
                 }
@@ -110,7 +115,6 @@ impl Reader {
     }
 
     fn hire(&mut self) -> Option<Worker> {
-        self.stuck.retain(|thread| !thread.is_finished());
         if self.stuck.len() >= STUCK_MAX {
             return None;
         }
@@ -153,7 +157,7 @@ mod tests {
             "a new thread took over"
         );
         drop(release);
-        for thread in reader.stuck.drain(..) {
+        for (_, thread) in reader.stuck.drain(..) {
             thread.join().unwrap();
         }
     }
