@@ -989,6 +989,75 @@ fn a_probe_switches_the_parts_that_followed_together_with_the_tried_one() {
 }
 
 #[test]
+fn a_change_that_cannot_be_switched_off_for_a_probe_leaves_with_all_its_parts() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("parts", 0.20, 8.0)];
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(custom(
+        "parts",
+        vec![memory(0..4), memory(4..6), memory(6..8)],
+    ))];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    for _ in 0..1500 {
+        world.run(1);
+        if world.engine.view().in_force.len() == 3 {
+            break;
+        }
+    }
+    assert_eq!(world.engine.view().in_force.len(), 3);
+    // The next probe finds that it cannot be undone; soon after it can.
+    world.fail_undo = true;
+    let refused = |w: &World| w.stories.iter().any(|s| s.contains("could not be switched off"));
+    for _ in 0..3000 {
+        world.run(1);
+        if refused(&world) {
+            break;
+        }
+    }
+    assert!(refused(&world), "{:#?}", world.stories);
+    world.fail_undo = false;
+    world.run(60);
+    assert!(world.on.is_empty(), "nothing stays on unguarded: {:?}", world.on);
+    assert!(world.engine.view().in_force.is_empty());
+    assert_eq!(world.stage("good"), Stage::Declined);
+}
+
+#[test]
+fn what_is_off_for_a_probe_when_homeostat_stops_is_kept_all_the_same() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    for _ in 0..3000 {
+        world.run(1);
+        if world.on.values().any(|(_, on)| !*on) {
+            break;
+        }
+    }
+    assert!(world.on.values().any(|(_, on)| !*on), "a probe is under way");
+    world.step(Event::Operator(OperatorRequest::Stop { keep: true }));
+    world.run(10);
+    assert_eq!(world.kept.len(), 1);
+    assert!(world.on.values().all(|(_, on)| *on) && world.finished);
+}
+
+#[test]
+fn a_trial_ends_when_nothing_can_be_seen_any_more() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    for _ in 0..3700 {
+        world.second += 1;
+        world.step(Event::Unseen);
+        for event in std::mem::take(&mut world.pending) {
+            world.step(event);
+        }
+    }
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    assert!(world.on.is_empty(), "{:?}", world.on);
+}
+
+#[test]
 fn what_lies_over_another_change_is_undone_first() {
     // The same effector twice on one workload: the later change found what the earlier one had set.
     let mut plant = plant("good", 0.0);
