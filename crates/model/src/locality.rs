@@ -38,7 +38,14 @@ impl Locality {
             let of = |m: &BTreeMap<NodeId, Bytes>| m.get(n).map_or(0.0, |b| b.0 as f64);
             of(&self.private) + of(&self.shared)
         };
-        let total: f64 = self.private.keys().chain(self.shared.keys()).collect::<std::collections::BTreeSet<_>>().into_iter().map(on).sum();
+        let total: f64 = self
+            .private
+            .keys()
+            .chain(self.shared.keys())
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .map(on)
+            .sum();
         if load <= 0.0 || total <= 0.0 {
             return None;
         }

@@ -16,8 +16,8 @@ mod error;
 
 pub use error::PlatformError;
 use homeostat_model::{
-    Action, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot,
-    UndoRecord, WorkloadId,
+    Action, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds, Progress,
+    Snapshot, UndoRecord, WorkloadId,
 };
 
 /// What to look at in one sample.
