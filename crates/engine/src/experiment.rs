@@ -21,6 +21,8 @@ const SWITCH_PATIENCE: u64 = 20;
 const SWITCH_MARGIN: f64 = 1.25;
 /// … plus this many time constants of the effect.
 const SETTLING_CONSTANTS: u64 = 3;
+/// A fall by this share while the change is being made ends the trial.
+const STANDSTILL: f64 = 0.80;
 /// The first switch is taken to be at most this many times as slow as those to come.
 const FIRST_SWITCH_SLOWER: u64 = 4;
 /// A change that took longer than this to make is switched off and on once before the first coin, so that the
@@ -301,20 +303,29 @@ impl Experiment {
         }
     }
 
-    /// The first making of the change is watched against the passive history. It may cost something for a moment,
-    /// but not for long.
+    /// The first making of the change is watched against the passive history. It stops the program for up to half of the
+    /// time (an effector's pace), which is the price of the trial and not its outcome; a program that comes nearly to a
+    /// standstill for long is let go.
     fn poll_preparing(&mut self, now: Nanoseconds, series: &Series) -> Need {
         let from = now.saturating_sub(BREAKER_SPAN).max(self.setup.started);
-        self.breaker.block_started();
-        if !self.falls(from, now, series) {
+        let sums = series.sums(&self.setup.meter, from, now);
+        let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8
+            && !(self.setup.objective == Objective::CpuPerWork
+                && sums.cpu < self.setup.cpus * IDLE_SHARE * sums.seconds);
+        let score = self.setup.objective.score(&sums);
+        if !(enough && score.is_some_and(|s| self.breaker.below(s, STANDSTILL))) {
             self.fallen_since = None;
             return Need::Nothing;
         }
         let since = *self.fallen_since.get_or_insert(now);
-        if now - since < BREAKER_SPAN {
+        if now - since < BREAKER_SPAN * 2 {
             return Need::Nothing;
         }
-        self.give_up(now, self.fell("while the change was being made"))
+        let text = format!(
+            "work fell by more than {:.0} % while the change was being made",
+            STANDSTILL * 100.0
+        );
+        self.give_up(now, text)
     }
 
     fn fell(&self, when: &str) -> String {

@@ -693,9 +693,8 @@ impl Engine {
             // It was to be off for a block only. A change that cannot be switched off when asked is none to test or to
             // guard: its trial ends, or its guard lets go of it, and it leaves for good.
             let why = format!("it could not be switched off: {}", fault.text);
-            match self.experiments.iter_mut().find(|(_, e)| e.owns(action)) {
-                Some((_, e)) => e.own_end = true,
-                None => {}
+            if let Some((_, e)) = self.experiments.iter_mut().find(|(_, e)| e.owns(action)) {
+                e.own_end = true;
             }
             self.withdraw(action, &why);
         }

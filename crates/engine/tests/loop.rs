@@ -1273,10 +1273,28 @@ fn a_part_that_takes_long_delays_the_next_stage_and_not_the_verdict() {
 }
 
 #[test]
-fn a_fall_while_the_change_is_made_ends_the_trial_at_once() {
-    // The first making takes long and costs a third of the work.
+fn a_program_that_pays_half_while_the_change_is_made_is_not_let_go() {
+    // An effector's pace stops it for half of the time; that ends when the change is made.
     let mut plant = plant("good", 0.0);
-    plant.gains = vec![("slow", -0.35, 2.0)];
+    plant.gains = vec![("slow", -0.50, 2.0)];
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(custom("slow", vec![cpus(0..2)]))];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    world.slow.insert("slow", 100);
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(90);
+    assert!(
+        !world.trace.iter().any(|l| l.contains("Switch(")),
+        "{:#?}",
+        world.stories
+    );
+}
+
+#[test]
+fn a_standstill_while_the_change_is_made_ends_the_trial() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("slow", -0.90, 2.0)];
     let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(custom("slow", vec![cpus(0..2)]))];
     let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
     world.slow.insert("slow", 300);

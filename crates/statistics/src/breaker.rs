@@ -71,6 +71,13 @@ impl Breaker {
         self.tripped
     }
 
+    /// Whether the score is below the reference by more than this share, and by more than the breaker's own fall. Counts
+    /// nothing.
+    pub fn below(&self, score: f64, share: f64) -> bool {
+        let fall = self.fall.max(-ln(1.0 - share.clamp(0.0, 0.999)));
+        self.reference.is_some_and(|reference| score < reference - fall)
+    }
+
     /// Trips so far.
     pub fn trip_count(&self) -> u32 {
         self.trips
@@ -98,6 +105,17 @@ mod tests {
         assert_eq!(b.trip_count(), 1);
         b.block_started();
         assert!(!b.trips(2.0));
+    }
+
+    #[test]
+    fn a_collapse_is_more_than_a_fall() {
+        let mut b = Breaker::new(0.01);
+        assert!(!b.below(-100.0, 0.8), "nothing to compare with");
+        b.off_block(2.0);
+        assert!(!b.below(2.0 + 0.3f64.ln(), 0.8));
+        assert!(b.below(2.0 + 0.19f64.ln(), 0.8));
+        assert!(b.below(f64::NEG_INFINITY, 0.8) && !b.below(f64::NAN, 0.8));
+        assert_eq!(b.trip_count(), 0);
     }
 
     #[test]
