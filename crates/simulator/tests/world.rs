@@ -699,8 +699,10 @@ fn converting_memory_that_is_in_use_holds_its_program_up() {
     assert_eq!((progress.finished, progress.verified), (40, true));
     platform.advance_to(platform.now() + seconds(10.0));
     let lost = platform.totals("db").lost_s;
-    // 40 conversions of 4.1 ms, in each of which every thread soon meets the piece.
-    assert!(lost > 0.10 && lost < 0.164, "{lost}");
+    // 40 conversions of 4.1 ms, in each of which every thread soon meets the piece; all cores are busy, so the CPU time
+    // of the conversion is taken from the program too.
+    let own = platform.own_cpu().as_secs_f64();
+    assert!(lost > 0.10 && lost < 0.164 + own, "{lost} and {own}");
 }
 
 #[test]
