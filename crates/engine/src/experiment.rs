@@ -666,7 +666,8 @@ impl Experiment {
         Nanoseconds(self.stalled.0 / (1 + u64::from(self.rehearsal) + switched_on))
     }
 
-    /// Harm exposure in percent × seconds: what the on blocks lost against off, and every second of standstill.
+    /// Harm exposure in percent × seconds: what the on blocks lost against off, and the standstill of
+    /// one of the threads that run for every second of a call that stops it.
     pub(crate) fn harm_exposure(&self) -> f64 {
         // A call stops the threads that need the piece it works on: one of those that run, it is taken.
         let stood = self.stalled.as_secs_f64() * 100.0 / self.setup.cpus.max(1.0);

@@ -1,7 +1,8 @@
 //! The watch over accepted changes: one guard for each.
 //!
-//! First *probation*: probe pairs (one block on, one off, in random order) interleaved one in four or, for large gains, rarer so that they cost at most half a percent, which catch a
-//! change that helps a little often and hurts a lot rarely. Then *holdback*: a probe pair every half hour, for ever,
+//! First *probation*: probe pairs (one block on, one off, in random order) interleaved one in four or, for large gains,
+//! rarer, so that they cost at most half a percent. They catch a change that helps a little often and hurts a lot
+//! rarely. Then *holdback*: a probe pair every half hour, for ever,
 //! with a detector whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried
 //! afresh after the back-off.
 //!

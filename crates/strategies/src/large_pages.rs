@@ -28,8 +28,9 @@
 //! the prediction. Conversions of 16 MiB pages, and of segments that several processes share, were measured on the
 //! simulated machine only.
 //!
-//! A part of up to `trial_max_mib` is switched on and off; the rest follows in stages. Where that part is so small a
-//! share of the whole that its gain could not be seen, the trial is a one-way plan instead, in stages of 10, 25, 50 and
+//! A part of up to `trial_max_mib` is switched on and off; the rest follows in stages. Where that part would show less
+//! than `trial_gain`, up to `trial_most_mib` are switched. Where even that is so small a share of the whole that its
+//! gain (`part_gain_min`) could not be seen, the trial is a one-way plan instead, in stages of 10, 25, 50 and
 //! 100 %, and is split again as a whole when it fails.
 //!
 //! What people chose is honoured: `MADV_HUGEPAGE` and `MADV_NOHUGEPAGE` regions, locked memory, hugetlbfs,
