@@ -3,5 +3,6 @@
 #![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
 
 pub mod memory;
+pub mod numa;
 pub mod perf;
 pub mod probe;
