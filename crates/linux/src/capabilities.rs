@@ -5,9 +5,11 @@
 //! machine only what files tell is known; everything that needs a system call is missing there.
 
 use crate::Root;
+use crate::effectors;
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::{files, pressure};
 use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
+use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
 use crate::sys::{memory, probe};
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
 use std::os::fd::AsFd;
@@ -414,9 +416,10 @@ impl List {
             seen,
         );
         self.places(machine);
+        self.placing(root, machine);
     }
 
-    /// What the placement strategies need. They run on the simulated machine; on Linux this version lacks the hands.
+    /// What the placement strategies need to see and to switch, besides [`List::placing`].
     fn places(&mut self, machine: &Machine) {
         let domains: std::collections::BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
         let here = format!(
@@ -430,16 +433,6 @@ impl List {
                 "locality",
                 "a sensor of where threads and memory are",
                 "where threads and memory are is not known: cache_affinity, memory_affinity and prefetch are off",
-            ),
-            (
-                "placement.threads",
-                "an effector for the placement of threads",
-                "threads are left to the scheduler: cache_affinity is off",
-            ),
-            (
-                "placement.pages",
-                "an effector for the migration of pages",
-                "pages stay where they are: memory_affinity is off",
             ),
             (
                 "prefetch.switch",
@@ -459,6 +452,99 @@ impl List {
             };
             self.add(id, cost, seen);
         }
+    }
+
+    /// The hands of the placement strategies.
+    fn placing(&mut self, root: &Root, machine: &Machine) {
+        let domains: std::collections::BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
+        let with_memory: Vec<u32> = machine
+            .nodes
+            .iter()
+            .filter(|n| n.memory.0 > 0)
+            .map(|n| n.id.0)
+            .collect();
+        let seen = if domains.len() < 2 && machine.nodes.len() < 2 {
+            Seen::new(
+                Missing,
+                "one last-level-cache domain, one NUMA node: there is nothing to place",
+                "",
+            )
+        } else if root.is_live() {
+            try_affinity(root)
+        } else {
+            captured()
+        };
+        self.add(
+            "placement.threads",
+            "threads are left to the scheduler: cache_affinity is off",
+            seen,
+        );
+        let seen = if with_memory.len() < 2 {
+            Seen::new(Missing, "one NUMA node with memory: all memory is there", "")
+        } else if root.is_live() {
+            try_page_moves(root, &with_memory)
+        } else {
+            captured()
+        };
+        self.add(
+            "placement.pages",
+            "pages stay where they are: memory_affinity is off",
+            seen,
+        );
+        let release = &machine.kernel;
+        let unified = files::text(root, "/sys/fs/cgroup/cgroup.controllers")
+            .or_else(|| files::text(root, "/sys/fs/cgroup/unified/cgroup.controllers"));
+        let version = if unified.is_some_and(|list| list.split_whitespace().any(|name| name == "cpuset")) {
+            Some(2)
+        } else {
+            root.path("/sys/fs/cgroup/cpuset/cpuset.cpus")
+                .exists()
+                .then_some(1)
+        };
+        let seen = match version {
+            Some(version) if effectors::keeps_masks(release) => Seen::new(
+                Available,
+                format!("cpuset controller of cgroup v{version}, kernel {release}"),
+                "",
+            ),
+            Some(version) => Seen::new(
+                Missing,
+                format!(
+                    "cpuset controller of cgroup v{version}, but kernel {release} forgets a thread's own mask when its \
+                     cpuset changes"
+                ),
+                "run a kernel from 6.2",
+            ),
+            None => Seen::new(
+                Missing,
+                "no cpuset controller below /sys/fs/cgroup",
+                "run a kernel with CONFIG_CPUSETS and mount the control groups",
+            ),
+        };
+        self.add(
+            "placement.cpuset",
+            "processes that somebody outside of a placed workload starts in its control group are not placed with it",
+            seen,
+        );
+        let value = files::text(root, effectors::NUMA_BALANCING);
+        let seen = match (value, effectors::numa_balancing_configured(root)) {
+            (None, _) => Seen::new(
+                Missing,
+                format!("{} is absent", effectors::NUMA_BALANCING),
+                "run a kernel with CONFIG_NUMA_BALANCING",
+            ),
+            (Some(value), Some(place)) => Seen::new(
+                Limited,
+                format!("kernel.numa_balancing = {value}, set in {place}: a person's choice is kept"),
+                "",
+            ),
+            (Some(value), None) => Seen::new(Available, format!("kernel.numa_balancing = {value}"), ""),
+        };
+        self.add(
+            "numa_balancing",
+            "automatic NUMA balancing of the kernel stays as it is and is not tried",
+            seen,
+        );
     }
 
     fn surroundings(&mut self, root: &Root, machine: &Machine) {
@@ -697,12 +783,7 @@ fn try_conversion(root: &Root) -> (Seen, Seen) {
         }
         Err(seen) => return failed(seen),
     }
-    let rights = [(CAP_SYS_NICE, "CAP_SYS_NICE"), (CAP_SYS_PTRACE, "CAP_SYS_PTRACE")];
-    let lacking: Vec<&str> = rights
-        .iter()
-        .filter(|(n, _)| !may(root, *n))
-        .map(|(_, name)| *name)
-        .collect();
+    let lacking = lacking(root);
     let collapse = if lacking.is_empty() {
         Seen::new(
             Available,
@@ -742,6 +823,129 @@ fn try_conversion(root: &Root) -> (Seen, Seen) {
         (Ok(()), Err(seen)) => seen,
     };
     (collapse, split)
+}
+
+/// What the rights that a change of other processes needs are, of which some are missing.
+fn lacking(root: &Root) -> Vec<&'static str> {
+    [(CAP_SYS_NICE, "CAP_SYS_NICE"), (CAP_SYS_PTRACE, "CAP_SYS_PTRACE")]
+        .into_iter()
+        .filter(|(number, _)| !may(root, *number))
+        .map(|(_, name)| name)
+        .collect()
+}
+
+/// Restricts a thread of our own, which ends with the probe, to one CPU, and sets it free again.
+fn try_affinity(root: &Root) -> Seen {
+    let probe = || {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        let found = numa::affinity(thread)?;
+        let one = CpuMask::of(found.iter().take(1));
+        let begin = Instant::now();
+        numa::set_affinity(thread, &one)?;
+        let seen = numa::affinity(thread)?;
+        numa::set_affinity(thread, &found)?;
+        let back = numa::affinity(thread)?;
+        Ok::<_, NumaError>((seen == one && back == found, begin.elapsed().as_micros()))
+    };
+    let outcome = std::thread::Builder::new()
+        .name("probe".into())
+        .spawn(probe)
+        .map(std::thread::JoinHandle::join);
+    let outcome: Result<(bool, u128), NumaError> = match outcome {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => return Seen::new(Missing, "the probing thread ended early", ""),
+        Err(e) => {
+            return Seen::new(Missing, format!("no thread for the probe: {e}"), "").passing(may_pass(&e));
+        }
+    };
+    match (outcome, lacking(root)) {
+        (Ok((true, took)), missing) if missing.is_empty() => Seen::new(
+            Available,
+            format!("a thread of our own was restricted and set free in {took} us, verified"),
+            "",
+        ),
+        (Ok((true, _)), missing) => Seen::new(
+            Missing,
+            format!(
+                "works on our own threads, but for those of others {} is missing",
+                missing.join(", ")
+            ),
+            "run homeostat as root or give it CAP_SYS_NICE and CAP_SYS_PTRACE",
+        ),
+        (Ok((false, _)), _) => Seen::new(
+            Missing,
+            "sched_setaffinity of our own thread did not last",
+            "run homeostat on the host, not in a container that forbids it",
+        ),
+        (Err(e), _) => Seen::new(
+            Missing,
+            format!("sched_setaffinity of our own thread: {e}"),
+            "run homeostat on the host, not in a container that forbids it",
+        ),
+    }
+}
+
+/// Moves some pages of our own to another node and back.
+fn try_page_moves(root: &Root, nodes: &[u32]) -> Seen {
+    /// Pages that are moved.
+    const PAGES: u64 = 16;
+    let mut scratch = match ScratchMapping::new(1) {
+        Ok(scratch) => scratch,
+        Err(e) => return no_scratch(&e),
+    };
+    scratch.touch(PAGES * BASE_PAGE);
+    let pid = i32::try_from(std::process::id()).unwrap_or(0);
+    let addresses: Vec<u64> = (0..PAGES).map(|i| scratch.address() + i * BASE_PAGE).collect();
+    let mut call = PageCall::default();
+    let begin = Instant::now();
+    let mut probe = || {
+        let home = match call.nodes_of(pid, &addresses)?.first() {
+            Some(PageStatus::On(home)) => *home,
+            _ => return Ok(None),
+        };
+        let mut on = |node: u32| {
+            call.move_to(pid, &addresses, node, false)?;
+            let seen = call.nodes_of(pid, &addresses)?;
+            Ok::<bool, NumaError>(seen.iter().all(|s| *s == PageStatus::On(node)))
+        };
+        for other in nodes.iter().filter(|n| **n != home) {
+            if on(*other)? {
+                return Ok(on(home)?.then_some((home, *other)));
+            }
+        }
+        Ok(None)
+    };
+    let outcome: Result<Option<(u32, u32)>, NumaError> = probe();
+    let took = begin.elapsed().as_micros();
+    match (outcome, lacking(root)) {
+        (Ok(Some((home, other))), missing) if missing.is_empty() => Seen::new(
+            Available,
+            format!(
+                "{PAGES} pages of our own went from node {home} to node {other} and back in {took} us, verified"
+            ),
+            "",
+        ),
+        (Ok(Some(_)), missing) => Seen::new(
+            Missing,
+            format!(
+                "works on our own memory, but for that of others {} is missing",
+                missing.join(", ")
+            ),
+            "run homeostat as root or give it CAP_SYS_NICE and CAP_SYS_PTRACE",
+        ),
+        (Ok(None), _) => Seen::new(
+            Missing,
+            "pages of our own could not be moved to any other node and back",
+            "free some memory on each node; it is probed again after a while",
+        )
+        .passing(true),
+        (Err(e), _) => Seen::new(
+            Missing,
+            format!("move_pages of our own memory: {e}"),
+            "run a kernel with CONFIG_NUMA and CONFIG_MIGRATION, outside of a container that forbids move_pages",
+        )
+        .passing(e == NumaError::NoMemory),
+    }
 }
 
 /// Not even two pieces of memory for the probe.

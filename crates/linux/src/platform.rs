@@ -165,7 +165,7 @@ impl LinuxPlatform {
         let now = self.clock.now();
         let table = self.table()?;
         table.pass(uptime)?;
-        let workloads = table.workloads();
+        let mut workloads = table.workloads();
         let mut samples = Vec::new();
         for workload in &workloads {
             let detailed = detail.contains(&workload.id);
@@ -178,6 +178,15 @@ impl LinuxPlatform {
         table.finish_pass(now);
         self.other_tuners = table.other_tuners();
         self.workloads = workloads.iter().map(|w| (w.id.clone(), w.clone())).collect();
+        // What somebody chose against a change of ours is a choice like any other that a scan finds.
+        for (id, sentence) in self.effectors.review(&self.workloads) {
+            if let Some(workload) = workloads.iter_mut().find(|w| w.id == id) {
+                workload.choice.tuned.push(sentence.clone());
+            }
+            if let Some(workload) = self.workloads.get_mut(&id) {
+                workload.choice.tuned.push(sentence);
+            }
+        }
         let living = &self.workloads;
         self.meters
             .retain(|(workload, _), _| living.contains_key(workload));
@@ -408,7 +417,10 @@ impl Sensors for LinuxPlatform {
 
 impl Effectors for LinuxPlatform {
     fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
-        self.effectors.prepare(action)
+        match self.workloads.get(&action.workload) {
+            Some(workload) => self.effectors.prepare_for(action, &workload.processes),
+            None => self.effectors.prepare(action),
+        }
     }
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         self.effectors.advance(record, direction)

@@ -30,21 +30,24 @@
 //! 2 % of MemTotal), `several_mappers` (`allow` or `refuse`).
 
 use super::Effector;
+use super::identity::{
+    NAMESPACES, ProcessStat, boot_id, denied, namespaces, nanoseconds, of_another_boot, process_key,
+    read_error, require_namespaces,
+};
+use super::pacing::{self, PAUSE_MAX, Pressure, Slice};
 use crate::Root;
 use crate::sys::memory::{
     AddressRange, Advice, AdviseError, BASE_PAGE, PAGES_PER_PIECE, PIECE, Pagemap, PieceState, pidfd_open,
     process_madvise, process_madvise_vectored,
 };
 use homeostat_model::action::{MemoryTarget, Target};
-use homeostat_model::{
-    Action, ActionId, Bytes, Direction, EffectorId, Nanoseconds, ProcessId, Progress, UndoRecord,
-};
+use homeostat_model::{Action, ActionId, Bytes, Direction, EffectorId, ProcessId, Progress, UndoRecord};
 use homeostat_platform::PlatformError;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, BufRead, BufReader};
-use std::time::{Duration, Instant};
+use std::io::{BufRead, BufReader};
+use std::time::Duration;
 
 /// Most pieces in one action: 64 GiB. Larger workloads are converted in stages.
 const PIECES_PER_ACTION_MAX: usize = 32 * 1024;
@@ -66,15 +69,9 @@ const ATTEMPTS_MAX: u8 = 5;
 const NO_MEMORY_MAX: u8 = 3;
 /// Rounds of an undo before it waits for the other mappers of a piece to go.
 const UNDO_ROUNDS_MAX: u8 = 6;
-/// Slices skipped for memory pressure before the action reports that it has to wait.
-const PRESSURE_PAUSES_MAX: u8 = 8;
-/// Share of wall time that all tasks of the machine were stalled on memory, above which conversion waits.
-const PRESSURE_FULL_MAX: f64 = 0.05;
 /// Room that the control group of a process must have below its limit: each conversion is charged to it before
 /// the old pages are freed, and a group at its limit would be reclaimed from.
 const GROUP_ROOM_MIN: u64 = 64 * 1024 * 1024;
-/// Longest pause asked for.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
@@ -155,18 +152,8 @@ impl Effector for LargePages {
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         self.require_live()?;
         require_namespaces(&self.root, record)?;
-        if record.boot_id != boot_id(&self.root)? {
-            return match direction {
-                // The memory of that boot is gone, and with it everything there was to undo.
-                Direction::Undo => Ok(Progress {
-                    done: true,
-                    verified: true,
-                    ..Progress::default()
-                }),
-                Direction::Apply => Err(PlatformError::Vanished {
-                    target: format!("boot {}", record.boot_id),
-                }),
-            };
+        if let Some(answer) = of_another_boot(&self.root, record, direction)? {
+            return Ok(answer);
         }
         let known = self
             .tasks
@@ -269,12 +256,7 @@ impl Settings {
 
     /// How long to wait after a slice that spent `inside` in calls, took `elapsed` and converted `bytes`.
     fn pause(&self, inside: Duration, elapsed: Duration, bytes: u64) -> Duration {
-        let for_duty = inside.mul_f64((1.0 - self.duty) / self.duty);
-        let for_rate = self
-            .bytes_per_second
-            .map(|rate| Duration::from_secs_f64(bytes as f64 / rate as f64).saturating_sub(elapsed))
-            .unwrap_or_default();
-        for_duty.max(for_rate).min(PAUSE_MAX)
+        pacing::pause(self.duty, self.bytes_per_second, inside, elapsed, bytes)
     }
 
     /// Most pieces in one slice, so that the rate can be kept with the longest pause.
@@ -392,38 +374,6 @@ impl Process {
     }
 }
 
-/// What `/proc/PID/stat` says about identity.
-struct ProcessStat {
-    start_ticks: u64,
-    ended: bool,
-    /// Where code and stack begin: changes with `execve` (which keeps pid and start time) wherever addresses
-    /// are randomised.
-    image: String,
-}
-
-impl ProcessStat {
-    fn read(root: &Root, id: ProcessId) -> Result<Self, PlatformError> {
-        let path = root.path(&format!("/proc/{}/stat", id.pid));
-        let text = fs::read_to_string(&path).map_err(|e| read_error(id, &e))?;
-        Self::parse(&text).ok_or(PlatformError::Malformed { path, line: text })
-    }
-
-    /// Field numbers as in proc_pid_stat(5); the program name (field 2) may contain anything, so counting starts
-    /// after its last parenthesis, at field 3.
-    fn parse(text: &str) -> Option<Self> {
-        let fields: Vec<&str> = text
-            .get(text.rfind(')')? + 1..)?
-            .split_ascii_whitespace()
-            .collect();
-        let field = |number: usize| fields.get(number - 3).copied();
-        Some(Self {
-            start_ticks: field(22)?.parse().ok()?,
-            ended: matches!(field(3)?, "Z" | "X" | "x"),
-            image: format!("{}-{}", field(26)?, field(28)?),
-        })
-    }
-}
-
 /// What `prepare` saw of one process.
 #[derive(Default)]
 struct Survey {
@@ -499,10 +449,6 @@ impl Survey {
     }
 }
 
-fn process_key(name: &str, id: ProcessId) -> String {
-    format!("{name}.{}.{}", id.pid, id.start_ticks)
-}
-
 /// Ascending indices as `0-5,7,9-10`.
 fn ranges_to_text(indices: &[usize]) -> String {
     let runs = indices.chunk_by(|a, b| a + 1 == *b).filter_map(|run| {
@@ -566,37 +512,8 @@ struct Task {
     done: bool,
     flags_checked: bool,
     no_memory: u8,
-    pressure: Option<(Instant, u64)>,
-    pressure_pauses: u8,
+    pressure: Pressure,
     bloat: u64,
-}
-
-/// Time and work of one slice.
-struct Slice {
-    started: Instant,
-    inside: Duration,
-    longest: Duration,
-    bytes: u64,
-}
-
-impl Slice {
-    fn start() -> Self {
-        Self {
-            started: Instant::now(),
-            inside: Duration::ZERO,
-            longest: Duration::ZERO,
-            bytes: 0,
-        }
-    }
-    /// Runs a call and counts its time.
-    fn timed<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        let before = Instant::now();
-        let outcome = call();
-        let took = before.elapsed();
-        self.inside += took;
-        self.longest = self.longest.max(took);
-        outcome
-    }
 }
 
 impl Task {
@@ -670,8 +587,7 @@ impl Task {
             done: false,
             flags_checked: false,
             no_memory: 0,
-            pressure: None,
-            pressure_pauses: 0,
+            pressure: Pressure::default(),
             bloat: 0,
         })
     }
@@ -690,7 +606,7 @@ impl Task {
         let mut slice = Slice::start();
         if !self.checking {
             self.require_memory(root)?;
-            if let Some(pause) = self.pressure_pause(root)? {
+            if let Some(pause) = self.pressure.pause(root, "conversion to large pages")? {
                 return Ok(self.progress(&slice, pause));
             }
         }
@@ -1053,32 +969,6 @@ impl Task {
         Ok(())
     }
 
-    /// How long to wait because the whole machine is stalled on memory; `None` to go on.
-    fn pressure_pause(&mut self, root: &Root) -> Result<Option<Duration>, PlatformError> {
-        let Some(total) = full_stall_microseconds(root) else {
-            return Ok(None);
-        };
-        let now = Instant::now();
-        let Some((before, stalled)) = self.pressure.replace((now, total)) else {
-            return Ok(None);
-        };
-        let elapsed = now.duration_since(before).as_micros().max(1) as f64;
-        if total.saturating_sub(stalled) as f64 / elapsed <= PRESSURE_FULL_MAX {
-            self.pressure_pauses = 0;
-            return Ok(None);
-        }
-        self.pressure_pauses += 1;
-        if self.pressure_pauses > PRESSURE_PAUSES_MAX {
-            return Err(PlatformError::Busy {
-                what: "conversion to large pages".into(),
-                why: "tasks are stalled on memory (/proc/pressure/memory)".into(),
-            });
-        }
-        Ok(Some(
-            Duration::from_millis(50) * (1 << self.pressure_pauses.min(5)),
-        ))
-    }
-
     fn progress(&self, slice: &Slice, pause: Duration) -> Progress {
         let mut skipped = self.found_skipped.clone();
         let mut finished = 0;
@@ -1111,67 +1001,6 @@ fn end_process(task: &mut ProcessTask) {
             piece.stage = Stage::Skipped(ENDED);
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> Nanoseconds {
-    Nanoseconds(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// The id of the running boot.
-/// Name in the record under which the namespaces stand.
-const NAMESPACES: &str = "namespaces";
-
-/// The pid and time namespaces in which process numbers and start times have their meaning.
-fn namespaces(root: &Root) -> String {
-    ["pid", "time"]
-        .map(|kind| {
-            fs::read_link(root.path(&format!("/proc/self/ns/{kind}"))).map_or_else(
-                |_| format!("{kind}:?"),
-                |link| link.to_string_lossy().into_owned(),
-            )
-        })
-        .join(" ")
-}
-
-/// In other namespaces the process of the record seems to be gone, and its undo would be struck off undone.
-fn require_namespaces(root: &Root, record: &UndoRecord) -> Result<(), PlatformError> {
-    let here = namespaces(root);
-    match record.found.get(NAMESPACES) {
-        Some(there) if *there != here => Err(PlatformError::Denied {
-            what: format!(
-                "undoing action {} from other namespaces ({here})",
-                record.action.id
-            ),
-            needs: format!(
-                "run it where the change was made ({there}), usually on the host and not in a container"
-            ),
-        }),
-        _ => Ok(()),
-    }
-}
-
-pub(super) fn boot_id(root: &Root) -> Result<String, PlatformError> {
-    let path = root.path("/proc/sys/kernel/random/boot_id");
-    match fs::read_to_string(&path) {
-        Ok(text) if !text.trim().is_empty() => Ok(text.trim().to_owned()),
-        Ok(line) => Err(PlatformError::Malformed { path, line }),
-        Err(e) => Err(PlatformError::Unsupported {
-            what: "telling one boot from another".into(),
-            why: format!("{}: {e}", path.display()),
-        }),
-    }
-}
-
-/// `total` of the `full` line, in microseconds (Documentation/accounting/psi.rst).
-fn full_stall_microseconds(root: &Root) -> Option<u64> {
-    let text = fs::read_to_string(root.path("/proc/pressure/memory")).ok()?;
-    text.lines()
-        .find(|line| line.starts_with("full"))?
-        .split("total=")
-        .nth(1)?
-        .trim()
-        .parse()
-        .ok()
 }
 
 fn require_kernel(root: &Root) -> Result<(), PlatformError> {
@@ -1266,20 +1095,6 @@ fn unsupported(why: &str) -> PlatformError {
     }
 }
 
-/// What a failure to read below `/proc/PID` means.
-fn read_error(id: ProcessId, error: &io::Error) -> PlatformError {
-    match error.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => denied(id),
-        Some(libc::ENOENT | libc::ESRCH) => PlatformError::Vanished {
-            target: format!("process {id}"),
-        },
-        _ => PlatformError::Busy {
-            what: format!("reading process {id}"),
-            why: error.to_string(),
-        },
-    }
-}
-
 fn advise_error(id: ProcessId, error: AdviseError) -> PlatformError {
     match error {
         AdviseError::NotPermitted => denied(id),
@@ -1292,13 +1107,6 @@ fn advise_error(id: ProcessId, error: AdviseError) -> PlatformError {
             value: "MADV_COLLAPSE".into(),
             errno: error.to_string(),
         },
-    }
-}
-
-fn denied(id: ProcessId) -> PlatformError {
-    PlatformError::Denied {
-        what: format!("changing the memory of process {id}"),
-        needs: "run as root, or with CAP_SYS_PTRACE and CAP_SYS_NICE".into(),
     }
 }
 
@@ -1387,28 +1195,6 @@ mod tests {
     }
 
     #[test]
-    fn a_program_name_can_not_forge_the_start_time() {
-        let tail =
-            "S 1 7 7 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 4242 9 9 18446744073709551615 1111 2 3333 0";
-        for name in ["latency", "a b", ") Z 1 2 (", "x) S 1 7 7 0 -1"] {
-            let stat = ProcessStat::parse(&format!("12 ({name}) {tail}\n")).unwrap();
-            assert_eq!(
-                (stat.start_ticks, stat.ended, stat.image.as_str()),
-                (4242, false, "1111-3333"),
-                "{name}"
-            );
-        }
-        assert!(
-            ProcessStat::parse("12 (x) Z 1 7 7 0 -1 0 1 0 0 0 1 2 0 0 20 0 1 0 42 9 9 9 1 2 3 0")
-                .unwrap()
-                .ended
-        );
-        for text in ["", "12 (x", "12 (x)", "12 (x) S 1 2 3"] {
-            assert!(ProcessStat::parse(text).is_none(), "{text}");
-        }
-    }
-
-    #[test]
     fn the_pause_keeps_duty_and_rate() {
         let ms = Duration::from_millis;
         let settings = |arguments: &[(&str, &str)]| Settings::parse(&action(arguments)).unwrap();
@@ -1483,17 +1269,6 @@ mod tests {
             require_kernel(&root),
             Err(PlatformError::Unsupported { .. })
         ));
-    }
-
-    #[test]
-    fn stalls_of_the_whole_machine_are_read_from_the_full_line() {
-        let tree = tempfile::tempdir().unwrap();
-        let root = Root::new(tree.path());
-        assert_eq!(full_stall_microseconds(&root), None);
-        fs::create_dir_all(root.path("/proc/pressure")).unwrap();
-        let text = "some avg10=1.00 avg60=0.00 avg300=0.00 total=99\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=42\n";
-        fs::write(root.path("/proc/pressure/memory"), text).unwrap();
-        assert_eq!(full_stall_microseconds(&root), Some(42));
     }
 
     #[test]

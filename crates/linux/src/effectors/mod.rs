@@ -1,12 +1,25 @@
 //! What can be changed, one file each. To add one: a file here, a line in [`Registry::new`].
 
 mod control_group;
+mod cpuset;
+mod identity;
 mod large_pages;
+mod numa_balancing;
+mod numa_maps;
+mod pacing;
+mod page_blocks;
+mod page_placement;
 mod placebo;
+mod thread_placement;
+
+pub(crate) use cpuset::keeps_masks;
+pub(crate) use numa_balancing::{FILE as NUMA_BALANCING, configured as numa_balancing_configured};
 
 use crate::Root;
-use homeostat_model::{Action, Direction, EffectorId, Progress, UndoRecord};
+use crate::sys::numa::CpuMask;
+use homeostat_model::{Action, Direction, EffectorId, ProcessId, Progress, UndoRecord, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
+use std::collections::BTreeMap;
 
 /// One kind of change. See `homeostat_platform::Effectors` for the contract of each method.
 pub trait Effector {
@@ -14,10 +27,29 @@ pub trait Effector {
     fn id(&self) -> EffectorId;
     /// What will be needed to revert the action; changes nothing.
     fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError>;
+    /// As [`Effector::prepare`], for an action whose target does not name the processes: those of its workload, oldest
+    /// first, as the last scan saw them.
+    fn prepare_for(&mut self, action: &Action, members: &[ProcessId]) -> Result<UndoRecord, PlatformError> {
+        let _ = members;
+        self.prepare(action)
+    }
     /// Next slice towards the named state.
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError>;
     /// Forget in-memory state about the action.
     fn forget(&mut self, record: &UndoRecord);
+    /// After a scan of the processes: looks after the changes in force that what is born later must get, too, and returns for
+    /// each workload on which somebody chose otherwise since the sentence that says what was found. At most a few
+    /// milliseconds.
+    fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        let _ = workloads;
+        Vec::new()
+    }
+    /// The CPUs on which this effector keeps the threads of a workload now, so that a sensor does not take our mask for
+    /// that of a person.
+    fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {
+        let _ = workload;
+        None
+    }
 }
 
 /// All effectors of this machine.
@@ -31,9 +63,39 @@ impl Registry {
         Self {
             effectors: vec![
                 Box::new(large_pages::LargePages::new(root.clone())),
+                Box::new(numa_balancing::NumaBalancing::new(root.clone())),
+                Box::new(page_placement::PagePlacement::new(root.clone())),
                 Box::new(placebo::Placebo::new(root.clone())),
+                Box::new(thread_placement::ThreadPlacement::new(root.clone())),
             ],
         }
+    }
+
+    /// As [`homeostat_platform::Effectors::prepare`], with the processes of the action's workload, oldest first.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prepare_for(
+        &mut self,
+        action: &Action,
+        members: &[ProcessId],
+    ) -> Result<UndoRecord, PlatformError> {
+        self.find(&action.effector)?.prepare_for(action, members)
+    }
+
+    /// Looks after the changes in force, after a scan: see [`Effector::review`].
+    pub fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        self.effectors
+            .iter_mut()
+            .flat_map(|effector| effector.review(workloads))
+            .collect()
+    }
+
+    /// The CPUs on which homeostat keeps the threads of a workload now.
+    pub fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {
+        self.effectors
+            .iter()
+            .find_map(|effector| effector.placed_on(workload))
     }
 
     fn find(&mut self, id: &EffectorId) -> Result<&mut dyn Effector, PlatformError> {

@@ -28,7 +28,7 @@ impl Effector for Placebo {
         match &action.target {
             Target::Nothing => Ok(UndoRecord {
                 action: action.clone(),
-                boot_id: super::large_pages::boot_id(&self.root)?,
+                boot_id: super::identity::boot_id(&self.root)?,
                 found: BTreeMap::new(),
             }),
             target @ (Target::Memory(_) | Target::Files(_) | Target::Cpus(_) | Target::Pages(_)) => {

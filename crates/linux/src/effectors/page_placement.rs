@@ -1,0 +1,1410 @@
+//! Moves memory of a workload to one node, in paced steps, and back to the nodes where it was found.
+//!
+//! **Apply** calls `move_pages` for some pages at a time: private memory before shared, the processes of the workload
+//! taking turns by pieces of 2 MiB. A tenth of the plan is a step; before each there must be free memory at the node for
+//! all of it. Between slices the work halts while the machine is stalled on memory, and the pause keeps the share of the
+//! time and the bytes per second. **Undo** moves the same pages back to the node each was found on. Both end with
+//! a look at every page of the plan; the counts of finished and skipped pages come from that look.
+//!
+//! The **plan** is made, and written to the journal, before anything moves: for each process and node the pages that lie
+//! there ([`super::page_blocks`]: a bit a page, runs as runs). It is bounded to 32,768 pieces of 2 MiB and to
+//! [`SURVEY_MAX`] of looking; what is left over is for the next plan.
+//!
+//! What is exact: contents and addresses never change, and each page of the plan that is in memory at the end of the undo
+//! lies on the node where it was found, if that node is still there, allowed by the process's cpuset and has room (if not, the
+//! undo stays owed). What is not: the page of the node is another one; a page that the program gave back and took again at
+//! the same address is treated like the one that was there; pages of the plan that Apply could not move, and that came to the
+//! target node by themselves since, go back, too; and the kernel moves what belongs to one large folio together, also
+//! where the plan names a part of it.
+//!
+//! Left alone: memory on large pages (2 MiB mappings and hugetlbfs); pages that a forked process shares; files; a process
+//! with a memory policy anywhere (`numactl`, `mbind`), or with another set of allowed nodes than homeostat has
+//! (`cpuset.mems`): [`PlatformError::Conflict`]. Pages that somebody else moved since (`migratepages`, numad, automatic
+//! NUMA balancing) stay where they are; when that is more than half of them, Apply ends in a conflict.
+//!
+//! Shared memory is moved through the process that has most of it in memory. Spreading widely shared memory over nodes
+//! instead (interleave) is not possible from outside: a policy can be set for the caller's own memory only (`mbind`,
+//! `set_mempolicy`, `set_mempolicy_home_node` act on the calling process), and pages moved one by one to nodes in turn would
+//! not stay so for what is touched later. A program can be started under `numactl --interleave`.
+//!
+//! Arguments of the action, all optional: `slice_ms` (length of one slice, 1..=100, default 20), `duty` (share of wall time
+//! spent in calls, 0.01..=1, default 0.5), `bytes_per_second` (upper bound, at least 65536), `free_memory_min` (bytes that stay
+//! free on the node, default 2 % of it), `private_share_max` (share of the workload's private memory that one plan may
+//! move, 0.01..=1, default 0.7).
+
+use super::Effector;
+use super::identity::{
+    NAMESPACES, ProcessStat, boot_id, by_process, denied, malformed, namespaces, nanoseconds,
+    of_another_boot, process_key, read_error, require_namespaces,
+};
+use super::numa_maps;
+use super::pacing::{self, PAUSE_MAX, Pressure, Slice};
+use super::page_blocks::{self, Block};
+use crate::Root;
+use crate::sensors::reader::Reader;
+use crate::sensors::regions::parse_smaps;
+use crate::sensors::{bytes, files};
+use crate::sys::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
+use crate::sys::numa::{NumaError, PageCall, PageStatus};
+use homeostat_model::action::{PageMove, Target};
+use homeostat_model::{
+    Action, ActionId, Bytes, Direction, EffectorId, MemoryKind, ProcessId, Progress, UndoRecord, WorkloadId,
+};
+use homeostat_platform::PlatformError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Most pieces of 2 MiB in one action: 64 GiB. The record takes up to 140 bytes for each.
+const BLOCKS_PER_ACTION_MAX: usize = 32 * 1024;
+/// Most processes in one action: those that have most memory elsewhere.
+const PROCESSES_PER_ACTION_MAX: usize = 128;
+/// Most time to look for mappings, and again for pages, before the plan is taken as it is. The loop waits for it, once for
+/// each plan.
+const SURVEY_MAX: Duration = Duration::from_millis(500);
+/// How long one process's maps may take: `numa_maps` walks all of its page tables.
+const MAPS_PATIENCE: Duration = Duration::from_secs(1);
+/// Most of `maps` and of `numa_maps` that is read, in bytes.
+const MAPS_MAX: usize = 8 * 1024 * 1024;
+/// Pieces whose state is looked up together while a plan is made: 64 MiB, about 0.1 ms of page-table walk.
+const BLOCKS_PER_LOOK: u64 = 32;
+/// Pages in one call that moves. The kernel holds the address space of the process for reading meanwhile; a page takes some
+/// 3 µs, so this is about 0.2 ms.
+const PAGES_PER_MOVE: usize = 64;
+/// Attempts for the pages of a piece that are in use just now.
+const ATTEMPTS_MAX: u8 = 5;
+/// Steps of a plan.
+const STEPS: usize = 10;
+/// Pauses for want of free memory at the node before the rest of the plan is left where it is.
+const ROOM_PAUSES_MAX: u8 = 8;
+/// Share of the node that stays free, unless the action says otherwise.
+const KEEP_FREE_SHARE: u64 = 50;
+
+// Reasons why a page is left where it is. Stable: they appear in histories.
+const ENDED: &str = "process ended";
+const NO_ROOM: &str = "no free memory at the node";
+const MOVED_BY_OTHERS: &str = "moved by somebody else";
+const NOT_PRESENT: &str = "not in memory any more";
+const LARGE: &str = "on a large page now";
+const SHARED: &str = "shared with a forked process";
+const IN_USE: &str = "in use at every attempt";
+const NODE_GONE: &str = "the node is offline";
+const NODE_FORBIDDEN: &str = "the cpuset does not allow the node any more";
+
+/// Moves pages.
+pub(super) struct PagePlacement {
+    root: Root,
+    tasks: BTreeMap<ActionId, Task>,
+    /// The state in which each action was left.
+    left: BTreeMap<ActionId, Direction>,
+    reader: Reader,
+}
+
+impl PagePlacement {
+    pub(super) fn new(root: Root) -> Self {
+        Self {
+            root,
+            tasks: BTreeMap::new(),
+            left: BTreeMap::new(),
+            reader: Reader::default(),
+        }
+    }
+
+    fn require_live(&self) -> Result<(), PlatformError> {
+        if self.root.is_live() {
+            return Ok(());
+        }
+        Err(unsupported(
+            "the files below the root are not those of the running kernel",
+        ))
+    }
+
+    /// The regions of a process that may be moved; `None` when it ended.
+    fn regions(&mut self, id: ProcessId, wanted: PageMove) -> Result<Option<Regions>, PlatformError> {
+        let stat = match ProcessStat::read(&self.root, id) {
+            Ok(stat) if stat.start_ticks == id.start_ticks && !stat.ended => stat,
+            Ok(_) | Err(PlatformError::Vanished { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let nodes = allowed_nodes(&self.root, id)?;
+        let root = self.root.clone();
+        let (maps, numa) = self
+            .reader
+            .run(id.pid, MAPS_PATIENCE, move || {
+                let read = |leaf: &str| {
+                    files::bytes(&root, &format!("/proc/{}/{leaf}", id.pid), MAPS_MAX).unwrap_or_default()
+                };
+                (parse_smaps(&read("maps")), numa_maps::parse(&read("numa_maps")))
+            })
+            .map_err(|e| PlatformError::Busy {
+                what: format!("looking where the memory of process {id} lies"),
+                why: e.to_string(),
+            })?;
+        if let Some(policy) = numa.iter().find_map(|area| area.policy.as_ref()) {
+            return Err(PlatformError::Conflict {
+                what: format!("memory policy of process {id}"),
+                expected: "default".into(),
+                found: format!("{policy} (numactl, or the program's own choice)"),
+            });
+        }
+        let by_start: BTreeMap<u64, &numa_maps::Area> = numa.iter().map(|area| (area.start, area)).collect();
+        let mut regions = Regions {
+            process: id,
+            image: stat.image,
+            nodes,
+            list: Vec::new(),
+            private_pages: 0,
+        };
+        for mapping in maps {
+            let Some(area) = by_start.get(&mapping.start) else {
+                continue;
+            };
+            let shared = match mapping.kind() {
+                Some(MemoryKind::Anonymous) => false,
+                Some(MemoryKind::Shared) => true,
+                Some(MemoryKind::File | MemoryKind::HugeTlb) | None => continue,
+            };
+            if area.page_kib * 1024 != BASE_PAGE {
+                continue;
+            }
+            let pages: u64 = area.nodes.iter().map(|(_, pages)| pages).sum();
+            if !shared {
+                regions.private_pages += pages;
+            }
+            let away = area.pages_away(wanted.node.0);
+            if away > 0 && (wanted.shared || !shared) {
+                regions.list.push(Region {
+                    start: mapping.start,
+                    end: mapping.end,
+                    segment: shared.then(|| (mapping.device.clone(), mapping.inode)),
+                    pages,
+                    away,
+                });
+            }
+        }
+        // Only now: what was read is this process's if it still is the one.
+        match ProcessStat::read(&self.root, id) {
+            Ok(stat) if stat.start_ticks == id.start_ticks && stat.image == regions.image => {
+                Ok(Some(regions))
+            }
+            Ok(_) | Err(PlatformError::Vanished { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn survey(
+        &mut self,
+        action: &Action,
+        members: &[ProcessId],
+    ) -> Result<BTreeMap<String, String>, PlatformError> {
+        let settings = Settings::parse(action)?;
+        let wanted = page_move(action)?;
+        let node = Node::read(&self.root, wanted.node.0)?;
+        let begun = Instant::now();
+        let mut ended = 0;
+        let mut processes = Vec::new();
+        let mut unseen = 0;
+        for id in members {
+            if begun.elapsed() >= SURVEY_MAX {
+                unseen += 1;
+                continue;
+            }
+            match self.regions(*id, wanted)? {
+                Some(regions) => processes.push(regions),
+                None => ended += 1,
+            }
+        }
+        if processes.is_empty() {
+            return Err(vanished(&action.workload));
+        }
+        let room = node.free.saturating_sub(settings.floor(&node));
+        if room < PIECE {
+            return Err(PlatformError::Busy {
+                what: format!("moving pages to node {}", wanted.node),
+                why: format!("only {} are free there", Bytes(node.free)),
+            });
+        }
+        let private: u64 = processes.iter().map(|p| p.private_pages).sum();
+        let most = (private as f64 * settings.private_share_max) as u64;
+        let mut plan = Planner {
+            root: &self.root,
+            node: wanted.node.0,
+            left: wanted.bytes.0 / BASE_PAGE,
+            blocks: 0,
+            deadline: Instant::now() + SURVEY_MAX,
+            call: PageCall::default(),
+            huge: 0,
+            unseen: 0,
+        };
+        processes.sort_by_key(|p| (std::cmp::Reverse(p.away(false)), p.process));
+        processes.truncate(PROCESSES_PER_ACTION_MAX);
+        let mut found = BTreeMap::from([(NAMESPACES.to_owned(), namespaces(&self.root))]);
+        let mut planned = plan.private(&processes, most, &mut found)?;
+        planned += plan.shared(&processes, &mut found)?;
+        if planned == 0 {
+            return Err(PlatformError::Busy {
+                what: format!("moving pages of {} to node {}", action.workload, wanted.node),
+                why: format!(
+                    "none of its movable memory lies elsewhere ({} on large pages stay)",
+                    Bytes(plan.huge * BASE_PAGE)
+                ),
+            });
+        }
+        for (name, count) in [
+            ("planned_bytes", planned * BASE_PAGE),
+            ("huge_bytes_left", plan.huge * BASE_PAGE),
+            ("unseen_bytes", plan.unseen * BASE_PAGE),
+            ("processes_ended", ended),
+            ("processes_unseen", unseen),
+        ] {
+            if count > 0 {
+                found.insert(name.to_owned(), count.to_string());
+            }
+        }
+        for process in &processes {
+            let id = process.process;
+            if found.contains_key(&process_key("private", id))
+                || found.contains_key(&process_key("shared", id))
+            {
+                found.insert(process_key("image", id), process.image.clone());
+                found.insert(process_key("nodes", id), process.nodes.clone());
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Effector for PagePlacement {
+    fn id(&self) -> EffectorId {
+        EffectorId::new("page_placement")
+    }
+
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        self.prepare_for(action, &[])
+    }
+
+    fn prepare_for(&mut self, action: &Action, members: &[ProcessId]) -> Result<UndoRecord, PlatformError> {
+        self.require_live()?;
+        Ok(UndoRecord {
+            action: action.clone(),
+            boot_id: boot_id(&self.root)?,
+            found: self.survey(action, members)?,
+        })
+    }
+
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        self.require_live()?;
+        require_namespaces(&self.root, record)?;
+        if let Some(answer) = of_another_boot(&self.root, record, direction)? {
+            return Ok(answer);
+        }
+        let id = record.action.id;
+        if self.tasks.get(&id).is_none_or(|t| t.direction != direction) {
+            // From here on the pages are no longer all as the other direction left them.
+            let was_left_so = self.left.get(&id) == Some(&direction);
+            if !was_left_so {
+                self.left.remove(&id);
+            }
+            let task = Task::new(&self.root, record, direction, was_left_so)?;
+            self.tasks.insert(id, task);
+        }
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Err(unsupported("no task"));
+        };
+        let outcome = task.advance(&self.root);
+        if !matches!(&outcome, Ok(progress) if !progress.done) {
+            // After a fault: start over from what the machine shows when called again.
+            self.tasks.remove(&id);
+        }
+        if outcome.is_ok() && !self.tasks.contains_key(&id) {
+            self.left.insert(id, direction);
+        }
+        outcome
+    }
+
+    fn forget(&mut self, record: &UndoRecord) {
+        self.tasks.remove(&record.action.id);
+        self.left.remove(&record.action.id);
+    }
+}
+
+/// The arguments of an action.
+#[derive(Clone, Debug, PartialEq)]
+struct Settings {
+    slice: Duration,
+    duty: f64,
+    bytes_per_second: Option<u64>,
+    free_memory_min: Option<u64>,
+    private_share_max: f64,
+}
+
+impl Settings {
+    fn parse(action: &Action) -> Result<Self, PlatformError> {
+        let mut settings = Self {
+            slice: Duration::from_millis(20),
+            duty: 0.5,
+            bytes_per_second: None,
+            free_memory_min: None,
+            private_share_max: 0.7,
+        };
+        for (name, value) in &action.arguments {
+            let wrong = |expected: &str| PlatformError::Rejected {
+                what: format!("argument {name} of page_placement"),
+                value: value.clone(),
+                errno: format!("expected {expected}"),
+            };
+            let share = || value.parse().ok().filter(|s| (0.01..=1.0).contains(s));
+            match name.as_str() {
+                "slice_ms" => {
+                    let ms = value.parse().ok().filter(|ms| (1..=100).contains(ms));
+                    settings.slice = Duration::from_millis(ms.ok_or_else(|| wrong("1 to 100 milliseconds"))?);
+                }
+                "duty" => settings.duty = share().ok_or_else(|| wrong("a share from 0.01 to 1"))?,
+                "private_share_max" => {
+                    settings.private_share_max = share().ok_or_else(|| wrong("a share from 0.01 to 1"))?;
+                }
+                "bytes_per_second" => {
+                    let rate = value.parse().ok().filter(|rate| *rate >= 65_536);
+                    settings.bytes_per_second =
+                        Some(rate.ok_or_else(|| wrong("a number of bytes, at least 65536"))?);
+                }
+                "free_memory_min" => {
+                    settings.free_memory_min = Some(value.parse().map_err(|_| wrong("a number of bytes"))?);
+                }
+                _ => {
+                    return Err(wrong(
+                        "slice_ms, duty, bytes_per_second, free_memory_min or private_share_max",
+                    ));
+                }
+            }
+        }
+        Ok(settings)
+    }
+
+    fn floor(&self, node: &Node) -> u64 {
+        self.free_memory_min.unwrap_or(node.total / KEEP_FREE_SHARE)
+    }
+
+    /// Most bytes in one slice: what the rate allows in its time, so that a burst is never longer than a slice.
+    fn bytes_per_slice(&self) -> u64 {
+        self.bytes_per_second.map_or(u64::MAX, |rate| {
+            ((rate as f64 * self.slice.as_secs_f64()) as u64).max(BASE_PAGE)
+        })
+    }
+
+    /// How long to wait after a slice.
+    fn pause(&self, slice: &Slice) -> Duration {
+        pacing::pause(
+            self.duty,
+            self.bytes_per_second,
+            slice.inside,
+            slice.started.elapsed(),
+            slice.bytes,
+        )
+    }
+}
+
+fn page_move(action: &Action) -> Result<PageMove, PlatformError> {
+    match &action.target {
+        Target::Pages(wanted) => Ok(*wanted),
+        Target::Nothing | Target::Memory(_) | Target::Cpus(_) | Target::Files(_) => {
+            Err(PlatformError::Rejected {
+                what: "target of page_placement".into(),
+                value: "no page move".into(),
+                errno: "a page move expected".into(),
+            })
+        }
+    }
+}
+
+/// Memory of a node.
+struct Node {
+    total: u64,
+    free: u64,
+}
+
+impl Node {
+    /// Reads `/sys/devices/system/node/nodeN/meminfo`.
+    ///
+    /// # Errors
+    /// `Rejected` when the node is not online or has no memory.
+    fn read(root: &Root, node: u32) -> Result<Self, PlatformError> {
+        let rejected = |why: &str| PlatformError::Rejected {
+            what: "target of page_placement".into(),
+            value: format!("node {node}"),
+            errno: why.to_owned(),
+        };
+        let path = format!("/sys/devices/system/node/node{node}/meminfo");
+        let text = files::bytes(root, &path, files::SMALL_FILE_MAX)
+            .ok_or_else(|| rejected("the machine has no such node online"))?;
+        let node = Self::parse(&text).ok_or_else(|| PlatformError::Malformed {
+            path: root.path(&path),
+            line: String::from_utf8_lossy(bytes::lines(&text).next().unwrap_or_default()).into_owned(),
+        })?;
+        if node.total == 0 {
+            return Err(rejected("the node has no memory"));
+        }
+        Ok(node)
+    }
+
+    /// `Node 0 MemFree:  123 kB`.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let kib = |key: &[u8]| {
+            bytes::lines(text).find_map(|line| {
+                let mut words = bytes::words(line).skip_while(|word| *word != key).skip(1);
+                words.next().and_then(bytes::number)
+            })
+        };
+        Some(Self {
+            total: kib(b"MemTotal:")?.saturating_mul(1024),
+            free: kib(b"MemFree:")?.saturating_mul(1024),
+        })
+    }
+}
+
+/// `Mems_allowed_list` of a process.
+///
+/// # Errors
+/// `Conflict` when it is not what homeostat itself is allowed: somebody chose the nodes (`cpuset.mems`).
+fn allowed_nodes(root: &Root, id: ProcessId) -> Result<String, PlatformError> {
+    let list = |path: &str| {
+        let text = files::text(root, path)?;
+        let line = text.lines().find_map(|l| l.strip_prefix("Mems_allowed_list:"))?;
+        Some(line.trim().to_owned())
+    };
+    // Without CONFIG_CPUSETS there is no such line, and nothing to choose.
+    let nodes = list(&format!("/proc/{}/status", id.pid)).unwrap_or_default();
+    let own = list("/proc/self/status").unwrap_or_default();
+    // A zombie and a kernel thread have no such line either.
+    if nodes == own || nodes.is_empty() {
+        return Ok(nodes);
+    }
+    Err(PlatformError::Conflict {
+        what: format!("nodes allowed to process {id}"),
+        expected: own,
+        found: format!("{nodes} (cpuset.mems)"),
+    })
+}
+
+/// A mapping with memory on other nodes.
+struct Region {
+    start: u64,
+    end: u64,
+    /// Device and inode of shared memory; `None` for private memory.
+    segment: Option<(String, u64)>,
+    /// Pages in memory.
+    pages: u64,
+    /// Of which on other nodes.
+    away: u64,
+}
+
+/// What may be moved of one process.
+struct Regions {
+    process: ProcessId,
+    image: String,
+    nodes: String,
+    list: Vec<Region>,
+    private_pages: u64,
+}
+
+impl Regions {
+    fn away(&self, shared: bool) -> u64 {
+        let chosen = self.list.iter().filter(|r| r.segment.is_some() == shared);
+        chosen.map(|r| r.away).sum()
+    }
+}
+
+/// Looks for the pages of a plan.
+struct Planner<'a> {
+    root: &'a Root,
+    node: u32,
+    /// Pages that may still be planned.
+    left: u64,
+    blocks: usize,
+    deadline: Instant,
+    call: PageCall,
+    /// Pages on large pages, which stay.
+    huge: u64,
+    /// Pages that there was no time or room to look at.
+    unseen: u64,
+}
+
+impl Planner<'_> {
+    /// Private memory: of each process in proportion to what it has elsewhere. Returns the pages planned.
+    fn private(
+        &mut self,
+        processes: &[Regions],
+        most: u64,
+        found: &mut BTreeMap<String, String>,
+    ) -> Result<u64, PlatformError> {
+        let all: u64 = processes.iter().map(|p| p.away(false)).sum();
+        let budget = most.min(self.left);
+        let (mut planned, mut due) = (0, 0.0);
+        for process in processes {
+            // What one process could not give is asked of the next.
+            due += budget as f64 * process.away(false) as f64 / all.max(1) as f64;
+            let share = (due.ceil() as u64).saturating_sub(planned).min(budget - planned);
+            let regions = process.list.iter().filter(|r| r.segment.is_none());
+            planned += self.take("private", process.process, regions, share, found)?;
+        }
+        self.left -= planned;
+        Ok(planned)
+    }
+
+    /// Shared memory: each segment through the process that has most of it.
+    fn shared(
+        &mut self,
+        processes: &[Regions],
+        found: &mut BTreeMap<String, String>,
+    ) -> Result<u64, PlatformError> {
+        let mut holder: BTreeMap<&(String, u64), (u64, ProcessId)> = BTreeMap::new();
+        for process in processes {
+            let mut held: BTreeMap<&(String, u64), u64> = BTreeMap::new();
+            for region in &process.list {
+                if let Some(segment) = &region.segment {
+                    *held.entry(segment).or_default() += region.pages;
+                }
+            }
+            for (segment, pages) in held {
+                let best = holder.entry(segment).or_insert((pages, process.process));
+                if pages > best.0 {
+                    *best = (pages, process.process);
+                }
+            }
+        }
+        let mut planned = 0;
+        for process in processes {
+            let regions = process.list.iter().filter(|r| {
+                let held = r.segment.as_ref().and_then(|s| holder.get(s));
+                held.is_some_and(|(_, id)| *id == process.process)
+            });
+            planned += self.take("shared", process.process, regions, self.left - planned, found)?;
+        }
+        self.left -= planned;
+        Ok(planned)
+    }
+
+    /// Takes so many pages of these regions of a process into the plan.
+    fn take<'r>(
+        &mut self,
+        name: &str,
+        id: ProcessId,
+        regions: impl Iterator<Item = &'r Region>,
+        pages: u64,
+        found: &mut BTreeMap<String, String>,
+    ) -> Result<u64, PlatformError> {
+        let mut lists: BTreeMap<u32, Vec<Block>> = BTreeMap::new();
+        let mut left = pages;
+        let mut pagemap = None;
+        for region in regions {
+            if left == 0 {
+                break;
+            }
+            if Instant::now() >= self.deadline || self.blocks >= BLOCKS_PER_ACTION_MAX {
+                self.unseen += region.away;
+                continue;
+            }
+            let open = match &mut pagemap {
+                Some(open) => open,
+                none => {
+                    let open =
+                        Pagemap::open(&self.root.path("/proc"), id.pid).map_err(|e| read_error(id, &e));
+                    match open {
+                        Ok(open) => none.insert(open),
+                        Err(PlatformError::Vanished { .. }) => break,
+                        Err(error) => return Err(error),
+                    }
+                }
+            };
+            match self.search(id, open, region, &mut left, &mut lists) {
+                Ok(()) => {}
+                Err(PlatformError::Vanished { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let text = lists
+            .iter()
+            .map(|(node, blocks)| format!("{node}@{}", page_blocks::to_text(blocks)))
+            .collect::<Vec<_>>()
+            .join(";");
+        if !text.is_empty() {
+            found.insert(process_key(name, id), text);
+        }
+        Ok(pages - left)
+    }
+
+    /// Looks through one region.
+    fn search(
+        &mut self,
+        id: ProcessId,
+        pagemap: &mut Pagemap,
+        region: &Region,
+        left: &mut u64,
+        lists: &mut BTreeMap<u32, Vec<Block>>,
+    ) -> Result<(), PlatformError> {
+        let (first, last) = (Block::number_of(region.start), Block::number_of(region.end - 1));
+        let mut states = Vec::new();
+        let mut addresses = Vec::new();
+        let mut at = first;
+        while at <= last && *left > 0 {
+            if Instant::now() >= self.deadline || self.blocks >= BLOCKS_PER_ACTION_MAX {
+                // In proportion to the address space that is left over.
+                let part = (last - at + 1) as f64 / (last - first + 1) as f64;
+                self.unseen += (region.away as f64 * part) as u64;
+                return Ok(());
+            }
+            let count = (last - at + 1).min(BLOCKS_PER_LOOK);
+            pagemap
+                .piece_states(at * PIECE, count, &mut states)
+                .map_err(|e| read_error(id, &e))?;
+            for (number, state) in (at..).zip(&states) {
+                match state {
+                    PieceState::Huge => {
+                        self.huge += PIECE / BASE_PAGE;
+                        continue;
+                    }
+                    PieceState::Empty => continue,
+                    // A piece at the edge of a region is mapped in part.
+                    PieceState::Full | PieceState::Sparse { .. } | PieceState::Unmapped => {}
+                }
+                let start = region.start.max(number * PIECE);
+                let end = region.end.min((number + 1) * PIECE);
+                addresses.clear();
+                addresses.extend((start..end).step_by(BASE_PAGE as usize));
+                let statuses = self
+                    .call
+                    .nodes_of(id.pid, &addresses)
+                    .map_err(|e| numa_error(id, e))?;
+                for (address, status) in addresses.iter().zip(statuses) {
+                    let PageStatus::On(from) = status else { continue };
+                    if *from == self.node || *left == 0 {
+                        continue;
+                    }
+                    let blocks = lists.entry(*from).or_default();
+                    if blocks.last().is_none_or(|b| b.number != number) {
+                        blocks.push(Block::empty(number));
+                        self.blocks += 1;
+                    }
+                    if let Some(block) = blocks.last_mut() {
+                        block.insert(*address);
+                        *left -= 1;
+                    }
+                }
+                if self.blocks >= BLOCKS_PER_ACTION_MAX {
+                    break;
+                }
+            }
+            at += count;
+        }
+        Ok(())
+    }
+}
+
+/// A process of the plan.
+struct ProcessTask {
+    id: ProcessId,
+    image: String,
+    nodes: String,
+    /// `None` once it is known to be gone.
+    pagemap: Option<Pagemap>,
+}
+
+impl ProcessTask {
+    /// Opens what is needed; a process that is gone, or runs another program, stays closed.
+    fn open(root: &Root, id: ProcessId, image: &str, nodes: &str) -> Result<Self, PlatformError> {
+        let mut process = Self {
+            id,
+            image: image.to_owned(),
+            nodes: nodes.to_owned(),
+            pagemap: None,
+        };
+        // Opened before its start time is compared: had the number been given to another process, that would differ.
+        let pagemap = match Pagemap::open(&root.path("/proc"), id.pid).map_err(|e| read_error(id, &e)) {
+            Ok(pagemap) => pagemap,
+            Err(PlatformError::Vanished { .. }) => return Ok(process),
+            Err(error) => return Err(error),
+        };
+        if process.is_same(root) {
+            process.pagemap = Some(pagemap);
+        }
+        Ok(process)
+    }
+
+    /// Whether it still runs, and the same program. A file that can not be read just now is no sign of the end.
+    fn is_same(&self, root: &Root) -> bool {
+        match ProcessStat::read(root, self.id) {
+            Ok(stat) => stat.start_ticks == self.id.start_ticks && !stat.ended && stat.image == self.image,
+            Err(error) => !matches!(error, PlatformError::Vanished { .. }),
+        }
+    }
+}
+
+/// Pages of one process that were found on one node.
+struct List {
+    process: usize,
+    shared: bool,
+    from: u32,
+    blocks: Vec<Block>,
+}
+
+/// The way to one direction. Everything in it can be had again from the record and the machine.
+struct Task {
+    workload: WorkloadId,
+    direction: Direction,
+    /// All of it was left in this state before: what is not so any more was moved by somebody else.
+    was_left_so: bool,
+    settings: Settings,
+    to: u32,
+    processes: Vec<ProcessTask>,
+    lists: Vec<List>,
+    /// Index of the list and of the block in it: private memory first, the lists taking turns.
+    order: Vec<(usize, usize)>,
+    at: usize,
+    /// Attempts for the block at `at`, and pages of it that the kernel refuses for good.
+    attempts: u8,
+    refused: BTreeSet<u64>,
+    /// Why pages of a block stayed, by its place in the order.
+    stuck: BTreeMap<usize, &'static str>,
+    checking: bool,
+    /// Pages at their goal: as far as is known while moving, by count in the final look.
+    finished: u64,
+    skipped: BTreeMap<&'static str, u64>,
+    total: u64,
+    call: PageCall,
+    addresses: Vec<u64>,
+    pressure: Pressure,
+    room_pauses: u8,
+    /// Bytes that went through calls which move.
+    moved: u64,
+}
+
+/// What became of one visit to a block.
+enum Visit {
+    /// Nothing left to do there.
+    Settled,
+    /// Some of it was moved; another visit sees what is left.
+    Again,
+    /// The slice has no time or budget for more.
+    Over,
+    /// None of it could be moved: the pages are in use.
+    InUse,
+    /// No free memory at the goal.
+    NoRoom,
+}
+
+impl Task {
+    fn new(
+        root: &Root,
+        record: &UndoRecord,
+        direction: Direction,
+        was_left_so: bool,
+    ) -> Result<Self, PlatformError> {
+        let wanted = page_move(&record.action)?;
+        let (mut processes, mut lists): (Vec<ProcessTask>, Vec<List>) = (Vec::new(), Vec::new());
+        let text = |name: &str, id| {
+            record
+                .found
+                .get(&process_key(name, id))
+                .map_or("", String::as_str)
+        };
+        for (name, shared) in [("private", false), ("shared", true)] {
+            for entry in by_process(record, name) {
+                let (id, value) = entry?;
+                let process = match processes.iter().position(|p| p.id == id) {
+                    Some(known) => known,
+                    None => {
+                        processes.push(ProcessTask::open(root, id, text("image", id), text("nodes", id))?);
+                        processes.len() - 1
+                    }
+                };
+                for part in value.split(';') {
+                    let wrong = || malformed(record, &process_key(name, id));
+                    let (node, blocks) = part.split_once('@').ok_or_else(wrong)?;
+                    lists.push(List {
+                        process,
+                        shared,
+                        from: node.parse().map_err(|_| wrong())?,
+                        blocks: page_blocks::from_text(blocks, BLOCKS_PER_ACTION_MAX).ok_or_else(wrong)?,
+                    });
+                }
+            }
+        }
+        if direction == Direction::Apply {
+            if processes.iter().all(|p| p.pagemap.is_none()) {
+                return Err(vanished(&record.action.workload));
+            }
+            for process in processes.iter().filter(|p| p.pagemap.is_some()) {
+                let now = allowed_nodes(root, process.id)?;
+                if now != process.nodes {
+                    return Err(PlatformError::Conflict {
+                        what: format!("nodes allowed to process {}", process.id),
+                        expected: process.nodes.clone(),
+                        found: now,
+                    });
+                }
+            }
+        }
+        let mut order: Vec<(usize, usize)> = lists
+            .iter()
+            .enumerate()
+            .flat_map(|(list, l)| (0..l.blocks.len()).map(move |block| (list, block)))
+            .collect();
+        order.sort_by_key(|(list, block)| (lists.get(*list).is_some_and(|l| l.shared), *block, *list));
+        let total = lists.iter().flat_map(|l| &l.blocks).map(Block::count).sum();
+        Ok(Self {
+            workload: record.action.workload.clone(),
+            direction,
+            was_left_so,
+            settings: Settings::parse(&record.action)?,
+            to: wanted.node.0,
+            processes,
+            lists,
+            order,
+            at: 0,
+            attempts: 0,
+            refused: BTreeSet::new(),
+            stuck: BTreeMap::new(),
+            checking: false,
+            finished: 0,
+            skipped: BTreeMap::new(),
+            total,
+            call: PageCall::default(),
+            addresses: Vec::new(),
+            pressure: Pressure::default(),
+            room_pauses: 0,
+            moved: 0,
+        })
+    }
+
+    fn advance(&mut self, root: &Root) -> Result<Progress, PlatformError> {
+        for process in &mut self.processes {
+            if process.pagemap.is_some() && !process.is_same(root) {
+                process.pagemap = None;
+            }
+        }
+        if self.direction == Direction::Apply && self.processes.iter().all(|p| p.pagemap.is_none()) {
+            return Err(vanished(&self.workload));
+        }
+        let mut slice = Slice::start();
+        let mut budget = self.settings.bytes_per_slice();
+        let mut pause_more = Duration::ZERO;
+        if !self.checking {
+            let what = format!("moving pages of {}", self.workload);
+            // An undo does not wait for better times: it frees as much as it takes.
+            if self.direction == Direction::Apply {
+                if let Some(pause) = self.pressure.pause(root, &what)? {
+                    return Ok(self.progress(&slice, pause, false));
+                }
+                match self.room(root)? {
+                    Some(room) => budget = budget.min(room),
+                    None => {
+                        if let Some(pause) = self.wait_for_room()? {
+                            return Ok(self.progress(&slice, pause, false));
+                        }
+                    }
+                }
+            }
+            let step = self.step();
+            while self.at < self.order.len() && self.step() == step {
+                match self.visit(root, &mut slice, budget)? {
+                    Visit::Settled => self.next_block(),
+                    Visit::Again => {}
+                    Visit::Over => break,
+                    Visit::InUse => {
+                        // Give the holders of the pages time to let go; longer each time.
+                        pause_more = Duration::from_millis(5) * (1 << self.attempts.min(6));
+                        break;
+                    }
+                    Visit::NoRoom if self.direction == Direction::Undo => {
+                        return Err(PlatformError::Busy {
+                            what: format!("moving pages of {} back", self.workload),
+                            why: "no free memory at the node where they were found".into(),
+                        });
+                    }
+                    Visit::NoRoom => {
+                        pause_more = self.wait_for_room()?.unwrap_or_default();
+                        break;
+                    }
+                }
+                if self.is_over(&slice, budget) {
+                    break;
+                }
+            }
+            if self.at >= self.order.len() {
+                self.begin_check();
+            }
+        } else {
+            while self.at < self.order.len() && slice.started.elapsed() < self.settings.slice {
+                self.check()?;
+                self.at += 1;
+            }
+            if self.at >= self.order.len() {
+                return self.end();
+            }
+        }
+        let pause = self.settings.pause(&slice).max(pause_more);
+        Ok(self.progress(&slice, pause, false))
+    }
+
+    /// How long to wait for free memory at the node; `None` when it was waited for long enough, and the rest of the plan
+    /// stays where it is.
+    ///
+    /// # Errors
+    /// `Busy` when nothing of the plan could be moved.
+    fn wait_for_room(&mut self) -> Result<Option<Duration>, PlatformError> {
+        self.room_pauses += 1;
+        if self.room_pauses <= ROOM_PAUSES_MAX {
+            return Ok(Some(Duration::from_millis(100) * (1 << self.room_pauses.min(6))));
+        }
+        if self.moved == 0 && self.finished == 0 {
+            return Err(PlatformError::Busy {
+                what: format!("moving pages of {}", self.workload),
+                why: format!("{NO_ROOM} {}", self.to),
+            });
+        }
+        for at in self.at..self.order.len() {
+            self.stuck.insert(at, NO_ROOM);
+        }
+        self.at = self.order.len();
+        Ok(None)
+    }
+
+    /// Which tenth of the plan is under way.
+    fn step(&self) -> usize {
+        self.at * STEPS / self.order.len().max(1)
+    }
+
+    fn is_over(&self, slice: &Slice, budget: u64) -> bool {
+        slice.started.elapsed() >= self.settings.slice
+            || slice.longest > self.settings.slice / 2
+            || slice.bytes + BASE_PAGE > budget
+    }
+
+    fn next_block(&mut self) {
+        self.at += 1;
+        self.attempts = 0;
+        self.refused.clear();
+    }
+
+    /// Bytes that may be moved now; `None` when the node has no room for the rest of this step.
+    fn room(&self, root: &Root) -> Result<Option<u64>, PlatformError> {
+        let node = Node::read(root, self.to).map_err(|_| PlatformError::Vanished {
+            target: format!("node {}", self.to),
+        })?;
+        let room = node.free.saturating_sub(self.settings.floor(&node));
+        let step = self.step();
+        let wanted: u64 = self
+            .order
+            .iter()
+            .enumerate()
+            .skip(self.at)
+            .take_while(|(at, _)| at * STEPS / self.order.len().max(1) == step)
+            .filter_map(|(_, (list, block))| self.lists.get(*list)?.blocks.get(*block))
+            .map(|block| block.count() * BASE_PAGE)
+            .sum();
+        Ok((room >= wanted.max(BASE_PAGE)).then_some(room))
+    }
+
+    fn begin_check(&mut self) {
+        self.checking = true;
+        self.at = 0;
+        self.finished = 0;
+    }
+
+    /// From where to where pages of a list go.
+    fn way(&self, from: u32) -> (u32, u32) {
+        match self.direction {
+            Direction::Apply => (from, self.to),
+            Direction::Undo => (self.to, from),
+        }
+    }
+
+    /// Moves pages of the block at hand until it is settled or the slice is over.
+    fn visit(&mut self, root: &Root, slice: &mut Slice, budget: u64) -> Result<Visit, PlatformError> {
+        let Some((list, block)) = self.order.get(self.at).and_then(|(list, block)| {
+            let list = self.lists.get(*list)?;
+            Some((list, *list.blocks.get(*block)?))
+        }) else {
+            return Ok(Visit::Settled);
+        };
+        let (source, goal) = self.way(list.from);
+        let (shared, index) = (list.shared, list.process);
+        let Some(id) = self
+            .processes
+            .get(index)
+            .filter(|p| p.pagemap.is_some())
+            .map(|p| p.id)
+        else {
+            return Ok(Visit::Settled);
+        };
+        self.addresses.clear();
+        self.addresses.extend(block.addresses());
+        let seen = match self.call.nodes_of(id.pid, &self.addresses) {
+            Ok(seen) => seen,
+            Err(NumaError::NoProcess) => {
+                self.close(index);
+                return Ok(Visit::Settled);
+            }
+            Err(error) => return Err(numa_error(id, error)),
+        };
+        let already = seen.iter().filter(|s| **s == PageStatus::On(goal)).count() as u64;
+        let waiting: Vec<u64> = self
+            .addresses
+            .iter()
+            .zip(seen)
+            .filter(|(address, status)| **status == PageStatus::On(source) && !self.refused.contains(address))
+            .map(|(address, _)| *address)
+            .collect();
+        if waiting.is_empty() || self.was_left_so {
+            // Those that wait although they were left at their goal were moved by somebody else.
+            self.finished += already;
+            return Ok(Visit::Settled);
+        }
+        if self.attempts >= ATTEMPTS_MAX {
+            self.stuck.insert(self.at, IN_USE);
+            self.finished += already;
+            return Ok(Visit::Settled);
+        }
+        self.attempts += 1;
+        let mut states = Vec::new();
+        if let Some(pagemap) = self.processes.get_mut(index).and_then(|p| p.pagemap.as_mut()) {
+            pagemap
+                .piece_states(block.start(), 1, &mut states)
+                .map_err(|e| read_error(id, &e))?;
+        }
+        let mut unit = BASE_PAGE;
+        let mut batches: Vec<&[u64]> = waiting.chunks(PAGES_PER_MOVE).collect();
+        if states.first() == Some(&PieceState::Huge) {
+            // A large page moves whole. An undo may take it back when all of it came from there.
+            let first = waiting.get(..1).unwrap_or_default();
+            if self.direction == Direction::Undo && waiting.len() as u64 == PIECE / BASE_PAGE {
+                batches = vec![first];
+                unit = PIECE;
+            } else {
+                self.stuck.insert(self.at, LARGE);
+                self.finished += already;
+                return Ok(Visit::Settled);
+            }
+        }
+        let mut progressed = false;
+        for batch in batches {
+            let room = budget.saturating_sub(slice.bytes) / BASE_PAGE;
+            if room == 0 {
+                // Not an attempt that failed: there was no budget for these.
+                self.attempts = 0;
+                return Ok(Visit::Over);
+            }
+            let batch = batch.get(..room as usize).unwrap_or(batch);
+            let call = &mut self.call;
+            let outcome = slice.timed(move || call.move_to(id.pid, batch, goal, shared));
+            let left = match outcome {
+                Ok((left, statuses)) => {
+                    for (address, status) in batch.iter().zip(statuses) {
+                        if *status == PageStatus::Shared {
+                            self.refused.insert(*address);
+                            self.stuck.insert(self.at, SHARED);
+                        }
+                    }
+                    left
+                }
+                Err(NumaError::NoProcess) => {
+                    self.close(index);
+                    return Ok(Visit::Settled);
+                }
+                Err(NumaError::NoMemory) => return Ok(Visit::NoRoom),
+                Err(NumaError::NoNode | NumaError::NodeNotAllowed) if self.direction == Direction::Undo => {
+                    // Nobody can bring them back there. They stay where they are, which loses nothing.
+                    let is_there = Node::read(root, goal).is_ok();
+                    let reason = if is_there { NODE_FORBIDDEN } else { NODE_GONE };
+                    self.stuck.insert(self.at, reason);
+                    self.finished += already;
+                    return Ok(Visit::Settled);
+                }
+                Err(NumaError::NoNode) => {
+                    return Err(PlatformError::Vanished {
+                        target: format!("node {goal}"),
+                    });
+                }
+                Err(error) => return Err(numa_error(id, error)),
+            };
+            let moved = (batch.len() as u64).saturating_sub(left);
+            if moved > 0 {
+                progressed = true;
+                self.attempts = 0;
+                self.room_pauses = 0;
+            }
+            slice.bytes += moved * unit;
+            self.moved += moved * unit;
+            if self.is_over(slice, budget) {
+                return Ok(Visit::Over);
+            }
+        }
+        Ok(if progressed { Visit::Again } else { Visit::InUse })
+    }
+
+    /// The process is gone: what was left to do is void.
+    fn close(&mut self, process: usize) {
+        if let Some(process) = self.processes.get_mut(process) {
+            process.pagemap = None;
+        }
+    }
+
+    /// Looks where the pages of the block at hand are.
+    fn check(&mut self) -> Result<(), PlatformError> {
+        let Some((list, block)) = self.order.get(self.at).and_then(|(list, block)| {
+            let list = self.lists.get(*list)?;
+            Some((list, list.blocks.get(*block)?))
+        }) else {
+            return Ok(());
+        };
+        let (source, goal) = self.way(list.from);
+        let gone = |skipped: &mut BTreeMap<&'static str, u64>| {
+            *skipped.entry(ENDED).or_default() += block.count();
+        };
+        let Some(process) = self.processes.get(list.process) else {
+            return Ok(());
+        };
+        if process.pagemap.is_none() {
+            gone(&mut self.skipped);
+            return Ok(());
+        }
+        self.addresses.clear();
+        self.addresses.extend(block.addresses());
+        let seen = match self.call.nodes_of(process.id.pid, &self.addresses) {
+            Ok(seen) => seen,
+            Err(NumaError::NoProcess) => {
+                gone(&mut self.skipped);
+                return Ok(());
+            }
+            Err(error) => return Err(numa_error(process.id, error)),
+        };
+        for status in seen {
+            let reason = match status {
+                PageStatus::On(node) if *node == goal => {
+                    self.finished += 1;
+                    continue;
+                }
+                PageStatus::On(node) if *node == source => {
+                    self.stuck.get(&self.at).copied().unwrap_or(MOVED_BY_OTHERS)
+                }
+                PageStatus::On(_) => MOVED_BY_OTHERS,
+                PageStatus::Absent | PageStatus::Unmapped => NOT_PRESENT,
+                _ => IN_USE,
+            };
+            *self.skipped.entry(reason).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Everything was looked at.
+    fn end(&mut self) -> Result<Progress, PlatformError> {
+        let by_others = self.skipped.get(MOVED_BY_OTHERS).copied().unwrap_or(0);
+        if self.direction == Direction::Apply && by_others * 2 > self.total {
+            return Err(PlatformError::Conflict {
+                what: format!("memory of {}", self.workload),
+                expected: format!("on node {}", self.to),
+                found: format!(
+                    "{} of {} moved elsewhere",
+                    Bytes(by_others * BASE_PAGE),
+                    Bytes(self.total * BASE_PAGE)
+                ),
+            });
+        }
+        Ok(self.progress(&Slice::start(), Duration::ZERO, true))
+    }
+
+    fn progress(&self, slice: &Slice, pause: Duration, done: bool) -> Progress {
+        Progress {
+            done,
+            finished: self.finished,
+            total: self.total,
+            skipped: if done {
+                self.skipped
+                    .iter()
+                    .map(|(reason, count)| ((*reason).to_owned(), *count))
+                    .collect()
+            } else {
+                BTreeMap::new()
+            },
+            stalled: nanoseconds(slice.inside),
+            longest_call: nanoseconds(slice.longest),
+            pause: nanoseconds(pause.min(PAUSE_MAX)),
+            bloat: Bytes::ZERO,
+            verified: done,
+        }
+    }
+}
+
+fn unsupported(why: &str) -> PlatformError {
+    PlatformError::Unsupported {
+        what: "moving pages between nodes".into(),
+        why: why.to_owned(),
+    }
+}
+
+fn vanished(workload: &WorkloadId) -> PlatformError {
+    PlatformError::Vanished {
+        target: format!("workload {workload}"),
+    }
+}
+
+fn numa_error(id: ProcessId, error: NumaError) -> PlatformError {
+    match error {
+        NumaError::NotPermitted => denied(id),
+        NumaError::NoProcess => PlatformError::Vanished {
+            target: format!("process {id}"),
+        },
+        NumaError::NotSupported => {
+            unsupported("the kernel has no move_pages (CONFIG_NUMA, CONFIG_MIGRATION)")
+        }
+        NumaError::NodeNotAllowed => PlatformError::Conflict {
+            what: format!("nodes allowed to process {id}"),
+            expected: "the node of the action".into(),
+            found: error.to_string(),
+        },
+        NumaError::NoMemory | NumaError::Interrupted | NumaError::Busy => PlatformError::Busy {
+            what: format!("moving pages of process {id}"),
+            why: error.to_string(),
+        },
+        error => PlatformError::Rejected {
+            what: format!("move_pages of process {id}"),
+            value: "a batch of pages".into(),
+            errno: error.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::NodeId;
+
+    fn action(arguments: &[(&str, &str)]) -> Action {
+        Action {
+            id: ActionId(7),
+            effector: "page_placement".into(),
+            workload: "w".into(),
+            target: Target::Pages(PageMove {
+                node: NodeId(0),
+                bytes: Bytes::from_mib(64),
+                shared: true,
+            }),
+            arguments: arguments
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
+            why: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_budget_bounds_every_slice_and_the_pause_after_it() {
+        let settings = |arguments: &[(&str, &str)]| Settings::parse(&action(arguments)).unwrap();
+        for rate in [65_536u64, 1 << 20, 100 << 20, 1 << 30] {
+            let text = rate.to_string();
+            let paced = settings(&[("bytes_per_second", &text), ("duty", "1")]);
+            let most = paced.bytes_per_slice();
+            assert!(
+                most as f64 <= (rate as f64 * 0.02).max(BASE_PAGE as f64),
+                "{rate}"
+            );
+            let slice = Slice {
+                bytes: most,
+                ..Slice::start()
+            };
+            let pause = paced.pause(&slice);
+            let needed = Duration::from_secs_f64(most as f64 / rate as f64);
+            assert!(
+                pause + slice.started.elapsed() >= needed,
+                "{rate}: {pause:?} of {needed:?}"
+            );
+        }
+        assert_eq!(settings(&[]).bytes_per_slice(), u64::MAX);
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_rejected() {
+        for (name, value) in [
+            ("duty", "0"),
+            ("duty", "NaN"),
+            ("slice_ms", "101"),
+            ("bytes_per_second", "65535"),
+            ("private_share_max", "1.1"),
+            ("free_memory_min", "-1"),
+            ("no such thing", "1"),
+        ] {
+            let outcome = Settings::parse(&action(&[(name, value)]));
+            assert!(
+                matches!(outcome, Err(PlatformError::Rejected { .. })),
+                "{name}={value}: {outcome:?}"
+            );
+        }
+        let mut wrong = action(&[]);
+        wrong.target = Target::Nothing;
+        assert!(matches!(page_move(&wrong), Err(PlatformError::Rejected { .. })));
+    }
+
+    #[test]
+    fn the_free_memory_of_a_node_is_read_and_a_node_without_memory_is_no_target() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        assert!(matches!(
+            Node::read(&root, 0),
+            Err(PlatformError::Rejected { .. })
+        ));
+        let directory = root.path("/sys/devices/system/node/node3");
+        std::fs::create_dir_all(&directory).unwrap();
+        let set = |text: &str| std::fs::write(directory.join("meminfo"), text).unwrap();
+        set("Node 3 MemTotal:       2048 kB\nNode 3 MemFree:         100 kB\nNode 3 MemUsed: 1948 kB\n");
+        let node = Node::read(&root, 3).unwrap();
+        assert_eq!((node.total, node.free), (2048 * 1024, 100 * 1024));
+        let settings = Settings::parse(&action(&[])).unwrap();
+        assert_eq!(settings.floor(&node), 2048 * 1024 / 50);
+        set("Node 3 MemTotal:       0 kB\nNode 3 MemFree:         0 kB\n");
+        assert!(matches!(
+            Node::read(&root, 3),
+            Err(PlatformError::Rejected { .. })
+        ));
+        set("rubbish\n");
+        assert!(matches!(
+            Node::read(&root, 3),
+            Err(PlatformError::Malformed { .. })
+        ));
+    }
+
+    #[test]
+    fn a_damaged_record_is_malformed_and_one_of_an_ended_process_has_nothing_to_undo() {
+        let gone = ProcessId {
+            pid: i32::MAX,
+            start_ticks: 1,
+        };
+        let root = Root::default();
+        let mut record = UndoRecord {
+            action: action(&[]),
+            boot_id: boot_id(&root).unwrap(),
+            found: BTreeMap::from([(process_key("private", gone), "1@800*2;2@7:1-3".to_owned())]),
+        };
+        let mut effector = PagePlacement::new(root);
+        let mut last = Progress::default();
+        for _ in 0..10 {
+            last = effector.advance(&record, Direction::Undo).unwrap();
+            if last.done {
+                break;
+            }
+        }
+        assert!(last.done && last.verified, "{last:?}");
+        assert_eq!((last.finished, last.total), (0, 1027));
+        assert_eq!(last.skipped, BTreeMap::from([(ENDED.to_owned(), 1027)]));
+        assert!(matches!(
+            effector.advance(&record, Direction::Apply),
+            Err(PlatformError::Vanished { .. })
+        ));
+        for damaged in ["1", "x@800*2", "1@800*99999", "1@800*2;"] {
+            record.found.insert(process_key("private", gone), damaged.into());
+            let outcome = PagePlacement::new(Root::default()).advance(&record, Direction::Undo);
+            assert!(
+                matches!(outcome, Err(PlatformError::Malformed { .. })),
+                "{damaged}: {outcome:?}"
+            );
+        }
+    }
+}

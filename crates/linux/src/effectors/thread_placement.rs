@@ -1,0 +1,1226 @@
+//! Keeps the threads of a workload on CPUs, and gives each thread the mask back that was found.
+//!
+//! **Apply** calls `sched_setaffinity` for each thread of each process, until a round over all of them finds nothing left
+//! to do: threads and processes that are born meanwhile have the mask of the thread that made them. **Undo** does the
+//! same with the masks found; a thread or process that was born since gets the one that its process, or the oldest
+//! process of the record, had. After an apply, each scan of the processes is followed by a review ([`Effector::review`]):
+//! new processes of the workload that did not inherit the mask get it, and what a person changed is noticed.
+//!
+//! Only workloads whose threads may run everywhere are placed, so what an undo gives back is always the freedom to run
+//! everywhere that the cpuset allows. Left alone ([`PlatformError::Conflict`]) is a workload of which a thread has a narrower
+//! mask (`taskset`, `numactl --cpunodebind`, a program that binds itself), whose cpuset is narrower than the machine (a
+//! container, the CPU manager of Kubernetes, `AllowedCPUs=`) unless homeostat itself lives in it, or whose memory has a
+//! policy (`numactl`); and CPUs that the boot configuration sets aside (`isolcpus=`, `nohz_full=`) are never a target.
+//!
+//! Who binds a thread later wins: a mask that is neither ours nor the one found is never written over. Apply then
+//! ends in a conflict, and undo gives back the other threads. Not to be told apart from our own is the same mask, set by
+//! somebody else; it goes when ours goes.
+//!
+//! **A cpuset instead.** Where the workload is alone in a control group with a cpuset that nobody set, `cpuset.cpus` can
+//! serve (argument `means` = `cpuset`). Every new process in the group then falls under it, whoever starts it; but a person's
+//! later `taskset` to other CPUs fails (EINVAL) while it lasts, where with masks it simply wins. Therefore `auto` (the
+//! default) takes the cpuset only for workloads whose processes have several parents outside of it, whose newcomers
+//! would not inherit a mask.
+//!
+//! What is exact: the mask of every thread found, as `Cpus_allowed` shows it, unless its cpuset or the CPUs online
+//! are not what they were; the text of `cpuset.cpus`. What is not: the kernel does not show from outside whether a
+//! thread once *asked* for the mask that it has. In a cpuset of its own such a thread is given the freedom back to use all that
+//! the cpuset offers now and later, as one that never asked has.
+//!
+//! Arguments of the action, all optional: `means` (`auto`, `threads` or `cpuset`).
+
+use super::Effector;
+use super::cpuset::{self, Group};
+use super::identity::{
+    NAMESPACES, boot_id, by_process, denied, malformed, namespaces, of_another_boot, process_key, read_error,
+    require_namespaces,
+};
+use super::numa_maps;
+use crate::Root;
+use crate::sensors::processes::parse_stat;
+use crate::sensors::reader::{self, Reader};
+use crate::sensors::{files, topology};
+use crate::sys::numa::{self, CPUS_MAX, CpuMask, NumaError};
+use homeostat_model::action::Target;
+use homeostat_model::{
+    Action, ActionId, Direction, EffectorId, ProcessId, Progress, UndoRecord, Workload, WorkloadId,
+};
+use homeostat_platform::PlatformError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Most processes in one action: what is more is not placed. The record takes some 60 bytes for each.
+const PROCESSES_PER_ACTION_MAX: usize = 4096;
+/// Length of one slice. A thread costs about 1 µs to look at and 5 µs to place.
+const SLICE: Duration = Duration::from_millis(20);
+/// Most time of the review after one scan; it goes on where it stopped.
+const REVIEW_MAX: Duration = Duration::from_millis(5);
+/// Rounds over all threads before an action reports that it can not keep up. Threads inherit the mask, so the second round
+/// usually finds nothing to do.
+const ROUNDS_MAX: u8 = 16;
+/// Generations looked at to find out whether a process descends from one of the record.
+const ANCESTORS_MAX: usize = 32;
+/// Processes whose memory policy is looked at: a policy is inherited, so the oldest tell.
+const POLICIES_MAX: usize = 16;
+/// Most of `numa_maps` that is read for the policy of a process: its first mappings.
+const POLICY_BYTES: usize = 4096;
+/// Most threads of one process that may have a mask of their own in the record.
+const ODD_THREADS_MAX: usize = 4096;
+
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+const ISOLATED: &str = "/sys/devices/system/cpu/isolated";
+const NOHZ_FULL: &str = "/sys/devices/system/cpu/nohz_full";
+
+// Reasons why something is left as it is. Stable: they appear in histories.
+const ENDED: &str = "process ended";
+const CHANGED_BY_OTHERS: &str = "changed by somebody else";
+const DEADLINE: &str = "a deadline thread";
+const TOO_MANY: &str = "more processes than one action can hold";
+const CUT: &str = "its cpuset or the CPUs online are not what they were";
+
+/// Places threads.
+pub(super) struct ThreadPlacement {
+    root: Root,
+    tasks: BTreeMap<ActionId, Task>,
+    /// Those that were applied by this process, for the review.
+    in_force: BTreeMap<ActionId, InForce>,
+    reader: Reader,
+}
+
+impl ThreadPlacement {
+    pub(super) fn new(root: Root) -> Self {
+        Self {
+            root,
+            tasks: BTreeMap::new(),
+            in_force: BTreeMap::new(),
+            reader: Reader::default(),
+        }
+    }
+
+    fn require_live(&self) -> Result<(), PlatformError> {
+        if self.root.is_live() {
+            return Ok(());
+        }
+        Err(unsupported(
+            "the files below the root are not those of the running kernel",
+        ))
+    }
+
+    fn survey(
+        &mut self,
+        action: &Action,
+        members: &[ProcessId],
+    ) -> Result<BTreeMap<String, String>, PlatformError> {
+        let means = Means::parse(action)?;
+        let machine = Cpus::read(&self.root)?;
+        let ours = checked_target(action, &machine)?;
+        let mut found = BTreeMap::from([(NAMESPACES.to_owned(), namespaces(&self.root))]);
+        let mut skipped: BTreeMap<&str, u64> = BTreeMap::new();
+        if members.len() > PROCESSES_PER_ACTION_MAX {
+            let more = members.len() - PROCESSES_PER_ACTION_MAX;
+            skipped.insert(TOO_MANY, more as u64);
+        }
+        let members = members.get(..PROCESSES_PER_ACTION_MAX).unwrap_or(members);
+        let mut living = Vec::new();
+        let mut parents = BTreeSet::new();
+        let mut sessions = BTreeSet::new();
+        let mut groups = BTreeSet::new();
+        let mut threads = 0;
+        for id in members {
+            let Some(kin) = Kin::read(&self.root, id.pid).filter(|k| k.start_ticks == id.start_ticks) else {
+                *skipped.entry(ENDED).or_default() += 1;
+                continue;
+            };
+            if living.len() < POLICIES_MAX {
+                self.require_no_policy(*id)?;
+            }
+            let free = free_for(&self.root, *id, &machine)?;
+            let Some(masks) = masks_of(&self.root, *id, &machine, &free)? else {
+                *skipped.entry(ENDED).or_default() += 1;
+                continue;
+            };
+            threads += masks.count;
+            if living.is_empty() {
+                found.insert("mask".into(), masks.main.to_string());
+            }
+            found.insert(process_key("mask", *id), masks.main.to_string());
+            if !masks.odd.is_empty() {
+                found.insert(process_key("threads", *id), odd_text(&masks.odd));
+            }
+            living.push(*id);
+            parents.insert(kin.parent);
+            if kin.session > 1 {
+                sessions.insert(kin.session.to_string());
+            }
+            groups.extend(own_group(&self.root, id.pid));
+        }
+        if living.is_empty() {
+            return Err(vanished(&action.workload));
+        }
+        for pid in living.iter().map(|id| id.pid) {
+            parents.remove(&pid);
+        }
+        let group = match means {
+            Means::Threads => None,
+            Means::Cpuset => {
+                let group = Group::of_exactly(&self.root, &living).map_err(|why| rejected("cpuset", &why))?;
+                Some(group)
+            }
+            Means::Auto if parents.len() > 1 => Group::of_exactly(&self.root, &living).ok(),
+            Means::Auto => None,
+        };
+        if let Some(group) = group {
+            let cpus = group.cpus(&self.root).map_err(|e| group_error(&group, &e))?;
+            found.insert("cpuset".into(), group.path);
+            found.insert("cpuset.version".into(), group.version.to_string());
+            found.insert("cpuset.inode".into(), group.inode.to_string());
+            found.insert("cpuset.cpus".into(), cpus);
+        }
+        found.insert("cpus".into(), ours.to_string());
+        found.insert("since".into(), now_ticks(&self.root).to_string());
+        found.insert(
+            "sessions".into(),
+            sessions.into_iter().collect::<Vec<_>>().join(","),
+        );
+        found.insert("groups".into(), groups.into_iter().collect::<Vec<_>>().join("\n"));
+        found.insert("count".into(), threads.to_string());
+        for (reason, count) in skipped {
+            found.insert(format!("skipped.{reason}"), count.to_string());
+        }
+        Ok(found)
+    }
+
+    /// A memory policy says where somebody wants the memory, and so where the threads belong.
+    fn require_no_policy(&mut self, id: ProcessId) -> Result<(), PlatformError> {
+        let path = format!("/proc/{}/numa_maps", id.pid);
+        let root = self.root.clone();
+        let text = self
+            .reader
+            .run(id.pid, reader::PATIENCE, move || {
+                files::bytes(&root, &path, POLICY_BYTES)
+            })
+            .map_err(|e| PlatformError::Busy {
+                what: format!("looking at the memory policy of process {id}"),
+                why: e.to_string(),
+            })?;
+        // Without CONFIG_NUMA there is no such file, and no policy.
+        let chosen = numa_maps::parse(&text.unwrap_or_default())
+            .into_iter()
+            .find_map(|area| area.policy);
+        match chosen {
+            None => Ok(()),
+            Some(policy) => Err(PlatformError::Conflict {
+                what: format!("memory policy of process {id}"),
+                expected: "default".into(),
+                found: format!("{policy} (numactl, or the program's own choice)"),
+            }),
+        }
+    }
+}
+
+impl Effector for ThreadPlacement {
+    fn id(&self) -> EffectorId {
+        EffectorId::new("thread_placement")
+    }
+
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        self.prepare_for(action, &[])
+    }
+
+    fn prepare_for(&mut self, action: &Action, members: &[ProcessId]) -> Result<UndoRecord, PlatformError> {
+        self.require_live()?;
+        Ok(UndoRecord {
+            action: action.clone(),
+            boot_id: boot_id(&self.root)?,
+            found: self.survey(action, members)?,
+        })
+    }
+
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        self.require_live()?;
+        require_namespaces(&self.root, record)?;
+        if let Some(answer) = of_another_boot(&self.root, record, direction)? {
+            return Ok(answer);
+        }
+        let id = record.action.id;
+        if self.tasks.get(&id).is_none_or(|t| t.direction != direction) {
+            let mut task = Task::new(Plan::from(record)?, direction);
+            if direction == Direction::Apply
+                && let Some(known) = self.in_force.get(&id)
+            {
+                task.complete.clone_from(&known.complete);
+                task.newcomers.clone_from(&known.newcomers);
+            }
+            for (_, other) in self.in_force.iter().filter(|(other, _)| **other != id) {
+                task.claimed
+                    .extend(other.plan.processes.keys().chain(&other.newcomers));
+            }
+            self.tasks.insert(id, task);
+        }
+        if direction == Direction::Undo {
+            // From here on nobody is placed any more, also not by a review.
+            self.in_force.remove(&id);
+        }
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Err(unsupported("no task"));
+        };
+        let outcome = if task.plan.group.is_some() {
+            task.by_group(&self.root)
+        } else {
+            task.by_thread(&self.root)
+        };
+        if matches!(&outcome, Ok(progress) if !progress.done) {
+            return outcome;
+        }
+        let task = self.tasks.remove(&id);
+        if let (Some(task), Direction::Apply, Ok(_)) = (task, direction, &outcome) {
+            self.in_force.insert(
+                id,
+                InForce {
+                    plan: task.plan,
+                    complete: task.complete,
+                    newcomers: Vec::new(),
+                    at: 0,
+                    overruled: None,
+                },
+            );
+        }
+        outcome
+    }
+
+    fn forget(&mut self, record: &UndoRecord) {
+        self.tasks.remove(&record.action.id);
+        self.in_force.remove(&record.action.id);
+    }
+
+    fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        let begun = Instant::now();
+        let Ok(machine) = Cpus::read(&self.root) else {
+            return Vec::new();
+        };
+        let mut told = Vec::new();
+        for placed in self.in_force.values_mut() {
+            let members = workloads
+                .get(&placed.plan.workload)
+                .map(|w| w.processes.as_slice())
+                .unwrap_or_default();
+            if placed.overruled.is_none() && begun.elapsed() < REVIEW_MAX {
+                placed.review(&self.root, &machine, members, begun);
+            }
+            if let Some(sentence) = &placed.overruled {
+                told.push((placed.plan.workload.clone(), sentence.clone()));
+            }
+        }
+        told
+    }
+
+    fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {
+        self.in_force
+            .values()
+            .map(|f| &f.plan)
+            .chain(self.tasks.values().map(|t| &t.plan))
+            .find(|plan| plan.workload == *workload)
+            .map(|plan| plan.ours.clone())
+    }
+}
+
+/// How the threads are to be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    Auto,
+    Threads,
+    Cpuset,
+}
+
+impl Means {
+    fn parse(action: &Action) -> Result<Self, PlatformError> {
+        let mut means = Self::Auto;
+        for (name, value) in &action.arguments {
+            means = match (name.as_str(), value.as_str()) {
+                ("means", "auto") => Self::Auto,
+                ("means", "threads") => Self::Threads,
+                ("means", "cpuset") => Self::Cpuset,
+                ("group_by", _) => {
+                    return Err(unsupported(
+                        "keeping threads in groups needs to know which of them share data (capability placement.threads.grouped)",
+                    ));
+                }
+                _ => {
+                    return Err(PlatformError::Rejected {
+                        what: format!("argument {name} of thread_placement"),
+                        value: value.clone(),
+                        errno: "expected means = auto, threads or cpuset".into(),
+                    });
+                }
+            };
+        }
+        Ok(means)
+    }
+}
+
+/// The CPUs of the machine.
+struct Cpus {
+    online: CpuMask,
+    possible: CpuMask,
+    /// Taken out of the scheduler's hands when the machine was booted.
+    isolated: CpuMask,
+    /// Isolated, or kept free of timer ticks.
+    set_aside: CpuMask,
+}
+
+impl Cpus {
+    fn read(root: &Root) -> Result<Self, PlatformError> {
+        let list = |path: &str| files::text(root, path).and_then(|text| CpuMask::from_list(&text));
+        let online = list(ONLINE)
+            .filter(|cpus| !cpus.is_empty())
+            .ok_or_else(|| unsupported(&format!("{ONLINE} is absent or not understood")))?;
+        let isolated = list(ISOLATED).unwrap_or_default();
+        // "(null)" where the kernel can but was not told to.
+        let set_aside = isolated.or(&list(NOHZ_FULL).unwrap_or_default());
+        Ok(Self {
+            possible: list(POSSIBLE).unwrap_or_default().or(&online),
+            online,
+            isolated,
+            set_aside,
+        })
+    }
+}
+
+/// The CPUs of the target, if they can be one.
+fn checked_target(action: &Action, machine: &Cpus) -> Result<CpuMask, PlatformError> {
+    let Target::Cpus(cpus) = &action.target else {
+        return Err(rejected("the target", "CPUs expected"));
+    };
+    let ours = CpuMask::of(cpus.iter().map(|c| c.0));
+    if let Some(cpu) = cpus
+        .iter()
+        .find(|c| c.0 >= CPUS_MAX || !machine.possible.contains(c.0))
+    {
+        return Err(rejected(&format!("CPU {cpu}"), "the machine has no such CPU"));
+    }
+    if ours.and(&machine.online).is_empty() {
+        return Err(rejected(&format!("CPUs {ours}"), "none of these CPUs is online"));
+    }
+    let taken = ours.and(&machine.set_aside);
+    if !taken.is_empty() {
+        return Err(PlatformError::Conflict {
+            what: format!("CPUs {taken}"),
+            expected: "in general use".into(),
+            found: "set aside by the boot configuration (isolcpus=, nohz_full=)".into(),
+        });
+    }
+    Ok(ours)
+}
+
+/// The CPUs that a process may use when nobody restricted it; or who did.
+fn free_for(root: &Root, id: ProcessId, machine: &Cpus) -> Result<CpuMask, PlatformError> {
+    let everywhere = machine.online.without(&machine.isolated);
+    let Some((allowed, group)) = cpuset::allowed(root, id.pid) else {
+        return Ok(everywhere);
+    };
+    let offered = everywhere.and(&allowed);
+    if offered == everywhere {
+        return Ok(everywhere);
+    }
+    // The room in which homeostat itself lives is the machine that it was given.
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    if cpuset::allowed(root, own).is_some_and(|(ours, _)| everywhere.and(&ours) == offered) {
+        return Ok(offered);
+    }
+    Err(PlatformError::Conflict {
+        what: format!("the CPUs of process {id}"),
+        expected: format!("{everywhere}"),
+        found: format!(
+            "{allowed} by its cpuset {group} (a container's or AllowedCPUs= setting, or the CPU manager of Kubernetes)"
+        ),
+    })
+}
+
+/// The masks of the threads of one process.
+struct Masks {
+    /// That of the main thread.
+    main: CpuMask,
+    /// Threads with another one, by number and start time.
+    odd: BTreeMap<(i32, u64), CpuMask>,
+    count: u64,
+}
+
+/// Reads the masks of all threads; `None` when the process ended.
+///
+/// # Errors
+/// `Conflict` when a thread may not run on all of `free`: somebody restricted it.
+fn masks_of(
+    root: &Root,
+    id: ProcessId,
+    machine: &Cpus,
+    free: &CpuMask,
+) -> Result<Option<Masks>, PlatformError> {
+    let Some(threads) = threads_of(root, id)? else {
+        return Ok(None);
+    };
+    // Where CPUs can still come, the call shows less of a mask than there is.
+    let whole = machine.possible != machine.online;
+    let mut masks: Option<Masks> = None;
+    for thread in threads {
+        let seen = match numa::affinity(thread) {
+            Ok(seen) => seen,
+            Err(NumaError::NoProcess) => continue,
+            Err(error) => return Err(numa_error(id, error)),
+        };
+        if !free.is_within(&seen) {
+            return Err(PlatformError::Conflict {
+                what: format!("affinity of thread {thread} of process {id}"),
+                expected: format!("CPUs {free}"),
+                found: format!("CPUs {seen} (taskset, numactl, or the program's own choice)"),
+            });
+        }
+        let mask = if whole || masks.is_none() {
+            match whole_mask(root, id.pid, thread) {
+                Some(mask) => mask,
+                None => continue,
+            }
+        } else {
+            seen
+        };
+        match &mut masks {
+            None => {
+                masks = Some(Masks {
+                    main: mask,
+                    odd: BTreeMap::new(),
+                    count: 1,
+                });
+            }
+            Some(masks) => {
+                masks.count += 1;
+                let same = if whole {
+                    mask == masks.main
+                } else {
+                    mask == masks.main.and(&machine.online)
+                };
+                if !same
+                    && masks.odd.len() < ODD_THREADS_MAX
+                    && let Some(start) = thread_start(root, id.pid, thread)
+                {
+                    masks.odd.insert((thread, start), mask);
+                }
+            }
+        }
+    }
+    Ok(masks)
+}
+
+/// `Cpus_allowed` of a thread, with CPUs that are offline; `None` when it ended.
+fn whole_mask(root: &Root, pid: i32, thread: i32) -> Option<CpuMask> {
+    let text = files::text(root, &format!("/proc/{pid}/task/{thread}/status"))?;
+    let mask = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:"))?;
+    CpuMask::from_hexadecimal(mask)
+}
+
+fn thread_start(root: &Root, pid: i32, thread: i32) -> Option<u64> {
+    let text = files::bytes(
+        root,
+        &format!("/proc/{pid}/task/{thread}/stat"),
+        files::SMALL_FILE_MAX,
+    )?;
+    Some(parse_stat(&text)?.start_ticks)
+}
+
+/// Threads of the process; `None` when it ended.
+fn threads_of(root: &Root, id: ProcessId) -> Result<Option<Vec<i32>>, PlatformError> {
+    let gone = |e: &PlatformError| matches!(e, PlatformError::Vanished { .. });
+    let entries = match fs::read_dir(root.path(&format!("/proc/{}/task", id.pid))) {
+        Ok(entries) => entries,
+        Err(e) => match read_error(id, &e) {
+            error if gone(&error) => return Ok(None),
+            error => return Err(error),
+        },
+    };
+    let mut threads = Vec::new();
+    for entry in entries {
+        match entry {
+            Ok(entry) => threads.extend(entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok())),
+            Err(e) => match read_error(id, &e) {
+                error if gone(&error) => return Ok(None),
+                error => return Err(error),
+            },
+        }
+    }
+    // Only now: it was this process all the time if it still is. A process whose main thread has ended lives on in the
+    // others.
+    match Kin::read(root, id.pid) {
+        Some(kin) if kin.start_ticks == id.start_ticks && (!kin.ended || threads.len() > 1) => {
+            Ok(Some(threads))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Where a process comes from.
+struct Kin {
+    parent: i32,
+    session: i32,
+    start_ticks: u64,
+    ended: bool,
+}
+
+impl Kin {
+    fn read(root: &Root, pid: i32) -> Option<Self> {
+        let text = files::bytes(root, &format!("/proc/{pid}/stat"), files::SMALL_FILE_MAX)?;
+        let stat = parse_stat(&text)?;
+        Some(Self {
+            parent: stat.parent,
+            session: stat.session,
+            start_ticks: stat.start_ticks,
+            ended: matches!(stat.state, b'Z' | b'X' | b'x'),
+        })
+    }
+}
+
+/// The control group of a process that names it, of those that hold not everything.
+fn own_group(root: &Root, pid: i32) -> Option<String> {
+    let text = files::text(root, &format!("/proc/{pid}/cgroup"))?;
+    let path = |mark: &str| {
+        text.lines()
+            .find_map(|line| line.split_once(mark).map(|(_, path)| path))
+            .filter(|path| path.starts_with('/') && *path != "/" && *path != "/init.scope")
+    };
+    path("0::").or_else(|| path(":name=systemd:")).map(str::to_owned)
+}
+
+/// Now, as start times are counted.
+fn now_ticks(root: &Root) -> u64 {
+    let uptime = topology::uptime(root).map_or(0.0, |t| t.as_secs_f64());
+    (uptime * rustix::param::clock_ticks_per_second() as f64) as u64
+}
+
+/// `0-3:12@345,13@346;0-7:…`: threads by number and start time, by mask.
+fn odd_text(odd: &BTreeMap<(i32, u64), CpuMask>) -> String {
+    let mut by_mask: BTreeMap<&CpuMask, Vec<String>> = BTreeMap::new();
+    for ((thread, start), mask) in odd {
+        by_mask.entry(mask).or_default().push(format!("{thread}@{start}"));
+    }
+    by_mask
+        .into_iter()
+        .map(|(mask, threads)| format!("{}:{}", mask, threads.join(",")))
+        .collect::<Vec<_>>()
+        .join(";")
+}
+
+/// The reverse of [`odd_text`].
+fn odd_from(text: &str) -> Option<BTreeMap<(i32, u64), CpuMask>> {
+    let mut odd = BTreeMap::new();
+    for part in text.split(';').filter(|part| !part.is_empty()) {
+        let (mask, threads) = part.split_once(':')?;
+        let mask = CpuMask::from_list(mask)?;
+        for thread in threads.split(',') {
+            let (thread, start) = thread.split_once('@')?;
+            odd.insert((thread.parse().ok()?, start.parse().ok()?), mask.clone());
+        }
+    }
+    Some(odd)
+}
+
+/// What the record says.
+struct Plan {
+    workload: WorkloadId,
+    ours: CpuMask,
+    /// Processes with the mask found, and that of threads which had another.
+    processes: BTreeMap<ProcessId, Found>,
+    /// For those born since.
+    found: CpuMask,
+    /// Start time from which on a process may be one born since.
+    since: u64,
+    sessions: BTreeSet<i32>,
+    groups: BTreeSet<String>,
+    group: Option<(Group, String)>,
+    count: u64,
+    skipped: BTreeMap<String, u64>,
+}
+
+struct Found {
+    mask: CpuMask,
+    odd: BTreeMap<(i32, u64), CpuMask>,
+}
+
+impl Plan {
+    fn from(record: &UndoRecord) -> Result<Self, PlatformError> {
+        let text = |key: &str| record.found.get(key).map_or("", String::as_str);
+        let wrong = |key: &str| malformed(record, key);
+        let number = |key: &str| text(key).parse::<u64>().map_err(|_| wrong(key));
+        let mask = |key: &str| {
+            CpuMask::from_list(text(key))
+                .filter(|mask| !mask.is_empty())
+                .ok_or_else(|| wrong(key))
+        };
+        let mut processes = BTreeMap::new();
+        for entry in by_process(record, "mask") {
+            let (id, list) = entry?;
+            let key = process_key("mask", id);
+            let mask = CpuMask::from_list(list)
+                .filter(|mask| !mask.is_empty())
+                .ok_or_else(|| wrong(&key))?;
+            let key = process_key("threads", id);
+            let odd = odd_from(text(&key)).ok_or_else(|| wrong(&key))?;
+            processes.insert(id, Found { mask, odd });
+        }
+        let group = match text("cpuset") {
+            "" => None,
+            path => {
+                let version = match number("cpuset.version")? {
+                    1 => 1,
+                    2 => 2,
+                    _ => return Err(wrong("cpuset.version")),
+                };
+                // Whatever the record says, nothing but a cpuset is ever written.
+                if !path.starts_with("/sys/fs/cgroup/") || path.split('/').any(|part| part == "..") {
+                    return Err(wrong("cpuset"));
+                }
+                let group = Group {
+                    path: path.to_owned(),
+                    version,
+                    inode: number("cpuset.inode")?,
+                };
+                Some((group, text("cpuset.cpus").to_owned()))
+            }
+        };
+        let sessions = text("sessions")
+            .split(',')
+            .filter(|s| !s.is_empty())
+            .map(|s| s.parse().map_err(|_| wrong("sessions")))
+            .collect::<Result<BTreeSet<i32>, _>>()?;
+        Ok(Self {
+            workload: record.action.workload.clone(),
+            ours: mask("cpus")?,
+            processes,
+            found: mask("mask")?,
+            since: number("since")?,
+            sessions,
+            groups: text("groups")
+                .split('\n')
+                .filter(|g| !g.is_empty())
+                .map(str::to_owned)
+                .collect(),
+            group,
+            count: number("count")?,
+            skipped: record
+                .found
+                .iter()
+                .filter_map(|(name, count)| {
+                    Some((name.strip_prefix("skipped.")?.to_owned(), count.parse().ok()?))
+                })
+                .collect(),
+        })
+    }
+
+    /// The mask found of a thread. Those of processes that were born since are as the oldest process was.
+    fn found_of(&self, root: &Root, id: ProcessId, thread: i32) -> &CpuMask {
+        let Some(found) = self.processes.get(&id) else {
+            return &self.found;
+        };
+        if found.odd.is_empty() {
+            return &found.mask;
+        }
+        thread_start(root, id.pid, thread)
+            .and_then(|start| found.odd.get(&(thread, start)))
+            .unwrap_or(&found.mask)
+    }
+
+    /// Whether a process that is not in the record belongs to those of it: born since, as a descendant, in one of their
+    /// sessions or in their control group. After a crash this is all that tells who inherited our mask.
+    fn is_newcomer(&self, root: &Root, pid: i32) -> Option<ProcessId> {
+        let kin = Kin::read(root, pid)?;
+        let id = ProcessId {
+            pid,
+            start_ticks: kin.start_ticks,
+        };
+        // Both are counted in ticks from the same clock, and one of them may be rounded up.
+        if kin.ended || kin.start_ticks + 1 < self.since || self.processes.contains_key(&id) {
+            return None;
+        }
+        if self.sessions.contains(&kin.session) {
+            return Some(id);
+        }
+        let mut parent = kin.parent;
+        for _ in 0..ANCESTORS_MAX {
+            if parent <= 1 {
+                break;
+            }
+            let Some(above) = Kin::read(root, parent) else {
+                break;
+            };
+            let known = ProcessId {
+                pid: parent,
+                start_ticks: above.start_ticks,
+            };
+            if self.processes.contains_key(&known) {
+                return Some(id);
+            }
+            parent = above.parent;
+        }
+        own_group(root, pid)
+            .is_some_and(|group| self.groups.contains(&group))
+            .then_some(id)
+    }
+
+    /// Processes born since that have our mask, but for those that another placement holds.
+    fn born_since(&self, root: &Root, ours: &CpuMask, claimed: &BTreeSet<ProcessId>) -> Vec<ProcessId> {
+        files::numbered(root, "/proc", "")
+            .into_iter()
+            .filter_map(|pid| i32::try_from(pid).ok())
+            .filter(|pid| numa::affinity(*pid).is_ok_and(|mask| mask == *ours))
+            .filter_map(|pid| self.is_newcomer(root, pid))
+            .filter(|id| !claimed.contains(id))
+            .collect()
+    }
+}
+
+/// What one visit to a process met, in threads.
+#[derive(Default)]
+struct Visit {
+    /// As they should be.
+    right: u64,
+    changed: u64,
+    skipped: BTreeMap<&'static str, u64>,
+    gone: bool,
+}
+
+impl Visit {
+    /// Whether every thread had been as it should be before the visit.
+    fn is_complete(&self) -> bool {
+        self.changed == 0 && self.skipped.is_empty() && !self.gone
+    }
+}
+
+/// Places the threads of one process. `complete`: all of them were seen to be placed before, so that one which is not
+/// was set free by somebody.
+fn place(
+    root: &Root,
+    plan: &Plan,
+    id: ProcessId,
+    machine: &Cpus,
+    complete: bool,
+) -> Result<Visit, PlatformError> {
+    let mut visit = Visit::default();
+    let ours = plan.ours.and(&machine.online);
+    let Some(threads) = threads_of(root, id)? else {
+        visit.gone = true;
+        return Ok(visit);
+    };
+    for thread in threads {
+        let seen = match numa::affinity(thread) {
+            Ok(seen) => seen,
+            Err(NumaError::NoProcess) => continue,
+            Err(error) => return Err(numa_error(id, error)),
+        };
+        if seen == ours {
+            visit.right += 1;
+            continue;
+        }
+        let is_free = seen == plan.found_of(root, id, thread).and(&machine.online);
+        if !is_free || complete {
+            return Err(PlatformError::Conflict {
+                what: format!("affinity of thread {thread} of process {id}"),
+                expected: format!("CPUs {ours}"),
+                found: format!("CPUs {seen}"),
+            });
+        }
+        match numa::set_affinity(thread, &plan.ours) {
+            Ok(()) => visit.changed += 1,
+            Err(NumaError::NoProcess) => {}
+            Err(NumaError::Busy) => *visit.skipped.entry(DEADLINE).or_default() += 1,
+            Err(error) => return Err(numa_error(id, error)),
+        }
+    }
+    Ok(visit)
+}
+
+/// Gives the threads of one process their masks back, of those that have ours.
+fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<Visit, PlatformError> {
+    let mut visit = Visit::default();
+    let ours = plan.ours.and(&machine.online);
+    let Some(threads) = threads_of(root, id)? else {
+        visit.gone = true;
+        return Ok(visit);
+    };
+    let in_root = files::text(root, &format!("/proc/{}/cpuset", id.pid)).is_none_or(|path| path == "/");
+    for thread in threads {
+        let seen = match numa::affinity(thread) {
+            Ok(seen) => seen,
+            Err(NumaError::NoProcess) => continue,
+            Err(error) => return Err(numa_error(id, error)),
+        };
+        let found = plan.found_of(root, id, thread);
+        if seen == found.and(&machine.online) {
+            visit.right += 1;
+        } else if seen != ours || ours.is_empty() {
+            *visit.skipped.entry(CHANGED_BY_OTHERS).or_default() += 1;
+        } else {
+            match free_thread(thread, found, machine, in_root) {
+                Ok(true) => visit.changed += 1,
+                Ok(false) => *visit.skipped.entry(CUT).or_default() += 1,
+                Err(NumaError::NoProcess) => {}
+                Err(error) => return Err(numa_error(id, error)),
+            }
+        }
+    }
+    Ok(visit)
+}
+
+/// Gives one thread its mask back. `false`: it got what the kernel allows now, which is not what was found.
+fn free_thread(thread: i32, found: &CpuMask, machine: &Cpus, in_root: bool) -> Result<bool, NumaError> {
+    let wanted = found.and(&machine.online);
+    let everywhere = found.or(&machine.possible.without(&machine.isolated));
+    // Below a cpuset the kernel cuts the mask, and gives more when the cpuset grows, if more was asked for.
+    if !in_root {
+        numa::set_affinity(thread, &everywhere)?;
+        if numa::affinity(thread)? == wanted {
+            return Ok(true);
+        }
+    }
+    match numa::set_affinity(thread, found) {
+        Ok(()) => {}
+        // None of those CPUs is there any more: free to run everywhere, as the kernel itself does when a CPU goes.
+        Err(NumaError::Invalid) => numa::set_affinity(thread, &everywhere)?,
+        Err(error) => return Err(error),
+    }
+    Ok(numa::affinity(thread)? == wanted)
+}
+
+/// The way to one direction. Everything in it can be had again from the record and the machine.
+struct Task {
+    plan: Plan,
+    direction: Direction,
+    /// Processes of this round.
+    round: Vec<ProcessId>,
+    at: usize,
+    rounds: u8,
+    changed: u64,
+    right: u64,
+    skipped: BTreeMap<&'static str, u64>,
+    living: bool,
+    complete: BTreeSet<ProcessId>,
+    /// Processes born since that belong to those of the record: as the reviews saw them, or with our mask.
+    newcomers: Vec<ProcessId>,
+    /// Processes of other placements: in one login session and on the same CPUs they look like newcomers.
+    claimed: BTreeSet<ProcessId>,
+}
+
+impl Task {
+    fn new(plan: Plan, direction: Direction) -> Self {
+        Self {
+            plan,
+            direction,
+            round: Vec::new(),
+            at: 0,
+            rounds: 0,
+            changed: 0,
+            right: 0,
+            skipped: BTreeMap::new(),
+            living: false,
+            complete: BTreeSet::new(),
+            newcomers: Vec::new(),
+            claimed: BTreeSet::new(),
+        }
+    }
+
+    fn begin_round(&mut self, root: &Root, ours: &CpuMask) {
+        self.round = self.plan.processes.keys().copied().collect();
+        if self.direction == Direction::Undo {
+            for id in self.plan.born_since(root, ours, &self.claimed) {
+                if !self.newcomers.contains(&id) {
+                    self.newcomers.push(id);
+                }
+            }
+        }
+        self.round.extend(self.newcomers.iter().copied());
+        self.rounds += 1;
+        self.at = 0;
+        self.changed = 0;
+        self.right = 0;
+        self.living = false;
+        self.skipped.clear();
+    }
+
+    fn by_thread(&mut self, root: &Root) -> Result<Progress, PlatformError> {
+        let begun = Instant::now();
+        let machine = Cpus::read(root)?;
+        let ours = self.plan.ours.and(&machine.online);
+        if self.direction == Direction::Apply && ours.is_empty() {
+            return Err(rejected(
+                &format!("CPUs {}", self.plan.ours),
+                "none of these CPUs is online any more",
+            ));
+        }
+        if self.round.is_empty() {
+            self.begin_round(root, &ours);
+        }
+        while let Some(id) = self.round.get(self.at).copied() {
+            let visit = match self.direction {
+                Direction::Apply => place(root, &self.plan, id, &machine, self.complete.contains(&id))?,
+                Direction::Undo => give_back(root, &self.plan, id, &machine)?,
+            };
+            self.at += 1;
+            self.changed += visit.changed;
+            self.right += visit.right;
+            let complete = visit.is_complete();
+            for (reason, count) in visit.skipped {
+                *self.skipped.entry(reason).or_default() += count;
+            }
+            if visit.gone {
+                *self.skipped.entry(ENDED).or_default() += 1;
+            } else {
+                self.living = true;
+                if self.direction == Direction::Apply && complete {
+                    self.complete.insert(id);
+                }
+            }
+            if begun.elapsed() >= SLICE {
+                break;
+            }
+        }
+        if self.at < self.round.len() {
+            return Ok(self.progress(false));
+        }
+        if self.direction == Direction::Apply && !self.living {
+            return Err(vanished(&self.plan.workload));
+        }
+        // What was changed in this round is seen in the next: threads that were born meanwhile, and whether it holds.
+        if self.changed == 0 {
+            return Ok(self.progress(true));
+        }
+        if self.rounds >= ROUNDS_MAX {
+            return Err(PlatformError::Busy {
+                what: format!("placing the threads of {}", self.plan.workload),
+                why: format!("after {ROUNDS_MAX} rounds there were still new threads without the mask"),
+            });
+        }
+        let progress = self.progress(false);
+        self.round.clear();
+        Ok(progress)
+    }
+
+    fn by_group(&mut self, root: &Root) -> Result<Progress, PlatformError> {
+        let Some((group, found)) = &self.plan.group else {
+            return Err(unsupported("no group"));
+        };
+        let machine = Cpus::read(root)?;
+        let ours = self.plan.ours.to_string();
+        if !group.exists(root) {
+            return match self.direction {
+                Direction::Apply => Err(vanished(&self.plan.workload)),
+                Direction::Undo => {
+                    self.skipped.insert(ENDED, 1);
+                    Ok(self.progress(true))
+                }
+            };
+        }
+        let now = group.cpus(root).map_err(|e| group_error(group, &e))?;
+        let is_ours = same_cpus(&now, &self.plan.ours, &machine);
+        let is_found =
+            now == *found || CpuMask::from_list(found).is_some_and(|f| same_cpus(&now, &f, &machine));
+        let conflict = || PlatformError::Conflict {
+            what: format!("affinity by {}/cpuset.cpus", group.path),
+            expected: ours.clone(),
+            found: now.clone(),
+        };
+        let write = |list: &str| group.set_cpus(root, list).map_err(|e| group_error(group, &e));
+        match self.direction {
+            Direction::Apply if is_ours => {}
+            // It was ours, and is not any more.
+            Direction::Apply if !self.complete.is_empty() || !is_found => return Err(conflict()),
+            Direction::Apply => {
+                write(&ours)?;
+                let back = group.cpus(root).map_err(|e| group_error(group, &e))?;
+                if !same_cpus(&back, &self.plan.ours, &machine) {
+                    return Err(PlatformError::Rejected {
+                        what: format!("{}/cpuset.cpus", group.path),
+                        value: ours,
+                        errno: format!("it reads {back} afterwards"),
+                    });
+                }
+            }
+            Direction::Undo if is_found && !is_ours => {}
+            Direction::Undo if is_ours => {
+                if let Err(error) = group.set_cpus(root, found) {
+                    // Version 1 takes no CPU that is offline now.
+                    let left = CpuMask::from_list(found)
+                        .map(|f| f.and(&machine.online))
+                        .filter(|left| !left.is_empty());
+                    match left {
+                        Some(left) if group.version == 1 => write(&left.to_string())?,
+                        _ => return Err(group_error(group, &error)),
+                    }
+                }
+                let back = group.cpus(root).map_err(|e| group_error(group, &e))?;
+                if back != *found {
+                    self.skipped.insert(CUT, 1);
+                }
+            }
+            Direction::Undo => {
+                self.skipped.insert(CHANGED_BY_OTHERS, 1);
+            }
+        }
+        if self.direction == Direction::Apply {
+            self.complete.extend(self.plan.processes.keys().copied());
+        }
+        if self.skipped.is_empty() {
+            self.right = self.plan.count;
+        }
+        Ok(self.progress(true))
+    }
+
+    fn progress(&self, done: bool) -> Progress {
+        let mut skipped = self.plan.skipped.clone();
+        for (reason, count) in &self.skipped {
+            *skipped.entry((*reason).to_owned()).or_default() += count;
+        }
+        let finished = self.right + self.changed;
+        let met = finished + skipped.values().sum::<u64>();
+        Progress {
+            done,
+            finished,
+            total: if done { met } else { met.max(self.plan.count) },
+            skipped,
+            verified: done,
+            ..Progress::default()
+        }
+    }
+}
+
+/// Whether a list of CPUs is that set, but for CPUs that are offline: version 1 of the control groups forgets those.
+fn same_cpus(list: &str, cpus: &CpuMask, machine: &Cpus) -> bool {
+    CpuMask::from_list(list)
+        .is_some_and(|now| now == *cpus || (now.is_within(cpus) && now == cpus.and(&machine.online)))
+        && !list.is_empty()
+}
+
+/// A placement that was applied by this process.
+struct InForce {
+    plan: Plan,
+    complete: BTreeSet<ProcessId>,
+    newcomers: Vec<ProcessId>,
+    /// Where the next review begins.
+    at: usize,
+    /// Somebody chose otherwise: the sentence that says what was found.
+    overruled: Option<String>,
+}
+
+impl InForce {
+    /// Looks whether everything is as it was left, and places new processes of the workload that belong to those of the
+    /// record. What they get and what an undo finds again is the same by [`Plan::is_newcomer`].
+    fn review(&mut self, root: &Root, machine: &Cpus, members: &[ProcessId], begun: Instant) {
+        let ours = self.plan.ours.and(&machine.online);
+        if ours.is_empty() {
+            // The kernel has set the threads free; when the CPUs come back they may be placed again.
+            self.complete.clear();
+            return;
+        }
+        if let Some((group, _)) = &self.plan.group {
+            let now = group.cpus(root).unwrap_or_default();
+            if group.exists(root) && !same_cpus(&now, &self.plan.ours, machine) {
+                self.overruled = Some(format!(
+                    "affinity by {}/cpuset.cpus was changed from CPUs {} to {now:?} by somebody else",
+                    group.path, self.plan.ours
+                ));
+            }
+            return;
+        }
+        self.newcomers.retain(|id| members.contains(id));
+        let count = members.len();
+        for _ in 0..count {
+            let Some(id) = members.get(self.at % count).copied() else {
+                break;
+            };
+            self.at = (self.at + 1) % count;
+            if !self.plan.processes.contains_key(&id) && !self.newcomers.contains(&id) {
+                if self.plan.is_newcomer(root, id.pid) != Some(id) {
+                    continue;
+                }
+                self.newcomers.push(id);
+            }
+            match place(root, &self.plan, id, machine, self.complete.contains(&id)) {
+                Ok(visit) if visit.gone => {
+                    self.complete.remove(&id);
+                }
+                Ok(visit) => {
+                    if visit.is_complete() {
+                        self.complete.insert(id);
+                    }
+                }
+                Err(error @ PlatformError::Conflict { .. }) => {
+                    self.overruled = Some(error.to_string());
+                    return;
+                }
+                // The next review looks again.
+                Err(_) => {}
+            }
+            if begun.elapsed() >= REVIEW_MAX {
+                return;
+            }
+        }
+    }
+}
+
+fn rejected(value: &str, why: &str) -> PlatformError {
+    PlatformError::Rejected {
+        what: "thread_placement".into(),
+        value: value.to_owned(),
+        errno: why.to_owned(),
+    }
+}
+
+fn unsupported(why: &str) -> PlatformError {
+    PlatformError::Unsupported {
+        what: "placement of threads".into(),
+        why: why.to_owned(),
+    }
+}
+
+fn vanished(workload: &WorkloadId) -> PlatformError {
+    PlatformError::Vanished {
+        target: format!("workload {workload}"),
+    }
+}
+
+fn group_error(group: &Group, error: &std::io::Error) -> PlatformError {
+    let what = format!("{}/cpuset.cpus", group.path);
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => PlatformError::Denied {
+            what,
+            needs: "run as root, with the control groups mounted read-write".into(),
+        },
+        Some(libc::ENOENT | libc::ENODEV) => PlatformError::Vanished { target: what },
+        Some(libc::EBUSY | libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => {
+            PlatformError::Busy {
+                what,
+                why: error.to_string(),
+            }
+        }
+        _ => PlatformError::Rejected {
+            what,
+            value: "a list of CPUs".into(),
+            errno: error.to_string(),
+        },
+    }
+}
+
+fn numa_error(id: ProcessId, error: NumaError) -> PlatformError {
+    match error {
+        NumaError::NotPermitted => denied(id),
+        NumaError::NoProcess => PlatformError::Vanished {
+            target: format!("process {id}"),
+        },
+        NumaError::NotSupported => unsupported("the kernel has no sched_setaffinity"),
+        NumaError::NoMemory | NumaError::Interrupted => PlatformError::Busy {
+            what: format!("placing the threads of process {id}"),
+            why: error.to_string(),
+        },
+        error => PlatformError::Rejected {
+            what: format!("affinity of process {id}"),
+            value: "a mask of CPUs".into(),
+            errno: error.to_string(),
+        },
+    }
+}

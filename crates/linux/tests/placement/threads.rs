@@ -1,0 +1,504 @@
+//! Threads.
+
+use crate::victim::{Victim, id_of, masks};
+use crate::{Hands, drive, is_root, skipped};
+use homeostat_linux::Root;
+use homeostat_linux::effectors::Registry;
+use homeostat_linux::sys::numa::{CpuMask, affinity, set_affinity};
+use homeostat_model::action::Target;
+use homeostat_model::{Action, ActionId, CpuId, Direction, ProcessId};
+use homeostat_platform::{Effectors, PlatformError, conformance};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The first two CPUs on which a new process may run, if there are two.
+fn two_cpus() -> Option<(u32, u32)> {
+    if !is_root() {
+        return None;
+    }
+    let own = affinity(std::process::id() as i32).unwrap();
+    let mut cpus = own.iter();
+    let found = cpus.next().zip(cpus.next());
+    if found.is_none() {
+        eprintln!("skipped: there is one CPU only");
+    }
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if own.to_string() != online.trim() {
+        eprintln!("skipped: this test process itself is bound to CPUs {own}");
+        return None;
+    }
+    found
+}
+
+fn action(cpus: &[u32]) -> Action {
+    Action {
+        id: ActionId(1),
+        effector: "thread_placement".into(),
+        workload: "victim".into(),
+        target: Target::Cpus(cpus.iter().map(|c| CpuId(*c)).collect()),
+        arguments: BTreeMap::new(),
+        why: "test".into(),
+    }
+}
+
+fn all_on(pid: i32, list: &str) {
+    let found = masks(pid);
+    assert!(found.iter().all(|(_, mask)| mask == list), "{found:?}");
+}
+
+#[test]
+fn conformance_on_the_threads_of_a_process() {
+    let Some((first, _)) = two_cpus() else { return };
+    let victim = Victim::start(6, 0);
+    let found = masks(victim.pid());
+    assert!(found.len() >= 8);
+    let (mut hands, mut fresh) = (Hands::new(&[victim.id()]), Hands::new(&[]));
+    let broken = conformance::acting(&mut hands, &mut fresh, &action(&[first]));
+    assert_eq!(broken, Vec::<String>::new());
+    assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn every_thread_is_placed_and_each_gets_its_mask_back() {
+    let Some((_, second)) = two_cpus() else { return };
+    let victim = Victim::start(6, 0);
+    let found = masks(victim.pid());
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[second])).unwrap();
+    assert_eq!(masks(victim.pid()), found, "prepare changes nothing");
+    for _ in 0..3 {
+        let applied = drive(&mut hands, &record, Direction::Apply).unwrap();
+        assert_eq!(applied.finished, found.len() as u64);
+        assert_eq!((applied.total, applied.skipped.len()), (applied.finished, 0));
+        all_on(victim.pid(), &second.to_string());
+        let undone = drive(&mut hands, &record, Direction::Undo).unwrap();
+        assert_eq!(undone.finished, found.len() as u64);
+        assert_eq!(masks(victim.pid()), found);
+    }
+}
+
+#[test]
+fn those_born_while_it_is_in_force_are_set_free_with_the_others_also_after_a_crash() {
+    let Some((first, _)) = two_cpus() else { return };
+    let mut victim = Victim::start(2, 0);
+    let everywhere = masks(victim.pid())[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    for _ in 0..3 {
+        victim.tell("thread");
+    }
+    let child = victim.tell("fork") as i32;
+    all_on(victim.pid(), &first.to_string());
+    all_on(child, &first.to_string());
+    // Nobody but the record knows: as after kill -9.
+    let mut fresh = Hands::new(&[]);
+    let undone = drive(&mut fresh, &record, Direction::Undo).unwrap();
+    all_on(victim.pid(), &everywhere);
+    all_on(child, &everywhere);
+    assert_eq!(
+        undone.finished,
+        masks(victim.pid()).len() as u64 + 1,
+        "{undone:?}"
+    );
+}
+
+#[test]
+fn a_process_that_became_another_program_still_gets_its_mask_back() {
+    let Some((first, _)) = two_cpus() else { return };
+    let mut victim = Victim::start(0, 0);
+    let everywhere = masks(victim.pid())[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    victim.send("exec");
+    let comm = format!("/proc/{}/comm", victim.pid());
+    for _ in 0..1000 {
+        if std::fs::read_to_string(&comm).unwrap().trim() == "sleep" {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    all_on(victim.pid(), &first.to_string());
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    all_on(victim.pid(), &everywhere);
+}
+
+#[test]
+fn a_review_places_new_processes_of_the_workload_and_the_undo_finds_them() {
+    let Some((first, _)) = two_cpus() else { return };
+    let stranger = Victim::start(0, 0);
+    // Start times are counted in ticks of 10 ms.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let mut victim = Victim::start(1, 0);
+    let everywhere = masks(victim.pid())[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    let child = victim.tell("fork") as i32;
+    // As if it had been forked by a thread that was not placed yet.
+    set_affinity(child, &CpuMask::from_list(&everywhere).unwrap()).unwrap();
+    let members = [victim.id(), id_of(child)];
+    assert!(hands.review(&members).is_empty());
+    all_on(child, &first.to_string());
+    assert!(hands.review(&members).is_empty());
+    // One that was there before the record but is not in it is not touched: no undo would find it.
+    assert!(hands.review(&[victim.id(), stranger.id()]).is_empty());
+    all_on(stranger.pid(), &everywhere);
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    all_on(victim.pid(), &everywhere);
+    all_on(child, &everywhere);
+}
+
+#[test]
+fn what_a_person_bound_before_is_left_alone() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(3, 0);
+    let worker = masks(victim.pid())[2].0;
+    victim.tell(&format!("bind {worker} {second}"));
+    let found = masks(victim.pid());
+    let error = Hands::new(&[victim.id()]).prepare(&action(&[first])).unwrap_err();
+    assert!(
+        matches!(&error, PlatformError::Conflict { what, .. } if what.contains(&format!("thread {worker}"))),
+        "{error}"
+    );
+    assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn a_memory_policy_is_a_person_s_choice() {
+    let Some((first, _)) = two_cpus() else { return };
+    if !Path::new("/proc/self/numa_maps").exists() {
+        eprintln!("skipped: a kernel without NUMA");
+        return;
+    }
+    let victim = Victim::start_bound(0);
+    let error = Hands::new(&[victim.id()]).prepare(&action(&[first])).unwrap_err();
+    assert!(
+        matches!(&error, PlatformError::Conflict { found, .. } if found.contains("bind")),
+        "{error}"
+    );
+}
+
+#[test]
+fn who_binds_a_thread_later_wins() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(4, 0);
+    let found = masks(victim.pid());
+    let everywhere = found[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    let worker = found[3].0;
+    victim.tell(&format!("bind {worker} {second}"));
+    // Noticed by the next review, with words that strategies understand.
+    let told = hands.review(&[victim.id()]);
+    assert_eq!(told.len(), 1);
+    assert!(
+        told[0].1.contains("affinity") && told[0].1.contains("somebody else"),
+        "{told:?}"
+    );
+    let error = drive(&mut hands, &record, Direction::Apply).unwrap_err();
+    assert!(matches!(error, PlatformError::Conflict { .. }), "{error}");
+    let undone = drive(&mut hands, &record, Direction::Undo).unwrap();
+    assert_eq!(skipped(&undone, "changed by somebody else"), 1);
+    for (thread, mask) in masks(victim.pid()) {
+        let expected = if thread == worker {
+            second.to_string()
+        } else {
+            everywhere.clone()
+        };
+        assert_eq!(mask, expected, "{thread}");
+    }
+    // A second undo, from the record alone, changes nothing of that.
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    assert_eq!(affinity(worker), Ok(CpuMask::of([second])));
+}
+
+#[test]
+fn who_sets_a_thread_free_wins_too() {
+    let Some((first, _)) = two_cpus() else { return };
+    let victim = Victim::start(4, 0);
+    let found = masks(victim.pid());
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    set_affinity(found[1].0, &CpuMask::from_list(&found[1].1).unwrap()).unwrap();
+    let error = drive(&mut hands, &record, Direction::Apply).unwrap_err();
+    assert!(matches!(error, PlatformError::Conflict { .. }), "{error}");
+    drive(&mut hands, &record, Direction::Undo).unwrap();
+    assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn a_process_that_is_gone_or_another_owes_nothing() {
+    let Some((first, _)) = two_cpus() else { return };
+    let mut victim = Victim::start(2, 0);
+    let mut hands = Hands::new(&[victim.id()]);
+    let mut record = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    victim.kill();
+    let error = drive(&mut hands, &record, Direction::Apply).unwrap_err();
+    assert!(matches!(error, PlatformError::Vanished { .. }), "{error}");
+    let undone = drive(&mut hands, &record, Direction::Undo).unwrap();
+    assert_eq!((undone.finished, skipped(&undone, "process ended")), (0, 1));
+    // The number is used again by a process that is bound by a person to the very CPUs.
+    let other = Victim::start(2, 0);
+    for (thread, _) in masks(other.pid()) {
+        set_affinity(thread, &CpuMask::of([first])).unwrap();
+    }
+    let before = ProcessId {
+        start_ticks: other.id().start_ticks - 1000,
+        ..other.id()
+    };
+    let mask = record.found["mask"].clone();
+    record.found.retain(|key, _| !key.starts_with("mask."));
+    record
+        .found
+        .insert(format!("mask.{}.{}", before.pid, before.start_ticks), mask);
+    for key in ["sessions", "groups"] {
+        record.found.insert(key.into(), String::new());
+    }
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    all_on(other.pid(), &first.to_string());
+    let outcome = Hands::new(&[before]).prepare(&action(&[first]));
+    assert!(
+        matches!(outcome, Err(PlatformError::Vanished { .. })),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn without_privilege_it_is_denied() {
+    let Some((first, _)) = two_cpus() else { return };
+    let victim = Victim::start(1, 0);
+    let found = masks(victim.pid());
+    let record = Hands::new(&[victim.id()]).prepare(&action(&[first])).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: the raw system call changes this thread alone, which ends with the scope.
+            let outcome = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+            assert_eq!(outcome, 0);
+            let outcome = Hands::new(&[]).advance(&record, Direction::Apply);
+            assert!(
+                matches!(outcome, Err(PlatformError::Denied { .. })),
+                "{outcome:?}"
+            );
+        });
+    });
+    assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn impossible_actions_are_rejected() {
+    let Some((first, _)) = two_cpus() else { return };
+    let victim = Victim::start(0, 0);
+    let mut hands = Hands::new(&[victim.id()]);
+    let with = |name: &str, value: &str| {
+        let mut action = action(&[first]);
+        action.arguments.insert(name.into(), value.into());
+        action
+    };
+    let mut nothing = action(&[]);
+    nothing.target = Target::Nothing;
+    for wrong in [
+        action(&[]),
+        action(&[8191]),
+        action(&[100_000]),
+        nothing,
+        with("means", "magic"),
+        with("no such thing", "1"),
+    ] {
+        let outcome = hands.prepare(&wrong);
+        assert!(
+            matches!(outcome, Err(PlatformError::Rejected { .. })),
+            "{wrong:?}: {outcome:?}"
+        );
+    }
+    assert!(matches!(
+        hands.prepare(&with("group_by", "board")),
+        Err(PlatformError::Unsupported { .. })
+    ));
+    assert!(matches!(
+        Hands::new(&[]).prepare(&action(&[first])),
+        Err(PlatformError::Vanished { .. })
+    ));
+    let captured = Registry::new(&Root::new("some/captured/tree")).prepare_for(&action(&[first]), &[]);
+    assert!(
+        matches!(captured, Err(PlatformError::Unsupported { .. })),
+        "{captured:?}"
+    );
+}
+
+#[test]
+fn a_damaged_record_is_malformed_and_nothing_is_touched() {
+    let Some((first, _)) = two_cpus() else { return };
+    let victim = Victim::start(0, 0);
+    let found = masks(victim.pid());
+    let record = Hands::new(&[victim.id()]).prepare(&action(&[first])).unwrap();
+    let own = format!("mask.{}.{}", victim.id().pid, victim.id().start_ticks);
+    for (key, value) in [
+        ("cpus", ""),
+        ("mask", "x"),
+        ("since", "soon"),
+        ("count", "-1"),
+        ("sessions", "1,a"),
+        ("mask.1", "0"),
+        ("mask.1.x", "0"),
+        (own.as_str(), "3-1"),
+        ("cpuset", "/etc/passwd"),
+        ("cpuset", "/sys/fs/cgroup/../../../etc/x"),
+    ] {
+        let mut damaged = record.clone();
+        damaged.found.insert(key.into(), value.into());
+        damaged.found.entry("cpuset.version".into()).or_insert("2".into());
+        for direction in [Direction::Apply, Direction::Undo] {
+            let outcome = Hands::new(&[]).advance(&damaged, direction);
+            assert!(
+                matches!(outcome, Err(PlatformError::Malformed { .. })),
+                "{key}={value}: {outcome:?}"
+            );
+        }
+    }
+    assert_eq!(masks(victim.pid()), found);
+}
+
+/// A control group with a cpuset, made for the test. Removed when dropped, after its processes have ended.
+struct Group(PathBuf);
+
+impl Group {
+    /// In version 1 or 2 of the control groups, whichever has the cpuset controller here.
+    fn make(name: &str) -> Option<Self> {
+        let one = Path::new("/sys/fs/cgroup/cpuset");
+        let (parent, first_version) = if one.join("cpuset.cpus").exists() {
+            (one.to_owned(), true)
+        } else {
+            let two = Path::new("/sys/fs/cgroup");
+            let _ = std::fs::write(two.join("cgroup.subtree_control"), "+cpuset");
+            (two.to_owned(), false)
+        };
+        let path = parent.join(format!("homeostat-test-{name}-{}", std::process::id()));
+        if let Err(error) = std::fs::create_dir(&path) {
+            eprintln!("skipped: {}: {error}", path.display());
+            return None;
+        }
+        let group = Self(path);
+        if first_version {
+            for leaf in ["cpuset.cpus", "cpuset.mems"] {
+                std::fs::write(group.0.join(leaf), std::fs::read(parent.join(leaf)).unwrap()).unwrap();
+            }
+        } else if !group.0.join("cpuset.cpus").exists() {
+            eprintln!("skipped: no cpuset controller in the control groups");
+            return None;
+        }
+        Some(group)
+    }
+
+    fn add(&self, pid: i32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    fn cpus(&self) -> String {
+        std::fs::read_to_string(self.0.join("cpuset.cpus"))
+            .unwrap()
+            .trim()
+            .to_owned()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for _ in 0..200 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        eprintln!("left behind: {}", self.0.display());
+    }
+}
+
+fn by_cpuset(cpus: &[u32]) -> Action {
+    let mut action = action(cpus);
+    action.arguments.insert("means".into(), "cpuset".into());
+    action
+}
+
+/// Whether the kernel lets a cpuset be used; prints the reason when not.
+fn group_for(name: &str, members: &[&Victim]) -> Option<Group> {
+    let group = Group::make(name)?;
+    for victim in members {
+        group.add(victim.pid());
+    }
+    let ids: Vec<ProcessId> = members.iter().map(|v| v.id()).collect();
+    match Hands::new(&ids).prepare(&by_cpuset(&[0])) {
+        Err(PlatformError::Rejected { errno, .. }) if errno.contains("6.2") => {
+            eprintln!("skipped: {errno}");
+            None
+        }
+        _ => Some(group),
+    }
+}
+
+#[test]
+fn a_cpuset_of_its_own_serves_as_the_means_and_reads_as_it_was_found() {
+    let Some((first, second)) = two_cpus() else { return };
+    let (a, b) = (Victim::start(2, 0), Victim::start(2, 0));
+    let Some(group) = group_for("means", &[&a, &b]) else {
+        return;
+    };
+    // Bound after the group, so that they end before it is removed.
+    let (a, b) = (a, b);
+    let text = group.cpus();
+    let found = (masks(a.pid()), masks(b.pid()));
+    let members = [a.id(), b.id()];
+    let (mut hands, mut fresh) = (Hands::new(&members), Hands::new(&[]));
+    let broken = conformance::acting(&mut hands, &mut fresh, &by_cpuset(&[first]));
+    assert_eq!(broken, Vec::<String>::new());
+    assert_eq!(
+        (group.cpus(), (masks(a.pid()), masks(b.pid()))),
+        (text.clone(), found.clone())
+    );
+
+    let mut hands = Hands::new(&members);
+    let record = hands.prepare(&by_cpuset(&[first])).unwrap();
+    let applied = drive(&mut hands, &record, Direction::Apply).unwrap();
+    assert_eq!(applied.finished, applied.total);
+    assert_eq!(group.cpus(), first.to_string());
+    all_on(a.pid(), &first.to_string());
+    // Whoever comes into the group later falls under it.
+    let late = Victim::start(0, 0);
+    group.add(late.pid());
+    all_on(late.pid(), &first.to_string());
+    assert!(hands.review(&members).is_empty());
+    // A person writes something else: it stays, and a review says so.
+    std::fs::write(group.0.join("cpuset.cpus"), second.to_string()).unwrap();
+    assert!(hands.review(&members)[0].1.contains("affinity"));
+    let error = drive(&mut hands, &record, Direction::Apply).unwrap_err();
+    assert!(matches!(error, PlatformError::Conflict { .. }), "{error}");
+    let undone = drive(&mut hands, &record, Direction::Undo).unwrap();
+    assert_eq!(skipped(&undone, "changed by somebody else"), 1);
+    assert_eq!(group.cpus(), second.to_string());
+    // What somebody set is no means any more.
+    let outcome = hands.prepare(&by_cpuset(&[first]));
+    assert!(outcome.is_err(), "{outcome:?}");
+    drop((a, b, late));
+}
+
+#[test]
+fn a_cpuset_shared_with_others_is_not_used() {
+    let Some((first, _)) = two_cpus() else { return };
+    let (a, b) = (Victim::start(0, 0), Victim::start(0, 0));
+    let Some(group) = group_for("shared", &[&a, &b]) else {
+        return;
+    };
+    let (a, b) = (a, b);
+    let text = group.cpus();
+    let outcome = Hands::new(&[a.id()]).prepare(&by_cpuset(&[first]));
+    assert!(
+        matches!(&outcome, Err(PlatformError::Rejected { errno, .. }) if errno.contains("also holds")),
+        "{outcome:?}"
+    );
+    assert_eq!(group.cpus(), text);
+    drop((a, b));
+}
