@@ -179,6 +179,9 @@ pub struct Experiment {
     pub strategy: String,
     /// Workload.
     pub workload: String,
+    /// The other workloads, when several are tried as one change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
     /// `preparing`, `washout`, `measuring` or `reverting`.
     pub phase: String,
     /// Share of the preparation that is done, 0..1.
@@ -231,6 +234,9 @@ pub struct Outcome {
     pub id: u64,
     /// Workload.
     pub workload: String,
+    /// The other workloads, when several are tried as one change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
     /// Strategy.
     pub strategy: String,
     /// `accepted`, `rejected`, `harmful`, `inconclusive` or `aborted`.
@@ -451,6 +457,7 @@ impl From<&ExperimentView> for Experiment {
             kind: word(&e.kind),
             strategy: e.strategy.to_string(),
             workload: e.workload.to_string(),
+            others: e.others.iter().map(ToString::to_string).collect(),
             phase: e.phase.clone(),
             prepared: finite_or_zero(e.prepared),
             blocks: e.blocks,
@@ -486,6 +493,7 @@ impl From<&OutcomeView> for Outcome {
         Self {
             id: o.id.0,
             workload: o.workload.to_string(),
+            others: o.others.iter().map(ToString::to_string).collect(),
             strategy: o.strategy.to_string(),
             verdict: o.verdict.to_string(),
             effect: o.effect.map(Into::into),
@@ -566,7 +574,7 @@ impl Explanation {
             experiments: view
                 .experiments
                 .iter()
-                .filter(|e| e.workload == *id)
+                .filter(|e| e.workload == *id || e.others.contains(id))
                 .map(Into::into)
                 .collect(),
             in_force: view
@@ -578,7 +586,7 @@ impl Explanation {
             outcomes: view
                 .outcomes
                 .iter()
-                .filter(|o| o.workload == *id)
+                .filter(|o| o.workload == *id || o.others.contains(id))
                 .map(Into::into)
                 .collect(),
             advice: view

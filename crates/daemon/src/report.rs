@@ -126,6 +126,9 @@ pub struct PastExperiment {
     pub strategy: String,
     /// Workload.
     pub workload: String,
+    /// The other workloads, when several were tried as one change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
     /// Its identity over restarts.
     pub fingerprint: String,
     /// The machine's identity.
@@ -190,6 +193,11 @@ impl From<&ExperimentRecord> for PastExperiment {
             .to_owned(),
             strategy: e.strategy.to_string(),
             workload: e.workload.to_string(),
+            others: e
+                .others
+                .iter()
+                .map(|(workload, _)| workload.to_string())
+                .collect(),
             fingerprint: e.fingerprint.to_string(),
             machine: e.machine.clone(),
             hypothesis: e.hypothesis.clone(),

@@ -6,9 +6,10 @@
 //! which shrinks the measured effect, and lengthens the washout of later blocks. Not covered: an undo that slows the
 //! program down beyond the washout would look like a gain.
 
-use crate::series::{EDGE_TOLERANCE, Series, Sums};
+use crate::panel::Gauge;
+use crate::series::{EDGE_TOLERANCE, Sums};
 use crate::strategy::Load;
-use homeostat_model::{BlockRecord, Effect, MeterId, Nanoseconds};
+use homeostat_model::{BlockRecord, Effect, Nanoseconds};
 use homeostat_statistics::robust::ln;
 
 /// A block is measured again when less than this share of its time carries readings.
@@ -122,32 +123,24 @@ impl Block {
         now >= self.measure_from
     }
 
-    /// Checks whether the block is over. `cpu_floor` is the CPU use (CPUs) below which the program counts as idle:
-    /// then nothing can be learnt and the block is measured again. That rule does not look at the arm.
-    pub(crate) fn poll(
-        &mut self,
-        now: Nanoseconds,
-        series: &Series,
-        meter: &MeterId,
-        objective: Objective,
-        cpu_floor: f64,
-    ) -> BlockState {
+    /// Checks whether the block is over. While a program whose load is offered is idle nothing can be learnt, and the
+    /// block is measured again. That rule does not look at the arm.
+    pub(crate) fn poll(&mut self, now: Nanoseconds, gauge: &Gauge<'_>) -> BlockState {
         if now + EDGE_TOLERANCE < self.ends {
             return BlockState::Running;
         }
-        let sums = series.sums(meter, self.measure_from, now);
+        let reading = gauge.read(self.measure_from, now);
         let length = (self.ends - self.measure_from).as_secs_f64();
-        let idle = objective == Objective::CpuPerWork && sums.cpu < cpu_floor * sums.seconds;
-        let score = objective.score(&sums);
-        match score {
-            Some(score) if sums.seconds >= COVERAGE_MIN * length && !idle => {
+        let idle = reading.idle;
+        match reading.score {
+            Some(score) if reading.seconds >= COVERAGE_MIN * length && !idle => {
                 BlockState::Finished(BlockRecord {
                     index: self.index,
                     on: self.on,
                     measured_from: self.measure_from,
-                    measured: Nanoseconds::from_secs_f64(sums.seconds),
-                    work: sums.work,
-                    cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                    measured: Nanoseconds::from_secs_f64(reading.seconds),
+                    work: reading.work,
+                    cpu: Nanoseconds::from_secs_f64(reading.cpu),
                     score,
                     broken: false,
                 })
@@ -155,7 +148,7 @@ impl Block {
             _ if self.extensions >= EXTENSIONS_MAX => BlockState::Unmeasurable(if idle {
                 "the load went away".to_owned()
             } else {
-                format!("the meter {meter} delivered no readings")
+                format!("the meter {} delivered no readings", gauge.meters())
             }),
             _ => {
                 let measured = self.ends - self.measure_from;
@@ -172,22 +165,16 @@ impl Block {
     }
 
     /// The record of a block that the circuit breaker ended.
-    pub(crate) fn broken(
-        &self,
-        now: Nanoseconds,
-        series: &Series,
-        meter: &MeterId,
-        objective: Objective,
-    ) -> BlockRecord {
-        let sums = series.sums(meter, self.measure_from, now);
+    pub(crate) fn broken(&self, now: Nanoseconds, gauge: &Gauge<'_>) -> BlockRecord {
+        let reading = gauge.read(self.measure_from, now);
         BlockRecord {
             index: self.index,
             on: self.on,
             measured_from: self.measure_from,
-            measured: Nanoseconds::from_secs_f64(sums.seconds),
-            work: sums.work,
-            cpu: Nanoseconds::from_secs_f64(sums.cpu),
-            score: objective.score(&sums).unwrap_or(f64::NEG_INFINITY),
+            measured: Nanoseconds::from_secs_f64(reading.seconds),
+            work: reading.work,
+            cpu: Nanoseconds::from_secs_f64(reading.cpu),
+            score: reading.score.unwrap_or(f64::NEG_INFINITY),
             broken: true,
         }
     }
@@ -196,7 +183,9 @@ impl Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::Interval;
+    use crate::panel::{Member, Panel};
+    use crate::series::{Interval, Series};
+    use homeostat_model::{Fingerprint, MeterId};
     use std::collections::BTreeMap;
 
     fn series(upto: u64, gap: std::ops::Range<u64>) -> Series {
@@ -221,6 +210,23 @@ mod tests {
         s
     }
 
+    /// `cpus`: CPUs used when the trial began.
+    fn panel(objective: Objective, cpus: f64) -> Panel {
+        let member = Member::new(
+            "w".into(),
+            Fingerprint::new("w"),
+            MeterId::new("m"),
+            objective,
+            cpus,
+        );
+        Panel::new(member, Vec::new())
+    }
+
+    fn poll(block: &mut Block, now: u64, series: &Series, panel: &Panel) -> BlockState {
+        let gauge = Gauge::new(panel, |_| Some(series)).unwrap();
+        block.poll(at(now), &gauge)
+    }
+
     fn at(t: u64) -> Nanoseconds {
         Nanoseconds::from_secs(t)
     }
@@ -228,12 +234,12 @@ mod tests {
     #[test]
     fn the_washout_is_discarded_and_the_rest_measured() {
         let mut block = Block::start(0, true, at(10), at(2), at(5));
-        let meter = MeterId::new("m");
+        let panel = panel(Objective::WorkPerSecond, 0.0);
         assert!(matches!(
-            block.poll(at(16), &series(16, 0..0), &meter, Objective::WorkPerSecond, 0.0),
+            poll(&mut block, 16, &series(16, 0..0), &panel),
             BlockState::Running
         ));
-        match block.poll(at(17), &series(17, 0..0), &meter, Objective::WorkPerSecond, 0.0) {
+        match poll(&mut block, 17, &series(17, 0..0), &panel) {
             BlockState::Finished(r) => {
                 assert_eq!((r.work, r.measured), (50.0, at(5)));
                 assert!((r.score - 10f64.ln()).abs() < 1e-12);
@@ -244,13 +250,13 @@ mod tests {
 
     #[test]
     fn a_gap_in_the_readings_extends_the_block_and_a_lasting_one_ends_it() {
-        let meter = MeterId::new("m");
+        let panel = panel(Objective::WorkPerSecond, 0.0);
         let mut block = Block::start(0, true, at(10), at(2), at(5));
         let s = series(200, 12..200);
         let mut now = 17;
         let mut extensions = 0;
         loop {
-            match block.poll(at(now), &s, &meter, Objective::WorkPerSecond, 0.0) {
+            match poll(&mut block, now, &s, &panel) {
                 BlockState::Running | BlockState::Idle => {
                     extensions += 1;
                     now += 5;
@@ -267,16 +273,15 @@ mod tests {
 
     #[test]
     fn an_idle_program_is_not_a_measurement_when_its_load_is_offered() {
-        let meter = MeterId::new("m");
         let mut block = Block::start(0, false, at(10), at(2), at(5));
         let s = series(40, 0..0);
         assert!(matches!(
-            block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.9),
+            poll(&mut block, 17, &s, &panel(Objective::CpuPerWork, 9.0)),
             BlockState::Running
         ));
         let mut block = Block::start(0, false, at(10), at(2), at(5));
         assert!(matches!(
-            block.poll(at(17), &s, &meter, Objective::CpuPerWork, 0.05),
+            poll(&mut block, 17, &s, &panel(Objective::CpuPerWork, 0.5)),
             BlockState::Finished(_)
         ));
     }

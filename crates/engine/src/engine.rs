@@ -2,7 +2,7 @@
 
 use crate::blocks::Objective;
 use crate::experiment::Experiment;
-use crate::guard::Guard;
+use crate::guard::{Guard, Guards};
 use crate::meters;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
@@ -54,6 +54,10 @@ pub(crate) struct Change {
     /// Failed undos so far.
     pub(crate) failures: u32,
     pub(crate) retry_at: Option<Nanoseconds>,
+    /// When it was last sent on or off, or last made progress on the way.
+    pub(crate) moved_at: Nanoseconds,
+    /// Units that were done at the last report of progress.
+    pub(crate) finished: u64,
     pub(crate) since_unix: u64,
     pub(crate) bloat: Bytes,
     /// Who carries it out.
@@ -64,7 +68,7 @@ pub(crate) struct Change {
 
 impl Change {
     /// A change that is about to be made.
-    pub(crate) fn new(action: &Action, strategy: StrategyId, since_unix: u64) -> Self {
+    pub(crate) fn new(action: &Action, strategy: StrategyId, now: Nanoseconds, since_unix: u64) -> Self {
         Self {
             workload: action.workload.clone(),
             strategy,
@@ -75,6 +79,8 @@ impl Change {
             leaving: false,
             failures: 0,
             retry_at: None,
+            moved_at: now,
+            finished: 0,
             since_unix,
             bloat: Bytes::ZERO,
             effector: action.effector.clone(),
@@ -96,8 +102,8 @@ pub struct Engine {
     pub(crate) workloads: BTreeMap<WorkloadId, Watched>,
     pub(crate) experiments: BTreeMap<ExperimentId, Experiment>,
     pub(crate) changes: BTreeMap<ActionId, Change>,
-    /// One guard for each accepted change, by workload and leading action. No entry is empty.
-    pub(crate) guards: BTreeMap<WorkloadId, BTreeMap<ActionId, Guard>>,
+    /// One guard for each accepted change.
+    pub(crate) guards: Guards,
     pub(crate) priors: BTreeMap<(Fingerprint, StrategyId), Prior>,
     pub(crate) discovery: Discovery,
     pub(crate) next_experiment: u64,
@@ -151,7 +157,7 @@ impl Engine {
             workloads: BTreeMap::new(),
             experiments: BTreeMap::new(),
             changes: BTreeMap::new(),
-            guards: BTreeMap::new(),
+            guards: Guards::default(),
             priors: memory
                 .priors
                 .into_iter()
@@ -184,7 +190,12 @@ impl Engine {
                 action.id,
                 Change {
                     settled: true,
-                    ..Change::new(&action, StrategyId::new(action.effector.as_str()), 0)
+                    ..Change::new(
+                        &action,
+                        StrategyId::new(action.effector.as_str()),
+                        Nanoseconds::ZERO,
+                        0,
+                    )
                 },
             );
         }
@@ -229,11 +240,10 @@ impl Engine {
         match w.stage {
             Stage::Considered | Stage::Observed | Stage::Proposed | Stage::Trying => true,
             Stage::Improved => {
+                let id = &w.workload.id;
                 w.seeking
-                    || self
-                        .guards
-                        .get(&w.workload.id)
-                        .is_some_and(|of| of.values().any(|g| g.wants_detail(self.now)))
+                    || self.experiments.values().any(|e| e.looks_at(id))
+                    || self.guards.of(id).any(|g| g.wants_detail(self.now))
             }
             Stage::Ignored | Stage::Declined => false,
         }
@@ -243,17 +253,29 @@ impl Engine {
 
     /// Moves a workload to a stage with a sentence, and tells and remembers it unless it was said before.
     pub(crate) fn decide(&mut self, id: &WorkloadId, stage: Stage, text: impl Into<String>, warning: bool) {
-        let text = text.into();
+        self.decide_as(id, stage, text.into(), warning, true);
+    }
+
+    /// The same for several workloads whose change is one: it is told once.
+    pub(crate) fn decide_all(&mut self, ids: &[WorkloadId], stage: Stage, text: &str, warning: bool) {
+        for (index, id) in ids.iter().enumerate() {
+            self.decide_as(id, stage, text.to_owned(), warning, index == 0);
+        }
+    }
+
+    fn decide_as(&mut self, id: &WorkloadId, stage: Stage, text: String, warning: bool, tell: bool) {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
         if w.decide(self.unix, stage, &text) {
-            self.out.push(Command::Tell(Story {
-                workload: Some(id.clone()),
-                stage,
-                text: text.clone(),
-                warning,
-            }));
+            if tell {
+                self.out.push(Command::Tell(Story {
+                    workload: Some(id.clone()),
+                    stage,
+                    text: text.clone(),
+                    warning,
+                }));
+            }
             self.out.push(Command::RecordDecision(DecisionRecord {
                 workload: Some(id.clone()),
                 stage,
@@ -464,6 +486,7 @@ impl Engine {
         self.poll_experiments();
         self.poll_guards();
         self.retry_undos();
+        self.poll_changes();
         self.start_next();
         self.prune();
     }
@@ -473,6 +496,7 @@ impl Engine {
         self.poll_experiments();
         self.poll_guards();
         self.retry_undos();
+        self.poll_changes();
         self.prune();
     }
 
@@ -517,14 +541,14 @@ impl Engine {
                 self.out.push(Command::CloseMeter(id.clone(), meter));
             }
         }
-        for e in self.experiments.values_mut().filter(|e| e.setup.workload == *id) {
-            e.orphan = true;
+        for e in self.experiments.values_mut().filter(|e| e.setup.panel.has(id)) {
+            e.orphans.insert(id.clone());
         }
         self.abort_workload(id, "the workload ended");
         for action in self.actions_of(id) {
             self.withdraw(action, "the workload ended");
         }
-        self.guards.remove(id);
+        self.guards.release_all(id, &self.changes);
         self.advice.retain(|_, a| a.workload.as_ref() != Some(id));
     }
 
@@ -716,7 +740,7 @@ impl Engine {
             Stage::Considered => self.judge_meters(id),
             Stage::Observed => self.observe(id),
             Stage::Proposed => {
-                if self.guards.contains_key(id) {
+                if self.guards.any(id) {
                     return;
                 }
                 if let Some(why) = self.below_floors_now(id) {
@@ -750,7 +774,7 @@ impl Engine {
             for action in self.actions_of(id) {
                 self.withdraw(action, why);
             }
-            self.guards.remove(id);
+            self.guards.release_all(id, &self.changes);
         }
         self.close_meters(id);
         let told = self.workloads.get(id).is_some_and(|w| w.stage > Stage::Ignored);
@@ -978,7 +1002,7 @@ impl Engine {
 
     /// Declines a workload for a while; with changes in force it stays improved and is looked at again later.
     pub(crate) fn refuse(&mut self, id: &WorkloadId, declined: Declined, warning: bool) {
-        if self.guards.contains_key(id) {
+        if self.guards.any(id) {
             self.back_to_improved(id, &declined.reason, warning);
             self.advise(declined.advice);
             return;
@@ -1013,9 +1037,11 @@ impl Engine {
 
     /// Sets the summary of an improved workload to what is in force.
     pub(crate) fn summarise(&mut self, id: &WorkloadId) {
-        let Some(guards) = self.guards.get(id) else { return };
-        let mut guards: Vec<&Guard> = guards.values().collect();
-        guards.sort_by_key(|g| (g.since, g.leader));
+        let mut guards: Vec<&Guard> = self.guards.of(id).collect();
+        if guards.is_empty() {
+            return;
+        }
+        guards.sort_by_key(|g| (g.since, g.key));
         let summary = guards
             .into_iter()
             .map(|g| g.sentence.as_str())
@@ -1032,7 +1058,7 @@ impl Engine {
     /// that were not asked yet.
     pub(crate) fn look_further(&mut self, id: &WorkloadId, settling: Nanoseconds) {
         let from = self.now + settling;
-        let improved = self.guards.contains_key(id);
+        let improved = self.guards.any(id);
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
@@ -1049,7 +1075,7 @@ impl Engine {
     /// Why a strategy that has a change in force on the workload is not asked again; `None` when it is.
     fn has_enough(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<&'static str> {
         let again = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
-        self.guards.get(id)?.values().find_map(|g| {
+        self.guards.of(id).find_map(|g| {
             if g.strategy != *strategy {
                 None
             } else if g.pieces_grow(&self.changes) {
@@ -1077,10 +1103,7 @@ impl Engine {
     fn seek_more(&mut self, id: &WorkloadId) {
         let now = self.now;
         let may = !self.paused && self.policy.mode == Mode::Act;
-        let unrest = self
-            .guards
-            .get(id)
-            .is_none_or(|of| of.values().any(|g| g.busy() || g.parts_wait()));
+        let unrest = !self.guards.any(id) || self.guards.of(id).any(|g| g.busy() || g.parts_wait());
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
@@ -1213,7 +1236,7 @@ impl Engine {
                 }
             }
         }
-        let reason = match (declined.is_empty(), self.guards.contains_key(id)) {
+        let reason = match (declined.is_empty(), self.guards.any(id)) {
             (true, false) => "no strategy applies".to_owned(),
             (false, false) => declined.join("; "),
             (true, true) => "nothing further: no other strategy applies".to_owned(),
@@ -1252,11 +1275,9 @@ impl Engine {
 
     /// Whether a proposal asks for exactly what one of the changes in force does.
     fn in_force_already(&self, id: &WorkloadId, proposal: &Proposal) -> bool {
-        self.guards.get(id).is_some_and(|of| {
-            of.values().flat_map(Guard::members).any(|a| {
-                self.changes
-                    .get(&a)
-                    .is_some_and(|c| c.effector == proposal.effector && c.target == proposal.target)
+        self.guards.of(id).flat_map(Guard::members).any(|a| {
+            self.changes.get(&a).is_some_and(|c| {
+                c.workload == *id && c.effector == proposal.effector && c.target == proposal.target
             })
         })
     }
@@ -1345,6 +1366,16 @@ impl Engine {
     /// The other workloads above the floors, biggest CPU use first.
     fn neighbours(&self, id: &WorkloadId) -> Vec<Neighbour> {
         let mut placed: BTreeMap<&WorkloadId, &Vec<CpuId>> = BTreeMap::new();
+        // What is proposed for others counts too: it is tried together with this one, or before it.
+        for (other, w) in &self.workloads {
+            if w.stage == Stage::Proposed
+                && let Some(p) = &w.proposed
+                && p.proposal.effector.as_str() == PLACEMENT
+                && let Target::Cpus(cpus) = &p.proposal.target
+            {
+                placed.insert(other, cpus);
+            }
+        }
         for c in self.changes.values().filter(|c| c.on) {
             if let Target::Cpus(cpus) = &c.target
                 && c.effector.as_str() == PLACEMENT
@@ -1393,12 +1424,12 @@ impl Engine {
             return;
         };
         w.inspecting = false;
-        if let Some(leader) = w.review.take() {
+        if let Some(guard) = w.review.take() {
             if let Ok(map) = result
                 && w.stage == Stage::Improved
             {
                 w.memory = Some(map);
-                self.extend(id, leader);
+                self.extend(id, guard);
             }
             return;
         }

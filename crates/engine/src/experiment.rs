@@ -3,17 +3,19 @@
 //! The state machine is pure and small: it is told that a switch settled or that time passed, and answers with what
 //! it needs next ([`Need`]). The engine turns needs into commands.
 
-use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
+use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
-use crate::rollout::{ROUND_TRIPS_FROM, Staged, StagedState};
+use crate::panel::{Gauge, Guardrail, Member, Panel};
+use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
-    StrategyId, Verdict, WorkloadId,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Nanoseconds, StrategyId, Verdict,
+    WorkloadId,
 };
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::staged::StagedAdvice;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
+use std::collections::BTreeSet;
 
 /// A switch may take this many times the washout before the experiment gives up on it.
 const SWITCH_PATIENCE: u64 = 20;
@@ -30,8 +32,6 @@ const FIRST_SWITCH_SLOWER: u64 = 4;
 const REHEARSAL_FROM: Nanoseconds = Nanoseconds::from_secs(40);
 /// A block is measured at least this share of its washout, or most of the trial would be waiting …
 const MEASURED_SHARE: f64 = 0.5;
-/// Below this share of its CPU use at the start a program whose load is offered counts as idle.
-const IDLE_SHARE: f64 = 0.1;
 
 /// The interval of a rollout's estimate reaches this many standard errors to either side …
 const ROLLOUT_ERRORS: f64 = 1.645;
@@ -75,20 +75,18 @@ pub(crate) struct Setup {
     pub(crate) id: ExperimentId,
     pub(crate) kind: ExperimentKind,
     pub(crate) strategy: StrategyId,
-    pub(crate) workload: WorkloadId,
-    pub(crate) fingerprint: Fingerprint,
+    /// Whose work judges.
+    pub(crate) panel: Panel,
+    /// The first of its actions.
     pub(crate) action: ActionId,
     pub(crate) hypothesis: String,
     pub(crate) predicted: Effect,
-    pub(crate) meter: MeterId,
-    pub(crate) objective: Objective,
     pub(crate) seed: u64,
     pub(crate) settling: Nanoseconds,
     pub(crate) washout_min: Nanoseconds,
     pub(crate) washout_max: Nanoseconds,
     pub(crate) measured: Nanoseconds,
     pub(crate) budget: Nanoseconds,
-    pub(crate) cpus: f64,
     pub(crate) parameters: TrialParameters,
     pub(crate) started: Nanoseconds,
     pub(crate) started_unix: u64,
@@ -113,14 +111,19 @@ pub(crate) struct Experiment {
     /// It ended for a reason of its own (not an operator, a stop, or the end of the workload): not tried again at once.
     pub(crate) own_end: bool,
     pub(crate) breaker: Breaker,
-    /// Parts that followed the first, of a staged rollout.
-    pub(crate) parts: Vec<ActionId>,
+    /// The actions of each part that was made, in order; only a staged rollout has several. A part of a joint trial has
+    /// an action for every workload.
+    pub(crate) parts: Vec<Vec<ActionId>>,
+    /// What must not be harmed meanwhile.
+    pub(crate) rails: Vec<Guardrail>,
+    /// Pieces that follow what was tried once it has proven a gain.
+    pub(crate) rest: Vec<Piece>,
     /// The rollout, of a change that cannot be switched back cheaply.
     pub(crate) staged: Option<Staged>,
     /// The part of a rollout that goes on round trips.
-    trip: Option<ActionId>,
-    /// Its workload ended, and another may have its name.
-    pub(crate) orphan: bool,
+    trip: Option<usize>,
+    /// Its workloads that ended, whose names others may have.
+    pub(crate) orphans: BTreeSet<WorkloadId>,
     /// Whether the change was sent off and on before the first block.
     rehearsal: bool,
     /// Blocks begun, for their numbers.
@@ -139,9 +142,11 @@ impl Experiment {
             trial: Trial::new(setup.parameters.clone()),
             breaker,
             parts: Vec::new(),
+            rails: Vec::new(),
+            rest: Vec::new(),
             staged: None,
             trip: None,
-            orphan: false,
+            orphans: BTreeSet::new(),
             rehearsal: false,
             begun: 0,
             fallen_since: None,
@@ -162,9 +167,17 @@ impl Experiment {
         }
     }
 
-    /// The change whose blocks are switched: a part of a rollout that goes on round trips, else the change itself.
-    pub(crate) fn switched(&self) -> ActionId {
-        self.trip.unwrap_or(self.setup.action)
+    /// The actions that are switched: those of the part of a rollout that goes on round trips, else of the first part.
+    pub(crate) fn switched(&self) -> &[ActionId] {
+        self.parts.get(self.trip.unwrap_or(0)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The part that is being made or switched.
+    pub(crate) fn moving(&self) -> &[ActionId] {
+        match (&self.staged, self.trip) {
+            (Some(s), None) => self.parts.get(s.stage).map_or(&[], Vec::as_slice),
+            _ => self.switched(),
+        }
     }
 
     /// Measured part of the blocks or slots that run.
@@ -177,9 +190,16 @@ impl Experiment {
 
     /// All its actions, in the order in which they are made.
     pub(crate) fn actions(&self) -> Vec<ActionId> {
-        std::iter::once(self.setup.action)
-            .chain(self.parts.iter().copied())
-            .collect()
+        self.parts.iter().flatten().copied().collect()
+    }
+
+    /// What follows on its evidence: the pieces that were not tried, or the parts of a rollout that were not made.
+    pub(crate) fn rest(&self) -> Vec<Piece> {
+        let unmade = self
+            .staged
+            .iter()
+            .flat_map(|s| s.parts.iter().skip(self.parts.len()));
+        self.rest.iter().chain(unmade.flatten()).cloned().collect()
     }
 
     /// Evidence for a gain (e-value).
@@ -223,17 +243,12 @@ impl Experiment {
         self.setup.kind == ExperimentKind::StagedRollout
     }
 
-    /// Parts that followed the first.
-    pub(crate) fn further_parts(&self) -> &[ActionId] {
-        &self.parts
-    }
-
     /// Whether an action belongs to it.
     pub(crate) fn owns(&self, action: ActionId) -> bool {
-        self.setup.action == action || self.parts.contains(&action)
+        self.setup.action == action || self.parts.iter().any(|p| p.contains(&action))
     }
 
-    /// The change reached the state it was sent to.
+    /// The change, with all that is switched with it, reached the state it was sent to.
     pub(crate) fn settled(&mut self, now: Nanoseconds) -> Need {
         self.settled = true;
         let took = now - self.switch_started;
@@ -291,29 +306,20 @@ impl Experiment {
     }
 
     /// Whether the last five seconds are a fall that the circuit breaker ends. A lull in the load is not a fall.
-    fn falls(&mut self, from: Nanoseconds, now: Nanoseconds, series: &Series) -> bool {
-        let floor = self.setup.cpus * IDLE_SHARE;
+    fn falls(&mut self, from: Nanoseconds, now: Nanoseconds, gauge: &Gauge<'_>) -> bool {
         let from = from.max(now.saturating_sub(BREAKER_SPAN));
-        let sums = series.sums(&self.setup.meter, from, now);
-        let idle = self.setup.objective == Objective::CpuPerWork && sums.cpu < floor * sums.seconds;
-        let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !idle;
-        match self.setup.objective.score(&sums) {
-            Some(score) if enough => self.breaker.trips(score),
-            _ => false,
-        }
+        gauge
+            .last_seconds(from, now)
+            .is_some_and(|score| self.breaker.trips(score))
     }
 
-    /// The first making of the change is watched against the passive history. It stops the program for up to half of the
-    /// time (an effector's pace), which is the price of the trial and not its outcome; a program that comes nearly to a
-    /// standstill for long is let go.
-    fn poll_preparing(&mut self, now: Nanoseconds, series: &Series) -> Need {
+    /// Making the change for the first time is watched against the level before. It stops the program for up to half of
+    /// the time (an effector's pace), which is the price of the trial and not its outcome; a program that comes nearly
+    /// to a standstill for long is let go.
+    fn poll_making(&mut self, now: Nanoseconds, gauge: &Gauge<'_>) -> Need {
         let from = now.saturating_sub(BREAKER_SPAN).max(self.setup.started);
-        let sums = series.sums(&self.setup.meter, from, now);
-        let enough = sums.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8
-            && !(self.setup.objective == Objective::CpuPerWork
-                && sums.cpu < self.setup.cpus * IDLE_SHARE * sums.seconds);
-        let score = self.setup.objective.score(&sums);
-        if !(enough && score.is_some_and(|s| self.breaker.below(s, STANDSTILL))) {
+        let score = gauge.last_seconds(from, now);
+        if !score.is_some_and(|s| self.breaker.below(s, STANDSTILL)) {
             self.fallen_since = None;
             return Need::Nothing;
         }
@@ -333,30 +339,29 @@ impl Experiment {
         format!("work fell by more than {:.0} % {when}", share * 100.0)
     }
 
-    fn poll_stage(&mut self, now: Nanoseconds, series: &Series, over_budget: bool) -> Need {
-        let floor = self.setup.cpus * IDLE_SHARE;
+    fn poll_stage(&mut self, now: Nanoseconds, gauge: &Gauge<'_>, over_budget: bool) -> Need {
         let Some(s) = &mut self.staged else {
             return Need::Nothing;
         };
         let measuring = s.measuring_since(now);
-        let part_on = self.on && s.moving.is_none();
-        let state = s.poll(
-            now,
-            series,
-            &self.setup.meter,
-            self.setup.objective,
-            floor,
-            &mut self.blocks,
-        );
+        let making = s.moving.is_some();
+        let part_on = self.on && !making;
+        let state = s.poll(now, gauge, &mut self.blocks);
         if let Some(level) = s.level_before() {
             self.breaker.off_block(level);
         }
         self.breaker.block_started();
         if part_on
             && let Some(from) = measuring
-            && self.falls(from, now, series)
+            && self.falls(from, now, gauge)
         {
             return self.give_up(now, self.fell("after a part of the change was made"));
+        }
+        if making {
+            let need = self.poll_making(now, gauge);
+            if need != Need::Nothing {
+                return need;
+            }
         }
         match state {
             StagedState::Broken(why) => self.give_up(now, why),
@@ -391,7 +396,7 @@ impl Experiment {
             s.is_last(),
             s.moving.is_some(),
         );
-        let (stage, stages, capital) = (s.stage, s.targets.len(), s.capital());
+        let (stage, stages, capital) = (s.stage, s.parts.len(), s.capital());
         let longest = self
             .setup
             .washout_max
@@ -439,7 +444,7 @@ impl Experiment {
             return self.conclude(now, Verdict::Inconclusive, text);
         };
         let share = s.share_of(part).clamp(0.01, 1.0);
-        self.trip = self.actions().get(part).copied();
+        self.trip = Some(part);
         // Round trips of one part. The capital is known before the first coin: the trial needs to bring the rest. A
         // part shows its share of the whole, so what counts as a gain or a loss is in proportion.
         let level = (parameters.alpha * capital).min(ALPHA_MAX);
@@ -455,16 +460,21 @@ impl Experiment {
         self.begin(now)
     }
 
-    /// Time passed and perhaps a sample came.
-    pub(crate) fn poll(&mut self, now: Nanoseconds, series: &Series) -> Need {
+    /// Time passed and perhaps a sample came. `series` finds the readings of any workload.
+    pub(crate) fn poll<'a>(
+        &mut self,
+        now: Nanoseconds,
+        gauge: &Gauge<'_>,
+        series: impl Fn(&WorkloadId) -> Option<&'a Series>,
+    ) -> Need {
         let over_budget = now - self.setup.started > self.setup.budget;
         match &mut self.phase {
             Phase::Concluding => Need::Nothing,
             Phase::Preparing if over_budget => {
                 self.give_up(now, "the change could not be made within the budget".into())
             }
-            Phase::Preparing => self.poll_preparing(now, series),
-            Phase::Stage => self.poll_stage(now, series, over_budget),
+            Phase::Preparing => self.poll_making(now, gauge),
+            Phase::Stage => self.poll_stage(now, gauge, over_budget),
             Phase::Block(block) => {
                 if !self.settled
                     && now - self.switch_started
@@ -478,21 +488,21 @@ impl Experiment {
                         ),
                     );
                 }
-                let floor = self.setup.cpus * IDLE_SHARE;
                 let measured_from = block.measure_from;
-                if block.on && block.measuring(now) && self.falls(measured_from, now, series) {
-                    return self.break_off(now, series, over_budget);
+                if block.on && block.measuring(now) && self.falls(measured_from, now, gauge) {
+                    return self.break_off(now, gauge, over_budget);
                 }
                 let Phase::Block(block) = &mut self.phase else {
                     return Need::Nothing;
                 };
-                match block.poll(now, series, &self.setup.meter, self.setup.objective, floor) {
+                let measured_from = block.measure_from;
+                match block.poll(now, gauge) {
                     BlockState::Running => Need::Nothing,
                     // Idle again after one extension while the change is on, and never while it was off: that may be
                     // the change standing in the way of the work. It counts as broken; under no effect that only makes
                     // an accept less likely.
                     BlockState::Idle if block.on && self.blocks.iter().any(|b| !b.on) => {
-                        self.break_off(now, series, over_budget)
+                        self.break_off(now, gauge, over_budget)
                     }
                     BlockState::Idle => Need::Nothing,
                     BlockState::Unmeasurable(why) => self.give_up(now, why),
@@ -501,6 +511,11 @@ impl Experiment {
                             self.breaker.off_block(record.score);
                         }
                         let score = record.score;
+                        for rail in &mut self.rails {
+                            if let Some(series) = series(rail.workload()) {
+                                rail.observe(series, record.on, measured_from, now);
+                            }
+                        }
                         self.blocks.push(record);
                         let decision = self.trial.observe(score);
                         self.act_on(decision, now, over_budget)
@@ -511,9 +526,9 @@ impl Experiment {
     }
 
     /// Ends an on block before its time; it counts as a loss.
-    fn break_off(&mut self, now: Nanoseconds, series: &Series, over_budget: bool) -> Need {
+    fn break_off(&mut self, now: Nanoseconds, gauge: &Gauge<'_>, over_budget: bool) -> Need {
         if let Phase::Block(block) = &self.phase {
-            let record = block.broken(now, series, &self.setup.meter, self.setup.objective);
+            let record = block.broken(now, gauge);
             self.blocks.push(record);
         }
         let decision = self.trial.observe_broken();
@@ -528,6 +543,11 @@ impl Experiment {
         };
         let effect = self.effect();
         let parameters = &self.setup.parameters;
+        if decision == Decision::Benefit
+            && let Some(hurt) = self.rails.iter().find_map(Guardrail::hurt)
+        {
+            return self.conclude(now, Verdict::Harmful, format!("{effect}, but {hurt}"));
+        }
         match decision {
             Decision::Continue => self.begin(now),
             Decision::Benefit => self.conclude(
@@ -659,6 +679,16 @@ impl Experiment {
         }
     }
 
+    /// What a member of a joint trial gained by itself (log units), and the standard error of that.
+    pub(crate) fn own_change(&self, member: &Member) -> Option<(f64, f64)> {
+        self.rails.iter().find(|r| r.is_of(member))?.change()
+    }
+
+    /// Whether the trial looks at this workload, as a member or so as not to harm it.
+    pub(crate) fn looks_at(&self, workload: &WorkloadId) -> bool {
+        self.setup.panel.has(workload) || self.rails.iter().any(|r| r.workload() == workload)
+    }
+
     /// Standstill for one switch on and one off, on average.
     pub(crate) fn stall_per_round(&self) -> Nanoseconds {
         let switched_on = self.blocks.windows(2).filter(|b| b[1].on && !b[0].on).count() as u64;
@@ -670,7 +700,7 @@ impl Experiment {
     /// one of the threads that run for every second of a call that stops it.
     pub(crate) fn harm_exposure(&self) -> f64 {
         // A call stops the threads that need the piece it works on: one of those that run, it is taken.
-        let stood = self.stalled.as_secs_f64() * 100.0 / self.setup.cpus.max(1.0);
+        let stood = self.stalled.as_secs_f64() * 100.0 / self.setup.panel.cpus().max(1.0);
         let on_seconds: f64 = self
             .blocks
             .iter()

@@ -27,6 +27,7 @@ mod engine;
 mod experiment;
 mod guard;
 mod meters;
+mod panel;
 mod rollout;
 mod series;
 mod trials;

@@ -180,6 +180,8 @@ pub enum Command {
         /// On or off.
         on: bool,
     },
+    /// The coins that were journalled for this experiment so far are of no use any more: their blocks are over.
+    DropCoins(ExperimentId),
     /// Remember an experiment (again at every change of its state that matters).
     RecordExperiment(Box<ExperimentRecord>),
     /// Remember a decision.

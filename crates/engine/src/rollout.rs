@@ -8,12 +8,14 @@
 //! slot comes into effect over some slots; how long it will take is known from the parts before, and the evidence looks
 //! for such a ramp. The next stage begins when the part is made.
 
-use crate::blocks::Objective;
-use crate::series::{EDGE_TOLERANCE, Series};
+use crate::panel::Gauge;
+use crate::series::EDGE_TOLERANCE;
+use crate::strategy::Proposal;
 use homeostat_model::action::Target;
-use homeostat_model::{BlockRecord, MeterId, Nanoseconds};
+use homeostat_model::{Action, ActionId, BlockRecord, EffectorId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::ln;
 use homeostat_statistics::staged::{EVIDENCE_PER_STAGE_MAX, HISTORY_MIN, NoiseModel, Ramp, Rollout, SLOTS};
+use std::collections::BTreeMap;
 
 /// The coin of a stage is journalled as block `stage × 16 + onset`, on.
 pub(crate) const BLOCKS_PER_STAGE: u32 = 16;
@@ -37,6 +39,54 @@ const WALK_DOUBT: f64 = 24.0;
 const EVIDENCE_ENOUGH: f64 = 0.9;
 /// A predicted gain below this (log units) is not planned for.
 const THETA_MIN: f64 = 0.02;
+
+/// What one action does to one workload.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) workload: WorkloadId,
+    pub(crate) effector: EffectorId,
+    pub(crate) target: Target,
+    pub(crate) arguments: BTreeMap<String, String>,
+}
+
+impl Piece {
+    /// The pieces of a proposal: what is tried first and what follows it, in order.
+    pub(crate) fn of(workload: &WorkloadId, proposal: &Proposal) -> Vec<Self> {
+        std::iter::once(&proposal.target)
+            .chain(&proposal.stages)
+            .map(|target| Self {
+                workload: workload.clone(),
+                effector: proposal.effector.clone(),
+                target: target.clone(),
+                arguments: proposal.arguments.clone(),
+            })
+            .collect()
+    }
+
+    /// The action that carries it out.
+    pub(crate) fn action(self, id: ActionId, why: String) -> Action {
+        Action {
+            id,
+            effector: self.effector,
+            workload: self.workload,
+            target: self.target,
+            arguments: self.arguments,
+            why,
+        }
+    }
+}
+
+/// The parts of several changes that are made as one: the first pieces of all, then the second, and so on.
+pub(crate) fn interleave(of: Vec<Vec<Piece>>) -> Vec<Vec<Piece>> {
+    let longest = of.iter().map(Vec::len).max().unwrap_or(0);
+    let mut parts: Vec<Vec<Piece>> = (0..longest).map(|_| Vec::new()).collect();
+    for pieces in of {
+        for (part, piece) in parts.iter_mut().zip(pieces) {
+            part.push(piece);
+        }
+    }
+    parts
+}
 
 /// How a rollout is laid out.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,8 +182,8 @@ pub(crate) fn plan(wish: &Wish<'_>) -> Option<Plan> {
 
 /// A rollout in progress.
 pub(crate) struct Staged {
-    /// The parts, in order.
-    pub(crate) targets: Vec<Target>,
+    /// The parts, in order, each with a piece for every workload that has one.
+    pub(crate) parts: Vec<Vec<Piece>>,
     /// Share of the whole after each part.
     pub(crate) shares: Vec<f64>,
     pub(crate) rollout: Rollout,
@@ -171,11 +221,11 @@ pub(crate) enum StagedState {
 }
 
 impl Staged {
-    pub(crate) fn new(targets: Vec<Target>, shares: Vec<f64>, plan: Plan, interval: Nanoseconds) -> Self {
+    pub(crate) fn new(parts: Vec<Vec<Piece>>, shares: Vec<f64>, plan: Plan, interval: Nanoseconds) -> Self {
         Self {
             rollout: Rollout::new(plan.noise),
             discard: plan.discard,
-            targets,
+            parts,
             shares,
             plan,
             interval,
@@ -209,7 +259,7 @@ impl Staged {
         // evidence, but much less time.
         let quick = takes * PACE_MARGIN + settling.as_secs_f64();
         let slow = takes / RAMP_SLOTS - measured;
-        let stages_left = self.targets.len().saturating_sub(stage).max(1) as f64;
+        let stages_left = self.parts.len().saturating_sub(stage).max(1) as f64;
         let affordable = left.as_secs_f64() / (stages_left * SLOTS as f64) - measured;
         let beat = self.interval.as_secs_f64().max(1e-3);
         let longest = (measured * DISCARD_MAX).max(slow);
@@ -260,10 +310,7 @@ impl Staged {
     pub(crate) fn poll(
         &mut self,
         now: Nanoseconds,
-        series: &Series,
-        meter: &MeterId,
-        objective: Objective,
-        cpu_floor: f64,
+        gauge: &Gauge<'_>,
         blocks: &mut Vec<BlockRecord>,
     ) -> StagedState {
         while self.scores.len() < SLOTS {
@@ -273,26 +320,27 @@ impl Staged {
             if now + EDGE_TOLERANCE < end {
                 break;
             }
-            let sums = series.sums(meter, from, end + EDGE_TOLERANCE);
+            let reading = gauge.read(from, end + EDGE_TOLERANCE);
             let length = (end - from).as_secs_f64();
-            if objective == Objective::CpuPerWork && sums.cpu < cpu_floor * sums.seconds {
+            if reading.idle {
                 return StagedState::Broken("the load went away in a slot of the rollout".into());
             }
-            let score = objective
-                .score(&sums)
-                .filter(|s| s.is_finite() && sums.seconds >= COVERAGE_MIN * length);
+            let score = reading
+                .score
+                .filter(|s| s.is_finite() && reading.seconds >= COVERAGE_MIN * length);
             let Some(score) = score else {
                 return StagedState::Broken(format!(
-                    "the meter {meter} delivered no readings in a slot of the rollout"
+                    "the meter {} delivered no readings in a slot of the rollout",
+                    gauge.meters()
                 ));
             };
             blocks.push(BlockRecord {
                 index: self.stage as u32 * BLOCKS_PER_STAGE + index as u32,
                 on: index >= self.onset,
                 measured_from: from,
-                measured: Nanoseconds::from_secs_f64(sums.seconds),
-                work: sums.work,
-                cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                measured: Nanoseconds::from_secs_f64(reading.seconds),
+                work: reading.work,
+                cpu: Nanoseconds::from_secs_f64(reading.cpu),
                 score,
                 broken: false,
             });
@@ -335,11 +383,11 @@ impl Staged {
     /// where they do not touch each other (memory), else only the last.
     pub(crate) fn round_trip(&self, longest: Nanoseconds, margin: f64) -> Option<(usize, Nanoseconds)> {
         let apart = |t: &Target| matches!(t, Target::Pages(_) | Target::Memory(_));
-        let last = self.targets.len().saturating_sub(1);
+        let last = self.parts.len().saturating_sub(1);
         self.took
             .iter()
             .enumerate()
-            .filter(|(i, _)| *i == last || self.targets.iter().all(apart))
+            .filter(|(i, _)| *i == last || self.parts.iter().flatten().all(|p| apart(&p.target)))
             .filter(|(_, took)| Nanoseconds::from_secs_f64(took.as_secs_f64() * margin) <= longest)
             .max_by(|(a, _), (b, _)| self.share_of(*a).total_cmp(&self.share_of(*b)))
             .map(|(i, took)| (i, *took))
@@ -347,13 +395,33 @@ impl Staged {
 
     /// Whether this was the last stage.
     pub(crate) fn is_last(&self) -> bool {
-        self.stage + 1 >= self.targets.len()
+        self.stage + 1 >= self.parts.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_several_are_made_side_by_side() {
+        let piece = |name: &str, size: u32| Piece {
+            workload: name.into(),
+            effector: "e".into(),
+            target: Target::Cpus((0..size).map(homeostat_model::CpuId).collect()),
+            arguments: BTreeMap::new(),
+        };
+        let parts = interleave(vec![
+            vec![piece("a", 1), piece("a", 2)],
+            vec![piece("b", 1), piece("b", 2), piece("b", 3)],
+        ]);
+        let names = |part: &Vec<Piece>| part.iter().map(|p| p.workload.to_string()).collect::<Vec<_>>();
+        assert_eq!(
+            parts.iter().map(names).collect::<Vec<_>>(),
+            [vec!["a", "b"], vec!["a", "b"], vec!["b"]]
+        );
+        assert!(interleave(Vec::new()).is_empty());
+    }
 
     fn wish(seconds: &[(f64, f64)], theta: f64) -> Option<Plan> {
         plan(&Wish {

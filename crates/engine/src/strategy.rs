@@ -65,7 +65,7 @@ pub struct Neighbour {
     pub cpus: f64,
     /// Resident memory.
     pub resident: homeostat_model::Bytes,
-    /// CPUs on which homeostat placed it, when it did (in force or on trial).
+    /// CPUs on which homeostat placed it, when it did (in force or on trial) or means to (proposed).
     pub placed: Option<Vec<CpuId>>,
 }
 
@@ -157,6 +157,9 @@ pub struct Proposal {
     pub arguments: BTreeMap<String, String>,
     /// Whether the change can be switched back cheaply.
     pub reversible: bool,
+    /// Whether it acts on other workloads as they act on it (where threads run, where memory is), so that it is tried as
+    /// one change together with what the same strategy proposes for them.
+    pub joint: bool,
     /// Time constant with which the effect sets in after the change is made.
     pub settling: Nanoseconds,
     /// What it may cost, in a sentence.

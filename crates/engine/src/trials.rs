@@ -3,16 +3,17 @@
 use crate::blocks::Objective;
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
-use crate::guard::{self, Guard, PROPOSAL_STALE, Rest};
+use crate::guard::{self, Guard, PROPOSAL_STALE};
+use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
-use crate::rollout::{self, Staged, Wish};
-use crate::strategy::Declined;
+use crate::rollout::{self, Piece, Staged, Wish};
+use crate::strategy::{Declined, Proposal};
 use crate::view::{OutcomeView, Stage};
-use crate::watched::Proposed;
+use crate::watched::Watched;
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Action, ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord,
+    ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
     Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
@@ -35,6 +36,32 @@ const PRESSURE_MEMORY_MAX: f64 = 0.10;
 const PASSIVE_LEVEL_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Effector that does nothing.
 const PLACEBO: &str = "placebo";
+/// A proposal that may be tried together with others waits this long for workloads about which the strategies are yet
+/// to be asked.
+const COMPANY_AWAITED: Nanoseconds = Nanoseconds::from_secs(30);
+/// Workloads tried as one change at most.
+const COMPANY_MAX: usize = 64;
+/// A change that was sent on or off and makes no progress for so long is stuck.
+const STUCK: Nanoseconds = Nanoseconds::from_secs(600);
+/// After a joint trial that proved nothing its members are tried one by one for so long.
+const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
+/// A member of a joint trial that proved nothing is tried alone when its own estimate is this many standard errors
+/// above nothing.
+const PROMISING_ERRORS: f64 = 1.0;
+
+/// What is tried, and on whom.
+struct Launch<'a> {
+    kind: ExperimentKind,
+    strategy: StrategyId,
+    panel: Panel,
+    /// The pieces that are switched on and off together; none for a rollout, which makes its parts one by one.
+    pieces: Vec<Piece>,
+    hypothesis: String,
+    predicted: Effect,
+    settling: Nanoseconds,
+    alpha: f64,
+    choice: &'a Choice,
+}
 
 impl Engine {
     // ---- starting -----------------------------------------------------------------------------------------------
@@ -60,7 +87,12 @@ impl Engine {
         let best = self
             .workloads
             .iter()
-            .filter(|(id, w)| w.stage == Stage::Proposed && !w.gone && !self.something_leaves(id))
+            .filter(|(id, w)| {
+                w.stage == Stage::Proposed
+                    && !w.gone
+                    && !self.something_leaves(id)
+                    && !self.awaits_company(id, w)
+            })
             .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
             .max_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let Some((_, id)) = best else { return };
@@ -72,7 +104,60 @@ impl Engine {
             self.tell_host(why, false);
             return;
         }
-        self.start_trial(&id);
+        let company = self.company(&id);
+        self.start_trial(&company, &id);
+    }
+
+    /// Whether a proposal waits for others of its kind: its gain depends on where they go.
+    fn awaits_company(&self, id: &WorkloadId, w: &Watched) -> bool {
+        let Some(p) = &w.proposed else { return false };
+        p.proposal.joint
+            && !w.alone(self.now)
+            && self.now - p.at < COMPANY_AWAITED
+            && self.workloads.iter().any(|(other, o)| {
+                other != id
+                    && !o.gone
+                    && (matches!(o.stage, Stage::Considered | Stage::Observed)
+                        || (o.stage == Stage::Improved && o.seeking))
+            })
+    }
+
+    /// The workloads that are tried as one change with this one: those for which the same strategy proposes the same kind
+    /// of change, and says that such changes act on each other. By name, so that the same ones make the same trial.
+    fn company(&self, lead: &WorkloadId) -> Vec<WorkloadId> {
+        let mut company = vec![lead.clone()];
+        let Some(w) = self.workloads.get(lead) else {
+            return company;
+        };
+        let Some(p) = w
+            .proposed
+            .as_ref()
+            .filter(|p| p.proposal.joint && !w.alone(self.now))
+        else {
+            return company;
+        };
+        let alike = |other: &WorkloadId, o: &Watched| {
+            o.stage == Stage::Proposed
+                && !o.gone
+                && !o.alone(self.now)
+                && o.meter.is_some()
+                && !self.something_leaves(other)
+                && !self.stale(other)
+                && o.proposed.as_ref().is_some_and(|q| {
+                    q.strategy == p.strategy
+                        && q.proposal.joint
+                        && q.proposal.reversible == p.proposal.reversible
+                })
+        };
+        company.extend(
+            self.workloads
+                .iter()
+                .filter(|(other, o)| *other != lead && alike(other, o))
+                .map(|(other, _)| other.clone())
+                .take(COMPANY_MAX - 1),
+        );
+        company.sort();
+        company
     }
 
     /// Whether a change of this workload is still on its way out: what a new one found there would be ours.
@@ -102,7 +187,7 @@ impl Engine {
     /// Puts the question to the strategies once more.
     fn ask_again(&mut self, id: &WorkloadId) {
         let now = self.now;
-        let improved = self.guards.contains_key(id);
+        let improved = self.guards.any(id);
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
@@ -150,28 +235,50 @@ impl Engine {
         None
     }
 
-    /// Passive history of a workload: work and what the objective divides it by, per interval.
-    fn passive(&self, id: &WorkloadId) -> Vec<(f64, f64)> {
-        let Some((w, chosen)) = self.workloads.get(id).and_then(|w| Some((w, w.meter.as_ref()?))) else {
-            return Vec::new();
-        };
-        let since = w.observed_since.max(
+    /// Those workloads as they are measured now; `None` when one has no meter.
+    fn panel_of(&self, ids: &[WorkloadId]) -> Option<Panel> {
+        let mut members = ids.iter().map(|id| {
+            let w = self.workloads.get(id)?;
+            Some(Member::new(
+                id.clone(),
+                w.workload.fingerprint.clone(),
+                w.meter.as_ref()?.candidate.id.clone(),
+                w.objective,
+                w.load.cpus,
+            ))
+        });
+        let lead = members.next()??;
+        Some(Panel::new(lead, members.collect::<Option<_>>()?))
+    }
+
+    /// Since when nothing was tried on any of them.
+    fn observed_since(&self, panel: &Panel) -> Nanoseconds {
+        panel
+            .workloads()
+            .filter_map(|id| self.workloads.get(id))
+            .map(|w| w.observed_since)
+            .max()
+            .unwrap_or(self.now)
+    }
+
+    fn gauge<'a>(&'a self, panel: &'a Panel) -> Option<Gauge<'a>> {
+        Gauge::new(panel, |id| self.workloads.get(id).map(|w| &w.series))
+    }
+
+    /// Passive history: work and what the objective divides it by, per interval.
+    fn passive(&self, panel: &Panel) -> Vec<(f64, f64)> {
+        let since = self.observed_since(panel).max(
             self.now
                 .saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)),
         );
-        w.series
-            .readings(&chosen.candidate.id, since)
-            .iter()
-            .map(|(work, work_seconds, cpu)| match w.objective {
-                Objective::WorkPerSecond => (*work, *work_seconds),
-                Objective::CpuPerWork => (*work, *cpu),
-            })
-            .collect()
+        self.gauge(panel)
+            .map(|gauge| gauge.history(since, self.policy.detail_interval_s))
+            .unwrap_or_default()
     }
 
     /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
-    fn design(&self, id: &WorkloadId, alpha: f64, settling: Nanoseconds) -> Result<Choice, Unmeasurable> {
-        let seconds = self.passive(id);
+    fn design(&self, panel: &Panel, alpha: f64, settling: Nanoseconds) -> Result<Choice, Unmeasurable> {
+        let seconds = self.passive(panel);
         let interval = self.policy.detail_interval_s;
         block_length::choose(
             &seconds,
@@ -186,156 +293,171 @@ impl Engine {
         )
     }
 
-    fn start_trial(&mut self, id: &WorkloadId) {
+    /// Starts the trial of what is proposed for these workloads, as one change; if that cannot be measured, of what is
+    /// proposed for `best` alone.
+    fn start_trial(&mut self, ids: &[WorkloadId], best: &WorkloadId) {
+        let proposals: Vec<(WorkloadId, StrategyId, Proposal)> = ids
+            .iter()
+            .filter_map(|id| {
+                let p = self.workloads.get(id)?.proposed.as_ref()?;
+                Some((id.clone(), p.strategy.clone(), p.proposal.clone()))
+            })
+            .collect();
+        let (Some(panel), Some((_, strategy, first))) = (self.panel_of(ids), proposals.first()) else {
+            return;
+        };
+        if proposals.len() != ids.len() {
+            return;
+        }
         let alpha = self.discovery.next_alpha();
-        let settling = self
-            .workloads
-            .get(id)
-            .and_then(|w| w.proposed.as_ref())
-            .map_or(Nanoseconds::ZERO, |p| p.proposal.settling);
-        let choice = match self.design(id, alpha, settling) {
+        let settling = proposals
+            .iter()
+            .map(|(_, _, p)| p.settling)
+            .max()
+            .unwrap_or(Nanoseconds::ZERO);
+        let choice = match self.design(&panel, alpha, settling) {
             Ok(choice) => choice,
             // More history comes by waiting.
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
+            Err(_) if panel.is_joint() => return self.start_trial(std::slice::from_ref(best), best),
             Err(why) => {
-                self.refuse(id, Declined::because(format!("not tried: {why}")), false);
+                self.refuse(best, Declined::because(format!("not tried: {why}")), false);
                 return;
             }
         };
-        let Some(w) = self.workloads.get_mut(id) else {
-            return;
+        let hypothesis = if panel.is_joint() {
+            let others: Vec<String> = panel.others().iter().map(ToString::to_string).collect();
+            format!(
+                "one change for {} workloads, since they act on each other: {}; likewise {}",
+                ids.len(),
+                first.hypothesis,
+                others.join(", ")
+            )
+        } else {
+            first.hypothesis.clone()
         };
-        let Some(proposed) = w.proposed.clone() else {
-            return;
+        let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
+        let reversible = first.reversible;
+        let mut parts = rollout::interleave(proposals.iter().map(|(id, _, p)| Piece::of(id, p)).collect());
+        let launch = Launch {
+            kind: ExperimentKind::Switchback,
+            strategy: strategy.clone(),
+            panel,
+            pieces: Vec::new(),
+            hypothesis,
+            predicted,
+            settling,
+            alpha,
+            choice: &choice,
         };
-        if !proposed.proposal.reversible {
-            self.start_rollout(id, &proposed, alpha, &choice);
+        if !reversible {
+            parts.truncate(rollout::STAGES_MAX);
+            self.start_rollout(parts, launch);
             return;
         }
-        let proposal = proposed.proposal;
-        let predicted = proposal.predicted;
         let text = format!(
-            "{} in randomised on/off blocks of {:.0} s, washout at least {:.0} s, at level {alpha:.4}",
-            proposed.strategy, choice.measured_s, self.policy.washout_min_s
+            "{}{} in randomised on/off blocks of {:.0} s, washout at least {:.0} s, at level {alpha:.4}",
+            launch.strategy,
+            as_one(&launch.panel),
+            choice.measured_s,
+            self.policy.washout_min_s
         );
-        let experiment = self.launch(
-            id,
-            ExperimentKind::Switchback,
-            proposed.strategy.clone(),
-            proposal.effector.clone(),
-            proposal.target.clone(),
-            proposal.arguments.clone(),
-            &proposal.hypothesis,
-            predicted,
-            proposal.settling,
-            alpha,
-            &choice,
-        );
-        if experiment.is_some() {
+        let rest: Vec<Piece> = parts.drain(1..).flatten().collect();
+        let pieces = parts.pop().unwrap_or_default();
+        if let Some(id) = self.launch(Launch { pieces, ..launch }) {
+            if let Some(e) = self.experiments.get_mut(&id) {
+                e.rest = rest;
+            }
             self.starts.push_back(self.now);
-            self.decide(id, Stage::Trying, text, false);
+            self.decide_all(ids, Stage::Trying, &text, false);
         }
     }
 
     /// Starts the trial of a change that cannot be switched back cheaply: part by part, at times that coins decide.
-    fn start_rollout(&mut self, id: &WorkloadId, proposed: &Proposed, alpha: f64, choice: &Choice) {
-        let proposal = &proposed.proposal;
-        let targets: Vec<Target> = std::iter::once(&proposal.target)
-            .chain(&proposal.stages)
-            .take(rollout::STAGES_MAX)
-            .cloned()
+    fn start_rollout(&mut self, parts: Vec<Vec<Piece>>, launch: Launch<'_>) {
+        let sizes: Vec<f64> = parts
+            .iter()
+            .map(|part| part.iter().map(|p| guard::size(&p.target) as f64).sum())
             .collect();
-        let sizes: Vec<f64> = targets.iter().map(|t| guard::size(t) as f64).collect();
         let shares = staged::shares(&sizes);
-        let seconds = self.passive(id);
+        let seconds = self.passive(&launch.panel);
         let interval = self.policy.detail_interval_s;
         let plan = rollout::plan(&Wish {
             seconds: &seconds,
             interval,
-            discard: self
-                .policy
-                .washout_min_s
-                .max((proposal.settling * 3).as_secs_f64()),
+            discard: self.policy.washout_min_s.max((launch.settling * 3).as_secs_f64()),
             candidates: &self.policy.measured_candidates_s,
             shares: &shares,
-            theta: homeostat_statistics::robust::ln(1.0 + proposal.predicted.estimate.max(0.0)),
-            alpha,
+            theta: panel::log_gain(launch.predicted.estimate),
+            alpha: launch.alpha,
             budget: self.policy.experiment_max_s,
         });
+        let stages = parts.len();
+        let ids: Vec<WorkloadId> = launch.panel.workloads().cloned().collect();
         let Some(plan) = plan else {
             let text = format!(
-                "not tried: {} stages of a one-way change do not fit into the budget of {:.0} s, or the history is too broken to plan them",
-                targets.len(),
+                "not tried: {stages} stages of a one-way change do not fit into the budget of {:.0} s, or the history is too broken to plan them",
                 self.policy.experiment_max_s
             );
-            self.refuse(id, Declined::because(text), false);
+            for id in &ids {
+                self.refuse(id, Declined::because(text.clone()), false);
+            }
             return;
         };
-        let stages = targets.len();
         let text = format!(
-            "{} in {stages} stages with randomised onset, 9 slots of {:.0} s each, at level {alpha:.4}",
-            proposed.strategy,
-            (plan.measured + plan.discard).as_secs_f64()
+            "{}{} in {stages} stages with randomised onset, 9 slots of {:.0} s each, at level {:.4}",
+            launch.strategy,
+            as_one(&launch.panel),
+            (plan.measured + plan.discard).as_secs_f64(),
+            launch.alpha
         );
-        let started = self.launch(
-            id,
-            ExperimentKind::StagedRollout,
-            proposed.strategy.clone(),
-            proposal.effector.clone(),
-            proposal.target.clone(),
-            proposal.arguments.clone(),
-            &proposal.hypothesis,
-            proposal.predicted,
-            proposal.settling,
-            alpha,
-            choice,
-        );
+        let started = self.launch(Launch {
+            kind: ExperimentKind::StagedRollout,
+            ..launch
+        });
         let now = self.now;
         if let Some(experiment) = started
             && let Some(e) = self.experiments.get_mut(&experiment)
         {
-            let staged = Staged::new(targets, shares, plan, Nanoseconds::from_secs_f64(interval));
+            let staged = Staged::new(parts, shares, plan, Nanoseconds::from_secs_f64(interval));
             let need = e.roll_out(staged, now);
             self.starts.push_back(now);
-            self.decide(id, Stage::Trying, text, false);
+            self.decide_all(&ids, Stage::Trying, &text, false);
             self.meet(experiment, need);
         }
     }
 
     /// Makes a part of a rollout.
     fn make_part(&mut self, id: ExperimentId, index: usize) {
-        let next = ActionId(self.next_action);
         let Some(e) = self.experiments.get_mut(&id) else {
             return;
         };
-        let Some(target) = e.staged.as_ref().and_then(|s| s.targets.get(index)).cloned() else {
+        let Some(pieces) = e.staged.as_ref().and_then(|s| s.parts.get(index)).cloned() else {
             return;
         };
-        let proposal = self
-            .workloads
-            .get(&e.setup.workload)
-            .and_then(|w| w.proposed.as_ref())
-            .map(|p| (p.proposal.effector.clone(), p.proposal.arguments.clone()));
-        let Some((effector, arguments)) = proposal else {
-            return;
-        };
-        let action_id = if index == 0 { e.setup.action } else { next };
-        if index > 0 {
-            self.next_action += 1;
-            e.parts.push(action_id);
-        }
-        let stages = e.staged.as_ref().map_or(1, |s| s.targets.len());
+        let stages = e.staged.as_ref().map_or(1, |s| s.parts.len());
+        let why = format!("part {} of {stages}: {}", index + 1, e.setup.hypothesis);
         let strategy = e.setup.strategy.clone();
-        let action = Action {
-            id: action_id,
-            effector,
-            workload: e.setup.workload.clone(),
-            target,
-            arguments,
-            why: format!("part {} of {stages}: {}", index + 1, e.setup.hypothesis),
-        };
+        // The first number was given away when the trial began.
+        let mut reserved = (index == 0).then_some(e.setup.action);
+        let mut actions = Vec::new();
+        for piece in pieces {
+            let action_id = reserved.take().unwrap_or_else(|| {
+                self.next_action += 1;
+                ActionId(self.next_action - 1)
+            });
+            actions.push(piece.action(action_id, why.clone()));
+        }
+        e.parts.push(actions.iter().map(|a| a.id).collect());
+        for action in actions {
+            self.make(action, strategy.clone());
+        }
+    }
+
+    /// Makes a change for the first time.
+    pub(crate) fn make(&mut self, action: homeostat_model::Action, strategy: StrategyId) {
         self.changes
-            .insert(action_id, Change::new(&action, strategy, self.unix));
+            .insert(action.id, Change::new(&action, strategy, self.now, self.unix));
         self.out.push(Command::Apply(Box::new(action)));
     }
 
@@ -357,7 +479,10 @@ impl Engine {
     }
 
     pub(crate) fn start_placebo(&mut self, id: &WorkloadId) {
-        let choice = match self.design(id, self.policy.placebo_alpha, Nanoseconds::ZERO) {
+        let Some(panel) = self.panel_of(std::slice::from_ref(id)) else {
+            return;
+        };
+        let choice = match self.design(&panel, self.policy.placebo_alpha, Nanoseconds::ZERO) {
             Ok(choice) => choice,
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(why) => {
@@ -373,53 +498,47 @@ impl Engine {
             confidence: 1.0,
         };
         let hypothesis = "placebo: nothing is changed; measures how often homeostat accepts by mistake";
-        let started = self.launch(
-            id,
-            ExperimentKind::Placebo,
-            StrategyId::from(PLACEBO),
-            EffectorId::from(PLACEBO),
-            Target::Nothing,
-            BTreeMap::new(),
-            hypothesis,
-            none,
-            Nanoseconds::ZERO,
-            self.policy.placebo_alpha,
-            &choice,
-        );
+        let started = self.launch(Launch {
+            kind: ExperimentKind::Placebo,
+            strategy: StrategyId::from(PLACEBO),
+            panel,
+            pieces: vec![Piece {
+                workload: id.clone(),
+                effector: EffectorId::from(PLACEBO),
+                target: Target::Nothing,
+                arguments: BTreeMap::new(),
+            }],
+            hypothesis: hypothesis.to_owned(),
+            predicted: none,
+            settling: Nanoseconds::ZERO,
+            alpha: self.policy.placebo_alpha,
+            choice: &choice,
+        });
         if started.is_some() {
             self.decide(id, Stage::Trying, hypothesis.to_owned(), false);
         }
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one caller per kind of trial; a struct would only repeat Setup"
-    )]
-    fn launch(
-        &mut self,
-        id: &WorkloadId,
-        kind: ExperimentKind,
-        strategy: StrategyId,
-        effector: EffectorId,
-        target: Target,
-        arguments: BTreeMap<String, String>,
-        hypothesis: &str,
-        predicted: Effect,
-        settling: Nanoseconds,
-        alpha: f64,
-        choice: &Choice,
-    ) -> Option<ExperimentId> {
-        let w = self.workloads.get(id)?;
-        let meter = w.meter.as_ref()?.candidate.id.clone();
-        let action = Action {
-            id: ActionId(self.next_action),
-            effector,
-            workload: id.clone(),
-            target,
-            arguments,
-            why: hypothesis.to_owned(),
-        };
-        self.next_action += 1;
+    fn launch(&mut self, launch: Launch<'_>) -> Option<ExperimentId> {
+        let Launch {
+            kind,
+            strategy,
+            panel,
+            pieces,
+            hypothesis,
+            predicted,
+            settling,
+            alpha,
+            choice,
+        } = launch;
+        let mut breaker = Breaker::new(choice.scale_5s);
+        // Until the first off block the passive history is what a fall is measured against.
+        let from = self
+            .observed_since(&panel)
+            .max(self.now.saturating_sub(PASSIVE_LEVEL_SPAN));
+        if let Some(level) = self.gauge(&panel)?.read(from, self.now).score {
+            breaker.off_block(level);
+        }
         let experiment_id = ExperimentId(self.next_experiment);
         self.next_experiment += 1;
         let parameters = TrialParameters {
@@ -427,52 +546,85 @@ impl Engine {
             scale_prior: choice.scale,
             ..self.policy.trial.clone()
         };
+        let first = self.next_action;
+        // A rollout makes its first part later, under the number that is given away here.
+        self.next_action += pieces.len().max(1) as u64;
+        let rails = if kind == ExperimentKind::Placebo {
+            Vec::new()
+        } else {
+            self.guardrails(&panel)
+        };
         let setup = Setup {
             id: experiment_id,
             kind,
             strategy: strategy.clone(),
-            workload: id.clone(),
-            fingerprint: w.workload.fingerprint.clone(),
-            action: action.id,
-            hypothesis: hypothesis.to_owned(),
+            panel,
+            action: ActionId(first),
+            hypothesis: hypothesis.clone(),
             predicted,
-            meter,
-            objective: w.objective,
             seed: self.policy.seed,
             settling,
             washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
             washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
             measured: Nanoseconds::from_secs_f64(choice.measured_s),
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
-            cpus: w.load.cpus,
             parameters,
             started: self.now,
             started_unix: self.unix,
         };
-        let mut breaker = Breaker::new(choice.scale_5s);
-        // Until the first off block the passive history is what a fall is measured against.
-        let from = w.observed_since.max(self.now.saturating_sub(PASSIVE_LEVEL_SPAN));
-        let level = w.objective.score(&w.series.sums(&setup.meter, from, self.now));
-        if let Some(level) = level {
-            breaker.off_block(level);
-        }
         if kind != ExperimentKind::Placebo {
             self.probes_since_trial = 0;
         }
-        let at_once = kind != ExperimentKind::StagedRollout;
-        if at_once {
-            self.changes
-                .insert(action.id, Change::new(&action, strategy, self.unix));
+        let mut experiment = Experiment::new(setup, breaker);
+        experiment.rails = rails;
+        let actions: Vec<_> = pieces
+            .into_iter()
+            .zip(first..)
+            .map(|(piece, id)| piece.action(ActionId(id), hypothesis.clone()))
+            .collect();
+        if !actions.is_empty() {
+            experiment.parts.push(actions.iter().map(|a| a.id).collect());
         }
-        let experiment = Experiment::new(setup, breaker);
         self.out.push(Command::RecordExperiment(Box::new(
             self.record(&experiment, None),
         )));
         self.experiments.insert(experiment_id, experiment);
-        if at_once {
-            self.out.push(Command::Apply(Box::new(action)));
+        for action in actions {
+            self.make(action, strategy.clone());
         }
         Some(experiment_id)
+    }
+
+    /// What the trial must not harm: its members by themselves where several are tried as one, the work per second of
+    /// those that are judged by their CPU time, and the neighbours whose work is measured.
+    fn guardrails(&self, panel: &Panel) -> Vec<Guardrail> {
+        let mut rails = Vec::new();
+        for m in panel.members() {
+            if panel.is_joint() {
+                rails.push(Guardrail::new(m.clone(), m.objective));
+            }
+            if m.objective == Objective::CpuPerWork {
+                rails.push(Guardrail::new(m.clone(), Objective::WorkPerSecond));
+            }
+        }
+        let mut bystanders: Vec<Member> = self
+            .workloads
+            .iter()
+            .filter(|(id, w)| {
+                !w.gone && !w.open.is_empty() && !panel.has(id) && w.load.cpus >= self.policy.cpu_min
+            })
+            .filter_map(|(id, _)| self.panel_of(std::slice::from_ref(id)))
+            .flat_map(|p| p.members().to_vec())
+            .collect();
+        bystanders.sort_by(|a, b| {
+            b.cpus
+                .total_cmp(&a.cpus)
+                .then_with(|| a.workload.cmp(&b.workload))
+        });
+        bystanders.truncate(panel::BYSTANDERS_MAX);
+        let harmed = |m| Guardrail::new(m, Objective::WorkPerSecond);
+        rails.extend(bystanders.into_iter().map(harmed));
+        rails
     }
 
     // ---- running ------------------------------------------------------------------------------------------------
@@ -483,10 +635,13 @@ impl Engine {
             let Some(e) = self.experiments.get_mut(&id) else {
                 continue;
             };
-            let Some(w) = self.workloads.get(&e.setup.workload) else {
+            let workloads = &self.workloads;
+            let series = |id: &WorkloadId| workloads.get(id).map(|w| &w.series);
+            let panel = e.setup.panel.clone();
+            let Some(gauge) = Gauge::new(&panel, series) else {
                 continue;
             };
-            let need = e.poll(self.now, &w.series);
+            let need = e.poll(self.now, &gauge, series);
             self.meet(id, need);
         }
     }
@@ -495,7 +650,7 @@ impl Engine {
         let Some(e) = self.experiments.get(&id) else {
             return;
         };
-        let action = e.switched();
+        let switched = e.switched().to_vec();
         match need {
             Need::Stage { stage, onset } => self.out.push(Command::NoteCoin {
                 experiment: id,
@@ -504,7 +659,7 @@ impl Engine {
             }),
             Need::Part { index } => self.make_part(id, index),
             Need::Nothing => {}
-            Need::Switch { on } => self.switch(action, on),
+            Need::Switch { on } => self.switch_all(&switched, on),
             Need::Begin { block, on, switch } => {
                 let record = (block > 0 && block.is_multiple_of(8)).then(|| self.record(e, None));
                 self.out.push(Command::NoteCoin {
@@ -513,7 +668,7 @@ impl Engine {
                     on,
                 });
                 if switch {
-                    self.switch(action, on);
+                    self.switch_all(&switched, on);
                 }
                 if let Some(record) = record {
                     self.out.push(Command::RecordExperiment(Box::new(record)));
@@ -521,7 +676,7 @@ impl Engine {
             }
             // A rollout ends with all its parts made, unless the last one is on a round trip.
             Need::Conclude { on: true } if self.all_made(id) => self.conclude(id),
-            Need::Conclude { on: true } => self.switch(action, true),
+            Need::Conclude { on: true } => self.switch_all(&switched, true),
             Need::Conclude { on: false } => {
                 let actions = e.actions();
                 for action in actions.iter().rev() {
@@ -537,13 +692,26 @@ impl Engine {
         }
     }
 
+    /// Drives changes to on, in the order in which they were made, or to off, in reverse.
+    fn switch_all(&mut self, actions: &[ActionId], on: bool) {
+        let mut order = actions.to_vec();
+        if !on {
+            order.reverse();
+        }
+        for action in order {
+            self.switch(action, on);
+        }
+    }
+
     /// Drives a change to on or off.
     pub(crate) fn switch(&mut self, action: ActionId, on: bool) {
+        let now = self.now;
         let Some(c) = self.changes.get_mut(&action) else {
             return;
         };
         c.on = on;
         c.settled = false;
+        c.moved_at = now;
         let direction = if on { Direction::Apply } else { Direction::Undo };
         self.out.push(Command::Switch(action, direction));
     }
@@ -562,8 +730,13 @@ impl Engine {
     /// Adds the cost of a slice to the books.
     fn account(&mut self, action: ActionId, progress: &Progress) {
         self.stalled += progress.stalled;
+        let now = self.now;
         if let Some(c) = self.changes.get_mut(&action) {
             c.bloat = progress.bloat;
+            if c.finished != progress.finished {
+                c.finished = progress.finished;
+                c.moved_at = now;
+            }
         }
         if let Some(e) = self.experiments.values_mut().find(|e| e.owns(action)) {
             e.stalled += progress.stalled;
@@ -665,8 +838,15 @@ impl Engine {
             return;
         };
         let id = *id;
-        let need = e.settled(now);
-        self.meet(id, need);
+        // All that is switched together has to be there.
+        let there = e
+            .moving()
+            .iter()
+            .all(|a| self.changes.get(a).is_none_or(|c| c.settled));
+        if there {
+            let need = e.settled(now);
+            self.meet(id, need);
+        }
     }
 
     fn apply_failed(&mut self, action: ActionId, fault: &Fault) {
@@ -771,6 +951,32 @@ impl Engine {
         }
     }
 
+    /// Changes that are on their way and get nowhere: what was to be made is given up, what was to be undone is told.
+    pub(crate) fn poll_changes(&mut self) {
+        let now = self.now;
+        let stuck: Vec<ActionId> = self
+            .changes
+            .iter()
+            .filter(|(_, c)| !c.settled && !c.waits && c.retry_at.is_none() && now - c.moved_at >= STUCK)
+            .map(|(id, _)| *id)
+            .collect();
+        for action in stuck {
+            let Some(c) = self.changes.get_mut(&action) else {
+                continue;
+            };
+            c.moved_at = now;
+            if !c.leaving {
+                self.withdraw(action, &format!("it made no progress for {STUCK}"));
+                continue;
+            }
+            let workload = c.workload.clone();
+            let text = format!(
+                "the undo of action {action} has made no progress for {STUCK}; it goes on, and stays in the journal until it is done"
+            );
+            self.narrate(&workload, text, true);
+        }
+    }
+
     pub(crate) fn retry_undos(&mut self) {
         let now = self.now;
         let due: Vec<ActionId> = self
@@ -808,7 +1014,7 @@ impl Engine {
         let ids: Vec<ExperimentId> = self
             .experiments
             .iter()
-            .filter(|(_, e)| e.setup.workload == *workload)
+            .filter(|(_, e)| e.setup.panel.has(workload))
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
@@ -857,11 +1063,15 @@ impl Engine {
 
     /// Whether all parts of a rollout are made and stay.
     fn all_made(&self, id: ExperimentId) -> bool {
+        self.experiments.get(&id).is_some_and(Experiment::is_staged) && self.all_on(id)
+    }
+
+    /// Whether all changes of an experiment are on.
+    fn all_on(&self, id: ExperimentId) -> bool {
         self.experiments.get(&id).is_some_and(|e| {
-            e.is_staged()
-                && e.actions()
-                    .iter()
-                    .all(|a| self.changes.get(a).is_some_and(|c| c.on && c.settled))
+            e.actions()
+                .iter()
+                .all(|a| self.changes.get(a).is_some_and(|c| c.on && c.settled))
         })
     }
 
@@ -873,7 +1083,8 @@ impl Engine {
             .find(|(_, e)| e.owns(action))
             .map(|(id, e)| (*id, e.on));
         match found {
-            Some((id, true)) => self.conclude(id),
+            Some((id, true)) if self.all_on(id) => self.conclude(id),
+            Some((_, true)) => {}
             Some((id, false)) => self.conclude_when_gone(id),
             None => {}
         }
@@ -899,98 +1110,163 @@ impl Engine {
             return;
         };
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
-        let exposure = e.harm_exposure();
         let record = self.record(&e, Some(verdict));
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));
         let placebo = e.setup.kind == ExperimentKind::Placebo;
-        let workload = e.setup.workload.clone();
+        let panel = e.setup.panel.clone();
+        // Whoever has the name of one that ended is another.
+        let living: Vec<Member> = panel
+            .members()
+            .iter()
+            .filter(|m| !e.orphans.contains(&m.workload))
+            .cloned()
+            .collect();
         self.outcomes.push_front(OutcomeView {
             id,
-            workload: workload.clone(),
+            workload: record.workload.clone(),
+            others: panel.others(),
             strategy: e.setup.strategy.clone(),
             verdict,
             effect: (!e.blocks.is_empty()).then(|| e.effect()),
             unix_seconds: self.unix,
             reason: e.reason.clone(),
         });
-        if placebo && e.orphan {
-            return;
-        }
         if placebo {
-            self.conclude_placebo(&workload, verdict);
+            if let Some(m) = living.first() {
+                self.conclude_placebo(&m.workload, verdict);
+            }
             return;
         }
-        self.exposure.push_back((self.now, exposure));
+        self.exposure.push_back((self.now, e.harm_exposure()));
         if verdict != Verdict::Aborted || !e.blocks.is_empty() {
             // A try that was broken off could have been accepted until then: its level is used up.
             self.discovery.record(verdict == Verdict::Accepted);
         }
-        if verdict != Verdict::Aborted || e.own_end {
-            self.remember(&e, verdict);
-        }
-        if e.orphan {
-            // Whoever has its name now is another.
-            return;
-        }
-        let effect = e.effect();
-        match verdict {
-            Verdict::Accepted => {
-                let rest = self
-                    .workloads
-                    .get(&workload)
-                    .and_then(|w| w.proposed.as_ref())
-                    .map(|p| Rest {
-                        // The first parts of a rollout are made already.
-                        stages: p.proposal.stages.iter().skip(e.parts.len()).cloned().collect(),
-                        effector: p.proposal.effector.clone(),
-                        arguments: p.proposal.arguments.clone(),
-                    });
-                let text = format!(
-                    "{} {} by experiment {id}, {}; the change stays and is guarded",
-                    e.setup.strategy,
-                    e.setup.objective.gain(&effect),
-                    e.reason
-                );
-                let guard = Guard::new(&e, record, text.clone(), self.now, &self.policy, rest);
-                self.guards
-                    .entry(workload.clone())
-                    .or_default()
-                    .insert(guard.leader, guard);
-                self.decide(&workload, Stage::Improved, text, false);
-                if self.anyone_to_ask(&workload, None) {
-                    self.look_further(&workload, e.washout);
-                } else if let Some(w) = self.workloads.get_mut(&workload) {
-                    w.proposed = None;
-                    w.seeking = false;
-                    w.more_at = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
-                }
-                self.summarise(&workload);
+        if verdict == Verdict::Accepted {
+            self.accept(&e, record, &living);
+        } else if panel.is_joint() {
+            self.refuse_joint(&e, verdict, &living);
+        } else {
+            if verdict != Verdict::Aborted || e.own_end {
+                self.remember(&e.setup.strategy, panel.members(), verdict, e.effect());
             }
-            _ => {
+            if let Some(m) = living.first() {
                 let text = format!(
                     "{verdict} by experiment {id}: {}; the change was undone",
                     e.reason
                 );
-                let own_end = verdict != Verdict::Aborted || e.own_end;
-                let on = own_end
-                    && !self.paused
-                    && self.stopping.is_none()
-                    && self.policy.mode == Mode::Act
-                    && self.anyone_to_ask(&workload, Some(&e.setup.strategy));
-                let warning = verdict == Verdict::Harmful;
-                if on {
-                    let stage = if self.guards.contains_key(&workload) {
-                        Stage::Improved
-                    } else {
-                        Stage::Declined
-                    };
-                    self.decide(&workload, stage, text, warning);
-                    self.look_further(&workload, e.washout);
-                    self.summarise(&workload);
-                } else {
-                    self.refuse(&workload, Declined::because(text), warning);
-                }
+                self.refuse_tried(&e, &m.workload, verdict, text);
             }
+        }
+    }
+
+    /// The change stays, under guard.
+    fn accept(&mut self, e: &Experiment, record: ExperimentRecord, living: &[Member]) {
+        let panel = &e.setup.panel;
+        self.remember(&e.setup.strategy, panel.members(), Verdict::Accepted, e.effect());
+        let text = format!(
+            "{}{} {} by experiment {}, {}; the change stays and is {}",
+            e.setup.strategy,
+            as_one(panel),
+            panel.gain(&e.effect()),
+            e.setup.id,
+            e.reason,
+            if e.is_staged() {
+                "not probed, since it is one-way"
+            } else {
+                "guarded"
+            }
+        );
+        let mut guard = Guard::new(e, record, text.clone(), self.now, &self.policy);
+        for gone in &e.orphans {
+            guard.lose_workload(gone, &self.changes);
+        }
+        if living.is_empty() || guard.is_empty() {
+            return;
+        }
+        self.guards.insert(guard);
+        let ids: Vec<WorkloadId> = living.iter().map(|m| m.workload.clone()).collect();
+        self.decide_all(&ids, Stage::Improved, &text, false);
+        for id in &ids {
+            if self.anyone_to_ask(id, None) {
+                self.look_further(id, e.washout);
+            } else if let Some(w) = self.workloads.get_mut(id) {
+                w.proposed = None;
+                w.seeking = false;
+                w.more_at = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+            }
+            self.summarise(id);
+        }
+    }
+
+    /// A trial proved no gain for this workload; the change is undone, and the other strategies are asked.
+    fn refuse_tried(&mut self, e: &Experiment, workload: &WorkloadId, verdict: Verdict, text: String) {
+        let own_end = verdict != Verdict::Aborted || e.own_end;
+        let on = own_end
+            && !self.paused
+            && self.stopping.is_none()
+            && self.policy.mode == Mode::Act
+            && self.anyone_to_ask(workload, Some(&e.setup.strategy));
+        let warning = verdict == Verdict::Harmful;
+        if !on {
+            self.refuse(workload, Declined::because(text), warning);
+            return;
+        }
+        let stage = if self.guards.any(workload) {
+            Stage::Improved
+        } else {
+            Stage::Declined
+        };
+        self.decide(workload, stage, text, warning);
+        self.look_further(workload, e.washout);
+        self.summarise(workload);
+    }
+
+    /// A joint trial proved no gain; the change is undone. Members whose own work speaks for it are tried alone, and so
+    /// are all when the trial was broken off for a reason that lies in the whole: nothing is known of them then.
+    fn refuse_joint(&mut self, e: &Experiment, verdict: Verdict, living: &[Member]) {
+        let (now, gate) = (self.now, e.setup.parameters.gate);
+        let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
+        let cut_short = verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty());
+        for m in living {
+            let id = &m.workload;
+            let own = e.own_change(m);
+            let promising =
+                own.is_some_and(|(change, error)| change >= gate && change >= PROMISING_ERRORS * error);
+            let own_text = own.map_or_else(String::new, |(change, _)| {
+                format!(
+                    " ({:+.1} % of its own)",
+                    homeostat_statistics::robust::exp_m1(change) * 100.0
+                )
+            });
+            let text = format!(
+                "{verdict} by experiment {}{}: {}{own_text}; the change was undone",
+                e.setup.id,
+                as_one(&e.setup.panel),
+                e.reason
+            );
+            let again = may_go_on && (cut_short || (verdict != Verdict::Aborted && promising));
+            if !again {
+                if verdict != Verdict::Aborted {
+                    let effect = own.map_or(e.effect(), |(change, error)| own_effect(change, error));
+                    self.remember(&e.setup.strategy, std::slice::from_ref(m), verdict, effect);
+                }
+                self.refuse_tried(e, id, verdict, text);
+                continue;
+            }
+            let stage = if self.guards.any(id) {
+                Stage::Improved
+            } else {
+                Stage::Observed
+            };
+            if let Some(w) = self.workloads.get_mut(id)
+                && (e.own_end || verdict != Verdict::Aborted)
+            {
+                w.alone_until = now + ALONE;
+            }
+            self.decide(id, stage, text, false);
+            self.look_further(id, e.washout);
+            self.summarise(id);
         }
     }
 
@@ -1022,40 +1298,53 @@ impl Engine {
         }
     }
 
-    fn remember(&mut self, e: &Experiment, verdict: Verdict) {
-        let key = (e.setup.fingerprint.clone(), e.setup.strategy.clone());
-        let failures = match verdict {
-            Verdict::Accepted => 0,
-            _ => self.priors.get(&key).map_or(0, |p| p.failures) + 1,
-        };
-        self.priors.insert(
-            key,
-            Prior {
-                fingerprint: e.setup.fingerprint.clone(),
-                strategy: e.setup.strategy.clone(),
-                verdict,
-                effect: Some(e.effect()),
-                unix_seconds: self.unix,
-                failures,
-            },
-        );
+    fn remember(&mut self, strategy: &StrategyId, members: &[Member], verdict: Verdict, effect: Effect) {
+        let mut fingerprints: Vec<&Fingerprint> = members.iter().map(|m| &m.fingerprint).collect();
+        fingerprints.sort();
+        fingerprints.dedup();
+        for fingerprint in fingerprints {
+            let key = (fingerprint.clone(), strategy.clone());
+            let failures = match verdict {
+                Verdict::Accepted => 0,
+                _ => self.priors.get(&key).map_or(0, |p| p.failures) + 1,
+            };
+            self.priors.insert(
+                key,
+                Prior {
+                    fingerprint: fingerprint.clone(),
+                    strategy: strategy.clone(),
+                    verdict,
+                    effect: Some(effect),
+                    unix_seconds: self.unix,
+                    failures,
+                },
+            );
+        }
     }
 
     /// The experiment as the history keeps it.
     pub(crate) fn record(&self, e: &Experiment, verdict: Option<Verdict>) -> ExperimentRecord {
         let s = &e.setup;
+        let lead = s.panel.lead();
         ExperimentRecord {
             id: s.id,
             kind: s.kind,
             strategy: s.strategy.clone(),
-            workload: s.workload.clone(),
-            fingerprint: s.fingerprint.clone(),
+            workload: lead.workload.clone(),
+            fingerprint: lead.fingerprint.clone(),
+            others: s
+                .panel
+                .members()
+                .iter()
+                .skip(1)
+                .map(|m| (m.workload.clone(), m.fingerprint.clone()))
+                .collect(),
             machine: self.machine.fingerprint(),
             action: s.action,
             hypothesis: s.hypothesis.clone(),
             predicted: s.predicted,
-            meter: s.meter.clone(),
-            objective: s.objective.words().to_owned(),
+            meter: lead.meter.clone(),
+            objective: s.panel.words(),
             seed: s.seed,
             alpha: s.parameters.alpha,
             washout: e.washout,
@@ -1071,5 +1360,48 @@ impl Engine {
             harm_exposure: e.harm_exposure(),
             blocks: e.blocks.clone(),
         }
+    }
+}
+
+/// What is said of a trial of several workloads.
+fn as_one(panel: &Panel) -> String {
+    if !panel.is_joint() {
+        return String::new();
+    }
+    let names: Vec<&str> = panel.workloads().map(WorkloadId::as_str).collect();
+    format!(", one change for {},", names.join(", "))
+}
+
+/// The mean of the effects predicted for the members, by the CPUs that they use.
+fn mean_effect(panel: &Panel, of: impl Iterator<Item = Effect>) -> Effect {
+    let effects: Vec<Effect> = of.collect();
+    if let [one] = effects.as_slice() {
+        return *one;
+    }
+    let mean = |end: fn(&Effect) -> f64| {
+        let sum: f64 = panel
+            .members()
+            .iter()
+            .zip(&effects)
+            .map(|(m, e)| m.weight() * homeostat_statistics::robust::ln_1p(end(e).max(-0.99)))
+            .sum();
+        homeostat_statistics::robust::exp_m1(sum)
+    };
+    Effect {
+        estimate: mean(|e| e.estimate),
+        lower: mean(|e| e.lower),
+        upper: mean(|e| e.upper),
+        confidence: effects.iter().map(|e| e.confidence).fold(1.0, f64::min),
+    }
+}
+
+/// What a member of a joint trial showed by itself. The interval is one of two standard errors at one look.
+fn own_effect(change: f64, error: f64) -> Effect {
+    let end = homeostat_statistics::robust::exp_m1;
+    Effect {
+        estimate: end(change),
+        lower: end(change - 2.0 * error),
+        upper: end(change + 2.0 * error),
+        confidence: 0.90,
     }
 }

@@ -134,8 +134,10 @@ pub struct ExperimentView {
     pub kind: ExperimentKind,
     /// Strategy.
     pub strategy: StrategyId,
-    /// Workload.
+    /// Workload; of several that are tried as one change the first.
     pub workload: WorkloadId,
+    /// The others of those.
+    pub others: Vec<WorkloadId>,
     /// `preparing`, `washout`, `measuring`, `reverting`.
     pub phase: String,
     /// Share of the preparation done, 0..1.
@@ -222,8 +224,10 @@ pub struct CalibrationView {
 pub struct OutcomeView {
     /// Number.
     pub id: ExperimentId,
-    /// Workload.
+    /// Workload; of several that were tried as one change the first.
     pub workload: WorkloadId,
+    /// The others of those.
+    pub others: Vec<WorkloadId>,
     /// Strategy.
     pub strategy: StrategyId,
     /// Verdict.

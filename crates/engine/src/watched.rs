@@ -64,7 +64,7 @@ pub(crate) struct Watched {
     pub(crate) locality_refused: Option<String>,
     /// Whether an inspection is under way.
     pub(crate) inspecting: bool,
-    /// The accepted change for whose review the inspection is made; `None`: for the decision at hand.
+    /// The guard of the accepted change for whose review the inspection is made; `None`: for the decision at hand.
     pub(crate) review: Option<ActionId>,
     /// Whether something further is looked for, with changes already in force.
     pub(crate) seeking: bool,
@@ -73,6 +73,8 @@ pub(crate) struct Watched {
     /// Why nothing further was found, as it was last told.
     pub(crate) nothing_further: String,
     pub(crate) proposed: Option<Proposed>,
+    /// Until when it is not tried together with others.
+    pub(crate) alone_until: Nanoseconds,
     /// When a refusal is looked at again.
     pub(crate) retry_at: Nanoseconds,
     /// Start of the observation window that goes to the history next.
@@ -111,6 +113,7 @@ impl Watched {
             more_at: Nanoseconds::ZERO,
             nothing_further: String::new(),
             proposed: None,
+            alone_until: Nanoseconds::ZERO,
             retry_at: Nanoseconds::ZERO,
             window_from: now,
             gone: false,
@@ -160,6 +163,11 @@ impl Watched {
             stage: self.stage,
             text,
         });
+    }
+
+    /// Whether it is tried by itself only.
+    pub(crate) fn alone(&self, now: Nanoseconds) -> bool {
+        now < self.alone_until
     }
 
     /// Forgets what was gathered for one decision.

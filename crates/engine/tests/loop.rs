@@ -47,6 +47,7 @@ impl Strategy for Try {
             stages: vec![],
             arguments: BTreeMap::new(),
             reversible: true,
+            joint: false,
             settling: Nanoseconds::from_millis(100),
             risk: "none".into(),
             advice: vec![],
@@ -67,6 +68,8 @@ struct Custom {
     looks: bool,
     /// Withdraws when this strategy has nothing in force.
     needs: Option<&'static str>,
+    /// Its changes of several workloads are tried as one.
+    joint: bool,
 }
 
 fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
@@ -77,6 +80,7 @@ fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
         after: None,
         looks: false,
         needs: None,
+        joint: false,
     }
 }
 
@@ -114,6 +118,7 @@ impl Strategy for Custom {
             stages: rest.to_vec(),
             arguments: BTreeMap::new(),
             reversible: self.reversible,
+            joint: self.joint,
             settling: Nanoseconds::from_millis(100),
             risk: "none".into(),
             advice: vec![],
@@ -187,6 +192,10 @@ struct World {
     random: u64,
     on: BTreeMap<ActionId, (WorkloadId, bool)>,
     actions: BTreeMap<ActionId, Action>,
+    /// Gain of every plant when all plants have a change of this effector; of fewer in proportion.
+    common: BTreeMap<&'static str, f64>,
+    /// A change of this effector on any other plant hurts this plant by so much.
+    hurts: Vec<(&'static str, &'static str, f64)>,
     /// Seconds that a change by an effector takes in either direction.
     slow: BTreeMap<&'static str, u64>,
     /// Seconds that a change by an effector takes for all of the plant's gain, at a steady pace.
@@ -254,6 +263,8 @@ impl World {
         Self {
             engine: Engine::new(machine(), strategies, policy, memory),
             actions: BTreeMap::new(),
+            common: BTreeMap::new(),
+            hurts: vec![],
             slow: BTreeMap::new(),
             paced: BTreeMap::new(),
             moving: BTreeMap::new(),
@@ -380,7 +391,10 @@ impl World {
                 };
                 self.pending.push(Event::LocalityInspected(id, Ok(locality)));
             }
-            Command::InspectMemory(_) | Command::RecordDecision(_) | Command::RecordWindow(_) => {}
+            Command::InspectMemory(_)
+            | Command::DropCoins(_)
+            | Command::RecordDecision(_)
+            | Command::RecordWindow(_) => {}
         }
     }
 
@@ -444,7 +458,31 @@ impl World {
         for (effector, gain, all) in &plant.gains {
             factor *= (1.0 + gain).powf((on(effector) / all).min(1.0));
         }
+        for (effector, gain) in &self.common {
+            let share = self.changed_by(effector).len() as f64 / self.plants.len() as f64;
+            factor *= (1.0 + gain).powf(share);
+        }
+        for (effector, victim, loss) in &self.hurts {
+            let by_others = self.changed_by(effector).iter().any(|w| w.as_str() != *victim);
+            if *victim == plant.name && by_others {
+                factor *= 1.0 - loss;
+            }
+        }
         factor
+    }
+
+    /// The workloads that have a change of this effector on.
+    fn changed_by(&self, effector: &str) -> BTreeSet<&WorkloadId> {
+        self.on
+            .iter()
+            .filter(|(id, (_, on))| {
+                *on && self
+                    .actions
+                    .get(id)
+                    .is_some_and(|a| a.effector.as_str() == effector)
+            })
+            .map(|(_, (w, _))| w)
+            .collect()
     }
 
     fn run(&mut self, seconds: u64) {
@@ -1368,6 +1406,204 @@ fn a_slow_one_way_change_ramps_up_and_is_decided_by_the_largest_part_that_can_go
         world.on.values().all(|(_, on)| *on),
         "all parts are on in the end"
     );
+}
+
+/// Programs that stand in each other's way: what is gained is gained by all, when all are placed.
+fn crowd(names: &[&'static str], gain: f64) -> World {
+    let placement = Custom {
+        joint: true,
+        looks: true,
+        ..custom("place", vec![cpus(0..2)])
+    };
+    let plants = names.iter().map(|name| plant(name, 0.0)).collect();
+    let mut world = World::with(vec![Box::new(placement)], plants, policy(), Memory::default());
+    world.common.insert("place", gain);
+    world
+}
+
+#[test]
+fn changes_that_act_on_each_other_are_tried_as_one_and_guarded_as_one() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    world.run(400);
+    assert_eq!(world.records.len(), 1, "one trial for all: {:#?}", world.stories);
+    let record = world.records[0].clone();
+    assert_eq!(record.verdict, Some(Verdict::Accepted), "{}", record.reason);
+    let others: Vec<&str> = record.others.iter().map(|(w, _)| w.as_str()).collect();
+    assert_eq!((record.workload.as_str(), others), ("a", vec!["b", "c"]));
+    let gain = record.effect.unwrap().estimate;
+    assert!((0.08..0.12).contains(&gain), "the gain of all: {gain}");
+    for name in ["a", "b", "c"] {
+        assert_eq!(world.stage(name), Stage::Improved);
+    }
+    // A probe switches all three, in reverse order, and its coin is journalled before.
+    world.trace.clear();
+    let begun = world.coins.len();
+    world.run(3600);
+    let (experiment, block, _) = world.coins[begun];
+    assert_eq!(experiment, record.id.0);
+    assert!(block >= 1 << 20, "the coins of probes have numbers of their own");
+    assert!(
+        world.coins[begun..]
+            .chunks_exact(2)
+            .all(|pair| pair[0].2 != pair[1].2)
+    );
+    let first: Vec<&String> = world
+        .trace
+        .iter()
+        .filter(|t| t.contains("NoteCoin") || t.contains("Switch"))
+        .take(4)
+        .collect();
+    let off = |t: &str| t.contains("Undo");
+    assert!(first[0].contains("NoteCoin"), "{first:?}");
+    let undone: Vec<bool> = first[1..].iter().map(|t| off(t)).collect();
+    assert!(undone == [true; 3] || first[1].contains("NoteCoin"), "{first:?}");
+    assert_eq!(
+        world.on.values().filter(|(_, on)| *on).count(),
+        3,
+        "all are on again"
+    );
+}
+
+#[test]
+fn tried_one_by_one_none_of_them_would_have_been_proven() {
+    let mut world = crowd(&["a", "b", "c", "d", "e", "f", "g", "h"], 0.05);
+    world.run(1200);
+    assert_eq!(world.verdict("a"), Verdict::Accepted, "{:#?}", world.stories);
+    assert_eq!(world.records[0].others.len(), 7);
+    let alone = Custom {
+        looks: true,
+        ..custom("place", vec![cpus(0..2)])
+    };
+    let plants = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|name| plant(name, 0.0));
+    let mut world = World::with(
+        vec![Box::new(alone)],
+        plants.to_vec(),
+        policy(),
+        Memory::default(),
+    );
+    world.common.insert("place", 0.05);
+    world.run(3600);
+    let accepted = world.verdicts.iter().filter(|v| v.1 == Verdict::Accepted).count();
+    assert!(accepted < 8, "an eighth of 5 % is below what is worth a change");
+}
+
+#[test]
+fn one_of_several_can_be_undone_or_end_and_the_others_keep_theirs() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    world.run(400);
+    assert_eq!(world.verdict("a"), Verdict::Accepted);
+    // The first of them, whose action names the guard.
+    let first = *world.on.keys().next().unwrap();
+    world.step(Event::Operator(OperatorRequest::Undo(first)));
+    world.run(5);
+    assert_eq!(world.stage("a"), Stage::Declined);
+    assert_eq!(
+        (world.stage("b"), world.stage("c")),
+        (Stage::Improved, Stage::Improved)
+    );
+    world.plants[1].alive = false;
+    world.run(20);
+    assert_eq!(world.on.len(), 1, "{:?}", world.on);
+    assert_eq!(world.stage("c"), Stage::Improved);
+    let guard = world.engine.view().in_force[0].guard.clone();
+    assert!(guard.contains("probation"), "{guard}");
+    world.trace.clear();
+    // Only the change of c is left, which by itself brings its share.
+    world.run(3000);
+    assert!(
+        world.trace.iter().any(|t| t.contains("Switch")),
+        "its guard goes on probing"
+    );
+}
+
+#[test]
+fn when_one_ends_in_the_trial_the_others_are_tried_again() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    while world.on.is_empty() {
+        world.run(1);
+    }
+    world.run(10);
+    world.plants[2].alive = false;
+    world.run(400);
+    assert_eq!(world.records[0].verdict, Some(Verdict::Aborted));
+    let last = world.records.last().unwrap();
+    assert_eq!(last.verdict, Some(Verdict::Accepted), "{:#?}", world.stories);
+    assert_eq!(last.others.len(), 1, "as one again");
+    assert_eq!(world.on.values().filter(|(_, on)| *on).count(), 2);
+}
+
+#[test]
+fn a_member_that_loses_is_not_carried_along_and_one_that_gains_is_tried_alone() {
+    let mut world = crowd(&["a", "b"], 0.0);
+    world.plants[0].gains = vec![("place", 0.30, 2.0)];
+    world.plants[1].gains = vec![("place", -0.10, 2.0)];
+    world.run(900);
+    assert_eq!(
+        world.records[0].verdict,
+        Some(Verdict::Harmful),
+        "{}",
+        world.records[0].reason
+    );
+    assert!(
+        world.records[0].reason.contains("b lost"),
+        "{}",
+        world.records[0].reason
+    );
+    let last = world.records.last().unwrap();
+    assert_eq!(
+        (last.verdict, last.workload.as_str()),
+        (Some(Verdict::Accepted), "a")
+    );
+    assert!(last.others.is_empty());
+    assert_eq!(world.stage("b"), Stage::Declined);
+    assert_eq!(world.on.values().filter(|(_, on)| *on).count(), 1);
+}
+
+#[test]
+fn a_gain_at_the_cost_of_a_neighbour_is_no_gain() {
+    let helped = |hurt: f64| {
+        let mut first = custom("switch", vec![memory(0..2)]);
+        first.id = "switch";
+        let second = Custom {
+            after: Some("switch"),
+            ..custom("place", vec![cpus(0..2)])
+        };
+        let mut neighbour = plant("n", 0.2);
+        neighbour.gains = vec![];
+        let mut mover = plant("m", 0.2);
+        mover.gains = vec![("place", 0.15, 2.0)];
+        let mut world = World::with(
+            vec![Box::new(first), Box::new(second)],
+            vec![mover, neighbour],
+            policy(),
+            Memory::default(),
+        );
+        world.hurts = vec![("place", "n", hurt)];
+        world.run(2400);
+        let placed = world
+            .records
+            .iter()
+            .find(|r| r.strategy.as_str() == "place" && r.workload.as_str() == "m");
+        placed.map(|r| (r.verdict, r.reason.clone()))
+    };
+    let (verdict, why) = helped(0.0).unwrap();
+    assert_eq!(verdict, Some(Verdict::Accepted), "{why}");
+    let (verdict, why) = helped(0.12).unwrap();
+    assert_eq!(verdict, Some(Verdict::Harmful), "{why}");
+    assert!(why.contains("n lost 1"), "{why}");
+}
+
+#[test]
+fn an_undo_that_gets_nowhere_is_told() {
+    let mut world = World::new(vec![plant("w", 0.0)], policy(), Memory::default());
+    world.slow.insert("switch", 5000);
+    world.run(1500);
+    assert!(
+        world.stories.iter().any(|s| s.contains("has made no progress")),
+        "{:#?}",
+        world.stories
+    );
+    assert_eq!(world.on.len(), 1, "and the change stays in the books");
 }
 
 #[test]

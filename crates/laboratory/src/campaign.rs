@@ -1837,6 +1837,7 @@ mod tests {
                 stages: vec![],
                 arguments: BTreeMap::new(),
                 reversible: true,
+                joint: false,
                 settling: Nanoseconds::from_millis(100),
                 risk: "none".into(),
                 advice: vec![],

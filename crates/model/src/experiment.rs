@@ -128,10 +128,13 @@ pub struct ExperimentRecord {
     pub kind: ExperimentKind,
     /// Strategy.
     pub strategy: StrategyId,
-    /// Workload at the time.
+    /// Workload at the time; of several that were tried as one change the first.
     pub workload: WorkloadId,
     /// Its identity across restarts.
     pub fingerprint: Fingerprint,
+    /// The other workloads of a trial in which several were tried as one change, with their identities.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<(WorkloadId, Fingerprint)>,
     /// Machine fingerprint.
     pub machine: String,
     /// The change tried.

@@ -374,6 +374,11 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 self.coin_missing = result.is_err();
                 self.journal_result(result);
             }
+            Command::DropCoins(experiment) => {
+                self.coin_missing = false;
+                let result = self.journal.note(Note::Ended(experiment));
+                self.journal_result(result);
+            }
             Command::RecordExperiment(record) => {
                 if record.verdict.is_some() {
                     // The trial whose coin was lost is over.

@@ -574,8 +574,12 @@ impl History {
                  FROM experiments
                  JOIN machines ON machines.id = experiments.machine
                  JOIN workloads ON workloads.id = experiments.workload
-                 WHERE (?1 IS NULL OR workload_name = ?1)
-                   AND (?2 IS NULL OR workloads.fingerprint = ?2)
+                 WHERE (?1 IS NULL OR workload_name = ?1
+                        OR EXISTS (SELECT 1 FROM experiment_others o
+                                   WHERE o.experiment = experiments.id AND o.workload_name = ?1))
+                   AND (?2 IS NULL OR workloads.fingerprint = ?2
+                        OR EXISTS (SELECT 1 FROM experiment_others o JOIN workloads w ON w.id = o.workload
+                                   WHERE o.experiment = experiments.id AND w.fingerprint = ?2))
                    AND (?3 IS NULL OR strategy = ?3)
                    AND (?4 IS NULL OR experiments.id = ?4)
                    AND started_unix >= ?5
@@ -595,6 +599,7 @@ impl History {
         let mut out = Vec::new();
         while let Some(row) = rows.next().map_err(|e| self.error(e))? {
             let mut experiment = self.experiment(row)?;
+            experiment.others = self.others(experiment.id).map_err(|e| self.error(e))?;
             if filter.blocks {
                 experiment.blocks = self.blocks(experiment.id).map_err(|e| self.error(e))?;
             }
@@ -619,6 +624,21 @@ impl History {
             None => None,
         };
         read_experiment(row, kind, verdict).map_err(|e| self.error(e))
+    }
+
+    fn others(&self, id: ExperimentId) -> rusqlite::Result<Vec<(WorkloadId, Fingerprint)>> {
+        self.connection
+            .prepare_cached(
+                "SELECT o.workload_name, workloads.fingerprint FROM experiment_others o
+                 JOIN workloads ON workloads.id = o.workload WHERE o.experiment = ?1 ORDER BY o.position",
+            )?
+            .query_map([bits(id.0)], |r| {
+                Ok((
+                    WorkloadId::new(r.get::<_, String>(0)?),
+                    Fingerprint::new(r.get::<_, String>(1)?),
+                ))
+            })?
+            .collect()
     }
 
     fn blocks(&self, id: ExperimentId) -> rusqlite::Result<Vec<BlockRecord>> {
@@ -897,6 +917,12 @@ fn delete_experiments(t: &Transaction<'_>, horizon: i64, keep_last: bool) -> rus
                 SELECT 1 FROM experiments later
                 WHERE later.workload = e.workload AND later.strategy = e.strategy AND later.machine = e.machine
                   AND later.kind <> 'placebo' AND later.verdict <> 'aborted' AND later.id > e.id))
+           AND (NOT ?2 OR NOT EXISTS (
+                SELECT 1 FROM experiment_others o
+                WHERE o.experiment = e.id AND NOT EXISTS (
+                    SELECT 1 FROM experiments later
+                    WHERE later.workload = o.workload AND later.strategy = e.strategy AND later.machine = e.machine
+                      AND later.kind <> 'placebo' AND later.verdict <> 'aborted' AND later.id > e.id)))
          ORDER BY e.id LIMIT ?3",
         params![horizon, keep_last, PRUNE_STEP],
     )?;
@@ -1099,6 +1125,19 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
          ON CONFLICT (key) DO UPDATE SET value = MAX(value, excluded.value)",
     )?
     .execute([bits(e.id.0)])?;
+    // Who is tried is fixed when an experiment begins.
+    let mut insert = t.prepare_cached(
+        "INSERT INTO experiment_others (experiment, position, workload, workload_name) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (experiment, position) DO NOTHING",
+    )?;
+    for (position, (workload, fingerprint)) in e.others.iter().enumerate() {
+        insert.execute(params![
+            bits(e.id.0),
+            position as i64,
+            workload_row(t, fingerprint)?,
+            workload.as_str()
+        ])?;
+    }
     // Blocks that are stored already are not written again: a running experiment is recorded at every block.
     let mut insert = t.prepare_cached(
         "INSERT INTO blocks (experiment, position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
@@ -1154,6 +1193,7 @@ fn read_experiment(
         strategy: StrategyId::new(text("strategy")?),
         workload: WorkloadId::new(text("workload_name")?),
         fingerprint: Fingerprint::new(text("workload_fingerprint")?),
+        others: Vec::new(),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),
         hypothesis: text("hypothesis")?,

@@ -31,6 +31,7 @@ fn experiment(id: u64) -> ExperimentRecord {
         strategy: "large_pages".into(),
         workload: "redis-server.service".into(),
         fingerprint: "unit:redis-server.service".into(),
+        others: Vec::new(),
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),
         hypothesis: "1.8 GiB in 4 KiB pages: +12 % predicted".to_owned(),

@@ -373,6 +373,7 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         stages: Vec::new(),
         arguments: BTreeMap::new(),
         reversible: true,
+        joint: true,
         settling: SETTLING,
         risk: format!(
             "when its load grows it waits for {} CPUs while others idle, until the placement is withdrawn",
@@ -421,6 +422,7 @@ fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Pictu
         stages: Vec::new(),
         arguments: BTreeMap::from([("group_by".to_owned(), "board".to_owned())]),
         reversible: true,
+        joint: true,
         settling: SETTLING,
         risk: "a board whose group grows waits while another one idles, until the placement is withdrawn"
             .into(),

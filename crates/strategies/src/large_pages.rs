@@ -417,6 +417,7 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         stages,
         arguments: BTreeMap::new(),
         reversible: !whole,
+        joint: false,
         settling: SETTLING,
         risk: "short pauses while pieces are converted, paced; no memory is added".into(),
         advice,

@@ -362,6 +362,7 @@ fn plan(seen: &Seen<'_>, locality: &Locality, node: NodeId) -> Opinion {
         stages: moves.collect(),
         arguments: BTreeMap::from([("bytes_per_second".to_owned(), format!("{:.0}", pace))]),
         reversible,
+        joint: true,
         settling: if reversible {
             Nanoseconds(
                 SETTLING

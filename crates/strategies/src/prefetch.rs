@@ -238,6 +238,7 @@ fn propose(
         stages: Vec::new(),
         arguments: BTreeMap::new(),
         reversible: true,
+        joint: false,
         settling: SETTLING,
         risk: "whoever else reads memory in order on those CPUs gets slower".into(),
         advice: Vec::new(),

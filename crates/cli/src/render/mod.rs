@@ -15,7 +15,7 @@ use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::report::Diagnosis;
 use homeostat_model::Nanoseconds;
 use std::fmt::Write as _;
-use text::{Tone, percent, plural, table, wrap};
+use text::{Tone, all_of, first_of, percent, plural, table, wrap};
 
 /// `homeostat status`.
 pub fn status(s: &Status, all: bool, look: &Look) -> String {
@@ -135,7 +135,11 @@ fn experiments(list: &[Experiment], look: &Look, out: &mut String) {
             ""
         };
         out.push_str(&wrap(
-            &format!("{}{placebo}: {}", e.workload, experiment_line(e)),
+            &format!(
+                "{}{placebo}: {}",
+                all_of(&e.workload, &e.others),
+                experiment_line(e)
+            ),
             "  ",
             look.width,
         ));
@@ -206,7 +210,7 @@ fn outcomes(list: &[Outcome], most: usize, look: &Look, out: &mut String) {
             vec![
                 o.id.to_string(),
                 look.ago(o.ended_unix) + " ago",
-                o.workload.clone(),
+                first_of(&o.workload, &o.others),
                 look.paint(verdict_tone(&o.verdict), &o.verdict),
                 o.effect.as_ref().map_or_else(String::new, effect),
                 o.reason.clone(),

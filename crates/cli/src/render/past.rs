@@ -1,6 +1,8 @@
 //! Experiments of the past.
 
-use super::text::{Look, bytes, count, effect, hours_or_less, percent, plural, table, wrap};
+use super::text::{
+    Look, all_of, bytes, count, effect, first_of, hours_or_less, percent, plural, table, wrap,
+};
 use super::verdict_tone;
 use homeostat_daemon::report::{Past, PastExperiment};
 use std::fmt::Write as _;
@@ -18,7 +20,7 @@ pub fn past(p: &Past, look: &Look) -> String {
             vec![
                 e.id.to_string(),
                 look.ago(e.started_unix) + " ago",
-                e.workload.clone(),
+                first_of(&e.workload, &e.others),
                 if e.kind == "placebo" {
                     "placebo".into()
                 } else {
@@ -53,7 +55,7 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         e.id,
         e.kind.replace('_', " "),
         e.strategy,
-        e.workload,
+        all_of(&e.workload, &e.others),
         look.paint(verdict_tone(verdict), verdict),
         e.effect.as_ref().map_or_else(String::new, effect)
     );

@@ -140,6 +140,7 @@ fn view() -> View {
             kind: ExperimentKind::Switchback,
             strategy: "large_pages".into(),
             workload: "latency[77]".into(),
+            others: Vec::new(),
             phase: "measuring".into(),
             prepared: 1.0,
             blocks: 5,
@@ -165,6 +166,7 @@ fn view() -> View {
         outcomes: vec![OutcomeView {
             id: ExperimentId(7),
             workload: "redis-server.service".into(),
+            others: Vec::new(),
             strategy: "large_pages".into(),
             verdict: Verdict::Accepted,
             effect: Some(gain),
@@ -297,6 +299,7 @@ fn the_past_is_listed_and_shown_block_by_block() {
         strategy: "large_pages".into(),
         workload: "redis-server.service".into(),
         fingerprint: "unit redis-server.service".into(),
+        others: Vec::new(),
         machine: "6.18".into(),
         hypothesis: "convert 700 pieces".into(),
         predicted: Effect {

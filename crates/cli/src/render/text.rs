@@ -95,6 +95,26 @@ pub(crate) fn plural(n: u64, word: &str) -> String {
     }
 }
 
+/// The workloads of a trial, all named: `a`, `a and b as one change`.
+pub(crate) fn all_of(first: &str, others: &[String]) -> String {
+    match others.split_last() {
+        None => first.to_owned(),
+        Some((last, between)) => {
+            let mut names = vec![first.to_owned()];
+            names.extend_from_slice(between);
+            format!("{} and {last} as one change", names.join(", "))
+        }
+    }
+}
+
+/// The workloads of a trial where there is little room: `a`, `a (+2)`.
+pub(crate) fn first_of(first: &str, others: &[String]) -> String {
+    match others.len() {
+        0 => first.to_owned(),
+        n => format!("{first} (+{n})"),
+    }
+}
+
 /// Breaks text at words; the indent goes before every line, and two more columns before all but the first.
 pub(crate) fn wrap(text: &str, indent: &str, width: usize) -> String {
     let mut out = String::new();

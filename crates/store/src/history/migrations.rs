@@ -116,6 +116,38 @@ pub(super) const MIGRATIONS: &[&str] = &[
         JOIN workloads ON workloads.id = experiments.workload
         WHERE kind <> 'placebo' AND verdict IS NOT NULL
         GROUP BY machines.id, workloads.id, experiments.strategy;",
+    // 4: several workloads tried as one change
+    "CREATE TABLE experiment_others (
+        experiment INTEGER NOT NULL REFERENCES experiments (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        workload INTEGER NOT NULL REFERENCES workloads (id),
+        workload_name TEXT NOT NULL,
+        PRIMARY KEY (experiment, position)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX experiment_others_by_workload ON experiment_others (workload);
+    DROP VIEW priors;
+    CREATE VIEW priors AS
+        WITH members (experiment, workload) AS (
+            SELECT id, workload FROM experiments
+            UNION
+            SELECT experiment, workload FROM experiment_others
+        )
+        SELECT
+            machines.fingerprint AS machine,
+            workloads.fingerprint AS fingerprint,
+            experiments.strategy AS strategy,
+            SUM(verdict = 'accepted') AS accepted,
+            SUM(verdict = 'rejected') AS rejected,
+            SUM(verdict = 'harmful') AS harmful,
+            SUM(verdict = 'inconclusive') AS inconclusive,
+            SUM(verdict = 'aborted') AS aborted,
+            MAX(CASE WHEN verdict <> 'aborted' THEN experiments.id END) AS last_experiment
+        FROM members
+        JOIN experiments ON experiments.id = members.experiment
+        JOIN machines ON machines.id = experiments.machine
+        JOIN workloads ON workloads.id = members.workload
+        WHERE kind <> 'placebo' AND verdict IS NOT NULL
+        GROUP BY machines.id, workloads.id, experiments.strategy;",
 ];
 
 /// The version of a database that has taken all steps.

@@ -1,0 +1,442 @@
+//! Who is measured in a trial, and how: one workload, or several whose changes are tried as one.
+//!
+//! Changes of workloads that act on each other (which CPUs they run on, whose memory is where) have effects in common:
+//! the first that is moved out of the way helps those that stay, and the last finds everything done. Each by itself
+//! then shows a part of what all bring, or nothing. Tried as one change they are judged by one score: the mean of the
+//! logarithms of their objectives, each counting by the CPUs it used when the trial began. With one member this is its
+//! own score.
+
+use crate::blocks::{BREAKER_SPAN, Objective};
+use crate::series::Series;
+use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
+use homeostat_statistics::robust::{exp_m1, ln, mean, variance};
+use std::sync::Arc;
+
+/// Below this share of its CPU use at the start a program whose load is offered counts as idle.
+const IDLE_SHARE: f64 = 0.1;
+/// Blocks of each arm that a guardrail needs to say something.
+const GUARDRAIL_BLOCKS: usize = 3;
+/// A guardrail is hurt when its fall is proven at this many standard errors …
+const GUARDRAIL_ERRORS: f64 = 3.0;
+/// … and its estimate is at least this (log units): less is not harm worth giving a proven gain up for.
+const GUARDRAIL_FALL: f64 = 0.03;
+/// Others that a trial looks at besides its members.
+pub(crate) const BYSTANDERS_MAX: usize = 16;
+
+/// One workload and how its work is judged.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Member {
+    pub(crate) workload: WorkloadId,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) meter: MeterId,
+    pub(crate) objective: Objective,
+    /// CPUs it used when the trial began.
+    pub(crate) cpus: f64,
+    /// Its share in the score; the shares of a panel add up to one.
+    weight: f64,
+}
+
+impl Member {
+    pub(crate) fn new(
+        workload: WorkloadId,
+        fingerprint: Fingerprint,
+        meter: MeterId,
+        objective: Objective,
+        cpus: f64,
+    ) -> Self {
+        Self {
+            workload,
+            fingerprint,
+            meter,
+            objective,
+            cpus,
+            weight: 1.0,
+        }
+    }
+
+    pub(crate) fn weight(&self) -> f64 {
+        self.weight
+    }
+}
+
+/// The workloads of a trial; the first leads.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Panel(Arc<[Member]>);
+
+/// What was measured over a span.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Reading {
+    /// Seconds that carry readings: those of the member with the fewest.
+    pub(crate) seconds: f64,
+    /// Work of all, in the units of their meters.
+    pub(crate) work: f64,
+    /// CPU seconds of all.
+    pub(crate) cpu: f64,
+    /// Whether a member whose load is offered had none.
+    pub(crate) idle: bool,
+    /// The score; `None` when a member was not measured.
+    pub(crate) score: Option<f64>,
+}
+
+impl Panel {
+    /// Weighs the members by the CPUs they use.
+    pub(crate) fn new(lead: Member, others: Vec<Member>) -> Self {
+        let mut members = others;
+        members.insert(0, lead);
+        let all: f64 = members.iter().map(|m| m.cpus.max(0.0)).sum();
+        let count = members.len() as f64;
+        for m in &mut members {
+            m.weight = match count {
+                1.0 => 1.0,
+                _ if all > 0.0 => m.cpus.max(0.0) / all,
+                _ => 1.0 / count,
+            };
+        }
+        Self(members.into())
+    }
+
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.0
+    }
+
+    /// Whether several workloads are tried as one.
+    pub(crate) fn is_joint(&self) -> bool {
+        self.0.len() > 1
+    }
+
+    /// The member that stands for all where one name is needed.
+    pub(crate) fn lead(&self) -> &Member {
+        &self.0[0]
+    }
+
+    pub(crate) fn workloads(&self) -> impl Iterator<Item = &WorkloadId> {
+        self.0.iter().map(|m| &m.workload)
+    }
+
+    pub(crate) fn has(&self, workload: &WorkloadId) -> bool {
+        self.workloads().any(|w| w == workload)
+    }
+
+    /// CPUs that all used when the trial began.
+    pub(crate) fn cpus(&self) -> f64 {
+        self.0.iter().map(|m| m.cpus).sum()
+    }
+
+    /// The panel without one of its workloads; `None` when nobody is left.
+    pub(crate) fn without(&self, workload: &WorkloadId) -> Option<Self> {
+        let mut rest = self.0.iter().filter(|m| m.workload != *workload).cloned();
+        let lead = rest.next()?;
+        Some(Self::new(lead, rest.collect()))
+    }
+
+    /// The objective in words.
+    pub(crate) fn words(&self) -> String {
+        let mut words: Vec<&str> = self.0.iter().map(|m| m.objective.words()).collect();
+        words.sort_unstable();
+        words.dedup();
+        let words = words.join(" or ");
+        if self.is_joint() {
+            format!("mean over {} workloads of {words}", self.0.len())
+        } else {
+            words
+        }
+    }
+
+    /// The gain in words.
+    pub(crate) fn gain(&self, effect: &homeostat_model::Effect) -> String {
+        let gain = self.lead().objective.gain(effect);
+        if self.is_joint() {
+            format!("{gain} on average")
+        } else {
+            gain
+        }
+    }
+
+    /// The names of all but the first, for people.
+    pub(crate) fn others(&self) -> Vec<WorkloadId> {
+        self.workloads().skip(1).cloned().collect()
+    }
+}
+
+/// A panel with the series from which it is read.
+pub(crate) struct Gauge<'a> {
+    members: &'a [Member],
+    series: Vec<&'a Series>,
+}
+
+impl<'a> Gauge<'a> {
+    /// `None` when the series of a member cannot be found.
+    pub(crate) fn new(panel: &'a Panel, series: impl Fn(&WorkloadId) -> Option<&'a Series>) -> Option<Self> {
+        Some(Self {
+            members: panel.members(),
+            series: panel.workloads().map(series).collect::<Option<_>>()?,
+        })
+    }
+
+    /// The meters, for people.
+    pub(crate) fn meters(&self) -> String {
+        let mut meters: Vec<&str> = self.members.iter().map(|m| m.meter.as_str()).collect();
+        meters.sort_unstable();
+        meters.dedup();
+        meters.join(", ")
+    }
+
+    /// What was measured from `from` to `to`.
+    pub(crate) fn read(&self, from: Nanoseconds, to: Nanoseconds) -> Reading {
+        let mut reading = Reading {
+            seconds: f64::INFINITY,
+            score: Some(0.0),
+            ..Reading::default()
+        };
+        for (m, series) in self.members.iter().zip(&self.series) {
+            let sums = series.sums(&m.meter, from, to);
+            reading.seconds = reading.seconds.min(sums.seconds);
+            reading.work += sums.work;
+            reading.cpu += sums.cpu;
+            reading.idle |=
+                m.objective == Objective::CpuPerWork && sums.cpu < IDLE_SHARE * m.cpus * sums.seconds;
+            reading.score = reading
+                .score
+                .zip(m.objective.score(&sums))
+                .map(|(all, own)| all + m.weight * own);
+        }
+        if !reading.seconds.is_finite() {
+            reading.seconds = 0.0;
+        }
+        reading
+    }
+
+    /// The score over the last few seconds, from `from` to `now`, when they were all measured and no lull.
+    pub(crate) fn last_seconds(&self, from: Nanoseconds, now: Nanoseconds) -> Option<f64> {
+        let reading = self.read(from, now);
+        reading
+            .score
+            .filter(|_| reading.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !reading.idle)
+    }
+
+    /// The passive history since `since` as (work, denominator) per interval, for the choice of the block length: of
+    /// one member its own counts, of several the mean of their rates, each relative to its own mean, over the
+    /// intervals in which all were read.
+    pub(crate) fn history(&self, since: Nanoseconds, interval: f64) -> Vec<(f64, f64)> {
+        let readings = |m: &Member, series: &Series| -> Vec<(Nanoseconds, f64, f64)> {
+            series
+                .since(since)
+                .filter_map(|i| {
+                    let (work, seconds) = i.work.get(&m.meter)?;
+                    Some((
+                        i.end,
+                        *work,
+                        match m.objective {
+                            Objective::WorkPerSecond => *seconds,
+                            Objective::CpuPerWork => i.cpu,
+                        },
+                    ))
+                })
+                .collect()
+        };
+        if let ([m], [series]) = (self.members, self.series.as_slice()) {
+            return readings(m, series).into_iter().map(|(_, w, d)| (w, d)).collect();
+        }
+        let mut sums: std::collections::BTreeMap<Nanoseconds, (usize, f64)> =
+            std::collections::BTreeMap::new();
+        for (m, series) in self.members.iter().zip(&self.series) {
+            let own: Vec<_> = readings(m, series).into_iter().filter(|r| r.2 > 0.0).collect();
+            let (work, denominator) = own.iter().fold((0.0, 0.0), |s, r| (s.0 + r.1, s.1 + r.2));
+            if work <= 0.0 {
+                return Vec::new();
+            }
+            for (end, w, d) in own {
+                let sum = sums.entry(end).or_default();
+                sum.0 += 1;
+                sum.1 += m.weight * (w / d) * (denominator / work);
+            }
+        }
+        // Counts that are large enough for the half count that stands for nothing to be nothing.
+        const SCALE: f64 = 1e6;
+        sums.into_values()
+            .filter(|(members, _)| *members == self.members.len())
+            .map(|(_, rate)| (rate * interval * SCALE, interval))
+            .collect()
+    }
+}
+
+/// A workload that a change must not harm, besides the score that it is to raise: a neighbour, a member of a joint
+/// trial by itself, or the work per second of a program that is judged by its CPU time.
+#[derive(Clone, Debug)]
+pub(crate) struct Guardrail {
+    member: Member,
+    on: Vec<f64>,
+    off: Vec<f64>,
+}
+
+impl Guardrail {
+    pub(crate) fn new(member: Member, objective: Objective) -> Self {
+        Self {
+            member: Member {
+                weight: 1.0,
+                objective,
+                ..member
+            },
+            on: Vec::new(),
+            off: Vec::new(),
+        }
+    }
+
+    pub(crate) fn workload(&self) -> &WorkloadId {
+        &self.member.workload
+    }
+
+    /// Reads its score over the measured part of a block that ended.
+    pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
+        let sums = series.sums(&self.member.meter, from, to);
+        let covered = sums.seconds >= 0.6 * (to - from).as_secs_f64();
+        if let Some(score) = self
+            .member
+            .objective
+            .score(&sums)
+            .filter(|s| covered && s.is_finite())
+        {
+            if on {
+                self.on.push(score);
+            } else {
+                self.off.push(score);
+            }
+        }
+    }
+
+    /// Its own change (log units) and the standard error of that; `None` with too few blocks.
+    pub(crate) fn change(&self) -> Option<(f64, f64)> {
+        if self.on.len() < GUARDRAIL_BLOCKS || self.off.len() < GUARDRAIL_BLOCKS {
+            return None;
+        }
+        let part = |x: &[f64]| variance(x) / x.len() as f64;
+        let error = (part(&self.on) + part(&self.off)).sqrt();
+        Some((mean(&self.on) - mean(&self.off), error))
+    }
+
+    /// What to say when it was hurt.
+    pub(crate) fn hurt(&self) -> Option<String> {
+        let (change, error) = self.change()?;
+        (change <= -GUARDRAIL_FALL && change <= -GUARDRAIL_ERRORS * error).then(|| {
+            format!(
+                "{} lost {:.1} % {} with it",
+                self.member.workload,
+                -exp_m1(change) * 100.0,
+                self.member.objective.words()
+            )
+        })
+    }
+
+    /// Whether it is the score of this member itself.
+    pub(crate) fn is_of(&self, member: &Member) -> bool {
+        self.member.workload == member.workload && self.member.objective == member.objective
+    }
+}
+
+/// The log of a predicted relative gain; nothing below no gain.
+pub(crate) fn log_gain(estimate: f64) -> f64 {
+    ln(1.0 + estimate.max(0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::Interval;
+    use std::collections::BTreeMap;
+
+    fn member(name: &str, cpus: f64) -> Member {
+        Member::new(
+            name.into(),
+            Fingerprint::new(name),
+            MeterId::new("m"),
+            Objective::WorkPerSecond,
+            cpus,
+        )
+    }
+
+    fn series(rate: impl Fn(u64) -> f64, from: u64) -> Series {
+        let mut s = Series::default();
+        for t in from..=60 {
+            s.push(Interval {
+                end: Nanoseconds::from_secs(t),
+                seconds: 1.0,
+                cpu: 0.5,
+                wait: 0.0,
+                machine_idle: 0.5,
+                churn: 0,
+                faults: (0, 0),
+                work: BTreeMap::from([(MeterId::new("m"), (rate(t), 1.0))]),
+            });
+        }
+        s
+    }
+
+    #[test]
+    fn the_score_of_several_is_their_mean_by_cpus_and_that_of_one_its_own() {
+        let (a, b) = (series(|_| 100.0, 1), series(|_| 400.0, 1));
+        let panel = Panel::new(member("a", 3.0), vec![member("b", 1.0)]);
+        let gauge = Gauge::new(&panel, |w| Some(if w.as_str() == "a" { &a } else { &b })).unwrap();
+        let (from, to) = (Nanoseconds::from_secs(10), Nanoseconds::from_secs(20));
+        let both = gauge.read(from, to).score.unwrap();
+        assert!((both - (0.75 * 100f64.ln() + 0.25 * 400f64.ln())).abs() < 1e-12);
+        let alone = panel.without(&"a".into()).unwrap();
+        let gauge = Gauge::new(&alone, |_| Some(&b)).unwrap();
+        assert_eq!(gauge.read(from, to).score, Some(ln(400.0)));
+        assert!(alone.without(&"b".into()).is_none());
+    }
+
+    #[test]
+    fn a_member_without_readings_leaves_the_panel_without_a_score() {
+        let (a, b) = (series(|_| 100.0, 1), series(|_| 400.0, 15));
+        let panel = Panel::new(member("a", 1.0), vec![member("b", 1.0)]);
+        let gauge = Gauge::new(&panel, |w| Some(if w.as_str() == "a" { &a } else { &b })).unwrap();
+        let early = gauge.read(Nanoseconds::from_secs(2), Nanoseconds::from_secs(8));
+        assert_eq!((early.score, early.seconds), (None, 0.0));
+        assert_eq!(
+            gauge.history(Nanoseconds::ZERO, 1.0).len(),
+            46,
+            "where both were read"
+        );
+        assert!(Gauge::new(&panel, |w| (w.as_str() == "a").then_some(&a)).is_none());
+    }
+
+    #[test]
+    fn independent_noise_of_several_averages_out_in_their_history() {
+        let wobble =
+            |t: u64, phase: u64| 100.0 * (1.0 + 0.2 * if (t + phase).is_multiple_of(2) { 1.0 } else { -1.0 });
+        let (a, b) = (series(|t| wobble(t, 0), 1), series(|t| wobble(t, 1), 1));
+        let panel = Panel::new(member("a", 1.0), vec![member("b", 1.0)]);
+        let gauge = Gauge::new(&panel, |w| Some(if w.as_str() == "a" { &a } else { &b })).unwrap();
+        let rates: Vec<f64> = gauge
+            .history(Nanoseconds::ZERO, 1.0)
+            .iter()
+            .map(|(w, d)| w / d)
+            .collect();
+        assert!(variance(&rates).sqrt() < 0.02 * mean(&rates), "{rates:?}");
+    }
+
+    #[test]
+    fn a_guardrail_is_hurt_by_a_proven_fall_only() {
+        let mut rail = Guardrail::new(member("n", 1.0), Objective::WorkPerSecond);
+        let block = |rail: &mut Guardrail, on: bool, rate: f64| {
+            rail.observe(
+                &series(|_| rate, 1),
+                on,
+                Nanoseconds::from_secs(10),
+                Nanoseconds::from_secs(20),
+            );
+        };
+        for k in 0..3 {
+            block(&mut rail, false, 100.0 + f64::from(k));
+            assert_eq!(rail.hurt(), None, "nothing is known yet");
+            block(&mut rail, true, 90.0 + f64::from(k));
+        }
+        assert!(rail.hurt().unwrap().starts_with("n lost 9."), "{:?}", rail.hurt());
+        let mut rail = Guardrail::new(member("n", 1.0), Objective::WorkPerSecond);
+        for k in 0..4 {
+            block(&mut rail, false, 100.0 + 20.0 * f64::from(k % 2));
+            block(&mut rail, true, 98.0 + 20.0 * f64::from(k % 2));
+        }
+        assert_eq!(rail.hurt(), None, "within its noise");
+    }
+}
