@@ -40,8 +40,8 @@ const PROBATION_SPACING: u64 = 3;
 const PROBE_COST_MAX: f64 = 0.005;
 /// … and at most this share of the gain, so that a small gain is not spent on its proof.
 const PROBE_GAIN_MAX: f64 = 0.05;
-/// … but at most this far apart: the proven gain is an estimate, and the dearest probes are those of the largest.
-const PROBE_INTERVAL_MAX: Nanoseconds = Nanoseconds::from_secs(4 * 3600);
+/// … but at most this far apart.
+const PROBE_INTERVAL_MAX: Nanoseconds = Nanoseconds::from_secs(86_400);
 /// The coins of probes are journalled as blocks of the experiment that proved the change, from this number on.
 const PROBES_FROM: u32 = 1 << 20;
 /// Probe pairs in a row that were lost because the switch outlasted its block, after which the change is not probed.
