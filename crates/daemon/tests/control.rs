@@ -385,6 +385,10 @@ fn the_story_is_followed_until_the_daemon_ends() {
             })
         })
     };
+    // It must be there before the daemon goes.
+    while lines.lock().unwrap().is_empty() && !following.is_finished() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
     daemon.client().pause().unwrap();
     daemon.stop();
     following.join().unwrap().unwrap();

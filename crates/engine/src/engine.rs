@@ -1164,7 +1164,8 @@ impl Engine {
                     .get(&(w.workload.fingerprint.clone(), s.id()))
                     .is_some_and(|p| p.verdict == Verdict::Accepted)
         });
-        let needed = if known {
+        // The noise of a workload that was tried before is known already.
+        let needed = if known || self.guards.any(id) {
             self.policy.observe_min_s / 2.0
         } else {
             self.policy.observe_min_s

@@ -133,7 +133,7 @@ impl Default for Policy {
             detail_interval_s: 1.0,
             detail_workloads_max: 8,
             meter_samples_min: 12,
-            observe_min_s: 40.0,
+            observe_min_s: 30.0,
             observe_max_s: 1200.0,
             meter_noise_max: 0.35,
             meter_cost_max: 0.05,

@@ -276,11 +276,19 @@ impl Engine {
             .unwrap_or_default()
     }
 
-    /// Chooses the block length from the passive history; `Err` says why nothing can be proven now.
-    fn design(&self, panel: &Panel, alpha: f64, settling: Nanoseconds) -> Result<Choice, Unmeasurable> {
+    /// Chooses the block length from the passive history and the least gain that is predicted (log units); `Err` says why
+    /// nothing can be proven now.
+    fn design(
+        &self,
+        panel: &Panel,
+        alpha: f64,
+        settling: Nanoseconds,
+        least: f64,
+    ) -> Result<Choice, Unmeasurable> {
         let seconds = self.passive(panel);
         let interval = self.policy.detail_interval_s;
-        block_length::choose(
+        block_length::choose_expecting(
+            least,
             &seconds,
             interval,
             self.policy.washout_min_s.max((settling * 3).as_secs_f64()),
@@ -315,7 +323,9 @@ impl Engine {
             .map(|(_, _, p)| p.settling)
             .max()
             .unwrap_or(Nanoseconds::ZERO);
-        let choice = match self.design(&panel, alpha, settling) {
+        let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
+        let least = panel::log_gain(predicted.lower);
+        let choice = match self.design(&panel, alpha, settling, least) {
             Ok(choice) => choice,
             // More history comes by waiting.
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
@@ -336,7 +346,6 @@ impl Engine {
         } else {
             first.hypothesis.clone()
         };
-        let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
         let reversible = first.reversible;
         let mut parts = rollout::interleave(proposals.iter().map(|(id, _, p)| Piece::of(id, p)).collect());
         let launch = Launch {
@@ -482,7 +491,7 @@ impl Engine {
         let Some(panel) = self.panel_of(std::slice::from_ref(id)) else {
             return;
         };
-        let choice = match self.design(&panel, self.policy.placebo_alpha, Nanoseconds::ZERO) {
+        let choice = match self.design(&panel, self.policy.placebo_alpha, Nanoseconds::ZERO, 0.0) {
             Ok(choice) => choice,
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(why) => {

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The history must cover this many pairs of a length before the length is considered.
-const PAIRS_MIN: f64 = 3.0;
+const PAIRS_MIN: f64 = 2.0;
+/// An effect that is this many times the smallest one of interest is large: its blocks may be shorter than the washout.
+const LARGE: f64 = 4.0;
 /// At least this share of the placebo blocks must have a score.
 const USABLE_MIN: f64 = 0.8;
 /// Differences below this are not believed: staking on a smaller scale can lose everything on one block.
@@ -146,6 +148,29 @@ pub fn choose(
     parameters: &TrialParameters,
     budget: f64,
 ) -> Result<Choice, Unmeasurable> {
+    choose_expecting(0.0, seconds, interval, washout, candidates, parameters, budget)
+}
+
+/// The same for a change of which at least `effect` is expected (log units): a large one is seen in short blocks, and the
+/// fewest blocks that can decide take the least time. Whether the expectation holds touches the length of the trial only,
+/// not its level.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_expecting(
+    effect: f64,
+    seconds: &[(f64, f64)],
+    interval: f64,
+    washout: f64,
+    candidates: &[u32],
+    parameters: &TrialParameters,
+    budget: f64,
+) -> Result<Choice, Unmeasurable> {
+    let expected = if effect.is_finite() {
+        effect.max(parameters.delta)
+    } else {
+        parameters.delta
+    };
     if !(interval > 0.0 && interval.is_finite() && washout >= 0.0 && washout.is_finite()) {
         return Err(Unmeasurable::NoCandidate);
     }
@@ -158,7 +183,13 @@ pub fn choose(
     let Some(longest) = lengths.last().copied() else {
         return Err(Unmeasurable::NoCandidate);
     };
-    let at_least = washout.min(longest);
+    // For an effect of the usual size a trial would be mostly waiting.
+    let share = if expected >= LARGE * parameters.delta {
+        0.5
+    } else {
+        1.0
+    };
+    let at_least = (washout * share).min(longest);
     lengths.retain(|c| *c >= at_least);
     let Some(shortest) = lengths.first().copied() else {
         return Err(Unmeasurable::NoCandidate);
@@ -181,7 +212,7 @@ pub fn choose(
         };
         // Few pairs underestimate the spread, and the smallest of several estimates more so.
         let scale = (scale * (1.0 + 0.8 / pairs)).max(SCALE_FLOOR);
-        let blocks = blocks_needed(parameters.design, parameters.alpha, parameters.delta / scale);
+        let blocks = blocks_needed(parameters.design, parameters.alpha, expected / scale);
         let time = blocks * pair_s / 2.0;
         if best.is_none_or(|(t, _, _)| time < t) {
             best = Some((time, measured, scale));
@@ -336,10 +367,10 @@ mod tests {
     fn each_refusal_says_why() {
         let p = parameters();
         let steady = vec![(100.0, 1.0); 600];
-        let short = choose(&steady[..20], 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
+        let short = choose(&steady[..15], 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
         assert_eq!(
             short.to_string(),
-            "only 20 s of history, 30 s are needed to choose a block length"
+            "only 15 s of history, 20 s are needed to choose a block length"
         );
         assert_eq!(
             choose(&[(0.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
@@ -381,5 +412,17 @@ mod tests {
         assert!(c.measured_s >= 15.0);
         let only_short = choose(&seconds, 1.0, 15.0, &[5, 10], &parameters(), 3600.0).unwrap();
         assert_eq!(only_short.measured_s, 10.0);
+    }
+
+    #[test]
+    fn what_is_expected_to_be_large_gets_short_blocks() {
+        let seconds = history(Load::white(0.05), 1200, 11);
+        let p = parameters();
+        let usual = choose(&seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let large = choose_expecting(0.3, &seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        assert!(large.measured_s < usual.measured_s, "{large:?} {usual:?}");
+        assert_eq!(large.measured_s, 3.0, "half of the washout suffices");
+        let wrong = choose_expecting(f64::NAN, &seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        assert_eq!(wrong, usual);
     }
 }
