@@ -1,15 +1,18 @@
 //! kill -9 at every step of the journal, on the real machine: restart, and the machine is as it was found.
 //!
-//! The parent starts a *victim* (64 MiB of memory it rewrites) and, for each fault point, a *child*: this test binary
-//! again, which carries out an action on the victim through the runtime's own code and is killed by SIGKILL at that
-//! point. Then a fresh journal and fresh effectors restore, and the victim's pieces must be in the states found before.
+//! The parent starts a *victim* (64 MiB of memory it rewrites, and some threads) and, for each fault point, a *child*: this
+//! test binary again, which carries out an action on the victim through the runtime's own code and is killed by SIGKILL
+//! at that point. Then a fresh journal and fresh effectors restore, and the victim must be as it was found: its pieces in
+//! their states, its threads with their masks, its pages on their nodes.
 
 use crate::recovery::restore;
-use homeostat_linux::sys::memory::{PIECE, Pagemap, PieceState};
+use homeostat_linux::effectors::Registry;
+use homeostat_linux::sys::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
+use homeostat_linux::sys::numa::{PageCall, PageStatus};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
-use homeostat_model::action::{MemoryTarget, Target};
-use homeostat_model::{Action, Direction, ExperimentId, ProcessId};
-use homeostat_platform::{Clock, Effectors};
+use homeostat_model::action::{MemoryTarget, PageMove, Target};
+use homeostat_model::{Action, ActionId, Bytes, CpuId, Direction, ExperimentId, Machine, NodeId, ProcessId};
+use homeostat_platform::{Clock, Effectors, Sensors};
 use homeostat_store::journal::{Coin, FAULT_POINTS, Note};
 use homeostat_store::{Journal, JournalOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -18,14 +21,25 @@ use std::process::{Child, Command, Stdio};
 
 const VICTIM: &str = "HOMEOSTAT_TEST_VICTIM";
 const CRASH: &str = "HOMEOSTAT_TEST_CRASH";
+/// The kind of victim that takes small pages only.
+const SMALL: &str = "small";
 const PIECES: usize = 32;
 
 /// The victim: touches its memory for ever, in this test binary started again.
 #[test]
 #[ignore = "started by the crash test, not by itself"]
 fn crash_victim() {
-    if std::env::var_os(VICTIM).is_none() {
-        return;
+    let Ok(what) = std::env::var(VICTIM) else { return };
+    if what == SMALL {
+        // A machine may give large pages to everybody, and those are not moved.
+        rustix::thread::disable_transparent_huge_pages(true).unwrap();
+    }
+    for _ in 0..3 {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        });
     }
     let piece = PIECE as usize;
     let mut memory = vec![0u8; (PIECES + 1) * piece];
@@ -69,6 +83,7 @@ fn crash_child() {
     let mut parts = plan.split(' ');
     let mut next = || parts.next().unwrap().to_owned();
     let (point, directory, pid, start_ticks, address) = (next(), next(), next(), next(), next());
+    let (what, place) = (next(), next().parse().unwrap());
     let wanted = point.clone();
     let options = JournalOptions {
         fault: Some(Box::new(move |at: &'static str| {
@@ -85,19 +100,11 @@ fn crash_child() {
         start_ticks: start_ticks.parse().unwrap(),
     };
     let first = u64::from_str_radix(&address, 16).unwrap();
-    let pieces: Vec<u64> = (0..PIECES as u64).map(|i| first + i * PIECE).collect();
-    let action = Action {
-        id: journal.next_action_id(),
-        effector: "large_pages".into(),
-        workload: "victim".into(),
-        target: Target::Memory(vec![MemoryTarget { process, pieces }]),
-        arguments: std::collections::BTreeMap::from([("duty".to_owned(), "1".to_owned())]),
-        why: "crash test".into(),
-    };
-    let mut platform = LinuxPlatform::new(Root::default());
-    let record = platform.prepare(&action).unwrap();
+    let action = action(&what, journal.next_action_id(), process, first, place);
+    let mut platform = Registry::new(&Root::default());
+    let record = platform.prepare_for(&action, &[process]).unwrap();
     journal.intend(&record).unwrap();
-    let drive = |platform: &mut LinuxPlatform, direction, die_after: Option<u32>| {
+    let drive = |platform: &mut Registry, direction, die_after: Option<u32>| {
         let mut slices = 0;
         loop {
             let progress = platform.advance(&record, direction).unwrap();
@@ -136,6 +143,45 @@ fn crash_child() {
     println!("SURVIVED");
 }
 
+/// The change that the child makes: `place` is the CPU or the node of the target.
+fn action(what: &str, id: ActionId, process: ProcessId, first: u64, place: u32) -> Action {
+    let (target, arguments): (Target, &[(&str, &str)]) = match what {
+        "large_pages" => {
+            let pieces = (0..PIECES as u64).map(|i| first + i * PIECE).collect();
+            (
+                Target::Memory(vec![MemoryTarget { process, pieces }]),
+                &[("duty", "1")],
+            )
+        }
+        "thread_placement" => (Target::Cpus(vec![CpuId(place)]), &[]),
+        "page_placement" => (
+            Target::Pages(PageMove {
+                node: NodeId(place),
+                bytes: Bytes(2 * PIECES as u64 * PIECE),
+                shared: false,
+            }),
+            // In many slices, so that the first is not the whole.
+            &[
+                ("duty", "1"),
+                ("private_share_max", "1"),
+                ("bytes_per_second", "134217728"),
+            ],
+        ),
+        other => panic!("{other}"),
+    };
+    Action {
+        id,
+        effector: what.into(),
+        workload: "victim".into(),
+        target,
+        arguments: arguments
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect(),
+        why: "crash test".into(),
+    }
+}
+
 fn kill_self() -> ! {
     let me = rustix::process::getpid();
     let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
@@ -152,9 +198,9 @@ struct Victim {
 }
 
 impl Victim {
-    fn start() -> Self {
+    fn start(kind: &str) -> Self {
         let mut child = again("crash_victim")
-            .env(VICTIM, "1")
+            .env(VICTIM, kind)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -186,6 +232,37 @@ impl Victim {
             .piece_states(self.address, PIECES as u64, &mut states)
             .unwrap();
         states
+    }
+
+    /// The CPUs of each thread, and the CPUs of the main thread as numbers.
+    fn masks(&self) -> Vec<(String, String)> {
+        let tasks = format!("/proc/{}/task", self.process.pid);
+        let mut found: Vec<(String, String)> = std::fs::read_dir(&tasks)
+            .unwrap()
+            .map(|entry| {
+                let thread = entry.unwrap().file_name().into_string().unwrap();
+                let status = std::fs::read_to_string(format!("{tasks}/{thread}/status")).unwrap();
+                let line = status
+                    .lines()
+                    .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))
+                    .unwrap();
+                (thread, line.trim().to_owned())
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// The node of each page.
+    fn nodes(&self) -> Vec<PageStatus> {
+        let mut call = PageCall::default();
+        let mut found = Vec::new();
+        for piece in 0..PIECES as u64 {
+            let start = self.address + piece * PIECE;
+            let pages: Vec<u64> = (start..start + PIECE).step_by(BASE_PAGE as usize).collect();
+            found.extend_from_slice(call.nodes_of(self.process.pid, &pages).unwrap());
+        }
+        found
     }
 
     fn resident_kib(&self) -> u64 {
@@ -225,26 +302,19 @@ fn again(test: &str) -> Command {
     command
 }
 
-#[test]
-fn killed_at_every_step_the_machine_is_as_it_was_found() {
-    let machine = {
-        use homeostat_platform::Sensors;
-        LinuxPlatform::new(Root::default()).machine().unwrap()
-    };
-    if !machine.can("process_madvise.collapse") || !machine.can("process_madvise.split") {
-        println!("skipped: this kernel or user cannot convert memory from outside");
-        return;
-    }
-    let mut victim = Victim::start();
-    // Once round, so that the victim's own buffers are there before anything is compared.
-    assert_eq!(victim.broken_bytes(), 0);
-    let found = victim.states();
-    let resident = victim.resident_kib();
-    if found.contains(&PieceState::Huge) {
-        println!("skipped: this machine gives large pages to everybody (transparent_hugepage/enabled)");
-        return;
-    }
-    assert!(found.iter().all(|s| *s == PieceState::Full), "{found:?}");
+fn machine() -> Machine {
+    LinuxPlatform::new(Root::default()).machine().unwrap()
+}
+
+/// Kills a child that makes this change at each step; what is seen of the victim must be the same after each.
+fn at_every_step<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    place: u32,
+    victim: &mut Victim,
+    boot_id: &str,
+    seen: impl Fn(&Victim) -> T,
+) {
+    let found = seen(victim);
     let own = [
         "own.first_slice_of_apply",
         "own.applied",
@@ -255,7 +325,7 @@ fn killed_at_every_step_the_machine_is_as_it_was_found() {
     for point in FAULT_POINTS.iter().chain(&own) {
         let directory = tempfile::tempdir().unwrap();
         let plan = format!(
-            "{} {} {} {} {:x}",
+            "{} {} {} {} {:x} {what} {place}",
             point,
             directory.path().display(),
             victim.process.pid,
@@ -274,13 +344,90 @@ fn killed_at_every_step_the_machine_is_as_it_was_found() {
         let mut platform = LinuxPlatform::new(Root::default());
         let clock = MonotonicClock;
         let before = clock.now();
-        let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, false);
+        let report = restore(&mut journal, &mut platform, &clock, boot_id, false);
         assert!(report.complete(), "{point}: {report:?}");
         assert!(clock.now() >= before);
         assert_eq!(journal.owed().count(), 0, "{point}");
-        assert_eq!(victim.states(), found, "{point}: states of the pieces");
-        assert_eq!(victim.resident_kib(), resident, "{point}: resident memory");
+        assert_eq!(seen(victim), found, "{point}");
         assert_eq!(victim.broken_bytes(), 0, "{point}: contents");
     }
     assert!(died >= 8, "only {died} fault points were reached");
+}
+
+#[test]
+fn killed_at_every_step_the_machine_is_as_it_was_found() {
+    let machine = machine();
+    if !machine.can("process_madvise.collapse") || !machine.can("process_madvise.split") {
+        println!("skipped: this kernel or user cannot convert memory from outside");
+        return;
+    }
+    let mut victim = Victim::start("plain");
+    // Once round, so that the victim's own buffers are there before anything is compared.
+    assert_eq!(victim.broken_bytes(), 0);
+    let found = victim.states();
+    if found.contains(&PieceState::Huge) {
+        println!("skipped: this machine gives large pages to everybody (transparent_hugepage/enabled)");
+        return;
+    }
+    assert!(found.iter().all(|s| *s == PieceState::Full), "{found:?}");
+    at_every_step("large_pages", 0, &mut victim, &machine.boot_id, |v| {
+        (v.states(), v.resident_kib())
+    });
+}
+
+#[test]
+fn killed_at_every_step_the_threads_have_the_masks_that_were_found() {
+    let machine = machine();
+    if machine.cpus.len() < 2 || !rustix::process::geteuid().is_root() {
+        println!("skipped: one CPU only, or not root");
+        return;
+    }
+    let mut victim = Victim::start("plain");
+    assert_eq!(victim.broken_bytes(), 0);
+    let everywhere = victim.masks();
+    assert!(everywhere.len() >= 4, "{everywhere:?}");
+    let last = machine.cpus.last().map_or(0, |c| c.id.0);
+    if everywhere.iter().any(|(_, list)| *list == last.to_string()) {
+        println!("skipped: this test is bound to one CPU");
+        return;
+    }
+    at_every_step(
+        "thread_placement",
+        last,
+        &mut victim,
+        &machine.boot_id,
+        Victim::masks,
+    );
+}
+
+#[test]
+fn killed_at_every_step_the_pages_are_on_the_nodes_where_they_were_found() {
+    let machine = machine();
+    if !machine.can("placement.pages") {
+        println!(
+            "skipped: {}",
+            machine
+                .capability("placement.pages")
+                .map_or("not probed", |c| c.detail.as_str())
+        );
+        return;
+    }
+    let mut victim = Victim::start(SMALL);
+    assert_eq!(victim.broken_bytes(), 0);
+    let Some(PageStatus::On(home)) = victim.nodes().first().copied() else {
+        panic!("{:?}", victim.nodes().first());
+    };
+    let elsewhere = machine
+        .nodes
+        .iter()
+        .find(|n| n.memory.0 > 0 && n.id.0 != home)
+        .map(|n| n.id.0)
+        .unwrap();
+    at_every_step(
+        "page_placement",
+        elsewhere,
+        &mut victim,
+        &machine.boot_id,
+        Victim::nodes,
+    );
 }
