@@ -348,7 +348,9 @@ fn at_every_step<T: PartialEq + std::fmt::Debug>(
         assert!(report.complete(), "{point}: {report:?}");
         assert!(clock.now() >= before);
         assert_eq!(journal.owed().count(), 0, "{point}");
-        assert_eq!(seen(victim), found, "{point}");
+        let now = seen(victim);
+        let start = |state: &T| format!("{state:?}").chars().take(2000).collect::<String>();
+        assert!(now == found, "{point}: {} and not {}", start(&now), start(&found));
         assert_eq!(victim.broken_bytes(), 0, "{point}: contents");
     }
     assert!(died >= 8, "only {died} fault points were reached");

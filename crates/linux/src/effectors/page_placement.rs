@@ -13,7 +13,8 @@
 //! What is exact: contents and addresses never change, and each page of the plan that is in memory at the end of the undo
 //! lies on the node where it was found, if that node is still there, allowed by the process's cpuset and has room (if not, the
 //! undo stays owed). What is not: the page of the node is another one; a page that the program gave back and took again at
-//! the same address is treated like the one that was there; pages of the plan that Apply could not move, and that came to the
+//! the same address is treated like the one that was there; pages that the kernel has made one large page of since go back
+//! together when all of them came from one node, and stay when not; pages of the plan that Apply could not move, and that came to the
 //! target node by themselves since, go back, too; and the kernel moves what belongs to one large folio together, also
 //! where the plan names a part of it.
 //!
@@ -26,6 +27,10 @@
 //! instead (interleave) is not possible from outside: a policy can be set for the caller's own memory only (`mbind`,
 //! `set_mempolicy`, `set_mempolicy_home_node` act on the calling process), and pages moved one by one to nodes in turn would
 //! not stay so for what is touched later. A program can be started under `numactl --interleave`.
+//!
+//! Automatic NUMA balancing hides pages for a while to see who touches them; Linux 6.1 to 6.5 neither tells their node nor moves
+//! them meanwhile. The plan then takes the node from the page frame, and a byte of each hidden page is read before it is
+//! moved, which shows it again.
 //!
 //! Arguments of the action, all optional: `slice_ms` (length of one slice, 1..=100, default 20), `duty` (share of wall time
 //! spent in calls, 0.01..=1, default 0.5), `bytes_per_second` (upper bound, at least 65536), `free_memory_min` (bytes that stay
@@ -45,7 +50,7 @@ use crate::sensors::reader::Reader;
 use crate::sensors::regions::parse_smaps;
 use crate::sensors::{bytes, files};
 use crate::sys::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
-use crate::sys::numa::{NumaError, PageCall, PageStatus};
+use crate::sys::numa::{self, NumaError, PageCall, PageStatus};
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, Direction, EffectorId, MemoryKind, ProcessId, Progress, UndoRecord, WorkloadId,
@@ -232,6 +237,7 @@ impl PagePlacement {
             blocks: 0,
             deadline: Instant::now() + SURVEY_MAX,
             call: PageCall::default(),
+            frames: FrameNodes::read(&self.root),
             huge: 0,
             unseen: 0,
         };
@@ -522,6 +528,7 @@ struct Planner<'a> {
     blocks: usize,
     deadline: Instant,
     call: PageCall,
+    frames: FrameNodes,
     /// Pages on large pages, which stay.
     huge: u64,
     /// Pages that there was no time or room to look at.
@@ -644,6 +651,7 @@ impl Planner<'_> {
         let (first, last) = (Block::number_of(region.start), Block::number_of(region.end - 1));
         let mut states = Vec::new();
         let mut addresses = Vec::new();
+        let mut frames = Vec::new();
         let mut at = first;
         while at <= last && *left > 0 {
             if Instant::now() >= self.deadline || self.blocks >= BLOCKS_PER_ACTION_MAX {
@@ -674,12 +682,35 @@ impl Planner<'_> {
                     .call
                     .nodes_of(id.pid, &addresses)
                     .map_err(|e| numa_error(id, e))?;
+                frames.clear();
+                if statuses.contains(&PageStatus::Absent) {
+                    pagemap
+                        .frames(number * PIECE, &mut frames)
+                        .map_err(|e| read_error(id, &e))?;
+                }
                 for (address, status) in addresses.iter().zip(statuses) {
-                    let PageStatus::On(from) = status else { continue };
-                    if *from == self.node || *left == 0 {
+                    let from = match status {
+                        PageStatus::On(from) => *from,
+                        // Never there, or hidden by automatic NUMA balancing (see `numa::touch`).
+                        PageStatus::Absent => {
+                            let page = (address % PIECE / BASE_PAGE) as usize;
+                            let Some(frame) = frames.get(page).copied().flatten() else {
+                                continue;
+                            };
+                            match self.frames.node_of(frame) {
+                                Some(from) => from,
+                                None => {
+                                    self.unseen += 1;
+                                    continue;
+                                }
+                            }
+                        }
+                        _ => continue,
+                    };
+                    if from == self.node || *left == 0 {
                         continue;
                     }
-                    let blocks = lists.entry(*from).or_default();
+                    let blocks = lists.entry(from).or_default();
                     if blocks.last().is_none_or(|b| b.number != number) {
                         blocks.push(Block::empty(number));
                         self.blocks += 1;
@@ -696,6 +727,40 @@ impl Planner<'_> {
             at += count;
         }
         Ok(())
+    }
+}
+
+/// Which node page frames belong to, by the memory blocks of sysfs (Documentation/admin-guide/mm/memory-hotplug.rst). Empty
+/// on kernels without them.
+#[derive(Debug, Default)]
+struct FrameNodes {
+    frames_per_block: u64,
+    nodes: BTreeMap<u64, u32>,
+}
+
+impl FrameNodes {
+    fn read(root: &Root) -> Self {
+        let size = files::text(root, "/sys/devices/system/memory/block_size_bytes");
+        let Some(size) = size.and_then(|text| bytes::hexadecimal(text.as_bytes())) else {
+            return Self::default();
+        };
+        let mut nodes = BTreeMap::new();
+        for node in files::numbered(root, "/sys/devices/system/node", "node") {
+            let directory = format!("/sys/devices/system/node/node{node}");
+            for block in files::numbered(root, &directory, "memory") {
+                nodes.insert(u64::from(block), node);
+            }
+        }
+        Self {
+            frames_per_block: size / BASE_PAGE,
+            nodes,
+        }
+    }
+
+    /// `None` when it is not known; frame 0 is one that the kernel did not show.
+    fn node_of(&self, frame: u64) -> Option<u32> {
+        let block = (frame != 0).then(|| frame.checked_div(self.frames_per_block))??;
+        self.nodes.get(&block).copied()
     }
 }
 
@@ -770,7 +835,10 @@ struct Task {
     skipped: BTreeMap<&'static str, u64>,
     total: u64,
     call: PageCall,
+    /// Pages of the block that was looked at last, where they are, and which of them were hidden.
     addresses: Vec<u64>,
+    seen: Vec<PageStatus>,
+    touched: BTreeSet<u64>,
     pressure: Pressure,
     room_pauses: u8,
     /// Bytes that went through calls which move.
@@ -869,6 +937,8 @@ impl Task {
             total,
             call: PageCall::default(),
             addresses: Vec::new(),
+            seen: Vec::new(),
+            touched: BTreeSet::new(),
             pressure: Pressure::default(),
             room_pauses: 0,
             moved: 0,
@@ -1028,30 +1098,20 @@ impl Task {
         };
         let (source, goal) = self.way(list.from);
         let (shared, index) = (list.shared, list.process);
-        let Some(id) = self
-            .processes
-            .get(index)
-            .filter(|p| p.pagemap.is_some())
-            .map(|p| p.id)
-        else {
+        let Some(id) = self.look(&block, index)? else {
             return Ok(Visit::Settled);
         };
-        self.addresses.clear();
-        self.addresses.extend(block.addresses());
-        let seen = match self.call.nodes_of(id.pid, &self.addresses) {
-            Ok(seen) => seen,
-            Err(NumaError::NoProcess) => {
-                self.close(index);
-                return Ok(Visit::Settled);
-            }
-            Err(error) => return Err(numa_error(id, error)),
-        };
-        let already = seen.iter().filter(|s| **s == PageStatus::On(goal)).count() as u64;
+        let already = self.seen.iter().filter(|s| **s == PageStatus::On(goal)).count() as u64;
         let waiting: Vec<u64> = self
             .addresses
             .iter()
-            .zip(seen)
-            .filter(|(address, status)| **status == PageStatus::On(source) && !self.refused.contains(address))
+            .zip(&self.seen)
+            .filter(|(address, status)| match status {
+                PageStatus::On(node) if *node == source => !self.refused.contains(address),
+                // Our own look may have made the kernel bring it to where we run.
+                PageStatus::On(node) => *node != goal && self.touched.contains(address),
+                _ => false,
+            })
             .map(|(address, _)| *address)
             .collect();
         if waiting.is_empty() || self.was_left_so {
@@ -1085,6 +1145,8 @@ impl Task {
                 return Ok(Visit::Settled);
             }
         }
+        // What is undone goes back whoever maps it: a process forked since may share it now.
+        let several = shared || self.direction == Direction::Undo;
         let mut progressed = false;
         for batch in batches {
             let room = budget.saturating_sub(slice.bytes) / BASE_PAGE;
@@ -1095,8 +1157,8 @@ impl Task {
             }
             let batch = batch.get(..room as usize).unwrap_or(batch);
             let call = &mut self.call;
-            let outcome = slice.timed(move || call.move_to(id.pid, batch, goal, shared));
-            let left = match outcome {
+            let outcome = slice.timed(move || call.move_to(id.pid, batch, goal, several));
+            let moved = match outcome {
                 Ok((left, statuses)) => {
                     for (address, status) in batch.iter().zip(statuses) {
                         if *status == PageStatus::Shared {
@@ -1104,7 +1166,14 @@ impl Task {
                             self.stuck.insert(self.at, SHARED);
                         }
                     }
-                    left
+                    // The call counts pages as left that it did not try, and not as left those that it could not
+                    // take hold of; their statuses say so unless it ended early.
+                    let there = statuses.iter().filter(|s| **s == PageStatus::On(goal)).count() as u64;
+                    if left == 0 {
+                        there
+                    } else {
+                        there.max((batch.len() as u64).saturating_sub(left))
+                    }
                 }
                 Err(NumaError::NoProcess) => {
                     self.close(index);
@@ -1126,7 +1195,6 @@ impl Task {
                 }
                 Err(error) => return Err(numa_error(id, error)),
             };
-            let moved = (batch.len() as u64).saturating_sub(left);
             if moved > 0 {
                 progressed = true;
                 self.attempts = 0;
@@ -1139,6 +1207,61 @@ impl Task {
             }
         }
         Ok(if progressed { Visit::Again } else { Visit::InUse })
+    }
+
+    /// Looks where the pages of a block are, and makes visible what automatic NUMA balancing hides. `None`: the process is
+    /// gone.
+    fn look(&mut self, block: &Block, process: usize) -> Result<Option<ProcessId>, PlatformError> {
+        let Some((id, pagemap)) = self
+            .processes
+            .get_mut(process)
+            .and_then(|p| Some((p.id, p.pagemap.as_mut()?)))
+        else {
+            return Ok(None);
+        };
+        self.addresses.clear();
+        self.addresses.extend(block.addresses());
+        self.touched.clear();
+        let mut look = |seen: &mut Vec<PageStatus>| {
+            seen.clear();
+            match self.call.nodes_of(id.pid, &self.addresses) {
+                Ok(statuses) => seen.extend_from_slice(statuses),
+                Err(NumaError::NoProcess) => return Ok(false),
+                Err(error) => return Err(numa_error(id, error)),
+            }
+            Ok(true)
+        };
+        let mut alive = look(&mut self.seen)?;
+        if alive && self.seen.contains(&PageStatus::Absent) {
+            let mut frames = Vec::new();
+            pagemap
+                .frames(block.start(), &mut frames)
+                .map_err(|e| read_error(id, &e))?;
+            let hidden: Vec<u64> = self
+                .addresses
+                .iter()
+                .zip(&self.seen)
+                .filter(|(address, status)| {
+                    let page = (**address % PIECE / BASE_PAGE) as usize;
+                    **status == PageStatus::Absent && frames.get(page).is_some_and(Option::is_some)
+                })
+                .map(|(address, _)| *address)
+                .collect();
+            if !hidden.is_empty() {
+                match numa::touch(id.pid, &hidden) {
+                    Ok(_) => {}
+                    Err(NumaError::NoProcess) => alive = false,
+                    Err(error) => return Err(numa_error(id, error)),
+                }
+                alive = alive && look(&mut self.seen)?;
+                self.touched.extend(hidden);
+            }
+        }
+        if !alive {
+            self.close(process);
+            return Ok(None);
+        }
+        Ok(Some(id))
     }
 
     /// The process is gone: what was left to do is void.
@@ -1157,27 +1280,12 @@ impl Task {
             return Ok(());
         };
         let (source, goal) = self.way(list.from);
-        let gone = |skipped: &mut BTreeMap<&'static str, u64>| {
-            *skipped.entry(ENDED).or_default() += block.count();
-        };
-        let Some(process) = self.processes.get(list.process) else {
-            return Ok(());
-        };
-        if process.pagemap.is_none() {
-            gone(&mut self.skipped);
+        let (block, index) = (*block, list.process);
+        if self.look(&block, index)?.is_none() {
+            *self.skipped.entry(ENDED).or_default() += block.count();
             return Ok(());
         }
-        self.addresses.clear();
-        self.addresses.extend(block.addresses());
-        let seen = match self.call.nodes_of(process.id.pid, &self.addresses) {
-            Ok(seen) => seen,
-            Err(NumaError::NoProcess) => {
-                gone(&mut self.skipped);
-                return Ok(());
-            }
-            Err(error) => return Err(numa_error(process.id, error)),
-        };
-        for status in seen {
+        for status in &self.seen {
             let reason = match status {
                 PageStatus::On(node) if *node == goal => {
                     self.finished += 1;
@@ -1207,6 +1315,13 @@ impl Task {
                     Bytes(by_others * BASE_PAGE),
                     Bytes(self.total * BASE_PAGE)
                 ),
+            });
+        }
+        let in_use = self.skipped.get(IN_USE).copied().unwrap_or(0);
+        if self.direction == Direction::Undo && in_use > 0 {
+            return Err(PlatformError::Busy {
+                what: format!("moving {in_use} pages of {} back", self.workload),
+                why: "they are locked, pinned or being written; possible when that ends".into(),
             });
         }
         Ok(self.progress(&Slice::start(), Duration::ZERO, true))
@@ -1369,6 +1484,39 @@ mod tests {
             Node::read(&root, 3),
             Err(PlatformError::Malformed { .. })
         ));
+    }
+
+    #[test]
+    fn frames_belong_to_the_node_of_their_memory_block() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        assert_eq!(
+            FrameNodes::read(&root).node_of(1),
+            None,
+            "no memory blocks in sysfs"
+        );
+        for block in ["node0/memory0", "node1/memory1", "node0/memory33"] {
+            std::fs::create_dir_all(root.path(&format!("/sys/devices/system/node/{block}"))).unwrap();
+        }
+        std::fs::create_dir_all(root.path("/sys/devices/system/memory")).unwrap();
+        let size = root.path("/sys/devices/system/memory/block_size_bytes");
+        std::fs::write(&size, "8000000\n").unwrap();
+        let nodes = FrameNodes::read(&root);
+        let per_block = 0x800_0000 / BASE_PAGE;
+        for (frame, node) in [
+            (1, Some(0)),
+            (per_block - 1, Some(0)),
+            (per_block, Some(1)),
+            (2 * per_block, None),
+            (33 * per_block + 5, Some(0)),
+            (u64::MAX, None),
+            // The number that stands for one that is not shown.
+            (0, None),
+        ] {
+            assert_eq!(nodes.node_of(frame), node, "{frame}");
+        }
+        std::fs::write(&size, "0\n").unwrap();
+        assert_eq!(FrameNodes::read(&root).node_of(1), None);
     }
 
     #[test]

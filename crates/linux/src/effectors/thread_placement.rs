@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 const PROCESSES_PER_ACTION_MAX: usize = 4096;
 /// Length of one slice. A thread costs about 1 µs to look at and 5 µs to place.
 const SLICE: Duration = Duration::from_millis(20);
-/// Most time of the review after one scan; it goes on where it stopped.
+/// Time after which the review after a scan looks at no further process; the next goes on there.
 const REVIEW_MAX: Duration = Duration::from_millis(5);
 /// Rounds over all threads before an action reports that it can not keep up. Threads inherit the mask, so the second round
 /// usually finds nothing to do.
@@ -86,6 +86,8 @@ pub(super) struct ThreadPlacement {
     tasks: BTreeMap<ActionId, Task>,
     /// Those that were applied by this process, for the review.
     in_force: BTreeMap<ActionId, InForce>,
+    /// Which of them was reviewed last.
+    reviewed: Option<ActionId>,
     reader: Reader,
 }
 
@@ -95,6 +97,7 @@ impl ThreadPlacement {
             root,
             tasks: BTreeMap::new(),
             in_force: BTreeMap::new(),
+            reviewed: None,
             reader: Reader::default(),
         }
     }
@@ -300,20 +303,28 @@ impl Effector for ThreadPlacement {
         let Ok(machine) = Cpus::read(&self.root) else {
             return Vec::new();
         };
-        let mut told = Vec::new();
-        for placed in self.in_force.values_mut() {
+        // Placements take turns, so that one of many threads does not keep the others from being looked at.
+        let last = self.reviewed;
+        let (first, second): (Vec<ActionId>, Vec<ActionId>) =
+            self.in_force.keys().copied().partition(|id| Some(*id) > last);
+        for id in first.into_iter().chain(second) {
+            let Some(placed) = self.in_force.get_mut(&id).filter(|p| p.overruled.is_none()) else {
+                continue;
+            };
             let members = workloads
                 .get(&placed.plan.workload)
                 .map(|w| w.processes.as_slice())
                 .unwrap_or_default();
-            if placed.overruled.is_none() && begun.elapsed() < REVIEW_MAX {
-                placed.review(&self.root, &machine, members, begun);
-            }
-            if let Some(sentence) = &placed.overruled {
-                told.push((placed.plan.workload.clone(), sentence.clone()));
+            placed.review(&self.root, &machine, members, begun);
+            self.reviewed = Some(id);
+            if begun.elapsed() >= REVIEW_MAX {
+                break;
             }
         }
-        told
+        self.in_force
+            .values()
+            .filter_map(|placed| Some((placed.plan.workload.clone(), placed.overruled.clone()?)))
+            .collect()
     }
 
     fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {

@@ -414,6 +414,21 @@ impl Pagemap {
         Ok(sharing)
     }
 
+    /// The page frames of the base pages of a piece, written to `frames`, which is emptied first: `None` for a page that
+    /// is not in memory, frame 0 for one whose number the kernel does not show (no `CAP_SYS_ADMIN`).
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn frames(&mut self, piece: u64, frames: &mut Vec<Option<u64>>) -> io::Result<()> {
+        frames.clear();
+        if self.read_entries(piece)? {
+            let frame = |entry: u64| (entry >> 63 == 1).then_some(entry & ((1 << 55) - 1));
+            frames.extend(entries(&self.entries).map(frame));
+        }
+        frames.resize(PAGES_PER_PIECE.into(), None);
+        Ok(())
+    }
+
     /// The fallback: pagemap entries and, for pieces that could be huge, `/proc/kpageflags`. A mapped but empty
     /// piece can not be told from one that is not mapped; it is called empty.
     fn read_piece(&mut self, piece: u64) -> io::Result<PieceState> {

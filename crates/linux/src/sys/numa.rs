@@ -408,6 +408,67 @@ impl PageCall {
     }
 }
 
+/// Reads one byte of each page of a process, as the process itself might. Automatic NUMA balancing hides pages until
+/// they are touched, and Linux 6.1 to 6.5 then says [`PageStatus::Absent`] of them and does not move them
+/// (`gup_can_follow_protnone` in mm/gup.c); afterwards they are shown again, perhaps on another node, as after any
+/// access. Pages that can not be read are passed over. Returns how many were read.
+///
+/// # Errors
+/// [`NumaError::NotPermitted`] without the right to trace the process, [`NumaError::NoProcess`] when it is gone.
+pub fn touch(process: i32, addresses: &[u64]) -> Result<usize, NumaError> {
+    /// `UIO_MAXIOV` of the kernel.
+    const PAGES_PER_READ_MAX: usize = 1024;
+    if process <= 0 {
+        return Err(NumaError::NoProcess);
+    }
+    let mut read = 0;
+    let mut bytes = [0u8; PAGES_PER_READ_MAX];
+    for part in addresses.chunks(PAGES_PER_READ_MAX) {
+        let mut left = part;
+        while !left.is_empty() {
+            let here = libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: left.len(),
+            };
+            let there: Vec<libc::iovec> = left
+                .iter()
+                .map(|address| libc::iovec {
+                    iov_base: *address as usize as *mut libc::c_void,
+                    iov_len: 1,
+                })
+                .collect();
+            // SAFETY: the kernel writes at most `iov_len` bytes to `bytes`, which is at least as long and used by nobody else
+            // meanwhile; the addresses in `there` belong to the other process and are never followed here.
+            let done = unsafe {
+                libc::process_vm_readv(
+                    process,
+                    &raw const here,
+                    1,
+                    there.as_ptr(),
+                    there.len() as libc::c_ulong,
+                    0,
+                )
+            };
+            let done = match usize::try_from(done) {
+                Ok(done) => done,
+                Err(_) => match NumaError::last() {
+                    // The first page of them can not be read.
+                    NumaError::Other(libc::EFAULT) => 0,
+                    NumaError::Interrupted => continue,
+                    error => return Err(error),
+                },
+            };
+            read += done;
+            // The call ends at the first page that can not be read: go on behind it.
+            left = left.get(done.max(1)..).unwrap_or_default();
+            if done > 0 && !left.is_empty() {
+                left = left.get(1..).unwrap_or_default();
+            }
+        }
+    }
+    Ok(read)
+}
+
 /// Words of a set of nodes, as the kernel wants it.
 fn node_words(nodes: &[u32]) -> Result<[u64; NODE_WORDS], NumaError> {
     let mut words = [0; NODE_WORDS];
@@ -655,6 +716,11 @@ mod tests {
         );
         assert!(call.nodes_of(own(), &[]).unwrap().is_empty());
         assert_eq!(migrate_pages(own(), &[node], &[node]), Ok(0));
+        // Reading passes over what can not be read, wherever it stands.
+        let mixed = [0, addresses[0], 0, 0, addresses[1], addresses[2], 0];
+        assert_eq!(touch(own(), &mixed), Ok(3));
+        assert_eq!(touch(own(), &[]), Ok(0));
+        assert_eq!(touch(0, &mixed), Err(NumaError::NoProcess));
     }
 
     #[test]
