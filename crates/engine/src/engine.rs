@@ -242,11 +242,18 @@ impl Engine {
             Stage::Improved => {
                 let id = &w.workload.id;
                 w.seeking
-                    || self.experiments.values().any(|e| e.looks_at(id))
+                    || self.looked_at_in_trial(id)
                     || self.guards.of(id).any(|g| g.wants_detail(self.now))
             }
-            Stage::Ignored | Stage::Declined => false,
+            // Its work is a guardrail of somebody else's trial.
+            Stage::Declined => !w.open.is_empty() && self.looked_at_in_trial(&w.workload.id),
+            Stage::Ignored => false,
         }
+    }
+
+    /// Whether a running trial looks at this workload.
+    fn looked_at_in_trial(&self, id: &WorkloadId) -> bool {
+        self.experiments.values().any(|e| e.looks_at(id))
     }
 
     // ---- people -------------------------------------------------------------------------------------------------
@@ -585,7 +592,7 @@ impl Engine {
                     .collect(),
             });
         }
-        if matches!(w.stage, Stage::Ignored | Stage::Declined) {
+        if matches!(w.stage, Stage::Ignored | Stage::Declined) && w.open.is_empty() {
             w.series.forget(self.now.saturating_sub(AT_REST));
         }
         w.load = w.series.load(self.now, self.machine.cpus.len());

@@ -9,8 +9,8 @@ use crate::panel::{Gauge, Guardrail, Member, Panel};
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Nanoseconds, StrategyId, Verdict,
-    WorkloadId,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, MeterId, Nanoseconds, StrategyId,
+    Verdict, WorkloadId,
 };
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::staged::StagedAdvice;
@@ -116,6 +116,8 @@ pub(crate) struct Experiment {
     pub(crate) parts: Vec<Vec<ActionId>>,
     /// What must not be harmed meanwhile.
     pub(crate) rails: Vec<Guardrail>,
+    /// Meters of neighbours that were opened for that.
+    pub(crate) borrowed: Vec<(WorkloadId, MeterId)>,
     /// Pieces that follow what was tried once it has proven a gain.
     pub(crate) rest: Vec<Piece>,
     /// The rollout, of a change that cannot be switched back cheaply.
@@ -143,6 +145,7 @@ impl Experiment {
             breaker,
             parts: Vec::new(),
             rails: Vec::new(),
+            borrowed: Vec::new(),
             rest: Vec::new(),
             staged: None,
             trip: None,

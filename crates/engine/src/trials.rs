@@ -14,7 +14,7 @@ use crate::watched::Watched;
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
+    MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
@@ -558,10 +558,11 @@ impl Engine {
         let first = self.next_action;
         // A rollout makes its first part later, under the number that is given away here.
         self.next_action += pieces.len().max(1) as u64;
-        let rails = if kind == ExperimentKind::Placebo {
-            Vec::new()
+        let (rails, borrowed) = if kind == ExperimentKind::Placebo {
+            (Vec::new(), Vec::new())
         } else {
-            self.guardrails(&panel)
+            let borrowed = self.borrow_meters(&panel);
+            (self.guardrails(&panel), borrowed)
         };
         let setup = Setup {
             id: experiment_id,
@@ -586,6 +587,7 @@ impl Engine {
         }
         let mut experiment = Experiment::new(setup, breaker);
         experiment.rails = rails;
+        experiment.borrowed = borrowed;
         let actions: Vec<_> = pieces
             .into_iter()
             .zip(first..)
@@ -602,6 +604,46 @@ impl Engine {
             self.make(action, strategy.clone());
         }
         Some(experiment_id)
+    }
+
+    /// Opens the meters of neighbours for which nothing is planned, so that the trial sees whether it harms them.
+    fn borrow_meters(&mut self, panel: &Panel) -> Vec<(WorkloadId, MeterId)> {
+        let least = self.policy.cpu_min;
+        let mut idle: Vec<(f64, WorkloadId, MeterId)> = self
+            .workloads
+            .iter()
+            .filter(|(id, w)| {
+                w.stage == Stage::Declined
+                    && !w.gone
+                    && w.open.is_empty()
+                    && w.load.cpus >= least
+                    && !panel.has(id)
+            })
+            .filter_map(|(id, w)| Some((w.load.cpus, id.clone(), w.meter.as_ref()?.candidate.id.clone())))
+            .collect();
+        idle.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+        idle.truncate(panel::BYSTANDERS_MAX);
+        for (_, id, meter) in &idle {
+            if let Some(w) = self.workloads.get_mut(id) {
+                w.open.push(meter.clone());
+                self.out.push(Command::OpenMeter(id.clone(), meter.clone()));
+            }
+        }
+        idle.into_iter().map(|(_, id, meter)| (id, meter)).collect()
+    }
+
+    /// Closes the meters that a trial had opened, unless their workloads are looked at themselves by now.
+    fn return_meters(&mut self, borrowed: &[(WorkloadId, MeterId)]) {
+        for (id, meter) in borrowed {
+            if let Some(w) = self.workloads.get_mut(id)
+                && !w.gone
+                && w.stage == Stage::Declined
+                && w.open.contains(meter)
+            {
+                w.open.retain(|m| m != meter);
+                self.out.push(Command::CloseMeter(id.clone(), meter.clone()));
+            }
+        }
     }
 
     /// What the trial must not harm: its members by themselves where several are tried as one, the work per second of
@@ -1118,6 +1160,7 @@ impl Engine {
         let Some(e) = self.experiments.remove(&id) else {
             return;
         };
+        self.return_meters(&e.borrowed);
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
         let record = self.record(&e, Some(verdict));
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));

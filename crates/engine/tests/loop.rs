@@ -1594,6 +1594,47 @@ fn a_gain_at_the_cost_of_a_neighbour_is_no_gain() {
 }
 
 #[test]
+fn a_neighbour_for_whom_nothing_is_planned_is_a_guardrail_too() {
+    let placement = custom("place", vec![cpus(0..2)]);
+    let mut mover = plant("m", 0.0);
+    mover.gains = vec![("place", 0.15, 2.0)];
+    // What is proposed for every workload is hopeless for this one.
+    let hopeless = plant("hopeless", 0.0);
+    struct Sparing(Custom);
+    impl Strategy for Sparing {
+        fn id(&self) -> StrategyId {
+            self.0.id()
+        }
+        fn summary(&self) -> &'static str {
+            "test"
+        }
+        fn applicable(&self, machine: &Machine) -> Result<(), String> {
+            self.0.applicable(machine)
+        }
+        fn consider(&self, seen: &Seen<'_>) -> Opinion {
+            match seen.workload.program.as_str() {
+                "hopeless" => Opinion::Decline(Declined::because("nothing to gain")),
+                _ => self.0.consider(seen),
+            }
+        }
+    }
+    let mut world = World::with(
+        vec![Box::new(Sparing(placement))],
+        vec![hopeless, mover],
+        policy(),
+        Memory::default(),
+    );
+    world.hurts = vec![("place", "hopeless", 0.20)];
+    world.run(300);
+    let record = &world.records[0];
+    assert_eq!(record.verdict, Some(Verdict::Harmful), "{}", record.reason);
+    assert!(record.reason.contains("hopeless lost"), "{}", record.reason);
+    assert_eq!(world.stage("hopeless"), Stage::Declined);
+    let open = &world.open[&WorkloadId::new("hopeless")];
+    assert!(open.is_empty(), "its meter was closed again: {open:?}");
+}
+
+#[test]
 fn an_undo_that_gets_nowhere_is_told() {
     let mut world = World::new(vec![plant("w", 0.0)], policy(), Memory::default());
     world.slow.insert("switch", 5000);
