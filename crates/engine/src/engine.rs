@@ -1281,13 +1281,23 @@ impl Engine {
         None
     }
 
-    /// Whether a proposal asks for exactly what one of the changes in force does.
-    fn in_force_already(&self, id: &WorkloadId, proposal: &Proposal) -> bool {
-        self.guards.of(id).flat_map(Guard::members).any(|a| {
-            self.changes.get(&a).is_some_and(|c| {
-                c.workload == *id && c.effector == proposal.effector && c.target == proposal.target
-            })
-        })
+    /// Whether a proposal asks for exactly what one of the changes in force does: one of this workload, or one that sets
+    /// CPUs or files of the host for another.
+    pub(crate) fn in_force_already(&self, id: &WorkloadId, proposal: &Proposal) -> bool {
+        let same = |c: &Change| c.effector == proposal.effector && c.target == proposal.target;
+        let own = self
+            .guards
+            .of(id)
+            .flat_map(Guard::members)
+            .filter_map(|a| self.changes.get(&a))
+            .any(|c| c.workload == *id && same(c));
+        let of_the_host = proposal.effector.as_str() != PLACEMENT
+            && matches!(proposal.target, Target::Cpus(_) | Target::Files(_));
+        own || (of_the_host
+            && self
+                .changes
+                .values()
+                .any(|c| c.workload != *id && !c.leaving && same(c)))
     }
 
     pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {

@@ -100,6 +100,16 @@ impl Engine {
             self.ask_again(&id);
             return;
         }
+        let again = self
+            .workloads
+            .get(&id)
+            .and_then(|w| w.proposed.as_ref())
+            .is_some_and(|p| self.in_force_already(&id, &p.proposal));
+        if again {
+            let why = "what was proposed is in force by now, for a neighbour";
+            self.refuse(&id, Declined::because(why), false);
+            return;
+        }
         if let Some(why) = self.no_trial_now() {
             self.tell_host(why, false);
             return;

@@ -1566,24 +1566,24 @@ fn a_gain_at_the_cost_of_a_neighbour_is_no_gain() {
         first.id = "switch";
         let second = Custom {
             after: Some("switch"),
-            ..custom("place", vec![cpus(0..2)])
+            ..custom("thread_placement", vec![cpus(0..2)])
         };
         let mut neighbour = plant("n", 0.2);
         neighbour.gains = vec![];
         let mut mover = plant("m", 0.2);
-        mover.gains = vec![("place", 0.15, 2.0)];
+        mover.gains = vec![("thread_placement", 0.15, 2.0)];
         let mut world = World::with(
             vec![Box::new(first), Box::new(second)],
             vec![mover, neighbour],
             policy(),
             Memory::default(),
         );
-        world.hurts = vec![("place", "n", hurt)];
+        world.hurts = vec![("thread_placement", "n", hurt)];
         world.run(2400);
         let placed = world
             .records
             .iter()
-            .find(|r| r.strategy.as_str() == "place" && r.workload.as_str() == "m");
+            .find(|r| r.strategy.as_str() == "thread_placement" && r.workload.as_str() == "m");
         placed.map(|r| (r.verdict, r.reason.clone()))
     };
     let (verdict, why) = helped(0.0).unwrap();
@@ -1591,6 +1591,25 @@ fn a_gain_at_the_cost_of_a_neighbour_is_no_gain() {
     let (verdict, why) = helped(0.12).unwrap();
     assert_eq!(verdict, Some(Verdict::Harmful), "{why}");
     assert!(why.contains("n lost 1"), "{why}");
+}
+
+#[test]
+fn what_is_set_for_one_is_not_set_again_for_its_neighbour() {
+    let switch = custom("prefetch", vec![cpus(0..4)]);
+    let mut plants = vec![plant("a", 0.0), plant("b", 0.0)];
+    for p in &mut plants {
+        p.gains = vec![("prefetch", 0.10, 4.0)];
+    }
+    let mut world = World::with(vec![Box::new(switch)], plants, policy(), Memory::default());
+    world.run(900);
+    assert_eq!(world.records.len(), 1, "{:#?}", world.stories);
+    let said = |text: &str| world.stories.iter().any(|s| s.contains(text));
+    assert!(
+        said("in force by now, for a neighbour") || said("is in force already"),
+        "{:#?}",
+        world.stories
+    );
+    assert_eq!(world.on.len(), 1);
 }
 
 #[test]
