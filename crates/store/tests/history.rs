@@ -168,6 +168,49 @@ fn an_experiment_comes_back_exactly_after_reopening() {
 }
 
 #[test]
+fn a_trial_of_several_workloads_is_found_under_each_and_known_for_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut history = create(directory.path(), HistoryOptions::default());
+    let mut joint = experiment(1);
+    joint.others = vec![
+        ("backend.service".into(), "exe:other".into()),
+        // Two of one kind.
+        ("backend-2.service".into(), "exe:other".into()),
+    ];
+    history.record_experiment(&joint).unwrap();
+    // Recorded again as it goes on.
+    history.record_experiment(&joint).unwrap();
+    let of = |workload: Option<&str>, fingerprint: Option<&str>| {
+        let filter = ExperimentFilter {
+            workload: workload.map(Into::into),
+            fingerprint: fingerprint.map(Into::into),
+            blocks: true,
+            ..ExperimentFilter::default()
+        };
+        history.experiments(&filter).unwrap()
+    };
+    for found in [
+        of(Some("redis-server.service"), None),
+        of(Some("backend-2.service"), None),
+        of(None, Some("exe:other")),
+    ] {
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].others, joint.others);
+    }
+    assert!(of(Some("nobody.service"), None).is_empty());
+    let priors = history.priors(MACHINE).unwrap();
+    let known: Vec<(&str, u32)> = priors
+        .iter()
+        .map(|p| (p.fingerprint.as_str(), p.accepted as u32))
+        .collect();
+    assert_eq!(
+        known,
+        [("exe:other", 1), ("unit:redis-server.service", 1)],
+        "once for each kind"
+    );
+}
+
+#[test]
 fn recording_again_replaces_also_when_blocks_disappear() {
     let directory = tempfile::tempdir().unwrap();
     let mut history = create(directory.path(), HistoryOptions::default());
