@@ -2,12 +2,13 @@
 //! placement_cost [MIB] [THREADS]`.
 //!
 //! Looks at so many MiB of touched memory of its own (default 1024) and places so many idle threads of its own (default
-//! 1000) on the first CPU and back. Prints one line for each, the median and the range of five rounds.
+//! 1000) on the first CPU and back. Prints one line for each: CPU time, the median and the range of five rounds.
 
 use homeostat_linux::sys::memory::{BASE_PAGE, PIECE, Pagemap};
 use homeostat_linux::sys::numa::{CpuMask, NumaError, PageCall, affinity, set_affinity};
+use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ROUNDS: usize = 5;
 
@@ -36,6 +37,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tell("nodes of pages by move_pages", &took, pages, "page", gib);
 
     let mut pagemap = Pagemap::open(Path::new("/proc"), own)?;
+    let mut frames = Vec::new();
+    let took = measure(|| {
+        for piece in 0..pieces {
+            pagemap.frames(start + piece * PIECE, &mut frames)?;
+        }
+        Ok(())
+    })?;
+    tell("frames of pages by pagemap", &took, pages, "page", gib);
     let mut states = Vec::new();
     let took = measure(|| Ok(pagemap.piece_states(start, pieces, &mut states)?))?;
     tell("states of pieces by PAGEMAP_SCAN", &took, pages, "page", gib);
@@ -90,12 +99,21 @@ fn measure(
 ) -> Result<Vec<Duration>, Box<dyn std::error::Error>> {
     let mut took = Vec::new();
     for _ in 0..ROUNDS {
-        let begun = Instant::now();
+        let begun = cpu_time();
         work()?;
-        took.push(begun.elapsed());
+        took.push(cpu_time().saturating_sub(begun));
     }
     took.sort();
     Ok(took)
+}
+
+/// CPU time of this process so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 fn tell(what: &str, took: &[Duration], count: u64, unit: &str, gib: f64) {

@@ -29,7 +29,7 @@
 //! not stay so for what is touched later. A program can be started under `numactl --interleave`.
 //!
 //! Automatic NUMA balancing hides pages for a while to see who touches them; Linux 6.1 to 6.5 neither tells their node nor moves
-//! them meanwhile. The plan then takes the node from the page frame, and a byte of each hidden page is read before it is
+//! them meanwhile. The plan takes the nodes from the page frames, and a byte of each hidden page is read before it is
 //! moved, which shows it again.
 //!
 //! Arguments of the action, all optional: `slice_ms` (length of one slice, 1..=100, default 20), `duty` (share of wall time
@@ -676,48 +676,31 @@ impl Planner<'_> {
                 }
                 let start = region.start.max(number * PIECE);
                 let end = region.end.min((number + 1) * PIECE);
+                pagemap
+                    .frames(number * PIECE, &mut frames)
+                    .map_err(|e| read_error(id, &e))?;
                 addresses.clear();
-                addresses.extend((start..end).step_by(BASE_PAGE as usize));
+                for address in (start..end).step_by(BASE_PAGE as usize) {
+                    let page = (address % PIECE / BASE_PAGE) as usize;
+                    let Some(frame) = frames.get(page).copied().flatten() else {
+                        continue;
+                    };
+                    match self.frames.node_of(frame.number).filter(|_| frame.is_ordinary) {
+                        Some(from) => self.plan(lists, from, address, left),
+                        None => addresses.push(address),
+                    }
+                }
+                // What the frames do not tell the kernel is asked for, at four times the cost.
                 let statuses = self
                     .call
                     .nodes_of(id.pid, &addresses)
-                    .map_err(|e| numa_error(id, e))?;
-                frames.clear();
-                if statuses.contains(&PageStatus::Absent) {
-                    pagemap
-                        .frames(number * PIECE, &mut frames)
-                        .map_err(|e| read_error(id, &e))?;
-                }
+                    .map_err(|e| numa_error(id, e))?
+                    .to_vec();
                 for (address, status) in addresses.iter().zip(statuses) {
-                    let from = match status {
-                        PageStatus::On(from) => *from,
-                        // Never there, or hidden by automatic NUMA balancing (see `numa::touch`).
-                        PageStatus::Absent => {
-                            let page = (address % PIECE / BASE_PAGE) as usize;
-                            let Some(frame) = frames.get(page).copied().flatten() else {
-                                continue;
-                            };
-                            match self.frames.node_of(frame) {
-                                Some(from) => from,
-                                None => {
-                                    self.unseen += 1;
-                                    continue;
-                                }
-                            }
-                        }
-                        _ => continue,
-                    };
-                    if from == self.node || *left == 0 {
-                        continue;
-                    }
-                    let blocks = lists.entry(from).or_default();
-                    if blocks.last().is_none_or(|b| b.number != number) {
-                        blocks.push(Block::empty(number));
-                        self.blocks += 1;
-                    }
-                    if let Some(block) = blocks.last_mut() {
-                        block.insert(*address);
-                        *left -= 1;
+                    match status {
+                        PageStatus::On(from) => self.plan(lists, from, *address, left),
+                        PageStatus::Absent => self.unseen += 1,
+                        _ => {}
                     }
                 }
                 if self.blocks >= BLOCKS_PER_ACTION_MAX {
@@ -727,6 +710,23 @@ impl Planner<'_> {
             at += count;
         }
         Ok(())
+    }
+
+    /// Takes a page into the plan unless it lies where it shall.
+    fn plan(&mut self, lists: &mut BTreeMap<u32, Vec<Block>>, from: u32, address: u64, left: &mut u64) {
+        if from == self.node || *left == 0 {
+            return;
+        }
+        let number = Block::number_of(address);
+        let blocks = lists.entry(from).or_default();
+        if blocks.last().is_none_or(|b| b.number != number) {
+            blocks.push(Block::empty(number));
+            self.blocks += 1;
+        }
+        if let Some(block) = blocks.last_mut() {
+            block.insert(address);
+            *left -= 1;
+        }
     }
 }
 
@@ -745,12 +745,17 @@ impl FrameNodes {
             return Self::default();
         };
         let mut nodes = BTreeMap::new();
+        // A block may begin on one node and end on another.
+        let mut divided = BTreeSet::new();
         for node in files::numbered(root, "/sys/devices/system/node", "node") {
             let directory = format!("/sys/devices/system/node/node{node}");
             for block in files::numbered(root, &directory, "memory") {
-                nodes.insert(u64::from(block), node);
+                if nodes.insert(u64::from(block), node).is_some() {
+                    divided.insert(u64::from(block));
+                }
             }
         }
+        nodes.retain(|block, _| !divided.contains(block));
         Self {
             frames_per_block: size / BASE_PAGE,
             nodes,
@@ -1156,6 +1161,7 @@ impl Task {
                 return Ok(Visit::Over);
             }
             let batch = batch.get(..room as usize).unwrap_or(batch);
+            let refused = self.refused.len();
             let call = &mut self.call;
             let outcome = slice.timed(move || call.move_to(id.pid, batch, goal, several));
             let moved = match outcome {
@@ -1195,7 +1201,7 @@ impl Task {
                 }
                 Err(error) => return Err(numa_error(id, error)),
             };
-            if moved > 0 {
+            if moved > 0 || self.refused.len() > refused {
                 progressed = true;
                 self.attempts = 0;
                 self.room_pauses = 0;
@@ -1495,7 +1501,13 @@ mod tests {
             None,
             "no memory blocks in sysfs"
         );
-        for block in ["node0/memory0", "node1/memory1", "node0/memory33"] {
+        for block in [
+            "node0/memory0",
+            "node1/memory1",
+            "node0/memory33",
+            "node0/memory4",
+            "node1/memory4",
+        ] {
             std::fs::create_dir_all(root.path(&format!("/sys/devices/system/node/{block}"))).unwrap();
         }
         std::fs::create_dir_all(root.path("/sys/devices/system/memory")).unwrap();
@@ -1508,6 +1520,7 @@ mod tests {
             (per_block - 1, Some(0)),
             (per_block, Some(1)),
             (2 * per_block, None),
+            (4 * per_block, None),
             (33 * per_block + 5, Some(0)),
             (u64::MAX, None),
             // The number that stands for one that is not shown.

@@ -738,8 +738,10 @@ impl Plan {
             .unwrap_or(&found.mask)
     }
 
-    /// Whether a process that is not in the record belongs to those of it: born since, as a descendant, in one of their
-    /// sessions or in their control group. After a crash this is all that tells who inherited our mask.
+    /// Whether a process that is not in the record belongs to those of it: born since, and a descendant of one of them; or
+    /// in one of their sessions or in their control group, and not started from within it (an orphan, whose parents are
+    /// gone, or started by a service manager). Who is started from a shell beside them is not: a person may have given it
+    /// the same mask. After a crash this is all that tells who inherited ours.
     fn is_newcomer(&self, root: &Root, pid: i32) -> Option<ProcessId> {
         let kin = Kin::read(root, pid)?;
         let id = ProcessId {
@@ -750,7 +752,8 @@ impl Plan {
         if kin.ended || kin.start_ticks + 1 < self.since || self.processes.contains_key(&id) {
             return None;
         }
-        if self.sessions.contains(&kin.session) {
+        let above = Kin::read(root, kin.parent);
+        if self.sessions.contains(&kin.session) && above.is_none_or(|above| above.session != kin.session) {
             return Some(id);
         }
         let mut parent = kin.parent;
@@ -770,9 +773,8 @@ impl Plan {
             }
             parent = above.parent;
         }
-        own_group(root, pid)
-            .is_some_and(|group| self.groups.contains(&group))
-            .then_some(id)
+        let group = own_group(root, pid)?;
+        (self.groups.contains(&group) && own_group(root, kin.parent).as_ref() != Some(&group)).then_some(id)
     }
 
     /// Processes born since that have our mask, but for those that another placement holds.

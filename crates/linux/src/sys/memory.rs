@@ -415,15 +415,19 @@ impl Pagemap {
     }
 
     /// The page frames of the base pages of a piece, written to `frames`, which is emptied first: `None` for a page that
-    /// is not in memory, frame 0 for one whose number the kernel does not show (no `CAP_SYS_ADMIN`).
+    /// is not in memory.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn frames(&mut self, piece: u64, frames: &mut Vec<Option<u64>>) -> io::Result<()> {
+    pub fn frames(&mut self, piece: u64, frames: &mut Vec<Option<PageFrame>>) -> io::Result<()> {
         frames.clear();
         if self.read_entries(piece)? {
-            let frame = |entry: u64| (entry >> 63 == 1).then_some(entry & ((1 << 55) - 1));
-            frames.extend(entries(&self.entries).map(frame));
+            frames.extend(entries(&self.entries).map(|entry| {
+                (entry >> 63 == 1).then_some(PageFrame {
+                    number: entry & ((1 << 55) - 1),
+                    is_ordinary: entry >> 56 & 1 == 1 || entry >> 61 & 1 == 1,
+                })
+            }));
         }
         frames.resize(PAGES_PER_PIECE.into(), None);
         Ok(())
@@ -476,6 +480,16 @@ impl Pagemap {
         // Bit 24 is the zero page, here the huge one: nobody's memory, and it can not be split.
         Ok(word >> 22 & 1 == 1 && word >> 24 & 1 == 0)
     }
+}
+
+/// The frame in which a page lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageFrame {
+    /// Its number; 0 when the kernel does not show it (no `CAP_SYS_ADMIN`).
+    pub number: u64,
+    /// Certainly a page of its own: no other process maps it, or it belongs to a file or shared memory. What is left is
+    /// the zero page, which belongs to nobody, and what a forked process shares.
+    pub is_ordinary: bool,
 }
 
 /// Who maps the base pages of a piece.
