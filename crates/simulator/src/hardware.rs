@@ -342,6 +342,9 @@ pub struct Demand {
     /// Share of its running threads whose instance has all its memory on the threads' node, beyond what `running` and
     /// `memory` of the workload as a whole imply: 1 = every instance placed for itself, 0 = no relation.
     pub aligned: f64,
+    /// Whether lines of other caches are aligned as memory is: instances share lines among themselves only. If not, they
+    /// come from wherever the workload runs.
+    pub own_lines: bool,
     /// How far threads that share data were brought together by board, 0..1 (effect: [`Profile::kin`]).
     pub grouped: f64,
     /// Where accesses go, if that is stated; then `memory` only says which nodes deliver, not how far they are.
@@ -362,6 +365,7 @@ impl Demand {
             prefetch: 1.0,
             spread: 1.0,
             aligned: 0.0,
+            own_lines: true,
             grouped: 0.0,
             reach: None,
         }
@@ -627,6 +631,7 @@ fn describe(
     w.memory_in.resize(nodes, 0.0);
 
     let aligned = share(demand.aligned);
+    let own_lines = if demand.own_lines { aligned } else { 0.0 };
     let mut group = Group {
         threads_per_core: sane(demand.threads_per_core).clamp(0.1, f64::from(layout.threads_per_core.max(1))),
         ..Group::default()
@@ -639,7 +644,7 @@ fn describe(
             continue;
         }
         w.node_share[chip.node as usize] += mine;
-        group.line_local += mine * (aligned + (1.0 - aligned) * mine);
+        group.line_local += mine * (own_lines + (1.0 - own_lines) * mine);
         let threads = f64::from(chip.cores) * f64::from(layout.threads_per_core);
         let others: f64 = demands
             .iter()
@@ -726,7 +731,7 @@ fn describe(
         .map(|(i, chip)| on(i) * (w.node_share[chip.node as usize] - on(i)).max(0.0))
         .sum();
     let kept = share(demand.grouped) * share(p.kin);
-    group.line_node = (1.0 - aligned) * same_node;
+    group.line_node = (1.0 - own_lines) * same_node;
     if let Some(reach) = &demand.reach {
         group.line_local = share(reach.lines.local);
         group.line_node = 0.0;
@@ -749,9 +754,9 @@ fn describe(
         if let Some((_, lines)) = stated {
             group.line_local += here * (lines.local - share(demand.reach.map_or(0.0, |r| r.lines.local)));
         } else if kept > 0.0 && board_share <= 0.0 {
-            group.line_local += here * (1.0 - aligned) * stranger_share * kept;
+            group.line_local += here * (1.0 - own_lines) * stranger_share * kept;
         }
-        let loose = 1.0 - aligned;
+        let (loose, loose_lines) = (1.0 - aligned, 1.0 - own_lines);
         let mine = here * stated.map_or(loose * w.memory[a] + aligned, |(memory, _)| memory.local);
         w.memory_in[a] += mine;
         group.local += mine;
@@ -764,7 +769,10 @@ fn describe(
         for b in &w.neighbours[a] {
             let (memory, lines) = match stated {
                 Some((memory, lines)) => (memory.near / neighbours as f64, lines.near / neighbours as f64),
-                None => (loose * w.memory[*b], loose * w.node_share[*b] * (1.0 + gathered)),
+                None => (
+                    loose * w.memory[*b],
+                    loose_lines * w.node_share[*b] * (1.0 + gathered),
+                ),
             };
             let (memory, lines) = (here * memory, here * lines);
             w.memory_in[*b] += memory;
@@ -776,7 +784,10 @@ fn describe(
         for b in &w.strangers[a] {
             let (memory, lines) = match stated {
                 Some((memory, lines)) => (memory.far / strangers as f64, lines.far / strangers as f64),
-                None => (loose * w.memory[*b], loose * w.node_share[*b] * (1.0 - kept)),
+                None => (
+                    loose * w.memory[*b],
+                    loose_lines * w.node_share[*b] * (1.0 - kept),
+                ),
             };
             w.memory_in[*b] += here * memory;
             far_memory += here * memory;

@@ -323,6 +323,18 @@ impl Layout {
             ),
             capability("placement.threads", "affinity masks of simulated threads"),
             capability("placement.pages", "simulated pages move between nodes"),
+            capability(
+                "placement.pages.spread",
+                "simulated pages are shared out among several nodes",
+            ),
+            capability(
+                "placement.threads.memory",
+                "simulated threads and their pages go to a place in one change",
+            ),
+            capability(
+                "placement.threads.split",
+                "each process of a simulated program is kept on a chip of its own",
+            ),
             capability("prefetch.switch", "per chip"),
             capability("process_madvise.collapse", "simulated pages become large"),
             capability("process_madvise.split", "simulated large pages are split"),

@@ -17,6 +17,12 @@
 //! `slice_ms` (1 to 100, default 20), `duty` (share of the time spent working, 0.01 to 1, default 0.5), `bytes_per_second`
 //! (upper bound), `free_memory_min` (bytes; default 2 % of the node) and `several_mappers` (`allow`, `refuse`; the
 //! simulated kernel splits shared pages, so it makes no difference).
+//!
+//! `page_placement` with `spread_over` = `0,2` shares the pages out evenly among those nodes, the target's among them.
+//! `thread_placement` with `memory` = `all` or `private` moves up to `memory_bytes` of the workload's memory along, to the
+//! nodes of the CPUs; then it works in slices, too, and takes their arguments. With `split_by` = `process` each process is
+//! kept on one chip among those CPUs, as many on each as it has cores, where most of its private memory is; memory that
+//! goes along goes to the node of its process's chip (`private` only).
 
 use crate::behaviour::MeterSpec;
 use crate::memory::{MemoryError, move_cost};
@@ -827,21 +833,17 @@ struct Pacing {
 }
 
 impl Pacing {
-    fn parse(action: &Action) -> Result<Self, PlatformError> {
+    /// Reads the arguments, except those that the effector has for itself.
+    fn parse(action: &Action, own: &[&str]) -> Result<Self, PlatformError> {
         let mut pacing = Self {
             slice_s: 0.020,
             duty: 0.5,
             bytes_per_second: None,
             keep_free: None,
         };
-        for (name, value) in &action.arguments {
-            let wrong = |why: &str| {
-                rejected(
-                    &format!("argument {name} of {}", action.effector),
-                    value.clone(),
-                    why,
-                )
-            };
+        let arguments = action.arguments.iter();
+        for (name, value) in arguments.filter(|(name, _)| !own.contains(&name.as_str())) {
+            let wrong = |why: &str| rejected(&argument(action, name), value.clone(), why);
             let number = value.parse::<f64>().ok().filter(|n| n.is_finite());
             let within = |low: f64, high: f64| number.filter(|n| (low..=high).contains(n));
             match name.as_str() {
@@ -935,20 +937,85 @@ fn mask_from(text: &str) -> Option<(Option<Vec<CpuId>>, bool)> {
     numbers(cpus).map(|n| (Some(n.into_iter().map(CpuId).collect()), grouped))
 }
 
-/// The one argument of a placement of threads: `group_by` = `board`.
-fn grouping(action: &Action) -> Result<bool, PlatformError> {
-    let mut grouped = false;
-    for (name, value) in &action.arguments {
-        if action.effector.as_str() != "thread_placement" || name != "group_by" || value != "board" {
-            return Err(rejected(
-                &format!("argument {name} of {}", action.effector),
-                value.clone(),
-                "only group_by = board of thread_placement is known",
-            ));
+fn argument(action: &Action, name: &str) -> String {
+    format!("argument {name} of {}", action.effector)
+}
+
+/// What a placement of threads is asked for beside the CPUs.
+#[derive(Debug, Default)]
+struct Beside {
+    /// `group_by` = `board`.
+    grouped: bool,
+    /// `split_by` = `process`.
+    split: bool,
+    memory: Option<Along>,
+}
+
+/// Memory that goes along with threads: to the nodes of their CPUs, so much of what lies elsewhere at most.
+#[derive(Debug)]
+struct Along {
+    bytes: Bytes,
+    shared: bool,
+}
+
+/// Arguments of `thread_placement` that are not those of a pace.
+const BESIDE: [&str; 4] = ["group_by", "split_by", "memory", "memory_bytes"];
+
+impl Beside {
+    fn parse(action: &Action) -> Result<Self, PlatformError> {
+        let of = |name: &str| action.arguments.get(name);
+        let wrong = |name: &str, why: &str| {
+            let value = of(name).cloned().unwrap_or_default();
+            rejected(&argument(action, name), value, why)
+        };
+        if action.effector.as_str() != "thread_placement"
+            && let Some(name) = action.arguments.keys().next()
+        {
+            return Err(wrong(name, "it takes none"));
         }
-        grouped = true;
+        let grouped = match of("group_by").map(String::as_str) {
+            None => false,
+            Some("board") => true,
+            Some(_) => return Err(wrong("group_by", "only group_by = board is known")),
+        };
+        let split = match of("split_by").map(String::as_str) {
+            None => false,
+            Some("process") if !grouped => true,
+            Some(_) => {
+                return Err(wrong(
+                    "split_by",
+                    "only split_by = process is known, and not with group_by",
+                ));
+            }
+        };
+        let Some(memory) = of("memory") else {
+            let own = ["group_by", "split_by"];
+            if let Some(name) = action.arguments.keys().find(|name| !own.contains(&name.as_str())) {
+                return Err(wrong(name, "only with memory = all or private"));
+            }
+            return Ok(Self {
+                grouped,
+                split,
+                memory: None,
+            });
+        };
+        let shared = match memory.as_str() {
+            "all" if split => return Err(wrong("memory", "a process takes its private memory along only")),
+            "all" => true,
+            "private" => false,
+            _ => return Err(wrong("memory", "expected all or private")),
+        };
+        let bytes = of("memory_bytes")
+            .and_then(|b| b.parse().ok())
+            .map(Bytes)
+            .ok_or_else(|| wrong("memory_bytes", "expected a number of bytes"))?;
+        Pacing::parse(action, &BESIDE)?;
+        Ok(Self {
+            grouped,
+            split,
+            memory: Some(Along { bytes, shared }),
+        })
     }
-    Ok(grouped)
 }
 
 fn malformed(record: &UndoRecord, name: &str) -> PlatformError {
@@ -1000,7 +1067,7 @@ fn target_cpus(world: &World, action: &Action) -> Result<Vec<CpuId>, PlatformErr
     if let Some(cpu) = set.iter().find(|c| c.0 >= count) {
         return Err(rejected(&what, cpu.to_string(), "the machine has no such CPU"));
     }
-    grouping(action)?;
+    Beside::parse(action)?;
     Ok(set.into_iter().collect())
 }
 
@@ -1026,7 +1093,7 @@ impl SimPlatform {
 
     fn prepare_threads(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
         let world = self.world.borrow();
-        target_cpus(&world, action)?;
+        let cpus = target_cpus(&world, action)?;
         let p = find(&world, &action.workload)?;
         let (program, alive) = alive(&world, p, &action.workload)?;
         if program.bound {
@@ -1039,13 +1106,39 @@ impl SimPlatform {
                 ),
             });
         }
-        Ok(BTreeMap::from([
+        let mut found = BTreeMap::from([
             (STARTED.to_owned(), ticks(alive.started_s).to_string()),
             (
                 "mask".to_owned(),
                 mask_text(program.mask.as_deref(), program.grouped),
             ),
-        ]))
+        ]);
+        let Beside { split, memory, .. } = Beside::parse(action)?;
+        let mut own: Vec<BTreeSet<usize>> = Vec::new();
+        if split {
+            if !program.split.is_empty() {
+                return Err(PlatformError::Busy {
+                    what: format!("processes of {}", action.workload),
+                    why: "each is kept on a chip already".into(),
+                });
+            }
+            let chips = assign(&world, alive, &cpus);
+            own = chips
+                .iter()
+                .filter_map(|c| world.layout().chips.get(*c as usize))
+                .map(|c| BTreeSet::from([c.node as usize]))
+                .collect();
+            found.insert(SPLIT.to_owned(), split_text(&chips));
+        }
+        if let Some(along) = memory {
+            not_bound(&action.workload, program)?;
+            let home = nodes_of(&world, &cpus)?;
+            let of = |segment: usize| own.get(segment).unwrap_or(&home);
+            for (index, plan) in plan_moves(&world, alive, of, along.bytes, along.shared) {
+                found.insert(format!("segment.{index}"), plan_text(&plan));
+            }
+        }
+        Ok(found)
     }
 
     fn advance_threads(
@@ -1075,6 +1168,11 @@ impl SimPlatform {
             .get(p)
             .map(|p| (p.mask.clone(), p.grouped))
             .unwrap_or_default();
+        let split_now = world.programs.get(p).map(|p| p.split.clone()).unwrap_or_default();
+        let split = match record.found.get(SPLIT) {
+            Some(text) => split_from(text).ok_or_else(|| malformed(record, SPLIT))?,
+            None => Vec::new(),
+        };
         let bound = world.programs.get(p).is_some_and(|p| p.bound);
         let mine = match &record.action.target {
             Target::Cpus(cpus) => cpus
@@ -1085,15 +1183,23 @@ impl SimPlatform {
                 .collect::<Vec<_>>(),
             _ => Vec::new(),
         };
-        let by_board = grouping(&record.action).unwrap_or(false);
-        let is_ours = !bound && now.0.as_deref() == Some(mine.as_slice()) && now.1 == by_board;
-        let is_found = !bound && now == found;
-        let left = self.tasks.entry(record.action.id).or_default().left;
+        let Beside {
+            grouped: by_board,
+            memory,
+            ..
+        } = Beside::parse(&record.action).unwrap_or_default();
+        let is_ours =
+            !bound && now.0.as_deref() == Some(mine.as_slice()) && now.1 == by_board && split_now == split;
+        let is_found = !bound && now == found && (split.is_empty() || split_now.is_empty());
+        let task = self.tasks.entry(record.action.id).or_default();
+        // The mask is the work of the first slice.
+        let set = task.left == Some(Direction::Apply) || task.way == Some(Direction::Apply);
+        let mut threads = done();
         match direction {
             Direction::Apply => {
                 let ours = ours?;
                 // Back to what was found although we left it changed: somebody else did that.
-                let undone_by_others = is_found && left == Some(Direction::Apply);
+                let undone_by_others = is_found && set;
                 if !is_ours && (undone_by_others || !is_found) {
                     return Err(Self::conflict(
                         record,
@@ -1103,6 +1209,7 @@ impl SimPlatform {
                 }
                 if !is_ours {
                     world.set_mask(p, Some(ours), by_board, false);
+                    world.set_split(p, split);
                     world.charge(SWITCH_S);
                 }
             }
@@ -1111,9 +1218,17 @@ impl SimPlatform {
                 world.charge(SWITCH_S);
             }
             Direction::Undo if is_found => {}
+            Direction::Undo if memory.is_some() => threads = left_alone(),
             Direction::Undo => return Ok(left_alone()),
         }
         drop(world);
+        if memory.is_some() {
+            let pacing = Pacing::parse(&record.action, &BESIDE)?;
+            return Ok(both(
+                threads,
+                self.advance_moves(record, direction, &pacing, None, p)?,
+            ));
+        }
         self.leave(record, direction);
         Ok(done())
     }
@@ -1189,9 +1304,9 @@ impl SimPlatform {
 
     // -- pages
 
-    /// The pieces to move, hottest first, private memory before shared: (segment, piece, from).
+    /// The pieces to move, hottest first, private memory before shared.
     fn prepare_pages(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
-        Pacing::parse(action)?;
+        Pacing::parse(action, &[SPREAD])?;
         let world = self.world.borrow();
         let Target::Pages(wanted) = &action.target else {
             return Err(rejected(
@@ -1200,72 +1315,33 @@ impl SimPlatform {
                 "a page move expected",
             ));
         };
-        let to = wanted.node.0 as usize;
-        let node = world.memory.node(to).filter(|n| n.online).ok_or_else(|| {
-            rejected(
-                "target of page_placement",
-                format!("node {}", wanted.node),
-                "the machine has no such node online",
-            )
-        })?;
+        let home = spread(action, wanted.node)?;
+        let mut room = Bytes::ZERO;
+        for node in &home {
+            let found = world.memory.node(*node).filter(|n| n.online).ok_or_else(|| {
+                rejected(
+                    "target of page_placement",
+                    format!("node {node}"),
+                    "the machine has no such node online",
+                )
+            })?;
+            room = Bytes(room.0.max(found.available().0));
+        }
         let p = find(&world, &action.workload)?;
         let (program, alive) = alive(&world, p, &action.workload)?;
-        if let Some(nodes) = &program.nodes {
-            return Err(PlatformError::Conflict {
-                what: format!("memory of {}", action.workload),
-                expected: "not bound".into(),
-                found: format!("bound by a person to nodes {nodes:?}"),
-            });
-        }
+        not_bound(&action.workload, program)?;
         let mut found = BTreeMap::from([(STARTED.to_owned(), ticks(alive.started_s).to_string())]);
-        let mut left = wanted.bytes.0;
-        let mut planned = 0;
-        // Processes take turns, so that a part of the whole is a part of each.
-        let segments: Vec<usize> = (0..alive.segment_count())
-            .filter(|i| wanted.shared || *i < alive.private.len())
-            .collect();
-        let mut plans: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
-        for shared in [false, true] {
-            let mut cursors: Vec<(usize, usize)> = segments
-                .iter()
-                .filter(|i| alive.segment(**i).is_some_and(|s| s.shared == shared))
-                .map(|i| (*i, 0))
-                .collect();
-            while left > 0 && !cursors.is_empty() {
-                for (index, cursor) in &mut cursors {
-                    let Some(segment) = alive.segment(*index) else {
-                        continue;
-                    };
-                    while *cursor < segment.pieces()
-                        && (segment.node_of(*cursor) == to || segment.is_large(*cursor))
-                    {
-                        *cursor += 1;
-                    }
-                    if *cursor >= segment.pieces() || left == 0 {
-                        *cursor = usize::MAX;
-                        continue;
-                    }
-                    plans
-                        .entry(*index)
-                        .or_default()
-                        .push((*cursor, segment.node_of(*cursor)));
-                    left = left.saturating_sub(segment.bytes_in(*cursor).0);
-                    planned += 1;
-                    *cursor += 1;
-                }
-                cursors.retain(|(_, c)| *c != usize::MAX);
-            }
-        }
-        if planned == 0 {
+        let plans = plan_moves(&world, alive, |_| &home, wanted.bytes, wanted.shared);
+        if plans.is_empty() {
             return Err(PlatformError::Busy {
                 what: format!("moving pages of {} to node {}", action.workload, wanted.node),
                 why: "none of its movable memory lies elsewhere".into(),
             });
         }
-        if node.available().0 < world.memory.piece().0 {
+        if room.0 < world.memory.piece().0 {
             return Err(PlatformError::Busy {
                 what: format!("moving pages to node {}", wanted.node),
-                why: format!("only {} are free there", node.available()),
+                why: format!("only {room} are free there"),
             });
         }
         for (index, plan) in plans {
@@ -1279,18 +1355,34 @@ impl SimPlatform {
         record: &UndoRecord,
         direction: Direction,
     ) -> Result<Progress, PlatformError> {
-        let pacing = Pacing::parse(&record.action)?;
+        let pacing = Pacing::parse(&record.action, &[SPREAD])?;
         let Target::Pages(wanted) = &record.action.target else {
             return Err(malformed(record, "target"));
         };
-        let to = wanted.node.0 as usize;
-        let plan = plan_of(record)?;
+        let to = Some(wanted.node.0 as usize);
+        let p = same_processes(&self.world.borrow(), record);
+        match p {
+            Some(p) => self.advance_moves(record, direction, &pacing, to, p),
+            None => {
+                let total = plan_of(record, to)?.len() as u64;
+                ended(&record.action.workload, direction, total)
+            }
+        }
+    }
+
+    /// One slice of the moves in a record, whose pieces go to `to` where the record does not say otherwise.
+    fn advance_moves(
+        &mut self,
+        record: &UndoRecord,
+        direction: Direction,
+        pacing: &Pacing,
+        to: Option<usize>,
+        p: usize,
+    ) -> Result<Progress, PlatformError> {
+        let plan = plan_of(record, to)?;
         let world = Rc::clone(&self.world);
         let mut world = world.borrow_mut();
         let total = plan.len() as u64;
-        let Some(p) = same_processes(&world, record) else {
-            return ended(&record.action.workload, direction, total);
-        };
         if direction == Direction::Apply && world.programs.get(p).is_some_and(|p| p.nodes.is_some()) {
             return Err(Self::conflict(
                 record,
@@ -1302,16 +1394,22 @@ impl SimPlatform {
         let task = self.tasks.entry(record.action.id).or_default();
         task.head(direction);
         let mut slice = Slice::default();
-        let keep_free = match direction {
-            Direction::Apply => pacing.keep_free.unwrap_or_else(|| {
-                Bytes((world.memory.node(to).map_or(0, |n| n.total.0) as f64 * KEEP_FREE_SHARE) as u64)
-            }),
-            Direction::Undo => Bytes::ZERO,
-        };
         let (mut no_room, mut moved_any) = (None, false);
         while slice.worked_s < pacing.slice_s && slice.bytes < pacing.bytes_per_slice() {
-            let Some((index, piece, from)) = plan.get(task.cursor).copied() else {
+            let Some(Moved {
+                segment: index,
+                piece,
+                from,
+                to,
+            }) = plan.get(task.cursor).copied()
+            else {
                 break;
+            };
+            let keep_free = match direction {
+                Direction::Apply => pacing.keep_free.unwrap_or_else(|| {
+                    Bytes((world.memory.node(to).map_or(0, |n| n.total.0) as f64 * KEEP_FREE_SHARE) as u64)
+                }),
+                Direction::Undo => Bytes::ZERO,
             };
             let World { memory, programs, .. } = &mut *world;
             let Some(alive) = programs.get_mut(p).and_then(|p| p.alive.as_mut()) else {
@@ -1389,15 +1487,17 @@ impl SimPlatform {
             && direction == Direction::Apply
             && skipped.get(NO_ROOM).is_some_and(|n| *n > 0);
         if stuck || nothing {
-            let node = no_room.unwrap_or(to);
+            let place = no_room
+                .or(to)
+                .map_or_else(|| "its nodes".to_owned(), |n| format!("node {n}"));
             self.tasks.remove(&record.action.id);
             return Err(PlatformError::Busy {
-                what: format!("moving pages of {} to node {node}", record.action.workload),
+                what: format!("moving pages of {} to {place}", record.action.workload),
                 why: slice.why.unwrap_or_else(|| NO_ROOM.to_owned()),
             });
         }
         drop(world);
-        let progress = slice.progress(&pacing, at_end, finished, total, skipped);
+        let progress = slice.progress(pacing, at_end, finished, total, skipped);
         if at_end {
             self.leave(record, direction);
         }
@@ -1407,7 +1507,7 @@ impl SimPlatform {
     // -- large pages
 
     fn prepare_large(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
-        Pacing::parse(action)?;
+        Pacing::parse(action, &[])?;
         let world = self.world.borrow();
         let targets = memory_targets(&world, action)?;
         require_switch(&world)?;
@@ -1466,7 +1566,7 @@ impl SimPlatform {
         record: &UndoRecord,
         direction: Direction,
     ) -> Result<Progress, PlatformError> {
-        let pacing = Pacing::parse(&record.action)?;
+        let pacing = Pacing::parse(&record.action, &[])?;
         let world = Rc::clone(&self.world);
         let mut world = world.borrow_mut();
         let mut plan: Vec<(usize, usize)> = Vec::new();
@@ -1712,42 +1812,271 @@ fn locate(alive: &Alive, process: usize, address: u64) -> Option<(usize, usize)>
     private.or_else(|| Some((alive.private.len(), alive.shared.as_ref()?.piece_at(address)?)))
 }
 
-/// Pieces with the node they come from, as `0-99@1,100@0`.
-fn plan_text(plan: &[(usize, usize)]) -> String {
-    plan.chunk_by(|a, b| a.0 + 1 == b.0 && a.1 == b.1)
+/// A piece of memory that is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moved {
+    segment: usize,
+    piece: usize,
+    from: usize,
+    to: usize,
+}
+
+/// Argument of `page_placement`: the nodes among which pages are shared out.
+const SPREAD: &str = "spread_over";
+/// A segment goes to several nodes in so many runs of pieces: enough that each gets as much of what is hot, and few
+/// enough that the record stays short.
+const RUNS: usize = 64;
+
+/// The nodes of a page move: the target's, and those that it is to be shared out among.
+fn spread(action: &Action, node: NodeId) -> Result<BTreeSet<usize>, PlatformError> {
+    let mut home = BTreeSet::from([node.0 as usize]);
+    if let Some(text) = action.arguments.get(SPREAD) {
+        let list = numbers(text).filter(|l| l.contains(&node.0)).ok_or_else(|| {
+            rejected(
+                &argument(action, SPREAD),
+                text.clone(),
+                "expected nodes such as 0,2, the target's among them",
+            )
+        })?;
+        home.extend(list.into_iter().map(|n| n as usize));
+    }
+    Ok(home)
+}
+
+/// The nodes of CPUs.
+fn nodes_of(world: &World, cpus: &[CpuId]) -> Result<BTreeSet<usize>, PlatformError> {
+    let layout = world.layout();
+    let mut home = BTreeSet::new();
+    for (chip, of_chip) in layout.chips.iter().enumerate() {
+        let range = layout.cpus_of_chip(chip).unwrap_or_default();
+        if cpus.iter().any(|c| range.contains(&c.0)) {
+            home.insert(of_chip.node as usize);
+        }
+    }
+    match home
+        .iter()
+        .find(|n| !world.memory.node(**n).is_some_and(|n| n.online))
+    {
+        Some(node) => Err(rejected(
+            "target of thread_placement",
+            format!("node {node}"),
+            "memory cannot go there: the node is offline",
+        )),
+        None => Ok(home),
+    }
+}
+
+fn not_bound(workload: &WorkloadId, program: &Program) -> Result<(), PlatformError> {
+    match &program.nodes {
+        Some(nodes) => Err(PlatformError::Conflict {
+            what: format!("memory of {workload}"),
+            expected: "not bound".into(),
+            found: format!("bound by a person to nodes {nodes:?}"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Name in a record: the chip of each process.
+const SPLIT: &str = "split";
+
+/// Processes and their chips, as `0-15@0,16-31@1`.
+fn split_text(chips: &[u32]) -> String {
+    let mut first = 0;
+    let runs = chips.chunk_by(|a, b| a == b).map(|run| {
+        let last = first + run.len() - 1;
+        let text = format!("{first}-{last}@{}", run.first().copied().unwrap_or(0));
+        first = last + 1;
+        text
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+fn split_from(text: &str) -> Option<Vec<u32>> {
+    let mut chips = Vec::new();
+    for run in text.split(',').filter(|r| !r.is_empty()) {
+        let (processes, chip) = run.split_once('@')?;
+        let chip: u32 = chip.parse().ok()?;
+        chips.extend(numbers(processes)?.into_iter().map(|_| chip));
+    }
+    Some(chips)
+}
+
+/// A chip for each process among those of the CPUs: where most of its private memory is, as many on each as its cores are
+/// of all; of equals the emptiest, then the first.
+fn assign(world: &World, alive: &Alive, cpus: &[CpuId]) -> Vec<u32> {
+    let layout = world.layout();
+    let chips: Vec<(usize, f64)> = layout
+        .chips
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| {
+            let range = layout.cpus_of_chip(*at).unwrap_or_default();
+            cpus.iter().any(|c| range.contains(&c.0))
+        })
+        .map(|(at, chip)| (at, f64::from(chip.cores)))
+        .collect();
+    let cores: f64 = chips.iter().map(|(_, cores)| cores).sum();
+    let mut left: Vec<(usize, f64)> = chips
+        .into_iter()
+        .map(|(at, of_chip)| (at, (alive.processes.len() as f64 * of_chip / cores).ceil()))
+        .collect();
+    let pages = |process: usize, chip: usize| -> u64 {
+        let node = layout.chips.get(chip).map_or(0, |c| c.node as usize);
+        let on = alive.private.get(process).map(|s| s.pages_on());
+        on.and_then(|on| on.get(node)).copied().unwrap_or(0)
+    };
+    let mut out = Vec::with_capacity(alive.processes.len());
+    for process in 0..alive.processes.len() {
+        let best = left
+            .iter_mut()
+            .filter(|(_, left)| *left >= 1.0)
+            .reduce(|best, next| {
+                let order = pages(process, best.0)
+                    .cmp(&pages(process, next.0))
+                    .then(best.1.total_cmp(&next.1));
+                if order == std::cmp::Ordering::Less {
+                    next
+                } else {
+                    best
+                }
+            });
+        if let Some((chip, left)) = best {
+            *left -= 1.0;
+            out.push(*chip as u32);
+        }
+    }
+    out
+}
+
+/// What moves to the nodes of its segment, by segment: the hottest first, private memory before shared, small pages only.
+/// Processes take turns, so that a part of the whole is a part of each. With several nodes, each gets runs of pieces by
+/// turns as long as it has room.
+fn plan_moves<'a>(
+    world: &World,
+    alive: &Alive,
+    home_of: impl Fn(usize) -> &'a BTreeSet<usize>,
+    bytes: Bytes,
+    shared_too: bool,
+) -> BTreeMap<usize, Vec<Moved>> {
+    let mut room: Vec<u64> = world.memory.nodes().iter().map(|n| n.available().0).collect();
+    let mut left = bytes.0;
+    let mut plans: BTreeMap<usize, Vec<Moved>> = BTreeMap::new();
+    for shared in [false, true] {
+        let mut cursors: Vec<(usize, usize)> = (0..alive.segment_count())
+            .filter(|i| shared_too || *i < alive.private.len())
+            .filter(|i| alive.segment(*i).is_some_and(|s| s.shared == shared))
+            .map(|i| (i, 0))
+            .collect();
+        while left > 0 && !cursors.is_empty() {
+            for (index, cursor) in &mut cursors {
+                let Some(segment) = alive.segment(*index) else {
+                    continue;
+                };
+                let home = home_of(*index);
+                while *cursor < segment.pieces()
+                    && (home.contains(&segment.node_of(*cursor)) || segment.is_large(*cursor))
+                {
+                    *cursor += 1;
+                }
+                if *cursor >= segment.pieces() || left == 0 {
+                    *cursor = usize::MAX;
+                    continue;
+                }
+                let plan = plans.entry(*index).or_default();
+                let size = segment.bytes_in(*cursor).0;
+                let run = (segment.pieces() / RUNS).max(1);
+                let turn = *index + plan.len() / run;
+                let Some(to) = next_node(home, &mut room, turn, size) else {
+                    return plans;
+                };
+                plan.push(Moved {
+                    segment: *index,
+                    piece: *cursor,
+                    from: segment.node_of(*cursor),
+                    to,
+                });
+                left = left.saturating_sub(size);
+                *cursor += 1;
+            }
+            cursors.retain(|(_, c)| *c != usize::MAX);
+        }
+    }
+    plans
+}
+
+/// The node whose turn it is, or the next one that has room; where none has any, whose turn it is: what does not fit is
+/// counted when it is to be moved.
+fn next_node(home: &BTreeSet<usize>, room: &mut [u64], turn: usize, size: u64) -> Option<usize> {
+    let first = turn.checked_rem(home.len())?;
+    let mut turns = home.iter().cycle().skip(first).take(home.len());
+    let fits = turns.find(|n| room.get(**n).is_some_and(|left| *left >= size));
+    let node = *fits.or_else(|| home.iter().nth(first))?;
+    let left = room.get_mut(node)?;
+    *left = left.saturating_sub(size);
+    Some(node)
+}
+
+/// Pieces with the node they come from and the one they go to, as `0-99@1>0,100@0>2`.
+fn plan_text(plan: &[Moved]) -> String {
+    plan.chunk_by(|a, b| a.piece + 1 == b.piece && (a.from, a.to) == (b.from, b.to))
         .filter_map(|run| {
             let (first, last) = (run.first()?, run.last()?);
-            Some(if first.0 == last.0 {
-                format!("{}@{}", first.0, first.1)
+            let pieces = if first.piece == last.piece {
+                first.piece.to_string()
             } else {
-                format!("{}-{}@{}", first.0, last.0, first.1)
-            })
+                format!("{}-{}", first.piece, last.piece)
+            };
+            Some(format!("{pieces}@{}>{}", first.from, first.to))
         })
         .collect::<Vec<_>>()
         .join(",")
 }
 
-/// The plan of a page move: (segment, piece, node it came from), each segment's hottest first, segments by turns.
-fn plan_of(record: &UndoRecord) -> Result<Vec<(usize, usize, usize)>, PlatformError> {
-    let mut all: Vec<(usize, usize, usize, usize)> = Vec::new();
+/// The plan of a page move: each segment's hottest first, segments by turns. Pieces of which the record does not say where
+/// they go (`0-99@1`) go to `to`.
+fn plan_of(record: &UndoRecord, to: Option<usize>) -> Result<Vec<Moved>, PlatformError> {
+    let mut all: Vec<(usize, usize, Moved)> = Vec::new();
     for (name, text) in record.found.iter().filter(|(k, _)| k.starts_with("segment.")) {
         let wrong = || malformed(record, name);
-        let index: usize = name.trim_start_matches("segment.").parse().map_err(|_| wrong())?;
+        let segment: usize = name.trim_start_matches("segment.").parse().map_err(|_| wrong())?;
         let mut turn = 0;
         for part in text.split(',').filter(|p| !p.is_empty()) {
-            let (range, node) = part.split_once('@').ok_or_else(wrong)?;
-            let node: usize = node.parse().map_err(|_| wrong())?;
+            let (range, nodes) = part.split_once('@').ok_or_else(wrong)?;
+            let (from, to) = match nodes.split_once('>') {
+                Some((from, to)) => (from, Some(to.parse().map_err(|_| wrong())?)),
+                None => (nodes, to),
+            };
+            let from: usize = from.parse().map_err(|_| wrong())?;
+            let to = to.ok_or_else(wrong)?;
             for piece in numbers(range).ok_or_else(wrong)? {
-                all.push((turn, index, piece as usize, node));
+                let piece = piece as usize;
+                all.push((
+                    turn,
+                    segment,
+                    Moved {
+                        segment,
+                        piece,
+                        from,
+                        to,
+                    },
+                ));
                 turn += 1;
             }
         }
     }
-    all.sort_unstable();
-    Ok(all
-        .into_iter()
-        .map(|(_, index, piece, node)| (index, piece, node))
-        .collect())
+    all.sort_unstable_by_key(|(turn, segment, m)| (*turn, *segment, m.piece, m.from));
+    Ok(all.into_iter().map(|(_, _, m)| m).collect())
+}
+
+/// The progress of a change that places threads and moves memory: the mask counts as one piece.
+fn both(threads: Progress, mut memory: Progress) -> Progress {
+    memory.finished += threads.finished;
+    memory.total += threads.total;
+    for (reason, count) in threads.skipped {
+        *memory.skipped.entry(reason).or_default() += count;
+    }
+    memory
 }
 
 impl Effectors for SimPlatform {

@@ -498,7 +498,8 @@ pub struct Pace {
 pub struct Settings {
     /// CPUs to which threads are restricted, by workload; free ones are absent.
     pub masks: BTreeMap<String, Vec<CpuId>>,
-    /// Workloads whose threads are kept on their boards in groups.
+    /// Workloads whose threads are kept on their boards in groups, or (`NAME by process 0,0,1,1`) each of whose processes
+    /// is kept on a chip.
     pub grouped: Vec<String>,
     /// Small pages (or their equivalent) by workload and node.
     pub pages: BTreeMap<String, BTreeMap<NodeId, u64>>,
@@ -558,6 +559,8 @@ pub(crate) struct Program {
     pub(crate) mask: Option<Vec<CpuId>>,
     /// Whether each thread is to stay on its board, in groups that share data.
     pub(crate) grouped: bool,
+    /// The chip on which each process is kept, by its number; empty = wherever the mask allows.
+    pub(crate) split: Vec<u32>,
     /// Whether a person asked for the mask.
     pub(crate) bound: bool,
     /// Nodes that a person bound the memory to.
@@ -589,8 +592,8 @@ pub(crate) struct Program {
     debt_s: f64,
 }
 
-/// Where a workload's threads were, and whether they were grouped by board.
-type Place = (Option<Placed>, bool);
+/// Where a workload's threads were, whether they were grouped by board, and whether each process had its chip.
+type Place = (Option<Placed>, bool, bool);
 
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
@@ -752,6 +755,7 @@ impl World {
                 profile: profile.clone(),
                 alive: None,
                 grouped: false,
+                split: Vec::new(),
                 bound: mask.is_some(),
                 mask,
                 nodes: spec.choice.nodes.clone(),
@@ -1049,6 +1053,7 @@ impl World {
         }
         let mut requests = Vec::with_capacity(alive.len());
         let mut demands = Vec::with_capacity(alive.len());
+        let mut apart = Vec::with_capacity(alive.len());
         let mut limits = Vec::with_capacity(alive.len());
         for index in &alive {
             let Some((p, spec)) = self
@@ -1059,7 +1064,11 @@ impl World {
                 continue;
             };
             let limit = Limit::of(p, spec);
-            let lean = (!spec.threads_on.is_empty() && p.mask.is_none()).then(|| spec.threads_on.clone());
+            let lean = if !p.split.is_empty() {
+                Some(self.by_chip(&p.split))
+            } else {
+                (!spec.threads_on.is_empty() && p.mask.is_none()).then(|| spec.threads_on.clone())
+            };
             requests.push(Request {
                 runnable: if p.busy > 0.0 {
                     p.busy.min(limit.threads)
@@ -1069,16 +1078,22 @@ impl World {
                 allowed: self.effective(p),
                 lean,
             });
-            let mut demand = self.demand(p);
+            // Processes on the way to their chips are as far from their memory as before.
+            let arrived = match &fading {
+                Some((from, weight)) if !from.get(*index).is_some_and(|(_, _, split)| *split) => 1.0 - weight,
+                _ => 1.0,
+            };
+            let mut demand = self.demand(p, arrived);
             let to = f64::from(u8::from(p.grouped));
             demand.grouped = match &fading {
                 Some((from, weight)) => {
-                    let before = from.get(*index).map_or(to, |(_, g)| f64::from(u8::from(*g)));
+                    let before = from.get(*index).map_or(to, |(_, g, _)| f64::from(u8::from(*g)));
                     weight * before + (1.0 - weight) * to
                 }
                 None => to,
             };
             demands.push(demand);
+            apart.push(!p.split.is_empty());
             limits.push(limit);
         }
         let mut layout = self.layout.clone();
@@ -1089,7 +1104,7 @@ impl World {
             placed = place(&self.layout, self.scheduler, &requests);
             if let Some((from, weight)) = &fading {
                 for (index, now) in alive.iter().zip(&mut placed) {
-                    if let Some((Some(before), _)) = from.get(*index) {
+                    if let Some((Some(before), _, _)) = from.get(*index) {
                         *now = blend(before, now, *weight);
                     }
                 }
@@ -1100,8 +1115,8 @@ impl World {
                     .surroundings
                     .power
                     .frequency(self.busy_cores / cores.max(1.0));
-            for (demand, placed) in demands.iter_mut().zip(&placed) {
-                self.aim(demand, placed);
+            for ((demand, placed), apart) in demands.iter_mut().zip(&placed).zip(&apart) {
+                self.aim(demand, placed, *apart);
             }
             solution = solve(&layout, &demands, &mut self.warm);
             let mut moved: f64 = 0.0;
@@ -1141,14 +1156,41 @@ impl World {
         }
     }
 
-    /// What a program asks of the machine, apart from where it runs.
-    fn demand(&self, p: &Program) -> Demand {
+    /// Share of the processes by chip.
+    fn by_chip(&self, split: &[u32]) -> Vec<f64> {
+        let mut chips = vec![0.0; self.layout.chips.len()];
+        for chip in split {
+            if let Some(c) = chips.get_mut(*chip as usize) {
+                *c += 1.0;
+            }
+        }
+        chips
+    }
+
+    /// What a program asks of the machine, apart from where it runs. Where each process has a chip of its own, its private
+    /// memory on the node of that chip is `aligned` with it, as far as it has `arrived` (0..1).
+    fn demand(&self, p: &Program, arrived: f64) -> Demand {
         let nodes = self.memory.nodes().len();
         let mut memory = vec![0.0; nodes];
         let mut large = 0.0;
         let mut resident = 0.0;
+        let mut aligned = 0.0;
         if let Some(alive) = &p.alive {
             resident = alive.resident().0 as f64;
+            for (s, chip) in alive.private.iter().zip(&p.split) {
+                let node = self
+                    .layout
+                    .chips
+                    .get(*chip as usize)
+                    .map_or(0, |c| c.node as usize);
+                let own = s.weight_on().get(node).copied().unwrap_or(0.0);
+                let own = arrived * own * s.bytes.0 as f64 / resident.max(1.0);
+                aligned += own;
+                // The rest is shared out by what lies elsewhere.
+                if let Some(m) = memory.get_mut(node) {
+                    *m -= own;
+                }
+            }
             for s in alive.segments() {
                 let share = s.bytes.0 as f64 / resident.max(1.0);
                 for (to, from) in memory.iter_mut().zip(s.weight_on()) {
@@ -1157,7 +1199,12 @@ impl World {
                 large += share * s.large_weight();
             }
         }
+        for m in &mut memory {
+            *m = m.max(0.0);
+        }
         let mut demand = Demand::new(p.profile.clone(), Vec::new(), memory);
+        demand.aligned = aligned.clamp(0.0, 1.0);
+        demand.own_lines = p.alive.as_ref().is_some_and(|a| a.shared.is_none());
         if demand.hot <= 0.0 {
             demand.hot = resident;
         }
@@ -1165,13 +1212,18 @@ impl World {
         demand
     }
 
-    fn aim(&self, demand: &mut Demand, placed: &Placed) {
+    /// Where it runs; `apart`: each process on a chip of its own.
+    fn aim(&self, demand: &mut Demand, placed: &Placed, apart: bool) {
         let threads = placed.running_threads();
         demand.running.clone_from(&placed.running);
         demand.threads_per_core = placed
             .mean_threads_per_core()
             .clamp(1.0, f64::from(self.layout.threads_per_core));
-        demand.spread = chips_spanned(&placed.running);
+        demand.spread = if apart {
+            1.0
+        } else {
+            chips_spanned(&placed.running)
+        };
         let mut on = 0.0;
         for (chip, running) in placed.running.iter().enumerate() {
             if let Some(cpus) = self.layout.cpus_of_chip(chip) {
@@ -1203,6 +1255,16 @@ impl World {
             program.bound = person && mask.is_some();
             program.mask = mask;
             program.grouped = grouped;
+            program.split.clear();
+        }
+        self.dirty = true;
+    }
+
+    /// Keeps each process of a workload on a chip of its own, by number; they get there as [`Self::set_mask`] says, which
+    /// sets them free again.
+    pub(crate) fn set_split(&mut self, p: usize, chips: Vec<u32>) {
+        if let Some(program) = self.programs.get_mut(p) {
+            program.split = chips;
         }
         self.dirty = true;
     }
@@ -1211,7 +1273,7 @@ impl World {
         let from = self
             .programs
             .iter()
-            .map(|p| (p.placed.clone(), p.grouped))
+            .map(|p| (p.placed.clone(), p.grouped, !p.split.is_empty()))
             .collect();
         self.shift = Some((from, self.now_ns));
         let now = self.now_s();
@@ -1303,6 +1365,7 @@ impl World {
                 program.mask = None;
                 program.bound = false;
                 program.grouped = false;
+                program.split.clear();
             }
         }
         let generation = self.programs.get(p).map_or(0, |p| p.generation);
@@ -1943,6 +2006,11 @@ impl World {
             }
             if p.grouped {
                 s.grouped.push(p.name.clone());
+            }
+            if !p.split.is_empty() {
+                let chips: Vec<String> = p.split.iter().map(u32::to_string).collect();
+                s.grouped
+                    .push(format!("{} by process {}", p.name, chips.join(",")));
             }
             let pages = s.pages.entry(p.name.clone()).or_default();
             for segment in alive.segments() {
