@@ -50,7 +50,7 @@
 //! Linux `Documentation/admin-guide/mm/transhuge.rst`, `madvise(2)`, `process_madvise(2)`.
 
 use crate::common::domains::{Demand, Domains};
-use crate::common::{capable, prediction, too_young};
+use crate::common::{AGE_HELP, age_min, capable, gain_min, prediction, too_young};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
@@ -60,15 +60,7 @@ use homeostat_model::{
 use std::collections::BTreeMap;
 
 const ID: &str = "large_pages";
-const AGE_MIN: Setting = Setting {
-    strategy: ID,
-    name: "age_min_s",
-    default: 0.0,
-    classic: 0.0,
-    low: 0.0,
-    high: 86_400.0,
-    help: "age in seconds from which a workload is considered, over the general floor (no classic figure is known)",
-};
+const AGE_MIN: Setting = age_min(ID, 0.0, AGE_HELP);
 const CORES_MIN: Setting = Setting {
     strategy: ID,
     name: "cores_min",
@@ -145,13 +137,8 @@ const CHURN_MAX: Setting = Setting {
     help: "processes that come or go per second above which their memory is gone before it pays",
 };
 const GAIN_MIN: Setting = Setting {
-    strategy: ID,
-    name: "gain_min",
-    default: 0.01,
-    classic: 0.01,
-    low: 0.0,
-    high: 1.0,
     help: "gain predicted from counters from which it is tried (0.01 = 1 %)",
+    ..gain_min(ID)
 };
 
 /// Advice is given from this size.

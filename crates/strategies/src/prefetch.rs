@@ -34,7 +34,9 @@
 
 use crate::cache_affinity;
 use crate::common::domains::{Demand, Domains};
-use crate::common::{capable, cpu_list, placed_by_a_person, prediction, too_young};
+use crate::common::{
+    AGE_HELP, age_min, capable, cpu_list, gain_min, placed_by_a_person, prediction, too_young,
+};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{Bytes, Counters, CpuId, EffectorId, Locality, Machine, Nanoseconds, StrategyId};
@@ -47,15 +49,7 @@ const SETTLING: Nanoseconds = Nanoseconds::from_millis(500);
 /// Domains that hold less than this share of the workload are not its own.
 const OWN_DOMAIN: f64 = 0.05;
 
-const AGE_MIN: Setting = Setting {
-    strategy: ID,
-    name: "age_min_s",
-    default: 0.0,
-    classic: 0.0,
-    low: 0.0,
-    high: 86_400.0,
-    help: "age in seconds from which a workload is considered, over the general floor (no classic figure is known)",
-};
+const AGE_MIN: Setting = age_min(ID, 0.0, AGE_HELP);
 const CORES_MIN: Setting = Setting {
     strategy: ID,
     name: "cores_min",
@@ -93,14 +87,11 @@ const SYSTEM_SHARE_MIN: Setting = Setting {
     help: "share of the machine's load above which the switch is made on all CPUs (classic: half, seed 000 3.4)",
 };
 const GAIN_MIN: Setting = Setting {
-    strategy: ID,
-    name: "gain_min",
-    default: 0.01,
     classic: -0.02,
     low: -1.0,
-    high: 1.0,
     help: "predicted gain from which it is tried (0.01 = 1 %; classic: ASO went by the counters of traffic and let the \
            experiment decide)",
+    ..gain_min(ID)
 };
 
 /// The strategy.

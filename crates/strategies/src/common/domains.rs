@@ -21,13 +21,24 @@ pub(crate) struct Domain {
 /// All domains of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Domains {
+    /// Ascending by id.
     pub(crate) list: Vec<Domain>,
     pub(crate) threads_per_core: f64,
     pub(crate) cores: u32,
     cpus: usize,
-    distances: BTreeMap<NodeId, Vec<u32>>,
-    positions: BTreeMap<NodeId, usize>,
-    domain_of: BTreeMap<CpuId, usize>,
+    /// Ascending by id.
+    nodes: Vec<NodeRow>,
+    /// Position of the domain of each CPU, ascending by CPU.
+    domain_of: Vec<(CpuId, usize)>,
+}
+
+/// A node as the firmware's table of distances has it.
+#[derive(Clone, Debug)]
+struct NodeRow {
+    id: NodeId,
+    /// Its column in the rows of all nodes.
+    column: usize,
+    distances: Vec<u32>,
 }
 
 /// Distance of memory on the own node, as firmware tables count it (ACPI SLIT).
@@ -36,48 +47,67 @@ pub(crate) const LOCAL_DISTANCE: u32 = 10;
 const REMOTE_DISTANCE: u32 = 20;
 
 impl Domains {
-    /// Reads them off the machine.
+    /// Reads them off the machine. A machine has thousands of CPUs and this is asked of each workload, so it sorts
+    /// plain lists instead of growing maps.
     pub(crate) fn of(machine: &Machine) -> Self {
-        let mut by_llc: BTreeMap<LlcId, (NodeId, Vec<CpuId>, BTreeSet<u32>)> = BTreeMap::new();
-        for cpu in &machine.cpus {
-            let entry = by_llc
-                .entry(cpu.llc)
-                .or_insert_with(|| (cpu.node, Vec::new(), BTreeSet::new()));
-            entry.1.push(cpu.id);
-            entry.2.insert(cpu.core);
-        }
+        let mut nodes: Vec<NodeRow> = machine
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(column, n)| NodeRow {
+                id: n.id,
+                column,
+                distances: n.distances.clone(),
+            })
+            .collect();
+        nodes.sort_by_key(|n| n.id);
         let mut out = Self {
             list: Vec::new(),
             threads_per_core: 1.0,
             cores: 0,
             cpus: machine.cpus.len(),
-            distances: machine
-                .nodes
-                .iter()
-                .map(|n| (n.id, n.distances.clone()))
-                .collect(),
-            positions: machine.nodes.iter().enumerate().map(|(i, n)| (n.id, i)).collect(),
-            domain_of: BTreeMap::new(),
+            nodes,
+            domain_of: Vec::with_capacity(machine.cpus.len()),
         };
         let boards = out.boards();
-        for (id, (node, mut cpus, cores)) in by_llc {
-            cpus.sort();
-            for cpu in &cpus {
-                out.domain_of.insert(*cpu, out.list.len());
-            }
-            out.cores += cores.len() as u32;
+        let mut by_llc: Vec<(LlcId, CpuId, u32, NodeId)> = machine
+            .cpus
+            .iter()
+            .map(|c| (c.llc, c.id, c.core, c.node))
+            .collect();
+        by_llc.sort_unstable();
+        let mut numbers: Vec<u32> = Vec::new();
+        for of_llc in by_llc.chunk_by(|a, b| a.0 == b.0) {
+            let Some((id, _, _, node)) = of_llc.first().copied() else {
+                continue;
+            };
+            numbers.clear();
+            numbers.extend(of_llc.iter().map(|c| c.2));
+            numbers.sort_unstable();
+            numbers.dedup();
+            let cores = numbers.len() as u32;
+            let cpus: Vec<CpuId> = of_llc.iter().map(|c| c.1).collect();
+            out.domain_of
+                .extend(cpus.iter().map(|cpu| (*cpu, out.list.len())));
+            out.cores += cores;
             out.list.push(Domain {
                 id,
                 node,
                 board: boards.get(&node).copied().unwrap_or(0),
                 cpus,
-                cores: cores.len() as u32,
+                cores,
             });
         }
+        out.domain_of.sort_unstable();
         if out.cores > 0 {
             out.threads_per_core = (out.cpus as f64 / f64::from(out.cores)).max(1.0);
         }
         out
+    }
+
+    fn row(&self, node: NodeId) -> Option<&NodeRow> {
+        let at = self.nodes.binary_search_by_key(&node, |n| n.id).ok()?;
+        self.nodes.get(at)
     }
 
     /// Distance between two nodes; 10 = the same.
@@ -85,9 +115,8 @@ impl Domains {
         if a == b {
             return LOCAL_DISTANCE;
         }
-        self.positions
-            .get(&b)
-            .and_then(|i| self.distances.get(&a)?.get(*i))
+        self.row(b)
+            .and_then(|to| self.row(a)?.distances.get(to.column))
             .copied()
             .unwrap_or(REMOTE_DISTANCE)
             .max(LOCAL_DISTANCE)
@@ -96,7 +125,7 @@ impl Domains {
     /// Nodes that are nearer to each other than the farthest pair of the machine share a board. With one remote
     /// distance only, there are no boards: the whole machine counts as one.
     fn boards(&self) -> BTreeMap<NodeId, usize> {
-        let nodes: Vec<NodeId> = self.positions.keys().copied().collect();
+        let nodes: Vec<NodeId> = self.nodes.iter().map(|n| n.id).collect();
         let mut remote: BTreeSet<u32> = BTreeSet::new();
         for a in &nodes {
             for b in &nodes {
@@ -128,16 +157,36 @@ impl Domains {
 
     /// Node of a cache domain.
     pub(crate) fn node_of(&self, id: LlcId) -> Option<NodeId> {
-        self.list.iter().find(|d| d.id == id).map(|d| d.node)
+        let at = self.list.binary_search_by_key(&id, |d| d.id).ok()?;
+        self.list.get(at).map(|d| d.node)
     }
 
     /// The domains to which CPUs belong, with how many of their CPUs are in the list.
     pub(crate) fn among(&self, cpus: &[CpuId]) -> BTreeMap<usize, usize> {
         let mut out = BTreeMap::new();
+        // Lists of CPUs are in order: the next one is mostly the one that follows, in the same domain.
+        let mut next = 0;
+        let mut run: Option<(usize, usize)> = None;
         for cpu in cpus {
-            if let Some(domain) = self.domain_of.get(cpu) {
-                *out.entry(*domain).or_insert(0) += 1;
-            }
+            let at = match self.domain_of.get(next) {
+                Some((id, _)) if id == cpu => Ok(next),
+                _ => self.domain_of.binary_search_by_key(cpu, |(id, _)| *id),
+            };
+            let Some((_, domain)) = at.ok().and_then(|at| self.domain_of.get(at)) else {
+                continue;
+            };
+            next = at.map_or(0, |at| at + 1);
+            run = match run {
+                Some((same, count)) if same == *domain => Some((same, count + 1)),
+                Some((other, count)) => {
+                    *out.entry(other).or_insert(0) += count;
+                    Some((*domain, 1))
+                }
+                None => Some((*domain, 1)),
+            };
+        }
+        if let Some((domain, count)) = run {
+            *out.entry(domain).or_insert(0) += count;
         }
         out
     }
@@ -316,6 +365,26 @@ mod tests {
         assert!(one_board.list.iter().all(|d| d.board == 0));
         assert_eq!(two_books.threads_per_core, 4.0);
         assert_eq!(two_books.cores, 32);
+    }
+
+    #[test]
+    fn cpus_are_found_in_their_domains_in_any_order() {
+        let domains = power(3, 1);
+        let list = |numbers: &[u32]| -> Vec<CpuId> { numbers.iter().map(|n| CpuId(*n)).collect() };
+        for (cpus, expected) in [
+            (list(&[0, 1, 2, 40, 41, 70]), vec![(0, 3), (1, 2), (2, 1)]),
+            (list(&[70, 2, 41, 0, 40, 1]), vec![(0, 3), (1, 2), (2, 1)]),
+            (list(&[31, 32, 4000, 33, 31]), vec![(0, 2), (1, 2)]),
+            (list(&[4000]), vec![]),
+            (list(&[]), vec![]),
+        ] {
+            let found: Vec<(usize, usize)> = domains.among(&cpus).into_iter().collect();
+            assert_eq!(found, expected, "{cpus:?}");
+        }
+        assert_eq!(domains.node_of(LlcId(32)), Some(NodeId(1)));
+        assert_eq!(domains.node_of(LlcId(33)), None);
+        let nodes: Vec<NodeId> = domains.nodes_among(&list(&[95, 0])).into_iter().collect();
+        assert_eq!(nodes, [NodeId(0), NodeId(2)]);
     }
 
     #[test]

@@ -5,8 +5,40 @@ pub(crate) mod prediction;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use homeostat_engine::Seen;
-use homeostat_model::{CapabilityState, CpuId, Machine, Nanoseconds};
+use homeostat_engine::{Seen, Setting};
+use homeostat_model::{CapabilityState, CpuId, Machine, Nanoseconds, NodeId};
+use std::collections::BTreeSet;
+
+/// The setting `gain_min` as most strategies have it: the predicted gain from which a change is tried.
+pub(crate) const fn gain_min(strategy: &'static str) -> Setting {
+    Setting {
+        strategy,
+        name: "gain_min",
+        default: 0.01,
+        classic: 0.01,
+        low: 0.0,
+        high: 1.0,
+        help: "predicted gain from which it is tried (0.01 = 1 %)",
+    }
+}
+
+/// The setting `age_min_s`: the age from which a workload is considered, over the general floor. `classic` is that of
+/// the profile `aso-classic` in seconds, `help` says where it comes from.
+pub(crate) const fn age_min(strategy: &'static str, classic: f64, help: &'static str) -> Setting {
+    Setting {
+        strategy,
+        name: "age_min_s",
+        default: 0.0,
+        classic,
+        low: 0.0,
+        high: 86_400.0,
+        help,
+    }
+}
+
+/// Age floor of strategies of which no classic figure is known.
+pub(crate) const AGE_HELP: &str =
+    "age in seconds from which a workload is considered, over the general floor (no classic figure is known)";
 
 /// Whether the capabilities work here; else the first one that does not, with what the probe saw and the remedy.
 pub(crate) fn capable(machine: &Machine, ids: &[&str]) -> Result<(), String> {
@@ -69,6 +101,16 @@ pub(crate) fn too_young(seen: &Seen<'_>, age_min_s: f64) -> Option<String> {
     })
 }
 
+/// Nodes as people say it: `node 0`, `nodes 0,2`.
+pub(crate) fn node_list(nodes: &BTreeSet<NodeId>) -> String {
+    let list: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    format!(
+        "node{} {}",
+        if list.len() == 1 { "" } else { "s" },
+        list.join(",")
+    )
+}
+
 /// CPU numbers as people write them: `0-15,32`.
 pub(crate) fn cpu_list(cpus: &[CpuId]) -> String {
     let mut parts: Vec<String> = Vec::new();
@@ -105,5 +147,10 @@ mod tests {
         let list = |numbers: &[u32]| cpu_list(&numbers.iter().map(|n| CpuId(*n)).collect::<Vec<_>>());
         assert_eq!(list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
         assert_eq!(list(&[]), "");
+        let nodes = |numbers: &[u32]| node_list(&numbers.iter().map(|n| NodeId(*n)).collect());
+        assert_eq!(
+            (nodes(&[3]), nodes(&[0, 2])),
+            ("node 3".into(), "nodes 0,2".into())
+        );
     }
 }
