@@ -1,11 +1,20 @@
 //! # cache_affinity
 //!
 //! ## What
-//! Keeps the threads of one multi-threaded program on the fewest last-level-cache domains that hold its load: one
-//! chip (core complex), else several of one node, else several of one board. Different programs get different
-//! domains while there is room, and are balanced over the domains when there is not.
+//! Keeps the threads of one program on the fewest last-level-cache domains that hold its load: one chip (core
+//! complex), else several of one node, else several of one board. Different programs get different domains while there
+//! is room, and are balanced over the domains when there is not. A program of several one-thread processes (a
+//! process-based database, a pool of workers) is kept together as one of many threads is.
 //!
-//! A program that fills more than a board keeps all CPUs; where the machine can do it (capability
+//! Where the place alone gains little because the memory lies elsewhere, threads and memory go there in one change, if
+//! the machine can do it (capability `placement.threads.memory`) and the memory can be moved back and forth in the trial:
+//! neither half would prove anything by itself.
+//!
+//! A program of several processes with memory of their own that fits no part of the machine is split, where the machine
+//! can do it (capability `placement.threads.split`): each process is kept on one domain, and its private memory goes to
+//! that node in the same change.
+//!
+//! Another program that fills more than a board keeps all CPUs; where the machine can do it (capability
 //! `placement.threads.grouped`), its threads are kept on their boards in groups that share data.
 //!
 //! ## Why it helps
@@ -23,6 +32,10 @@
 //!   shared pool, two threads on a core free another core; there only the head room counts.
 //! * When the memory lies elsewhere and cannot follow; the prediction counts that, and the trial measures it.
 //! * On a quiet machine the scheduler keeps threads at home by itself; binding by hand cost 5 % there (seed 000 §5.3).
+//! * When processes that are kept on one domain each get unevenly busy: a domain then waits while another idles. Not
+//!   proposed unless each could be as busy as the busiest.
+//! * When processes share nothing: then only memory that comes near is a gain, not lines of other caches. What the
+//!   counters do not show is not assumed of them. Processes that soon end (`process_life_min_s`) are not placed.
 //!
 //! ## Evidence
 //! Where the threads ran and the memory lies; with event counters also the share of the cycles that wait for memory
@@ -41,16 +54,17 @@
 //! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
 //!
 //! ## References
-//! Seed 000 §3.1 and §4 (DSO: multi-threaded processes only, no predicted loss of response time), §5.2 to §5.7
-//! (results); seed 001 §6.1.1 (resource sets by hand), §6.1.2 and Example 6-19 (one chip per process after two
+//! Seed 000 §3.1 and §4 (DSO: multi-threaded processes only, no predicted loss of response time; so still in the
+//! profile `aso-classic`), §5.2 to §5.7 (results); seed 001 §6.1.1 (resource sets by hand), §6.1.2 and Example 6-19 (one chip per process after two
 //! minutes); Linux `sched_setaffinity(2)`.
 
 use crate::common::domains::{Demand, Domain, Domains, own_running};
-use crate::common::prediction::{self, Picture};
-use crate::common::{capable, cpu_list, placed_by_a_person, too_young};
-use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
+use crate::common::prediction::{self, Picture, Place};
+use crate::common::{age_min, capable, cpu_list, gain_min, node_list, placed_by_a_person, too_young};
+use crate::memory_affinity::{self, Move};
+use homeostat_engine::{Declined, Opinion, Policy, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
-use homeostat_model::{CpuId, Effect, EffectorId, Locality, Machine, Nanoseconds, StrategyId};
+use homeostat_model::{Bytes, CpuId, Effect, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
 
 const ID: &str = "cache_affinity";
@@ -65,6 +79,12 @@ const DENSITY_WOBBLE: f64 = 1.25;
 /// What sharing a domain with other placed work costs in the choice between domains, per share of the domain that
 /// the others use: a tie-breaker of the size of usual gains, so that programs are kept apart and balanced.
 const CROWDING: f64 = 0.15;
+/// Of places that gain as much, the one to which less has to be moved: worth of a move of all the memory.
+const MOVING: f64 = 0.01;
+/// Capability of an effector that keeps each process of a workload on one domain, with its memory.
+const SPLIT: &str = "placement.threads.split";
+/// Capability of an effector that places threads and their memory in one change.
+const WITH_MEMORY: &str = "placement.threads.memory";
 /// Running in the target already by this share means that there is nothing to do.
 const TOGETHER: f64 = 0.97;
 /// Threads wait this much, relative to running, when the domain has become too small …
@@ -74,16 +94,12 @@ const OUTGROWN_USE: f64 = 0.95;
 /// … while less than this share of the machine's CPUs is busy.
 const OUTGROWN_ELSEWHERE: f64 = 0.75;
 
-const AGE_MIN: Setting = Setting {
-    strategy: ID,
-    name: "age_min_s",
-    default: 0.0,
-    classic: 120.0,
-    low: 0.0,
-    high: 86_400.0,
-    help: "age in seconds from which a workload is considered, over the general floor (classic: ASO placed after two \
-           minutes, seed 001 Figure 6-6)",
-};
+const AGE_MIN: Setting = age_min(
+    ID,
+    120.0,
+    "age in seconds from which a workload is considered, over the general floor (classic: ASO placed after two minutes, \
+     seed 001 Figure 6-6)",
+);
 const CPUS_MIN: Setting = Setting {
     strategy: ID,
     name: "cpus_min",
@@ -97,12 +113,21 @@ const CPUS_MIN: Setting = Setting {
 const THREADS_MIN: Setting = Setting {
     strategy: ID,
     name: "threads_min",
-    default: 2.0,
+    default: 1.0,
     classic: 2.0,
     low: 1.0,
     high: 10_000.0,
-    help: "threads of its busiest process from which a workload is considered (only multi-threaded processes, seed \
-           000 3.1 and 5.5)",
+    help: "threads of its busiest process from which a workload is considered (classic: only multi-threaded processes, \
+           seed 000 3.1 and 5.5)",
+};
+const PROCESS_LIFE_MIN: Setting = Setting {
+    strategy: ID,
+    name: "process_life_min_s",
+    default: 60.0,
+    classic: 60.0,
+    low: 0.0,
+    high: 86_400.0,
+    help: "mean life in seconds from which processes of one thread are placed: what ends sooner has no place of its own",
 };
 const UTILISATION_MAX: Setting = Setting {
     strategy: ID,
@@ -154,14 +179,25 @@ const QUIET_GAIN_MIN: Setting = Setting {
     help: "on a quiet machine: lower end of the predicted gain from which it is tried all the same (0.05 = 5 %; \
            classic: never)",
 };
-const GAIN_MIN: Setting = Setting {
+const GAIN_MIN: Setting = gain_min(ID);
+const TOGETHER_BELOW: Setting = Setting {
     strategy: ID,
-    name: "gain_min",
-    default: 0.01,
-    classic: 0.01,
+    name: "together_below",
+    default: 0.05,
+    classic: 0.0,
     low: 0.0,
-    high: 1.0,
-    help: "predicted gain from which it is tried (0.01 = 1 %)",
+    high: 10.0,
+    help: "predicted gain of threads alone, without that of more room in caches, below which they are tried together with \
+           their memory (0.05 = 5 %; classic: never, ASO moved memory long after threads)",
+};
+const TOGETHER_GAIN: Setting = Setting {
+    strategy: ID,
+    name: "together_gain_min",
+    default: 0.03,
+    classic: 10.0,
+    low: 0.0,
+    high: 10.0,
+    help: "what moving the memory along must add to the predicted gain (0.03 = 3 %; classic: never)",
 };
 
 /// The strategy.
@@ -181,12 +217,15 @@ impl Strategy for CacheAffinity {
             AGE_MIN,
             CPUS_MIN,
             THREADS_MIN,
+            PROCESS_LIFE_MIN,
             UTILISATION_MAX,
             THREADS_PER_CORE_MAX,
             OVERSUBSCRIPTION_MAX,
             MACHINE_BUSY_MIN,
             QUIET_GAIN_MIN,
             GAIN_MIN,
+            TOGETHER_BELOW,
+            TOGETHER_GAIN,
         ]
     }
 
@@ -230,6 +269,9 @@ impl Strategy for CacheAffinity {
                 "its processes have {threads} thread each: threads that share no process are not brought together"
             ));
         }
+        if let Some(why) = short_lived(seen, threads) {
+            return decline(why);
+        }
         if own_running(seen) <= 0.0 || locality.running.is_empty() {
             return decline("it is not known where its threads ran".into());
         }
@@ -245,6 +287,25 @@ impl Strategy for CacheAffinity {
 
 fn decline(reason: String) -> Opinion {
     Opinion::Decline(Declined::because(reason))
+}
+
+/// Processes of one thread that end before their place matters. (A program of many threads stays.)
+fn short_lived(seen: &Seen<'_>, threads: u32) -> Option<String> {
+    let least = PROCESS_LIFE_MIN.value(seen.policy);
+    // Each process comes once and goes once.
+    let life = 2.0 * seen.workload.processes.len() as f64 / seen.load.churn.max(1e-9);
+    (threads < 2 && life < least).then(|| {
+        format!(
+            "its processes have one thread each and live for {}: they are gone before their place matters (at least {})",
+            Nanoseconds::from_secs_f64(life),
+            Nanoseconds::from_secs_f64(least)
+        )
+    })
+}
+
+/// Whether its threads work on common memory: threads of one process do, and processes that share a segment.
+fn shares_memory(locality: &Locality) -> bool {
+    locality.threads_of_busiest_process > 1 || locality.shared.values().any(|b| *b > Bytes::ZERO)
 }
 
 /// The CPUs on which homeostat keeps the workload.
@@ -283,9 +344,17 @@ struct Candidate {
     members: Vec<usize>,
     /// Share of its cores that is used afterwards, by this workload and the placed ones.
     used: f64,
+    /// How much fuller than the machine it becomes: each thread gets so much less time. 1 = no fuller.
+    slower: f64,
+    /// Share of its cores that others use.
+    others: f64,
     predicted: Effect,
-    /// Predicted gain less what crowding costs.
+    /// The part of the predicted gain that does not count on more room in the caches.
+    by_place: f64,
+    /// Predicted gain less what crowding and moving cost.
     value: f64,
+    /// The memory that goes along.
+    moved: Option<Move>,
 }
 
 /// What a domain or set may become.
@@ -293,6 +362,41 @@ struct Limits {
     used: f64,
     density: f64,
     mean: f64,
+}
+
+/// All that a choice of place depends on.
+struct Question<'a> {
+    seen: &'a Seen<'a>,
+    locality: &'a Locality,
+    domains: &'a Domains,
+    demand: &'a Demand,
+    limits: Limits,
+    now: &'a Picture,
+    place: Place<'a>,
+}
+
+impl Question<'_> {
+    fn members(&self, positions: &[usize]) -> Vec<&Domain> {
+        positions
+            .iter()
+            .filter_map(|i| self.domains.list.get(*i))
+            .collect()
+    }
+
+    /// The gain predicted of another picture, in domains that are so much fuller; and the part of it that does not
+    /// count on more room in the caches.
+    fn gain(&self, after: &Picture, slower: f64) -> (Effect, f64) {
+        let by_place = self.place.gain(after, false).estimate;
+        let mut predicted = self.place.gain(after, !self.seen.neighbours.is_empty());
+        for end in [
+            &mut predicted.estimate,
+            &mut predicted.lower,
+            &mut predicted.upper,
+        ] {
+            *end = (1.0 + *end) / slower - 1.0;
+        }
+        (predicted, (1.0 + by_place) / slower - 1.0)
+    }
 }
 
 fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
@@ -318,16 +422,57 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         mean,
     };
     let now = Picture::of(locality);
-    let candidates = candidates(seen, locality, &domains, &demand, &limits, &now);
-    let Some(best) = candidates.into_iter().reduce(better) else {
-        return grouping(seen, locality, &domains, &now)
-            .unwrap_or_else(|| decline(too_big(&domains, &demand, &limits)));
+    let shares = shares_memory(locality);
+    let question = Question {
+        seen,
+        locality,
+        domains: &domains,
+        demand: &demand,
+        limits,
+        now: &now,
+        place: Place::of(&now, &domains, locality.counters.as_ref(), shares),
     };
-    let members: Vec<&Domain> = best.members.iter().filter_map(|i| domains.list.get(*i)).collect();
+    let candidates = candidates(&question);
+    let along = candidates_with_memory(&question, &candidates);
+    let alone = candidates.into_iter().reduce(better);
+    let best = match (alone, along.into_iter().reduce(better)) {
+        (Some(alone), Some(together)) if is_worth_moving(policy, &alone, &together) => Some(together),
+        (alone, _) => alone,
+    };
+    match best {
+        Some(best) if seen.known.is_some() || best.predicted.estimate >= GAIN_MIN.value(policy) => {
+            propose(&question, best)
+        }
+        best => split(&question)
+            .or_else(|| Some(propose(&question, best?)))
+            .or_else(|| grouping(seen, locality, &domains, &now))
+            .unwrap_or_else(|| decline(too_big(&domains, &demand, &question.limits))),
+    }
+}
+
+/// Whether the memory should go along: the place alone gains little that is sure, and much more with it. A place that is
+/// tried for the room in its caches alone, and gains none, would leave the memory where it is for long.
+fn is_worth_moving(policy: &Policy, alone: &Candidate, together: &Candidate) -> bool {
+    alone.by_place < TOGETHER_BELOW.value(policy)
+        && together.by_place - alone.by_place >= TOGETHER_GAIN.value(policy)
+}
+
+/// The proposal to use that set, or why it is not made.
+fn propose(question: &Question<'_>, best: Candidate) -> Opinion {
+    let Question {
+        seen,
+        domains,
+        demand,
+        limits,
+        now,
+        ..
+    } = question;
+    let policy = seen.policy;
+    let members = question.members(&best.members);
     let inside: f64 = members.iter().filter_map(|d| now.running.get(&d.id)).sum();
     let mut cpus: Vec<CpuId> = members.iter().flat_map(|d| d.cpus.iter().copied()).collect();
     cpus.sort();
-    if inside >= TOGETHER {
+    if inside >= TOGETHER && best.moved.is_none() {
         return decline(format!(
             "{:.0} % of it runs on CPUs {} already",
             inside * 100.0,
@@ -345,48 +490,161 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
             ));
         }
         let quiet = MACHINE_BUSY_MIN.value(policy);
-        if mean < quiet && gain.lower < QUIET_GAIN_MIN.value(policy) {
+        if limits.mean < quiet && gain.lower < QUIET_GAIN_MIN.value(policy) {
             return decline(format!(
                 "the machine is {:.0} % busy and the scheduler keeps threads at home: no sure benefit from keeping it \
                  on {} ({gain})",
-                mean * 100.0,
+                limits.mean * 100.0,
                 name(&members, &cpus)
             ));
         }
     }
-    let after = moved_to(&now, &members);
+    let (after, along) = match &best.moved {
+        Some(m) => (
+            m.after.clone(),
+            format!(
+                "; {} of its memory go{} there in the same change, in {}",
+                m.bytes,
+                if m.shared { "" } else { " (private only)" },
+                Nanoseconds::from_secs_f64(m.seconds)
+            ),
+        ),
+        None => (moved_to(now, &members), String::new()),
+    };
     let hypothesis = format!(
         "{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {:.0} % of its cores \
-         used; memory then local {:.0} % (predicted {gain})",
+         used{along}; memory then local {:.0} % (predicted {gain})",
         demand.own_running,
         now.spread(),
         domains.list.len(),
         name(&members, &cpus),
         best.used * 100.0,
-        after.local(&domains) * 100.0,
+        after.local(domains) * 100.0,
     );
+    let mut risk = format!(
+        "when its load grows it waits for {} CPUs while others idle, until the placement is withdrawn",
+        cpus.len()
+    );
+    let mut arguments = BTreeMap::new();
+    let mut settling = SETTLING;
+    if let Some(m) = &best.moved {
+        risk = format!("{risk}; {}", m.risk());
+        settling = m.settling(SETTLING);
+        let kinds = if m.shared { "all" } else { "private" };
+        arguments.extend([
+            ("memory".to_owned(), kinds.to_owned()),
+            ("memory_bytes".to_owned(), m.bytes.0.to_string()),
+            ("bytes_per_second".to_owned(), format!("{:.0}", m.pace)),
+        ]);
+    }
     Opinion::Propose(Box::new(Proposal {
         hypothesis,
         predicted: gain,
         effector: EffectorId::from("thread_placement"),
         target: Target::Cpus(cpus),
         stages: Vec::new(),
-        arguments: BTreeMap::new(),
+        arguments,
         reversible: true,
         joint: true,
-        settling: SETTLING,
-        risk: format!(
-            "when its load grows it waits for {} CPUs while others idle, until the placement is withdrawn",
-            members.iter().map(|d| d.cpus.len()).sum::<usize>()
-        ),
+        settling,
+        risk,
         advice: Vec::new(),
     }))
 }
 
+/// For a program of several processes with memory of their own: all CPUs stay allowed, and each process is kept on one
+/// domain with its memory. `None` where that cannot be done, where a domain could become too full, or without a benefit.
+fn split(question: &Question<'_>) -> Option<Opinion> {
+    let Question {
+        seen,
+        locality,
+        domains,
+        demand,
+        limits,
+        now,
+        place,
+    } = question;
+    let policy = seen.policy;
+    let processes = seen.workload.processes.len() as f64;
+    let may = seen.machine.can(SPLIT) && memory_affinity::is_allowed(seen);
+    if !may || processes < 2.0 || demand.own_running <= 0.0 {
+        return None;
+    }
+    let cores = f64::from(domains.cores).max(1.0);
+    let mut shares: BTreeMap<NodeId, f64> = BTreeMap::new();
+    for domain in &domains.list {
+        *shares.entry(domain.node).or_default() += f64::from(domain.cores) / cores;
+    }
+    let used = fullest(question, processes)?;
+    let collides = limits.mean <= FULL && domains.running_on_core(used) > limits.density;
+    if shares.len() < 2 || used > limits.used || collides {
+        return None;
+    }
+    let everywhere = now.with_running(domains.list.iter().map(|d| (d.id, f64::from(d.cores))));
+    let moved = memory_affinity::planned_apart(seen, locality, &everywhere, &shares)
+        .ok()
+        .filter(|m| m.quick)?;
+    let gain = place.gain(&moved.after, false);
+    let quiet = limits.mean < MACHINE_BUSY_MIN.value(policy) && gain.lower < QUIET_GAIN_MIN.value(policy);
+    if gain.estimate < TOGETHER_GAIN.value(policy).max(GAIN_MIN.value(policy)) || quiet {
+        return None;
+    }
+    Some(Opinion::Propose(Box::new(Proposal {
+        hypothesis: format!(
+            "its {processes} processes run on all of {} last-level caches; each kept on one, with its private memory ({} \
+             move in {}), memory is local {:.0} % instead of {:.0} %, and the fullest domain has {:.0} % of its cores \
+             used (predicted {gain})",
+            domains.list.len(),
+            moved.bytes,
+            Nanoseconds::from_secs_f64(moved.seconds),
+            moved.after.local(domains) * 100.0,
+            now.local(domains) * 100.0,
+            used * 100.0
+        ),
+        predicted: gain,
+        effector: EffectorId::from("thread_placement"),
+        target: Target::Cpus(seen.machine.cpus.iter().map(|c| c.id).collect()),
+        stages: Vec::new(),
+        arguments: BTreeMap::from([
+            ("split_by".to_owned(), "process".to_owned()),
+            ("memory".to_owned(), "private".to_owned()),
+            ("memory_bytes".to_owned(), moved.bytes.0.to_string()),
+            ("bytes_per_second".to_owned(), format!("{:.0}", moved.pace)),
+        ]),
+        reversible: true,
+        joint: true,
+        settling: moved.settling(SETTLING),
+        risk: format!(
+            "a domain whose processes get busier waits while another one idles, until the placement is withdrawn; {}",
+            moved.risk()
+        ),
+        advice: Vec::new(),
+    })))
+}
+
+/// Share of the cores of the fullest domain that is used when the processes are dealt out to the domains by their cores:
+/// as if each were as busy as the busiest is.
+fn fullest(question: &Question<'_>, processes: f64) -> Option<f64> {
+    let (sample, demand) = (question.seen.sample, question.demand);
+    let share = sample.cpu_busiest.as_secs_f64() / sample.cpu.as_secs_f64();
+    // A busiest process that cannot be told from the whole says nothing of the others.
+    let busiest = demand.own * if share.is_finite() { share.min(1.0) } else { 1.0 };
+    let cores = f64::from(question.domains.cores).max(1.0);
+    let floating = (demand.total - demand.own - demand.placed.iter().sum::<f64>()).max(0.0);
+    let of = |(at, domain): (usize, &Domain)| {
+        let here = f64::from(domain.cores);
+        let own = (processes * here / cores).ceil() * busiest;
+        let placed = demand.placed.get(at).copied().unwrap_or(0.0);
+        (own + placed) / here.max(1.0) + floating / cores
+    };
+    question.domains.list.iter().enumerate().map(of).reduce(f64::max)
+}
+
 /// For a program that fills more than a board: all CPUs stay allowed, and each thread is kept on the board where it is,
-/// with those that it shares data with. `None` where that cannot be done or has nothing to bring together.
+/// with those that it shares data with. `None` where that cannot be done or has nothing to bring together: which of
+/// several processes share data with each other more than with the rest is not to be seen.
 fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Picture) -> Option<Opinion> {
-    if !seen.machine.can("placement.threads.grouped") {
+    if locality.threads_of_busiest_process < 2 || !seen.machine.can("placement.threads.grouped") {
         return None;
     }
     let boards: BTreeSet<usize> = domains
@@ -453,27 +711,12 @@ fn better(a: Candidate, b: Candidate) -> Candidate {
 /// Every single domain that holds the demand; and per node, per board and for the whole machine the smallest set
 /// that does, made of the best domains. Not more than half of the whole machine: that is hardly a place of its own,
 /// and leaves others the worse part.
-fn candidates(
-    seen: &Seen<'_>,
-    locality: &Locality,
-    domains: &Domains,
-    demand: &Demand,
-    limits: &Limits,
-    now: &Picture,
-) -> Vec<Candidate> {
+fn candidates(question: &Question<'_>) -> Vec<Candidate> {
+    let domains = question.domains;
     let all = domains.list.len();
-    let mut out = Vec::new();
-    for position in 0..all {
-        out.extend(candidate(
-            vec![position],
-            seen,
-            locality,
-            domains,
-            demand,
-            limits,
-            now,
-        ));
-    }
+    let mut out: Vec<Candidate> = (0..all)
+        .filter_map(|position| candidate(vec![position], question))
+        .collect();
     if !out.is_empty() {
         return out;
     }
@@ -491,9 +734,9 @@ fn candidates(
             .into_iter()
             .filter_map(|position| {
                 let domain = domains.list.get(position)?;
-                let memory = now.memory.get(&domain.node).copied().unwrap_or(0.0);
-                let crowded =
-                    demand.placed.get(position).copied().unwrap_or(0.0) / f64::from(domain.cores.max(1));
+                let memory = question.now.memory.get(&domain.node).copied().unwrap_or(0.0);
+                let crowded = question.demand.placed.get(position).copied().unwrap_or(0.0)
+                    / f64::from(domain.cores.max(1));
                 Some((memory - crowded, position))
             })
             .collect();
@@ -501,7 +744,7 @@ fn candidates(
         let most = if order.len() == all { all / 2 } else { order.len() };
         for size in 2..=most {
             let members: Vec<usize> = order.iter().take(size).map(|(_, p)| *p).collect();
-            if let Some(found) = candidate(members, seen, locality, domains, demand, limits, now) {
+            if let Some(found) = candidate(members, question) {
                 out.push(found);
                 break;
             }
@@ -511,16 +754,14 @@ fn candidates(
 }
 
 /// The set as a candidate, when it holds the demand without a predicted loss of response time.
-fn candidate(
-    members: Vec<usize>,
-    seen: &Seen<'_>,
-    locality: &Locality,
-    domains: &Domains,
-    demand: &Demand,
-    limits: &Limits,
-    now: &Picture,
-) -> Option<Candidate> {
-    let list: Vec<&Domain> = members.iter().filter_map(|i| domains.list.get(*i)).collect();
+fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> {
+    let Question {
+        domains,
+        demand,
+        limits,
+        ..
+    } = question;
+    let list = question.members(&members);
     let cores: f64 = list.iter().map(|d| f64::from(d.cores)).sum();
     let others: f64 = members.iter().filter_map(|i| demand.placed.get(*i)).sum();
     if cores <= 0.0 {
@@ -532,31 +773,50 @@ fn candidate(
     if used > limits.used || collides {
         return None;
     }
-    let after = moved_to(now, &list);
-    let mut predicted = prediction::of_place(
-        now,
-        &after,
-        domains,
-        locality.counters.as_ref(),
-        !seen.neighbours.is_empty(),
-    );
     // A domain that becomes fuller than the machine was gives each thread less time.
-    let slower = used.max(1e-9) / limits.mean.max(FULL);
-    if slower > 1.0 {
-        for end in [
-            &mut predicted.estimate,
-            &mut predicted.lower,
-            &mut predicted.upper,
-        ] {
-            *end = (1.0 + *end) / slower - 1.0;
-        }
-    }
+    let slower = (used.max(1e-9) / limits.mean.max(FULL)).max(1.0);
+    let (predicted, by_place) = question.gain(&moved_to(question.now, &list), slower);
     Some(Candidate {
         value: predicted.estimate - CROWDING * others / cores,
+        others: others / cores,
         members,
         used,
+        slower,
         predicted,
+        by_place,
+        moved: None,
     })
+}
+
+/// The same sets with the memory moved there, where that can be done in one change that is switched back and forth.
+fn candidates_with_memory(question: &Question<'_>, candidates: &[Candidate]) -> Vec<Candidate> {
+    let seen = question.seen;
+    let little = |c: &Candidate| c.by_place < TOGETHER_BELOW.value(seen.policy);
+    let may = seen.machine.can(WITH_MEMORY) && memory_affinity::is_allowed(seen);
+    if !may || !candidates.iter().any(little) {
+        return Vec::new();
+    }
+    let resident = prediction::resident(question.locality).0.max(1) as f64;
+    candidates
+        .iter()
+        .filter_map(|c| {
+            let members = question.members(&c.members);
+            let home: BTreeSet<NodeId> = members.iter().map(|d| d.node).collect();
+            let threads = moved_to(question.now, &members);
+            let moved = memory_affinity::planned(seen, question.locality, &threads, &home)
+                .ok()
+                .filter(|m| m.quick)?;
+            let (predicted, by_place) = question.gain(&moved.after, c.slower);
+            Some(Candidate {
+                value: predicted.estimate - CROWDING * c.others - MOVING * moved.bytes.0 as f64 / resident,
+                members: c.members.clone(),
+                moved: Some(moved),
+                predicted,
+                by_place,
+                ..*c
+            })
+        })
+        .collect()
 }
 
 /// Why no set will do, with the numbers of the biggest single domain.
@@ -580,14 +840,12 @@ fn too_big(domains: &Domains, demand: &Demand, limits: &Limits) -> String {
 
 /// A set as people would name it.
 fn name(members: &[&Domain], cpus: &[CpuId]) -> String {
-    let nodes: BTreeSet<_> = members.iter().map(|d| d.node).collect();
-    let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     format!(
-        "CPUs {} ({} last-level-cache domain{} of node {})",
+        "CPUs {} ({} last-level-cache domain{} of {})",
         cpu_list(cpus),
         members.len(),
         if members.len() == 1 { "" } else { "s" },
-        nodes.join(",")
+        node_list(&members.iter().map(|d| d.node).collect())
     )
 }
 
@@ -828,13 +1086,197 @@ mod tests {
         assert!(crowded.reason(&CacheAffinity).contains("does not fit"));
     }
 
+    /// As many processes as threads.
+    fn one_thread_each(s: &mut Scene) {
+        s.locality().threads_of_busiest_process = 1;
+        s.workload.processes = (0..30).map(|pid| ProcessId { pid, start_ticks: 1 }).collect();
+    }
+
+    fn on_a_segment(s: &mut Scene) {
+        let locality = s.locality();
+        locality.shared = std::mem::take(&mut locality.private);
+    }
+
     #[test]
-    fn single_threaded_processes_are_not_considered() {
-        let scene = latency().with(|s| {
-            s.locality().threads_of_busiest_process = 1;
-            s.workload.processes = (0..30).map(|pid| ProcessId { pid, start_ticks: 1 }).collect();
+    fn processes_on_a_shared_segment_are_placed_as_threads_are() {
+        let scene = latency().with(one_thread_each).with(on_a_segment);
+        assert_eq!(cpus(&scene.proposal(&CacheAffinity)), chip(1));
+        // ASO left them alone.
+        assert!(scene.classic().reason(&CacheAffinity).contains("1 thread each"));
+    }
+
+    #[test]
+    fn processes_that_share_nothing_are_placed_beside_their_memory_or_not_at_all() {
+        let scene = |memory: [f64; 2]| {
+            Scene::new(machine(&chips(2, 1), 4), 6.0, 16.0)
+                .with(one_thread_each)
+                .with(|s| {
+                    memory_on(s, &memory);
+                    s.locality().counters = None;
+                    s.neighbour(8.0, Some(1));
+                })
+        };
+        // Lines of other caches are assumed of threads that share memory only.
+        let alone = |s: &mut Scene| s.neighbours.clear();
+        let half = scene([0.5, 0.5]).with(alone);
+        assert!(half.reason(&CacheAffinity).contains("no benefit predicted"));
+        cpus(
+            &scene([0.5, 0.5])
+                .with(alone)
+                .with(on_a_segment)
+                .proposal(&CacheAffinity),
+        );
+        assert_eq!(cpus(&scene([0.9, 0.1]).proposal(&CacheAffinity)), chip(0));
+    }
+
+    #[test]
+    fn processes_that_soon_end_are_not_placed() {
+        let churn = |per_second: f64| {
+            latency()
+                .with(one_thread_each)
+                .with(on_a_segment)
+                .with(|s| s.load.churn = per_second)
+        };
+        // 30 processes, each of which comes and goes: every 59 and every 61 seconds.
+        let text = churn(60.0 / 59.0).reason(&CacheAffinity);
+        assert!(text.contains("live for 59"), "{text}");
+        churn(60.0 / 61.0).proposal(&CacheAffinity);
+        // Threads of one process stay, whatever it forks.
+        latency().with(|s| s.load.churn = 50.0).proposal(&CacheAffinity);
+    }
+
+    /// Six threads with their memory evenly on all nodes: a place alone is worth nothing.
+    fn evenly_spread() -> Scene {
+        Scene::new(machine(&chips(4, 4), 4), 6.0, 8.0).with(|s| {
+            s.counters().cache_to_cache_stall_share = 0.0;
+            s.machine.capabilities.push(available(WITH_MEMORY));
+        })
+    }
+
+    #[test]
+    fn memory_goes_along_where_the_place_alone_gains_nothing() {
+        let p = evenly_spread().proposal(&CacheAffinity);
+        assert_eq!(cpus(&p), chip(0), "{}", p.hypothesis);
+        assert_eq!(p.effector.as_str(), "thread_placement");
+        assert!(p.reversible && p.stages.is_empty());
+        assert_eq!(p.arguments["memory"], "all");
+        let (bytes, pace): (f64, f64) = (
+            p.arguments["memory_bytes"].parse().unwrap(),
+            p.arguments["bytes_per_second"].parse().unwrap(),
+        );
+        assert!((bytes / (6.0 * (1_u64 << 30) as f64) - 1.0).abs() < 0.01);
+        // A washout of three time constants covers the move.
+        assert!(3.0 * p.settling.as_secs_f64() >= bytes / pace - 0.01);
+        assert!(p.predicted.lower > 0.1, "{}", p.predicted);
+        assert!(
+            p.hypothesis
+                .contains("6.00 GiB of its memory go there in the same change")
+                && p.hypothesis.contains("memory then local 100 %"),
+            "{}",
+            p.hypothesis
+        );
+        // Of several places, the one where most of it is already.
+        let uneven = evenly_spread().with(|s| memory_on(s, &[0.2, 0.2, 0.4, 0.2]));
+        let uneven = uneven.with(|s| s.counters().local_share = 0.4);
+        assert_eq!(cpus(&uneven.proposal(&CacheAffinity)), chip(2));
+        // And on large pages it stays where it is.
+        let large = evenly_spread().with(|s| {
+            let locality = s.locality();
+            locality.huge = locality.private.clone();
         });
-        assert!(scene.reason(&CacheAffinity).contains("1 thread each"));
+        assert!(large.reason(&CacheAffinity).contains("no benefit predicted"));
+    }
+
+    #[test]
+    fn memory_does_not_go_along_where_it_need_not_or_must_not() {
+        let nothing = |s: Scene| {
+            let text = s.reason(&CacheAffinity);
+            assert!(text.contains("no benefit predicted"), "{text}");
+        };
+        nothing(evenly_spread().with(|s| s.machine.capabilities.retain(|c| c.id.as_str() != WITH_MEMORY)));
+        nothing(evenly_spread().with(|s| s.counters().memory_stall_share = 0.02));
+        nothing(evenly_spread().with(|s| s.machine_sample.memory_free = Bytes(0)));
+        let off = BTreeMap::from([("memory_affinity".to_owned(), false)]);
+        nothing(evenly_spread().with(|s| s.policy.strategies = off.clone()));
+        nothing(evenly_spread().with(|s| s.workload.choice.strategies = off.clone()));
+        nothing(evenly_spread().classic());
+        // More than can be moved back and forth.
+        nothing(evenly_spread().with(|s| {
+            for bytes in s.locality().private.values_mut() {
+                *bytes = Bytes(12 << 30);
+            }
+        }));
+        // Where the place alone is worth a trial, memory comes later.
+        let beside = evenly_spread().with(|s| memory_on(s, &[0.7, 0.1, 0.1, 0.1]));
+        assert!(beside.proposal(&CacheAffinity).arguments.is_empty());
+    }
+
+    /// 64 workers with private memory that fill 80 % of a machine of two nodes.
+    fn workers() -> Scene {
+        Scene::new(machine(&chips(2, 2), 4), 28.4, 8.0).with(|s| {
+            s.machine.capabilities.push(available(SPLIT));
+            s.locality().threads_of_busiest_process = 1;
+            s.workload.processes = (0..64).map(|pid| ProcessId { pid, start_ticks: 1 }).collect();
+            s.sample.cpu_busiest = Nanoseconds(s.sample.cpu.0 / 64);
+            s.counters().cache_to_cache_stall_share = 0.0;
+        })
+    }
+
+    #[test]
+    fn processes_with_memory_of_their_own_that_fill_the_machine_are_kept_on_one_domain_each() {
+        let p = workers().proposal(&CacheAffinity);
+        assert_eq!(cpus(&p), (0..64).collect::<Vec<_>>());
+        assert_eq!(p.arguments["split_by"], "process");
+        assert_eq!(p.arguments["memory"], "private");
+        let bytes: f64 = p.arguments["memory_bytes"].parse().unwrap();
+        assert!((bytes / 4e9 - 1.0).abs() < 0.1, "half of 8 GiB: {bytes}");
+        assert!(
+            p.hypothesis.contains("local 100 % instead of 50 %") && p.predicted.estimate > 0.1,
+            "{}",
+            p.hypothesis
+        );
+        assert!(3.0 * p.settling.as_secs_f64() >= bytes / 1024.0 / 1024.0 / 1024.0 - 0.01);
+    }
+
+    #[test]
+    fn processes_are_not_split_without_benefit_means_or_balance() {
+        let whole = |s: Scene| {
+            let text = s.reason(&CacheAffinity);
+            assert!(text.contains("does not fit"), "{text}");
+        };
+        whole(workers().with(|s| s.machine.capabilities.retain(|c| c.id.as_str() != SPLIT)));
+        // Shared memory does not follow a process.
+        whole(workers().with(on_a_segment));
+        whole(workers().with(|s| s.counters().memory_stall_share = 0.02));
+        whole(workers().with(|s| s.workload.processes.truncate(1)));
+        // One of them does a third of the work.
+        whole(workers().with(|s| s.sample.cpu_busiest = Nanoseconds(s.sample.cpu.0 / 3)));
+        // All of the memory lies on one node, and the other has no room for half of it.
+        whole(workers().with(|s| {
+            memory_on(s, &[1.0, 0.0]);
+            s.machine_sample.memory_free = Bytes(4 << 30);
+        }));
+        let off = BTreeMap::from([("memory_affinity".to_owned(), false)]);
+        whole(workers().with(|s| s.policy.strategies = off));
+        assert!(
+            workers()
+                .classic()
+                .reason(&CacheAffinity)
+                .contains("1 thread each")
+        );
+    }
+
+    #[test]
+    fn processes_are_not_grouped_by_board() {
+        let scene = Scene::new(machine(&chips(4, 2), 4), 68.0, 170.0).with(|s| {
+            s.counters().cache_to_cache_stall_share = 0.08;
+            s.machine
+                .capabilities
+                .push(available("placement.threads.grouped"));
+        });
+        scene.proposal(&CacheAffinity);
+        let processes = scene.with(one_thread_each).with(on_a_segment);
+        assert!(processes.reason(&CacheAffinity).contains("does not fit"));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! # memory_affinity
 //!
 //! ## What
-//! Moves the memory of a program whose threads `cache_affinity` keeps on one node to that node: private memory
-//! first, then shared memory. Never to another place than where the threads are kept, and never by itself: without
-//! placed threads, memory has no home.
+//! Moves the memory of a program to the nodes where `cache_affinity` keeps its threads: private memory first, then
+//! shared memory. Where the threads are kept on several nodes and the machine can do it (capability
+//! `placement.pages.spread`), what lies elsewhere is shared out evenly among them; what is on one of them stays, since
+//! no other of them is nearer to all threads. Never to another place than where the threads are kept, and never by
+//! itself: without placed threads, memory has no home. (Where threads gain nothing without their memory, `cache_affinity`
+//! moves both in one change; then nothing is left to do here.)
 //!
 //! ## Why it helps
 //! Every access to memory of another node waits longer (230 or 375 ns against 115 ns on POWER7, more when the link
@@ -34,11 +37,11 @@
 
 use crate::cache_affinity;
 use crate::common::domains::Domains;
-use crate::common::prediction::{self, Picture};
-use crate::common::{capable, placed_by_a_person, too_young};
+use crate::common::prediction::{self, Picture, Place};
+use crate::common::{age_min, capable, gain_min, node_list, placed_by_a_person, too_young};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::{PageMove, Target};
-use homeostat_model::{Bytes, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
+use homeostat_model::{Bytes, CpuId, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
 
 const ID: &str = "memory_affinity";
@@ -56,19 +59,17 @@ const STEPS_MAX: usize = 16;
 const LINK_FREE: f64 = 0.5;
 /// … but not below this share, or memory would stay remote and keep the link full.
 const PACE_LEAST: f64 = 0.25;
+/// Capability of an effector that shares pages out among several nodes.
+const SPREAD: &str = "placement.pages.spread";
 /// The smallest plan that is worth a trial.
 const PLAN_MIN: Bytes = Bytes::from_mib(32);
 
-const AGE_MIN: Setting = Setting {
-    strategy: ID,
-    name: "age_min_s",
-    default: 0.0,
-    classic: 1200.0,
-    low: 0.0,
-    high: 86_400.0,
-    help: "age in seconds from which a workload is considered, over the general floor (classic: ASO began after 20 \
-           minutes, seed 001 6.1.2)",
-};
+const AGE_MIN: Setting = age_min(
+    ID,
+    1200.0,
+    "age in seconds from which a workload is considered, over the general floor (classic: ASO began after 20 minutes, \
+     seed 001 6.1.2)",
+);
 const REMOTE_MIN: Setting = Setting {
     strategy: ID,
     name: "remote_share_min",
@@ -144,15 +145,7 @@ const RESERVE: Setting = Setting {
     high: 0.9,
     help: "share of the node's memory that must stay free",
 };
-const GAIN_MIN: Setting = Setting {
-    strategy: ID,
-    name: "gain_min",
-    default: 0.01,
-    classic: 0.01,
-    low: 0.0,
-    high: 1.0,
-    help: "predicted gain from which it is tried (0.01 = 1 %)",
-};
+const GAIN_MIN: Setting = gain_min(ID);
 
 /// The strategy.
 pub(crate) struct MemoryAffinity;
@@ -203,14 +196,15 @@ impl Strategy for MemoryAffinity {
                 "left where it is, because a person or another tool chose: {why}"
             ));
         }
-        let mut nodes = home.iter();
-        match (nodes.next(), nodes.next()) {
-            (Some(node), None) => plan(seen, locality, *node),
-            _ => decline(format!(
-                "its threads are kept on {} nodes: memory is moved to one node only, and which of them would be a guess",
+        let able = home.len() == 1 || seen.machine.can(SPREAD);
+        if !able {
+            return decline(format!(
+                "its threads are kept on {} nodes, and this machine can move memory to one node only ({SPREAD} is \
+                 missing): which of them would be a guess",
                 home.len()
-            )),
+            ));
         }
+        plan(seen, locality, &home)
     }
 
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
@@ -219,14 +213,39 @@ impl Strategy for MemoryAffinity {
                 "a person or another tool chose where it runs or its memory lies: {why}"
             ));
         }
+        // Asked at every sample: so without looking at the whole machine.
         let moved = seen.held.iter().any(|h| h.strategy.as_str() == ID);
-        (moved && home(seen).is_none())
-            .then(|| "its threads are not kept beside that memory any more".to_owned())
+        let kept = || {
+            cache_affinity::placement(seen)
+                .is_some_and(|cpus| cpus.iter().any(|c| is_online(seen.machine, *c)))
+        };
+        (moved && !kept()).then(|| "its threads are not kept beside that memory any more".to_owned())
     }
 }
 
 fn decline(reason: String) -> Opinion {
     Opinion::Decline(Declined::because(reason))
+}
+
+/// Whether a CPU is there. CPUs are listed in order; if they were not, the slow way finds it.
+fn is_online(machine: &Machine, cpu: CpuId) -> bool {
+    machine.cpus.binary_search_by_key(&cpu, |c| c.id).is_ok() || machine.cpus.iter().any(|c| c.id == cpu)
+}
+
+/// Whether this strategy may be used on the workload, by what people chose: `cache_affinity` moves memory along with
+/// threads only where memory may be moved.
+pub(crate) fn is_allowed(seen: &Seen<'_>) -> bool {
+    let w = seen.workload;
+    let rule = seen.policy.rule_for(&[w.id.as_str(), &w.program, &w.executable]);
+    [
+        Some(&seen.policy.strategies),
+        Some(&w.choice.strategies),
+        rule.map(|r| &r.strategies),
+    ]
+    .into_iter()
+    .flatten()
+    .all(|choice| choice.get(ID) != Some(&false))
+        && too_young(seen, AGE_MIN.value(seen.policy)).is_none()
 }
 
 /// The nodes on which `cache_affinity` keeps the threads.
@@ -245,12 +264,12 @@ struct Away {
 }
 
 impl Away {
-    /// Memory on other nodes than `node`. Large pages are taken off private and shared memory in proportion, since
+    /// Memory on other nodes than these. Large pages are taken off private and shared memory in proportion, since
     /// the inspection does not say which they are.
-    fn from(locality: &Locality, node: NodeId) -> Self {
+    fn from(locality: &Locality, home: &BTreeSet<NodeId>) -> Self {
         let mut out = Self::default();
         for other in prediction::memory_nodes(locality) {
-            if other == node {
+            if home.contains(&other) {
                 continue;
             }
             let of = |m: &BTreeMap<NodeId, Bytes>| m.get(&other).copied().unwrap_or(Bytes::ZERO);
@@ -270,10 +289,36 @@ fn total(by_node: &BTreeMap<NodeId, Bytes>) -> Bytes {
     by_node.values().copied().sum()
 }
 
-fn plan(seen: &Seen<'_>, locality: &Locality, node: NodeId) -> Opinion {
+/// A move of memory to the nodes where the threads are, or are to be.
+pub(crate) struct Move {
+    /// How much of what lies elsewhere.
+    pub(crate) bytes: Bytes,
+    /// Whether shared memory follows private memory.
+    pub(crate) shared: bool,
+    /// Bytes per second.
+    pub(crate) pace: f64,
+    /// How long it takes.
+    pub(crate) seconds: f64,
+    /// Whether it is short enough to be switched back and forth.
+    pub(crate) quick: bool,
+    /// Where threads and memory are then.
+    pub(crate) after: Picture,
+    /// What cannot be moved, as the end of a sentence; mostly nothing.
+    stays: String,
+    /// All that could ever be moved, wherever it is.
+    all: Bytes,
+}
+
+/// What would be moved to the nodes where the threads of `now` are, or why nothing is.
+pub(crate) fn planned(
+    seen: &Seen<'_>,
+    locality: &Locality,
+    now: &Picture,
+    home: &BTreeSet<NodeId>,
+) -> Result<Move, String> {
     let policy = seen.policy;
     let resident = prediction::resident(locality);
-    let away = Away::from(locality, node);
+    let away = Away::from(locality, home);
     let shared_too = SHARED_TOO.value(policy) >= 0.5;
     let private = total(&away.private);
     let shared = if shared_too {
@@ -289,95 +334,181 @@ fn plan(seen: &Seen<'_>, locality: &Locality, node: NodeId) -> Opinion {
     };
     let least = REMOTE_MIN.value(policy);
     if (private + shared).0 < PLAN_MIN.0 || remote < least {
-        return decline(format!(
-            "{} ({:.1} %) of its memory lies elsewhere than node {node} and could be moved (at least {PLAN_MIN} and {:.0} \
-             %){stays}",
+        return Err(format!(
+            "{} ({:.1} %) of its memory lies elsewhere than {} and could be moved (at least {PLAN_MIN} and {:.0} %){stays}",
             private + shared,
             remote * 100.0,
+            node_list(home),
             least * 100.0
         ));
     }
     let all_private: Bytes = total(&locality.private);
     let most_private = Bytes((all_private.0 as f64 * PLAN_SHARE_MAX.value(policy)) as u64);
-    let room = room(seen, locality, node);
+    let room = room(seen, locality, home);
     let bytes = Bytes((private.0.min(most_private.0) + shared.0).min(room.0));
     if bytes.0 < PLAN_MIN.0 {
-        return decline(format!(
-            "node {node} has room for {room} more of it at most, and {} lie elsewhere: not moved without free memory",
+        return Err(format!(
+            "{} has room for {room} more of it at most, and {} lie elsewhere: not moved without free memory",
+            node_list(home),
             private + shared
         ));
     }
-    let domains = Domains::of(seen.machine);
-    let now = kept(&Picture::of(locality), seen, &domains);
-    let from = taken(&away, bytes, shared_too);
-    let after = now.with_moved(&from, node, resident);
-    let predicted = prediction::of_place(&now, &after, &domains, locality.counters.as_ref(), false);
-    let gain = seen.known.unwrap_or(predicted);
-    let least = GAIN_MIN.value(policy);
-    if seen.known.is_none() && gain.estimate < least {
-        return decline(format!(
-            "no benefit predicted from moving {bytes} to node {node} ({gain}; at least {:+.1} %){stays}",
-            least * 100.0
-        ));
-    }
     // Of what the plan draws on: shared memory counts where it follows.
-    let all_wanted = all_private
+    let all = all_private
         + if shared_too {
             total(&locality.shared)
         } else {
             Bytes::ZERO
         };
-    let pace = pace(seen, locality, all_wanted);
+    let pace = pace(seen, locality, all);
     let seconds = bytes.0 as f64 / pace;
-    let step_share = STEP_SHARE.value(policy);
-    let reversible = step_share >= 1.0 && seconds <= SWITCH_MAX.value(policy);
+    Ok(Move {
+        bytes,
+        shared: shared_too,
+        pace,
+        seconds,
+        quick: STEP_SHARE.value(policy) >= 1.0 && seconds <= SWITCH_MAX.value(policy),
+        after: now.with_moved(&taken(&away, bytes, shared_too), home, resident),
+        stays,
+        all,
+    })
+}
+
+/// What would be moved if each process were kept on one node with its private memory beside it, with that share of the
+/// processes on each node; or why nothing is. Whose memory is where is not known: as much of each process's as of all.
+pub(crate) fn planned_apart(
+    seen: &Seen<'_>,
+    locality: &Locality,
+    now: &Picture,
+    shares: &BTreeMap<NodeId, f64>,
+) -> Result<Move, String> {
+    let policy = seen.policy;
+    let resident = prediction::resident(locality);
+    // Nobody is at home anywhere yet, so all memory counts as away.
+    let own = Away::from(locality, &BTreeSet::new()).private;
+    let all = total(&own);
+    let most = total(&locality.private).0 as f64 * PLAN_SHARE_MAX.value(policy);
+    let by_chance: f64 = shares
+        .iter()
+        .map(|(node, share)| share * own.get(node).map_or(0.0, |b| b.0 as f64))
+        .sum();
+    let bytes = Bytes(all.0.saturating_sub(by_chance as u64));
+    let remote = bytes.0 as f64 / resident.0.max(1) as f64;
+    if bytes.0 < PLAN_MIN.0 || remote < REMOTE_MIN.value(policy) || bytes.0 as f64 > most {
+        return Err(format!(
+            "{bytes} ({:.1} %) of its memory lie elsewhere than the processes would be",
+            remote * 100.0
+        ));
+    }
+    for (node, share) in shares {
+        let wanted = Bytes((share * all.0 as f64) as u64);
+        let more = wanted.saturating_sub(own.get(node).copied().unwrap_or(Bytes::ZERO));
+        let room = room(seen, locality, &BTreeSet::from([*node]));
+        if more.0 > room.0 {
+            return Err(format!(
+                "node {node} has room for {room} more of it at most, and {more} belong there"
+            ));
+        }
+    }
+    let pace = pace(seen, locality, total(&locality.private));
+    let seconds = bytes.0 as f64 / pace;
+    Ok(Move {
+        bytes,
+        shared: false,
+        pace,
+        seconds,
+        quick: STEP_SHARE.value(policy) >= 1.0 && seconds <= SWITCH_MAX.value(policy),
+        after: now.with_apart(&own, resident),
+        stays: String::new(),
+        all: total(&locality.private),
+    })
+}
+
+fn plan(seen: &Seen<'_>, locality: &Locality, home: &BTreeSet<NodeId>) -> Opinion {
+    let policy = seen.policy;
+    let domains = Domains::of(seen.machine);
+    let now = kept(&Picture::of(locality), seen, &domains);
+    let (plan, node) = match (planned(seen, locality, &now, home), home.first()) {
+        (Ok(plan), Some(node)) => (plan, *node),
+        (Err(why), _) => return decline(why),
+        (_, None) => return decline("its threads are kept on no node that is there".into()),
+    };
+    let Move {
+        bytes, pace, stays, ..
+    } = &plan;
+    let predicted = Place::of(&now, &domains, locality.counters.as_ref(), true).gain(&plan.after, false);
+    let gain = seen.known.unwrap_or(predicted);
+    let least = GAIN_MIN.value(policy);
+    if seen.known.is_none() && gain.estimate < least {
+        return decline(format!(
+            "no benefit predicted from moving {bytes} to {} ({gain}; at least {:+.1} %){stays}",
+            node_list(home),
+            least * 100.0
+        ));
+    }
+    let reversible = plan.quick;
     let mut moves = if reversible {
-        vec![bytes]
+        vec![*bytes]
     } else {
-        parts(bytes, all_wanted, step_share)
+        parts(*bytes, plan.all, STEP_SHARE.value(policy))
     }
     .into_iter()
     .map(|bytes| {
         Target::Pages(PageMove {
             node,
             bytes,
-            shared: shared_too,
+            shared: plan.shared,
         })
     });
     let Some(target) = moves.next() else {
         return decline("nothing to move".into());
     };
     let hypothesis = format!(
-        "{bytes} of its {resident} lie elsewhere than its threads on node {node}; moved there in {}, memory is local {:.0} \
-         % instead of {:.0} % (predicted {gain}){stays}",
-        Nanoseconds::from_secs_f64(seconds),
-        after.local(&domains) * 100.0,
+        "{bytes} of its {} lie elsewhere than its threads on {}; moved there in {}, memory is local {:.0} % instead of \
+         {:.0} % (predicted {gain}){stays}",
+        prediction::resident(locality),
+        node_list(home),
+        Nanoseconds::from_secs_f64(plan.seconds),
+        plan.after.local(&domains) * 100.0,
         now.local(&domains) * 100.0,
     );
+    let mut arguments = BTreeMap::from([("bytes_per_second".to_owned(), format!("{pace:.0}"))]);
+    if home.len() > 1 {
+        let list: Vec<String> = home.iter().map(ToString::to_string).collect();
+        arguments.insert("spread_over".to_owned(), list.join(","));
+    }
     Opinion::Propose(Box::new(Proposal {
         hypothesis,
         predicted: gain,
         effector: EffectorId::from("page_placement"),
         target,
         stages: moves.collect(),
-        arguments: BTreeMap::from([("bytes_per_second".to_owned(), format!("{:.0}", pace))]),
+        arguments,
         reversible,
         joint: true,
         settling: if reversible {
-            Nanoseconds(
-                SETTLING
-                    .0
-                    .max(Nanoseconds::from_secs_f64(seconds / TIME_CONSTANTS).0),
-            )
+            plan.settling(SETTLING)
         } else {
             SETTLING
         },
-        risk: format!(
-            "threads that touch a page under move wait for it; {:.0} MiB/s of memory bandwidth while it lasts",
-            pace / MIB
-        ),
+        risk: plan.risk(),
         advice: Vec::new(),
     }))
+}
+
+impl Move {
+    /// Time constant of a change that this move is part of, at least `least`.
+    pub(crate) fn settling(&self, least: Nanoseconds) -> Nanoseconds {
+        least.max(Nanoseconds::from_secs_f64(self.seconds / TIME_CONSTANTS))
+    }
+
+    /// What it may cost, in a sentence.
+    pub(crate) fn risk(&self) -> String {
+        format!(
+            "threads that touch a page under move wait for it; {:.0} MiB/s of memory bandwidth while it lasts",
+            self.pace / MIB
+        )
+    }
 }
 
 /// Where the memory is, with the threads where they are kept. An inspection covers the time before the placement,
@@ -414,23 +545,24 @@ fn taken(away: &Away, bytes: Bytes, shared_too: bool) -> BTreeMap<NodeId, Bytes>
     out
 }
 
-/// How much more the node could hold: no more than is free on the host, nor than its size less what the workload has
+/// How much more the nodes could hold: no more than is free on the host, nor than their size less what the workload has
 /// there already and less the reserve. What others hold there is for the effector to see.
-fn room(seen: &Seen<'_>, locality: &Locality, node: NodeId) -> Bytes {
-    let size = seen
-        .machine
-        .nodes
-        .iter()
-        .find(|n| n.id == node)
-        .map_or(Bytes::ZERO, |n| n.memory);
-    let on = |m: &BTreeMap<NodeId, Bytes>| m.get(&node).copied().unwrap_or(Bytes::ZERO);
-    let reserve = Bytes((size.0 as f64 * RESERVE.value(seen.policy)) as u64);
-    let left = size
-        .saturating_sub(reserve)
-        .saturating_sub(on(&locality.private) + on(&locality.shared));
+fn room(seen: &Seen<'_>, locality: &Locality, home: &BTreeSet<NodeId>) -> Bytes {
+    let share = RESERVE.value(seen.policy);
+    let mut left = Bytes::ZERO;
+    let mut reserves = Bytes::ZERO;
+    for node in seen.machine.nodes.iter().filter(|n| home.contains(&n.id)) {
+        let on = |m: &BTreeMap<NodeId, Bytes>| m.get(&node.id).copied().unwrap_or(Bytes::ZERO);
+        let reserve = Bytes((node.memory.0 as f64 * share) as u64);
+        reserves += reserve;
+        left += node
+            .memory
+            .saturating_sub(reserve)
+            .saturating_sub(on(&locality.private) + on(&locality.shared));
+    }
     Bytes(
         left.0
-            .min(seen.machine_sample.memory_free.saturating_sub(reserve).0),
+            .min(seen.machine_sample.memory_free.saturating_sub(reserves).0),
     )
 }
 
@@ -480,8 +612,9 @@ fn parts(bytes: Bytes, all: Bytes, step_share: f64) -> Vec<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::common::testing::{GIB, Scene, chips, machine};
-    use homeostat_model::{CpuId, LlcId};
+    use crate::common::testing::{GIB, Scene, available, chips, machine};
+    use homeostat_engine::WorkloadRule;
+    use homeostat_model::LlcId;
 
     fn gib(n: f64) -> Bytes {
         Bytes((n * GIB as f64) as u64)
@@ -634,7 +767,93 @@ mod tests {
             s.hold("cache_affinity", Target::Cpus((0..64).map(CpuId).collect()));
         });
         assert!(wide.reason(&MemoryAffinity).contains("2 nodes"));
+        let wide = wide.with(|s| s.machine.capabilities.push(available(SPREAD)));
+        assert!(
+            wide.reason(&MemoryAffinity)
+                .contains("lies elsewhere than nodes 0,1")
+        );
         assert!(kept(4.0, 0.0).reason(&MemoryAffinity).contains("lies elsewhere"));
+    }
+
+    /// Kept on the first two of four nodes, its memory evenly on all.
+    fn wide() -> Scene {
+        Scene::new(machine(&chips(4, 4), 4), 30.0, 16.0).with(|s| {
+            s.hold("cache_affinity", Target::Cpus((0..64).map(CpuId).collect()));
+            s.machine.capabilities.push(available(SPREAD));
+            s.locality().running = BTreeMap::from([(LlcId(0), 15.0), (LlcId(32), 15.0)]);
+            s.counters().local_share = 0.25;
+        })
+    }
+
+    #[test]
+    fn memory_of_threads_on_several_nodes_is_shared_out_among_them() {
+        let p = wide().proposal(&MemoryAffinity);
+        assert_eq!(p.arguments["spread_over"], "0,1");
+        let all = moves(&p);
+        assert_eq!(all[0].node, NodeId(0));
+        let bytes: u64 = all.iter().map(|m| m.bytes.0).sum();
+        assert!(bytes.abs_diff(gib(8.0).0) < 1 << 20, "{}", p.hypothesis);
+        assert!(
+            p.hypothesis.contains("local 50 % instead of 25 %"),
+            "{}",
+            p.hypothesis
+        );
+        assert!(
+            p.predicted.estimate > 0.05 && p.predicted.lower > 0.0,
+            "{}",
+            p.predicted
+        );
+        // One node needs no such argument.
+        assert!(
+            !kept(4.0, 0.3)
+                .proposal(&MemoryAffinity)
+                .arguments
+                .contains_key("spread_over")
+        );
+        // The room of both counts.
+        let tight = wide().with(|s| s.machine_sample.memory_free = gib(8.4));
+        let bytes: u64 = moves(&tight.proposal(&MemoryAffinity))
+            .iter()
+            .map(|m| m.bytes.0)
+            .sum();
+        assert!(
+            bytes.abs_diff(gib(2.0).0) < 1 << 20,
+            "5 % of twice 64 GiB stay free: {bytes}"
+        );
+    }
+
+    #[test]
+    fn memory_that_is_on_one_of_the_nodes_already_stays() {
+        let there = wide().with(|s| {
+            s.locality().private = BTreeMap::from([(NodeId(0), gib(15.0)), (NodeId(1), gib(1.0))]);
+        });
+        let text = there.reason(&MemoryAffinity);
+        assert!(
+            text.contains("0 B (0.0 %) of its memory lies elsewhere than nodes 0,1"),
+            "{text}"
+        );
+        let without = wide().with(|s| s.machine.capabilities.retain(|c| c.id.as_str() != SPREAD));
+        assert!(without.reason(&MemoryAffinity).contains(SPREAD));
+    }
+
+    #[test]
+    fn whoever_switched_it_off_is_heard_by_those_who_ask() {
+        let off = || BTreeMap::from([(ID.to_owned(), false)]);
+        let ask = |s: &Scene| s.ask(is_allowed);
+        assert!(ask(&kept(4.0, 0.3)));
+        assert!(!ask(&kept(4.0, 0.3).with(|s| s.policy.strategies = off())));
+        assert!(!ask(
+            &kept(4.0, 0.3).with(|s| s.workload.choice.strategies = off())
+        ));
+        let rule = |pattern: &str| WorkloadRule {
+            pattern: pattern.to_owned(),
+            strategies: off(),
+            ..WorkloadRule::default()
+        };
+        assert!(!ask(&kept(4.0, 0.3).with(|s| s.policy.workloads.push(rule("w*")))));
+        assert!(ask(&kept(4.0, 0.3).with(|s| s.policy.workloads.push(rule("x*")))));
+        let young = kept(4.0, 0.3).with(|s| s.sample.age = Nanoseconds::from_secs(60));
+        assert!(ask(&young) && !ask(&young.classic()));
     }
 
     #[test]

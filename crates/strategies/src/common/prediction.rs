@@ -36,8 +36,11 @@ const CONFIDENCE: f64 = 0.9;
 pub(crate) struct Picture {
     /// Share of the running threads by domain.
     pub(crate) running: BTreeMap<LlcId, f64>,
-    /// Share of the memory by node.
+    /// Share of the memory by node; of what is `apart`, nothing.
     pub(crate) memory: BTreeMap<NodeId, f64>,
+    /// Share of the accesses that go to memory of the own process on the node where that process is kept: local whatever
+    /// `running` and `memory` say of the workload as a whole. As inspected 0, since that is not known of each process.
+    pub(crate) apart: f64,
 }
 
 impl Picture {
@@ -52,6 +55,7 @@ impl Picture {
                     .chain(&locality.shared)
                     .map(|(n, b)| (*n, b.0 as f64)),
             ),
+            apart: 0.0,
         }
     }
 
@@ -60,11 +64,18 @@ impl Picture {
         Self {
             running: shares(running),
             memory: self.memory.clone(),
+            apart: 0.0,
         }
     }
 
-    /// The same threads, with a part of all memory moved: so much less on some nodes, all of it added to one.
-    pub(crate) fn with_moved(&self, from: &BTreeMap<NodeId, Bytes>, to: NodeId, all: Bytes) -> Self {
+    /// The same threads, with a part of all memory moved: so much less on some nodes, all of it added to others, each
+    /// of which gets the same part.
+    pub(crate) fn with_moved(
+        &self,
+        from: &BTreeMap<NodeId, Bytes>,
+        to: &BTreeSet<NodeId>,
+        all: Bytes,
+    ) -> Self {
         let mut out = self.clone();
         let mut moved = 0.0;
         for (node, bytes) in from {
@@ -74,16 +85,35 @@ impl Picture {
                 moved += part;
             }
         }
-        *out.memory.entry(to).or_default() += moved;
+        for node in to {
+            *out.memory.entry(*node).or_default() += moved / to.len() as f64;
+        }
         out
     }
 
-    /// Share of the accesses that are local when every thread uses all memory alike.
+    /// The same threads, each process on a domain of its own with its memory beside it: so much of all memory, which is
+    /// where it is now by node.
+    pub(crate) fn with_apart(&self, own: &BTreeMap<NodeId, Bytes>, all: Bytes) -> Self {
+        let part = |bytes: Bytes| bytes.0 as f64 / all.0.max(1) as f64;
+        let rest = self.memory.iter().map(|(node, share)| {
+            let own = own.get(node).map_or(0.0, |b| part(*b));
+            (*node, (share - own).max(0.0))
+        });
+        Self {
+            running: self.running.clone(),
+            memory: shares(rest),
+            apart: own.values().map(|b| part(*b)).sum::<f64>().min(1.0),
+        }
+    }
+
+    /// Share of the accesses that are local when every thread uses all memory alike, but for what is apart.
     pub(crate) fn local(&self, domains: &Domains) -> f64 {
-        self.pairs(domains)
+        let shared: f64 = self
+            .pairs(domains)
             .filter(|(_, distance)| *distance == LOCAL_DISTANCE)
             .map(|(share, _)| share)
-            .sum()
+            .sum();
+        self.apart + (1.0 - self.apart) * shared
     }
 
     /// Every pair of a running place and a memory place: share of the accesses, distance.
@@ -103,20 +133,23 @@ impl Picture {
         if squares > 0.0 { 1.0 / squares } else { 1.0 }
     }
 
-    /// Mean latency of a line that another running thread of the workload changed (ns).
+    /// Mean latency of a line that another running thread of the workload changed (ns). Pairs of threads are counted by
+    /// node: there may be many caches.
     fn intervention(&self, domains: &Domains, queue: f64) -> f64 {
-        let mut sum = 0.0;
-        for (a, share_a) in &self.running {
-            for (b, share_b) in &self.running {
-                let time = if a == b {
-                    SAME_CACHE_NS
-                } else {
-                    match (domains.node_of(*a), domains.node_of(*b)) {
-                        (Some(x), Some(y)) if x != y => {
-                            SAME_CACHE_NS + latency(domains.distance(x, y)) - LOCAL_NS + queue
-                        }
-                        _ => OTHER_CACHE_NS,
+        let mut same_cache = 0.0;
+        let mut by_node: BTreeMap<Option<NodeId>, f64> = BTreeMap::new();
+        for (llc, share) in &self.running {
+            same_cache += share * share;
+            *by_node.entry(domains.node_of(*llc)).or_default() += share;
+        }
+        let mut sum = same_cache * (SAME_CACHE_NS - OTHER_CACHE_NS);
+        for (a, share_a) in &by_node {
+            for (b, share_b) in &by_node {
+                let time = match (a, b) {
+                    (Some(x), Some(y)) if x != y => {
+                        SAME_CACHE_NS + latency(domains.distance(*x, *y)) - LOCAL_NS + queue
                     }
+                    _ => OTHER_CACHE_NS,
                 };
                 sum += share_a * share_b * time;
             }
@@ -166,56 +199,88 @@ fn accesses(picture: &Picture, domains: &Domains, counted_local: Option<f64>, wa
     if local + remote <= 0.0 {
         return LOCAL_NS;
     }
+    let apart = picture.apart;
     let away = if remote > 0.0 {
         remote_time / remote
     } else {
         latency(NEAR_DISTANCE) + waiting
     };
-    let local = counted_local.unwrap_or(local / (local + remote)).clamp(0.0, 1.0);
+    let of_all = apart + (1.0 - apart) * local / (local + remote);
+    let local = counted_local.unwrap_or(of_all).clamp(0.0, 1.0);
     local * LOCAL_NS + (1.0 - local) * away
 }
 
-/// Gain in instructions per cycle when a workload goes from one picture to another. `crowd`: whether other programs
-/// use the same caches, so that keeping each to fewer caches leaves more room for each.
-pub(crate) fn of_place(
-    now: &Picture,
-    after: &Picture,
-    domains: &Domains,
-    counters: Option<&Counters>,
-    crowd: bool,
-) -> Effect {
-    let waiting = counters.map_or(0.0, |c| queue(c.busiest_link));
-    let counted = counters
-        .map(|c| c.local_share)
-        .filter(|s| s.is_finite() && domains.list.len() > 1);
-    let memory = accesses(after, domains, None, waiting) / accesses(now, domains, counted, waiting);
-    let caches = after.intervention(domains, waiting) / now.intervention(domains, waiting).max(1.0);
-    let spread = if crowd { after.spread() / now.spread() } else { 1.0 };
-    let gain = |memory_share: f64, cache_share: f64, belief: f64, exponent: f64| {
-        let memory = 1.0 + belief * (memory - 1.0);
-        let caches = 1.0 + belief * (caches - 1.0);
-        let rest = (1.0 - memory_share - cache_share).max(0.0);
-        let cycles = rest + memory_share * memory * spread.powf(exponent) + cache_share * caches;
-        1.0 / cycles.max(0.05) - 1.0
-    };
-    let share = |x: f64| if x.is_finite() { x.clamp(0.0, 0.95) } else { 0.0 };
-    let (estimate, lower, upper) = match counters {
-        Some(c) => {
-            let memory_share = share(c.memory_stall_share);
-            let cache_share = share(c.cache_to_cache_stall_share).min(0.95 - memory_share);
-            (
-                gain(memory_share, cache_share, 1.0, FOOTPRINT),
-                gain(memory_share, cache_share, 0.5, 0.0),
-                gain(memory_share, cache_share, 1.0, FOOTPRINT_UPPER),
-            )
+/// What is known of a workload where it is now, to be compared with several places where it could be.
+pub(crate) struct Place<'a> {
+    domains: &'a Domains,
+    counters: Option<&'a Counters>,
+    /// Whether its threads share memory. If not, they take no lines from each other's caches unless the counters say so.
+    shares: bool,
+    /// Waiting time at the busiest link (ns).
+    waiting: f64,
+    /// Mean latency of memory (ns).
+    memory: f64,
+    /// Mean latency of a line of another thread (ns).
+    lines: f64,
+    spread: f64,
+}
+
+impl<'a> Place<'a> {
+    /// Of a workload that runs like this.
+    pub(crate) fn of(
+        now: &Picture,
+        domains: &'a Domains,
+        counters: Option<&'a Counters>,
+        shares: bool,
+    ) -> Self {
+        let waiting = counters.map_or(0.0, |c| queue(c.busiest_link));
+        let counted = counters
+            .map(|c| c.local_share)
+            .filter(|s| s.is_finite() && domains.list.len() > 1);
+        Self {
+            domains,
+            counters,
+            shares,
+            waiting,
+            memory: accesses(now, domains, counted, waiting),
+            lines: now.intervention(domains, waiting).max(1.0),
+            spread: now.spread(),
         }
-        None => {
-            let estimate = gain(ASSUMED[0].0, ASSUMED[1].0, 1.0, FOOTPRINT);
-            let upper = gain(ASSUMED[0].1, ASSUMED[1].1, 1.0, FOOTPRINT_UPPER);
-            (estimate, estimate.min(0.0), upper)
-        }
-    };
-    ordered(estimate, lower, upper)
+    }
+
+    /// Gain in instructions per cycle when it goes from here to another picture. `crowd`: whether other programs use the
+    /// same caches, so that keeping each to fewer caches leaves more room for each.
+    pub(crate) fn gain(&self, after: &Picture, crowd: bool) -> Effect {
+        let memory = accesses(after, self.domains, None, self.waiting) / self.memory;
+        let caches = after.intervention(self.domains, self.waiting) / self.lines;
+        let spread = if crowd { after.spread() / self.spread } else { 1.0 };
+        let gain = |memory_share: f64, cache_share: f64, belief: f64, exponent: f64| {
+            let memory = 1.0 + belief * (memory - 1.0);
+            let caches = 1.0 + belief * (caches - 1.0);
+            let rest = (1.0 - memory_share - cache_share).max(0.0);
+            let cycles = rest + memory_share * memory * spread.powf(exponent) + cache_share * caches;
+            1.0 / cycles.max(0.05) - 1.0
+        };
+        let share = |x: f64| if x.is_finite() { x.clamp(0.0, 0.95) } else { 0.0 };
+        let (estimate, lower, upper) = match self.counters {
+            Some(c) => {
+                let memory_share = share(c.memory_stall_share);
+                let cache_share = share(c.cache_to_cache_stall_share).min(0.95 - memory_share);
+                (
+                    gain(memory_share, cache_share, 1.0, FOOTPRINT),
+                    gain(memory_share, cache_share, 0.5, 0.0),
+                    gain(memory_share, cache_share, 1.0, FOOTPRINT_UPPER),
+                )
+            }
+            None => {
+                let lines = |share: f64| if self.shares { share } else { 0.0 };
+                let estimate = gain(ASSUMED[0].0, lines(ASSUMED[1].0), 1.0, FOOTPRINT);
+                let upper = gain(ASSUMED[0].1, lines(ASSUMED[1].1), 1.0, FOOTPRINT_UPPER);
+                (estimate, estimate.min(0.0), upper)
+            }
+        };
+        ordered(estimate, lower, upper)
+    }
 }
 
 /// Gain when the threads that share data are kept on one board each, with as many threads on each board as now: lines of
@@ -390,10 +455,21 @@ mod tests {
         Domains::of(&machine(&chips, 4))
     }
 
+    fn of_place(
+        now: &Picture,
+        after: &Picture,
+        domains: &Domains,
+        counters: Option<&Counters>,
+        crowd: bool,
+    ) -> Effect {
+        Place::of(now, domains, counters, true).gain(after, crowd)
+    }
+
     fn picture(running: &[(u32, f64)], memory: &[(u32, f64)]) -> Picture {
         Picture {
             running: running.iter().map(|(l, s)| (LlcId(*l), *s)).collect(),
             memory: memory.iter().map(|(n, s)| (NodeId(*n), *s)).collect(),
+            apart: 0.0,
         }
     }
 
@@ -473,6 +549,92 @@ mod tests {
             gain.lower == 0.0 && gain.estimate > 0.0 && gain.upper > gain.estimate,
             "{gain}"
         );
+    }
+
+    #[test]
+    fn pairs_of_threads_counted_by_node_are_all_pairs() {
+        // Two nodes of two caches each, and one cache that the machine does not know.
+        let chips: Vec<Chip> = (0..4)
+            .map(|i| Chip {
+                cores: 8,
+                node: i / 2,
+                board: 0,
+            })
+            .collect();
+        let domains = Domains::of(&machine(&chips, 4));
+        let shares = [(0, 0.3), (32, 0.2), (64, 0.25), (96, 0.15), (7, 0.1)];
+        let mut sum = 0.0;
+        for (a, share_a) in shares {
+            for (b, share_b) in shares {
+                let time = match (a, b) {
+                    _ if a == b => SAME_CACHE_NS,
+                    _ if a == 7 || b == 7 || a / 64 == b / 64 => OTHER_CACHE_NS,
+                    _ => SAME_CACHE_NS + latency(NEAR_DISTANCE) - LOCAL_NS + 9.0,
+                };
+                sum += share_a * share_b * time;
+            }
+        }
+        let found = picture(&shares, &[]).intervention(&domains, 9.0);
+        assert!((found - sum).abs() < 1e-9, "{found} {sum}");
+    }
+
+    #[test]
+    fn processes_that_share_nothing_are_not_assumed_to_share_lines() {
+        let domains = two_chips(1);
+        let now = picture(&[(0, 0.5), (32, 0.5)], &[(0, 0.5), (1, 0.5)]);
+        let after = now.with_running([(LlcId(0), 1.0)].into_iter());
+        let gain = |counters: Option<&Counters>, shares| {
+            Place::of(&now, &domains, counters, shares).gain(&after, false)
+        };
+        assert!(gain(None, true).estimate > 0.01);
+        assert!(gain(None, false).upper.abs() < 1e-9);
+        // What was counted is there, whoever shares it.
+        let counted = Counters {
+            cache_to_cache_stall_share: 0.2,
+            local_share: 0.5,
+            ..Counters::default()
+        };
+        assert_eq!(gain(Some(&counted), true), gain(Some(&counted), false));
+    }
+
+    #[test]
+    fn memory_apart_is_local_and_the_rest_is_as_it_was() {
+        let domains = two_chips(1);
+        let gib = |n: u64| Bytes(n << 30);
+        let now = picture(&[(0, 0.5), (32, 0.5)], &[(0, 0.75), (1, 0.25)]);
+        // Of 16 GiB, 6 on node 0 and 2 on node 1 are the processes' own.
+        let own = BTreeMap::from([(NodeId(0), gib(6)), (NodeId(1), gib(2))]);
+        let after = now.with_apart(&own, gib(16));
+        assert!((after.apart - 0.5).abs() < 1e-9 && (after.memory[&NodeId(0)] - 0.75).abs() < 1e-9);
+        assert!((after.local(&domains) - 0.75).abs() < 1e-9);
+        let counters = Counters {
+            memory_stall_share: 0.5,
+            local_share: 0.5,
+            ..Counters::default()
+        };
+        let place = Place::of(&now, &domains, Some(&counters), true);
+        let half = place.gain(&after, false).estimate;
+        // All of it.
+        let own = BTreeMap::from([(NodeId(0), gib(12)), (NodeId(1), gib(4))]);
+        let whole = now.with_apart(&own, gib(16));
+        assert!((whole.local(&domains) - 1.0).abs() < 1e-9);
+        let all = place.gain(&whole, false).estimate;
+        assert!(half > 0.05 && all > half, "{half} {all}");
+        assert!(place.gain(&now, false).estimate.abs() < 1e-9);
+    }
+
+    #[test]
+    fn memory_that_moves_to_several_nodes_is_shared_out_evenly() {
+        let gib = |n: u64| Bytes(n << 30);
+        let now = picture(&[(0, 1.0)], &[(0, 0.5), (1, 0.25), (2, 0.25)]);
+        let from = BTreeMap::from([(NodeId(0), gib(4)), (NodeId(1), gib(9))]);
+        let to = BTreeSet::from([NodeId(2), NodeId(3)]);
+        let after = now.with_moved(&from, &to, gib(16));
+        // A quarter from node 0; of node 1 no more than there is.
+        let expected = [(0, 0.25), (1, 0.0), (2, 0.5), (3, 0.25)];
+        for (node, share) in expected {
+            assert!((after.memory[&NodeId(node)] - share).abs() < 1e-9, "{after:?}");
+        }
     }
 
     #[test]
