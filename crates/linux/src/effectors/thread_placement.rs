@@ -299,6 +299,9 @@ impl Effector for ThreadPlacement {
     }
 
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        if self.in_force.is_empty() {
+            return Vec::new();
+        }
         let begun = Instant::now();
         let Ok(machine) = Cpus::read(&self.root) else {
             return Vec::new();
@@ -1235,5 +1238,192 @@ fn numa_error(id: ProcessId, error: NumaError) -> PlatformError {
             value: "a mask of CPUs".into(),
             errno: error.to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::CpuId;
+    use proptest::prelude::*;
+
+    /// A machine of 8 possible CPUs, of which 6 are online.
+    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let common = [
+            (ONLINE, "0-5\n"),
+            (POSSIBLE, "0-7\n"),
+            (ISOLATED, "\n"),
+            (NOHZ_FULL, "(null)\n"),
+        ];
+        for (path, text) in common.iter().chain(files) {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        (tree, root)
+    }
+
+    fn action(cpus: &[u32]) -> Action {
+        Action {
+            id: ActionId(1),
+            effector: "thread_placement".into(),
+            workload: "w".into(),
+            target: Target::Cpus(cpus.iter().map(|c| CpuId(*c)).collect()),
+            arguments: BTreeMap::new(),
+            why: String::new(),
+        }
+    }
+
+    fn stat(pid: i32, parent: i32, session: i32, start: u64) -> String {
+        format!(
+            "{pid} (a b) S {parent} {pid} {session} 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 {start} 9 9 99 1 2 3 0\n"
+        )
+    }
+
+    fn id(pid: i32, start_ticks: u64) -> ProcessId {
+        ProcessId { pid, start_ticks }
+    }
+
+    #[test]
+    fn a_target_must_be_there_online_and_not_set_aside() {
+        let (_keep, root) = machine(&[(ISOLATED, "4\n"), (NOHZ_FULL, "3-4\n")]);
+        let cpus = Cpus::read(&root).unwrap();
+        let checked = |list: &[u32]| checked_target(&action(list), &cpus);
+        assert_eq!(checked(&[2, 1, 2]), Ok(CpuMask::of([1, 2])));
+        // One of them is offline: the kernel leaves it out until it comes.
+        assert_eq!(checked(&[5, 6]), Ok(CpuMask::of([5, 6])));
+        for wrong in [&[][..], &[6, 7], &[8], &[u32::MAX]] {
+            assert!(
+                matches!(checked(wrong), Err(PlatformError::Rejected { .. })),
+                "{wrong:?}"
+            );
+        }
+        for taken in [&[3][..], &[0, 4]] {
+            assert!(
+                matches!(checked(taken), Err(PlatformError::Conflict { .. })),
+                "{taken:?}"
+            );
+        }
+        fs::remove_file(root.path(ONLINE)).unwrap();
+        assert!(matches!(
+            Cpus::read(&root),
+            Err(PlatformError::Unsupported { .. })
+        ));
+    }
+
+    #[test]
+    fn a_cpuset_narrower_than_the_machine_is_somebody_s_choice() {
+        let (_keep, root) = machine(&[
+            ("/proc/7/cgroup", "0::/kubepods/pod1/c\n"),
+            ("/sys/fs/cgroup/kubepods/pod1/c/cpuset.cpus", "2-3\n"),
+            ("/sys/fs/cgroup/kubepods/pod1/c/cpuset.cpus.effective", "2-3\n"),
+            ("/proc/8/cgroup", "0::/user.slice\n"),
+            ("/proc/9/cgroup", "0::/wide\n"),
+            ("/sys/fs/cgroup/wide/cpuset.cpus", "\n"),
+            ("/sys/fs/cgroup/wide/cpuset.cpus.effective", "0-5\n"),
+        ]);
+        let cpus = Cpus::read(&root).unwrap();
+        let free = |pid| free_for(&root, id(pid, 1), &cpus);
+        assert_eq!(free(8), Ok(CpuMask::of(0..6)));
+        assert_eq!(free(9), Ok(CpuMask::of(0..6)));
+        match free(7) {
+            Err(PlatformError::Conflict { found, .. }) => {
+                assert!(found.contains("2-3") && found.contains("kubepods"), "{found}");
+            }
+            other => panic!("{other:?}"),
+        }
+        // homeostat lives in the same one: that is the machine that both were given.
+        let own = format!("/proc/{}/cgroup", std::process::id());
+        let path = root.path(&own);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "0::/kubepods/pod1/c\n").unwrap();
+        assert_eq!(free(7), Ok(CpuMask::of([2, 3])));
+    }
+
+    #[test]
+    fn only_descendants_orphans_and_what_a_manager_started_belong_to_a_placement() {
+        let (_keep, root) = machine(&[
+            // The shell, the placed process, its child and grandchild.
+            ("/proc/50/stat", &stat(50, 1, 50, 10)),
+            ("/proc/100/stat", &stat(100, 50, 50, 1000)),
+            ("/proc/101/stat", &stat(101, 100, 50, 2100)),
+            ("/proc/102/stat", &stat(102, 101, 102, 2200)),
+            // A command that the person starts beside it.
+            ("/proc/103/stat", &stat(103, 50, 50, 2300)),
+            // An orphan of the same session.
+            ("/proc/104/stat", &stat(104, 1, 50, 2400)),
+            // A child that was there before the record.
+            ("/proc/105/stat", &stat(105, 100, 50, 1500)),
+            // Started by the service manager in the same control group, and by a shell in that group.
+            ("/proc/106/stat", &stat(106, 1, 106, 2500)),
+            ("/proc/106/cgroup", "0::/system.slice/w.service\n"),
+            ("/proc/107/stat", &stat(107, 106, 106, 2600)),
+            ("/proc/107/cgroup", "0::/system.slice/w.service\n"),
+            // Nobody's.
+            ("/proc/108/stat", &stat(108, 1, 108, 2700)),
+            ("/proc/108/cgroup", "0::/system.slice/other.service\n"),
+            ("/proc/1/stat", &stat(1, 0, 1, 1)),
+            ("/proc/1/cgroup", "0::/init.scope\n"),
+        ]);
+        let plan = Plan {
+            workload: "w".into(),
+            ours: CpuMask::of([0]),
+            processes: BTreeMap::from([(
+                id(100, 1000),
+                Found {
+                    mask: CpuMask::of(0..6),
+                    odd: BTreeMap::new(),
+                },
+            )]),
+            found: CpuMask::of(0..6),
+            since: 2000,
+            sessions: BTreeSet::from([50]),
+            groups: BTreeSet::from(["/system.slice/w.service".to_owned()]),
+            group: None,
+            count: 1,
+            skipped: BTreeMap::new(),
+        };
+        for (pid, belongs) in [
+            (100, false),
+            (101, true),
+            (102, true),
+            (103, false),
+            (104, true),
+            (105, false),
+            (106, true),
+            (107, false),
+            (108, false),
+            (999, false),
+        ] {
+            assert_eq!(plan.is_newcomer(&root, pid).is_some(), belongs, "{pid}");
+        }
+    }
+
+    #[test]
+    fn damaged_lists_of_threads_are_refused() {
+        for text in ["0", "0:", "0:1", "0:1@", "0:@1", "x:1@2", "0:1@2,", "3-1:1@2"] {
+            assert_eq!(odd_from(text), None, "{text}");
+        }
+        assert_eq!(odd_from(""), Some(BTreeMap::new()));
+    }
+
+    proptest! {
+        #[test]
+        fn threads_with_masks_of_their_own_survive_the_record(
+            threads in proptest::collection::btree_map((1..100_000i32, 0..1_000_000u64), 1..255u8, 0..40),
+        ) {
+            let odd: BTreeMap<(i32, u64), CpuMask> = threads
+                .into_iter()
+                .map(|(thread, bits)| (thread, CpuMask::of((0..8).filter(|bit| bits >> bit & 1 == 1))))
+                .collect();
+            prop_assert_eq!(odd_from(&odd_text(&odd)), Some(odd));
+        }
+
+        #[test]
+        fn no_list_of_threads_makes_it_panic(text in "[0-9:;@,-]{0,40}") {
+            let _ = odd_from(&text);
+        }
     }
 }
