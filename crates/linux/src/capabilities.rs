@@ -6,10 +6,14 @@
 
 use crate::Root;
 use crate::effectors;
+use crate::effectors::prefetch::control::{self, Obstacle};
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
+use crate::sensors::counters::others::{self, Profiler, watchdog};
+use crate::sensors::counters::{Ability, links};
 use crate::sensors::{files, pressure};
 use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
 use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
+use crate::sys::perf::OpenError;
 use crate::sys::{memory, probe};
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
 use std::os::fd::AsFd;
@@ -299,27 +303,7 @@ impl List {
             "system calls of a process cannot be counted as work",
             seen,
         );
-        let devices = files::names(root, "/sys/bus/event_source/devices");
-        let pmu = devices.iter().find(|d| {
-            *d == "cpu" || d.starts_with("cpu_") || d.starts_with("armv8") || d.starts_with("riscv")
-        });
-        let seen = match pmu {
-            Some(name) => Seen::new(
-                Available,
-                format!("event source {name}, paranoid level {level}"),
-                "",
-            ),
-            None => Seen::new(
-                Missing,
-                format!("no CPU among the event sources: {}", devices.join(", ")),
-                "on a virtual machine ask for a virtual PMU (KVM: -cpu host,pmu=on)",
-            ),
-        };
-        self.add(
-            "hardware_counters",
-            "cycles and TLB misses are unknown; gains are predicted from size alone",
-            seen,
-        );
+        self.counters(root, &level);
         let btf = root.path("/sys/kernel/btf/vmlinux").exists();
         let seen = if btf {
             Seen::new(
@@ -338,6 +322,61 @@ impl List {
             "bpf",
             "bulk sensors by BPF iterators are not possible; files are read instead",
             seen,
+        );
+    }
+
+    /// Event counters of the processor and of its memory controllers.
+    fn counters(&mut self, root: &Root, level: &str) {
+        const COST: &str = "cycles, stalls, page-table walks and remote accesses are unknown: gains of large pages are \
+                            predicted from size alone, those of placement from assumed shares";
+        const DETAIL_COST: &str = "what is not counted is not predicted: without stalls placement assumes shares, without \
+                                   page-table walks large pages go by size, without useless prefetch the prefetch \
+                                   strategy declines";
+        let devices = files::names(root, "/sys/bus/event_source/devices");
+        let pmu = devices.iter().find(|d| {
+            *d == "cpu" || d.starts_with("cpu_") || d.starts_with("armv8") || d.starts_with("riscv")
+        });
+        let (main, detail) = match pmu {
+            None => {
+                let missing = format!("no CPU among the event sources: {}", devices.join(", "));
+                let remedy = "on a virtual machine ask for a virtual PMU (KVM: -cpu host,pmu=on)";
+                (
+                    Seen::new(Missing, missing, remedy),
+                    Seen::new(Missing, "no hardware counters", remedy),
+                )
+            }
+            Some(name) if !root.is_live() => (
+                Seen::new(
+                    Available,
+                    format!("event source {name}, paranoid level {level}"),
+                    "",
+                ),
+                captured(),
+            ),
+            Some(name) => count_ourselves(root, name, level),
+        };
+        self.add("hardware_counters", COST, main);
+        self.add("counters.memory", DETAIL_COST, detail);
+        let links = match links::describe(root) {
+            Ok(detail) if !root.is_live() || may(root, CAP_PERFMON) || may(root, CAP_SYS_ADMIN) => {
+                Seen::new(Available, detail, "")
+            }
+            Ok(detail) => Seen::new(
+                Missing,
+                format!("{detail}, but CAP_PERFMON and CAP_SYS_ADMIN are missing"),
+                "run homeostat as root or give it CAP_PERFMON",
+            ),
+            Err(why) => Seen::new(
+                Missing,
+                why,
+                "on bare metal: mount -t resctrl resctrl /sys/fs/resctrl where the CPU flags have cqm_mbm_total",
+            ),
+        };
+        self.add(
+            "counters.links",
+            "how full the memory controllers are is unknown: the prefetch strategy declines, and page moves are not slowed \
+             down on a full machine",
+            links,
         );
     }
 
@@ -402,7 +441,7 @@ impl List {
         };
         self.add(
             "lockdown_free",
-            "debugfs and MSR writes may be refused; homeostat does not depend on them",
+            "debugfs and MSR writes may be refused: on x86 the prefetch strategy is off, the others do not depend on them",
             seen,
         );
         let seen = if machine.nodes.len() > 1 {
@@ -417,6 +456,16 @@ impl List {
         );
         self.places(machine);
         self.placing(root, machine);
+        let seen = match control::probe(root) {
+            Ok((_, detail)) => Seen::new(Available, detail, ""),
+            Err(Obstacle::Impossible(why)) => Seen::new(Missing, why, ""),
+            Err(Obstacle::Remediable(what, remedy)) => Seen::new(Missing, what, remedy),
+        };
+        self.add(
+            "prefetch.switch",
+            "the prefetcher stays as the firmware set it: prefetch is off",
+            seen,
+        );
     }
 
     /// What the placement strategies need to see and to switch, besides [`List::placing`].
@@ -428,30 +477,22 @@ impl List {
             machine.nodes.len().max(1)
         );
         let single = domains.len() < 2 && machine.nodes.len() < 2;
-        for (id, what, cost) in [
-            (
-                "locality",
-                "a sensor of where threads and memory are",
-                "where threads and memory are is not known: cache_affinity, memory_affinity and prefetch are off",
-            ),
-            (
-                "prefetch.switch",
-                "an effector for the hardware prefetcher",
-                "the prefetcher stays as the firmware set it: prefetch is off",
-            ),
-        ] {
-            let placing = id != "prefetch.switch";
-            let seen = if single && placing {
-                Seen::new(Missing, format!("{here}: there is nothing to place"), "")
-            } else {
-                Seen::new(
-                    Missing,
-                    format!("{here}; {what} is there on the simulated machine only, not yet on Linux"),
-                    "",
-                )
-            };
-            self.add(id, cost, seen);
-        }
+        let seen = if single {
+            Seen::new(Missing, format!("{here}: there is nothing to place"), "")
+        } else {
+            Seen::new(
+                Missing,
+                format!(
+                    "{here}; a sensor of where threads and memory are is there on the simulated machine only, not yet on Linux"
+                ),
+                "",
+            )
+        };
+        self.add(
+            "locality",
+            "where threads and memory are is not known: cache_affinity, memory_affinity and prefetch are off",
+            seen,
+        );
     }
 
     /// The hands of the placement strategies.
@@ -580,7 +621,11 @@ impl List {
         } else {
             Seen::new(Missing, "/dev/cpu/0/msr is absent", "modprobe msr")
         };
-        self.add("msr", "hardware prefetchers cannot be looked at", seen);
+        self.add(
+            "msr",
+            "on x86 hardware prefetchers can neither be looked at nor switched",
+            seen,
+        );
         let seen = if !root.is_live() {
             captured()
         } else if may(root, CAP_IPC_LOCK) {
@@ -681,6 +726,89 @@ impl List {
             seen,
         );
     }
+}
+
+/// Opens counters on ourselves: whether there are any for us, and which of the events that strategies ask for.
+fn count_ourselves(root: &Root, device: &str, level: &str) -> (Seen, Seen) {
+    let ability = Ability::probe(root);
+    if let Some(refused) = ability.refused {
+        let seen = |detail: String| {
+            let (state, remedy) = match refused {
+                OpenError::Denied(_) => (
+                    Missing,
+                    "run homeostat as root or give it CAP_PERFMON; or sysctl kernel.perf_event_paranoid=2",
+                ),
+                OpenError::Busy(_) => (
+                    Limited,
+                    "end what else uses the counters; it is probed again after a while",
+                ),
+                OpenError::Unsupported(_) | OpenError::Vanished => (
+                    Missing,
+                    "on a virtual machine ask for a virtual PMU (KVM: -cpu host,pmu=on)",
+                ),
+            };
+            Seen::new(state, detail, remedy).passing(matches!(refused, OpenError::Busy(_)))
+        };
+        return (
+            seen(format!("event source {device} does not count for us: {refused}")),
+            seen("no hardware counters".to_owned()),
+        );
+    }
+    let mut others = Vec::new();
+    if watchdog(root) {
+        others.push("the NMI watchdog holds a counter of each CPU (kernel.nmi_watchdog = 1)".to_owned());
+    }
+    let profilers: Vec<String> = running_profilers(root)
+        .into_iter()
+        .map(|p| {
+            let how = if p.direct {
+                ", which programs the counters itself"
+            } else {
+                ""
+            };
+            format!("{} runs{how}: ours wait until it ends", p.name)
+        })
+        .collect();
+    let waits = !profilers.is_empty();
+    others.extend(profilers);
+    let beside = if others.is_empty() {
+        String::new()
+    } else {
+        format!("; {}", others.join("; "))
+    };
+    let (counted, lacking) = ability.figures();
+    let main = Seen::new(
+        if waits { Limited } else { Available },
+        format!(
+            "cycles and instructions of our own thread counted by {device}, paranoid level {level}{beside}"
+        ),
+        "end the profiler",
+    );
+    let detail = format!("{}: {}", ability.set, counted.join(", "));
+    let detail = if lacking.is_empty() {
+        Seen::new(Available, detail, "")
+    } else {
+        Seen::new(
+            Limited,
+            format!("{detail}; not counted: {}", lacking.join(", ")),
+            "",
+        )
+    };
+    (main, detail)
+}
+
+/// Profilers among the first processes of the list.
+fn running_profilers(root: &Root) -> Vec<Profiler> {
+    /// Most processes whose name is read for this: some 20 ms.
+    const LOOKED_AT_MAX: usize = 4096;
+    let mut found: Vec<Profiler> = files::numbered(root, "/proc", "")
+        .into_iter()
+        .take(LOOKED_AT_MAX)
+        .filter_map(|pid| others::by_program(&files::text(root, &format!("/proc/{pid}/comm"))?))
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 fn captured() -> Seen {

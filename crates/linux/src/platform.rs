@@ -2,6 +2,7 @@
 
 use crate::effectors::Registry;
 use crate::meters::{Meter, MeterKind, MeterSettings};
+use crate::sensors::counters::HardwareCounters;
 use crate::sensors::host::Host;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
@@ -81,6 +82,10 @@ pub struct LinuxPlatform {
     kinds: Vec<Box<dyn MeterKind>>,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
     rollups: BTreeMap<ProcessId, Rollup>,
+    /// What the processor's event counters say, by windows.
+    counters: HardwareCounters,
+    /// Memory nodes, as last read.
+    nodes: usize,
     effectors: Registry,
     /// For what is read under the lock of a process's address space.
     reader: Reader,
@@ -117,6 +122,8 @@ impl LinuxPlatform {
             kinds: crate::meters::kinds(settings),
             meters: BTreeMap::new(),
             rollups: BTreeMap::new(),
+            counters: HardwareCounters::default(),
+            nodes: 1,
             effectors: Registry::new(&root),
             reader: Reader::default(),
             before: None,
@@ -138,6 +145,11 @@ impl LinuxPlatform {
             .as_ref()
             .map(ProcessTable::cost)
             .unwrap_or_default()
+    }
+
+    /// What the event counters said about a workload in their last window; `None` when it was not counted lately.
+    pub fn counters(&self, workload: &WorkloadId) -> Option<&crate::sensors::counters::Reading> {
+        self.counters.latest(workload, self.clock.now())
     }
 
     fn known(&self, workload: &WorkloadId) -> Result<&Workload, PlatformError> {
@@ -187,7 +199,14 @@ impl LinuxPlatform {
                 workload.choice.tuned.push(sentence);
             }
         }
+        self.counters.yield_to(
+            self.processes
+                .as_ref()
+                .map(ProcessTable::profilers)
+                .unwrap_or_default(),
+        );
         let living = &self.workloads;
+        self.counters.retain(|workload| living.contains_key(workload));
         self.meters
             .retain(|(workload, _), _| living.contains_key(workload));
         if let Some(table) = &self.processes {
@@ -246,6 +265,9 @@ impl LinuxPlatform {
             }
         }
         sample.huge = huge_known.then(|| private_huge + shared_huge);
+        // Last: what belongs to one sample is read at one time.
+        self.counters
+            .follow(&self.root, workload, self.nodes, self.clock.now());
     }
 
     fn rollup(&mut self, process: ProcessId) -> Option<Rollup> {
@@ -312,6 +334,7 @@ impl Sensors for LinuxPlatform {
         let mut machine = topology::read(&self.root)?;
         let probed = capabilities::probe(&self.root, &machine);
         machine.capabilities = probed.capabilities;
+        self.nodes = machine.nodes.len();
         self.probe_again = !probed.passing.is_empty();
         Ok(machine)
     }
@@ -326,6 +349,7 @@ impl Sensors for LinuxPlatform {
         } else {
             (None, self.sample_detail(&request.detail)?)
         };
+        self.counters.sweep(self.clock.now());
         machine.other_tuners.clone_from(&self.other_tuners);
         let (at_before, own_before) = self.before.unwrap_or((at, own_cpu_total));
         self.before = Some((at, own_cpu_total));

@@ -59,7 +59,8 @@ impl Locality {
 }
 
 /// Rates from the processor's event counters over the last interval. Never the judge of an experiment (the counts
-/// may change with the treatment); they predict and they prove the mechanism.
+/// may change with the treatment); they predict and they prove the mechanism. A rate that the machine does not count is
+/// not a number (NaN); cycles per instruction are always known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Cycles per instruction of a running thread.
@@ -77,7 +78,8 @@ pub struct Counters {
     /// Share of the last-level-cache misses that were served by memory of the own node, 0..1.
     #[serde(with = "crate::units::any_number")]
     pub local_share: f64,
-    /// Share of the memory traffic that is hardware prefetch, 0..1.
+    /// Share of the memory traffic that is hardware prefetch, 0..1. Where the lines that were used can be told from those
+    /// that were not, only the latter: the former would be fetched anyway.
     #[serde(with = "crate::units::any_number")]
     pub prefetch_share: f64,
     /// Share of the demand misses that the prefetcher covered, 0..1.

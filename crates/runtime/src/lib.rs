@@ -15,6 +15,8 @@
 mod crash_tests;
 pub mod recording;
 mod recovery;
+#[cfg(test)]
+mod register_crash_tests;
 
 pub use recording::{Recorder, RecordingError};
 pub use recovery::{RecoveryReport, restore};

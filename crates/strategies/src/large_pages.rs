@@ -339,7 +339,11 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     }
     usable.sort_by(|a, b| heat(b).total_cmp(&heat(a)).then(a.start.cmp(&b.start)));
     let share = bytes.0 as f64 / seen.sample.resident.0.max(1) as f64;
-    let counters = seen.locality.and_then(|l| l.counters.as_ref());
+    // Not every processor counts page-table walks.
+    let counters = seen
+        .locality
+        .and_then(|l| l.counters.as_ref())
+        .filter(|c| c.table_walk_share.is_finite());
     let predicted = counters.map_or_else(|| predict(bytes, share), |c| prediction::of_walks(c, share));
     let gain = seen.known.unwrap_or(predicted);
     let most = trial_size(seen, bytes, gain.estimate);
@@ -354,12 +358,19 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         && seen.known.is_none()
         && gain.estimate < least
     {
+        let link = if counters.busiest_link.is_finite() {
+            format!(
+                ", and the busiest link is {:.0} % full",
+                counters.busiest_link * 100.0
+            )
+        } else {
+            String::new()
+        };
         return Opinion::Decline(Declined {
             reason: format!(
-                "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles, and the \
-                 busiest link is {:.0} % full ({gain}; at least {:+.1} %)",
+                "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles{link} \
+                 ({gain}; at least {:+.1} %)",
                 counters.table_walk_share * 100.0,
-                counters.busiest_link * 100.0,
                 least * 100.0
             ),
             advice,
@@ -910,6 +921,13 @@ mod tests {
         );
         let calm = database(320).with(|s| s.counters().table_walk_share = 0.002);
         assert!(calm.reason(&LargePages).contains("no benefit predicted"));
+        // Counters that do not count walks say as much as none.
+        let open = database(320).with(|s| s.counters().table_walk_share = f64::NAN);
+        let none = database(320).with(|s| s.locality().counters = None);
+        assert_eq!(
+            open.proposal(&LargePages).predicted,
+            none.proposal(&LargePages).predicted
+        );
         // Without counters size predicts, and is not believed so firmly.
         let blind = database(320).with(|s| s.locality().counters = None);
         assert_eq!(blind.proposal(&LargePages).predicted.lower, 0.0);

@@ -20,13 +20,16 @@
 //! Event counters only: share of the traffic that is prefetch, share of the misses that it covers, use of the busiest
 //! link, share of the cycles that wait for memory. The prediction weighs the shorter queue (including that a
 //! faster program fills the link again) against the misses that are no longer covered. Without counters nothing is
-//! predicted and nothing is tried. Large pages and this change help each other on a full link: each is tried after
+//! predicted and nothing is tried; so it is where they leave one of these shares open (which of them a processor counts
+//! is in docs/hardware.md: of those in use today only Intel's count the prefetched lines that nobody used). Large pages and this change help each other on a full link: each is tried after
 //! the other is in force, and an accepted change is checked again by the guard's probes (`probe_every_s`; ASO checked
-//! every 15 minutes). Gains were measured on the simulated machine only; the switch for real Linux machines comes
-//! later (there the capability `prefetch.switch` is missing, and the strategy says so).
+//! every 15 minutes). Gains were measured on the simulated machine only. On a real one the capability `prefetch.switch`
+//! says whether there is a switch and what stands in the way of it.
 //!
 //! ## Undo
-//! The setting found before is written back to each CPU; it takes effect at once.
+//! The setting found before is written back to each CPU; it takes effect at once. On x86 writing the register marks the
+//! kernel as tainted until the next boot, which no undo takes back: it is only done where a person allowed it
+//! (`msr.allow_writes=on`).
 //!
 //! ## References
 //! Seed 000 §3.4 (DSO: at least eight cores of load and 16 GB; system-wide when more than half of the load has it),
@@ -39,7 +42,9 @@ use crate::common::{
 };
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
-use homeostat_model::{Bytes, Counters, CpuId, EffectorId, Locality, Machine, Nanoseconds, StrategyId};
+use homeostat_model::{
+    Advice, Bytes, Counters, CpuId, EffectorId, Locality, Machine, Nanoseconds, StrategyId,
+};
 use std::collections::BTreeMap;
 
 const ID: &str = "prefetch";
@@ -126,6 +131,9 @@ impl Strategy for Prefetch {
         if seen.held.iter().any(|h| h.strategy.as_str() == ID) {
             return decline("hardware prefetch is off for it already".into());
         }
+        if let Some(theirs) = set_by_a_person(seen) {
+            return decline(theirs.to_owned());
+        }
         if let Some(why) = too_young(seen, AGE_MIN.value(policy)) {
             return decline(why);
         }
@@ -154,10 +162,27 @@ impl Strategy for Prefetch {
                 "no event counters say what the hardware prefetch does for it: nothing is predicted".into(),
             );
         };
+        if let Some((what, remedy)) = unknown(counters) {
+            return Opinion::Decline(Declined {
+                reason: format!(
+                    "the event counters of this machine do not tell {what}: nothing is predicted"
+                ),
+                advice: vec![Advice {
+                    id: "prefetch/counters".into(),
+                    workload: None,
+                    finding: format!("the event counters of this machine do not tell {what}"),
+                    remedy: remedy.into(),
+                    risk: "none for the programs".into(),
+                }],
+            });
+        }
         propose(seen, locality, counters, &domains, &demand)
     }
 
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        if let Some(theirs) = set_by_a_person(seen) {
+            return Some(theirs.to_owned());
+        }
         // Where it is kept decides on which CPUs the switch was made.
         let on_part = seen.held.iter().any(|h| {
             h.strategy.as_str() == ID
@@ -167,6 +192,46 @@ impl Strategy for Prefetch {
             .filter(|_| on_part)
             .map(|why| format!("a person or another tool chose where it runs: {why}"))
     }
+}
+
+/// The first share that the prediction needs and the counters leave open, and what a person can do about it.
+fn unknown(counters: &Counters) -> Option<(&'static str, &'static str)> {
+    [
+        (
+            counters.memory_stall_share,
+            "how long it waits for memory",
+            "see homeostat doctor (hardware_counters, counters.memory) for what the processor lacks or who else uses it",
+        ),
+        (
+            counters.prefetch_share,
+            "how much of its memory traffic is useless prefetch",
+            "if you suspect it, switch the prefetcher off by hand for a while (docs/hardware.md) and compare its work",
+        ),
+        (
+            counters.prefetch_useful_share,
+            "how many of its misses prefetch covers",
+            "if you suspect it, switch the prefetcher off by hand for a while (docs/hardware.md) and compare its work",
+        ),
+        (
+            counters.busiest_link,
+            "how full the memory controllers are",
+            "mount -t resctrl resctrl /sys/fs/resctrl, where the processor monitors bandwidth and the firmware states what \
+             the memory can deliver; or see homeostat doctor (counters.links)",
+        ),
+    ]
+    .into_iter()
+    .find(|(share, ..)| !share.is_finite())
+    .map(|(_, what, remedy)| (what, remedy))
+}
+
+/// What somebody else wrote to the switch while it was off, as the effector found it.
+fn set_by_a_person<'s>(seen: &'s Seen<'_>) -> Option<&'s str> {
+    seen.workload
+        .choice
+        .tuned
+        .iter()
+        .map(String::as_str)
+        .find(|t| t.contains("hardware prefetch"))
 }
 
 fn decline(reason: String) -> Opinion {
@@ -356,6 +421,31 @@ mod tests {
     }
 
     #[test]
+    fn what_the_counters_leave_open_is_not_guessed() {
+        type Field = fn(&mut Counters) -> &mut f64;
+        let fields: [(Field, &str); 4] = [
+            (|c| &mut c.memory_stall_share, "waits for memory"),
+            (|c| &mut c.prefetch_share, "useless prefetch"),
+            (|c| &mut c.prefetch_useful_share, "covers"),
+            (|c| &mut c.busiest_link, "memory controllers"),
+        ];
+        for (field, words) in fields {
+            for strange in [f64::NAN, f64::INFINITY] {
+                for scene in [database(), database().classic()] {
+                    let scene = scene.with(|s| *field(s.counters()) = strange);
+                    match scene.opinion(&Prefetch) {
+                        Opinion::Decline(d) => {
+                            assert!(d.reason.contains(words), "{}", d.reason);
+                            assert_eq!(d.advice.len(), 1);
+                        }
+                        other => panic!("{words}: {other:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn the_classic_floors_are_eight_cores_and_sixteen_gigabytes() {
         database().classic().proposal(&Prefetch);
         let small = database().with(|s| s.sample.resident = Bytes(13 << 30));
@@ -392,6 +482,18 @@ mod tests {
         let held = database().with(|s| s.hold(ID, Target::Cpus((0..32).map(CpuId).collect())));
         assert!(held.reason(&Prefetch).contains("off for it already"));
         assert_eq!(held.unwanted(&Prefetch), None);
+        let mut theirs = database();
+        theirs
+            .workload
+            .choice
+            .tuned
+            .push("hardware prefetch of CPU 3 was set by somebody else: msr 0x1a4 is 0x1, not 0xf".into());
+        assert!(
+            theirs
+                .unwanted(&Prefetch)
+                .is_some_and(|why| why.contains("CPU 3"))
+        );
+        assert!(theirs.reason(&Prefetch).contains("somebody else"));
         let bound = held.with(|s| s.locality().bound = Some("cpuset of the container".into()));
         assert!(bound.unwanted(&Prefetch).is_some());
     }

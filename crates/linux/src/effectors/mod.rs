@@ -10,6 +10,7 @@ mod pacing;
 mod page_blocks;
 mod page_placement;
 mod placebo;
+pub(crate) mod prefetch;
 mod thread_placement;
 
 pub(crate) use cpuset::keeps_masks;
@@ -66,6 +67,7 @@ impl Registry {
                 Box::new(numa_balancing::NumaBalancing::new(root.clone())),
                 Box::new(page_placement::PagePlacement::new(root.clone())),
                 Box::new(placebo::Placebo::new(root.clone())),
+                Box::new(prefetch::Prefetch::new(root.clone())),
                 Box::new(thread_placement::ThreadPlacement::new(root.clone())),
             ],
         }

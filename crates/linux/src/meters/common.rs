@@ -90,7 +90,7 @@ pub(super) fn now_ticks(root: &Root) -> u64 {
 
 /// Opens `/proc/PID` and makes sure that it is that process and not a later one with the same number. Files
 /// read through the descriptor are then of that process, or do not exist.
-pub(super) fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, PlatformError> {
+pub(crate) fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, PlatformError> {
     let path = root.path(&format!("/proc/{}", process.pid));
     let vanished = || PlatformError::Vanished {
         target: format!("process {process}"),
@@ -111,7 +111,7 @@ pub(super) fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, P
 }
 
 /// Field 22 of the text of a `stat` file.
-pub(super) fn start_ticks(stat: &[u8]) -> Option<u64> {
+pub(crate) fn start_ticks(stat: &[u8]) -> Option<u64> {
     let after_name = stat.iter().rposition(|&c| c == b')')? + 1;
     std::str::from_utf8(&stat[after_name..])
         .ok()?
@@ -143,7 +143,7 @@ pub(super) fn read_full(file: impl AsFd, buffer: &mut [u8]) -> Result<usize, Err
 
 /// Numbers in a directory of numbers (`task`, `fd`), ascending, at most `limit`; the flag says whether there
 /// were more.
-pub(super) fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Vec<i32>, bool), Errno> {
+pub(crate) fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Vec<i32>, bool), Errno> {
     let list = rustix::fs::openat(
         dir,
         name,

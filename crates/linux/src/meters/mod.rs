@@ -1,6 +1,6 @@
 //! How useful work is counted, one file per kind of meter. To add one: a file here, a line in [`kinds`].
 
-mod common;
+pub(crate) mod common;
 mod connection;
 mod elf;
 mod jvm;

@@ -7,7 +7,8 @@
 
 use super::common::{PROCESSES_MAX, numbers_in, open_process};
 use crate::Root;
-use crate::sys::perf::{Counter, Event, OpenError, Scope, close_in_background};
+use crate::sensors::counters::ERROR_MAX;
+use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_background};
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
@@ -219,13 +220,24 @@ impl Drop for TaskCounters {
 
 fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
     let mut total = 0.0;
+    let mut time = Count::default();
     for counter in counters {
-        total += counter
-            .read()
-            .map_err(|e| PlatformError::Vanished {
-                target: format!("a perf counter ({e})"),
-            })?
-            .scaled();
+        let count = counter.read().map_err(|e| PlatformError::Vanished {
+            target: format!("a perf counter ({e})"),
+        })?;
+        total += count.scaled();
+        time.enabled_ns = time.enabled_ns.saturating_add(count.enabled_ns);
+        time.running_ns = time.running_ns.saturating_add(count.running_ns);
+    }
+    // Hardware counters are shared out in turns when others want them, too. What had too few turns is no count.
+    if time.relative_error() > ERROR_MAX {
+        return Err(PlatformError::Busy {
+            what: "counting through the processor's counters".to_owned(),
+            why: format!(
+                "others use them as well: ours counted {:.0} % of the time",
+                time.coverage() * 100.0
+            ),
+        });
     }
     Ok(total)
 }

@@ -3,6 +3,7 @@
 
 pub mod bytes;
 pub mod choice;
+pub mod counters;
 pub mod files;
 pub mod grouping;
 pub mod gzip;
@@ -10,6 +11,7 @@ pub mod host;
 pub mod huge_pages;
 pub mod pressure;
 pub mod processes;
+pub mod processor;
 pub mod reader;
 pub mod regions;
 pub mod topology;

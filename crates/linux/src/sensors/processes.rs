@@ -17,6 +17,7 @@
 
 use super::bytes::{fingerprint, hexadecimal, lines, number, signed, words};
 use super::choice;
+use super::counters::others::{self, Profiler};
 use super::files::{Directory, ProcessFile};
 use super::grouping::{self, Member, Segment};
 use super::reader::{self, Reader};
@@ -677,6 +678,17 @@ impl ProcessTable {
     pub fn other_tuners(&self) -> Vec<String> {
         let found: BTreeSet<&str> = self.entries.values().filter_map(|e| e.tuner).collect();
         found.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Profilers that run, each once.
+    pub fn profilers(&self) -> Vec<Profiler> {
+        let found: BTreeSet<Profiler> = self
+            .entries
+            .values()
+            .filter(|e| !e.zombie)
+            .filter_map(|e| others::by_program(&e.member.program))
+            .collect();
+        found.into_iter().collect()
     }
 
     /// Marks the end of a pass whose samples were taken.

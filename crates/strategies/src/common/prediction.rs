@@ -179,7 +179,12 @@ fn latency(distance: u32) -> f64 {
 
 /// Waiting time at a link of that use (ns).
 fn queue(used: f64) -> f64 {
-    let used = used.clamp(0.0, LINK_MAX);
+    // Unknown use is no reason to expect a queue.
+    let used = if used.is_finite() {
+        used.clamp(0.0, LINK_MAX)
+    } else {
+        0.0
+    };
     LINK_SERVICE_NS * used / (2.0 * (1.0 - used))
 }
 
@@ -233,6 +238,8 @@ impl<'a> Place<'a> {
         counters: Option<&'a Counters>,
         shares: bool,
     ) -> Self {
+        // Counters that do not tell how long it waits for memory predict no more than none would.
+        let counters = counters.filter(|c| c.memory_stall_share.is_finite());
         let waiting = counters.map_or(0.0, |c| queue(c.busiest_link));
         let counted = counters
             .map(|c| c.local_share)
@@ -287,6 +294,7 @@ impl<'a> Place<'a> {
 /// other caches come from farther away less often. How much of the sharing is among such threads is not known before
 /// it is tried: half is the estimate, all the upper end.
 pub(crate) fn of_grouping(now: &Picture, domains: &Domains, counters: Option<&Counters>) -> Effect {
+    let counters = counters.filter(|c| c.cache_to_cache_stall_share.is_finite());
     let waiting = counters.map_or(0.0, |c| queue(c.busiest_link));
     let board_of: BTreeMap<LlcId, usize> = domains.list.iter().map(|d| (d.id, d.board)).collect();
     let mut boards: BTreeMap<usize, BTreeMap<LlcId, f64>> = BTreeMap::new();
@@ -490,6 +498,18 @@ mod tests {
             "{gain}"
         );
         assert!(of_place(&now, &bad, &domains, Some(&counters), false).estimate < 0.0);
+        // What the counters leave open is as without counters; an unknown use of the links is no full link.
+        let open = Counters {
+            memory_stall_share: f64::NAN,
+            ..counters
+        };
+        let blind = of_place(&now, &good, &domains, None, false);
+        assert_eq!(of_place(&now, &good, &domains, Some(&open), false), blind);
+        let link = Counters {
+            busiest_link: f64::NAN,
+            ..counters
+        };
+        assert_eq!(of_place(&now, &good, &domains, Some(&link), false), gain);
         // What the counters call local already cannot be gained again.
         let home = Counters {
             local_share: 0.97,
