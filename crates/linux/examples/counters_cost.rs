@@ -13,6 +13,7 @@
 )]
 
 use homeostat_linux::sys::perf::{Encoding, Group, Scope};
+use homeostat_linux::sys::probe::process_cpu_time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -74,35 +75,44 @@ fn main() {
         .unwrap()
         .filter_map(|e| e.unwrap().file_name().to_string_lossy().parse().ok())
         .collect();
-    let begin = Instant::now();
-    let groups: Result<Vec<Group>, _> = tids
-        .iter()
-        .map(|t| Group::open(&events, Scope::Thread(*t)))
-        .collect();
-    let groups = match groups {
-        Ok(groups) => groups,
-        Err(e) => {
-            println!("these events cannot be counted here: {e}");
-            return;
-        }
+    let cpu = || process_cpu_time(std::process::id() as i32).unwrap_or(0);
+    // Wall time and CPU time in microseconds a thread: on a machine that is busy with other things they differ.
+    let timed = |what: &mut dyn FnMut()| {
+        let (begin, used) = (Instant::now(), cpu());
+        what();
+        let threads = tids.len() as f64;
+        (
+            begin.elapsed().as_secs_f64() * 1e6 / threads,
+            (cpu() - used) as f64 / 1e3 / threads,
+        )
     };
-    let opened = begin.elapsed();
-    let counted = groups.iter().map(Group::descriptors).sum::<usize>();
-    let begin = Instant::now();
-    for group in &groups {
-        group.read().unwrap();
+    let mut groups = Vec::new();
+    let mut failed = None;
+    let opened = timed(&mut || {
+        for tid in &tids {
+            match Group::open(&events, Scope::Thread(*tid)) {
+                Ok(group) => groups.push(group),
+                Err(e) => failed = Some(e),
+            }
+        }
+    });
+    if let Some(e) = failed {
+        println!("these events cannot be counted here: {e}");
+        return;
     }
-    let read = begin.elapsed();
-    let begin = Instant::now();
-    drop(groups);
-    let closed = begin.elapsed();
-    let each = |d: std::time::Duration| d.as_secs_f64() * 1e6 / tids.len() as f64;
+    let counted = groups.iter().map(Group::descriptors).sum::<usize>();
+    let read = timed(&mut || groups.iter().for_each(|g| drop(g.read().unwrap())));
+    let closed = timed(&mut || groups.clear());
     println!(
-        "{} threads, {counted} events: opening {:.1} us, reading {:.2} us, closing {:.1} us a thread",
+        "{} threads, {counted} events, us a thread as wall time (CPU time): opening {:.1} ({:.1}), reading {:.2} ({:.2}), \
+         closing {:.1} ({:.1})",
         tids.len(),
-        each(opened),
-        each(read),
-        each(closed)
+        opened.0,
+        opened.1,
+        read.0,
+        read.1,
+        closed.0,
+        closed.1
     );
     // Interleaved, so that what else the machine does hits both alike.
     let mut without = Vec::new();

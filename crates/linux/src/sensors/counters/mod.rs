@@ -22,6 +22,7 @@ use crate::meters::common::{numbers_in, open_process};
 use crate::sys::perf::{Count, Encoding, Group, GroupCount, OpenError, Scope};
 use homeostat_model::{Counters, Nanoseconds, Workload, WorkloadId};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// How long each group of events is counted.
 pub const PHASE: Nanoseconds = Nanoseconds::from_secs(2);
@@ -33,6 +34,8 @@ const FRESH: Nanoseconds = Nanoseconds::from_secs(300);
 const ABANDONED: Nanoseconds = Nanoseconds::from_secs(10);
 /// Most threads that are counted in a window; of more, an even sample.
 pub const THREADS_MAX: usize = 64;
+/// Longest time that opening counters may take at once. Threads that are left over are not counted in this phase.
+const OPENING_MAX: Duration = Duration::from_millis(15);
 /// Most processes of a workload whose threads are looked for.
 const PROCESSES_MAX: usize = 256;
 /// Most windows that are open at one time.
@@ -414,7 +417,11 @@ fn open_groups(
     let step = threads.len().div_ceil(THREADS_MAX).max(1);
     let mut groups = Vec::new();
     let mut failed = None;
+    let begun = Instant::now();
     for thread in threads.iter().step_by(step) {
+        if begun.elapsed() > OPENING_MAX {
+            break;
+        }
         match Group::open(&encodings, Scope::Thread(*thread)) {
             Ok(group) => {
                 if let Ok(count) = group.read() {
