@@ -64,6 +64,8 @@ pub(crate) struct Change {
     pub(crate) effector: EffectorId,
     /// Its undo waits for that of a later change that lies over it.
     pub(crate) waits: bool,
+    /// How often it made no progress for long while it was undone.
+    pub(crate) stuck: u32,
 }
 
 impl Change {
@@ -85,6 +87,7 @@ impl Change {
             bloat: Bytes::ZERO,
             effector: action.effector.clone(),
             waits: false,
+            stuck: 0,
         }
     }
 }
@@ -237,17 +240,22 @@ impl Engine {
     }
 
     fn wants_detail(&self, w: &Watched) -> bool {
+        // As a neighbour whose work is a guardrail of somebody else's trial.
+        let seen = !w.open.is_empty()
+            && matches!(w.stage, Stage::Improved | Stage::Declined)
+            && self.looked_at_in_trial(&w.workload.id);
+        seen || self.is_followed(w)
+    }
+
+    /// Whether it is looked at in detail for its own sake.
+    fn is_followed(&self, w: &Watched) -> bool {
         match w.stage {
             Stage::Considered | Stage::Observed | Stage::Proposed | Stage::Trying => true,
             Stage::Improved => {
                 let id = &w.workload.id;
-                w.seeking
-                    || self.looked_at_in_trial(id)
-                    || self.guards.of(id).any(|g| g.wants_detail(self.now))
+                w.seeking || self.guards.of(id).any(|g| g.wants_detail(self.now))
             }
-            // Its work is a guardrail of somebody else's trial.
-            Stage::Declined => !w.open.is_empty() && self.looked_at_in_trial(&w.workload.id),
-            Stage::Ignored => false,
+            Stage::Ignored | Stage::Declined => false,
         }
     }
 
@@ -733,7 +741,7 @@ impl Engine {
     fn in_detail(&self) -> usize {
         self.workloads
             .values()
-            .filter(|w| !w.gone && self.wants_detail(w))
+            .filter(|w| !w.gone && self.is_followed(w))
             .count()
     }
 
@@ -756,6 +764,7 @@ impl Engine {
             }
             Stage::Declined => {
                 if self.now >= w.retry_at
+                    && !self.looked_at_in_trial(id)
                     && let Some(w) = self.workloads.get_mut(id)
                 {
                     w.reset();

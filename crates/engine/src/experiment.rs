@@ -5,7 +5,7 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
-use crate::panel::{Gauge, Guardrail, Member, Panel};
+use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use homeostat_model::{
@@ -126,6 +126,8 @@ pub(crate) struct Experiment {
     trip: Option<usize>,
     /// Its workloads that ended, whose names others may have.
     pub(crate) orphans: BTreeSet<WorkloadId>,
+    /// Its workloads for whose sake it was broken off.
+    pub(crate) blamed: BTreeSet<WorkloadId>,
     /// Whether the change was sent off and on before the first block.
     rehearsal: bool,
     /// Blocks begun, for their numbers.
@@ -150,6 +152,7 @@ impl Experiment {
             staged: None,
             trip: None,
             orphans: BTreeSet::new(),
+            blamed: BTreeSet::new(),
             rehearsal: false,
             begun: 0,
             fallen_since: None,
@@ -546,10 +549,25 @@ impl Experiment {
         };
         let effect = self.effect();
         let parameters = &self.setup.parameters;
-        if decision == Decision::Benefit
-            && let Some(hurt) = self.rails.iter().find_map(Guardrail::hurt)
-        {
-            return self.conclude(now, Verdict::Harmful, format!("{effect}, but {hurt}"));
+        // One look at the end; before it only what is beyond doubt.
+        let level = if decision == Decision::Benefit {
+            panel::GUARDRAIL_LEVEL
+        } else {
+            panel::GUARDRAIL_LEVEL_EARLY
+        };
+        let level = level / self.rails.len().max(1) as f64;
+        let hurt = self
+            .rails
+            .iter()
+            .find_map(|r| Some((r.is_neighbour(), r.hurt(level)?)));
+        if let Some((neighbour, hurt)) = hurt {
+            // Which neighbours there are is chance: the change itself may be good another time.
+            let verdict = if neighbour {
+                Verdict::Inconclusive
+            } else {
+                Verdict::Harmful
+            };
+            return self.conclude(now, verdict, format!("{effect}, but {hurt}"));
         }
         match decision {
             Decision::Continue => self.begin(now),

@@ -112,6 +112,7 @@ pub(crate) struct Guard {
     scale: f64,
     breaker: Breaker,
     probation: Probation,
+    probation_pairs: u32,
     holdback: Holdback,
     /// Standstill that switching off and on again causes.
     stall: Nanoseconds,
@@ -160,6 +161,7 @@ impl Guard {
             scale,
             breaker: e.breaker,
             probation: Probation::new(policy.probation_pairs, scale),
+            probation_pairs: policy.probation_pairs,
             // Alarm when the gain is lost, not only when it has become a loss.
             holdback: Holdback::below(HOLDBACK_FLOOR, scale),
             stall: e.stall_per_round(),
@@ -201,10 +203,19 @@ impl Guard {
         self.tried.retain(others);
         self.followers.retain(others);
         self.stages.retain(|p| p.workload != *id);
+        // A part that was being made for it is nobody's any more: the guard must not wait for it.
+        if self.stage_running.is_some_and(|a| !self.followers.contains(&a)) {
+            self.stage_running = None;
+        }
+        let before = self.panel.members().len() as f64;
         match self.panel.without(id) {
             Some(panel) => self.panel = panel,
             None => self.tried.clear(),
         }
+        // Fewer are noisier, and what was seen of all says little of the rest: the probation begins anew.
+        self.scale *= (before / self.panel.members().len() as f64).sqrt();
+        self.probation = Probation::new(self.probation_pairs, self.scale);
+        self.holdback = Holdback::below(HOLDBACK_FLOOR, self.scale);
         self.probe = None;
     }
 
@@ -460,7 +471,7 @@ impl Engine {
             return;
         };
         let elsewhere = !self.experiments.is_empty() || self.busy_guard().is_some_and(|busy| busy != key);
-        let covered = self.covered(guard);
+        let covered = self.now >= guard.next_probe && self.covered(guard);
         let settled = guard
             .switched()
             .iter()

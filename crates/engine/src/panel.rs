@@ -9,16 +9,20 @@
 use crate::blocks::{BREAKER_SPAN, Objective};
 use crate::series::Series;
 use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
-use homeostat_statistics::robust::{exp_m1, ln, mean, variance};
+use homeostat_statistics::robust::{exp_m1, ln, mean, student_t_limit, variance};
 use std::sync::Arc;
 
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
 const IDLE_SHARE: f64 = 0.1;
 /// Blocks of each arm that a guardrail needs to say something.
 const GUARDRAIL_BLOCKS: usize = 3;
-/// A guardrail is hurt when its fall is proven at this many standard errors …
-const GUARDRAIL_ERRORS: f64 = 3.0;
-/// … and its estimate is at least this (log units): less is not harm worth giving a proven gain up for.
+/// All guardrails of a trial together raise a false alarm with at most this probability when a gain is to be accepted …
+pub(crate) const GUARDRAIL_LEVEL: f64 = 0.05;
+/// … and with this at each block before.
+pub(crate) const GUARDRAIL_LEVEL_EARLY: f64 = 0.001;
+/// Scores of few counts may be equal by chance: the standard error is at least this (log units).
+const GUARDRAIL_ERROR_MIN: f64 = 0.002;
+/// A guardrail is hurt when its fall is proven (Welch's test) and its estimate is at least this (log units): less is not harm worth giving a proven gain up for.
 const GUARDRAIL_FALL: f64 = 0.03;
 /// Others that a trial looks at besides its members.
 pub(crate) const BYSTANDERS_MAX: usize = 16;
@@ -265,6 +269,8 @@ impl<'a> Gauge<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Guardrail {
     member: Member,
+    /// Whether it is of a workload that is not tried.
+    neighbour: bool,
     on: Vec<f64>,
     off: Vec<f64>,
 }
@@ -277,9 +283,22 @@ impl Guardrail {
                 objective,
                 ..member
             },
+            neighbour: false,
             on: Vec::new(),
             off: Vec::new(),
         }
+    }
+
+    /// The same, of a workload that is not tried.
+    pub(crate) fn of_a_neighbour(self) -> Self {
+        Self {
+            neighbour: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn is_neighbour(&self) -> bool {
+        self.neighbour
     }
 
     pub(crate) fn workload(&self) -> &WorkloadId {
@@ -314,10 +333,20 @@ impl Guardrail {
         Some((mean(&self.on) - mean(&self.off), error))
     }
 
-    /// What to say when it was hurt.
-    pub(crate) fn hurt(&self) -> Option<String> {
+    /// What to say when it was hurt, at this level (one-sided, Welch's unequal variances t-test).
+    pub(crate) fn hurt(&self, level: f64) -> Option<String> {
         let (change, error) = self.change()?;
-        (change <= -GUARDRAIL_FALL && change <= -GUARDRAIL_ERRORS * error).then(|| {
+        let error = error.max(GUARDRAIL_ERROR_MIN);
+        let (on, off) = (self.on.len() as f64, self.off.len() as f64);
+        let (a, b) = (variance(&self.on) / on, variance(&self.off) / off);
+        let spread = a * a / (on - 1.0) + b * b / (off - 1.0);
+        let freedom = if spread > 0.0 {
+            (a + b) * (a + b) / spread
+        } else {
+            on + off - 2.0
+        };
+        let limit = student_t_limit(level, freedom);
+        (change <= -GUARDRAIL_FALL && change <= -limit * error).then(|| {
             format!(
                 "{} lost {:.1} % {} with it",
                 self.member.workload,
@@ -428,15 +457,19 @@ mod tests {
         };
         for k in 0..3 {
             block(&mut rail, false, 100.0 + f64::from(k));
-            assert_eq!(rail.hurt(), None, "nothing is known yet");
+            assert_eq!(rail.hurt(0.05), None, "nothing is known yet");
             block(&mut rail, true, 90.0 + f64::from(k));
         }
-        assert!(rail.hurt().unwrap().starts_with("n lost 9."), "{:?}", rail.hurt());
+        assert!(
+            rail.hurt(0.01).unwrap().starts_with("n lost 9."),
+            "{:?}",
+            rail.hurt(0.01)
+        );
         let mut rail = Guardrail::new(member("n", 1.0), Objective::WorkPerSecond);
         for k in 0..4 {
             block(&mut rail, false, 100.0 + 20.0 * f64::from(k % 2));
             block(&mut rail, true, 98.0 + 20.0 * f64::from(k % 2));
         }
-        assert_eq!(rail.hurt(), None, "within its noise");
+        assert_eq!(rail.hurt(0.01), None, "within its noise");
     }
 }

@@ -43,6 +43,8 @@ const COMPANY_AWAITED: Nanoseconds = Nanoseconds::from_secs(30);
 const COMPANY_MAX: usize = 64;
 /// A change that was sent on or off and makes no progress for so long is stuck.
 const STUCK: Nanoseconds = Nanoseconds::from_secs(600);
+/// … after so many times that long an undo holds nothing else up any more.
+const STUCK_MAX: u32 = 3;
 /// After a joint trial that proved nothing its members are tried one by one for so long.
 const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
 /// A member of a joint trial that proved nothing is tried alone when its own estimate is this many standard errors
@@ -647,7 +649,7 @@ impl Engine {
         for (id, meter) in borrowed {
             if let Some(w) = self.workloads.get_mut(id)
                 && !w.gone
-                && w.stage == Stage::Declined
+                && matches!(w.stage, Stage::Declined | Stage::Ignored)
                 && w.open.contains(meter)
             {
                 w.open.retain(|m| m != meter);
@@ -684,7 +686,7 @@ impl Engine {
         });
         bystanders.truncate(panel::BYSTANDERS_MAX);
         let harmed = |m| Guardrail::new(m, Objective::WorkPerSecond);
-        rails.extend(bystanders.into_iter().map(harmed));
+        rails.extend(bystanders.into_iter().map(harmed).map(Guardrail::of_a_neighbour));
         rails
     }
 
@@ -887,6 +889,7 @@ impl Engine {
                 "only {} of {} pieces could be converted ({why})",
                 progress.finished, progress.total
             );
+            self.blame(id, action);
             self.abort(id, text);
             return;
         }
@@ -923,7 +926,10 @@ impl Engine {
             _ => fault.text.clone(),
         };
         match id {
-            Some(id) => self.abort(id, text),
+            Some(id) => {
+                self.blame(id, action);
+                self.abort(id, text);
+            }
             None => self.withdraw(action, &text),
         }
     }
@@ -1030,6 +1036,14 @@ impl Engine {
                 self.withdraw(action, &format!("it made no progress for {STUCK}"));
                 continue;
             }
+            c.stuck += 1;
+            if c.stuck >= STUCK_MAX && c.failures < UNDO_ATTEMPTS_MAX {
+                // Nothing else waits for it any longer; it is still tried, and stays in the journal.
+                c.failures = UNDO_ATTEMPTS_MAX;
+                self.release();
+                self.conclude_of(action);
+                continue;
+            }
             let workload = c.workload.clone();
             let text = format!(
                 "the undo of action {action} has made no progress for {STUCK}; it goes on, and stays in the journal until it is done"
@@ -1083,6 +1097,14 @@ impl Engine {
         }
     }
 
+    /// Remembers for whose sake a trial ends: of several that are tried as one the others are not to blame.
+    fn blame(&mut self, id: ExperimentId, action: ActionId) {
+        let workload = self.changes.get(&action).map(|c| c.workload.clone());
+        if let (Some(e), Some(workload)) = (self.experiments.get_mut(&id), workload) {
+            e.blamed.insert(workload);
+        }
+    }
+
     /// Takes a change back for good.
     pub(crate) fn withdraw(&mut self, action: ActionId, why: &str) {
         if let Some(id) = self
@@ -1091,6 +1113,7 @@ impl Engine {
             .find(|(_, e)| e.owns(action))
             .map(|(id, _)| *id)
         {
+            self.blame(id, action);
             self.abort(id, why.to_owned());
             return;
         }
@@ -1289,7 +1312,8 @@ impl Engine {
     fn refuse_joint(&mut self, e: &Experiment, verdict: Verdict, living: &[Member]) {
         let (now, gate) = (self.now, e.setup.parameters.gate);
         let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
-        let cut_short = verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty());
+        let cut_short =
+            verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty() || !e.blamed.is_empty());
         for m in living {
             let id = &m.workload;
             let own = e.own_change(m);
@@ -1307,7 +1331,11 @@ impl Engine {
                 as_one(&e.setup.panel),
                 e.reason
             );
-            let again = may_go_on && (cut_short || (verdict != Verdict::Aborted && promising));
+            let blamed = e.blamed.contains(id);
+            if blamed && let Some(w) = self.workloads.get_mut(id) {
+                w.alone_until = now + ALONE;
+            }
+            let again = may_go_on && !blamed && (cut_short || (verdict != Verdict::Aborted && promising));
             if !again {
                 if verdict != Verdict::Aborted {
                     let effect = own.map_or(e.effect(), |(change, error)| own_effect(change, error));

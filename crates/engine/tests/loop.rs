@@ -218,6 +218,8 @@ struct World {
     finished: bool,
     fail_undo: bool,
     refuse_apply: Option<Fault>,
+    /// No change can be made on this plant.
+    refuse_for: Option<&'static str>,
     kept: Vec<ActionId>,
 }
 
@@ -286,6 +288,7 @@ impl World {
             finished: false,
             fail_undo: false,
             refuse_apply: None,
+            refuse_for: None,
             kept: vec![],
         }
     }
@@ -330,6 +333,14 @@ impl World {
             }
             Command::CloseMeter(id, meter) => {
                 self.open.entry(id).or_default().remove(meter.as_str());
+            }
+            Command::Apply(action) if self.refuse_for == Some(action.workload.as_str()) => {
+                let fault = Fault {
+                    kind: FaultKind::Denied,
+                    text: "not permitted".into(),
+                };
+                self.pending
+                    .push(Event::Settled(action.id, Direction::Apply, Err(fault)));
             }
             Command::Apply(action) => match self.refuse_apply.take() {
                 Some(fault) => self
@@ -1589,7 +1600,7 @@ fn a_gain_at_the_cost_of_a_neighbour_is_no_gain() {
     let (verdict, why) = helped(0.0).unwrap();
     assert_eq!(verdict, Some(Verdict::Accepted), "{why}");
     let (verdict, why) = helped(0.12).unwrap();
-    assert_eq!(verdict, Some(Verdict::Harmful), "{why}");
+    assert_eq!(verdict, Some(Verdict::Inconclusive), "{why}");
     assert!(why.contains("n lost 1"), "{why}");
 }
 
@@ -1646,11 +1657,65 @@ fn a_neighbour_for_whom_nothing_is_planned_is_a_guardrail_too() {
     world.hurts = vec![("place", "hopeless", 0.20)];
     world.run(300);
     let record = &world.records[0];
-    assert_eq!(record.verdict, Some(Verdict::Harmful), "{}", record.reason);
+    assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
     assert!(record.reason.contains("hopeless lost"), "{}", record.reason);
     assert_eq!(world.stage("hopeless"), Stage::Declined);
     let open = &world.open[&WorkloadId::new("hopeless")];
     assert!(open.is_empty(), "its meter was closed again: {open:?}");
+}
+
+#[test]
+fn one_that_cannot_be_changed_does_not_keep_the_others_from_their_gain() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    world.refuse_for = Some("b");
+    world.run(500);
+    assert_eq!(world.records[0].verdict, Some(Verdict::Aborted));
+    let last = world.records.last().unwrap();
+    assert_eq!(last.verdict, Some(Verdict::Accepted), "{:#?}", world.stories);
+    let others: Vec<&str> = last.others.iter().map(|(w, _)| w.as_str()).collect();
+    assert_eq!((last.workload.as_str(), others), ("a", vec!["c"]));
+    assert_eq!(world.stage("b"), Stage::Declined);
+}
+
+#[test]
+fn a_part_in_the_making_of_one_that_leaves_holds_nobody_up() {
+    let follows = Custom {
+        joint: true,
+        ..custom("mem", vec![memory(0..2), memory(2..4), memory(4..6)])
+    };
+    let mut plants = vec![plant("a", 0.0), plant("b", 0.0)];
+    for p in &mut plants {
+        p.gains = vec![("mem", 0.15, 2.0)];
+    }
+    let mut world = World::with(vec![Box::new(follows)], plants, policy(), Memory::default());
+    while world.records.is_empty() {
+        world.run(1);
+    }
+    assert_eq!(
+        world.records[0].verdict,
+        Some(Verdict::Accepted),
+        "{:#?}",
+        world.stories
+    );
+    let tried: Vec<ActionId> = world.actions.keys().copied().collect();
+    let of_b = |world: &World, id: &ActionId| world.actions[id].workload.as_str() == "b";
+    world.slow.insert("mem", 30);
+    while !world
+        .actions
+        .keys()
+        .any(|id| !tried.contains(id) && of_b(&world, id))
+    {
+        world.run(1);
+    }
+    // The tried part of b is undone while the next part of b is being made.
+    let of_b = tried.iter().copied().find(|id| of_b(&world, id)).unwrap();
+    world.step(Event::Operator(OperatorRequest::Undo(of_b)));
+    world.slow.clear();
+    world.run(120);
+    let coins = world.coins.len();
+    world.run(4 * 3600);
+    assert_eq!(world.stage("a"), Stage::Improved);
+    assert!(world.coins.len() > coins, "probes go on: {:#?}", world.stories);
 }
 
 #[test]

@@ -114,7 +114,12 @@ impl Probation {
         let far = OUTLIER_SCALES * self.scale;
         let loss = (centre - far).min(0.0);
         let low = self.differences.iter().filter(|d| **d < loss).count() as i64;
-        let high = self.differences.iter().filter(|d| **d > centre + far).count() as i64;
+        // As far above as a loss lies below, so that a large gain that varies does not outweigh real losses.
+        let high = self
+            .differences
+            .iter()
+            .filter(|d| **d > centre + far.max(centre))
+            .count() as i64;
         low - high
     }
 

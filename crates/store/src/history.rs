@@ -913,16 +913,17 @@ fn delete_experiments(t: &Transaction<'_>, horizon: i64, keep_last: bool) -> rus
          WHERE e.started_unix < ?1
            -- One that still runs has no verdict yet; one that was cut off by a crash never gets one.
            AND (e.verdict IS NOT NULL OR ?1 < 9223372036854775807)
-           AND (NOT ?2 OR e.kind = 'placebo' OR e.verdict IS NULL OR e.verdict = 'aborted' OR EXISTS (
-                SELECT 1 FROM experiments later
-                WHERE later.workload = e.workload AND later.strategy = e.strategy AND later.machine = e.machine
-                  AND later.kind <> 'placebo' AND later.verdict <> 'aborted' AND later.id > e.id))
-           AND (NOT ?2 OR NOT EXISTS (
-                SELECT 1 FROM experiment_others o
-                WHERE o.experiment = e.id AND NOT EXISTS (
+           -- Of several that were tried as one, each has its own last one.
+           AND (NOT ?2 OR e.kind = 'placebo' OR e.verdict IS NULL OR e.verdict = 'aborted' OR NOT EXISTS (
+                SELECT 1 FROM (SELECT e.workload AS workload
+                               UNION SELECT o.workload FROM experiment_others o WHERE o.experiment = e.id) member
+                WHERE NOT EXISTS (
                     SELECT 1 FROM experiments later
-                    WHERE later.workload = o.workload AND later.strategy = e.strategy AND later.machine = e.machine
-                      AND later.kind <> 'placebo' AND later.verdict <> 'aborted' AND later.id > e.id)))
+                    WHERE later.strategy = e.strategy AND later.machine = e.machine
+                      AND later.kind <> 'placebo' AND later.verdict <> 'aborted' AND later.id > e.id
+                      AND (later.workload = member.workload
+                           OR EXISTS (SELECT 1 FROM experiment_others o
+                                      WHERE o.experiment = later.id AND o.workload = member.workload)))))
          ORDER BY e.id LIMIT ?3",
         params![horizon, keep_last, PRUNE_STEP],
     )?;
