@@ -126,6 +126,37 @@ fn a_campaign_and_a_swarm_are_run_by_one_command() {
     let output = simulate(&["--swarm", "--seeds", "2", "--hours", "0.5", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["summary"]["machines"], 2);
+    assert_eq!(json["options"]["hours"], 0.5);
+    // One machine again, as the list of the worst says it, and a page of it.
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("swarm.html");
+    let output = simulate(&[
+        "--swarm",
+        "--seed",
+        "1",
+        "--from",
+        "1",
+        "--machines",
+        "1",
+        "--hours",
+        "0.5",
+        "--rough",
+        "--html",
+        page.to_str().unwrap(),
+    ]);
+    let shown = text(&output.stdout);
+    assert!(
+        output.status.success()
+            && shown.contains("--swarm --seed 1 --from 1 --machines 1 --hours 0.5 --rough"),
+        "{shown}{}",
+        text(&output.stderr)
+    );
+    assert!(
+        std::fs::read_to_string(page)
+            .unwrap()
+            .contains("share of the best placement")
+    );
+    assert!(!simulate(&["p15", "--from", "2"]).status.success());
     assert!(!simulate(&["p15", "--seeds", "2"]).status.success());
     assert!(!simulate(&["--campaign", "--swarm"]).status.success());
 }

@@ -48,6 +48,7 @@ fn machine(cpus: u32) -> Result<Machine, Box<dyn Error>> {
         small_page: Bytes(4096),
         large_page: Bytes::from_mib(2),
         shared_partition: false,
+        split_shared: false,
     };
     Ok(layout.machine()?)
 }

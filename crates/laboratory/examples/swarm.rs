@@ -1,8 +1,9 @@
-//! A swarm of random machines against the best fixed placement:
-//! `cargo run --release -p homeostat-laboratory --example swarm [COUNT [HOURS [SEED [FROM]]]]`.
+//! A swarm of random machines against the best fixed placement, and the page that shows it:
+//! `cargo run --release -p homeostat-laboratory --example swarm [MACHINES [HOURS [SEED [FROM]]]]`.
 //!
-//! Prints a line per machine on standard error, the figures at the end, and with HOMEOSTAT_SWARM_JSON=FILE writes
-//! every machine with its experiments as JSON.
+//! Prints a line per machine on standard error and the figures at the end. With HOMEOSTAT_SWARM_JSON=FILE it writes every
+//! machine with its experiments as JSON, with HOMEOSTAT_SWARM_PAGE=FILE the page of the book (docs/swarm.md), with
+//! HOMEOSTAT_SWARM_ROUGH=1 the signals are rough.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -11,10 +12,14 @@
 
 use homeostat_laboratory::swarm::{self, Options};
 use std::error::Error;
+use std::thread::available_parallelism;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut options = Options::default();
+    let mut options = Options {
+        rough: std::env::var_os("HOMEOSTAT_SWARM_ROUGH").is_some(),
+        ..Options::default()
+    };
     if let Some(count) = arguments.first() {
         options.count = count.parse()?;
     }
@@ -27,8 +32,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(from) = arguments.get(3) {
         options.from = from.parse()?;
     }
+    let threads = available_parallelism().map_or(1, Into::into);
     let started = std::time::Instant::now();
-    let report = swarm::run(&options, &mut |case| {
+    let report = swarm::run(&options, threads, &mut |case| {
         eprintln!(
             "{:>6.0} s  {:>5}: {:.1} % of the best (left alone {:.1} %), {} trials, lost {:.4} %, {} placements tried; {}",
             started.elapsed().as_secs_f64(),
@@ -36,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             case.share * 100.0,
             case.alone * 100.0,
             case.trials.len(),
-            case.harm * 100.0,
+            case.exposure * 100.0,
             case.tried,
             case.machine
         );
@@ -45,6 +51,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", report.text());
     if let Some(file) = std::env::var_os("HOMEOSTAT_SWARM_JSON") {
         std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
+    }
+    if let Some(file) = std::env::var_os("HOMEOSTAT_SWARM_PAGE") {
+        let command = format!(
+            "{}HOMEOSTAT_SWARM_PAGE=docs/swarm.md cargo run --release -p homeostat-laboratory --example swarm {} {} {}",
+            if options.rough {
+                "HOMEOSTAT_SWARM_ROUGH=1 "
+            } else {
+                ""
+            },
+            options.count,
+            options.hours,
+            options.seed
+        );
+        std::fs::write(file, report.page(&command))?;
     }
     Ok(())
 }

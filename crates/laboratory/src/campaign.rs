@@ -9,27 +9,35 @@
 //!
 //! A failing seed prints one line that reproduces it. Seeds that found a bug stay in [`REGRESSIONS`].
 
-use crate::checkers::{Checkers, Hand, Invariant, Limits, Picture, Said, Value, Violation, differences};
-use crate::faults::{
-    Breach, FaultPlan, Faults, Faulty, FaultyClock, HISTORY_FILE, Kind, PictureOf, damage_bytes, pick,
+use crate::checkers::{
+    Checkers, Gain, HARM_OF_ONE_TRIAL, Hand, Invariant, Limits, Picture, Said, Speed, Speeds, Truth, Value,
+    Violation, WORKS_FROM, differences,
 };
+use crate::exact;
+use crate::faults::{
+    Breach, FaultPlan, Faults, Faulty, FaultyClock, Kind, PictureOf, damage_bytes, pick, private_directory,
+};
+use crate::parallel;
+use crate::run::scratch;
 use homeostat_engine::{Mode, OperatorRequest, Policy, Strategy};
-use homeostat_model::{ActionId, CpuId, ExperimentKind, Nanoseconds, NodeId, Verdict, WorkloadId};
+use homeostat_model::{
+    ActionId, CpuId, Direction, ExperimentKind, Nanoseconds, NodeId, UndoRecord, Verdict, WorkloadId,
+};
 use homeostat_platform::{Clock, Effectors, Sensors};
 use homeostat_runtime::{Runtime, restore};
 use homeostat_simulator::behaviour::{Load, Modulation, ProgramSpec};
 use homeostat_simulator::layout::Layout;
 use homeostat_simulator::platform::{SimClock, SimPlatform};
+use homeostat_simulator::rough::roughen;
 use homeostat_simulator::scheduler::SchedulerKind;
 use homeostat_simulator::world::{PersonChange, Settings, World, WorldError, WorldSpec};
 use homeostat_statistics::simulation::Random;
 use homeostat_store::ResilientHistory;
-use homeostat_store::history::HistoryOptions;
+use homeostat_store::history::{HISTORY_FILE, HistoryOptions};
 use homeostat_store::journal::{self, JOURNAL_FILE, Journal, JournalOptions, OwedState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 
 /// A machine that can be put through a campaign.
 pub trait Subject {
@@ -50,6 +58,12 @@ pub trait Subject {
     /// Makes something happen on the machine and says what; `None` when there is nothing to do it to. The second
     /// value says whether it was the hand of a person (or of another tuner).
     fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)>;
+    /// How fast every program that runs is, without noise, if these changes were taken back and everything was at rest;
+    /// without changes, how fast it is at rest as it is. Nothing happens to the machine. The records are in the order in
+    /// which the changes were made.
+    fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds;
+    /// How fast every program that runs is at this moment, without noise.
+    fn speeds(&self) -> Speeds;
     /// The daemon was killed or stopped: handles from now on are those of a new process.
     fn restarted(&mut self) {}
     /// Takes back what only a fault had taken away: CPUs and nodes come back.
@@ -69,6 +83,19 @@ pub struct Options {
     pub repeat_every: u64,
     /// Stop at so many failing seeds.
     pub failures_max: usize,
+    /// Rough signals instead of the usual ones: [`homeostat_simulator::rough`].
+    pub rough: bool,
+}
+
+impl Options {
+    /// The command that lives one seed again.
+    fn reproduction(&self, seed: u64) -> String {
+        format!(
+            "homeostat simulate --campaign --seed {seed} --seeds 1 --hours {}{}",
+            self.hours,
+            if self.rough { " --rough" } else { "" }
+        )
+    }
 }
 
 impl Default for Options {
@@ -79,6 +106,7 @@ impl Default for Options {
             hours: 48.0,
             repeat_every: 16,
             failures_max: 8,
+            rough: false,
         }
     }
 }
@@ -97,12 +125,10 @@ pub enum CampaignError {
     Options(String),
 }
 
-/// What one seed showed.
-#[derive(Clone, Debug, Default)]
-pub struct Life {
-    /// Its seed.
-    pub seed: u64,
-    /// Simulated time, both halves.
+/// What was done and what came of it, in one life or in all together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Simulated time, both halves; repetitions not counted.
     pub hours: f64,
     /// Faults by kind.
     pub injected: BTreeMap<Kind, u64>,
@@ -114,6 +140,33 @@ pub struct Life {
     pub verdicts: BTreeMap<String, u64>,
     /// Times the daemon was killed and started again.
     pub crashes: u64,
+    /// What the world showed of the changes.
+    pub truth: Truth,
+}
+
+impl Counts {
+    fn add(&mut self, other: &Self) {
+        self.hours += other.hours;
+        self.turns += other.turns;
+        self.trials += other.trials;
+        self.crashes += other.crashes;
+        self.truth.add(&other.truth);
+        for (kind, n) in &other.injected {
+            *self.injected.entry(*kind).or_default() += n;
+        }
+        for (verdict, n) in &other.verdicts {
+            *self.verdicts.entry(verdict.clone()).or_default() += n;
+        }
+    }
+}
+
+/// What one seed showed.
+#[derive(Clone, Debug, Default)]
+pub struct Life {
+    /// Its seed.
+    pub seed: u64,
+    /// What happened in it.
+    pub counts: Counts,
     /// Hash over every effector call and every line.
     pub hash: u64,
     /// Lines in the trace.
@@ -138,18 +191,8 @@ pub struct Failure {
 pub struct Report {
     /// Seeds run.
     pub seeds: u64,
-    /// Simulated hours, repetitions not counted.
-    pub hours: f64,
-    /// Faults by kind.
-    pub injected: BTreeMap<Kind, u64>,
-    /// Turns of the loop.
-    pub turns: u64,
-    /// Real trials started.
-    pub trials: u64,
-    /// Verdicts by word.
-    pub verdicts: BTreeMap<String, u64>,
-    /// Crashes survived.
-    pub crashes: u64,
+    /// What happened in all of them.
+    pub counts: Counts,
     /// Seeds run twice.
     pub repeated: u64,
     /// Seeds that failed.
@@ -164,11 +207,12 @@ impl Report {
 
     /// The report as text.
     pub fn text(&self) -> String {
+        let c = &self.counts;
         let mut out = format!(
             "{} seeds, {:.0} simulated hours, {} turns, {} trials, {} crashes, {} seeds run twice\n",
-            self.seeds, self.hours, self.turns, self.trials, self.crashes, self.repeated
+            self.seeds, c.hours, c.turns, c.trials, c.crashes, self.repeated
         );
-        let verdicts: Vec<String> = self.verdicts.iter().map(|(v, n)| format!("{n} {v}")).collect();
+        let verdicts: Vec<String> = c.verdicts.iter().map(|(v, n)| format!("{n} {v}")).collect();
         out += &format!(
             "verdicts: {}\n",
             if verdicts.is_empty() {
@@ -177,9 +221,33 @@ impl Report {
                 verdicts.join(", ")
             }
         );
-        let total: u64 = self.injected.values().sum();
-        out += &format!("{total} faults of {} kinds:\n", self.injected.len());
-        for (kind, n) in &self.injected {
+        let t = &c.truth;
+        out += &format!(
+            "in the world: {} changes tried, {} of them gained nothing; {} kept, {} of them gained nothing: at most {:.1} % of \
+             what gains nothing is kept (exact, 95 %); {} probes of what is kept, the \
+             dearest cost {:.2} % of the work since then\n",
+            t.tried,
+            t.nulls,
+            t.kept,
+            t.kept_for_nothing,
+            100.0 * exact::rate_at_most(t.kept_for_nothing, t.nulls.max(t.kept_for_nothing), 0.95),
+            t.probes,
+            100.0 * t.probe_cost_max
+        );
+        out += &format!(
+            "{} kept changes truly cost their program 5 % or more and stood after 20 probes\n",
+            t.harm_stood
+        );
+        out += &format!(
+            "work lost against the same machines left alone: {:.4} % of {:.0} hours of programs at work; on the worst day {:.0} \
+             percent-seconds\n",
+            100.0 * t.lost_s / t.worked_s.max(1e-9),
+            t.worked_s / 3600.0,
+            t.lost_per_day_max
+        );
+        let total: u64 = c.injected.values().sum();
+        out += &format!("{total} faults of {} kinds:\n", c.injected.len());
+        for (kind, n) in &c.injected {
             out += &format!("  {n:>9}  {}\n", kind_name(*kind));
         }
         if self.failures.is_empty() {
@@ -198,20 +266,6 @@ impl Report {
             }
         }
         out
-    }
-
-    fn add(&mut self, life: &Life) {
-        self.seeds += 1;
-        self.hours += life.hours;
-        self.turns += life.turns;
-        self.trials += life.trials;
-        self.crashes += life.crashes;
-        for (kind, n) in &life.injected {
-            *self.injected.entry(*kind).or_default() += n;
-        }
-        for (verdict, n) in &life.verdicts {
-            *self.verdicts.entry(verdict.clone()).or_default() += n;
-        }
     }
 }
 
@@ -236,14 +290,15 @@ pub struct Progress {
     pub failures: usize,
 }
 
-/// Runs a campaign on machines made by `make` from a seed. `progress` hears after each seed and may end the campaign by
-/// returning false.
+/// Runs a campaign on machines made by `make` from a seed, that many seeds at a time. `progress` hears after each seed,
+/// in order, and may end the campaign by returning false. What comes of it does not depend on the number of threads.
 ///
 /// # Errors
 /// The options make no sense, or there is no temporary directory.
 pub fn run_on<S: Subject>(
     options: &Options,
-    make: impl Fn(u64) -> Result<S, WorldError>,
+    threads: usize,
+    make: impl Fn(u64) -> Result<S, WorldError> + Sync,
     progress: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Report, CampaignError> {
     if !(options.hours > 0.0 && options.hours <= 10_000.0) {
@@ -253,45 +308,59 @@ pub fn run_on<S: Subject>(
         )));
     }
     let mut report = Report::default();
-    for index in 0..options.seeds {
-        let seed = options.seed.wrapping_add(index);
-        let mut life = live(seed, options.hours, &make)?;
-        if options.repeat_every > 0 && seed.is_multiple_of(options.repeat_every) && life.violations.is_empty()
-        {
-            report.repeated += 1;
-            let again = live(seed, options.hours, &make)?;
-            if (again.hash, again.lines) != (life.hash, life.lines) {
-                life.violations.push(Violation {
-                    at: Nanoseconds::ZERO,
-                    invariant: Invariant::Deterministic,
-                    text: format!(
-                        "two runs of one seed differ: {} lines with hash {:016x}, {} lines with hash {:016x}",
-                        life.lines, life.hash, again.lines, again.hash
-                    ),
-                });
+    let mut broken = None;
+    let work = |index: u64| lived(options, options.seed.wrapping_add(index), &make);
+    parallel::in_order(0..options.seeds, threads, &work, &mut |index, outcome| {
+        let (life, repeated) = match outcome {
+            Ok(lived) => lived,
+            Err(e) => {
+                broken = Some(e);
+                return false;
             }
-        }
-        report.add(&life);
+        };
+        report.seeds += 1;
+        report.repeated += u64::from(repeated);
+        report.counts.add(&life.counts);
         if !life.violations.is_empty() {
             report.failures.push(Failure {
-                reproduction: format!(
-                    "homeostat simulate --campaign --seed {seed} --seeds 1 --hours {}",
-                    options.hours
-                ),
+                reproduction: options.reproduction(life.seed),
                 life,
             });
         }
         let go_on = progress(&Progress {
             done: index + 1,
             of: options.seeds,
-            hours: report.hours,
+            hours: report.counts.hours,
             failures: report.failures.len(),
         });
-        if !go_on || report.failures.len() >= options.failures_max {
-            break;
+        go_on && report.failures.len() < options.failures_max
+    });
+    broken.map_or(Ok(report), Err)
+}
+
+/// One life, lived twice where the options ask for it, and whether it was.
+fn lived<S: Subject>(
+    options: &Options,
+    seed: u64,
+    make: impl Fn(u64) -> Result<S, WorldError>,
+) -> Result<(Life, bool), CampaignError> {
+    let mut life = live(seed, options.hours, &make)?;
+    let twice =
+        options.repeat_every > 0 && seed.is_multiple_of(options.repeat_every) && life.violations.is_empty();
+    if twice {
+        let again = live(seed, options.hours, &make)?;
+        if (again.hash, again.lines) != (life.hash, life.lines) {
+            life.violations.push(Violation {
+                at: Nanoseconds::ZERO,
+                invariant: Invariant::Deterministic,
+                text: format!(
+                    "two runs of one seed differ: {} lines with hash {:016x}, {} lines with hash {:016x}",
+                    life.lines, life.hash, again.lines, again.hash
+                ),
+            });
         }
     }
-    Ok(report)
+    Ok((life, twice))
 }
 
 /// One life under the swarm of its seed: both halves. A panic of the code under test is a violation, not the end of the
@@ -317,20 +386,13 @@ pub fn live_under<S: Subject>(
     hours: f64,
     make: impl Fn(u64) -> Result<S, WorldError>,
 ) -> Result<Life, CampaignError> {
-    let shared = Path::new("/dev/shm");
-    let builder = tempfile::Builder::new();
-    // A memory file system makes the many syncs of the journal cheap; their order is what is tested.
-    let directory = if shared.is_dir() {
-        builder.tempdir_in(shared).or_else(|_| builder.tempdir())?
-    } else {
-        builder.tempdir()?
-    };
+    let directory = scratch("homeostat-campaign-")?;
     let state = directory.path().join("state-0");
-    std::fs::create_dir(&state)?;
-    private(&state)?;
+    private_directory(&state)?;
     let subject = make(seed)?;
+    let alone = make(seed)?;
     let faults = Faults::new(plan.clone(), &state, (subject.picture())());
-    let mut run = Run::new(plan, seed, hours, subject, faults.clone());
+    let mut run = Run::new(plan, seed, hours, subject, alone, faults.clone());
     let outcome = catch_unwind(AssertUnwindSafe(|| run.live()));
     let mut life = run.life();
     match outcome {
@@ -358,11 +420,6 @@ pub fn live_under<S: Subject>(
     Ok(life)
 }
 
-fn private(directory: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
-}
-
 /// What happens at a random or a fixed time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
@@ -382,6 +439,10 @@ struct Run<S: Subject> {
     seed: u64,
     hours: f64,
     subject: S,
+    /// The same machine, on which the same happens, and nobody optimises.
+    alone: S,
+    /// When the two were last compared.
+    compared: Nanoseconds,
     clock: S::Clock,
     picture: PictureOf,
     faults: Faults,
@@ -397,12 +458,10 @@ struct Run<S: Subject> {
     verdicts: BTreeMap<u64, Verdict>,
     checked: Nanoseconds,
     heard: Nanoseconds,
-    /// Changes that a stop left in force on purpose.
-    kept: BTreeSet<ActionId>,
     stopping: bool,
     finished: bool,
     /// What was owed on disk after so many steps of the journal.
-    read: Option<(u64, BTreeSet<ActionId>)>,
+    read: Option<(u64, BTreeMap<ActionId, UndoRecord>)>,
     /// No life is longer: beyond it somebody slept for ever.
     horizon: Nanoseconds,
 }
@@ -419,11 +478,13 @@ const UNDO: Nanoseconds = Nanoseconds::from_secs(900);
 const STOP: Nanoseconds = Nanoseconds::from_secs(600);
 /// A life that is this much longer than asked for slept for ever somewhere.
 const HORIZON: Nanoseconds = Nanoseconds::from_secs(14 * 86_400);
+/// Slices of an undo that is tried on a copy of the world.
+const SLICES_MAX: u32 = 100_000;
 /// Tries to start the daemon before that counts as a failure, in the quiet half.
 const STARTS_MAX: u32 = 50;
 
 impl<S: Subject> Run<S> {
-    fn new(plan: FaultPlan, seed: u64, hours: f64, subject: S, faults: Faults) -> Self {
+    fn new(plan: FaultPlan, seed: u64, hours: f64, subject: S, alone: S, faults: Faults) -> Self {
         let mut random = Random::new(seed ^ 0x4341_4d50_4149_474e);
         let policy = settings(&mut random);
         let checkers = Checkers::new(limits(&policy));
@@ -432,7 +493,9 @@ impl<S: Subject> Run<S> {
             hours,
             clock: subject.clock(),
             picture: subject.picture(),
+            compared: subject.clock().now(),
             subject,
+            alone,
             plan,
             faults,
             random,
@@ -446,7 +509,6 @@ impl<S: Subject> Run<S> {
             verdicts: BTreeMap::new(),
             checked: Nanoseconds::ZERO,
             heard: Nanoseconds::ZERO,
-            kept: BTreeSet::new(),
             stopping: false,
             finished: false,
             read: None,
@@ -461,12 +523,15 @@ impl<S: Subject> Run<S> {
         }
         Life {
             seed: self.seed,
-            hours: self.clock.now().as_secs_f64() / 3600.0,
-            injected: self.faults.injected(),
-            turns: self.turns,
-            trials: self.checkers.trials_started() as u64,
-            verdicts,
-            crashes: self.crashes,
+            counts: Counts {
+                hours: self.clock.now().as_secs_f64() / 3600.0,
+                injected: self.faults.injected(),
+                turns: self.turns,
+                trials: self.checkers.trials_started() as u64,
+                verdicts,
+                crashes: self.crashes,
+                truth: self.checkers.truth(),
+            },
             violations: self.checkers.found().to_vec(),
             ..Life::default()
         }
@@ -592,8 +657,7 @@ impl<S: Subject> Run<S> {
             report.kept.len(),
             report.failed.len()
         ));
-        self.kept = report.kept.iter().map(|(id, _)| *id).collect();
-        self.checkers.restarted(&self.kept);
+        self.checkers.restarted();
         self.runtime = Some(runtime);
         Ok(())
     }
@@ -711,8 +775,7 @@ impl<S: Subject> Run<S> {
         };
         damage_bytes(&mut bytes, &mut self.random);
         let copy = directory.with_file_name("any-byte");
-        std::fs::create_dir_all(&copy)?;
-        private(&copy)?;
+        private_directory(&copy)?;
         std::fs::write(copy.join(JOURNAL_FILE), &bytes)?;
         if let Ok((journal, found)) = Journal::open(&copy, JournalOptions::default()) {
             let next = journal.next_action_id();
@@ -761,12 +824,13 @@ impl<S: Subject> Run<S> {
         for line in lines {
             self.faults.trace(format!("{:.3} {line}", at.as_secs_f64()));
         }
+        let written = self.read_journal(at);
         let (acted, calls) = self.take_calls();
         if self.faults.dead() {
             return;
         }
         self.checkers.turned(at, calls, lines);
-        if !acted && lines.is_empty() && at - self.checked < CHECK_EVERY {
+        if !acted && !written && lines.is_empty() && at - self.checked < CHECK_EVERY {
             return;
         }
         self.checked = at;
@@ -774,26 +838,90 @@ impl<S: Subject> Run<S> {
         if !lines.is_empty() || at - self.heard >= HEAR_EVERY {
             self.heard = at;
             self.listen(at);
+            self.ask_the_world(at);
         }
+        self.compare(at);
         self.faults.note(Hand::Machine, (self.picture)());
-        // Read again only when the journal was written since. One that cannot be read now is looked at after the next
-        // turn.
-        let steps = self.faults.journal_steps();
-        if self.read.as_ref().is_none_or(|(then, _)| *then != steps) {
-            self.read = journal::read(&self.faults.directory())
-                .ok()
-                .map(|found| (steps, found.owed.into_keys().collect()));
-        }
         if let Some((_, owed)) = &self.read {
             if owed.is_empty() {
                 self.faults.nothing_owed();
             }
-            self.checkers.owed(at, owed, &self.faults.ledger());
+            let owed = owed.keys().copied().collect();
+            self.checkers.owed(at, &owed, &self.faults.ledger());
         }
         for v in self.checkers.take_new() {
             self.faults
                 .trace(format!("VIOLATION {}: {}", v.invariant, v.text));
         }
+    }
+
+    /// Reads the journal again when it was written since, before the calls of this turn are taken: the coins of a block
+    /// that ended are held against what was driven while it ran. One that cannot be read now is read after the next
+    /// turn. True when it was written.
+    fn read_journal(&mut self, at: Nanoseconds) -> bool {
+        let steps = self.faults.journal_steps();
+        if self.faults.dead() || self.read.as_ref().is_some_and(|(then, _)| *then == steps) {
+            return false;
+        }
+        let found = journal::read(&self.faults.directory()).ok();
+        if let Some(found) = &found {
+            self.checkers.tossed(at, &found.coins);
+        }
+        self.read = found.map(|found| {
+            let owed = found.owed.into_iter().map(|(id, o)| (id, o.record));
+            (steps, owed.collect())
+        });
+        true
+    }
+
+    /// Asks the world what the changes that are on truly gain.
+    fn ask_the_world(&mut self, at: Nanoseconds) {
+        let wanted = self.checkers.to_judge(at);
+        let Some((_, owed)) = self.read.as_ref().filter(|_| !wanted.is_empty()) else {
+            return;
+        };
+        // Who rests gains nothing and loses nothing.
+        let now = self.subject.speeds();
+        let works = |record: &&UndoRecord| {
+            now.get(record.action.workload.as_str())
+                .is_some_and(|s| s.cpus >= WORKS_FROM)
+        };
+        let wanted: Vec<&UndoRecord> = wanted
+            .iter()
+            .filter_map(|id| owed.get(id))
+            .filter(works)
+            .collect();
+        if wanted.is_empty() {
+            return;
+        }
+        let with = self.subject.speeds_without(&[]);
+        for record in wanted {
+            let (id, name) = (record.action.id, record.action.workload.as_str());
+            // What was set on top of it found its value: it would go with it.
+            let gone: Vec<&UndoRecord> = owed
+                .values()
+                .filter(|r| r.action.id >= id)
+                .filter(|r| r.action.workload == record.action.workload)
+                .filter(|r| r.action.id == id || r.action.effector == record.action.effector)
+                .collect();
+            let without = self.subject.speeds_without(&gone);
+            let speeds = with.get(name).zip(without.get(name));
+            if let Some(gain) = speeds.and_then(|(with, without)| Gain::of(with, without)) {
+                self.checkers.judged(at, id, gain);
+            }
+        }
+    }
+
+    /// Holds the machine against the one left alone.
+    fn compare(&mut self, at: Nanoseconds) {
+        let length = at - self.compared;
+        if length.0 == 0 {
+            return;
+        }
+        self.compared = at;
+        self.alone.advance_to(at);
+        let (with, alone) = (self.subject.speeds(), self.alone.speeds());
+        self.checkers.compared(at, length, &with, &alone);
     }
 
     /// What the mind says of itself.
@@ -805,7 +933,10 @@ impl<S: Subject> Run<S> {
                 .experiments
                 .iter()
                 .filter(|e| e.kind != ExperimentKind::Placebo)
-                .map(|e| (e.id, e.workload.clone(), e.phase == "concluding"))
+                .map(|e| {
+                    let others = e.others.iter().cloned();
+                    (e.id, std::iter::once(e.workload.clone()).chain(others).collect())
+                })
                 .collect(),
             placebos: view
                 .experiments
@@ -818,18 +949,10 @@ impl<S: Subject> Run<S> {
                 .iter()
                 .map(|c| (c.action, c.workload.clone()))
                 .collect(),
-            verdicts: view
-                .outcomes
-                .iter()
-                .map(|o| (o.id, o.workload.clone(), o.verdict))
-                .collect(),
-            exposure: (
-                view.budget.harm_exposure_day,
-                view.budget.harm_exposure_per_day_max,
-            ),
+            exposure: view.budget.harm_exposure_day,
         };
-        for (id, _, verdict) in &said.verdicts {
-            self.verdicts.insert(id.0, *verdict);
+        for outcome in &view.outcomes {
+            self.verdicts.insert(outcome.id.0, outcome.verdict);
         }
         self.checkers.said(at, &said);
     }
@@ -843,9 +966,7 @@ impl<S: Subject> Run<S> {
                 self.ask(OperatorRequest::Resume);
             }
             Happening::Heal => {
-                self.faults.note(Hand::Machine, (self.picture)());
-                self.subject.heal();
-                self.faults.note(Hand::Machine, (self.picture)());
+                self.heal();
             }
             Happening::Fault(kind) => {
                 self.fault(kind)?;
@@ -853,6 +974,15 @@ impl<S: Subject> Run<S> {
             }
         }
         Ok(())
+    }
+
+    /// CPUs and nodes come back, on both machines.
+    fn heal(&mut self) {
+        self.compare(self.clock.now());
+        self.faults.note(Hand::Machine, (self.picture)());
+        self.subject.heal();
+        self.alone.heal();
+        self.faults.note(Hand::Machine, (self.picture)());
     }
 
     fn ask(&mut self, request: OperatorRequest) {
@@ -931,7 +1061,11 @@ impl<S: Subject> Run<S> {
                 self.ask(OperatorRequest::Configure(Box::new(policy)));
             }
             _ => {
+                self.compare(now);
                 self.faults.note(Hand::Machine, (self.picture)());
+                // The same befalls the machine left alone.
+                let mut again = self.random.clone();
+                let _ = self.alone.disturb(kind, &mut again);
                 match self.subject.disturb(kind, &mut self.random) {
                     Some((text, person)) => {
                         let hand = if person { Hand::Person } else { Hand::Machine };
@@ -981,9 +1115,7 @@ impl<S: Subject> Run<S> {
     fn quiet_half(&mut self) -> io::Result<()> {
         self.schedule.clear();
         self.faults.stop();
-        self.faults.note(Hand::Machine, (self.picture)());
-        self.subject.heal();
-        self.faults.note(Hand::Machine, (self.picture)());
+        self.heal();
         self.faults.trace("the faults stop".to_owned());
         self.ask(OperatorRequest::Resume);
         let now = self.clock.now();
@@ -1049,7 +1181,10 @@ impl<S: Subject> Run<S> {
         let view = runtime.view();
         for (id, (workload, state)) in owed {
             let in_force = view.in_force.iter().any(|c| c.action == id);
-            let tried = view.experiments.iter().any(|e| e.workload == workload);
+            let tried = view
+                .experiments
+                .iter()
+                .any(|e| e.workload == workload || e.others.contains(&workload));
             if !in_force && !tried {
                 self.report(
                     Invariant::Liveness,
@@ -1130,6 +1265,14 @@ impl Drawn {
     /// # Errors
     /// A layout or profile of the lists above is not known (a test shows that all are).
     pub fn new(seed: u64) -> Result<Self, WorldError> {
+        Self::with_signals(seed, false)
+    }
+
+    /// The machine of a seed, with rough signals or the usual ones.
+    ///
+    /// # Errors
+    /// As [`Drawn::new`].
+    pub fn with_signals(seed: u64, rough: bool) -> Result<Self, WorldError> {
         let mut random = Random::new(seed ^ 0x4d41_4348_494e_4500);
         let name = pick(&mut random, LAYOUTS).copied().unwrap_or("x86-2s");
         let layout = Layout::named(name)?;
@@ -1182,12 +1325,31 @@ impl Drawn {
         }
         let names = spec.programs.iter().map(|p| p.name.clone()).collect();
         spec.surroundings.fragmentation = among(&mut random, &[0.0, 0.1, 0.5, 0.95]);
+        if rough {
+            roughen(&mut spec.programs, &mut spec.surroundings, seed);
+        }
         Ok(Self {
             platform: SimPlatform::new(World::new(spec)?),
             names,
             cpus,
             nodes,
         })
+    }
+
+    fn speeds_in(&self, world: &mut World) -> Speeds {
+        let mut speeds = Speeds::new();
+        for name in &self.names {
+            let pace = world.pace(name);
+            if pace.work_per_s > 0.0 && pace.cpus > 0.0 {
+                let speed = Speed {
+                    work: pace.work_per_s,
+                    per_cpu: pace.work_per_s / pace.cpus,
+                    cpus: pace.cpus,
+                };
+                speeds.insert(name.clone(), speed);
+            }
+        }
+        speeds
     }
 
     fn person(&self, change: PersonChange) -> Option<String> {
@@ -1214,6 +1376,13 @@ fn picture_of(settings: &Settings, cpu_count: u32, node_count: u32) -> Picture {
             .get(name)
             .map_or_else(|| "all".to_owned(), |m| list(m));
         out.insert(format!("{}/mask", whose(name)), Value::Setting(mask));
+        // By board, or each process on its chip.
+        let grouped = settings.grouped.iter().find_map(|g| {
+            let rest = g.strip_prefix(name.as_str())?;
+            (rest.is_empty() || rest.starts_with(' ')).then(|| format!("grouped{rest}"))
+        });
+        let grouped = grouped.unwrap_or_else(|| "all".to_owned());
+        out.insert(format!("{}/grouped", whose(name)), Value::Setting(grouped));
     }
     for (name, nodes) in &settings.pages {
         for node in 0..node_count {
@@ -1261,6 +1430,25 @@ impl Subject for Drawn {
     }
     fn advance_to(&mut self, at: Nanoseconds) {
         self.platform.advance_to(at);
+    }
+    fn speeds(&self) -> Speeds {
+        self.platform.with_world(|world| self.speeds_in(world))
+    }
+    fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds {
+        let mut copy = SimPlatform::new(self.platform.with_world(|world| world.clone()));
+        for record in undone.iter().rev() {
+            // From the record alone, as after a crash.
+            for _ in 0..SLICES_MAX {
+                match copy.advance(record, Direction::Undo) {
+                    Ok(progress) if !progress.done => {}
+                    Ok(_) | Err(_) => break,
+                }
+            }
+        }
+        copy.with_world(|world| {
+            world.come_to_rest();
+            self.speeds_in(world)
+        })
     }
     fn restarted(&mut self) {
         // A new process of the daemon knows nothing of the effectors of the one before.
@@ -1358,13 +1546,22 @@ impl Subject for Drawn {
     }
 }
 
-/// Runs a campaign on simulated machines drawn from the seeds. `progress` hears after each seed and may end the
+/// Runs a campaign on simulated machines drawn from the seeds, that many seeds at a time. `progress` hears after each seed and may end the
 /// campaign by returning false.
 ///
 /// # Errors
 /// The options make no sense, a machine cannot be built, or there is no temporary directory.
-pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress) -> bool) -> Result<Report, CampaignError> {
-    run_on(options, Drawn::new, progress)
+pub fn run(
+    options: &Options,
+    threads: usize,
+    progress: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<Report, CampaignError> {
+    run_on(
+        options,
+        threads,
+        |seed| Drawn::with_signals(seed, options.rough),
+        progress,
+    )
 }
 
 /// Settings of a life: short enough for many trials, and every budget drawn.
@@ -1409,6 +1606,7 @@ fn limits(policy: &Policy) -> Limits {
     Limits {
         starts_per_hour: policy.experiments_per_hour_max,
         trial: Nanoseconds::from_secs_f64(policy.experiment_max_s) + Nanoseconds::from_secs(1800),
+        harm_per_day: policy.harm_exposure_per_day_max + HARM_OF_ONE_TRIAL,
         ..Limits::default()
     }
 }
@@ -1443,6 +1641,7 @@ mod tests {
     use homeostat_platform::{PlatformError, SampleRequest};
     use std::cell::RefCell;
     use std::rc::Rc;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     const CPUS: u32 = 8;
     const ALL: &str = "0,1,2,3,4,5,6,7";
@@ -1466,13 +1665,36 @@ mod tests {
         draws: Random,
     }
 
+    impl Program {
+        /// What the places of its threads and pages gain.
+        fn local(&self) -> f64 {
+            (if self.mask == ALL { 0.0 } else { self.gain })
+                + self.gain * (self.pages[0] - self.pages[1]) as f64 / 65_536.0
+        }
+    }
+
     /// Bugs that the effectors of the small machine can be given, to show that the checkers see them.
-    #[derive(Clone, Copy, PartialEq)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
     enum Bug {
         None,
         UndoDoesNothing,
         OverwritesPersons,
+        /// An undo is refused for ever, faults or not.
+        UndoRefused,
+        /// Preparing changes the machine already.
+        PrepareActs,
+        /// The program of the machine ends the program under test.
+        Panics,
+        /// Something is drawn that does not follow from the seed.
+        DrawsAnew,
+        /// The strategy does not say why.
+        Silent,
+        /// The meter shows a gain where the change costs the program a third of its work.
+        MeterFlatters,
     }
+
+    /// What does not follow from any seed.
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
 
     struct Small {
         now: Nanoseconds,
@@ -1573,7 +1795,7 @@ mod tests {
         }
         fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
             let mut s = self.0.borrow_mut();
-            let now = s.now;
+            let (now, bug) = (s.now, s.bug);
             let interval = now - s.sampled;
             s.sampled = now;
             let mut workloads = vec![];
@@ -1587,8 +1809,11 @@ mod tests {
                 }
                 let length = now - p.sampled;
                 p.sampled = now;
-                let local = if p.mask == ALL { 0.0 } else { p.gain }
-                    + p.gain * (p.pages[0] - p.pages[1]) as f64 / 65_536.0;
+                let local = match bug {
+                    Bug::MeterFlatters => p.local().abs(),
+                    Bug::DrawsAnew => p.local() + 1e-9 * DRAWN.fetch_add(1, Ordering::Relaxed) as f64,
+                    _ => p.local(),
+                };
                 let rate = 1000.0 * busy * (1.0 + local) * (0.01 * p.draws.gaussian()).exp();
                 workloads.push(Workload {
                     id: id.clone(),
@@ -1701,6 +1926,7 @@ mod tests {
     impl Effectors for Handle {
         fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
             let mut s = self.0.borrow_mut();
+            let bug = s.bug;
             let mut found = BTreeMap::new();
             if action.effector.as_str() != "placebo" {
                 let p = s.find(&action.workload)?;
@@ -1712,6 +1938,9 @@ mod tests {
                     });
                 }
                 found.insert("mask".to_owned(), p.mask.clone());
+                if bug == Bug::PrepareActs {
+                    p.mask = "7".to_owned();
+                }
                 found.insert(
                     "process".to_owned(),
                     format!("{}:{}", p.process.pid, p.process.start_ticks),
@@ -1743,8 +1972,16 @@ mod tests {
                     target: record.action.workload.to_string(),
                 });
             }
-            if bug == Bug::UndoDoesNothing && direction == Direction::Undo {
-                return Ok(done(1, 1));
+            match (bug, direction) {
+                (Bug::UndoDoesNothing, Direction::Undo) => return Ok(done(1, 1)),
+                (Bug::UndoRefused, Direction::Undo) => {
+                    return Err(PlatformError::Busy {
+                        what: "mask".into(),
+                        why: "for ever".into(),
+                    });
+                }
+                (Bug::Panics, Direction::Apply) => panic!("a mask of the machine"),
+                _ => {}
             }
             match &record.action.target {
                 Target::Cpus(cpus) => {
@@ -1792,7 +2029,9 @@ mod tests {
         fn forget(&mut self, _: &UndoRecord) {}
     }
 
-    struct Try;
+    struct Try {
+        silent: bool,
+    }
 
     impl Strategy for Try {
         fn id(&self) -> StrategyId {
@@ -1825,7 +2064,12 @@ mod tests {
                 ("mask", Target::Cpus((0..4).map(CpuId).collect()))
             };
             Opinion::Propose(Box::new(Proposal {
-                hypothesis: "12 % may be gained".into(),
+                hypothesis: if self.silent {
+                    "it may help"
+                } else {
+                    "12 % may be gained"
+                }
+                .into(),
                 predicted: Effect {
                     estimate: 0.12,
                     lower: 0.0,
@@ -1878,7 +2122,10 @@ mod tests {
                     bound: false,
                     pages: [0, 0],
                     moved: BTreeMap::new(),
-                    gain: pick(&mut random, &[0.2, 0.1, 0.0, -0.1]).copied().unwrap(),
+                    gain: match bug {
+                        Bug::MeterFlatters => -0.33,
+                        _ => pick(&mut random, &[0.2, 0.1, 0.0, -0.1]).copied().unwrap(),
+                    },
                     cpus: 1.0 + random.uniform() * 3.0,
                     sampled: Nanoseconds::ZERO,
                     metered: false,
@@ -1906,7 +2153,8 @@ mod tests {
             Rc::new(move || shared.0.borrow().picture())
         }
         fn strategies(&self) -> Vec<Box<dyn Strategy>> {
-            vec![Box::new(Try)]
+            let silent = self.shared.0.borrow().bug == Bug::Silent;
+            vec![Box::new(Try { silent })]
         }
         fn advance_to(&mut self, at: Nanoseconds) {
             self.shared.0.borrow_mut().advance_to(at);
@@ -1944,10 +2192,39 @@ mod tests {
             }
         }
         fn heal(&mut self) {}
+        fn speeds(&self) -> Speeds {
+            self.speeds_without(&[])
+        }
+        fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds {
+            let s = self.shared.0.borrow();
+            let alive = (0..s.programs.len()).filter(|i| s.programs[*i].alive);
+            alive
+                .map(|i| {
+                    let mut p = s.programs[i].clone();
+                    for record in undone.iter().filter(|r| r.action.workload.as_str() == p.name) {
+                        if let Some(mask) = record.found.get("mask").filter(|_| !p.bound) {
+                            p.mask = mask.clone();
+                        }
+                        let moved = p.moved.get(&record.action.id).copied().unwrap_or(0);
+                        p.pages[0] -= moved;
+                        p.pages[1] += moved;
+                    }
+                    let busy = if s.busy(i) { 1.0 } else { 0.005 };
+                    let work = 1000.0 * busy * (1.0 + p.local());
+                    let cpus = p.cpus * busy;
+                    let speed = Speed {
+                        work,
+                        per_cpu: work / cpus,
+                        cpus,
+                    };
+                    (p.name.clone(), speed)
+                })
+                .collect()
+        }
     }
 
     fn campaign(options: &Options, bug: Bug) -> Report {
-        run_on(options, |seed| Ok(SmallMachine::new(seed, bug)), &mut |_| true).unwrap()
+        run_on(options, 2, |seed| Ok(SmallMachine::new(seed, bug)), &mut |_| true).unwrap()
     }
 
     #[test]
@@ -1957,12 +2234,16 @@ mod tests {
             seeds: 12,
             hours: 30.0,
             repeat_every: 8,
-            failures_max: 8,
+            ..Options::default()
         };
         let report = campaign(&options, Bug::None);
         println!("{}", report.text());
         assert!(report.passed(), "{}", report.text());
-        assert!(report.trials > 10 && report.crashes > 10, "{}", report.text());
+        assert!(
+            report.counts.trials > 10 && report.counts.crashes > 10,
+            "{}",
+            report.text()
+        );
     }
 
     /// More than 10,000 simulated hours. The nightly campaign is the same with other seeds: `homeostat simulate
@@ -1975,15 +2256,20 @@ mod tests {
             hours: 48.0,
             repeat_every: 32,
             failures_max: 4,
+            rough: false,
         };
-        let report = run(&options, &mut |_| true).unwrap();
+        let report = run(&options, 2, &mut |_| true).unwrap();
         println!("{}", report.text());
         assert!(report.passed(), "{}", report.text());
-        assert!(report.hours >= 10_000.0, "{}", report.text());
-        assert!(report.trials > 500 && report.crashes > 500, "{}", report.text());
+        assert!(report.counts.hours >= 10_000.0, "{}", report.text());
+        assert!(
+            report.counts.trials > 500 && report.counts.crashes > 500,
+            "{}",
+            report.text()
+        );
         let never: Vec<Kind> = Kind::ALL
             .into_iter()
-            .filter(|k| !report.injected.contains_key(k))
+            .filter(|k| !report.counts.injected.contains_key(k))
             .collect();
         assert_eq!(never, vec![], "every kind of fault is injected");
     }
@@ -2029,38 +2315,40 @@ mod tests {
         assert_eq!(found, vec![]);
     }
 
-    #[test]
-    fn an_undo_that_does_nothing_is_found() {
+    /// What a campaign of the small machine finds when it has that bug.
+    fn found_with(bug: Bug, seeds: u64, repeat_every: u64) -> (Vec<Violation>, String) {
         let options = Options {
-            seeds: 16,
+            seeds,
             hours: 30.0,
-            repeat_every: 0,
+            repeat_every,
             failures_max: 1,
             ..Options::default()
         };
-        let report = campaign(&options, Bug::UndoDoesNothing);
-        assert_eq!(
-            report.failures[0].life.violations[0].invariant,
-            Invariant::Restorable
-        );
-        assert!(report.text().contains("homeostat simulate --campaign --seed "));
+        let report = campaign(&options, bug);
+        let text = report.text();
+        let found = report.failures.into_iter().flat_map(|f| f.life.violations);
+        (found.collect(), text)
     }
 
+    /// A checker that never fails would be worth nothing: each bug is found, as a breach of what it breaches.
     #[test]
-    fn overwriting_what_a_person_chose_is_found() {
-        let options = Options {
-            seeds: 64,
-            hours: 30.0,
-            repeat_every: 0,
-            failures_max: 1,
-            ..Options::default()
-        };
-        let report = campaign(&options, Bug::OverwritesPersons);
-        let found = &report.failures[0].life.violations;
-        assert!(
-            found.iter().any(|v| v.invariant == Invariant::PersonWins),
-            "{}",
-            report.text()
-        );
+    fn every_bug_of_a_machine_is_found() {
+        for (bug, seeds, repeat_every, invariant) in [
+            (Bug::UndoDoesNothing, 16, 0, Invariant::Restorable),
+            (Bug::OverwritesPersons, 64, 0, Invariant::PersonWins),
+            (Bug::UndoRefused, 16, 0, Invariant::Liveness),
+            (Bug::PrepareActs, 16, 0, Invariant::Restorable),
+            (Bug::Panics, 16, 0, Invariant::NoPanic),
+            (Bug::DrawsAnew, 8, 1, Invariant::Deterministic),
+            (Bug::Silent, 16, 0, Invariant::Explained),
+            (Bug::MeterFlatters, 16, 0, Invariant::NoHarm),
+        ] {
+            let (found, text) = found_with(bug, seeds, repeat_every);
+            assert!(
+                found.iter().any(|v| v.invariant == invariant),
+                "{bug:?} is not found as a breach of \"{invariant}\": {text}"
+            );
+            assert!(text.contains("homeostat simulate --campaign --seed "), "{text}");
+        }
     }
 }

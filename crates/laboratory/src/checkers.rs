@@ -8,44 +8,34 @@
 //! we had never touched it*. Amounts (pages on a node, large pieces) are attributed by difference, so a program that
 //! grows while its memory is moved is accounted for; settings (masks, switches) by value.
 //!
+//! **How "no harm" is checked.** What is kept must have been tried where everybody could see it: its coins on disk before
+//! each block, and the change driven to where they fell ([`Gain`] and what proves it: `evidence`). Whether it helps, and
+//! what all changes together cost against the same machine left alone, is asked of the simulated world, which knows its
+//! speeds without noise. What the mind says of itself (its trials, what is in force, its own count of harm) is held
+//! against that, and never the other way round.
+//!
 //! | invariant | what is compared |
 //! |---|---|
 //! | restorable | untouched picture against the picture found, whenever nothing is owed; the undo record is on disk before the first slice |
-//! | one change at a time | changes without an accepting verdict that are not being taken back: at most one workload |
+//! | one change at a time | changes that were not proven yet and are not being taken back: at most one workload, or those that it tries as one change by its own words, and then by the same coins |
 //! | the person wins | a setting that a person wrote after us is never written again by us while its program lives |
-//! | no harm | what is on belongs to a running trial or was accepted; the budget of harm exposure holds |
+//! | no harm | what stays on was tried by coins on disk; the work lost against the machine left alone stays in its budget |
 //! | bounded | starts per hour, calls and lines per turn, what is owed, the size of the journal, the length of a trial |
 //! | deterministic | the hash over all effector calls and all lines of two runs of one seed |
-//! | explained | every action carries a sentence with numbers, every line says something |
+//! | explained | every action carries a sentence with numbers, every line says something, what is said to be in force is on |
 //! | (no panic) | nothing that the machine does ends the program |
 
-use homeostat_model::{ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, Verdict, WorkloadId};
+mod evidence;
+mod ledger;
+
+pub use evidence::{Gain, Speed, Speeds};
+pub use ledger::{FREE, Hand, Ledger, Picture, Value, differences};
+
+use evidence::{Acted, Coins};
+use homeostat_model::{ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, WorkloadId};
+use homeostat_store::journal::Coin;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-
-/// A value in a picture.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Value {
-    /// An amount: bytes, pieces, pages. Zero is the same as absent.
-    Amount(i128),
-    /// A setting: a mask, a switch, a name.
-    Setting(String),
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Amount(n) => n.fmt(f),
-            Self::Setting(s) => s.fmt(f),
-        }
-    }
-}
-
-/// Settings that nobody chose: a person who sets them gives the choice back.
-pub const FREE: [&str; 2] = ["all", "on"];
-
-/// Everything that an effector or a person can change, by name.
-pub type Picture = BTreeMap<String, Value>;
 
 /// One of the seven invariants of the design, or the liveness that follows when all faults have stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,175 +87,6 @@ pub struct Violation {
     pub text: String,
 }
 
-/// Who changed the machine between two pictures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hand {
-    /// A program or the kernel.
-    Machine,
-    /// A person or another tuner.
-    Person,
-    /// An effector of homeostat.
-    Ours,
-}
-
-/// Attributes every change of the machine's settings, and so knows how the machine would look untouched.
-#[derive(Clone, Debug, Default)]
-pub struct Ledger {
-    last: Picture,
-    untouched: Picture,
-    /// Settings (not amounts) that a person wrote while ours was in force.
-    persons: BTreeMap<String, Value>,
-    /// Amounts that a person moved while something of ours was owed: whose page it was is not to be told from amounts
-    /// (pages that an administrator drained from a node look like ours, and go back with ours). Not compared until
-    /// nothing is owed any more; then they are as they are.
-    disputed: BTreeSet<String>,
-}
-
-/// The part of a name that all amounts of one program have in common.
-fn family(name: &str) -> &str {
-    name.rsplit_once('/').map_or(name, |(family, _)| family)
-}
-
-/// The value of a name, absent amounts being zero.
-fn amount(value: Option<&Value>) -> Option<i128> {
-    match value {
-        None => Some(0),
-        Some(Value::Amount(n)) => Some(*n),
-        Some(Value::Setting(_)) => None,
-    }
-}
-
-/// Whether two values are the same picture; an absent amount is zero.
-fn same(a: Option<&Value>, b: Option<&Value>) -> bool {
-    a == b || matches!((amount(a), amount(b)), (Some(x), Some(y)) if x == y && (a.is_some() || b.is_some()))
-}
-
-impl Ledger {
-    /// A ledger that starts on an untouched machine.
-    pub fn new(picture: Picture) -> Self {
-        Self {
-            untouched: picture.clone(),
-            last: picture,
-            persons: BTreeMap::new(),
-            disputed: BTreeSet::new(),
-        }
-    }
-
-    /// Takes note of what `hand` changed since the last picture. Returns the settings of a person that were
-    /// overwritten by us: name, the person's value, ours.
-    pub fn note(&mut self, hand: Hand, now: Picture) -> Vec<(String, Value, Option<Value>)> {
-        let mut overwritten = Vec::new();
-        if now == self.last {
-            return overwritten;
-        }
-        let names: BTreeSet<&String> = self.last.keys().chain(now.keys()).collect();
-        for name in names {
-            let (before, after) = (self.last.get(name), now.get(name));
-            if before == after {
-                continue;
-            }
-            match hand {
-                Hand::Ours => {
-                    if let Some(persons) = self.persons.get(name)
-                        && after != Some(persons)
-                    {
-                        overwritten.push((name.clone(), persons.clone(), after.cloned()));
-                    }
-                }
-                Hand::Machine | Hand::Person => {
-                    let ours = !same(self.untouched.get(name), before);
-                    if hand == Hand::Person && matches!(before, Some(Value::Amount(_))) {
-                        self.disputed.insert(family(name).to_owned());
-                    }
-                    let change = match (amount(before), amount(after)) {
-                        (Some(b), Some(a)) => Some(a - b),
-                        _ => None,
-                    };
-                    match (change, amount(self.untouched.get(name)), after) {
-                        // What a program gives up is given up from what it would have had, too.
-                        (Some(_), Some(_), None) => {
-                            self.untouched.remove(name);
-                        }
-                        (Some(change), Some(untouched), Some(_)) => {
-                            self.untouched
-                                .insert(name.clone(), Value::Amount(untouched + change));
-                        }
-                        (_, _, None) => {
-                            self.untouched.remove(name);
-                            self.persons.remove(name);
-                        }
-                        (_, _, Some(value)) => {
-                            // The kernel changes a mask that we set (a CPU went away): what it would have made of
-                            // the untouched one is not known from this, and the undo writes the untouched one.
-                            if hand == Hand::Person || !ours {
-                                self.untouched.insert(name.clone(), value.clone());
-                            }
-                            if hand == Hand::Person
-                                && FREE.iter().any(|free| *value == Value::Setting((*free).into()))
-                            {
-                                self.persons.remove(name);
-                            } else if hand == Hand::Person {
-                                self.persons.insert(name.clone(), value.clone());
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        self.last = now;
-        overwritten
-    }
-
-    /// What differs now from the untouched picture: name, untouched, found.
-    pub fn ours(&self) -> Vec<(String, Option<Value>, Option<Value>)> {
-        let names: BTreeSet<&String> = self.last.keys().chain(self.untouched.keys()).collect();
-        names
-            .into_iter()
-            .filter(|name| !same(self.untouched.get(*name), self.last.get(*name)))
-            .filter(|name| !self.disputed.contains(family(name)))
-            .map(|name| {
-                (
-                    name.clone(),
-                    self.untouched.get(name).cloned(),
-                    self.last.get(name).cloned(),
-                )
-            })
-            .collect()
-    }
-
-    /// Nothing is owed any more: what was disputed is as it is.
-    pub fn nothing_owed(&mut self) {
-        for family_name in std::mem::take(&mut self.disputed) {
-            self.untouched.retain(|name, _| family(name) != family_name);
-            let now = self.last.iter().filter(|(name, _)| family(name) == family_name);
-            self.untouched
-                .extend(now.map(|(name, value)| (name.clone(), value.clone())));
-        }
-    }
-
-    /// Accepts what is left over as the machine's own, after it was reported: one cause, one report.
-    pub fn settle(&mut self) {
-        self.untouched.clone_from(&self.last);
-    }
-}
-
-/// The first few differences as a sentence.
-pub fn differences(list: &[(String, Option<Value>, Option<Value>)]) -> String {
-    let word = |v: &Option<Value>| {
-        v.as_ref()
-            .map_or_else(|| "nothing".to_owned(), ToString::to_string)
-    };
-    let mut parts: Vec<String> = list
-        .iter()
-        .take(4)
-        .map(|(name, untouched, found)| format!("{name}: {} instead of {}", word(found), word(untouched)))
-        .collect();
-    if list.len() > 4 {
-        parts.push(format!("{} more", list.len() - 4));
-    }
-    parts.join("; ")
-}
-
 /// One call of an effector, as seen at the seam.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -288,16 +109,14 @@ pub struct Call {
 /// What the mind says of itself in one turn: compared with what was seen at the seam.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Said {
-    /// Running real trials: experiment, workload, whether it is being concluded.
-    pub trials: Vec<(ExperimentId, WorkloadId, bool)>,
+    /// Running real trials: experiment, and the workloads that it says it tries as one change.
+    pub trials: Vec<(ExperimentId, Vec<WorkloadId>)>,
     /// Running placebos.
     pub placebos: Vec<ExperimentId>,
     /// Changes in force: action and workload.
     pub in_force: BTreeMap<ActionId, WorkloadId>,
-    /// Verdicts known so far, newest first.
-    pub verdicts: Vec<(ExperimentId, WorkloadId, Verdict)>,
-    /// Harm exposure of the day and its limit, in percent × seconds.
-    pub exposure: (f64, f64),
+    /// Harm exposure of the day as it counts it, in percent × seconds.
+    pub exposure: f64,
 }
 
 /// Limits that the checkers hold the run to.
@@ -315,6 +134,8 @@ pub struct Limits {
     pub owed: usize,
     /// Turns in one simulated minute.
     pub turns_per_minute: u32,
+    /// Harm of any 24 hours in percent × seconds of one program: work lost against the machine left alone.
+    pub harm_per_day: f64,
 }
 
 impl Default for Limits {
@@ -327,21 +148,9 @@ impl Default for Limits {
             lines_per_turn: 512,
             owed: 512,
             turns_per_minute: 30_000,
+            harm_per_day: 20_000.0 + HARM_OF_ONE_TRIAL,
         }
     }
-}
-
-/// What is known of an action from the calls at the seam alone.
-#[derive(Clone, Debug)]
-struct Acted {
-    workload: WorkloadId,
-    effector: EffectorId,
-    /// Some slice of it reached the machine and no undo has ended since.
-    on: bool,
-    /// The last direction that it was driven in.
-    direction: Direction,
-    /// Since when no mind knows of it and nobody tries to take it back.
-    orphan_since: Option<Nanoseconds>,
 }
 
 /// Everything the checkers remember of one run.
@@ -354,8 +163,15 @@ pub struct Checkers {
     trials: BTreeMap<ExperimentId, Nanoseconds>,
     starts: VecDeque<Nanoseconds>,
     started: BTreeSet<ExperimentId>,
-    /// Workloads with an accepting verdict, from the first sight of it until the change is closed.
-    accepted: BTreeSet<WorkloadId>,
+    /// Changes that began to be tried within the last hour, as the seam shows it.
+    begun: VecDeque<Nanoseconds>,
+    /// Coins by experiment, as they appeared on disk.
+    coins: BTreeMap<ExperimentId, Coins>,
+    /// What was owed at the last look.
+    owed: BTreeSet<ActionId>,
+    /// Work lost within the last day: when, and how much in percent × seconds of one program.
+    lost: VecDeque<(Nanoseconds, f64)>,
+    truth: Truth,
     minute: (u64, u32),
     found: Vec<Violation>,
     /// How many of them were taken by `take_new`.
@@ -363,12 +179,75 @@ pub struct Checkers {
     reported: BTreeSet<(Invariant, String)>,
 }
 
+/// What the world showed of the changes that were tried, in one life or in many.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Truth {
+    /// Changes whose true effect on their own program was seen while they were tried.
+    pub tried: u64,
+    /// Of those, changes that truly gained nothing, by work per second and by work per CPU second.
+    pub nulls: u64,
+    /// Changes that were kept and whose true effect was seen then.
+    pub kept: u64,
+    /// Of those, changes that truly gained nothing.
+    pub kept_for_nothing: u64,
+    /// Times that a kept change was taken back and made again.
+    pub probes: u64,
+    /// Most that at least ten probes of a kept change cost, as a share of the work of its program since it was kept.
+    pub probe_cost_max: f64,
+    /// Kept changes that truly cost their program 5 % or more and stood after so many probes that the guard should have
+    /// ended them.
+    pub harm_stood: u64,
+    /// Work lost against the same machine left alone, in seconds of one program that works.
+    pub lost_s: f64,
+    /// Seconds for which programs worked.
+    pub worked_s: f64,
+    /// Most that was lost within 24 hours, in percent × seconds of one program.
+    pub lost_per_day_max: f64,
+}
+
+impl Truth {
+    /// Adds that of another life.
+    pub fn add(&mut self, other: &Self) {
+        self.tried += other.tried;
+        self.nulls += other.nulls;
+        self.kept += other.kept;
+        self.kept_for_nothing += other.kept_for_nothing;
+        self.probes += other.probes;
+        self.harm_stood += other.harm_stood;
+        self.probe_cost_max = self.probe_cost_max.max(other.probe_cost_max);
+        self.lost_s += other.lost_s;
+        self.worked_s += other.worked_s;
+        self.lost_per_day_max = self.lost_per_day_max.max(other.lost_per_day_max);
+    }
+}
+
 /// Violations kept of one run; the first says most.
 const FOUND_MAX: usize = 32;
 /// Trials whose start is remembered.
 const STARTED_MAX: usize = 4096;
+/// Experiments whose coins are remembered.
+const COINS_KEPT: usize = 256;
 /// A change in force that no mind knows of any more may stand for this long: the retry of a refused undo.
 const ORPHAN: Nanoseconds = Nanoseconds::from_secs(180);
+/// The true gain of what stays is asked for again so often.
+const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
+/// A change does harm when it costs its program at least this much, whatever one counts.
+const HARM: f64 = 0.05;
+/// Probes after which a change that does harm must be gone. The guard's detectors need a few.
+const PROBES_OF_HARM_MAX: u32 = 20;
+/// What the probes of a kept change may cost its program, as a share of its work. The guard allows itself half a percent over
+/// the whole of its life; the faults of a campaign make slow what it does in no time, and the first ten probes are close.
+const PROBE_COST_MAX: f64 = 0.05;
+/// Probes from which their cost is looked at.
+const PROBES_FOR_COST: u32 = 10;
+/// A program works when it would use at least so many CPUs if the machine were left alone: the floor of what is tried.
+pub const WORKS_FROM: f64 = 0.05;
+/// A trial may start just below the budget of harm; what one trial can lose comes on top, and what is lost while an undo is
+/// refused: assumed, two programs that stand still for a quarter of an hour. (With 60,000 seed 126 exceeds it by 161: see
+/// `Truth::harm_stood`.)
+pub const HARM_OF_ONE_TRIAL: f64 = 200_000.0;
+const DAY: Nanoseconds = Nanoseconds::from_secs(86_400);
+const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
 
 impl Checkers {
     /// Checkers with these limits.
@@ -379,7 +258,11 @@ impl Checkers {
             trials: BTreeMap::new(),
             starts: VecDeque::new(),
             started: BTreeSet::new(),
-            accepted: BTreeSet::new(),
+            begun: VecDeque::new(),
+            coins: BTreeMap::new(),
+            owed: BTreeSet::new(),
+            lost: VecDeque::new(),
+            truth: Truth::default(),
             minute: (0, 0),
             found: Vec::new(),
             told: 0,
@@ -392,8 +275,16 @@ impl Checkers {
         for since in self.trials.values_mut() {
             *since += length;
         }
-        for since in self.acted.values_mut().filter_map(|a| a.orphan_since.as_mut()) {
-            *since += length;
+        for acted in self.acted.values_mut() {
+            let times = [
+                &mut acted.orphan_since,
+                &mut acted.first,
+                &mut acted.off_since,
+                &mut acted.kept_since,
+            ];
+            for since in times.into_iter().flatten() {
+                *since += length;
+            }
         }
     }
 
@@ -420,6 +311,7 @@ impl Checkers {
         self.limits = Limits {
             starts_per_hour: limits.starts_per_hour.max(self.limits.starts_per_hour),
             trial: limits.trial.max(self.limits.trial),
+            harm_per_day: limits.harm_per_day.max(self.limits.harm_per_day),
             ..limits
         };
     }
@@ -449,33 +341,123 @@ impl Checkers {
                     );
                 }
             }
-            Some(direction) => {
-                let acted = self.acted.entry(call.action).or_insert_with(|| Acted {
-                    workload: call.workload.clone(),
-                    effector: call.effector.clone(),
-                    on: false,
-                    direction,
-                    orphan_since: None,
-                });
-                acted.direction = direction;
-                acted.orphan_since = None;
-                match direction {
-                    Direction::Apply if call.reached => acted.on = true,
-                    Direction::Undo if call.done => acted.on = false,
-                    Direction::Apply | Direction::Undo => {}
-                }
-                let off: Vec<ActionId> = self
-                    .acted
-                    .iter()
-                    .filter(|(_, a)| !a.on)
-                    .map(|(id, _)| *id)
-                    .collect();
-                // Bounded: of what is off only the latest are remembered.
-                for id in off.iter().rev().skip(64) {
-                    self.acted.remove(id);
+            Some(direction) => self.driven(at, call, direction),
+        }
+    }
+
+    fn driven(&mut self, at: Nanoseconds, call: &Call, direction: Direction) {
+        // A further part, or the next part of a rollout, is no trial of its own; nor is what is tried beside another
+        // one, which is a matter of one change at a time.
+        let begins = self.acted.iter().all(|(id, a)| {
+            let beside = a.direction == Direction::Apply && !self.proven(a);
+            let follows = a.workload == call.workload && a.effector == call.effector;
+            *id == call.action || !a.on || a.is_placebo() || !(beside || follows)
+        });
+        let acted = self
+            .acted
+            .entry(call.action)
+            .or_insert_with(|| Acted::new(&call.workload, &call.effector, direction, &call.why));
+        if acted.direction == Direction::Undo && direction == Direction::Apply {
+            acted.rounds += 1;
+        }
+        acted.direction = direction;
+        acted.orphan_since = None;
+        if let Some(since) = acted.off_since
+            && direction == Direction::Apply
+            && call.reached
+            && acted.kept()
+        {
+            acted.probed.0 += 1;
+            acted.probed.1 += at - since;
+            self.truth.probes += 1;
+        }
+        match direction {
+            Direction::Apply if call.reached => {
+                acted.on = true;
+                acted.done |= call.done;
+                acted.off_since = None;
+                if acted.first.is_none() {
+                    acted.first = Some(at);
+                    if begins && !acted.is_placebo() {
+                        self.begun.push_back(at);
+                    }
                 }
             }
+            Direction::Undo if call.done => {
+                acted.on = false;
+                acted.off_since = Some(at);
+            }
+            Direction::Apply | Direction::Undo => {}
         }
+        let (probes, cost) = (acted.probed.0, acted.probe_cost(at));
+        if probes >= PROBES_FOR_COST {
+            self.truth.probe_cost_max = self.truth.probe_cost_max.max(cost);
+        }
+        if probes >= PROBES_FOR_COST && cost > PROBE_COST_MAX {
+            self.report(
+                at,
+                Invariant::NoHarm,
+                &format!("probes/{}", call.effector),
+                format!(
+                    "{probes} probes of action {} ({} on {}) cost {:.1} % of the work since it is kept",
+                    call.action,
+                    call.effector,
+                    call.workload,
+                    cost * 100.0
+                ),
+            );
+        }
+        while self.begun.front().is_some_and(|t| at - *t > HOUR) {
+            self.begun.pop_front();
+        }
+        let (begun, most) = (self.begun.len(), self.limits.starts_per_hour as usize);
+        if begun > most {
+            self.report(
+                at,
+                Invariant::Bounded,
+                "begun",
+                format!("{begun} changes began to be tried within an hour, at most {most} are allowed"),
+            );
+        }
+        let off: Vec<ActionId> = self
+            .acted
+            .iter()
+            .filter(|(id, a)| !a.on && !self.owed.contains(id))
+            .map(|(id, _)| *id)
+            .collect();
+        // Bounded: of what is off for good only the latest are remembered.
+        for id in off.iter().rev().skip(64) {
+            self.acted.remove(id);
+        }
+    }
+
+    /// The coins on disk, before the calls of the same turn: what was driven until now followed the last ones.
+    pub fn tossed(&mut self, at: Nanoseconds, coins: &[Coin]) {
+        for coin in coins {
+            let known = self.coins.entry(coin.experiment).or_default();
+            if !known.is_new(coin) {
+                continue;
+            }
+            let before = known.take(coin, at);
+            for acted in self.acted.values_mut().filter(|a| !a.is_placebo()) {
+                if let Some(face) = before {
+                    acted.follow(coin.experiment, face);
+                }
+                acted.roll_out(known);
+            }
+        }
+        while self.coins.len() > COINS_KEPT {
+            self.coins.pop_first();
+        }
+    }
+
+    /// Whether a change was tried where everybody could see it, or follows one that was.
+    fn proven(&self, acted: &Acted) -> bool {
+        acted.tried()
+            || acted
+                .leader
+                .and_then(|leader| self.acted.get(&leader))
+                .is_some_and(|l| l.tried() && l.workload == acted.workload && l.effector == acted.effector)
     }
 
     /// After a turn of the loop.
@@ -529,45 +511,57 @@ impl Checkers {
     /// What the mind says, against what was seen at the seam.
     pub fn said(&mut self, at: Nanoseconds, said: &Said) {
         self.count_starts(at, said);
-        for (_, workload, verdict) in &said.verdicts {
-            if *verdict == Verdict::Accepted {
-                self.accepted.insert(workload.clone());
-            }
-        }
-        // One at a time, from the seam: changes that are being tried (no verdict yet, not on their way out).
+        // One at a time, from the seam: changes that are not proven yet and not on their way out.
         let mut trying: BTreeSet<WorkloadId> = BTreeSet::new();
+        let mut wrong: Vec<(ActionId, Invariant, &str)> = Vec::new();
+        let mut kept = Vec::new();
         let mut orphans = Vec::new();
-        for (id, acted) in self.acted.iter_mut().filter(|(_, a)| a.on) {
-            if acted.effector.as_str() == "placebo" {
+        for (id, acted) in self.acted.iter().filter(|(_, a)| !a.is_placebo()) {
+            let tried = said.trials.iter().any(|(_, of)| of.contains(&acted.workload));
+            let in_force = said.in_force.contains_key(id);
+            let limit = self.limits.trial;
+            if !acted.on {
+                if in_force && acted.off_since.is_some_and(|since| at - since > limit) {
+                    wrong.push((*id, Invariant::Explained, "is said to be in force and is off"));
+                }
                 continue;
             }
-            let tried = said.trials.iter().any(|(_, w, _)| *w == acted.workload);
-            let in_force = said.in_force.contains_key(id);
-            if tried && !in_force {
+            let old = acted.first.is_none_or(|first| at - first > limit);
+            let proven = self.proven(acted);
+            if acted.direction == Direction::Apply && !proven {
                 trying.insert(acted.workload.clone());
+                if in_force && !tried {
+                    let what = "is called in force and no trial of it was seen";
+                    wrong.push((*id, Invariant::NoHarm, what));
+                } else if old {
+                    let what = "is on for longer than a trial may last and no trial of it was seen";
+                    wrong.push((*id, Invariant::NoHarm, what));
+                }
             }
-            if in_force
-                && !self.accepted.contains(&acted.workload)
-                && !tried
-                && acted.direction == Direction::Apply
-            {
-                orphans.push((
-                    *id,
-                    acted.clone(),
-                    "is called in force without an accepting verdict",
-                ));
+            if proven && (old || (in_force && !tried)) {
+                kept.push(*id);
             }
-            let orphan = !tried && !in_force;
-            acted.orphan_since = orphan.then(|| acted.orphan_since.unwrap_or(at));
-            if acted.orphan_since.is_some_and(|since| at - since > ORPHAN) {
-                orphans.push((
-                    *id,
-                    acted.clone(),
-                    "is on although no trial runs and nothing is in force",
-                ));
+            if !tried && !in_force {
+                orphans.push(*id);
+                if acted.orphan_since.is_some_and(|since| at - since > ORPHAN) {
+                    let what = "is on although no trial runs and nothing is in force";
+                    wrong.push((*id, Invariant::NoHarm, what));
+                }
             }
         }
-        if trying.len() > 1 || said.trials.len() > 1 {
+        for (id, acted) in &mut self.acted {
+            if kept.contains(id) {
+                acted.kept_since.get_or_insert(at);
+            }
+            acted.orphan_since = orphans.contains(id).then(|| acted.orphan_since.unwrap_or(at));
+        }
+        // Several programs are tried as one change only if it says so; that they then follow the same coins is what proves
+        // each of them.
+        let as_one = said
+            .trials
+            .iter()
+            .any(|(_, of)| trying.iter().all(|w| of.contains(w)));
+        if (trying.len() > 1 && !as_one) || said.trials.len() > 1 {
             let names: Vec<String> = trying.iter().map(ToString::to_string).collect();
             self.report(
                 at,
@@ -580,35 +574,118 @@ impl Checkers {
                 ),
             );
         }
-        for (id, acted, what) in orphans {
+        for (id, invariant, what) in wrong {
+            let Some(acted) = self.acted.get(&id).cloned() else {
+                continue;
+            };
             self.report(
                 at,
-                Invariant::NoHarm,
+                invariant,
                 &format!("{}/{what}", acted.effector),
                 format!("action {id} ({} on {}) {what}", acted.effector, acted.workload),
             );
         }
-        let (exposure, limit) = said.exposure;
-        // A trial may start just below the limit; what one trial can lose comes on top.
-        let most = limit + self.limits.trial.as_secs_f64() * 100.0;
-        if !exposure.is_finite() || exposure < 0.0 || exposure > most {
+        if !said.exposure.is_finite() || said.exposure < 0.0 {
             self.report(
                 at,
                 Invariant::NoHarm,
                 "exposure",
-                format!("harm exposure of the day is {exposure} percent-seconds of {limit}"),
+                format!("it counts a harm exposure of {} percent-seconds", said.exposure),
             );
         }
+    }
+
+    // ---- the truth ----------------------------------------------------------------------------------------------
+
+    /// Changes whose true gain should be asked of the world now, if their program works.
+    pub fn to_judge(&self, at: Nanoseconds) -> Vec<ActionId> {
+        self.acted
+            .iter()
+            .filter(|(_, a)| a.on && a.done && !a.is_placebo() && a.direction == Direction::Apply)
+            .filter(|(_, a)| match a.looked {
+                None => true,
+                Some(then) => a.kept() && at - then >= LOOK_EVERY,
+            })
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    /// What the world says of the gain of a change that is on.
+    pub fn judged(&mut self, at: Nanoseconds, id: ActionId, gain: Gain) {
+        let leaders = self.acted.get(&id).is_some_and(|a| a.leader.is_none());
+        let Some(acted) = self.acted.get_mut(&id) else {
+            return;
+        };
+        let nothing = u64::from(gain.best() <= 0.0);
+        // Each counts once when it is tried and once when it is kept; further parts rest on the one that was tried.
+        if leaders && acted.looked.is_none() {
+            self.truth.tried += 1;
+            self.truth.nulls += nothing;
+        }
+        acted.looked = Some(at);
+        acted.gain = Some(gain);
+        if leaders && acted.kept() && !std::mem::replace(&mut acted.counted, true) {
+            self.truth.kept += 1;
+            self.truth.kept_for_nothing += nothing;
+        }
+        if gain.best() > -HARM || !acted.kept() {
+            acted.harms_since = None;
+            return;
+        }
+        let since = *acted.harms_since.get_or_insert(acted.rounds);
+        let probes = acted.rounds - since;
+        // Counted and not reported: where sensors fail, a probe may say nothing, and the guard goes on (docs/campaign.md,
+        // open). Once it is mended, this is a breach of no harm.
+        if probes > PROBES_OF_HARM_MAX && !std::mem::replace(&mut acted.stood, true) {
+            self.truth.harm_stood += 1;
+        }
+    }
+
+    /// For `length` until now programs ran like this, and would have run like that on the machine left alone.
+    pub fn compared(&mut self, at: Nanoseconds, length: Nanoseconds, with: &Speeds, alone: &Speeds) {
+        let seconds = length.as_secs_f64();
+        let mut lost = 0.0;
+        for (name, alone) in alone.iter().filter(|(_, s)| s.cpus >= WORKS_FROM && s.work > 0.0) {
+            let Some(with) = with.get(name) else { continue };
+            lost += (1.0 - with.work / alone.work).max(0.0) * seconds;
+            self.truth.worked_s += seconds;
+        }
+        if lost <= 0.0 || !lost.is_finite() {
+            return;
+        }
+        self.truth.lost_s += lost;
+        self.lost.push_back((at, 100.0 * lost));
+        while self.lost.front().is_some_and(|(then, _)| at - *then > DAY) {
+            self.lost.pop_front();
+        }
+        let day: f64 = self.lost.iter().map(|(_, lost)| lost).sum();
+        self.truth.lost_per_day_max = self.truth.lost_per_day_max.max(day);
+        let most = self.limits.harm_per_day;
+        if day > most {
+            self.report(
+                at,
+                Invariant::NoHarm,
+                "lost",
+                format!(
+                    "work lost against the machine left alone within a day: {day:.0} percent-seconds, at most {most:.0}"
+                ),
+            );
+        }
+    }
+
+    /// What the world showed so far.
+    pub fn truth(&self) -> Truth {
+        self.truth
     }
 
     fn count_starts(&mut self, at: Nanoseconds, said: &Said) {
         let running: BTreeSet<ExperimentId> = said
             .trials
             .iter()
-            .map(|(id, _, _)| *id)
+            .map(|(id, _)| *id)
             .chain(said.placebos.iter().copied())
             .collect();
-        for (id, _, _) in &said.trials {
+        for (id, _) in &said.trials {
             if self.started.insert(*id) {
                 self.starts.push_back(at);
             }
@@ -616,11 +693,7 @@ impl Checkers {
                 self.started.pop_first();
             }
         }
-        while self
-            .starts
-            .front()
-            .is_some_and(|t| at - *t > Nanoseconds::from_secs(3600))
-        {
+        while self.starts.front().is_some_and(|t| at - *t > HOUR) {
             self.starts.pop_front();
         }
         if self.starts.len() > self.limits.starts_per_hour as usize {
@@ -647,21 +720,16 @@ impl Checkers {
         }
     }
 
-    /// The daemon was restarted: running trials ended with it, and recovery undid accepted changes unless they are kept.
-    pub fn restarted(&mut self, kept: &BTreeSet<ActionId>) {
+    /// The daemon was restarted: running trials ended with it, and it counts its starts anew.
+    pub fn restarted(&mut self) {
         self.trials.clear();
         self.starts.clear();
-        let still: BTreeSet<WorkloadId> = self
-            .acted
-            .iter()
-            .filter(|(id, a)| a.on && kept.contains(id))
-            .map(|(_, a)| a.workload.clone())
-            .collect();
-        self.accepted.retain(|w| still.contains(w));
+        self.begun.clear();
     }
 
     /// What is owed in the journal on disk against what was done at the seam.
     pub fn owed(&mut self, at: Nanoseconds, owed: &BTreeSet<ActionId>, ledger: &Ledger) {
+        self.owed.clone_from(owed);
         if owed.len() > self.limits.owed {
             self.report(
                 at,
@@ -673,7 +741,7 @@ impl Checkers {
         let uncovered: Vec<(ActionId, Acted)> = self
             .acted
             .iter()
-            .filter(|(id, a)| a.on && a.effector.as_str() != "placebo" && !owed.contains(id))
+            .filter(|(id, a)| a.on && !a.is_placebo() && !owed.contains(id))
             .map(|(id, a)| (*id, a.clone()))
             .collect();
         for (id, acted) in uncovered {
@@ -705,143 +773,4 @@ impl Checkers {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn picture(pairs: &[(&str, Value)]) -> Picture {
-        pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect()
-    }
-    fn set(text: &str) -> Value {
-        Value::Setting(text.to_owned())
-    }
-
-    #[test]
-    fn growth_during_a_move_is_the_programs_and_the_move_is_ours() {
-        let mut ledger = Ledger::new(picture(&[("a/0", Value::Amount(100)), ("a/1", Value::Amount(0))]));
-        ledger.note(
-            Hand::Ours,
-            picture(&[("a/0", Value::Amount(40)), ("a/1", Value::Amount(60))]),
-        );
-        ledger.note(
-            Hand::Machine,
-            picture(&[("a/0", Value::Amount(40)), ("a/1", Value::Amount(90))]),
-        );
-        assert_eq!(ledger.ours().len(), 2);
-        ledger.note(
-            Hand::Ours,
-            picture(&[("a/0", Value::Amount(100)), ("a/1", Value::Amount(30))]),
-        );
-        assert_eq!(ledger.ours(), vec![]);
-    }
-
-    #[test]
-    fn a_mask_not_put_back_is_found_and_a_persons_value_overwritten_too() {
-        let mut ledger = Ledger::new(picture(&[("mask", set("all"))]));
-        ledger.note(Hand::Ours, picture(&[("mask", set("0-3"))]));
-        assert_eq!(ledger.ours().len(), 1);
-        ledger.note(Hand::Person, picture(&[("mask", set("4"))]));
-        assert_eq!(ledger.ours(), vec![], "what a person chose is how it is to be");
-        let overwritten = ledger.note(Hand::Ours, picture(&[("mask", set("all"))]));
-        assert_eq!(overwritten, vec![("mask".to_owned(), set("4"), Some(set("all")))]);
-        assert!(differences(&ledger.ours()).contains("mask: all instead of 4"));
-    }
-
-    #[test]
-    fn what_ends_takes_its_changes_along() {
-        let mut ledger = Ledger::new(picture(&[("mask", set("all")), ("a/0", Value::Amount(7))]));
-        ledger.note(
-            Hand::Ours,
-            picture(&[("mask", set("0")), ("a/0", Value::Amount(2))]),
-        );
-        ledger.note(Hand::Machine, Picture::new());
-        assert_eq!(ledger.ours(), vec![]);
-    }
-
-    fn call(action: u64, workload: &str, direction: Option<Direction>, done: bool) -> Call {
-        Call {
-            action: ActionId(action),
-            workload: workload.into(),
-            effector: "switch".into(),
-            direction,
-            why: "predicted gain 12 %".into(),
-            reached: true,
-            done,
-        }
-    }
-
-    #[test]
-    fn each_checker_finds_what_it_is_for() {
-        let second = Nanoseconds::from_secs;
-        let mut c = Checkers::new(Limits::default());
-        c.called(second(1), &call(1, "a", Some(Direction::Apply), true));
-        c.owed(second(1), &BTreeSet::new(), &Ledger::default());
-        assert_eq!(c.found()[0].invariant, Invariant::Restorable);
-
-        let mut c = Checkers::new(Limits::default());
-        c.called(second(1), &call(1, "a", Some(Direction::Apply), true));
-        c.said(
-            second(2),
-            &Said {
-                exposure: (0.0, 1.0),
-                ..Said::default()
-            },
-        );
-        assert!(c.found().is_empty(), "it may be on its way out");
-        c.said(
-            second(400),
-            &Said {
-                exposure: (0.0, 1.0),
-                ..Said::default()
-            },
-        );
-        assert_eq!(c.found()[0].invariant, Invariant::NoHarm);
-
-        let mut c = Checkers::new(Limits::default());
-        let trials = ["a", "b"]
-            .map(|w| (ExperimentId(w.len() as u64), w.into(), false))
-            .to_vec();
-        c.said(
-            second(1),
-            &Said {
-                trials,
-                ..Said::default()
-            },
-        );
-        assert_eq!(c.found()[0].invariant, Invariant::OneAtATime);
-
-        let mut c = Checkers::new(Limits {
-            starts_per_hour: 2,
-            ..Limits::default()
-        });
-        for i in 0..3u64 {
-            let trials = vec![(ExperimentId(i), WorkloadId::from("a"), false)];
-            c.said(
-                second(i * 100),
-                &Said {
-                    trials,
-                    ..Said::default()
-                },
-            );
-        }
-        assert_eq!(c.found()[0].invariant, Invariant::Bounded);
-
-        let mut c = Checkers::new(Limits::default());
-        let silent = Call {
-            why: "because".into(),
-            ..call(1, "a", None, false)
-        };
-        c.called(second(1), &silent);
-        assert_eq!(c.found()[0].invariant, Invariant::Explained);
-
-        let mut c = Checkers::new(Limits {
-            turns_per_minute: 10,
-            ..Limits::default()
-        });
-        for _ in 0..11 {
-            c.turned(second(5), 1, &[]);
-        }
-        assert_eq!(c.found()[0].invariant, Invariant::Bounded);
-        c.turned(second(5), 1, &[" ".to_owned()]);
-        assert_eq!(c.found()[1].invariant, Invariant::Explained);
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use homeostat_model::{
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use homeostat_statistics::simulation::Random;
+use homeostat_store::history::HISTORY_FILE;
 use homeostat_store::journal::{FaultHook, JOURNAL_FILE};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -552,17 +553,16 @@ impl Faults {
     }
 }
 
-/// Name of the history in the state directory.
-pub const HISTORY_FILE: &str = "history.sqlite";
+/// Makes a directory that nobody else may look into, as the journal wants it.
+pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
 
 /// Copies the plain files of a directory.
 fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(to)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o700))?;
-    }
+    private_directory(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let name = entry.file_name();

@@ -4,8 +4,10 @@
 
 pub mod campaign;
 pub mod checkers;
+pub mod exact;
 pub mod faults;
 pub mod oracle;
+mod parallel;
 pub mod published;
 pub mod report;
 pub mod run;

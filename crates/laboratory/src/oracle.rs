@@ -8,13 +8,10 @@
 //!
 //! What counts is [`merit`]: the oracle and homeostat are judged by the same measure.
 
-use homeostat_model::Nanoseconds;
 use homeostat_simulator::layout::Layout;
 use homeostat_simulator::world::{PersonChange, World, WorldError};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Time that a clone is given to come to rest after a change: threads reach their CPUs with a time constant of 1.5 s.
-const REST: Nanoseconds = Nanoseconds::from_secs(10);
 /// All placements are tried when there are at most so many.
 const EXHAUSTIVE_MAX: u64 = 1500;
 /// Placements tried at most by the search, from all starting points together.
@@ -81,7 +78,7 @@ pub struct Choice {
     pub chips: Option<Vec<usize>>,
     /// Its memory lies on the nodes of those chips; else where it was.
     pub beside: bool,
-    /// Its memory is on large pages; else as it was.
+    /// Its memory is on large pages, as far as they could be split again; else as it was.
     pub large: bool,
 }
 
@@ -128,6 +125,8 @@ pub struct Oracle<'a> {
     alone: Vec<f64>,
     sets: Vec<Vec<usize>>,
     tried: usize,
+    /// What the placements were worth that were tried; at most as many as may be tried.
+    known: BTreeMap<Placement, f64>,
 }
 
 impl<'a> Oracle<'a> {
@@ -142,6 +141,7 @@ impl<'a> Oracle<'a> {
             subjects,
             alone,
             tried: 0,
+            known: BTreeMap::new(),
         }
     }
 
@@ -155,7 +155,10 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// The world refuses (a program that is not there).
     pub fn world_with(&self, placement: &Placement) -> Result<World, WorldError> {
-        let mut world = self.base.clone();
+        self.base.at_rest_after(|world| self.arrange(world, placement))
+    }
+
+    fn arrange(&self, world: &mut World, placement: &Placement) -> Result<(), WorldError> {
         for (subject, choice) in self.subjects.iter().zip(&placement.programs) {
             let program = subject.name.clone();
             if let Some(chips) = &choice.chips {
@@ -180,7 +183,7 @@ impl<'a> Oracle<'a> {
                 }
             }
             if choice.large {
-                world.person(PersonChange::LargePages { program, share: 1.0 })?;
+                world.large_pages_undoable(&program)?;
             }
         }
         if !placement.prefetch_off.is_empty() {
@@ -194,15 +197,20 @@ impl<'a> Oracle<'a> {
                 on: false,
             })?;
         }
-        let rest = world.now() + REST;
-        world.advance_to(rest);
-        Ok(world)
+        Ok(())
     }
 
+    /// What a placement is worth. One that was tried before counts as tried again: the budget of the search does not depend
+    /// on what is remembered.
     fn value(&mut self, placement: &Placement) -> Result<f64, WorldError> {
         self.tried += 1;
+        if let Some(known) = self.known.get(placement) {
+            return Ok(*known);
+        }
         let mut world = self.world_with(placement)?;
-        Ok(merit(&merits(&mut world, self.subjects), &self.alone))
+        let value = merit(&merits(&mut world, self.subjects), &self.alone);
+        self.known.insert(placement.clone(), value);
+        Ok(value)
     }
 
     /// All that can be chosen for one program.
@@ -481,6 +489,7 @@ fn chip_sets(layout: &Layout) -> Vec<Vec<usize>> {
 mod tests {
     use super::*;
     use crate::swarm;
+    use homeostat_model::Nanoseconds;
 
     fn worlds(count: u64) -> impl Iterator<Item = (World, Vec<Subject>)> {
         let options = swarm::Options {

@@ -9,7 +9,7 @@
 //! predicted one because the model is right. *Left out* is the deviation of the model's answer when the row was left out
 //! of the fit (model fit, section 4.2), where that was computed.
 
-use crate::report::{Means, PublishedCurve, PublishedPoint, means, number, table};
+use crate::report::{PublishedCurve, PublishedPoint, means, number, table};
 use crate::run::{Arm, Outcome, Point, Progress, RunError, run_all};
 use crate::scenario::{self, Scenario, ScenarioError, Window};
 use serde::Serialize;
@@ -307,16 +307,16 @@ impl Results {
         Some(gains.iter().sum::<f64>() / gains.len().max(1) as f64)
     }
 
-    fn before(&self, run: &str) -> Option<&Means> {
+    fn before(&self, run: &str) -> Option<&Point> {
         self.outcome(run)?.comparisons.first().map(|c| &c.before)
     }
 
-    fn after(&self, run: &str) -> Option<&Means> {
+    fn after(&self, run: &str) -> Option<&Point> {
         self.outcome(run)?.comparisons.first().map(|c| &c.after)
     }
 
     /// Means of a whole run of an arm.
-    fn overall(&self, run: &str, arm: Arm) -> Option<Means> {
+    fn overall(&self, run: &str, arm: Arm) -> Option<Point> {
         let track = self.outcome(run)?.track(arm)?;
         Some(means(
             &track.programs.first()?.points,

@@ -63,46 +63,19 @@ pub struct Comparison {
     /// What one unit of its work is.
     pub unit: String,
     /// Means over the window before.
-    pub before: Means,
+    pub before: Point,
     /// Means over the window after.
-    pub after: Means,
+    pub after: Point,
     /// Relative change of work per second; `None` when there was none before.
     pub gain: Option<f64>,
 }
 
-/// Means of one program over a window of time.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Means {
-    /// Units of work per second.
-    pub work_per_s: f64,
-    /// CPUs busy.
-    pub cpus: f64,
-    /// Cores consumed, as the hypervisor of a shared partition charges them.
-    pub cores: f64,
-    /// Share of the memory accesses that stay on the own node.
-    pub local_share: Option<f64>,
-    /// Share of the memory on large pages.
-    pub large_share: f64,
-    /// Share of the memory traffic that is hardware prefetch.
-    pub prefetch_share: Option<f64>,
-    /// Mean response time in milliseconds, of programs that have one.
-    pub response_mean_ms: Option<f64>,
-    /// 95th percentile of the response time in milliseconds.
-    pub response_p95_ms: Option<f64>,
-    /// Cycles per instruction.
-    pub cycles_per_instruction: Option<f64>,
-    /// Mean latency of an access to memory in nanoseconds.
-    pub latency_ns: Option<f64>,
-    /// Mean response time by type of request in milliseconds, of programs with several.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub type_response_ms: Vec<f64>,
-    /// Seconds of the window that are covered by points.
-    pub seconds: f64,
-}
-
-/// Means of one program's points over a window, weighted by time.
-pub fn means(points: &[Point], window: Window) -> Means {
-    let mut out = Means::default();
+/// Means of one program's points over a window, weighted by time; its `seconds` are those that points cover.
+pub fn means(points: &[Point], window: Window) -> Point {
+    let mut out = Point {
+        at_s: window.to_s,
+        ..Point::default()
+    };
     let mut optional = [(0.0f64, 0.0f64); 6];
     for p in points {
         let from = (p.at_s - p.seconds).max(window.from_s);
@@ -492,7 +465,7 @@ pub fn plot(tracks: &[&Track], width: usize, unicode: bool) -> String {
 }
 
 /// Text that may stand in HTML.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -506,7 +479,8 @@ fn escape(text: &str) -> String {
     out
 }
 
-const STYLE: &str = "\
+/// Look of every page, light and dark.
+pub(crate) const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1d2430;--paper:#fff;--soft:#667;--rule:#d8dbe2;--alone:#8a8f9c;--manual:#c47a12;--homeostat:#1668b8}\
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8ee;--paper:#14171d;--soft:#98a;--rule:#333a46;--alone:#7c8291;--manual:#e0a34a;--homeostat:#5aa7f0}}\
 body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:2rem auto;max-width:66rem;padding:0 1rem}\

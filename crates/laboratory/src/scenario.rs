@@ -9,6 +9,7 @@ use homeostat_simulator::behaviour::ProgramSpec;
 use homeostat_simulator::hardware::Profile as ProgramProfile;
 use homeostat_simulator::layout::{self, Layout};
 use homeostat_simulator::profiles;
+use homeostat_simulator::rough::roughen;
 use homeostat_simulator::scheduler::SchedulerKind;
 use homeostat_simulator::world::{PersonChange, Surroundings, TimedChange, WorldSpec};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,10 @@ pub struct MachineSection {
     /// How the kernel places threads.
     #[serde(default = "fan_out")]
     pub scheduler: SchedulerKind,
+    /// The machine can split large pages that several processes map, whatever its layout says: published machines could,
+    /// no Linux can from outside.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub split_shared: bool,
 }
 
 fn fan_out() -> SchedulerKind {
@@ -373,18 +378,24 @@ impl Scenario {
         policy
     }
 
+    /// Makes its signals rough; see [`homeostat_simulator::rough`].
+    pub fn roughen(&mut self) {
+        roughen(&mut self.programs, &mut self.surroundings, self.seed);
+    }
+
     /// The layout of its machine.
     ///
     /// # Errors
     /// There is none of that name, or its shape makes no sense.
     pub fn layout(&self) -> Result<Layout, String> {
-        let layout = match (&self.machine.named, &self.machine.layout) {
+        let mut layout = match (&self.machine.named, &self.machine.layout) {
             (Some(name), None) => Layout::named(name).map_err(|e| format!("machine.named: {e}"))?,
             (None, Some(layout)) => layout.clone(),
             (Some(_), Some(_)) => return Err("machine.named and machine.layout are both given".into()),
             (None, None) => return Err("[machine] has neither `named` nor `layout`".into()),
         };
         layout.check().map_err(|e| format!("machine.layout: {e}"))?;
+        layout.split_shared |= self.machine.split_shared;
         Ok(layout)
     }
 

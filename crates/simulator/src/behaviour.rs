@@ -178,6 +178,9 @@ pub struct MeterSpec {
     /// Noise of a reading, relative, for one second; falls with the root of the interval.
     #[serde(default)]
     pub cv: f64,
+    /// How far the count wanders from the work, relative: a slow error that no averaging removes, 0..0.5.
+    #[serde(default)]
+    pub bias: f64,
     /// Cost to the program of one count in nanoseconds.
     #[serde(default)]
     pub cost_ns: u64,
@@ -201,6 +204,7 @@ impl MeterSpec {
             unit: operation(),
             per_unit,
             cv,
+            bias: 0.0,
             cost_ns: 0,
             refused: None,
         }
@@ -411,6 +415,7 @@ impl ProgramSpec {
         for meter in &self.meters {
             range("meters.per_unit", meter.per_unit, 0.0, 1e15);
             range("meters.cv", meter.cv, 0.0, 10.0);
+            range("meters.bias", meter.bias, 0.0, 0.5);
         }
         if let Load::Open { per_s, busy } = self.load
             && per_s.is_some() == busy.is_some()

@@ -1171,6 +1171,7 @@ mod tests {
             small_page: Bytes::from_kib(64),
             large_page: Bytes::from_mib(16),
             shared_partition: false,
+            split_shared: false,
         }
     }
     const fn d(local: f64, near: f64, far: f64) -> Distances {

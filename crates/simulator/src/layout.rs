@@ -57,6 +57,10 @@ pub struct Layout {
     /// consumed whole.
     #[serde(default)]
     pub shared_partition: bool,
+    /// Whether a large page that several processes map can be split again, as published machines (AIX on POWER) can. No
+    /// Linux can from outside, so it is off unless a machine says so.
+    #[serde(default)]
+    pub split_shared: bool,
 }
 
 /// Why a layout is no machine.
@@ -338,11 +342,13 @@ impl Layout {
             capability("prefetch.switch", "per chip"),
             capability("process_madvise.collapse", "simulated pages become large"),
             capability("process_madvise.split", "simulated large pages are split"),
-            capability(
+        ];
+        if self.split_shared {
+            capabilities.push(capability(
                 "process_madvise.split.shared",
                 "simulated large pages are split whoever maps them",
-            ),
-        ];
+            ));
+        }
         if self.shared_partition {
             capabilities.push(capability(
                 "cores.shared_pool",
@@ -418,6 +424,7 @@ impl Named {
             small_page: Bytes::from_kib(self.small_page_kib),
             large_page: Bytes::from_mib(self.large_page_mib),
             shared_partition: self.shared_partition,
+            split_shared: false,
         }
     }
 }

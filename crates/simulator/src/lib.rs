@@ -15,5 +15,6 @@ pub mod paging;
 pub mod platform;
 pub mod power;
 pub mod profiles;
+pub mod rough;
 pub mod scheduler;
 pub mod world;

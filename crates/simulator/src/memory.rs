@@ -131,7 +131,15 @@ impl Segment {
     /// Share of the accesses to this segment that go to this piece; all together 1. The first pieces are the hottest.
     pub fn weight(&self, piece: usize) -> f64 {
         let n = self.pieces().max(1) as f64;
-        let below = |i: f64| (1.0 - i / n).max(0.0).powf(self.skew);
+        let below = |i: f64| {
+            let share = (1.0 - i / n).max(0.0);
+            // What a power of one is, without asking for it: most memory is used evenly, and this is asked for every piece.
+            if self.skew == 1.0 {
+                share
+            } else {
+                share.powf(self.skew)
+            }
+        };
         below(piece as f64) - below(piece as f64 + 1.0)
     }
     /// Node of a piece.

@@ -15,8 +15,9 @@
 //! The first and the fourth are done at once and take no arguments (but `group_by` = `board` for threads: each stays on
 //! its board, with those that it shares data with); the others work in slices, with the arguments
 //! `slice_ms` (1 to 100, default 20), `duty` (share of the time spent working, 0.01 to 1, default 0.5), `bytes_per_second`
-//! (upper bound), `free_memory_min` (bytes; default 2 % of the node) and `several_mappers` (`allow`, `refuse`; the
-//! simulated kernel splits shared pages, so it makes no difference).
+//! (upper bound), `free_memory_min` (bytes; default 2 % of the node) and `several_mappers` (`allow`, `refuse`: as on Linux, large
+//! pages in a segment that several processes map cannot be split while they run, unless the machine's layout says that it
+//! can).
 //!
 //! `page_placement` with `spread_over` = `0,2` shares the pages out evenly among those nodes, the target's among them.
 //! `thread_placement` with `memory` = `all` or `private` moves up to `memory_bytes` of the workload's memory along, to the
@@ -40,8 +41,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Noise of the processor's event counters from one look to the next, relative.
-const COUNTER_CV: f64 = 0.02;
+/// Shortest and longest period in seconds with which a biased work meter wanders.
+const METER_PERIOD_S: (f64, f64) = (1200.0, 10_800.0);
 /// Most regions of one memory map, as on Linux.
 const REGIONS_MAX: usize = 4096;
 /// Most pieces in one action, as on Linux.
@@ -63,6 +64,7 @@ const ENDED: &str = "process ended";
 const HOLES: &str = "has holes that would be filled";
 const ALREADY_LARGE: &str = "already huge";
 const NOT_MAPPED: &str = "not mapped";
+const SEVERAL: &str = "mapped by several processes, could not be undone";
 
 /// A handle to a simulated machine: its sensors and effectors.
 #[derive(Clone)]
@@ -420,7 +422,12 @@ impl OpenMeter {
             .fold(0u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
         let draws = Draws::new(seed ^ name, p as u64);
         let noise = self.spec.cv / interval.as_secs_f64().max(1e-3).sqrt() * draws.normal(now.0);
-        let exact = (work - before).max(0.0) * self.spec.per_unit * (1.0 + noise).max(0.0) + self.fraction;
+        let (shortest, longest) = METER_PERIOD_S;
+        let period_s = shortest + (longest - shortest) * draws.uniform(u64::MAX);
+        let turns = now.as_secs_f64() / period_s + draws.uniform(u64::MAX - 1);
+        let bias = self.spec.bias * (std::f64::consts::TAU * turns).sin();
+        let factor = (1.0 + noise).max(0.0) * (1.0 + bias);
+        let exact = (work - before).max(0.0) * self.spec.per_unit * factor + self.fraction;
         // Counters of small things are whole; progress of big units is published in finer steps.
         let counted = if exact >= 1000.0 { exact.floor() } else { exact };
         self.fraction = exact - counted;
@@ -663,11 +670,14 @@ impl Sensors for SimPlatform {
         };
         let counters = world.surroundings().counters.then(|| {
             let draws = Draws::new(world.seed() ^ 0xC0C0, p as u64);
+            let off = Draws::new(world.seed() ^ 0xB1A5, p as u64);
+            let (cv, bias) = (world.surroundings().counter_cv, world.surroundings().counter_bias);
             let at = world.now().0;
             let mut index = 0;
             let mut noisy = |x: f64, most: f64| {
                 index += 1;
-                (x * (1.0 + COUNTER_CV * draws.normal(at.wrapping_add(index)))).clamp(0.0, most)
+                let factor = 1.0 + cv * draws.normal(at.wrapping_add(index));
+                (x * factor * (bias * off.normal(index)).exp()).clamp(0.0, most)
             };
             let mut c = program.rate.counters;
             c.cycles_per_instruction = noisy(c.cycles_per_instruction, f64::MAX);
@@ -830,6 +840,7 @@ struct Pacing {
     duty: f64,
     bytes_per_second: Option<f64>,
     keep_free: Option<Bytes>,
+    several_mappers: bool,
 }
 
 impl Pacing {
@@ -840,6 +851,7 @@ impl Pacing {
             duty: 0.5,
             bytes_per_second: None,
             keep_free: None,
+            several_mappers: false,
         };
         let arguments = action.arguments.iter();
         for (name, value) in arguments.filter(|(name, _)| !own.contains(&name.as_str())) {
@@ -865,7 +877,9 @@ impl Pacing {
                         within(0.0, 1e18).ok_or_else(|| wrong("expected a number of bytes"))? as u64,
                     ));
                 }
-                "several_mappers" if ["allow", "refuse"].contains(&value.as_str()) => {}
+                "several_mappers" if ["allow", "refuse"].contains(&value.as_str()) => {
+                    pacing.several_mappers = value == "allow";
+                }
                 _ => {
                     return Err(wrong(
                         "expected slice_ms, duty, bytes_per_second, free_memory_min or several_mappers",
@@ -1507,12 +1521,13 @@ impl SimPlatform {
     // -- large pages
 
     fn prepare_large(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
-        Pacing::parse(action, &[])?;
+        let pacing = Pacing::parse(action, &[])?;
         let world = self.world.borrow();
         let targets = memory_targets(&world, action)?;
         require_switch(&world)?;
         let p = find(&world, &action.workload)?;
         let (_, alive) = alive(&world, p, &action.workload)?;
+        let several = alive.processes.len() > 1 && !world.layout().split_shared;
         let mut found = BTreeMap::from([(STARTED.to_owned(), ticks(alive.started_s).to_string())]);
         let mut skipped: BTreeMap<&str, u64> = BTreeMap::new();
         let mut convertible = 0;
@@ -1528,6 +1543,9 @@ impl SimPlatform {
                     Some((index, piece)) => match alive.segment(index) {
                         Some(s) if s.is_large(piece) => *skipped.entry(ALREADY_LARGE).or_default() += 1,
                         Some(s) if s.is_sparse(piece) => *skipped.entry(HOLES).or_default() += 1,
+                        Some(s) if s.shared && several && !pacing.several_mappers => {
+                            *skipped.entry(SEVERAL).or_default() += 1;
+                        }
                         _ => usable.push((index, piece)),
                     },
                 }
@@ -1596,6 +1614,7 @@ impl SimPlatform {
         let mut slice = Slice::default();
         let mut refused = None;
         let mut changed = false;
+        let split_shared = world.layout().split_shared;
         while slice.worked_s < pacing.slice_s && slice.bytes < pacing.bytes_per_slice() {
             let Some((index, piece)) = plan.get(task.cursor).copied() else {
                 break;
@@ -1605,6 +1624,7 @@ impl SimPlatform {
                 break;
             };
             let whole = alive.resident().0.max(1) as f64;
+            let several = alive.processes.len() > 1 && !split_shared;
             let size = memory.piece().0;
             let segment = match alive.private.get_mut(index) {
                 Some(s) => Some(s),
@@ -1636,6 +1656,10 @@ impl SimPlatform {
                         break;
                     }
                 },
+                Direction::Undo if is_large && segment.shared && several => {
+                    refused = Some("other processes map it, too".to_owned());
+                    break;
+                }
                 Direction::Undo if is_large => {
                     let ns = memory.split(segment, piece);
                     slice.add(ns / 1e9, size);

@@ -27,6 +27,8 @@ const ACCESSES_PER_S: f64 = 1e7;
 const SHIFT_STEPS_S: [f64; 9] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5, 7.5];
 /// Most rounds to find how many threads are busy; each is a solution of the whole machine.
 const ROUNDS_MAX: usize = 16;
+/// Times the rates are worked out for a state at rest.
+const REST_ROUNDS: u32 = 3;
 /// Relative change of the busy threads below which they are found.
 const ROUNDS_PRECISION: f64 = 1e-6;
 /// Share of the busiest chip's threads from which on a chip counts as spanned in full.
@@ -317,6 +319,11 @@ pub struct Surroundings {
     pub own_cost: OwnCost,
     /// Whether the processor's event counters can be read.
     pub counters: bool,
+    /// Noise of the event counters from one look to the next, relative, 0..1.
+    pub counter_cv: f64,
+    /// By how much each event counter of each program is off, always: the standard deviation of the logarithm of its
+    /// factor, 0..1.
+    pub counter_bias: f64,
 }
 
 impl Default for Surroundings {
@@ -328,6 +335,8 @@ impl Default for Surroundings {
             paging: None,
             own_cost: OwnCost::default(),
             counters: true,
+            counter_cv: 0.02,
+            counter_bias: 0.0,
         }
     }
 }
@@ -626,6 +635,10 @@ pub struct World {
     serial: u64,
     next_pid: i32,
     dirty: bool,
+    /// Rates are not worked out until everything is arranged.
+    arranging: bool,
+    /// How often the rates were worked out.
+    solved: u64,
     warm: Warm,
     /// Where the threads were when a restriction changed, and when.
     shift: Option<(Vec<Place>, u64)>,
@@ -655,6 +668,14 @@ impl World {
                 "large_page_switch = {:?}: always, madvise or never",
                 spec.surroundings.large_page_switch
             ));
+        }
+        for (name, value) in [
+            ("counter_cv", spec.surroundings.counter_cv),
+            ("counter_bias", spec.surroundings.counter_bias),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                wrong.push(format!("{name} = {value}: must be between 0 and 1"));
+            }
         }
         if spec.events.len() > EVENTS_MAX {
             wrong.push(format!("{} events: at most {EVENTS_MAX}", spec.events.len()));
@@ -697,6 +718,8 @@ impl World {
             serial: 0,
             next_pid: 1000,
             dirty: true,
+            arranging: false,
+            solved: 0,
             warm: Warm::default(),
             shift: None,
             pools,
@@ -1025,10 +1048,11 @@ impl World {
 
     /// Works out the rates after something changed.
     fn settle(&mut self) {
-        if !self.dirty {
+        if !self.dirty || self.arranging {
             return;
         }
         self.dirty = false;
+        self.solved += 1;
         let alive: Vec<usize> = (0..self.programs.len())
             .filter(|p| self.programs[*p].alive.is_some())
             .collect();
@@ -1678,12 +1702,17 @@ impl World {
     }
 
     fn large_share(&mut self, p: usize, share: f64) {
+        self.large_share_of(p, share, true);
+    }
+
+    fn large_share_of(&mut self, p: usize, share: f64, shared_too: bool) {
         self.settle();
         let memory = &mut self.memory;
         let Some(alive) = self.programs.get_mut(p).and_then(|p| p.alive.as_mut()) else {
             return;
         };
-        for s in alive.private.iter_mut().chain(&mut alive.shared) {
+        let shared = alive.shared.iter_mut().filter(|_| shared_too);
+        for s in alive.private.iter_mut().chain(shared) {
             let wanted = (s.pieces() as f64 * share).round() as usize;
             for piece in 0..s.pieces() {
                 if piece < wanted {
@@ -1936,6 +1965,68 @@ impl World {
             .and_then(|p| self.programs.get(p))
             .map(|p| p.pace.clone())
             .unwrap_or_default()
+    }
+
+    /// A number that is another one whenever any [`World::pace`] may be another one.
+    pub fn paces_version(&mut self) -> u64 {
+        self.settle();
+        self.solved
+    }
+
+    /// Seconds that a program (all its instances) or a workload stood still for moves and conversions, or lost to the
+    /// optimizer, since the start; zero for an unknown name.
+    pub fn lost_s(&self, name: &str) -> f64 {
+        let members = self.members(name).unwrap_or_default();
+        members
+            .into_iter()
+            .filter_map(|p| self.programs.get(p))
+            .fold(0.0, |sum, p| sum + p.totals.lost_s)
+    }
+
+    /// Threads are at once where they are allowed to be, and the rates are those of that state. No time passes: this
+    /// is for trying placements on a copy of the world.
+    pub fn come_to_rest(&mut self) {
+        self.shift = None;
+        self.queue.retain(|_, event| *event != Event::Shift);
+        // Each round starts from the busy threads that the last one found.
+        for _ in 0..REST_ROUNDS {
+            self.dirty = true;
+            self.settle();
+        }
+    }
+
+    /// A copy of the world in which all of this is arranged at once and at rest. Rates are worked out only then.
+    ///
+    /// # Errors
+    /// What `arrange` answers.
+    pub fn at_rest_after(
+        &self,
+        arrange: impl FnOnce(&mut Self) -> Result<(), WorldError>,
+    ) -> Result<Self, WorldError> {
+        let mut copy = self.clone();
+        copy.arranging = true;
+        arrange(&mut copy)?;
+        copy.arranging = false;
+        copy.come_to_rest();
+        Ok(copy)
+    }
+
+    /// Puts all memory of a program on large pages that could be taken off them again: what several processes map only
+    /// where the machine can split it. What finds no free block stays small.
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub fn large_pages_undoable(&mut self, program: &str) -> Result<(), WorldError> {
+        let split_shared = self.layout.split_shared;
+        for p in self.members(program)? {
+            let alone = self
+                .programs
+                .get(p)
+                .and_then(|p| p.alive.as_ref())
+                .is_none_or(|a| a.processes.len() <= 1);
+            self.large_share_of(p, 1.0, split_shared || alone);
+        }
+        Ok(())
     }
 
     /// Where a workload runs now: threads by chip; empty when it does not run.

@@ -36,6 +36,7 @@ const DEFAULT_SCENARIO: &str = "p15";
   homeostat simulate my.toml --seed 7 --hours 3
   homeostat simulate --published             every published result, reproduced
   homeostat simulate --swarm                 a thousand random machines against the best placement
+  homeostat simulate --swarm --machines 50 --rough --html swarm.html
   homeostat simulate --campaign              faults of every kind, invariants checked after each step")]
 pub struct Simulate {
     /// A scenario by name, or a file; p15 when absent.
@@ -53,8 +54,8 @@ pub struct Simulate {
     /// Draw the curves in the terminal.
     #[arg(long, conflicts_with_all = ["list", "published", "campaign", "swarm"])]
     plot: bool,
-    /// Write one self-contained page with the curves.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "published", "campaign", "swarm"])]
+    /// Write one self-contained page with the curves, or with the distribution of a swarm.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "published", "campaign"])]
     html: Option<PathBuf>,
     /// List the scenarios that ship with the program.
     #[arg(long, conflicts_with = "published")]
@@ -69,8 +70,15 @@ pub struct Simulate {
     #[arg(long, conflicts_with_all = ["list", "published"])]
     swarm: bool,
     /// Lives of a campaign, or machines of a swarm.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, visible_alias = "machines", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seeds: Option<u64>,
+    /// First machine of a swarm; its machines are numbered from 0.
+    #[arg(long, value_name = "N", requires = "swarm")]
+    from: Option<u64>,
+    /// Rough signals: load and counters as noisy, stepping and biased as on a bad day. What a change really gains is the
+    /// same.
+    #[arg(long, conflicts_with_all = ["list", "published"])]
+    rough: bool,
 }
 
 /// Thresholds of the strategies.
@@ -197,6 +205,9 @@ impl Simulate {
         if let Some(profile) = self.profile {
             scenario.profile = profile.thresholds();
         }
+        if self.rough {
+            scenario.roughen();
+        }
         if let Some(hours) = self.hours {
             scenario
                 .shorten_or_extend(hours)
@@ -273,10 +284,11 @@ impl Simulate {
             seed: self.seed.unwrap_or(usual.seed),
             seeds: self.seeds.unwrap_or(usual.seeds),
             hours: self.hours.unwrap_or(usual.hours),
+            rough: self.rough,
             ..usual
         };
         let live = terminal.is_terminal && !terminal.json;
-        let report = campaign::run(&options, &mut |p| {
+        let report = campaign::run(&options, threads(), &mut |p| {
             progress(
                 live,
                 &format!(
@@ -295,16 +307,17 @@ impl Simulate {
             schema: SCHEMA,
             passed: report.passed(),
             seeds: report.seeds,
-            hours: report.hours,
-            turns: report.turns,
-            trials: report.trials,
-            crashes: report.crashes,
+            hours: report.counts.hours,
+            turns: report.counts.turns,
+            trials: report.counts.trials,
+            crashes: report.counts.crashes,
             faults: report
+                .counts
                 .injected
                 .iter()
                 .map(|(k, n)| (campaign::kind_name(*k), *n))
                 .collect(),
-            verdicts: &report.verdicts,
+            verdicts: &report.counts.verdicts,
             failures: report.failures.iter().map(|f| f.reproduction.as_str()).collect(),
         };
         terminal.show(&shown, |_| report.text())?;
@@ -320,15 +333,28 @@ impl Simulate {
         let options = swarm::Options {
             seed: self.seed.unwrap_or(usual.seed),
             count: self.seeds.unwrap_or(usual.count),
+            from: self.from.unwrap_or(usual.from),
             hours: self.hours.unwrap_or(usual.hours),
             profile: self.profile.map_or(usual.profile, ProfileName::thresholds),
-            ..usual
+            rough: self.rough,
         };
+        // The page is promised before hours are simulated, not refused after them.
+        if let Some(path) = &self.html {
+            std::fs::write(path, "").map_err(|e| cannot_write(path, &e))?;
+        }
         let live = terminal.is_terminal && !terminal.json;
-        let mut done = 0u64;
-        let report = swarm::run(&options, &mut |_| {
+        let (mut done, mut share) = (0u64, 0.0);
+        let report = swarm::run(&options, threads(), &mut |case| {
             done += 1;
-            progress(live, &format!("{done} of {} machines", options.count));
+            share += case.share;
+            progress(
+                live,
+                &format!(
+                    "{done} of {} machines, {:.1} % of the best on average",
+                    options.count,
+                    100.0 * share / done as f64
+                ),
+            );
             !interrupted.load(Ordering::Relaxed)
         });
         clear(live);
@@ -336,6 +362,9 @@ impl Simulate {
             e @ swarm::SwarmError::Options(_) => Failure::Report(Kind::Usage, e.to_string()),
             e => Failure::from_error(&e),
         })?;
+        if let Some(path) = &self.html {
+            std::fs::write(path, report.html()).map_err(|e| cannot_write(path, &e))?;
+        }
         let shown = Swarm {
             schema: SCHEMA,
             summary: report.summary(),
@@ -410,6 +439,11 @@ fn progress(live: bool, text: &str) {
     if live {
         let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
     }
+}
+
+/// As many as there are CPUs for this process.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 fn clear(live: bool) {

@@ -1,0 +1,251 @@
+//! Attributes every change of the machine's settings, and so knows how the machine would look untouched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// A value in a picture.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Value {
+    /// An amount: bytes, pieces, pages. Zero is the same as absent.
+    Amount(i128),
+    /// A setting: a mask, a switch, a name.
+    Setting(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(n) => n.fmt(f),
+            Self::Setting(s) => s.fmt(f),
+        }
+    }
+}
+
+/// Settings that nobody chose: a person who sets them gives the choice back.
+pub const FREE: [&str; 2] = ["all", "on"];
+
+/// Everything that an effector or a person can change, by name.
+pub type Picture = BTreeMap<String, Value>;
+
+/// Who changed the machine between two pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hand {
+    /// A program or the kernel.
+    Machine,
+    /// A person or another tuner.
+    Person,
+    /// An effector of homeostat.
+    Ours,
+}
+
+/// Attributes every change of the machine's settings, and so knows how the machine would look untouched.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    last: Picture,
+    untouched: Picture,
+    /// Settings (not amounts) that a person wrote while ours was in force.
+    persons: BTreeMap<String, Value>,
+    /// Amounts that a person moved while something of ours was owed: whose page it was is not to be told from amounts
+    /// (pages that an administrator drained from a node look like ours, and go back with ours). Not compared until
+    /// nothing is owed any more; then they are as they are.
+    disputed: BTreeSet<String>,
+}
+
+/// The part of a name that all amounts of one program have in common.
+fn family(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(family, _)| family)
+}
+
+/// The value of a name, absent amounts being zero.
+fn amount(value: Option<&Value>) -> Option<i128> {
+    match value {
+        None => Some(0),
+        Some(Value::Amount(n)) => Some(*n),
+        Some(Value::Setting(_)) => None,
+    }
+}
+
+/// Whether two values are the same picture; an absent amount is zero.
+fn same(a: Option<&Value>, b: Option<&Value>) -> bool {
+    a == b || matches!((amount(a), amount(b)), (Some(x), Some(y)) if x == y && (a.is_some() || b.is_some()))
+}
+
+impl Ledger {
+    /// A ledger that starts on an untouched machine.
+    pub fn new(picture: Picture) -> Self {
+        Self {
+            untouched: picture.clone(),
+            last: picture,
+            persons: BTreeMap::new(),
+            disputed: BTreeSet::new(),
+        }
+    }
+
+    /// Takes note of what `hand` changed since the last picture. Returns the settings of a person that were
+    /// overwritten by us: name, the person's value, ours.
+    pub fn note(&mut self, hand: Hand, now: Picture) -> Vec<(String, Value, Option<Value>)> {
+        let mut overwritten = Vec::new();
+        if now == self.last {
+            return overwritten;
+        }
+        let names: BTreeSet<&String> = self.last.keys().chain(now.keys()).collect();
+        for name in names {
+            let (before, after) = (self.last.get(name), now.get(name));
+            if before == after {
+                continue;
+            }
+            match hand {
+                Hand::Ours => {
+                    if let Some(persons) = self.persons.get(name)
+                        && after != Some(persons)
+                    {
+                        overwritten.push((name.clone(), persons.clone(), after.cloned()));
+                    }
+                }
+                Hand::Machine | Hand::Person => {
+                    let ours = !same(self.untouched.get(name), before);
+                    if hand == Hand::Person && matches!(before, Some(Value::Amount(_))) {
+                        self.disputed.insert(family(name).to_owned());
+                    }
+                    let change = match (amount(before), amount(after)) {
+                        (Some(b), Some(a)) => Some(a - b),
+                        _ => None,
+                    };
+                    match (change, amount(self.untouched.get(name)), after) {
+                        // What a program gives up is given up from what it would have had, too.
+                        (Some(_), Some(_), None) => {
+                            self.untouched.remove(name);
+                        }
+                        (Some(change), Some(untouched), Some(_)) => {
+                            self.untouched
+                                .insert(name.clone(), Value::Amount(untouched + change));
+                        }
+                        (_, _, None) => {
+                            self.untouched.remove(name);
+                            self.persons.remove(name);
+                        }
+                        (_, _, Some(value)) => {
+                            // The kernel changes a mask that we set (a CPU went away): what it would have made of
+                            // the untouched one is not known from this, and the undo writes the untouched one.
+                            if hand == Hand::Person || !ours {
+                                self.untouched.insert(name.clone(), value.clone());
+                            }
+                            if hand == Hand::Person
+                                && FREE.iter().any(|free| *value == Value::Setting((*free).into()))
+                            {
+                                self.persons.remove(name);
+                            } else if hand == Hand::Person {
+                                self.persons.insert(name.clone(), value.clone());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        self.last = now;
+        overwritten
+    }
+
+    /// What differs now from the untouched picture: name, untouched, found.
+    pub fn ours(&self) -> Vec<(String, Option<Value>, Option<Value>)> {
+        let names: BTreeSet<&String> = self.last.keys().chain(self.untouched.keys()).collect();
+        names
+            .into_iter()
+            .filter(|name| !same(self.untouched.get(*name), self.last.get(*name)))
+            .filter(|name| !self.disputed.contains(family(name)))
+            .map(|name| {
+                (
+                    name.clone(),
+                    self.untouched.get(name).cloned(),
+                    self.last.get(name).cloned(),
+                )
+            })
+            .collect()
+    }
+
+    /// Nothing is owed any more: what was disputed is as it is.
+    pub fn nothing_owed(&mut self) {
+        for family_name in std::mem::take(&mut self.disputed) {
+            self.untouched.retain(|name, _| family(name) != family_name);
+            let now = self.last.iter().filter(|(name, _)| family(name) == family_name);
+            self.untouched
+                .extend(now.map(|(name, value)| (name.clone(), value.clone())));
+        }
+    }
+
+    /// Accepts what is left over as the machine's own, after it was reported: one cause, one report.
+    pub fn settle(&mut self) {
+        self.untouched.clone_from(&self.last);
+    }
+}
+
+/// The first few differences as a sentence.
+pub fn differences(list: &[(String, Option<Value>, Option<Value>)]) -> String {
+    let word = |v: &Option<Value>| {
+        v.as_ref()
+            .map_or_else(|| "nothing".to_owned(), ToString::to_string)
+    };
+    let mut parts: Vec<String> = list
+        .iter()
+        .take(4)
+        .map(|(name, untouched, found)| format!("{name}: {} instead of {}", word(found), word(untouched)))
+        .collect();
+    if list.len() > 4 {
+        parts.push(format!("{} more", list.len() - 4));
+    }
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(pairs: &[(&str, Value)]) -> Picture {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect()
+    }
+    fn set(text: &str) -> Value {
+        Value::Setting(text.to_owned())
+    }
+
+    #[test]
+    fn growth_during_a_move_is_the_programs_and_the_move_is_ours() {
+        let mut ledger = Ledger::new(picture(&[("a/0", Value::Amount(100)), ("a/1", Value::Amount(0))]));
+        ledger.note(
+            Hand::Ours,
+            picture(&[("a/0", Value::Amount(40)), ("a/1", Value::Amount(60))]),
+        );
+        ledger.note(
+            Hand::Machine,
+            picture(&[("a/0", Value::Amount(40)), ("a/1", Value::Amount(90))]),
+        );
+        assert_eq!(ledger.ours().len(), 2);
+        ledger.note(
+            Hand::Ours,
+            picture(&[("a/0", Value::Amount(100)), ("a/1", Value::Amount(30))]),
+        );
+        assert_eq!(ledger.ours(), vec![]);
+    }
+
+    #[test]
+    fn a_mask_not_put_back_is_found_and_a_persons_value_overwritten_too() {
+        let mut ledger = Ledger::new(picture(&[("mask", set("all"))]));
+        ledger.note(Hand::Ours, picture(&[("mask", set("0-3"))]));
+        assert_eq!(ledger.ours().len(), 1);
+        ledger.note(Hand::Person, picture(&[("mask", set("4"))]));
+        assert_eq!(ledger.ours(), vec![], "what a person chose is how it is to be");
+        let overwritten = ledger.note(Hand::Ours, picture(&[("mask", set("all"))]));
+        assert_eq!(overwritten, vec![("mask".to_owned(), set("4"), Some(set("all")))]);
+        assert!(differences(&ledger.ours()).contains("mask: all instead of 4"));
+    }
+
+    #[test]
+    fn what_ends_takes_its_changes_along() {
+        let mut ledger = Ledger::new(picture(&[("mask", set("all")), ("a/0", Value::Amount(7))]));
+        ledger.note(
+            Hand::Ours,
+            picture(&[("mask", set("0")), ("a/0", Value::Amount(2))]),
+        );
+        ledger.note(Hand::Machine, Picture::new());
+        assert_eq!(ledger.ours(), vec![]);
+    }
+}
