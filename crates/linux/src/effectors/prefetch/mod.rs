@@ -155,7 +155,9 @@ impl Effector for Prefetch {
         }
         let plan = Plan::of(record)?;
         let task = self.tasks.entry(record.action.id).or_default();
+        // Every register is looked at anew.
         task.in_force = None;
+        task.overruled = None;
         let outcome = task.advance(&self.root, &plan, direction);
         match &outcome {
             Ok(progress) if progress.done && direction == Direction::Apply => {

@@ -239,6 +239,10 @@ fn a_choice_made_while_the_change_is_in_force_is_found_and_told() {
         "what is not in force is not watched"
     );
     assert_eq!((bench.get(32), bench.get(33)), (0, 0x3));
+    // When they have put it back, the next block finds nothing against it.
+    bench.set(33, 0);
+    drive(&mut effector, &record, Apply).unwrap();
+    assert!((0..3).all(|_| effector.review(&nobody).is_empty()));
 }
 
 #[test]
