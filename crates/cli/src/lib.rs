@@ -89,6 +89,10 @@ pub enum Command {
     Resume(commands::pause::Resume),
     /// Show what this machine can sense and do, and what is missing.
     Doctor(commands::doctor::Doctor),
+    /// Show the machine's shape: caches, cores, memory nodes, distances, devices.
+    Topology(commands::topology::Topology),
+    /// Show where workloads run and their memory lies: local, near and far.
+    Locality(commands::locality::Locality),
     /// Record what the mind sees and decides, changing nothing, for a bug report.
     Record(commands::record::Record),
     /// Decide again from a recording and compare, byte for byte.
@@ -214,6 +218,8 @@ impl Command {
             Self::Pause(c) => c.run(context),
             Self::Resume(c) => c.run(context),
             Self::Doctor(c) => c.run(context),
+            Self::Topology(c) => c.run(context),
+            Self::Locality(c) => c.run(context),
             Self::Record(c) => c.run(context),
             Self::Replay(c) => c.run(context),
             Self::Demo(c) => c.run(context),

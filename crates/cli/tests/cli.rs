@@ -44,6 +44,8 @@ const COMMANDS: &[&str] = &[
     "pause",
     "resume",
     "doctor",
+    "topology",
+    "locality",
     "record",
     "replay",
     "demo",
@@ -382,4 +384,50 @@ fn without_permission_it_is_5_and_says_what_is_needed() {
             "{arguments:?}: {message}"
         );
     }
+}
+
+#[test]
+fn the_topology_of_this_machine_and_of_a_described_one_can_be_shown() {
+    let here = homeostat(&["topology", "--json"]);
+    assert!(here.status.success(), "{}", text(&here.stderr));
+    let here: serde_json::Value = serde_json::from_slice(&here.stdout).unwrap();
+    assert_eq!(here["schema"], 1);
+    assert!(!here["cpus"].as_array().unwrap().is_empty());
+    let captured = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/hosts/server-2n2p-smt");
+    let captured = homeostat(&["topology", "--root", captured.to_str().unwrap()]);
+    let shown = text(&captured.stdout);
+    assert!(
+        shown.contains("2 memory nodes") && shown.contains("L3 16.0 MiB"),
+        "{shown}"
+    );
+    let nothing = tempfile::tempdir().unwrap();
+    let nothing = homeostat(&["topology", "--root", nothing.path().to_str().unwrap()]);
+    assert_eq!(nothing.status.code(), Some(1));
+    assert!(text(&nothing.stderr).contains("proc"));
+}
+
+#[test]
+fn locality_needs_no_daemon_and_says_when_a_workload_is_not_there() {
+    let seen = homeostat(&["locality", "--seconds", "1", "--json"]);
+    assert!(seen.status.success(), "{}", text(&seen.stderr));
+    let seen: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
+    assert_eq!(seen["schema"], 1);
+    assert!(!seen["nodes"].as_array().unwrap().is_empty());
+    for workload in seen["workloads"].as_array().unwrap() {
+        for key in [
+            "name",
+            "memory",
+            "local",
+            "dispatches",
+            "score",
+            "bound",
+            "unknown",
+        ] {
+            assert!(workload.get(key).is_some(), "{key} is missing: {workload}");
+        }
+    }
+    let absent = homeostat(&["locality", "no-such-workload-anywhere"]);
+    assert_eq!(absent.status.code(), Some(4), "{}", text(&absent.stderr));
+    let both = homeostat(&["locality", "--all", "x"]);
+    assert_eq!(both.status.code(), Some(2));
 }

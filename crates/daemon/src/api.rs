@@ -628,37 +628,63 @@ impl Plan {
 
 /// The answer to the question for a workload by whatever a person calls it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Found<'a> {
+pub enum Found<'a, T = WorkloadView> {
     /// It is this one.
-    One(&'a WorkloadView),
+    One(&'a T),
     /// Nothing has that name; these come near (at most five).
     Near(Vec<String>),
     /// Several are meant.
     Several(Vec<String>),
 }
 
-/// Finds a workload by its name, else by process id, else by program, else by the start of its name.
+/// What a person may call a workload by.
+pub trait Named {
+    /// Its name.
+    fn name(&self) -> &str;
+    /// The program of its main process.
+    fn program(&self) -> &str;
+    /// Whether the process is one of its own.
+    fn has_process(&self, pid: i32) -> bool;
+}
+
+impl Named for WorkloadView {
+    fn name(&self) -> &str {
+        self.id.as_str()
+    }
+    fn program(&self) -> &str {
+        &self.program
+    }
+    fn has_process(&self, pid: i32) -> bool {
+        self.pids.contains(&pid)
+    }
+}
+
+/// Finds a workload of the view; see [`find_named`].
 pub fn find_workload<'a>(view: &'a View, name: &str) -> Found<'a> {
-    let all = &view.workloads;
-    if let Some(w) = all.iter().find(|w| w.id.as_str() == name) {
+    find_named(&view.workloads, name)
+}
+
+/// Finds a workload by its name, else by process id, else by program, else by the start of its name.
+pub fn find_named<'a, T: Named>(all: &'a [T], name: &str) -> Found<'a, T> {
+    if let Some(w) = all.iter().find(|w| w.name() == name) {
         return Found::One(w);
     }
     let pid: Option<i32> = name.parse().ok();
-    let ways: [&dyn Fn(&WorkloadView) -> bool; 4] = [
-        &|w| pid.is_some_and(|p| w.pids.contains(&p)),
-        &|w| w.id.as_str().strip_suffix(".service") == Some(name),
-        &|w| w.program == name,
-        &|w| name.len() >= 2 && w.id.as_str().starts_with(name),
+    let ways: [&dyn Fn(&T) -> bool; 4] = [
+        &|w| pid.is_some_and(|p| w.has_process(p)),
+        &|w| w.name().strip_suffix(".service") == Some(name),
+        &|w| w.program() == name,
+        &|w| name.len() >= 2 && w.name().starts_with(name),
     ];
     for way in ways {
-        let hits: Vec<&WorkloadView> = all.iter().filter(|w| way(w)).collect();
+        let hits: Vec<&T> = all.iter().filter(|w| way(w)).collect();
         match hits.as_slice() {
             [] => {}
             [one] => return Found::One(one),
-            several => return Found::Several(several.iter().map(|w| w.id.to_string()).collect()),
+            several => return Found::Several(several.iter().map(|w| w.name().to_owned()).collect()),
         }
     }
-    Found::Near(near_names(name, all.iter().map(|w| w.id.as_str())))
+    Found::Near(near_names(name, all.iter().map(Named::name)))
 }
 
 /// The names that look most like `wanted`, nearest first, at most five.

@@ -10,6 +10,7 @@ pub mod control;
 pub mod greeting;
 pub mod log;
 pub mod notify;
+pub mod places;
 pub mod process;
 pub mod recordings;
 pub mod report;

@@ -27,6 +27,8 @@ pub const STOP_PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
 const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
 /// What failed in the probe of the machine for a passing reason (memory short) is probed again this often.
 const PROBE_EVERY: Nanoseconds = Nanoseconds::from_secs(180);
+/// A machine whose CPUs or nodes have come or gone is probed again at most this often.
+const PROBE_CHANGED_EVERY: Nanoseconds = Nanoseconds::from_secs(10);
 /// Longest wait, so that a wrong wake-up time can not put the daemon to sleep for ever.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -38,8 +40,13 @@ pub trait Driven {
     fn operator(&mut self, request: OperatorRequest);
     /// The state for people.
     fn view(&self) -> View;
-    /// The machine, probed again, if something failed in the last probe for a reason that may pass by itself.
+    /// The machine, probed again, if something failed in the last probe for a reason that may pass by itself, or the
+    /// machine has changed since.
     fn probe_again(&mut self) -> Option<Machine>;
+    /// Whether CPUs or nodes have come or gone since the last probe.
+    fn machine_changed(&mut self) -> bool {
+        false
+    }
 }
 
 impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
@@ -58,6 +65,9 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
             .should_be_probed_again()
             .then(|| platform.machine().ok())
             .flatten()
+    }
+    fn machine_changed(&mut self) -> bool {
+        self.platform().machine_changed()
     }
 }
 
@@ -195,8 +205,15 @@ impl Service<'_> {
             if turn.finished {
                 return Ended::Settled;
             }
-            if stopping.is_none() && now.saturating_sub(probed) >= PROBE_EVERY {
+            // A CPU or node that came or went is looked at soon, but a machine that keeps changing not all the time.
+            let since = now.saturating_sub(probed);
+            let changed = since >= PROBE_CHANGED_EVERY && self.driven.machine_changed();
+            if stopping.is_none() && (since >= PROBE_EVERY || changed) {
                 probed = now;
+                if changed {
+                    let text = "CPUs or memory nodes have come or gone: the machine is looked at again";
+                    self.tell(&mut repetition, &host_story(text.to_owned(), false));
+                }
                 self.probe_again(&mut repetition);
             }
             if let Some(since) = stopping

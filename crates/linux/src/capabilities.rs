@@ -454,7 +454,7 @@ impl List {
             "nothing to place: strategies about memory nodes do not apply",
             seen,
         );
-        self.places(machine);
+        self.locality(root, machine);
         self.placing(root, machine);
         let seen = match control::probe(root) {
             Ok((_, detail)) => Seen::new(Available, detail, ""),
@@ -468,30 +468,16 @@ impl List {
         );
     }
 
-    /// What the placement strategies need to see and to switch, besides [`List::placing`].
-    fn places(&mut self, machine: &Machine) {
-        let domains: std::collections::BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
-        let here = format!(
-            "{} last-level-cache domain(s), {} NUMA node(s)",
-            domains.len(),
-            machine.nodes.len().max(1)
-        );
-        let single = domains.len() < 2 && machine.nodes.len() < 2;
-        let seen = if single {
-            Seen::new(Missing, format!("{here}: there is nothing to place"), "")
-        } else {
-            Seen::new(
-                Missing,
-                format!(
-                    "{here}; a sensor of where threads and memory are is there on the simulated machine only, not yet on Linux"
-                ),
-                "",
-            )
-        };
+    /// Where threads and memory are: tried on ourselves.
+    fn locality(&mut self, root: &Root, machine: &Machine) {
         self.add(
             "locality",
             "where threads and memory are is not known: cache_affinity, memory_affinity and prefetch are off",
-            seen,
+            if root.is_live() {
+                probe_locality(root, machine)
+            } else {
+                captured()
+            },
         );
     }
 
@@ -809,6 +795,66 @@ fn running_profilers(root: &Root) -> Vec<Profiler> {
     found.sort_unstable();
     found.dedup();
     found
+}
+
+/// Looks where our own thread and memory are, and whether those of others may be looked at.
+fn probe_locality(root: &Root, machine: &Machine) -> Seen {
+    let begin = Instant::now();
+    let own = files::bytes(root, "/proc/self/stat", 4096)
+        .and_then(|text| crate::sensors::locality::threads::parse_thread_stat(&text));
+    let Some(own) = own else {
+        return Seen::new(Missing, "/proc/self/stat does not tell the CPU", "mount proc");
+    };
+    let nodes = machine.nodes.len().max(1);
+    let numa_maps = root.path("/proc/self/numa_maps");
+    let by_node = match std::fs::File::open(&numa_maps) {
+        Ok(_) => {
+            let scratch = match ScratchMapping::new(1) {
+                Ok(mut scratch) => {
+                    scratch.touch(BASE_PAGE);
+                    scratch
+                }
+                Err(e) => return no_scratch(&e),
+            };
+            let pid = i32::try_from(std::process::id()).unwrap_or(0);
+            match PageCall::default().nodes_of(pid, &[scratch.address()]) {
+                Ok([PageStatus::On(node)]) => Ok(*node),
+                Ok(other) => Err(format!("move_pages says {other:?} of a page of our own")),
+                Err(e) => Err(format!("move_pages: {e}")),
+            }
+        }
+        Err(e) => Err(format!("/proc/self/numa_maps: {e}")),
+    };
+    let took = begin.elapsed().as_micros();
+    match by_node {
+        Ok(node) if may(root, CAP_SYS_PTRACE) => Seen::new(
+            Available,
+            format!(
+                "our own thread is on CPU {}, a page of ours on node {node} of {nodes}; found in {took} us",
+                own.cpu
+            ),
+            "",
+        ),
+        Ok(_) => Seen::new(
+            Missing,
+            "works on ourselves, but for others CAP_SYS_PTRACE is missing",
+            "run homeostat as root or give it CAP_SYS_PTRACE",
+        ),
+        // All memory is on the one node, and threads tell their CPU anyhow.
+        Err(_) if nodes < 2 => Seen::new(
+            Available,
+            format!(
+                "our own thread is on CPU {}; one node, so all memory is on it",
+                own.cpu
+            ),
+            "",
+        ),
+        Err(why) => Seen::new(
+            Missing,
+            format!("{nodes} nodes, but {why}"),
+            "run a kernel with CONFIG_NUMA and CONFIG_MIGRATION",
+        ),
+    }
 }
 
 fn captured() -> Seen {

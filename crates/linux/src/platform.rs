@@ -4,13 +4,14 @@ use crate::effectors::Registry;
 use crate::meters::{Meter, MeterKind, MeterSettings};
 use crate::sensors::counters::HardwareCounters;
 use crate::sensors::host::Host;
+use crate::sensors::locality::LocalitySensor;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
 use crate::sensors::{regions, topology};
 use crate::{Root, capabilities};
 use homeostat_model::{
     Action, Bytes, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading,
-    Nanoseconds, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
+    Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
@@ -86,6 +87,7 @@ pub struct LinuxPlatform {
     counters: HardwareCounters,
     /// Memory nodes, as last read.
     nodes: usize,
+    locality: LocalitySensor,
     effectors: Registry,
     /// For what is read under the lock of a process's address space.
     reader: Reader,
@@ -93,6 +95,8 @@ pub struct LinuxPlatform {
     buffer: Vec<u8>,
     /// Something failed in the last probe for a reason that may pass by itself.
     probe_again: bool,
+    /// CPUs or nodes have come or gone since the last probe.
+    machine_changed: bool,
 }
 
 impl std::fmt::Debug for LinuxPlatform {
@@ -124,19 +128,47 @@ impl LinuxPlatform {
             rollups: BTreeMap::new(),
             counters: HardwareCounters::default(),
             nodes: 1,
+            locality: LocalitySensor::new(root.clone()),
             effectors: Registry::new(&root),
             reader: Reader::default(),
             before: None,
             buffer: Vec::new(),
             probe_again: false,
+            machine_changed: false,
             root,
         }
     }
 
     /// Whether something failed in the last probe ([`Sensors::machine`]) for a reason that may pass by itself, such as
-    /// memory that was short.
+    /// memory that was short, or the machine has changed since.
     pub fn should_be_probed_again(&self) -> bool {
-        self.probe_again
+        self.probe_again || self.machine_changed
+    }
+
+    /// Whether CPUs or nodes have come or gone since the last probe, as the last scan saw it.
+    pub fn machine_changed(&self) -> bool {
+        self.machine_changed
+    }
+
+    /// Everything there is to see of where a workload runs and its memory lies; the strategies get the summary
+    /// ([`Sensors::inspect_locality`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn look_at_places(&mut self, workload: &WorkloadId) -> Result<Places, PlatformError> {
+        let workload = self.known(workload)?.clone();
+        // Our own mask is not a person's.
+        let own = self.effectors.placed_on(&workload.id);
+        let mut places = self
+            .locality
+            .look(&workload, self.clock.now(), &mut self.reader, own.as_ref())?;
+        places.counters = self.counters(&workload.id).map(|reading| reading.counters);
+        Ok(places)
+    }
+
+    /// The sensor of places, for whoever watches dispatches live.
+    pub fn locality(&mut self) -> &mut LocalitySensor {
+        &mut self.locality
     }
 
     /// What the last scan cost in files read.
@@ -211,7 +243,10 @@ impl LinuxPlatform {
             .retain(|(workload, _), _| living.contains_key(workload));
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
+            self.locality
+                .retain(|id| living.contains_key(id), |process| table.is_known(process));
         }
+        self.machine_changed = self.locality.machine_changed();
         for sample in samples.iter_mut().filter(|s| detail.contains(&s.id)) {
             if let Some(workload) = self.workloads.get(&sample.id).cloned() {
                 self.add_detail(&workload, sample);
@@ -246,6 +281,7 @@ impl LinuxPlatform {
     /// Adds memory by kind and the readings of the open meters.
     fn add_detail(&mut self, workload: &Workload, sample: &mut WorkloadSample) {
         self.read_meters(workload, sample);
+        self.locality.follow(workload, self.clock.now());
         let mut private_huge = Bytes::ZERO;
         let mut shared_huge = Bytes::ZERO;
         let mut huge_known = false;
@@ -335,6 +371,8 @@ impl Sensors for LinuxPlatform {
         let probed = capabilities::probe(&self.root, &machine);
         machine.capabilities = probed.capabilities;
         self.nodes = machine.nodes.len();
+        self.locality.set_machine(&machine);
+        self.machine_changed = false;
         self.probe_again = !probed.passing.is_empty();
         Ok(machine)
     }
@@ -374,11 +412,7 @@ impl Sensors for LinuxPlatform {
     }
 
     fn inspect_locality(&mut self, workload: &WorkloadId) -> Result<Locality, PlatformError> {
-        self.known(workload)?;
-        Err(PlatformError::Unsupported {
-            what: "looking where threads and memory are".into(),
-            why: "this version of homeostat has no sensor for it on Linux; placement works on the simulated machine".into(),
-        })
+        self.look_at_places(workload).map(|places| places.summary())
     }
 
     fn find_meters(&mut self, workload: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError> {

@@ -11,7 +11,9 @@ pub mod locality;
 pub mod machine;
 pub mod memory;
 pub mod meter;
+pub mod places;
 pub mod sample;
+pub mod topology;
 pub mod units;
 pub mod workload;
 
@@ -23,6 +25,11 @@ pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};
 pub use memory::{MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, Pieces};
 pub use meter::{MeterCandidate, MeterClass, MeterId, MeterReading};
+pub use places::{MemoryByKind, NumaBalancing, Places, Redispatches};
 pub use sample::{HugePageSettings, MachineSample, PageSizeSetting, Pressure, Snapshot, WorkloadSample};
+pub use topology::{
+    Cache, CacheKind, Device, DeviceKind, LogicalCpu, MemoryAccess, MemoryNode, MemoryTier, SideCache,
+    Topology,
+};
 pub use units::{Bytes, CpuId, LlcId, Nanoseconds, NodeId, Ratio};
 pub use workload::{Fingerprint, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind};

@@ -195,6 +195,36 @@ number_id!(
     LlcId
 );
 
+/// Numbers of CPUs or nodes as the kernel and people write them: `0-15,32`. The numbers must ascend.
+pub fn ranges(numbers: impl IntoIterator<Item = u32>) -> String {
+    let mut out = String::new();
+    let mut open: Option<(u32, u32)> = None;
+    let mut close = |range: (u32, u32)| {
+        if !out.is_empty() {
+            out.push(',');
+        }
+        out.push_str(&range.0.to_string());
+        if range.1 > range.0 {
+            out.push('-');
+            out.push_str(&range.1.to_string());
+        }
+    };
+    for number in numbers {
+        open = Some(match open {
+            Some((first, last)) if last.checked_add(1) == Some(number) => (first, number),
+            Some(range) => {
+                close(range);
+                (number, number)
+            }
+            None => (number, number),
+        });
+    }
+    if let Some(range) = open {
+        close(range);
+    }
+    out
+}
+
 /// How numbers that may be infinite or not a number are written down: as numbers where they are finite, else as the
 /// words `inf`, `-inf` and `nan`. JSON has no word of its own for them, and a recording must lose nothing.
 ///
@@ -240,5 +270,17 @@ pub mod any_number {
                 _ => Err(D::Error::custom(format!("{w:?} is not a number"))),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_read_like_the_kernels() {
+        assert_eq!(ranges([0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+        assert_eq!(ranges([]), "");
+        assert_eq!(ranges([u32::MAX - 1, u32::MAX]), "4294967294-4294967295");
     }
 }

@@ -76,6 +76,62 @@ pub fn sensing(platform: &mut dyn Sensors) -> Vec<String> {
         platform.inspect_memory(&"no such workload".into()).is_err(),
         "inspect_memory of an unknown workload is an error",
     );
+    check(
+        platform.inspect_locality(&"no such workload".into()).is_err(),
+        "inspect_locality of an unknown workload is an error",
+    );
+    broken.extend(placing(platform));
+    broken
+}
+
+/// Workloads whose places are looked at in a check.
+const PLACED: usize = 3;
+
+/// Checks that places are places of the machine. Where the machine cannot tell them there is nothing to check.
+fn placing(platform: &mut dyn Sensors) -> Vec<String> {
+    let Ok(machine) = platform.machine() else {
+        return Vec::new();
+    };
+    let scanned = platform.sample(&SampleRequest {
+        scan: true,
+        detail: vec![],
+    });
+    let workloads = scanned.ok().and_then(|s| s.workloads).unwrap_or_default();
+    let mut broken = Vec::new();
+    for workload in workloads.iter().take(PLACED) {
+        // It may have ended, or be somebody else's.
+        let Ok(found) = platform.inspect_locality(&workload.id) else {
+            continue;
+        };
+        let mut check = |ok: bool, what: &str| {
+            if !ok {
+                broken.push(format!("{}: {what}", workload.id));
+            }
+        };
+        check(
+            found.workload == workload.id,
+            "places are those of the workload that was asked for",
+        );
+        check(
+            found.running.iter().all(|(llc, cpus)| {
+                cpus.is_finite() && *cpus >= 0.0 && machine.cpus.iter().any(|c| c.llc == *llc)
+            }),
+            "threads run on caches of the machine",
+        );
+        check(
+            found
+                .private
+                .keys()
+                .chain(found.shared.keys())
+                .chain(found.huge.keys())
+                .all(|node| machine.nodes.iter().any(|n| n.id == *node)),
+            "memory lies on nodes of the machine",
+        );
+        check(
+            found.threads_of_busiest_process <= found.threads,
+            "no process has more threads than its workload",
+        );
+    }
     broken
 }
 

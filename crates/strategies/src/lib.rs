@@ -12,6 +12,7 @@ mod large_pages;
 mod memory_affinity;
 mod prefetch;
 
+pub use common::score::{PlacementScore, Scored, placement_scores};
 use homeostat_engine::Strategy;
 
 /// All strategies, in the order in which they are considered: threads before the memory that follows them, and both

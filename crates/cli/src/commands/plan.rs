@@ -5,14 +5,18 @@ use crate::{Context, render};
 use clap::Args;
 use homeostat_daemon::api;
 use homeostat_daemon::client::{Client, ClientError};
+use homeostat_daemon::places::{self, Observer, Wanted};
 use homeostat_daemon::wiring::{self, RunError};
 use homeostat_model::Nanoseconds;
+use serde::Serialize;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Nothing is decided before the machine was looked at a few times.
 const LOOK_MIN: Nanoseconds = Nanoseconds::from_secs(20);
+/// How long threads are watched for the placement scores.
+const PLACES_LOOK: Nanoseconds = Nanoseconds::from_secs(2);
 
 /// Show what would be tried and why, changing nothing.
 ///
@@ -28,6 +32,15 @@ pub struct Plan {
     seconds: u32,
 }
 
+/// The plan with the placement scores beside it.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    plan: &'a api::Plan,
+    /// Absent on a machine with one cache and one memory node.
+    placement: Option<&'a [places::WorkloadPlaces]>,
+}
+
 impl Plan {
     /// Finds out and shows.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
@@ -36,7 +49,34 @@ impl Plan {
             Err(ClientError::NotRunning(_)) => self.rehearse(context)?,
             Err(e) => return Err(e.into()),
         };
-        context.terminal.show(&plan, |look| render::plan(&plan, look))
+        let placement = self.placement(context);
+        let shown = Shown {
+            plan: &plan,
+            placement: placement.as_ref().map(|l| l.workloads.as_slice()),
+        };
+        context.terminal.show(&shown, |look| {
+            let placement = placement
+                .as_ref()
+                .map_or_else(String::new, |l| render::placement(l, look));
+            render::plan(&plan, &placement, look)
+        })
+    }
+
+    /// Placement scores, where the machine has places to tell apart. That they cannot be seen is no reason to keep the
+    /// plan back.
+    fn placement(&self, context: &Context) -> Option<places::Locality> {
+        if !places::are_several() {
+            return None;
+        }
+        let seen = Observer::begin()
+            .and_then(|mut observer| observer.watch(&Wanted::Largest(places::SHOWN), PLACES_LOOK, || true));
+        match seen {
+            Ok(seen) => Some(seen),
+            Err(e) => {
+                context.terminal.warn(&format!("no placement scores: {e}"));
+                None
+            }
+        }
     }
 
     fn rehearse(&self, context: &Context) -> Result<api::Plan, Failure> {

@@ -3,9 +3,11 @@
 //! Written for somebody who is tired: the answer first, numbers with units, what to do next at the end.
 
 mod past;
+mod places;
 mod text;
 
 pub use past::{experiment, past};
+pub use places::{locality, locality_of_one, placement, topology};
 pub use text::{Look, bytes, effect, hours_or_less};
 
 use homeostat_daemon::api::{
@@ -350,8 +352,8 @@ fn proposal(w: &Workload, p: &homeostat_daemon::api::Proposal, look: &Look, out:
     }
 }
 
-/// `homeostat plan`.
-pub fn plan(p: &Plan, look: &Look) -> String {
+/// `homeostat plan`. `placement` is what is to be said about places ([`placement`]); empty where there are none.
+pub fn plan(p: &Plan, placement: &str, look: &Look) -> String {
     let mut out = String::new();
     for refusal in &p.machine_refusals {
         out.push_str(&wrap(
@@ -381,6 +383,7 @@ pub fn plan(p: &Plan, look: &Look) -> String {
             out.push_str(&table(&["NAME", "STAGE", "CPUS", "MEMORY", "WHY"], &rows, look));
         }
     }
+    out.push_str(placement);
     advice(&p.advice, look, &mut out);
     out.push_str(
         "\nNothing was changed. `homeostat run` tries what stands above and keeps only what is proven.\n",

@@ -238,7 +238,7 @@ fn explain_tells_the_whole_chain() {
 #[test]
 fn plan_tells_what_would_be_tried() {
     let plan = Plan::new(&view());
-    insta::assert_snapshot!("plan", super::plan(&plan, &look()));
+    insta::assert_snapshot!("plan", super::plan(&plan, "", &look()));
     let line = plan_progress(&plan, Nanoseconds::from_secs(31), Nanoseconds::from_secs(90));
     assert_eq!(
         line,
@@ -360,4 +360,167 @@ fn a_line_of_the_story_names_its_workload() {
         warning: false,
     };
     assert_eq!(story(&line, &look()), "22:13:20Z redis trying: block 3\n");
+}
+
+/// The shape of a described machine (`fixtures/topologies`).
+fn shape(name: &str) -> homeostat_daemon::places::Topology {
+    let directory = tempfile::tempdir().unwrap();
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/topologies")
+        .join(format!("{name}.tree"));
+    for line in std::fs::read_to_string(file)
+        .unwrap()
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+    {
+        let (path, link, text) = match line.split_once('\t') {
+            Some((path, text)) => (path, false, text.replace("\\n", "\n")),
+            None => {
+                let (path, target) = line.split_once(" -> ").unwrap();
+                (path, true, target.to_owned())
+            }
+        };
+        let path = directory.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        if link {
+            std::os::unix::fs::symlink(text, path).unwrap();
+        } else {
+            std::fs::write(path, text).unwrap();
+        }
+    }
+    homeostat_daemon::places::describe(Some(directory.path())).unwrap()
+}
+
+#[test]
+fn topologies_read_like_trees() {
+    for name in [
+        "hybrid-3-kinds",
+        "server-4-nodes",
+        "memory-classes",
+        "sparse-numbers",
+        "big-little",
+    ] {
+        insta::assert_snapshot!(format!("topology_{name}"), super::topology(&shape(name), &look()));
+    }
+}
+
+fn places() -> homeostat_daemon::places::Locality {
+    use homeostat_daemon::places::{
+        Balancing, Dispatches, Locality, MemoryPlace, NodePlaces, RunningPlace, Score, WorkloadPlaces,
+    };
+    const GIB: u64 = 1 << 30;
+    let node = |id: u32, cpus: &str, busy: f64| NodePlaces {
+        id,
+        cpus: cpus.into(),
+        busy_cpus: busy,
+        memory_bytes: 64 * GIB,
+        free_bytes: 20 * GIB,
+        file_cache_bytes: 3 * GIB,
+        pages_local: 900,
+        pages_to_others: if id == 0 { 100 } else { 0 },
+        pages_missed: 0,
+    };
+    let memory = |node: u32, gib: u64| MemoryPlace {
+        node,
+        anonymous_bytes: gib * GIB,
+        shared_bytes: GIB / 2,
+        file_bytes: 8 << 20,
+        hugetlb_bytes: 0,
+        huge_bytes: GIB,
+    };
+    let redis = WorkloadPlaces {
+        name: "redis-server.service".into(),
+        program: "redis-server".into(),
+        pid: 4711,
+        unknown: None,
+        cpus: 3.42,
+        threads: 5,
+        running: vec![
+            RunningPlace {
+                cache: 0,
+                node: 0,
+                cpus: 2.5,
+            },
+            RunningPlace {
+                cache: 8,
+                node: 1,
+                cpus: 0.92,
+            },
+        ],
+        memory: vec![memory(0, 4), memory(1, 12)],
+        memory_error: 0.008,
+        memory_covered: 1.0,
+        local: Some(0.42),
+        near: Some(0.58),
+        far: Some(0.0),
+        dispatches: Some(Dispatches {
+            per_second: 12_345.0,
+            same_core: 0.81,
+            same_cache: 0.1,
+            same_node: 0.05,
+            other_node: 0.04,
+            every_move_seen: true,
+        }),
+        pages_migrated: Some(123),
+        preferred: std::collections::BTreeMap::from([(1, 4)]),
+        bound: None,
+        counted_local: None,
+        score: Some(Score {
+            now: 57.6,
+            best: 96.2,
+            cpus: "8-15".into(),
+            node: Some(1),
+            moved_bytes: 4 * GIB,
+            limit: "1.00 GiB on large pages stay where they are".into(),
+        }),
+    };
+    let plain = |name: &str| WorkloadPlaces {
+        name: name.into(),
+        program: name.into(),
+        ..redis.clone()
+    };
+    let mut bound = plain("batch");
+    bound.bound = Some(
+        "its threads are restricted to CPUs 0-3, by taskset, CPUAffinity=, a cpuset or the program itself"
+            .into(),
+    );
+    bound.dispatches = None;
+    bound.score = Some(Score {
+        now: 88.0,
+        best: 88.0,
+        cpus: String::new(),
+        node: None,
+        moved_bytes: 0,
+        limit: "a person or another tool placed it".into(),
+    });
+    let mut secret = plain("secret");
+    secret.unknown = Some("looking where the memory of secret lies: permission denied".into());
+    secret.memory = vec![];
+    (secret.local, secret.near, secret.far) = (None, None, None);
+    secret.dispatches = None;
+    secret.score = None;
+    Locality {
+        schema: 1,
+        at_unix: NOW,
+        interval_s: 2.0,
+        nodes: vec![node(0, "0-7", 3.1), node(1, "8-15", 0.95)],
+        balancing: Some(Balancing {
+            hint_faults: 1000,
+            hint_faults_local: 640,
+            pages_migrated: 200,
+        }),
+        workloads: vec![redis, bound, secret],
+        workloads_left_out: 7,
+        notes: vec![
+            "moves between CPUs cannot be seen one by one: not permitted; run homeostat as root".into(),
+        ],
+    }
+}
+
+#[test]
+fn places_of_all_workloads_and_of_one() {
+    let wide = Look { width: 150, ..look() };
+    insta::assert_snapshot!("locality", super::locality(&places(), &wide));
+    insta::assert_snapshot!("locality_of_one", super::locality_of_one(&places(), &look()));
+    insta::assert_snapshot!("placement", super::placement(&places(), &look()));
 }

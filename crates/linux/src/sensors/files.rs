@@ -56,6 +56,14 @@ impl Directory {
 }
 
 impl Directory {
+    /// Opens a file in it for reading.
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    pub fn open_file(&self, relative: &CStr) -> Result<OwnedFd, Errno> {
+        rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
     /// Reads a file of one short record (`stat`, `statm`, `schedstat`) with a single `read(2)`: the kernel writes
     /// it whole or not at all, so asking for its end would be a wasted call per process.
     ///

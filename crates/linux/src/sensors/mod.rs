@@ -9,6 +9,7 @@ pub mod grouping;
 pub mod gzip;
 pub mod host;
 pub mod huge_pages;
+pub mod locality;
 pub mod pressure;
 pub mod processes;
 pub mod processor;

@@ -322,7 +322,7 @@ fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> V
 }
 
 /// Reads a file of a process, after making sure that it is still the process meant.
-fn read_of<'b>(
+pub(crate) fn read_of<'b>(
     root: &Root,
     process: ProcessId,
     leaf: &str,

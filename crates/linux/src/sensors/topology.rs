@@ -2,18 +2,33 @@
 //!
 //! Sources: `/sys/devices/system/{cpu,node}` (Linux Documentation/admin-guide/cputopology.rst, ABI/stable/
 //! sysfs-devices-node), `/proc/cpuinfo`, `/proc/meminfo`. Every part that a container or an old kernel hides has
-//! a plain replacement: one core per CPU, one package, one node with all memory.
+//! a plain replacement: one core per CPU, one package, one cache per package, one node with all memory.
+//!
+//! [`read`] gives what the strategies need; [`describe`] gives everything there is to see, for people: each level of
+//! cache, kinds of cores, rated latency and bandwidth of memory (Documentation/admin-guide/mm/numaperf.rst), memory
+//! tiers (ABI/testing/sysfs-kernel-mm-memory-tiers), and the node of each disk, network interface and accelerator.
 
 use super::bytes::{keyed, lines, list, number, size, words};
 use super::files;
 use crate::Root;
-use homeostat_model::{Bytes, Cpu, CpuId, LlcId, Machine, Nanoseconds, NodeId, NumaNode};
+use homeostat_model::{
+    Bytes, Cache, CacheKind, Cpu, CpuId, Device, DeviceKind, LlcId, LogicalCpu, Machine, MemoryAccess,
+    MemoryNode, MemoryTier, Nanoseconds, NodeId, NumaNode, SideCache, Topology,
+};
 use homeostat_platform::PlatformError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// Most NUMA nodes that are looked at (`MAX_NUMNODES` of the largest kernels in use is 1024).
 const NODES_MAX: usize = 1024;
 /// Most cache levels of one CPU.
 const CACHES_MAX: u32 = 16;
+/// Most disks, interfaces and accelerators that are listed.
+const DEVICES_MAX: usize = 1024;
+/// Most classes of access to a node's memory (two are defined).
+const CLASSES_MAX: u32 = 4;
+/// Directories that are climbed in search of the node of a device: bridges nest a few levels deep.
+const CLIMB_MAX: usize = 16;
 
 /// Reads the machine, without its capabilities.
 ///
@@ -58,12 +73,23 @@ pub fn read(root: &Root) -> Result<Machine, PlatformError> {
     })
 }
 
-/// What changes when CPUs or nodes come and go (hot-plug): cheap to read, compared to notice a new topology.
-pub fn online(root: &Root) -> (Option<String>, Option<String>) {
-    (
-        files::text(root, "/sys/devices/system/cpu/online"),
-        files::text(root, "/sys/devices/system/node/online"),
-    )
+/// What changes when CPUs, nodes or memory come and go (hot-plug): cheap to read, compared to notice a new topology.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Online {
+    cpus: Option<String>,
+    nodes: Option<String>,
+    nodes_with_memory: Option<String>,
+}
+
+impl Online {
+    /// Reads it.
+    pub fn read(root: &Root) -> Self {
+        Self {
+            cpus: files::text(root, "/sys/devices/system/cpu/online"),
+            nodes: files::text(root, "/sys/devices/system/node/online"),
+            nodes_with_memory: files::text(root, "/sys/devices/system/node/has_memory"),
+        }
+    }
 }
 
 /// `uname -r` of the machine below the root.
@@ -151,23 +177,14 @@ fn read_nodes(root: &Root) -> Vec<(NumaNode, Vec<u32>)> {
         nodes.push((
             NumaNode {
                 id: NodeId(id),
-                memory: node_memory(&meminfo),
+                // `Node 0 MemTotal:       24684084 kB`.
+                memory: NodeAmounts::parse(&meminfo).total,
                 distances,
             },
             cpus,
         ));
     }
     nodes
-}
-
-/// `Node 0 MemTotal:       24684084 kB`.
-fn node_memory(meminfo: &[u8]) -> Bytes {
-    lines(meminfo)
-        .find_map(|line| {
-            let mut parts = words(line).skip_while(|w| *w != b"MemTotal:").skip(1);
-            parts.next().and_then(number).map(Bytes::from_kib)
-        })
-        .unwrap_or(Bytes::ZERO)
 }
 
 /// Online CPUs and the size of the largest last-level cache.
@@ -196,7 +213,14 @@ fn read_cpus(root: &Root, cpuinfo: &[u8], nodes: &[(NumaNode, Vec<u32>)]) -> (Ve
             .iter()
             .find(|(_, cpus)| cpus.binary_search(&id).is_ok())
             .map_or(first_node, |(n, _)| n.id);
-        let (llc, llc_bytes) = last_level_cache(root, &base).unwrap_or((LlcId(core), Bytes::ZERO));
+        // Where caches are not described, all CPUs of a package on one node count as sharing one: places that nobody
+        // can tell apart are one place.
+        let (llc, llc_bytes) = last_level_cache(root, &base).unwrap_or_else(|| {
+            let first = cpus
+                .iter()
+                .find(|c: &&Cpu| c.package == package && c.node == node);
+            (first.map_or(LlcId(id), |c| c.llc), Bytes::ZERO)
+        });
         largest = largest.max(llc_bytes);
         cpus.push(Cpu {
             id: CpuId(id),
@@ -258,6 +282,347 @@ fn last_level_cache(root: &Root, cpu: &str) -> Option<(LlcId, Bytes)> {
         }
     }
     best.map(|(_, id, bytes)| (id, bytes))
+}
+
+/// Everything there is to see of the machine's shape.
+///
+/// # Errors
+/// As [`read`].
+pub fn describe(root: &Root) -> Result<Topology, PlatformError> {
+    let machine = read(root)?;
+    let set = |path: &str| -> BTreeSet<u32> {
+        files::text(root, path)
+            .and_then(|t| list(t.as_bytes()))
+            .unwrap_or_default()
+            .into_iter()
+            .collect()
+    };
+    let isolated = set("/sys/devices/system/cpu/isolated");
+    let tickless = set("/sys/devices/system/cpu/nohz_full");
+    let kinds = kinds_of_cores(root);
+    let mut cpus: Vec<LogicalCpu> = machine
+        .cpus
+        .iter()
+        .map(|cpu| {
+            let base = format!("/sys/devices/system/cpu/cpu{}", cpu.id);
+            let small = |leaf: &str| {
+                files::text(root, &format!("{base}/{leaf}"))
+                    .and_then(|t| number(t.as_bytes()))
+                    .and_then(|n| u32::try_from(n).ok())
+            };
+            LogicalCpu {
+                id: cpu.id,
+                core: cpu.core,
+                cluster: files::text(root, &format!("{base}/topology/cluster_cpus_list"))
+                    .and_then(|t| list(t.as_bytes())?.first().copied()),
+                die: small("topology/die_id"),
+                package: cpu.package,
+                node: cpu.node,
+                kind: kinds.get(&cpu.id.0).map(|k| (*k).to_owned()),
+                capacity: small("cpu_capacity"),
+                isolated: isolated.contains(&cpu.id.0),
+                tickless: tickless.contains(&cpu.id.0),
+            }
+        })
+        .collect();
+    forget_what_tells_nothing(&mut cpus);
+    Ok(Topology {
+        caches: caches(root, &cpus),
+        nodes: memory_nodes(root, &machine),
+        tiers: tiers(root),
+        devices: devices(root),
+        offline: set("/sys/devices/system/cpu/offline")
+            .into_iter()
+            .map(CpuId)
+            .collect(),
+        cpus,
+    })
+}
+
+/// Kinds of cores by CPU: Intel's hybrids have an event source per kind, with its list of CPUs.
+fn kinds_of_cores(root: &Root) -> BTreeMap<u32, &'static str> {
+    let mut kinds = BTreeMap::new();
+    for (source, kind) in [
+        ("cpu_core", "performance"),
+        ("cpu_atom", "efficiency"),
+        ("cpu_lowpower", "low_power"),
+    ] {
+        let cpus = files::text(root, &format!("/sys/bus/event_source/devices/{source}/cpus"))
+            .or_else(|| files::text(root, &format!("/sys/devices/{source}/cpus")))
+            .and_then(|t| list(t.as_bytes()))
+            .unwrap_or_default();
+        kinds.extend(cpus.into_iter().map(|cpu| (cpu, kind)));
+    }
+    kinds
+}
+
+/// One die per package, one speed for all, or a cluster that is just a core or a package: the kernel reports these on
+/// every machine, and they say nothing.
+fn forget_what_tells_nothing(cpus: &mut [LogicalCpu]) {
+    let dies: BTreeSet<(u32, Option<u32>)> = cpus.iter().map(|c| (c.package, c.die)).collect();
+    let packages: BTreeSet<u32> = cpus.iter().map(|c| c.package).collect();
+    let capacities: BTreeSet<Option<u32>> = cpus.iter().map(|c| c.capacity).collect();
+    let mut cores_of: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    let mut clusters_of: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    for cpu in cpus.iter() {
+        if let Some(cluster) = cpu.cluster {
+            cores_of.entry(cluster).or_default().insert(cpu.core);
+            clusters_of.entry(cpu.package).or_default().insert(cluster);
+        }
+    }
+    // On hybrids a cluster is one big core here and four small ones there: then all are kept.
+    let larger = cores_of.values().any(|cores| cores.len() > 1);
+    let smaller = clusters_of.values().any(|clusters| clusters.len() > 1);
+    for cpu in cpus {
+        if dies.len() <= packages.len() {
+            cpu.die = None;
+        }
+        if capacities.len() < 2 {
+            cpu.capacity = None;
+        }
+        if !(larger && smaller) {
+            cpu.cluster = None;
+        }
+    }
+}
+
+/// Each cache once, whoever of its CPUs tells of it.
+fn caches(root: &Root, cpus: &[LogicalCpu]) -> Vec<Cache> {
+    let mut found: BTreeMap<(u32, CacheKind, u32), Cache> = BTreeMap::new();
+    for cpu in cpus {
+        for index in 0..CACHES_MAX {
+            let base = format!("/sys/devices/system/cpu/cpu{}/cache/index{index}", cpu.id);
+            let text = |leaf: &str| files::text(root, &format!("{base}/{leaf}"));
+            let small = |leaf: &str| {
+                text(leaf)
+                    .and_then(|t| number(t.as_bytes()))
+                    .and_then(|n| u32::try_from(n).ok())
+            };
+            let Some(level) = small("level") else { break };
+            let kind = match text("type").as_deref() {
+                Some("Instruction") => CacheKind::Instruction,
+                Some("Data") => CacheKind::Data,
+                _ => CacheKind::Unified,
+            };
+            let shared = text("shared_cpu_list")
+                .and_then(|t| list(t.as_bytes()))
+                .filter(|l| !l.is_empty())
+                .unwrap_or_else(|| vec![cpu.id.0]);
+            let first = shared.first().copied().unwrap_or(cpu.id.0);
+            found.entry((level, kind, first)).or_insert_with(|| Cache {
+                level,
+                kind,
+                size: Bytes(text("size").and_then(|t| size(t.as_bytes())).unwrap_or(0)),
+                line: small("coherency_line_size").unwrap_or(0),
+                ways: small("ways_of_associativity").unwrap_or(0),
+                cpus: shared.into_iter().map(CpuId).collect(),
+            });
+        }
+    }
+    found.into_values().collect()
+}
+
+fn memory_nodes(root: &Root, machine: &Machine) -> Vec<MemoryNode> {
+    let tier_of: BTreeMap<NodeId, u32> = tiers(root)
+        .iter()
+        .flat_map(|t| t.nodes.iter().map(|n| (*n, t.id)))
+        .collect();
+    let order: Vec<NodeId> = machine.nodes.iter().map(|n| n.id).collect();
+    machine
+        .nodes
+        .iter()
+        .map(|node| {
+            let base = format!("/sys/devices/system/node/node{}", node.id);
+            let meminfo =
+                files::bytes(root, &format!("{base}/meminfo"), files::SMALL_FILE_MAX).unwrap_or_default();
+            let amounts = NodeAmounts::parse(&meminfo);
+            MemoryNode {
+                id: node.id,
+                memory: node.memory,
+                free: amounts.free,
+                file_cache: amounts.file_cache,
+                cpus: machine
+                    .cpus
+                    .iter()
+                    .filter(|c| c.node == node.id)
+                    .map(|c| c.id)
+                    .collect(),
+                distances: order
+                    .iter()
+                    .copied()
+                    .zip(node.distances.iter().copied())
+                    .collect(),
+                access: access(root, &base),
+                side_caches: side_caches(root, &base),
+                tier: tier_of.get(&node.id).copied(),
+            }
+        })
+        .collect()
+}
+
+/// What a node's memory is used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeAmounts {
+    /// `MemTotal`.
+    pub total: Bytes,
+    /// `MemFree`.
+    pub free: Bytes,
+    /// `FilePages`: caches of files, shared memory among them.
+    pub file_cache: Bytes,
+}
+
+impl NodeAmounts {
+    /// Parses `/sys/devices/system/node/nodeN/meminfo`; what is not there is zero.
+    pub fn parse(meminfo: &[u8]) -> Self {
+        let of = |key: &[u8]| {
+            lines(meminfo)
+                .find_map(|line| {
+                    let mut parts = words(line).skip_while(|w| *w != key).skip(1);
+                    parts.next().and_then(number).map(Bytes::from_kib)
+                })
+                .unwrap_or(Bytes::ZERO)
+        };
+        Self {
+            total: of(b"MemTotal:"),
+            free: of(b"MemFree:"),
+            file_cache: of(b"FilePages:"),
+        }
+    }
+}
+
+/// Rated latency and bandwidth by class (`accessN/initiators`).
+fn access(root: &Root, node: &str) -> Vec<MemoryAccess> {
+    let mut found = Vec::new();
+    for class in 0..CLASSES_MAX {
+        let base = format!("{node}/access{class}/initiators");
+        let initiators: Vec<NodeId> = files::numbered(root, &base, "node")
+            .into_iter()
+            .map(NodeId)
+            .collect();
+        // A file of zero says that the firmware gave no figure.
+        let figure = |leaf: &str| {
+            files::text(root, &format!("{base}/{leaf}"))
+                .and_then(|t| number(t.as_bytes()))
+                .and_then(|n| u32::try_from(n).ok())
+                .filter(|n| *n > 0)
+        };
+        let rated = MemoryAccess {
+            class,
+            initiators,
+            read_latency_ns: figure("read_latency"),
+            write_latency_ns: figure("write_latency"),
+            read_bandwidth_mib_s: figure("read_bandwidth"),
+            write_bandwidth_mib_s: figure("write_bandwidth"),
+        };
+        let silent = MemoryAccess {
+            class,
+            ..MemoryAccess::default()
+        };
+        if rated != silent {
+            found.push(rated);
+        }
+    }
+    found
+}
+
+fn side_caches(root: &Root, node: &str) -> Vec<SideCache> {
+    files::numbered(root, &format!("{node}/memory_side_cache"), "index")
+        .into_iter()
+        .take(CACHES_MAX as usize)
+        .filter_map(|level| {
+            let figure = |leaf: &str| {
+                files::text(root, &format!("{node}/memory_side_cache/index{level}/{leaf}"))
+                    .and_then(|t| number(t.as_bytes()))
+            };
+            Some(SideCache {
+                level,
+                size: Bytes(figure("size")?),
+                line: figure("line_size")
+                    .and_then(|n| u32::try_from(n).ok())
+                    .unwrap_or(0),
+                direct_mapped: figure("indexing") == Some(0),
+                write_back: figure("write_policy") == Some(0),
+            })
+        })
+        .collect()
+}
+
+fn tiers(root: &Root) -> Vec<MemoryTier> {
+    const DIRECTORY: &str = "/sys/devices/virtual/memory_tiering";
+    files::numbered(root, DIRECTORY, "memory_tier")
+        .into_iter()
+        .map(|id| MemoryTier {
+            id,
+            nodes: files::text(root, &format!("{DIRECTORY}/memory_tier{id}/nodelist"))
+                .and_then(|t| list(t.as_bytes()))
+                .unwrap_or_default()
+                .into_iter()
+                .map(NodeId)
+                .collect(),
+        })
+        .filter(|tier| !tier.nodes.is_empty())
+        .collect()
+}
+
+/// Disks, network interfaces and accelerators with the node that they are attached to. What exists in software only
+/// (loop, device mapper, bridges) has no place.
+fn devices(root: &Root) -> Vec<Device> {
+    let mut found = Vec::new();
+    for (class, kind) in [
+        ("/sys/class/block", DeviceKind::Block),
+        ("/sys/class/net", DeviceKind::Network),
+    ] {
+        for name in files::names(root, class).into_iter().take(DEVICES_MAX) {
+            let here = format!("{class}/{name}");
+            let Ok(real) = std::fs::canonicalize(root.path(&here)) else {
+                continue;
+            };
+            let is_virtual = real.components().any(|part| part.as_os_str() == "virtual");
+            let is_partition = root.path(&format!("{here}/partition")).exists();
+            if !is_virtual && !is_partition {
+                let node = node_above(root, &real);
+                found.push(Device { kind, name, node });
+            }
+        }
+    }
+    for address in files::names(root, "/sys/bus/pci/devices")
+        .into_iter()
+        .take(DEVICES_MAX)
+    {
+        let here = format!("/sys/bus/pci/devices/{address}");
+        let class = files::text(root, &format!("{here}/class")).unwrap_or_default();
+        // Base classes of the PCI Code and ID Assignment Specification: 03 display controllers, 12 processing
+        // accelerators, 0b40 co-processors.
+        let class = class.strip_prefix("0x").unwrap_or(&class);
+        if ["03", "12", "0b40"].iter().any(|c| class.starts_with(c)) {
+            let node = std::fs::canonicalize(root.path(&here))
+                .ok()
+                .and_then(|real| node_above(root, &real));
+            found.push(Device {
+                kind: DeviceKind::Accelerator,
+                name: address,
+                node,
+            });
+        }
+    }
+    found.sort();
+    found.truncate(DEVICES_MAX);
+    found
+}
+
+/// The node of the nearest ancestor that has one; -1 means that the firmware does not tell.
+fn node_above(root: &Root, device: &Path) -> Option<NodeId> {
+    let top = std::fs::canonicalize(root.path("/sys")).ok()?;
+    device
+        .ancestors()
+        .take(CLIMB_MAX)
+        .take_while(|at| at.starts_with(&top))
+        .find_map(|at| {
+            let text = std::fs::read(at.join("numa_node")).ok()?;
+            // Of a physical bus the first answer counts, also when it is "unknown".
+            Some(number(text.trim_ascii()).and_then(|n| u32::try_from(n).ok()))
+        })?
+        .map(NodeId)
 }
 
 /// Time since boot of the machine below the root, including suspend: what `starttime` in `/proc/PID/stat` counts.

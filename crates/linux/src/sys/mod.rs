@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
 
 pub mod memory;
+pub mod moves;
 pub mod numa;
 pub mod perf;
 pub mod probe;

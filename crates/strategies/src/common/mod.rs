@@ -2,6 +2,7 @@
 
 pub(crate) mod domains;
 pub(crate) mod prediction;
+pub(crate) mod score;
 #[cfg(test)]
 pub(crate) mod testing;
 

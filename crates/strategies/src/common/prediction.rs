@@ -290,6 +290,31 @@ impl<'a> Place<'a> {
     }
 }
 
+/// How near to the best a picture is, 0..1: time per access of a program whose threads share one cache beside all of its
+/// memory, relative to the time here. Links are taken as idle: their use would change with the placement.
+pub(crate) fn nearness(
+    picture: &Picture,
+    domains: &Domains,
+    counters: Option<&Counters>,
+    threads_share: bool,
+) -> f64 {
+    let share = |x: f64| if x.is_finite() { x.clamp(0.0, 0.95) } else { 0.0 };
+    let counted = counters
+        .map(|c| (share(c.memory_stall_share), share(c.cache_to_cache_stall_share)))
+        .filter(|(memory, caches)| memory + caches > 0.0);
+    let (of_memory, mut of_caches) = counted.unwrap_or((ASSUMED[0].0, ASSUMED[1].0));
+    if !threads_share {
+        of_caches = 0.0;
+    }
+    let memory = accesses(picture, domains, None, 0.0) / LOCAL_NS;
+    let caches = picture.intervention(domains, 0.0) / SAME_CACHE_NS;
+    let best = of_memory + of_caches;
+    if best <= 0.0 {
+        return 1.0;
+    }
+    (best / (of_memory * memory + of_caches * caches)).clamp(0.0, 1.0)
+}
+
 /// Gain when the threads that share data are kept on one board each, with as many threads on each board as now: lines of
 /// other caches come from farther away less often. How much of the sharing is among such threads is not known before
 /// it is tried: half is the estimate, all the upper end.

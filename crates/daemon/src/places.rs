@@ -1,0 +1,955 @@
+//! Places for people: the topology, and where workloads run and their memory lies. The stable JSON shapes of
+//! `homeostat topology` and `homeostat locality`, and the observer that fills them without a daemon. The same rules as in
+//! [`crate::api`] hold.
+
+use crate::api::{Named, SCHEMA};
+use homeostat_linux::sensors::locality::nodes::{HostBalancing, NodeActivity, NodeWatch};
+use homeostat_linux::sensors::topology;
+use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_model::units::ranges;
+use homeostat_model::{
+    self as model, CpuId, LlcId, Machine, Nanoseconds, NodeId, Places, Workload, WorkloadId, WorkloadSample,
+};
+use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+use homeostat_strategies::{PlacementScore, Scored, placement_scores};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Workloads that are looked at when nobody asks for more: the largest users of CPU and memory.
+pub const SHOWN: usize = 12;
+/// Time between the two scans that tell who is busy.
+const RANKING: Nanoseconds = Nanoseconds::from_millis(300);
+/// How often the kernel's record of moves between CPUs is taken over while it is watched.
+const POLL: Nanoseconds = Nanoseconds::from_millis(100);
+/// How often the threads are looked at while they are watched.
+const LOOK: Nanoseconds = Nanoseconds::from_millis(200);
+
+// ---- topology -------------------------------------------------------------------------------------------------------
+
+/// The machine's shape (`homeostat topology --json`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Topology {
+    /// Version of these shapes.
+    pub schema: u32,
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model.
+    pub cpu_model: String,
+    /// Hypervisor, if the CPU says so: then the shape is what the hypervisor tells.
+    pub hypervisor: Option<String>,
+    /// Online CPUs.
+    pub cpus: Vec<LogicalCpu>,
+    /// CPUs that are there but switched off.
+    pub offline: Vec<u32>,
+    /// Caches, by level, kind and first CPU.
+    pub caches: Vec<Cache>,
+    /// NUMA nodes.
+    pub nodes: Vec<MemoryNode>,
+    /// Nodes that are nearer to each other than the farthest pair, group by group.
+    pub near_groups: Vec<Vec<u32>>,
+    /// Memory tiers, fastest first.
+    pub tiers: Vec<MemoryTier>,
+    /// Disks, network interfaces and accelerators.
+    pub devices: Vec<Device>,
+}
+
+/// A logical CPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LogicalCpu {
+    /// The kernel's number.
+    pub id: u32,
+    /// Physical core: lowest CPU number among its SMT siblings.
+    pub core: u32,
+    /// Cluster of cores, by its lowest CPU number, where it says something.
+    pub cluster: Option<u32>,
+    /// Die of the package, where there are several.
+    pub die: Option<u32>,
+    /// Package (socket).
+    pub package: u32,
+    /// NUMA node.
+    pub node: u32,
+    /// `performance`, `efficiency` or `low_power`, on hybrids.
+    pub kind: Option<String>,
+    /// Speed relative to the fastest = 1024, where CPUs differ.
+    pub capacity: Option<u32>,
+    /// Kept out of the scheduler's balancing.
+    pub isolated: bool,
+    /// Without the timer tick.
+    pub tickless: bool,
+}
+
+/// A cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cache {
+    /// Level, 1 = nearest to the core.
+    pub level: u32,
+    /// `data`, `instruction` or `unified`.
+    pub kind: String,
+    /// Size; 0 where it is not told.
+    pub size_bytes: u64,
+    /// Length of a line; 0 where it is not told.
+    pub line_bytes: u32,
+    /// Associativity; 0 where it is not told.
+    pub ways: u32,
+    /// CPUs that share it.
+    pub cpus: Vec<u32>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryNode {
+    /// The kernel's number.
+    pub id: u32,
+    /// Memory; 0 for a node without.
+    pub memory_bytes: u64,
+    /// Of which free.
+    pub free_bytes: u64,
+    /// CPUs; empty for a node of memory alone.
+    pub cpus: Vec<u32>,
+    /// Distance to each node; 10 = the own one.
+    pub distances: BTreeMap<u32, u32>,
+    /// Rated latency and bandwidth, by class.
+    pub access: Vec<MemoryAccess>,
+    /// Caches in front of its memory.
+    pub side_caches: Vec<SideCache>,
+    /// Memory tier.
+    pub tier: Option<u32>,
+}
+
+/// Rated performance of a node's memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryAccess {
+    /// 0: from any initiator; 1: from CPUs.
+    pub class: u32,
+    /// Nodes that reach it best.
+    pub initiators: Vec<u32>,
+    /// Nanoseconds for a read.
+    pub read_latency_ns: Option<u32>,
+    /// Nanoseconds for a write.
+    pub write_latency_ns: Option<u32>,
+    /// MiB per second read.
+    pub read_bandwidth_mib_s: Option<u32>,
+    /// MiB per second written.
+    pub write_bandwidth_mib_s: Option<u32>,
+}
+
+/// A cache of the memory side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SideCache {
+    /// Level.
+    pub level: u32,
+    /// Size.
+    pub size_bytes: u64,
+    /// Length of a line.
+    pub line_bytes: u32,
+    /// Whether each address has one place only.
+    pub direct_mapped: bool,
+    /// Whether writes wait in it.
+    pub write_back: bool,
+}
+
+/// A memory tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryTier {
+    /// The kernel's number; smaller is faster.
+    pub id: u32,
+    /// Its nodes.
+    pub nodes: Vec<u32>,
+}
+
+/// A device at a place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// `block`, `network` or `accelerator`.
+    pub kind: String,
+    /// Name, or PCI address.
+    pub name: String,
+    /// Node; absent where the firmware does not tell.
+    pub node: Option<u32>,
+}
+
+fn numbers(cpus: &[CpuId]) -> Vec<u32> {
+    cpus.iter().map(|c| c.0).collect()
+}
+
+fn node_numbers(nodes: &[NodeId]) -> Vec<u32> {
+    nodes.iter().map(|n| n.0).collect()
+}
+
+impl Topology {
+    /// From what was read.
+    pub fn new(machine: &Machine, t: &model::Topology) -> Self {
+        Self {
+            schema: SCHEMA,
+            kernel: machine.kernel.clone(),
+            cpu_model: machine.cpu_model.clone(),
+            hypervisor: machine.hypervisor.clone(),
+            cpus: t
+                .cpus
+                .iter()
+                .map(|c| LogicalCpu {
+                    id: c.id.0,
+                    core: c.core,
+                    cluster: c.cluster,
+                    die: c.die,
+                    package: c.package,
+                    node: c.node.0,
+                    kind: c.kind.clone(),
+                    capacity: c.capacity,
+                    isolated: c.isolated,
+                    tickless: c.tickless,
+                })
+                .collect(),
+            offline: numbers(&t.offline),
+            caches: t
+                .caches
+                .iter()
+                .map(|c| Cache {
+                    level: c.level,
+                    kind: match c.kind {
+                        model::CacheKind::Data => "data",
+                        model::CacheKind::Instruction => "instruction",
+                        model::CacheKind::Unified => "unified",
+                    }
+                    .to_owned(),
+                    size_bytes: c.size.0,
+                    line_bytes: c.line,
+                    ways: c.ways,
+                    cpus: numbers(&c.cpus),
+                })
+                .collect(),
+            nodes: t.nodes.iter().map(MemoryNode::new).collect(),
+            near_groups: t.near_groups().iter().map(|g| node_numbers(g)).collect(),
+            tiers: t
+                .tiers
+                .iter()
+                .map(|tier| MemoryTier {
+                    id: tier.id,
+                    nodes: node_numbers(&tier.nodes),
+                })
+                .collect(),
+            devices: t
+                .devices
+                .iter()
+                .map(|d| Device {
+                    kind: match d.kind {
+                        model::DeviceKind::Block => "block",
+                        model::DeviceKind::Network => "network",
+                        model::DeviceKind::Accelerator => "accelerator",
+                    }
+                    .to_owned(),
+                    name: d.name.clone(),
+                    node: d.node.map(|n| n.0),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl MemoryNode {
+    fn new(n: &model::MemoryNode) -> Self {
+        Self {
+            id: n.id.0,
+            memory_bytes: n.memory.0,
+            free_bytes: n.free.0,
+            cpus: numbers(&n.cpus),
+            distances: n.distances.iter().map(|(to, d)| (to.0, *d)).collect(),
+            access: n
+                .access
+                .iter()
+                .map(|a| MemoryAccess {
+                    class: a.class,
+                    initiators: node_numbers(&a.initiators),
+                    read_latency_ns: a.read_latency_ns,
+                    write_latency_ns: a.write_latency_ns,
+                    read_bandwidth_mib_s: a.read_bandwidth_mib_s,
+                    write_bandwidth_mib_s: a.write_bandwidth_mib_s,
+                })
+                .collect(),
+            side_caches: n
+                .side_caches
+                .iter()
+                .map(|c| SideCache {
+                    level: c.level,
+                    size_bytes: c.size.0,
+                    line_bytes: c.line,
+                    direct_mapped: c.direct_mapped,
+                    write_back: c.write_back,
+                })
+                .collect(),
+            tier: n.tier,
+        }
+    }
+}
+
+/// The shape of the machine whose `/proc` and `/sys` lie below `root`; without one, of this machine.
+///
+/// # Errors
+/// It can not be described at all.
+pub fn describe(root: Option<&Path>) -> Result<Topology, PlatformError> {
+    let root = root.map_or_else(Root::default, Root::new);
+    let machine = topology::read(&root)?;
+    Ok(Topology::new(&machine, &topology::describe(&root)?))
+}
+
+/// Whether this machine has places to tell apart: several last-level caches or memory nodes.
+pub fn are_several() -> bool {
+    topology::read(&Root::default()).is_ok_and(|machine| {
+        let first = machine.cpus.first().map(|c| c.llc);
+        machine.nodes.len() > 1 || machine.cpus.iter().any(|c| Some(c.llc) != first)
+    })
+}
+
+// ---- locality -------------------------------------------------------------------------------------------------------
+
+/// Where workloads run and their memory lies (`homeostat locality --json`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Locality {
+    /// Version of these shapes.
+    pub schema: u32,
+    /// When, seconds since the epoch.
+    pub at_unix: u64,
+    /// Length of the interval that rates and shares of dispatches are of.
+    pub interval_s: f64,
+    /// The nodes.
+    pub nodes: Vec<NodePlaces>,
+    /// What automatic NUMA balancing did in the interval; absent where the kernel has none.
+    pub balancing: Option<Balancing>,
+    /// The workloads, busiest first.
+    pub workloads: Vec<WorkloadPlaces>,
+    /// Workloads that are not listed, because they use little.
+    pub workloads_left_out: u32,
+    /// What could not be seen, and why.
+    pub notes: Vec<String>,
+}
+
+/// A node in the interval.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodePlaces {
+    /// The kernel's number.
+    pub id: u32,
+    /// CPUs as a list such as `0-3,8`.
+    pub cpus: String,
+    /// CPUs that were busy (1.0 = one all the time).
+    pub busy_cpus: f64,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Of which free.
+    pub free_bytes: u64,
+    /// Of which caches files.
+    pub file_cache_bytes: u64,
+    /// Pages given out here to programs that ran here.
+    pub pages_local: u64,
+    /// Pages given out here to programs that ran elsewhere.
+    pub pages_to_others: u64,
+    /// Pages given out here although another node was wanted.
+    pub pages_missed: u64,
+}
+
+/// What automatic NUMA balancing did on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Balancing {
+    /// Faults taken to find out who uses a page.
+    pub hint_faults: u64,
+    /// Of which the page was on the node of the thread.
+    pub hint_faults_local: u64,
+    /// Pages migrated.
+    pub pages_migrated: u64,
+}
+
+impl From<HostBalancing> for Balancing {
+    fn from(b: HostBalancing) -> Self {
+        Self {
+            hint_faults: b.hint_faults,
+            hint_faults_local: b.hint_faults_local,
+            pages_migrated: b.pages_migrated,
+        }
+    }
+}
+
+/// A workload's places.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadPlaces {
+    /// Name.
+    pub name: String,
+    /// Program of its main process.
+    pub program: String,
+    /// Main process.
+    pub pid: i64,
+    /// Why nothing is known of its places; absent when it is known.
+    pub unknown: Option<String>,
+    /// CPUs that it used in the interval.
+    pub cpus: f64,
+    /// Threads that ran.
+    pub threads: u32,
+    /// Where they ran, by last-level cache.
+    pub running: Vec<RunningPlace>,
+    /// Where its memory lies.
+    pub memory: Vec<MemoryPlace>,
+    /// Half of the 95 % interval of each node's share of the memory; 0 = every page was counted.
+    pub memory_error: f64,
+    /// Share of its memory, in processes, that was looked at; the rest is taken to lie alike.
+    pub memory_covered: f64,
+    /// Share of the accesses to memory of the own node, if every thread used all memory alike.
+    pub local: Option<f64>,
+    /// To memory of a near node.
+    pub near: Option<f64>,
+    /// To memory of a node of another group.
+    pub far: Option<f64>,
+    /// Where its threads were dispatched, relative to where they had run before.
+    pub dispatches: Option<Dispatches>,
+    /// Pages that automatic NUMA balancing migrated for it since it began; absent where it is not told.
+    pub pages_migrated: Option<u64>,
+    /// Threads by the node that automatic NUMA balancing prefers for them.
+    pub preferred: BTreeMap<u32, u32>,
+    /// What a person or another tool restricted; then it is left alone.
+    pub bound: Option<String>,
+    /// Share of the last-level-cache misses that memory of the own node served, where event counters tell.
+    pub counted_local: Option<f64>,
+    /// How well it is placed; absent where threads or memory are not known.
+    pub score: Option<Score>,
+}
+
+/// CPUs used on one last-level cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunningPlace {
+    /// The cache: lowest CPU number that shares it.
+    pub cache: u32,
+    /// Its node.
+    pub node: u32,
+    /// CPUs used there.
+    pub cpus: f64,
+}
+
+/// Memory on one node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryPlace {
+    /// The node.
+    pub node: u32,
+    /// Private memory without a file.
+    pub anonymous_bytes: u64,
+    /// Shared memory.
+    pub shared_bytes: u64,
+    /// Mapped files.
+    pub file_bytes: u64,
+    /// Reserved huge pages.
+    pub hugetlb_bytes: u64,
+    /// Of all these, on large pages.
+    pub huge_bytes: u64,
+}
+
+/// Shares of the dispatches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dispatches {
+    /// Per second.
+    pub per_second: f64,
+    /// On the same core as before.
+    pub same_core: f64,
+    /// On another core of the same last-level cache.
+    pub same_cache: f64,
+    /// On another last-level cache of the same node.
+    pub same_node: f64,
+    /// On another node.
+    pub other_node: f64,
+    /// Whether each move between CPUs was seen; else how far they went is an estimate.
+    pub every_move_seen: bool,
+}
+
+/// How well a workload is placed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// 0..100; 100 = its threads share one cache beside all of its memory.
+    pub now: f64,
+    /// Best that can be had here with all workloads at their places; never below `now`.
+    pub best: f64,
+    /// CPUs of the best place as a list; empty when it is not better than now.
+    pub cpus: String,
+    /// Node to which memory would go.
+    pub node: Option<u32>,
+    /// Memory that would be moved there.
+    pub moved_bytes: u64,
+    /// Why the best is not better than it is; empty when nothing stands in the way.
+    pub limit: String,
+}
+
+impl From<PlacementScore> for Score {
+    fn from(s: PlacementScore) -> Self {
+        Self {
+            now: s.now,
+            best: s.best,
+            cpus: ranges(s.cpus.iter().map(|c| c.0)),
+            node: s.node.map(|n| n.0),
+            moved_bytes: s.moved.0,
+            limit: s.limit,
+        }
+    }
+}
+
+/// Which workloads are looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The largest users of CPU and memory.
+    Largest(usize),
+    /// One, by its name.
+    One(WorkloadId),
+}
+
+/// Looks at places again and again, without a daemon and without acting.
+pub struct Observer {
+    platform: LinuxPlatform,
+    clock: MonotonicClock,
+    machine: Machine,
+    groups: Vec<Vec<NodeId>>,
+    nodes: NodeWatch,
+    workloads: Vec<Workload>,
+    samples: BTreeMap<WorkloadId, WorkloadSample>,
+    /// Workloads that were looked at before.
+    begun: BTreeSet<WorkloadId>,
+    since: Nanoseconds,
+    notes: Vec<String>,
+}
+
+impl Observer {
+    /// Looks at the machine and its workloads for the first time.
+    ///
+    /// # Errors
+    /// The machine or its processes can not be described.
+    pub fn begin() -> Result<Self, PlatformError> {
+        let root = Root::default();
+        let mut platform = LinuxPlatform::new(root.clone());
+        let machine = topology::read(&root)?;
+        platform.locality().set_machine(&machine);
+        let groups = topology::describe(&root)?.near_groups();
+        let notes = platform.locality().watch_dispatches()?.into_iter().collect();
+        let mut observer = Self {
+            platform,
+            clock: MonotonicClock,
+            machine,
+            groups,
+            nodes: NodeWatch::new(root),
+            workloads: Vec::new(),
+            samples: BTreeMap::new(),
+            begun: BTreeSet::new(),
+            since: Nanoseconds::ZERO,
+            notes,
+        };
+        observer.scan()?;
+        // Who is busy is known from the second scan on.
+        observer.clock.sleep(RANKING);
+        observer.scan()?;
+        observer.look_at_nodes();
+        Ok(observer)
+    }
+
+    /// The workloads of the last scan.
+    pub fn workloads(&self) -> &[Workload] {
+        &self.workloads
+    }
+
+    fn scan(&mut self) -> Result<(), PlatformError> {
+        let snapshot = self.platform.sample(&SampleRequest {
+            scan: true,
+            detail: Vec::new(),
+        })?;
+        self.workloads = snapshot.workloads.unwrap_or_default();
+        let living: BTreeSet<&WorkloadId> = self.workloads.iter().map(|w| &w.id).collect();
+        self.begun.retain(|id| living.contains(id));
+        self.samples = snapshot.samples.into_iter().map(|s| (s.id.clone(), s)).collect();
+        if self.platform.machine_changed() {
+            self.machine = topology::read(&Root::default())?;
+            self.platform.locality().set_machine(&self.machine);
+            self.notes = self.platform.locality().watch_dispatches()?.into_iter().collect();
+        }
+        Ok(())
+    }
+
+    fn look_at_nodes(&mut self) -> (BTreeMap<NodeId, NodeActivity>, Option<HostBalancing>) {
+        let now = self.clock.now();
+        self.since = now;
+        let ids: Vec<NodeId> = self.machine.nodes.iter().map(|n| n.id).collect();
+        self.nodes.look(&ids, self.platform.locality().shape(), now)
+    }
+
+    /// The wanted workloads, largest first, and how many were left out.
+    fn choose(&self, wanted: &Wanted) -> (Vec<Workload>, u32) {
+        match wanted {
+            Wanted::One(id) => (
+                self.workloads.iter().filter(|w| w.id == *id).cloned().collect(),
+                0,
+            ),
+            Wanted::Largest(most) => {
+                let size = |w: &Workload| {
+                    self.samples.get(&w.id).map_or((0.0, 0), |s| {
+                        let seconds = s.interval.as_secs_f64();
+                        let cpus = if seconds > 0.0 {
+                            s.cpu.as_secs_f64() / seconds
+                        } else {
+                            0.0
+                        };
+                        // A hundredth of a CPU is noise: below it memory decides.
+                        ((cpus * 100.0).floor(), s.resident.0)
+                    })
+                };
+                let mut list: Vec<Workload> = self
+                    .workloads
+                    .iter()
+                    .filter(|w| self.samples.contains_key(&w.id))
+                    .cloned()
+                    .collect();
+                list.sort_by(|a, b| {
+                    let ((ca, ra), (cb, rb)) = (size(a), size(b));
+                    cb.total_cmp(&ca).then(rb.cmp(&ra)).then(a.id.cmp(&b.id))
+                });
+                let all = self.workloads.len();
+                list.truncate(*most);
+                let left_out = u32::try_from(all - list.len()).unwrap_or(u32::MAX);
+                (list, left_out)
+            }
+        }
+    }
+
+    /// Watches for so long and tells what was seen. `go_on` is asked several times a second; false ends it early.
+    ///
+    /// # Errors
+    /// The processes can not be listed any more; or the one workload that was wanted has gone.
+    pub fn watch(
+        &mut self,
+        wanted: &Wanted,
+        length: Nanoseconds,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Locality, PlatformError> {
+        let (chosen, _) = self.choose(wanted);
+        // The first look at each begins its counts, and reads the memory of the largest processes.
+        let mut fresh = false;
+        for workload in &chosen {
+            if self.begun.insert(workload.id.clone()) {
+                fresh = true;
+                // Why it can not be looked at is told at the end.
+                let _ = self.platform.look_at_places(&workload.id);
+            }
+        }
+        if fresh {
+            self.look_at_nodes();
+        }
+        let begun = self.clock.now();
+        let mut looked = begun;
+        loop {
+            let now = self.clock.now();
+            if now.saturating_sub(begun) >= length || !go_on() {
+                break;
+            }
+            let left = (begun + length).saturating_sub(now);
+            self.clock.sleep(POLL.min(left));
+            self.platform.locality().poll_dispatches();
+            let now = self.clock.now();
+            if now.saturating_sub(looked) >= LOOK {
+                looked = now;
+                for workload in &chosen {
+                    self.platform.locality().look_at_threads(workload, now);
+                }
+            }
+        }
+        self.scan()?;
+        let interval = self.clock.now().saturating_sub(self.since).as_secs_f64();
+        let (activity, balancing) = self.look_at_nodes();
+        let (chosen, left_out) = match wanted {
+            // Who was watched is shown, even if others are larger by now; who has ended is not.
+            Wanted::Largest(_) => {
+                let (_, left_out) = self.choose(wanted);
+                (chosen, left_out)
+            }
+            Wanted::One(id) if !self.workloads.iter().any(|w| w.id == *id) => {
+                return Err(PlatformError::Vanished {
+                    target: format!("workload {id}"),
+                });
+            }
+            Wanted::One(_) => (chosen, 0),
+        };
+        let looks: Vec<(Workload, Result<Places, PlatformError>)> = chosen
+            .into_iter()
+            .filter(|w| self.workloads.iter().any(|now| now.id == w.id))
+            .map(|w| {
+                let places = self.platform.look_at_places(&w.id);
+                (w, places)
+            })
+            .collect();
+        Ok(Locality {
+            schema: SCHEMA,
+            at_unix: self.clock.unix_seconds(),
+            interval_s: interval,
+            nodes: self.nodes_of(&activity),
+            balancing: balancing.map(Into::into),
+            workloads: self.rows(looks, interval),
+            workloads_left_out: left_out,
+            notes: self.notes.clone(),
+        })
+    }
+
+    fn nodes_of(&self, activity: &BTreeMap<NodeId, NodeActivity>) -> Vec<NodePlaces> {
+        self.machine
+            .nodes
+            .iter()
+            .map(|node| {
+                let seen = activity.get(&node.id).cloned().unwrap_or_default();
+                NodePlaces {
+                    id: node.id.0,
+                    cpus: ranges(
+                        self.machine
+                            .cpus
+                            .iter()
+                            .filter(|c| c.node == node.id)
+                            .map(|c| c.id.0),
+                    ),
+                    busy_cpus: seen.busy.unwrap_or(0.0),
+                    memory_bytes: node.memory.0,
+                    free_bytes: seen.amounts.free.0,
+                    file_cache_bytes: seen.amounts.file_cache.0,
+                    pages_local: seen.pages_local,
+                    pages_to_others: seen.pages_to_others,
+                    pages_missed: seen.pages_missed,
+                }
+            })
+            .collect()
+    }
+
+    fn rows(
+        &self,
+        looks: Vec<(Workload, Result<Places, PlatformError>)>,
+        interval: f64,
+    ) -> Vec<WorkloadPlaces> {
+        let cpus_of = |w: &Workload| {
+            self.samples.get(&w.id).map_or(0.0, |s| {
+                let seconds = s.interval.as_secs_f64();
+                if seconds > 0.0 {
+                    s.cpu.as_secs_f64() / seconds
+                } else {
+                    0.0
+                }
+            })
+        };
+        let known: Vec<(WorkloadId, homeostat_model::Locality, f64)> = looks
+            .iter()
+            .filter_map(|(w, places)| Some((w.id.clone(), places.as_ref().ok()?.summary(), cpus_of(w))))
+            .collect();
+        let scored: Vec<Scored<'_>> = known
+            .iter()
+            .map(|(_, locality, cpus)| Scored {
+                locality,
+                cpus: *cpus,
+                priority: 0,
+            })
+            .collect();
+        let mut scores: BTreeMap<WorkloadId, PlacementScore> = known
+            .iter()
+            .zip(placement_scores(&self.machine, &scored))
+            .filter_map(|((id, _, _), score)| Some((id.clone(), score?)))
+            .collect();
+        let mut rows: Vec<WorkloadPlaces> = looks
+            .iter()
+            .map(|(w, places)| {
+                let score = scores.remove(&w.id);
+                self.row(w, places, cpus_of(w), interval, score)
+            })
+            .collect();
+        rows.sort_by(|a, b| b.cpus.total_cmp(&a.cpus).then_with(|| a.name.cmp(&b.name)));
+        rows
+    }
+
+    fn row(
+        &self,
+        workload: &Workload,
+        places: &Result<Places, PlatformError>,
+        cpus: f64,
+        interval: f64,
+        score: Option<PlacementScore>,
+    ) -> WorkloadPlaces {
+        let mut row = WorkloadPlaces {
+            name: workload.id.to_string(),
+            program: workload.program.clone(),
+            pid: workload.processes.first().map_or(0, |p| i64::from(p.pid)),
+            unknown: None,
+            cpus,
+            threads: 0,
+            running: Vec::new(),
+            memory: Vec::new(),
+            memory_error: 0.0,
+            memory_covered: 0.0,
+            local: None,
+            near: None,
+            far: None,
+            dispatches: None,
+            pages_migrated: None,
+            preferred: BTreeMap::new(),
+            bound: None,
+            counted_local: None,
+            score: score.map(Into::into),
+        };
+        let places = match places {
+            Ok(places) => places,
+            Err(error) => {
+                row.unknown = Some(error.to_string());
+                return row;
+            }
+        };
+        let node_of: BTreeMap<LlcId, NodeId> = self.machine.cpus.iter().map(|c| (c.llc, c.node)).collect();
+        row.threads = places.threads;
+        row.running = places
+            .running
+            .iter()
+            .map(|(llc, cpus)| RunningPlace {
+                cache: llc.0,
+                node: node_of.get(llc).map_or(0, |n| n.0),
+                cpus: *cpus,
+            })
+            .collect();
+        row.memory = places
+            .memory
+            .iter()
+            .map(|(node, m)| MemoryPlace {
+                node: node.0,
+                anonymous_bytes: m.anonymous.0,
+                shared_bytes: m.shared.0,
+                file_bytes: m.file.0,
+                hugetlb_bytes: m.hugetlb.0,
+                huge_bytes: m.huge.0,
+            })
+            .collect();
+        row.memory_error = places.memory_error;
+        row.memory_covered = places.memory_covered;
+        if let Some([local, near, far]) = accesses(places, &node_of, &self.groups) {
+            (row.local, row.near, row.far) = (Some(local), Some(near), Some(far));
+        }
+        row.dispatches = places.redispatches.map(|r| Dispatches {
+            per_second: if interval > 0.0 {
+                r.dispatches / interval
+            } else {
+                0.0
+            },
+            same_core: r.same_core,
+            same_cache: r.same_cache,
+            same_node: r.same_node,
+            other_node: r.other_node,
+            every_move_seen: r.every_move_seen,
+        });
+        if let Some(balancing) = &places.balancing {
+            row.pages_migrated = Some(balancing.pages_migrated);
+            row.preferred = balancing.preferred.iter().map(|(n, c)| (n.0, *c)).collect();
+        }
+        row.bound.clone_from(&places.bound);
+        row.counted_local = places
+            .counters
+            .map(|c| c.local_share)
+            .filter(|share| share.is_finite());
+        row
+    }
+}
+
+/// Shares of the accesses to the own node, to near nodes and to far ones, if every thread used all memory alike; `None`
+/// without load or memory.
+fn accesses(places: &Places, node_of: &BTreeMap<LlcId, NodeId>, groups: &[Vec<NodeId>]) -> Option<[f64; 3]> {
+    let load = places.cpus();
+    let memory = places.resident().0 as f64;
+    if load <= 0.0 || memory <= 0.0 {
+        return None;
+    }
+    let mut shares = [0.0; 3];
+    for (llc, cpus) in &places.running {
+        let Some(here) = node_of.get(llc) else { continue };
+        for (node, bytes) in &places.memory {
+            let near = groups.iter().any(|g| g.contains(here) && g.contains(node));
+            let kind = match (here == node, near) {
+                (true, _) => 0,
+                (false, true) => 1,
+                (false, false) => 2,
+            };
+            if let Some(share) = shares.get_mut(kind) {
+                *share += cpus / load * bytes.total().0 as f64 / memory;
+            }
+        }
+    }
+    Some(shares)
+}
+
+impl Named for Workload {
+    fn name(&self) -> &str {
+        self.id.as_str()
+    }
+    fn program(&self) -> &str {
+        &self.program
+    }
+    fn has_process(&self, pid: i32) -> bool {
+        self.processes.iter().any(|p| p.pid == pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Found, find_named};
+    use homeostat_model::{Bytes, Fingerprint, MemoryByKind, OperatorChoice, ProcessId, WorkloadKind};
+
+    fn workload(id: &str, program: &str, pid: i32) -> Workload {
+        Workload {
+            id: id.into(),
+            kind: WorkloadKind::ProcessGroup,
+            fingerprint: Fingerprint::new(id),
+            program: program.into(),
+            executable: String::new(),
+            processes: vec![ProcessId { pid, start_ticks: 1 }],
+            choice: OperatorChoice::default(),
+        }
+    }
+
+    #[test]
+    fn a_workload_is_found_by_whatever_a_person_calls_it() {
+        let list = [
+            workload("redis-server.service", "redis-server", 10),
+            workload("shop.service", "java", 20),
+            workload("java[30]", "java", 30),
+        ];
+        for name in ["redis-server.service", "10", "redis-server", "red"] {
+            assert_eq!(find_named(&list, name), Found::One(&list[0]), "{name}");
+        }
+        assert!(matches!(find_named(&list, "java"), Found::Several(names) if names.len() == 2));
+        assert_eq!(
+            find_named(&list, "shpo.service"),
+            Found::Near(vec!["shop.service".into()])
+        );
+        assert_eq!(find_named(&list, "4711"), Found::Near(vec![]));
+    }
+
+    #[test]
+    fn accesses_are_local_near_or_far_and_sum_to_one() {
+        let memory = |bytes| MemoryByKind {
+            anonymous: Bytes(bytes),
+            ..MemoryByKind::default()
+        };
+        let mut places = Places {
+            workload: "w".into(),
+            watched: Nanoseconds::ZERO,
+            threads: 1,
+            threads_of_busiest_process: 1,
+            running: BTreeMap::from([(LlcId(0), 3.0), (LlcId(8), 1.0)]),
+            memory: BTreeMap::from([
+                (NodeId(0), memory(50)),
+                (NodeId(1), memory(30)),
+                (NodeId(2), memory(20)),
+            ]),
+            memory_error: 0.0,
+            memory_covered: 1.0,
+            redispatches: None,
+            balancing: None,
+            bound: None,
+            counters: None,
+        };
+        let node_of = BTreeMap::from([(LlcId(0), NodeId(0)), (LlcId(8), NodeId(2))]);
+        let groups = [vec![NodeId(0), NodeId(1)], vec![NodeId(2)]];
+        let [local, near, far] = accesses(&places, &node_of, &groups).unwrap();
+        assert!((local - (0.75 * 0.5 + 0.25 * 0.2)).abs() < 1e-12);
+        assert!((near - 0.75 * 0.3).abs() < 1e-12);
+        assert!((local + near + far - 1.0).abs() < 1e-12);
+        places.running.clear();
+        assert_eq!(accesses(&places, &node_of, &groups), None);
+    }
+}

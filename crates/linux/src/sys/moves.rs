@@ -1,0 +1,373 @@
+//! Every move of a thread from one CPU to another, as it happens: the kernel's software event `cpu-migrations`
+//! (perf_event_open(2)), recorded into a ring per CPU. It needs no tracefs and no hardware counter, and tells thread,
+//! time and the CPU that the thread arrived on.
+//!
+//! Cost: the kernel writes 32 bytes per move; a thread that stays where it is costs nothing. The rings are
+//! [`RING_BYTES`] per CPU. What does not fit in a ring between two reads is lost, and counted.
+
+use super::perf::OpenError;
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Most CPUs that are watched: 36 KiB of locked memory each.
+pub const CPUS_MAX: usize = 512;
+/// Records per CPU: 1,000 moves between two reads.
+pub const RING_BYTES: usize = 32 * 1024;
+
+/// A thread arrived on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Move {
+    /// When, on the kernel's scheduler clock, in nanoseconds; orders moves of all CPUs.
+    pub at: u64,
+    /// Process.
+    pub process: i32,
+    /// Thread.
+    pub thread: i32,
+    /// CPU that it arrived on.
+    pub to: u32,
+}
+
+/// What was read from the rings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moves {
+    /// In order of time.
+    pub list: Vec<Move>,
+    /// Moves that did not fit into a ring.
+    pub lost: u64,
+}
+
+/// `struct perf_event_attr` up to version 5 (112 bytes; include/uapi/linux/perf_event.h), as far as it is used here.
+#[repr(C)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_watermark: u32,
+    rest: [u32; 15],
+}
+
+const _: () = assert!(size_of::<Attributes>() == 112);
+
+const PERF_TYPE_SOFTWARE: u32 = 1;
+const PERF_COUNT_SW_CPU_MIGRATIONS: u64 = 4;
+const PERF_SAMPLE_TID: u64 = 1 << 1;
+const PERF_SAMPLE_TIME: u64 = 1 << 2;
+const PERF_SAMPLE_CPU: u64 = 1 << 7;
+/// Bit of the flag word: the wake-up field counts bytes, not records.
+const FLAG_WATERMARK: u64 = 1 << 14;
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
+const PERF_RECORD_LOST: u32 = 2;
+const PERF_RECORD_SAMPLE: u32 = 9;
+/// Places of `data_head` and `data_tail` in `struct perf_event_mmap_page`.
+const HEAD_AT: usize = 1024;
+const TAIL_AT: usize = 1032;
+
+/// The ring of one CPU.
+struct Ring {
+    _event: OwnedFd,
+    /// Start of the mapping: one page of state, then the records.
+    base: NonNull<u8>,
+    length: usize,
+    page: usize,
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `open` mapped; no reference into it outlives a call of `read`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+impl Ring {
+    fn open(cpu: u32) -> Result<Self, OpenError> {
+        let attributes = Attributes {
+            kind: PERF_TYPE_SOFTWARE,
+            size: size_of::<Attributes>() as u32,
+            config: PERF_COUNT_SW_CPU_MIGRATIONS,
+            sample_period: 1,
+            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_CPU,
+            read_format: 0,
+            // Nobody waits for the ring: it is read when it suits us.
+            flags: FLAG_WATERMARK,
+            wakeup_watermark: RING_BYTES as u32,
+            rest: [0; 15],
+        };
+        let cpu = i32::try_from(cpu).map_err(|_| OpenError::Unsupported(Errno::INVAL))?;
+        // SAFETY: `attributes` is a whole perf_event_attr of the stated size that lives across the call.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attributes,
+                -1,
+                cpu,
+                -1,
+                PERF_FLAG_FD_CLOEXEC,
+            )
+        };
+        let event = match i32::try_from(fd) {
+            // SAFETY: a descriptor that the kernel just made for us and nobody else knows.
+            Ok(fd) if fd >= 0 => unsafe { OwnedFd::from_raw_fd(fd) },
+            _ => return Err(classify(&io::Error::last_os_error())),
+        };
+        let page = rustix::param::page_size();
+        let length = page + RING_BYTES.next_multiple_of(page);
+        // SAFETY: maps fresh address space of the kernel's choice over our own descriptor.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                event.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(classify(&io::Error::last_os_error()));
+        }
+        let base = NonNull::new(base.cast()).ok_or(OpenError::Unsupported(Errno::FAULT))?;
+        Ok(Self {
+            _event: event,
+            base,
+            length,
+            page,
+        })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: `at` is one of the two constants above, aligned to eight and inside the first page, which stays mapped
+        // as long as `self`; kernel and program use these words atomically.
+        unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
+    }
+
+    fn read(&mut self, into: &mut Moves) {
+        // Acquire: the records before the head are written before it.
+        let head = self.word(HEAD_AT).load(Ordering::Acquire);
+        let tail = self.word(TAIL_AT).load(Ordering::Relaxed);
+        let size = (self.length - self.page) as u64;
+        let used = head.wrapping_sub(tail).min(size);
+        let mut records = vec![0u8; used as usize];
+        let start = (tail % size) as usize;
+        let first = records.len().min(size as usize - start);
+        // SAFETY: both pieces lie in the data part of the mapping (`start + first <= size`, and the rest begins at its
+        // start and is shorter than `size`); the kernel does not write what lies between tail and head.
+        unsafe {
+            let data = self.base.as_ptr().add(self.page);
+            std::ptr::copy_nonoverlapping(data.add(start), records.as_mut_ptr(), first);
+            std::ptr::copy_nonoverlapping(data, records.as_mut_ptr().add(first), records.len() - first);
+        }
+        // Release: we are done with them.
+        self.word(TAIL_AT).store(head, Ordering::Release);
+        parse(&records, into);
+    }
+}
+
+/// Takes the records apart; what is not understood is passed over by its length.
+fn parse(mut records: &[u8], into: &mut Moves) {
+    let word = |bytes: &[u8], at: usize| -> Option<u32> {
+        Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+    };
+    let long = |bytes: &[u8], at: usize| -> Option<u64> {
+        Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+    };
+    // struct perf_event_header: u32 type, u16 misc, u16 size.
+    while let (Some(kind), Some(size)) = (word(records, 0), word(records, 4).map(|w| w.to_ne_bytes())) {
+        let size = usize::from(u16::from_ne_bytes([size[2], size[3]]));
+        let Some(record) = records.get(..size).filter(|r| r.len() >= 8) else {
+            return;
+        };
+        match kind {
+            PERF_RECORD_SAMPLE => {
+                if let (Some(process), Some(thread), Some(at), Some(to)) = (
+                    word(record, 8),
+                    word(record, 12),
+                    long(record, 16),
+                    word(record, 24),
+                ) {
+                    into.list.push(Move {
+                        at,
+                        process: process as i32,
+                        thread: thread as i32,
+                        to,
+                    });
+                }
+            }
+            PERF_RECORD_LOST => {
+                into.lost = into.lost.saturating_add(long(record, 16).unwrap_or(0));
+            }
+            _ => {}
+        }
+        records = records.get(size..).unwrap_or_default();
+    }
+}
+
+fn classify(error: &io::Error) -> OpenError {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::INVAL);
+    match errno {
+        Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::BUSY | Errno::AGAIN => {
+            OpenError::Busy(errno)
+        }
+        _ => OpenError::Unsupported(errno),
+    }
+}
+
+/// Watches the moves of all threads on all CPUs until it is dropped.
+pub struct MoveWatch {
+    rings: Vec<Ring>,
+}
+
+impl std::fmt::Debug for MoveWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MoveWatch")
+            .field("rings", &self.rings.len())
+            .finish()
+    }
+}
+
+impl MoveWatch {
+    /// Begins to watch.
+    ///
+    /// # Errors
+    /// [`OpenError`]: more than [`CPUS_MAX`] CPUs are unsupported; without `CAP_PERFMON` (and with
+    /// `kernel.perf_event_paranoid` above 0) it is denied. A CPU that went offline meanwhile is passed over.
+    pub fn open(cpus: impl IntoIterator<Item = u32>) -> Result<Self, OpenError> {
+        let mut rings = Vec::new();
+        for cpu in cpus {
+            if rings.len() == CPUS_MAX {
+                return Err(OpenError::Unsupported(Errno::TOOBIG));
+            }
+            match Ring::open(cpu) {
+                Ok(ring) => rings.push(ring),
+                Err(OpenError::Unsupported(Errno::NODEV)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { rings })
+    }
+
+    /// Moves since the last call, in order of time.
+    pub fn read(&mut self) -> Moves {
+        let mut moves = Moves::default();
+        for ring in &mut self.rings {
+            ring.read(&mut moves);
+        }
+        moves.list.sort_unstable();
+        moves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::numa::{CpuMask, affinity, set_affinity};
+    use proptest::prelude::*;
+
+    fn sample(at: u64, process: u32, thread: u32, to: u32) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(PERF_RECORD_SAMPLE.to_ne_bytes());
+        out.extend(0u16.to_ne_bytes());
+        out.extend(32u16.to_ne_bytes());
+        out.extend(process.to_ne_bytes());
+        out.extend(thread.to_ne_bytes());
+        out.extend(at.to_ne_bytes());
+        out.extend(to.to_ne_bytes());
+        out.extend(0u32.to_ne_bytes());
+        out
+    }
+
+    #[test]
+    fn records_are_taken_apart_and_strange_ones_passed_over() {
+        let mut bytes = sample(5, 10, 11, 3);
+        // PERF_RECORD_THROTTLE, 16 bytes.
+        bytes.extend(5u32.to_ne_bytes());
+        bytes.extend(0u16.to_ne_bytes());
+        bytes.extend(16u16.to_ne_bytes());
+        bytes.extend([7; 8]);
+        bytes.extend(PERF_RECORD_LOST.to_ne_bytes());
+        bytes.extend(0u16.to_ne_bytes());
+        bytes.extend(24u16.to_ne_bytes());
+        bytes.extend(1u64.to_ne_bytes());
+        bytes.extend(9u64.to_ne_bytes());
+        bytes.extend(sample(2, 10, 12, 1));
+        let mut moves = Moves::default();
+        parse(&bytes, &mut moves);
+        assert_eq!(moves.lost, 9);
+        assert_eq!(
+            moves.list,
+            [
+                Move {
+                    at: 5,
+                    process: 10,
+                    thread: 11,
+                    to: 3
+                },
+                Move {
+                    at: 2,
+                    process: 10,
+                    thread: 12,
+                    to: 1
+                }
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic_or_loop(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            parse(&bytes, &mut Moves::default());
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_sent_to_and_fro_is_seen_moving() {
+        std::thread::spawn(|| {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get();
+            let found = affinity(thread).unwrap();
+            let cpus: Vec<u32> = found.iter().take(2).collect();
+            if cpus.len() < 2 {
+                println!("skipped: one CPU");
+                return;
+            }
+            set_affinity(thread, &CpuMask::of([cpus[0]])).unwrap();
+            let mut watch = match MoveWatch::open(found.iter()) {
+                Ok(watch) => watch,
+                Err(error) => {
+                    println!("skipped: {error}");
+                    return;
+                }
+            };
+            for round in 1..=20 {
+                set_affinity(thread, &CpuMask::of([cpus[round % 2]])).unwrap();
+            }
+            let moves = watch.read();
+            let ours: Vec<u32> = moves
+                .list
+                .iter()
+                .filter(|m| m.thread == thread)
+                .map(|m| m.to)
+                .collect();
+            assert_eq!(moves.lost, 0);
+            assert_eq!(ours.len(), 20, "{ours:?}");
+            assert!(ours.chunks(2).all(|pair| pair == [cpus[1], cpus[0]]), "{ours:?}");
+            assert!(moves.list.windows(2).all(|w| w[0].at <= w[1].at));
+            assert!(
+                moves
+                    .list
+                    .iter()
+                    .filter(|m| m.thread == thread)
+                    .all(|m| m.process == std::process::id() as i32)
+            );
+            assert_eq!(watch.read().list.iter().filter(|m| m.thread == thread).count(), 0);
+        })
+        .join()
+        .unwrap();
+    }
+}
