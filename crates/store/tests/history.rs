@@ -201,7 +201,7 @@ fn a_trial_of_several_workloads_is_found_under_each_and_known_for_each() {
     let priors = history.priors(MACHINE).unwrap();
     let known: Vec<(&str, u32)> = priors
         .iter()
-        .map(|p| (p.fingerprint.as_str(), p.accepted as u32))
+        .map(|p| (p.fingerprint.as_str(), p.accepted))
         .collect();
     assert_eq!(
         known,
