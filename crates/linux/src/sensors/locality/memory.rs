@@ -1,8 +1,8 @@
 //! On which nodes the memory of one process lies.
 //!
 //! A small process is counted whole from `/proc/PID/numa_maps` (proc_pid_numa_maps(5)). The kernel walks its page tables
-//! for that, and holds its address space for reading over each mapping: for a process of [`EXACT_MAX`] some milliseconds,
-//! for one of 100 GiB a large part of a second, in which its `mmap` calls, and behind them its page faults, would wait.
+//! for that, and holds its address space for reading over each mapping: 20 ms of CPU per GiB (docs/results.md), in which its
+//! `mmap` calls, and behind them its page faults, wait.
 //!
 //! So a large process is **sampled**: `/proc/PID/maps` (no walk) gives its address ranges, random pages of them are
 //! drawn, and `move_pages(2)` with no target node tells where each lies; the kernel holds the address space for 16 pages
