@@ -158,5 +158,11 @@ fn a_campaign_and_a_swarm_are_run_by_one_command() {
     );
     assert!(!simulate(&["p15", "--from", "2"]).status.success());
     assert!(!simulate(&["p15", "--seeds", "2"]).status.success());
+    let output = simulate(&["--published", "--seeds", "100000"]);
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("--seeds 100000: at most 1000"),
+        "{}",
+        text(&output.stderr)
+    );
     assert!(!simulate(&["--campaign", "--swarm"]).status.success());
 }

@@ -13,7 +13,8 @@
 //!
 //! What is added to the reference, because it has one workload on like chips and nothing else: traffic is routed node
 //! by node, so that machines of any shape and several workloads share controllers and links; other workloads' threads
-//! on a chip take part of its cache ([`Profile::footprint`]).
+//! on a chip take part of its cache ([`Profile::footprint`]); memory that is being copied takes part of controllers and
+//! links ([`Copying`]).
 
 use crate::layout::Layout;
 use homeostat_model::{Bytes, Counters};
@@ -379,6 +380,19 @@ pub fn span(shares: &[f64]) -> f64 {
     if squares > 0.0 { sum * sum / squares } else { 1.0 }
 }
 
+/// Memory that is being copied from node to node, by whoever moves pages. Every byte is read from the memory of the one
+/// node, crosses the link once, and is written to the memory of the other (machine-model B.1 point 9).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copying {
+    /// Node that it comes from.
+    pub from: usize,
+    /// Node that it goes to.
+    pub to: usize,
+    /// Bytes per nanosecond = GB/s.
+    pub gbps: f64,
+}
+
 /// How fast a workload runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
@@ -452,6 +466,8 @@ pub struct Warm {
     used: Vec<bool>,
     active: Vec<usize>,
     rho: Vec<f64>,
+    /// Use of each resource by copying, of which the workloads have the rest.
+    copied: Vec<f64>,
     queue: Vec<f64>,
     slope: Vec<f64>,
     residual: Vec<f64>,
@@ -537,6 +553,12 @@ impl Warm {
 
 /// Solves for the speed of every workload. `layout` should be a checked one ([`Layout::check`]).
 pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
+    solve_with(layout, demands, &[], warm)
+}
+
+/// As [`solve`], while memory is being copied. All copies together get at most half of a controller or
+/// link; the workloads share the rest.
+pub fn solve_with(layout: &Layout, demands: &[Demand], copies: &[Copying], warm: &mut Warm) -> Solution {
     let c = layout.constants();
     warm.prepare(layout, &c);
     let count = demands.len();
@@ -551,6 +573,7 @@ pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
         (&mut w.memory_way, resources * count),
         (&mut w.line_way, resources * count),
         (&mut w.rho, resources),
+        (&mut w.copied, resources),
         (&mut w.queue, resources),
         (&mut w.slope, resources),
         (&mut w.residual, count),
@@ -569,6 +592,7 @@ pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
         w.fixed[g] = fixed_part(&c, layout.ghz, demand, &group);
         w.groups.push(group);
     }
+    charge_copies(&c, copies, w, nodes);
     w.active.clear();
     w.active.extend((0..resources).filter(|r| w.used[*r]));
     let converged = fixed_point(w);
@@ -591,6 +615,29 @@ pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
         solution.rates.push(rate(&c, layout.ghz, demand, w, g, count));
     }
     solution
+}
+
+/// Most of a controller or link that copying takes from the workloads: it is a program among others, and at a full link they
+/// share alike (assumed).
+const COPY_SHARE_MAX: f64 = 0.5;
+
+/// Adds the use of every resource by copying. Links are numbered by who asks: the copier runs where the memory goes to.
+fn charge_copies(c: &Constants, copies: &[Copying], w: &mut Warm, nodes: usize) {
+    for copy in copies.iter().filter(|k| k.from < nodes && k.to < nodes) {
+        let gbps = sane(copy.gbps);
+        let mut add = |resource: usize, capacity: f64| {
+            w.copied[resource] = (w.copied[resource] + gbps / capacity).min(COPY_SHARE_MAX);
+            w.used[resource] = true;
+        };
+        add(copy.from, c.memory_gbps);
+        add(copy.to, c.memory_gbps);
+        if copy.from != copy.to {
+            match w.link.get(copy.to * nodes + copy.from) {
+                Some(link) if *link != NONE => add(*link, c.near_gbps),
+                _ => add(nodes + copy.to, c.far_gbps),
+            }
+        }
+    }
 }
 
 /// The parts of one workload that do not depend on queues, and its rows of `delay` (cycles per instruction for each ns
@@ -862,11 +909,12 @@ fn evaluate(w: &mut Warm, speed: &[f64]) -> f64 {
     w.cycles.copy_from_slice(&w.fixed);
     for r in &w.active {
         let row = r * count..(r + 1) * count;
-        let rho: f64 = w.load[row.clone()]
+        let asked: f64 = w.load[row.clone()]
             .iter()
             .zip(speed)
             .map(|(load, x)| load * x)
             .sum();
+        let rho = asked + w.copied[*r];
         let idle = 1.0 - rho;
         if idle <= 0.0 {
             return f64::INFINITY;
@@ -952,14 +1000,16 @@ fn fixed_point(w: &mut Warm) -> bool {
     error <= TOLERANCE
 }
 
+/// Use of the busiest resource at these speeds, as a share of what copying leaves of it.
 fn highest_use(w: &Warm, speed: &[f64]) -> f64 {
     let count = speed.len();
     let of = |r: &usize| -> f64 {
-        w.load[r * count..(r + 1) * count]
+        let asked: f64 = w.load[r * count..(r + 1) * count]
             .iter()
             .zip(speed)
             .map(|(l, x)| l * x)
-            .sum()
+            .sum();
+        asked / (1.0 - w.copied[*r])
     };
     w.active.iter().map(of).fold(0.0, f64::max)
 }
@@ -1439,8 +1489,13 @@ mod tests {
 
     #[test]
     fn row_p7_nothing_to_gain_and_something_to_lose() {
+        // The reference holds the number of running threads, so that its CPU share of the response time is .1059; the
+        // world closes the loop (threads that collide are more at a time) and its profile has less.
         let layout = boards(Generation::Power7, 3.55, 1, 2, 8);
-        let p = program("daytrader-17");
+        let p = Profile {
+            cpu_share: 0.1059,
+            ..program("daytrader-17")
+        };
         // By default a thread finds its memory at home unless the machine is busy: 1 - U (1 - 1/D).
         let at = |k: f64, aligned: f64| {
             let local = aligned + (1.0 - aligned) / 2.0;
@@ -1845,6 +1900,66 @@ mod tests {
         let shared = solve(&layout, &[home.clone(), home.clone()], &mut Warm::default()).rates[0].misses;
         let apart = solve(&layout, &[home, away], &mut Warm::default()).rates[0].misses;
         close(shared / apart, 1.5_f64.powf(0.47), 1e-9);
+    }
+
+    #[test]
+    fn copying_takes_its_part_of_links_and_controllers() {
+        // Two distant chips whose links are busy: the chase of P14.
+        let layout = Layout::named("redbook-16").unwrap();
+        let demand = Demand {
+            spread: 2.0,
+            ..Demand::new(program("latency"), vec![30.0, 30.0], vec![1.0, 1.0])
+        };
+        let at = |copies: &[Copying]| {
+            let solution = solve_with(
+                &layout,
+                std::slice::from_ref(&demand),
+                copies,
+                &mut Warm::default(),
+            );
+            assert!(solution.converged, "{copies:?}");
+            solution
+        };
+        let copy = |gbps| Copying { from: 1, to: 0, gbps };
+        let quiet = at(&[]);
+        assert_eq!(
+            quiet,
+            solve(&layout, std::slice::from_ref(&demand), &mut Warm::default())
+        );
+        let busy = at(&[copy(1.0)]);
+        // The link of the node that it goes to, and both memories; what the program gets less of them, it asks less.
+        assert!(busy.far_use[0] > quiet.far_use[0] && busy.far_use[1] < quiet.far_use[1]);
+        assert!(busy.rates[0].cpi > 1.01 * quiet.rates[0].cpi);
+        assert!(busy.rates[0].latency_ns > quiet.rates[0].latency_ns);
+        assert!(busy.rates[0].counters.busiest_link > quiet.rates[0].counters.busiest_link);
+        // More costs more, and two copies are as one of both together; but it never takes more than half.
+        assert!(at(&[copy(2.0)]).rates[0].cpi > busy.rates[0].cpi);
+        close(at(&[copy(0.5), copy(0.5)]).rates[0].cpi, busy.rates[0].cpi, 1e-9);
+        let most = at(&[copy(1e6)]);
+        close(
+            most.rates[0].cpi,
+            at(&[copy(100.0), copy(100.0)]).rates[0].cpi,
+            1e-9,
+        );
+        assert!(most.far_use[0] < 1.0);
+        // Nothing runs but the copier.
+        let alone = solve_with(&layout, &[], &[copy(1.0)], &mut Warm::default());
+        assert!(alone.rates.is_empty() && alone.converged);
+        // What the machine does not have is not copied.
+        assert_eq!(
+            at(&[Copying {
+                from: 0,
+                to: 7,
+                gbps: 1.0
+            }]),
+            quiet
+        );
+        // On one board it is the near link.
+        let near = Layout::named("power750-16").unwrap();
+        let of = |copies: &[Copying]| {
+            solve_with(&near, std::slice::from_ref(&demand), copies, &mut Warm::default()).near_use[0]
+        };
+        assert!(of(&[copy(4.0)]) > of(&[]) + 0.1);
     }
 
     #[test]

@@ -1471,6 +1471,7 @@ impl SimPlatform {
                     let pages = segment.pages_in(piece).max(1);
                     let weight = segment.weight(piece) * segment.bytes.0 as f64 / whole;
                     slice.add(ns / 1e9, bytes.0);
+                    *slice.copied.entry((here, goal)).or_default() += bytes.0;
                     moved_any = true;
                     task.cursor += 1;
                     task.finished += 1;
@@ -1494,7 +1495,7 @@ impl SimPlatform {
         }
         let at_end = task.cursor >= plan.len();
         let (finished, skipped) = (task.finished, task.skipped.clone());
-        slice.spend(&mut world, p);
+        slice.spend(&mut world, p, pacing, at_end);
         let stuck = !moved_any && !at_end && no_room.is_some();
         let nothing = at_end
             && finished == 0
@@ -1680,7 +1681,7 @@ impl SimPlatform {
         for (reason, count) in &task.skipped {
             *skipped.entry(reason.clone()).or_default() += count;
         }
-        slice.spend(&mut world, p);
+        slice.spend(&mut world, p, &pacing, at_end);
         drop(world);
         if let Some(why) = refused {
             self.tasks.remove(&record.action.id);
@@ -1724,6 +1725,9 @@ struct Slice {
     bytes: u64,
     /// (length, share of the accesses, how often) of what the program may have to wait for.
     stalls: Vec<(f64, f64, u64)>,
+    /// Bytes by the nodes that they were copied from and to. Copies within a node are not counted: at the pace of a
+    /// conversion they take less than 1 % of its memory's bandwidth.
+    copied: BTreeMap<(usize, usize), u64>,
     why: Option<String>,
 }
 
@@ -1734,11 +1738,25 @@ impl Slice {
         self.bytes += bytes;
     }
 
-    /// The time it took passes, and its cost is borne: the mover's CPU time, the program's standstill.
-    fn spend(&self, world: &mut World, p: usize) {
+    /// Pause until the next slice.
+    fn pause(&self, pacing: &Pacing, at_end: bool) -> Nanoseconds {
+        if at_end {
+            Nanoseconds::ZERO
+        } else {
+            pacing
+                .pause(self.worked_s, self.bytes)
+                .max(Nanoseconds::from_millis(1))
+        }
+    }
+
+    /// The time it took passes, and its cost is borne: the mover's CPU time, the program's standstill, and the traffic of
+    /// the copies, which is spread over the slice and the pause after it.
+    fn spend(&self, world: &mut World, p: usize, pacing: &Pacing, at_end: bool) {
         if self.worked_s <= 0.0 {
             return;
         }
+        let turn_s = self.worked_s + self.pause(pacing, at_end).as_secs_f64();
+        world.copy(p, &self.copied, turn_s);
         for (seconds, weight, count) in &self.stalls {
             world.stall_often(p, *seconds, *weight, *count);
         }
@@ -1762,13 +1780,7 @@ impl Slice {
             skipped,
             stalled: nanoseconds(self.worked_s),
             longest_call: nanoseconds(self.longest_s),
-            pause: if at_end {
-                Nanoseconds::ZERO
-            } else {
-                pacing
-                    .pause(self.worked_s, self.bytes)
-                    .max(Nanoseconds::from_millis(1))
-            },
+            pause: self.pause(pacing, at_end),
             bloat: Bytes::ZERO,
             verified: at_end,
         }

@@ -43,6 +43,11 @@ pub struct Request {
     /// Where the threads are by preference (where they started, or where the kernel keeps them), as weights by chip;
     /// `None` = no preference.
     pub lean: Option<Vec<f64>>,
+    /// For threads that somebody bound to fewer CPUs than there are: how far their number varies by chance, 0..1. 0 = always
+    /// as many want to run (a closed load that never thinks); 1 = they come and go independently of each other (Poisson).
+    /// 0 also for threads that may run anywhere: they go to any core that is idle, and the published use of hardware
+    /// threads before placement (Table 3) shows no second thread on any core at 80 % of the cores.
+    pub chance: f64,
 }
 
 /// Where a workload runs.
@@ -106,8 +111,8 @@ pub fn running_at(used: f64, threads: f64) -> f64 {
 /// How much slower a thread runs, as a mean over time, because others of its workload happen to run at the same time on
 /// the `cores` that they are confined to: the number of others is Poisson with mean `others`, threads share out evenly
 /// over cores, and `speeds` are the speeds of a thread with 1, 2, … running threads on its core. More threads than a core
-/// has take turns. A mean-field placement sees nothing of this; it is what binding costs a workload that is mostly idle
-/// (P7).
+/// has take turns. Means over time see nothing of this; it is what binding costs a workload that is mostly idle (P7).
+/// [`place`] applies it by [`Request::chance`].
 pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
     let (Some(alone), threads) = (speeds.first().copied(), speeds.len() as f64) else {
         return 1.0;
@@ -215,6 +220,7 @@ pub fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<
     for class in &classes {
         account(layout, kind, &confined, class, &mut placed);
     }
+    collide(layout, kind, requests, &classes, &mut placed);
     for (p, request) in placed.iter_mut().zip(requests) {
         for (k, running) in p.threads_per_core.iter_mut().zip(&p.running) {
             if *running <= 0.0 {
@@ -340,6 +346,58 @@ fn spread(
         let more = (level - classes[i].density()).max(0.0) * classes[i].size();
         for (g, left) in members.iter().zip(&left) {
             classes[i].load[*g] += more * left.max(0.0) / rest;
+        }
+    }
+}
+
+/// Threads that are bound to some cores meet there by chance more often than their mean number says: the steady part of
+/// them shares cores as the mean, the rest as [`collisions`] has it. Not on whole chips under the fan-out: how full its
+/// cores are there was measured (P2), chance included. What a core is charged stays that of the means.
+fn collide(
+    layout: &Layout,
+    kind: SchedulerKind,
+    requests: &[Request],
+    classes: &[Class],
+    placed: &mut [Placed],
+) {
+    let full = layout.threads_per_core;
+    for (g, request) in requests.iter().enumerate() {
+        if sane(request.chance) <= 0.0 {
+            continue;
+        }
+        let mine = || classes.iter().filter(|c| c.allowed[g] > 0);
+        let whole_chips = layout.chips.iter().enumerate().all(|(index, chip)| {
+            let of_chip = || mine().filter(|c| c.chip == index);
+            of_chip().all(|c| c.allowed[g] == full)
+                && [0, chip.cores as usize].contains(&of_chip().map(|c| c.cores.len()).sum())
+        });
+        if kind == SchedulerKind::FanOut && whole_chips {
+            continue;
+        }
+        let cores: f64 = mine().map(Class::size).sum();
+        let (mut running, mut by_chance) = (0.0, 0.0);
+        for class in mine() {
+            for (load, other) in class.load.iter().zip(requests) {
+                running += load;
+                by_chance += load * sane(other.chance).min(1.0);
+            }
+        }
+        let density = running / cores;
+        if running <= 0.0 {
+            continue;
+        }
+        let chance = by_chance / running;
+        let allowed = mine().map(|c| c.allowed[g]).max().unwrap_or(full).clamp(1, full);
+        // With speeds of 1/k, what a thread loses is the number of threads it shares the core with.
+        let speeds: Vec<f64> = (1..=allowed).map(|k| 1.0 / f64::from(k)).collect();
+        let met = collisions(running, cores as u32, &speeds);
+        let per_core = ((1.0 - chance) * density.max(1.0) + chance * met).min(f64::from(full));
+        if let Some(p) = placed.get_mut(g) {
+            for (k, on) in p.threads_per_core.iter_mut().zip(&p.running) {
+                if *on > 0.0 {
+                    *k = k.max(per_core);
+                }
+            }
         }
     }
 }
@@ -475,6 +533,7 @@ mod tests {
             runnable,
             allowed: None,
             lean: Some(vec![9.0, 6.0 * 0.63]),
+            chance: 0.0,
         };
         let placed = &place(&layout, SchedulerKind::FanOut, &[request])[0];
         for (cpu, published) in [0.57, 0.11, 0.11, 0.11].into_iter().enumerate() {
@@ -496,6 +555,7 @@ mod tests {
             runnable,
             allowed: only_chip(&layout, 0),
             lean: None,
+            chance: 0.0,
         };
         let placed = &place(&layout, SchedulerKind::FanOut, &[request])[0];
         for (cpu, oracle) in [0.403, 0.325, 0.081, 0.081].into_iter().enumerate() {
@@ -518,6 +578,7 @@ mod tests {
                 runnable,
                 allowed: only_chip(&layout, 0),
                 lean: None,
+                chance: 0.0,
             };
             place(&layout, SchedulerKind::FanOut, &[request]).remove(0)
         };
@@ -533,6 +594,7 @@ mod tests {
             runnable: 16.0,
             allowed,
             lean: None,
+            chance: 0.0,
         };
         close(
             place(&layout, SchedulerKind::FanOut, &[request])[0].consumed_cores,
@@ -549,6 +611,7 @@ mod tests {
                 runnable,
                 allowed: None,
                 lean: Some(vec![1.0, 0.0]),
+                chance: 0.0,
             };
             place(&layout, SchedulerKind::Linux, &[request]).remove(0).running
         };
@@ -565,11 +628,13 @@ mod tests {
             runnable: 16.0,
             allowed: only_chip(&layout, 0),
             lean: None,
+            chance: 0.0,
         };
         let free = Request {
             runnable: 20.0,
             allowed: None,
             lean: None,
+            chance: 0.0,
         };
         for requests in [[confined.clone(), free.clone()], [free, confined]] {
             let placed = place(&layout, SchedulerKind::Linux, &requests);
@@ -591,6 +656,7 @@ mod tests {
                 runnable: 5.0,
                 allowed,
                 lean: None,
+                chance: 0.0,
             }],
         );
         close(placed[0].running[0], 2.0, 1e-9);
@@ -601,6 +667,7 @@ mod tests {
             runnable: 5.0,
             allowed: Some(vec![]),
             lean: None,
+            chance: 0.0,
         };
         close(
             place(&layout, SchedulerKind::FanOut, &[nowhere])[0].waiting,
@@ -626,16 +693,86 @@ mod tests {
         assert_eq!(collisions(1.0, 1, &[]), 1.0);
     }
 
+    #[test]
+    fn bound_threads_that_come_and_go_share_cores_more_often_than_their_mean_says() {
+        let layout = Layout::named("power750-16").unwrap();
+        let at = |runnable: f64, cores: u32, chance: f64| {
+            let request = Request {
+                runnable,
+                allowed: Some((0..layout.cpus()).map(|cpu| cpu < 4 * cores).collect()),
+                lean: None,
+                chance,
+            };
+            place(&layout, SchedulerKind::Linux, &[request])
+                .remove(0)
+                .threads_per_core[0]
+        };
+        // Binomial: 1 + (n - 1) q others on the one core, with n = 19.16 customers of which 1.088 compute.
+        close(
+            at(1.088, 1, 1.0 - 1.088 / 19.16),
+            1.0 + 18.16 * 1.088 / 19.16,
+            1e-9,
+        );
+        assert_eq!(at(1.088, 1, 0.0), 1.088);
+        // The more cores, the less chance there is to meet.
+        let by_cores: Vec<f64> = [1, 2, 4, 8].map(|cores| at(1.088, cores, 1.0)).to_vec();
+        assert!(by_cores.windows(2).all(|w| w[0] > w[1]), "{by_cores:?}");
+        close(by_cores[3], 1.0, 1e-3);
+        // Full cores are full whatever the chance.
+        close(at(60.0, 1, 1.0), 4.0, 1e-12);
+        // A neighbour that always runs varies nothing.
+        let steady = |runnable: f64, chance: f64| Request {
+            runnable,
+            allowed: Some((0..layout.cpus()).map(|cpu| cpu < 4).collect()),
+            lean: None,
+            chance,
+        };
+        let with = |chance: f64| {
+            place(
+                &layout,
+                SchedulerKind::Linux,
+                &[steady(0.5, 1.0), steady(2.0, chance)],
+            )[0]
+            .threads_per_core[0]
+        };
+        assert!(
+            with(1.0) > with(0.0) && with(0.0) > 2.5,
+            "{} {}",
+            with(1.0),
+            with(0.0)
+        );
+    }
+
+    #[test]
+    fn the_measured_reserve_of_the_fan_out_on_whole_chips_is_not_charged_twice() {
+        let layout = Layout::named("power7-10+6").unwrap();
+        let at = |chance: f64| {
+            let request = Request {
+                runnable: 10.0 * DISPATCHED * (1.0 + PAIRED),
+                allowed: only_chip(&layout, 0),
+                lean: None,
+                chance,
+            };
+            place(&layout, SchedulerKind::FanOut, &[request])
+                .remove(0)
+                .threads_per_core[0]
+        };
+        close(at(1.0), at(0.0), 1e-12);
+        assert!(at(1.0) > 1.8);
+    }
+
     fn requests() -> impl Strategy<Value = Vec<Request>> {
         let request = (
             0.0..90.0_f64,
             proptest::option::of(proptest::collection::vec(any::<bool>(), 64)),
             any::<bool>(),
+            0.0..1.5_f64,
         )
-            .prop_map(|(runnable, allowed, lean)| Request {
+            .prop_map(|(runnable, allowed, lean, chance)| Request {
                 runnable,
                 allowed,
                 lean: lean.then(|| vec![0.8, 0.2]),
+                chance,
             });
         proptest::collection::vec(request, 1..6)
     }

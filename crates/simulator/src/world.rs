@@ -6,7 +6,7 @@
 //! idle, and standstill while pages that are in use are moved or converted.
 
 use crate::behaviour::{BurstCursor, Kind, Load, ProgramSpec, Response, ResponseTimes};
-use crate::hardware::{Demand, Profile, Rate, Warm, solve};
+use crate::hardware::{Copying, Demand, Profile, Rate, Warm, solve_with};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{Memory, MemoryError, Segment, Shape};
 use crate::noise::{CELL_NS, Draws, Noise};
@@ -37,6 +37,8 @@ const SPANNED_FROM: f64 = 0.25;
 const BACKLOG_S: f64 = 30.0;
 /// Largest share of a stretch of time that a program can stand still for us.
 const LOST_MAX: f64 = 0.95;
+/// How long after the end of a copy it is noticed: the next slice of a paced move comes within this time, in ns.
+const COPY_END_NS: u64 = 2_000_000;
 /// Clock ticks per second in start times.
 const TICKS_PER_S: f64 = 100.0;
 /// Start times are counted from long before the beginning, so that programs can be older than the run.
@@ -612,7 +614,17 @@ enum Event {
     Phase(usize, u64, usize),
     Modulate(usize, u64),
     Shift,
+    /// The copying for this program that was to last until then is over.
+    Copied(usize, u64),
     Change(PersonChange),
+}
+
+/// Copying of memory for one program that is under way.
+#[derive(Clone, Debug)]
+struct Mover {
+    /// When it ends, ns.
+    until: u64,
+    copies: Vec<Copying>,
 }
 
 /// The simulated machine. See the module's page.
@@ -642,6 +654,8 @@ pub struct World {
     warm: Warm,
     /// Where the threads were when a restriction changed, and when.
     shift: Option<(Vec<Place>, u64)>,
+    /// Copying of memory under way, by program.
+    movers: BTreeMap<usize, Mover>,
     pools: Option<TwoPool>,
     own_cpu_s: f64,
     busy_s: f64,
@@ -722,6 +736,7 @@ impl World {
             solved: 0,
             warm: Warm::default(),
             shift: None,
+            movers: BTreeMap::new(),
             pools,
             own_cpu_s: 0.0,
             busy_s: 0.0,
@@ -907,6 +922,12 @@ impl World {
                 }
             }
             Event::Shift => self.dirty = true,
+            Event::Copied(p, until) => {
+                if self.movers.get(&p).is_some_and(|m| m.until == until) {
+                    self.movers.remove(&p);
+                    self.dirty = true;
+                }
+            }
             Event::Change(change) => {
                 // Checked when the world was made; what is impossible by now (a program that is gone) does not happen.
                 let _refused = self.person(change);
@@ -1046,6 +1067,54 @@ impl World {
         }
     }
 
+    /// Whether its threads may not use every CPU that is online.
+    fn is_bound(&self, p: &Program) -> bool {
+        p.mask.as_ref().is_some_and(|mask| {
+            let mut allowed = vec![false; self.online.len()];
+            for cpu in mask {
+                if let Some(a) = allowed.get_mut(cpu.0 as usize) {
+                    *a = true;
+                }
+            }
+            self.online.iter().zip(&allowed).any(|(online, a)| *online && !a)
+        })
+    }
+
+    /// What is being copied now.
+    fn copies(&self) -> Vec<Copying> {
+        self.movers
+            .values()
+            .flat_map(|m| m.copies.iter().copied())
+            .collect()
+    }
+
+    /// Somebody copies memory of a program between nodes from now on for so long: `bytes` by the nodes from and to. It is
+    /// spread evenly over that time, and takes its part of links and memory controllers from the programs. A new copy of
+    /// the same program takes the place of the one before.
+    pub(crate) fn copy(&mut self, p: usize, bytes: &BTreeMap<(usize, usize), u64>, seconds: f64) {
+        if bytes.is_empty() || !(seconds > 0.0 && seconds.is_finite()) {
+            return;
+        }
+        let until = self.now_ns + Nanoseconds::from_secs_f64(seconds).0;
+        self.movers.insert(
+            p,
+            Mover {
+                until,
+                copies: bytes
+                    .iter()
+                    .map(|((from, to), bytes)| Copying {
+                        from: *from,
+                        to: *to,
+                        gbps: *bytes as f64 / (seconds * 1e9),
+                    })
+                    .collect(),
+            },
+        );
+        // A slice that follows at once replaces this one before the end is noticed: one solution instead of two.
+        self.schedule_s((until + COPY_END_NS) as f64 / 1e9, Event::Copied(p, until));
+        self.dirty = true;
+    }
+
     /// Works out the rates after something changed.
     fn settle(&mut self) {
         if !self.dirty || self.arranging {
@@ -1078,7 +1147,8 @@ impl World {
         let mut requests = Vec::with_capacity(alive.len());
         let mut demands = Vec::with_capacity(alive.len());
         let mut apart = Vec::with_capacity(alive.len());
-        let mut limits = Vec::with_capacity(alive.len());
+        let mut limits: Vec<Limit> = Vec::with_capacity(alive.len());
+        let mut bound = Vec::with_capacity(alive.len());
         for index in &alive {
             let Some((p, spec)) = self
                 .programs
@@ -1101,7 +1171,9 @@ impl World {
                 },
                 allowed: self.effective(p),
                 lean,
+                chance: 0.0,
             });
+            bound.push(self.is_bound(p));
             // Processes on the way to their chips are as far from their memory as before.
             let arrived = match &fading {
                 Some((from, weight)) if !from.get(*index).is_some_and(|(_, _, split)| *split) => 1.0 - weight,
@@ -1124,7 +1196,15 @@ impl World {
         let cores = f64::from(self.layout.cores());
         let mut placed = Vec::new();
         let mut solution = crate::hardware::Solution::default();
+        let copies = self.copies();
         for _ in 0..ROUNDS_MAX {
+            for ((request, limit), bound) in requests.iter_mut().zip(&limits).zip(&bound) {
+                request.chance = if *bound {
+                    limit.chance(request.runnable)
+                } else {
+                    0.0
+                };
+            }
             placed = place(&self.layout, self.scheduler, &requests);
             if let Some((from, weight)) = &fading {
                 for (index, now) in alive.iter().zip(&mut placed) {
@@ -1142,7 +1222,7 @@ impl World {
             for ((demand, placed), apart) in demands.iter_mut().zip(&placed).zip(&apart) {
                 self.aim(demand, placed, *apart);
             }
-            solution = solve(&layout, &demands, &mut self.warm);
+            solution = solve_with(&layout, &demands, &copies, &mut self.warm);
             let mut moved: f64 = 0.0;
             for (((limit, request), placed), rate) in
                 limits.iter().zip(&mut requests).zip(&placed).zip(&solution.rates)
@@ -2228,6 +2308,22 @@ impl Limit {
             threads,
             start,
             drive,
+        }
+    }
+
+    /// How far the number of busy threads varies by chance ([`Request::chance`]) when so many are busy on average: those
+    /// of customers who think come and go, and so do requests from outside; where nobody ever pauses, the number is
+    /// always the same.
+    fn chance(&self, busy: f64) -> f64 {
+        let most = match self.drive {
+            Drive::Closed { customers, .. } => customers.min(self.threads),
+            Drive::FindThink { share } => return 1.0 - share,
+            Drive::Open { .. } | Drive::FindRate => self.threads,
+        };
+        if most > 0.0 {
+            (1.0 - busy / most).clamp(0.0, 1.0)
+        } else {
+            0.0
         }
     }
 

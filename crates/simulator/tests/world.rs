@@ -211,6 +211,48 @@ fn pages_move_at_the_pace_that_was_asked_for_and_cost_the_mover_its_time() {
 }
 
 #[test]
+fn moved_pages_cross_the_link_that_the_program_needs() {
+    // Two busy programs on two distant chips; the memory of one moves. The other one feels it only through the links.
+    let chase = |name: &str| ProgramSpec {
+        name: name.into(),
+        profile: "latency".into(),
+        threads: 30,
+        private_mib: 8 * 1024,
+        memory_on: vec![0.5, 0.5],
+        threads_on: vec![0.5, 0.5],
+        noise: NoiseSpec::QUIET,
+        ..ProgramSpec::default()
+    };
+    let mut platform = SimPlatform::new(
+        World::new(WorldSpec {
+            programs: vec![chase("db"), chase("bystander")],
+            ..WorldSpec::new(Layout::named("redbook-16").unwrap(), SchedulerKind::FanOut)
+        })
+        .unwrap(),
+    );
+    let speed = |platform: &SimPlatform| platform.with_world(|w| w.pace("bystander").work_per_s);
+    let before = speed(&platform);
+    let action = action(&mut platform, "page_placement", "db");
+    let record = platform.prepare(&action).unwrap();
+    let progress = platform.advance(&record, Direction::Apply).unwrap();
+    assert!(!progress.done);
+    let during = speed(&platform);
+    assert!(during < 0.995 * before, "{during} after {before}");
+    // The traffic goes on while the mover pauses: it is spread over the slice and the pause.
+    platform.clock().sleep(Nanoseconds(progress.pause.0 / 2));
+    assert_eq!(speed(&platform), during);
+    // It ends when no slice follows. What was moved so far is a quarter of a percent.
+    platform.clock().sleep(seconds(1.0));
+    let idle = speed(&platform);
+    assert!((idle / before - 1.0).abs() < 0.003, "{idle} after {before}");
+    drive(&mut platform, &record, Direction::Apply).unwrap();
+    drive(&mut platform, &record, Direction::Undo).unwrap();
+    platform.clock().sleep(seconds(1.0));
+    let back = speed(&platform);
+    assert!((back / before - 1.0).abs() < 1e-6, "{back} after {before}");
+}
+
+#[test]
 fn a_full_node_takes_what_fits_and_the_rest_is_named() {
     let mut hog = program("hog");
     hog.private_mib = 3300;
@@ -1370,6 +1412,66 @@ fn the_first_published_row_comes_out_of_the_world() {
         ((after.work - settled.work) / before.work - 1.0).abs() < 0.001,
         "throughput unchanged"
     );
+}
+
+#[test]
+fn binding_a_quiet_server_to_one_core_costs_what_was_published() {
+    // P7: four application servers on 16 cores that are 17 % busy; bound to one core each they do 5 % less.
+    let server = |number: u32| ProgramSpec {
+        name: format!("was-{number}"),
+        profile: "daytrader-17".into(),
+        threads: 50,
+        private_mib: 1024,
+        threads_on: if number < 2 {
+            vec![1.0, 0.0]
+        } else {
+            vec![0.0, 1.0]
+        },
+        load: Load::Closed {
+            customers: Some(19.163),
+            think_ms: None,
+            cpu_share: None,
+        },
+        noise: NoiseSpec::QUIET,
+        ..ProgramSpec::default()
+    };
+    let mut world = World::new(WorldSpec {
+        programs: (0..4).map(server).collect(),
+        ..WorldSpec::new(Layout::named("power750-16").unwrap(), SchedulerKind::FanOut)
+    })
+    .unwrap();
+    let rate = |w: &mut World| {
+        (0..4)
+            .map(|i| w.pace(&format!("was-{i}")).work_per_s)
+            .sum::<f64>()
+    };
+    // By the accounting of the published system, in which one thread uses .625 of a core.
+    let busy = world.cpu_use().iter().step_by(4).sum::<f64>() / 16.0;
+    assert!((busy - 0.17).abs() < 0.002, "{busy} busy");
+    let free = rate(&mut world);
+    let bind = |world: &mut World, cores: u32| {
+        for i in 0..4_u32 {
+            let first = (i % 2) * 4 * cores + (i / 2) * 32;
+            world
+                .person(PersonChange::BindThreads {
+                    program: format!("was-{i}"),
+                    cpus: Some((first..first + 4 * cores).collect()),
+                })
+                .unwrap();
+        }
+        world.advance_to(Nanoseconds(world.now().0 + 60_000_000_000));
+    };
+    bind(&mut world, 1);
+    let bound = rate(&mut world);
+    assert!(
+        ((bound / free - 1.0) * 100.0 + 5.0).abs() < 0.3,
+        "{:+.2} %",
+        (bound / free - 1.0) * 100.0
+    );
+    // With two cores each they hardly meet.
+    bind(&mut world, 2);
+    let roomy = rate(&mut world);
+    assert!(roomy > 0.98 * free && roomy < free, "{roomy} of {free}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ const DEFAULT_SCENARIO: &str = "p15";
   homeostat simulate p8 --plot               with curves in the terminal
   homeostat simulate p15 --html p15.html     with curves on one page
   homeostat simulate my.toml --seed 7 --hours 3
-  homeostat simulate --published             every published result, reproduced
+  homeostat simulate --published --seeds 5   every published result, reproduced with five seeds
   homeostat simulate --swarm                 a thousand random machines against the best placement
   homeostat simulate --swarm --machines 50 --rough --html swarm.html
   homeostat simulate --campaign              faults of every kind, invariants checked after each step")]
@@ -69,7 +69,7 @@ pub struct Simulate {
     /// Compare what homeostat reaches on random machines with the best placement there is.
     #[arg(long, conflicts_with_all = ["list", "published"])]
     swarm: bool,
-    /// Lives of a campaign, or machines of a swarm.
+    /// Seeds of each published result (default 5, and 3 with rough signals), lives of a campaign, or machines of a swarm.
     #[arg(long, visible_alias = "machines", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seeds: Option<u64>,
     /// First machine of a swarm; its machines are numbered from 0.
@@ -180,7 +180,7 @@ impl Simulate {
                 .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
         }
         if self.published {
-            return table(terminal, &interrupted);
+            return self.table(terminal, &interrupted);
         }
         if self.campaign {
             return self.campaign(terminal, &interrupted);
@@ -189,7 +189,8 @@ impl Simulate {
             return self.swarm(terminal, &interrupted);
         }
         if self.seeds.is_some() {
-            let why = "--seeds goes with --campaign or --swarm; a scenario has one seed (--seed)";
+            let why =
+                "--seeds goes with --published, --campaign or --swarm; a scenario has one seed (--seed)";
             return Err(Failure::Report(Kind::Usage, why.into()));
         }
         let scenario = self.chosen()?;
@@ -373,6 +374,48 @@ impl Simulate {
         terminal.show(&shown, |_| report.text())
     }
 
+    fn table(&self, terminal: &Terminal, interrupted: &AtomicBool) -> Result<(), Failure> {
+        let usual = published::Options::default();
+        let options = published::Options {
+            seeds: self.seeds.unwrap_or(usual.seeds),
+            rough_seeds: self.seeds.unwrap_or(usual.rough_seeds),
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+        };
+        if options.seeds > published::SEEDS_MAX {
+            return Err(Failure::Report(
+                Kind::Usage,
+                format!(
+                    "--seeds {}: at most {} with --published",
+                    options.seeds,
+                    published::SEEDS_MAX
+                ),
+            ));
+        }
+        let live = terminal.is_terminal && !terminal.json;
+        let published = published::run(&options, &|name, done| {
+            progress(live, &format!("{name}: {:3.0} %", done * 100.0));
+            !interrupted.load(Ordering::Relaxed)
+        });
+        clear(live);
+        let published = published.map_err(|e| match e {
+            PublishedError::Scenario(e) => e.into(),
+            PublishedError::Run { source, .. } => failed(&source),
+            e @ PublishedError::BrokenOff => Failure::failed(e.to_string()),
+        })?;
+        let shown = Table {
+            schema: SCHEMA,
+            published: &published,
+        };
+        terminal.show(&shown, |_| published.text())?;
+        let unexpected = published.unexpected().len();
+        if unexpected > 0 {
+            return Err(Failure::failed(format!(
+                "{unexpected} numbers are missed that are not on the list of known misses, or farther off than known"
+            )));
+        }
+        Ok(())
+    }
+
     fn page(&self, outcome: &Outcome) -> String {
         let curves = if outcome.scenario == "p15" {
             published::aso_curves()
@@ -475,31 +518,4 @@ fn list(terminal: &Terminal) -> Result<(), Failure> {
         }
         out
     })
-}
-
-fn table(terminal: &Terminal, interrupted: &AtomicBool) -> Result<(), Failure> {
-    let live = terminal.is_terminal && !terminal.json;
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let published = published::run(threads, &|name, done| {
-        progress(live, &format!("{name}: {:3.0} %", done * 100.0));
-        !interrupted.load(Ordering::Relaxed)
-    });
-    clear(live);
-    let published = published.map_err(|e| match e {
-        PublishedError::Scenario(e) => e.into(),
-        PublishedError::Run { source, .. } => failed(&source),
-        e @ PublishedError::BrokenOff => Failure::failed(e.to_string()),
-    })?;
-    let shown = Table {
-        schema: SCHEMA,
-        published: &published,
-    };
-    terminal.show(&shown, |_| published.text())?;
-    let unexpected = published.unexpected().len();
-    if unexpected > 0 {
-        return Err(Failure::failed(format!(
-            "{unexpected} numbers are missed that are not on the list of known misses"
-        )));
-    }
-    Ok(())
 }
