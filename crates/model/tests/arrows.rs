@@ -42,18 +42,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cli", &["daemon", "laboratory", "model"]),
     ("workloads", &["progress"]),
     // The scenarios inside the emulated machines of vm/: they carry out actions as the runtime does.
-    (
-        "guest",
-        &[
-            "linux",
-            "runtime",
-            "strategies",
-            "engine",
-            "platform",
-            "store",
-            "model",
-        ],
-    ),
+    ("guest", &["linux", "runtime", "platform", "store", "model"]),
 ];
 
 #[test]

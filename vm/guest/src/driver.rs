@@ -30,6 +30,38 @@ pub enum Watch {
     Stop,
 }
 
+/// Effectors that wait when they are told "not now", as the runtime does: on an emulated CPU a busy process is looked at
+/// more often than once before the look comes through.
+#[derive(Debug)]
+pub struct Patient<'a>(pub &'a mut LinuxPlatform);
+
+impl Patient<'_> {
+    fn insist<T>(
+        &mut self,
+        mut ask: impl FnMut(&mut LinuxPlatform) -> Result<T, PlatformError>,
+    ) -> Result<T, PlatformError> {
+        for _ in 1..BUSY_MAX {
+            match ask(self.0) {
+                Err(PlatformError::Busy { .. }) => std::thread::sleep(BUSY_WAIT),
+                answer => return answer,
+            }
+        }
+        ask(self.0)
+    }
+}
+
+impl Effectors for Patient<'_> {
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        self.insist(|platform| platform.prepare(action))
+    }
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        self.insist(|platform| platform.advance(record, direction))
+    }
+    fn forget(&mut self, record: &UndoRecord) {
+        self.0.forget(record);
+    }
+}
+
 /// The platform and the journal.
 pub struct Driver {
     /// The machine.
@@ -110,8 +142,7 @@ impl Driver {
     pub fn intend(&mut self, action: &Action) -> Result<UndoRecord, Failure> {
         let mut action = action.clone();
         action.id = self.journal.next_action_id();
-        let record = self
-            .platform
+        let record = Patient(&mut self.platform)
             .prepare(&action)
             .map_err(Failure::platform(format!("preparing {}", action.effector)))?;
         self.journal.intend(&record)?;
@@ -128,25 +159,18 @@ impl Driver {
         direction: Direction,
         mut watch: impl FnMut(&Progress) -> Result<Watch, Failure>,
     ) -> Result<Progress, Failure> {
-        let mut busy = 0;
         for _ in 0..SLICES_MAX {
-            match self.platform.advance(record, direction) {
-                Ok(progress) => {
-                    busy = 0;
-                    if watch(&progress)? == Watch::Stop || progress.done {
-                        return Ok(progress);
-                    }
-                    std::thread::sleep(Duration::from_nanos(progress.pause.0));
-                }
-                Err(PlatformError::Busy { .. }) if busy < BUSY_MAX => {
-                    busy += 1;
-                    std::thread::sleep(BUSY_WAIT);
-                }
-                Err(source) => {
-                    let what = format!("{direction:?} of {}", record.action.effector);
-                    return Err(Failure::Platform { what, source });
-                }
+            let progress =
+                Patient(&mut self.platform)
+                    .advance(record, direction)
+                    .map_err(Failure::platform(format!(
+                        "{direction:?} of {}",
+                        record.action.effector
+                    )))?;
+            if watch(&progress)? == Watch::Stop || progress.done {
+                return Ok(progress);
             }
+            std::thread::sleep(Duration::from_nanos(progress.pause.0));
         }
         Err(Failure::Broken(format!(
             "{direction:?} of {} does not end",

@@ -60,7 +60,8 @@ impl Failure {
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($sentence:tt)+) => {
-        if !$condition {
+        let holds: bool = $condition;
+        if !holds {
             return Err($crate::Failure::Broken(format!($($sentence)+)));
         }
     };

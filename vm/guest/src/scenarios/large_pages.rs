@@ -1,7 +1,7 @@
 //! Large pages on this kernel: Debian's has no `PAGEMAP_SCAN`, so the older way to look at page tables is used here.
 
 use super::Context;
-use crate::driver::Driver;
+use crate::driver::{Driver, Patient};
 use crate::instruments::rollup_kib;
 use crate::keeper::Keeper;
 use crate::{Failure, crash, ensure};
@@ -54,7 +54,11 @@ pub(super) fn come_and_go(context: &Context) -> Result<(), Failure> {
     fresh
         .machine()
         .map_err(Failure::platform("describing the machine"))?;
-    let broken = conformance::acting(&mut driver.platform, &mut fresh, &action);
+    let broken = conformance::acting(
+        &mut Patient(&mut driver.platform),
+        &mut Patient(&mut fresh),
+        &action,
+    );
     ensure!(broken.is_empty(), "broken promises: {broken:?}");
     ensure!(
         pages(&keeper)? == found,

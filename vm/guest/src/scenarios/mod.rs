@@ -6,8 +6,11 @@
 
 mod daemons;
 mod groups;
+mod hotplug;
 mod large_pages;
 mod machine;
+mod people;
+mod placement;
 
 use crate::driver::private_directory;
 use crate::expected::Expected;
@@ -49,13 +52,36 @@ const ALL: &[(&str, Scenario)] = &[
         "large-pages-killed-at-every-step",
         large_pages::killed_at_every_step,
     ),
+    ("threads-come-and-go", placement::threads_come_and_go),
+    ("threads-share-a-cache", placement::threads_share_a_cache),
+    (
+        "threads-killed-at-every-step",
+        placement::threads_killed_at_every_step,
+    ),
+    ("pages-come-and-go", placement::pages_come_and_go),
+    (
+        "pages-to-a-node-without-cpus",
+        placement::pages_to_a_node_without_cpus,
+    ),
+    (
+        "pages-killed-at-every-step",
+        placement::pages_killed_at_every_step,
+    ),
+    (
+        "pages-keep-to-their-budget",
+        placement::pages_keep_to_their_budget,
+    ),
+    ("threads-bound-before", people::bound_before),
+    ("threads-bound-after", people::bound_after),
+    ("memory-bound-before", people::memory_bound_before),
+    ("cpus-leave", hotplug::cpus_leave),
+    ("memory-leaves", hotplug::memory_leaves),
     ("control-groups", groups::recognised_and_left_alone),
     ("daemon-lives-and-dies", daemons::lives_and_dies),
-    ("daemon-acts-and-is-killed", daemons::acts_and_is_killed),
 ];
 
-/// Longest time for one scenario.
-const ONE_MAX: Duration = Duration::from_secs(240);
+/// Part of the machine's time that one scenario may take, so that one that hangs leaves some to the others.
+const ONE_PART: u32 = 2;
 const TICK: Duration = Duration::from_millis(20);
 /// Lines of a failed scenario that are sent out: the last ones.
 const LINES_MAX: usize = 200;
@@ -75,7 +101,7 @@ pub fn run_all() -> Result<(), Failure> {
         let at = Instant::now();
         let left = expected.limit.saturating_sub(begin.elapsed());
         let log = Path::new(DIRECTORY).join(format!("{name}.log"));
-        let ended = supervise(name, &log, left.min(ONE_MAX));
+        let ended = supervise(name, &log, left.min(expected.limit / ONE_PART));
         let lines = std::fs::read(&log).unwrap_or_default();
         let lines = String::from_utf8_lossy(&lines);
         for note in lines.lines().filter_map(|l| l.strip_prefix(NOTE)) {
