@@ -6,6 +6,9 @@ DESTDIR ?=
 # Length of one A/A recording in seconds, and arguments of the measurement (see tools/bench-large-pages --help).
 AA_SECONDS ?= 3600
 BENCH_ARGS ?=
+# Emulated machine that vm-test boots: a shape of `vm/vm-test --help`, or all. Further arguments for it.
+SHAPE ?= all
+VM_ARGS ?=
 
 PROGRAM := target/release/homeostat
 BUILD := $(CARGO) build --release --locked
@@ -14,9 +17,11 @@ BUILD := $(CARGO) build --release --locked
 # PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
 	javac:default-jdk-headless cc:gcc
+# What the emulated machines need; the kernel comes from a Debian package, too, unpacked and not installed.
+VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl taskset:util-linux
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit test-tools demo bench aa install uninstall clean
+.PHONY: help build run test check unit vm-test vm-tools test-tools demo bench aa install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +35,7 @@ run: build ## build and start the daemon in the foreground (as root)
 demo: build ## a real gain, proven live on a real process, in under five minutes (as root)
 	$(PROGRAM) demo
 
-test: test-tools check unit ## everything: formatting, lints and tests; installs what the tests need (as root)
+test: test-tools vm-tools check unit vm-test ## everything: formatting, lints and tests; installs what they need (as root)
 
 check: ## formatting and lints
 	$(CARGO) fmt --all --check
@@ -38,6 +43,13 @@ check: ## formatting and lints
 
 unit: ## the tests alone
 	$(CARGO) test --workspace --locked
+
+vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
+	$(CARGO) test --workspace --locked --no-run
+	vm/vm-test $(VM_ARGS) $(SHAPE)
+
+vm-tools: ## install the Debian packages that the emulated machines need and that are missing
+	@tools/install-test-tools $(VM_TOOLS)
 
 test-tools: ## install the Debian packages that the tests need and that are missing
 	@tools/install-test-tools $(TEST_TOOLS)
