@@ -35,7 +35,7 @@ run: build ## build and start the daemon in the foreground (as root)
 demo: build ## a real gain, proven live on a real process, in under five minutes (as root)
 	$(PROGRAM) demo
 
-test: test-tools vm-tools check unit vm-test ## everything: formatting, lints and tests; installs what they need (as root)
+test: test-tools check unit ## formatting, lints and tests; installs what the tests need (as root)
 
 check: ## formatting and lints
 	$(CARGO) fmt --all --check
