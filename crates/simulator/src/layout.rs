@@ -331,6 +331,7 @@ impl Layout {
                 "placement.pages.spread",
                 "simulated pages are shared out among several nodes",
             ),
+            capability("placement.pages.large", "simulated large pages move as they are"),
             capability(
                 "placement.threads.memory",
                 "simulated threads and their pages go to a place in one change",

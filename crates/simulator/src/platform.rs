@@ -19,6 +19,7 @@
 //! pages in a segment that several processes map cannot be split while they run, unless the machine's layout says that it
 //! can).
 //!
+//! With `large_pages` = `move` moves of pages take large pages along as they are; else those stay.
 //! `page_placement` with `spread_over` = `0,2` shares the pages out evenly among those nodes, the target's among them.
 //! `thread_placement` with `memory` = `all` or `private` moves up to `memory_bytes` of the workload's memory along, to the
 //! nodes of the CPUs; then it works in slices, too, and takes their arguments. With `split_by` = `process` each process is
@@ -970,10 +971,11 @@ struct Beside {
 struct Along {
     bytes: Bytes,
     shared: bool,
+    large: bool,
 }
 
 /// Arguments of `thread_placement` that are not those of a pace.
-const BESIDE: [&str; 4] = ["group_by", "split_by", "memory", "memory_bytes"];
+const BESIDE: [&str; 5] = ["group_by", "split_by", "memory", "memory_bytes", LARGE];
 
 impl Beside {
     fn parse(action: &Action) -> Result<Self, PlatformError> {
@@ -1023,11 +1025,12 @@ impl Beside {
             .and_then(|b| b.parse().ok())
             .map(Bytes)
             .ok_or_else(|| wrong("memory_bytes", "expected a number of bytes"))?;
+        let large = moves_large(action)?;
         Pacing::parse(action, &BESIDE)?;
         Ok(Self {
             grouped,
             split,
-            memory: Some(Along { bytes, shared }),
+            memory: Some(Along { bytes, shared, large }),
         })
     }
 }
@@ -1148,7 +1151,7 @@ impl SimPlatform {
             not_bound(&action.workload, program)?;
             let home = nodes_of(&world, &cpus)?;
             let of = |segment: usize| own.get(segment).unwrap_or(&home);
-            for (index, plan) in plan_moves(&world, alive, of, along.bytes, along.shared) {
+            for (index, plan) in plan_moves(&world, alive, of, &along) {
                 found.insert(format!("segment.{index}"), plan_text(&plan));
             }
         }
@@ -1320,7 +1323,8 @@ impl SimPlatform {
 
     /// The pieces to move, hottest first, private memory before shared.
     fn prepare_pages(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
-        Pacing::parse(action, &[SPREAD])?;
+        Pacing::parse(action, &[SPREAD, LARGE])?;
+        let large = moves_large(action)?;
         let world = self.world.borrow();
         let Target::Pages(wanted) = &action.target else {
             return Err(rejected(
@@ -1345,7 +1349,12 @@ impl SimPlatform {
         let (program, alive) = alive(&world, p, &action.workload)?;
         not_bound(&action.workload, program)?;
         let mut found = BTreeMap::from([(STARTED.to_owned(), ticks(alive.started_s).to_string())]);
-        let plans = plan_moves(&world, alive, |_| &home, wanted.bytes, wanted.shared);
+        let along = Along {
+            bytes: wanted.bytes,
+            shared: wanted.shared,
+            large,
+        };
+        let plans = plan_moves(&world, alive, |_| &home, &along);
         if plans.is_empty() {
             return Err(PlatformError::Busy {
                 what: format!("moving pages of {} to node {}", action.workload, wanted.node),
@@ -1369,7 +1378,7 @@ impl SimPlatform {
         record: &UndoRecord,
         direction: Direction,
     ) -> Result<Progress, PlatformError> {
-        let pacing = Pacing::parse(&record.action, &[SPREAD])?;
+        let pacing = Pacing::parse(&record.action, &[SPREAD, LARGE])?;
         let Target::Pages(wanted) = &record.action.target else {
             return Err(malformed(record, "target"));
         };
@@ -1394,6 +1403,7 @@ impl SimPlatform {
         p: usize,
     ) -> Result<Progress, PlatformError> {
         let plan = plan_of(record, to)?;
+        let large = moves_large(&record.action)?;
         let world = Rc::clone(&self.world);
         let mut world = world.borrow_mut();
         let total = plan.len() as u64;
@@ -1453,7 +1463,7 @@ impl SimPlatform {
                 task.skip(MOVED_BY_OTHERS);
                 continue;
             }
-            if direction == Direction::Apply && segment.is_large(piece) {
+            if direction == Direction::Apply && segment.is_large(piece) && !large {
                 task.skip(ALREADY_LARGE);
                 continue;
             }
@@ -1863,6 +1873,21 @@ const SPREAD: &str = "spread_over";
 /// enough that the record stays short.
 const RUNS: usize = 64;
 
+/// Argument of moves of pages: large pages go along as they are.
+const LARGE: &str = "large_pages";
+
+fn moves_large(action: &Action) -> Result<bool, PlatformError> {
+    match action.arguments.get(LARGE).map(String::as_str) {
+        None => Ok(false),
+        Some("move") => Ok(true),
+        Some(other) => Err(rejected(
+            &argument(action, LARGE),
+            other.to_owned(),
+            "only large_pages = move is known",
+        )),
+    }
+}
+
 /// The nodes of a page move: the target's, and those that it is to be shared out among.
 fn spread(action: &Action, node: NodeId) -> Result<BTreeSet<usize>, PlatformError> {
     let mut home = BTreeSet::from([node.0 as usize]);
@@ -1985,22 +2010,21 @@ fn assign(world: &World, alive: &Alive, cpus: &[CpuId]) -> Vec<u32> {
     out
 }
 
-/// What moves to the nodes of its segment, by segment: the hottest first, private memory before shared, small pages only.
+/// What moves to the nodes of its segment, by segment: the hottest first, private memory before shared.
 /// Processes take turns, so that a part of the whole is a part of each. With several nodes, each gets runs of pieces by
 /// turns as long as it has room.
 fn plan_moves<'a>(
     world: &World,
     alive: &Alive,
     home_of: impl Fn(usize) -> &'a BTreeSet<usize>,
-    bytes: Bytes,
-    shared_too: bool,
+    along: &Along,
 ) -> BTreeMap<usize, Vec<Moved>> {
     let mut room: Vec<u64> = world.memory.nodes().iter().map(|n| n.available().0).collect();
-    let mut left = bytes.0;
+    let mut left = along.bytes.0;
     let mut plans: BTreeMap<usize, Vec<Moved>> = BTreeMap::new();
     for shared in [false, true] {
         let mut cursors: Vec<(usize, usize)> = (0..alive.segment_count())
-            .filter(|i| shared_too || *i < alive.private.len())
+            .filter(|i| along.shared || *i < alive.private.len())
             .filter(|i| alive.segment(*i).is_some_and(|s| s.shared == shared))
             .map(|i| (i, 0))
             .collect();
@@ -2011,7 +2035,8 @@ fn plan_moves<'a>(
                 };
                 let home = home_of(*index);
                 while *cursor < segment.pieces()
-                    && (home.contains(&segment.node_of(*cursor)) || segment.is_large(*cursor))
+                    && (home.contains(&segment.node_of(*cursor))
+                        || (segment.is_large(*cursor) && !along.large))
                 {
                     *cursor += 1;
                 }

@@ -576,6 +576,33 @@ fn processes_are_kept_on_chips_of_their_own_with_their_memory() {
 }
 
 #[test]
+fn large_pages_move_as_they_are_only_when_asked() {
+    let mut p = program("db");
+    p.memory_on = vec![0.5, 0.5];
+    p.large = 1.0;
+    let mut sim = platform(vec![p]);
+    let before = sim.settings();
+    let mut moved = action(&mut sim, "page_placement", "db");
+    assert!(
+        matches!(sim.prepare(&moved), Err(PlatformError::Busy { .. })),
+        "all of it is large"
+    );
+    moved.arguments.insert("large_pages".into(), "move".into());
+    let mut fresh = sim.fresh();
+    assert_eq!(
+        conformance::acting(&mut sim, &mut fresh, &moved),
+        Vec::<String>::new()
+    );
+    assert_eq!(sim.settings(), before);
+    let mut sim = sim.fresh();
+    let record = sim.prepare(&moved).unwrap();
+    drive(&mut sim, &record, Direction::Apply).unwrap();
+    let there = sim.settings();
+    assert!(there.pages["db"].keys().all(|n| *n == NodeId(0)), "{there:?}");
+    assert_eq!(there.large, before.large, "as large as before");
+}
+
+#[test]
 fn memory_is_shared_out_evenly_among_several_nodes() {
     let mut p = program("db");
     p.private_mib = 2048;
@@ -673,6 +700,9 @@ fn wrong_actions_are_refused_with_a_reason() {
     ] {
         assert!(rejected(refused(&places(words))), "{words:?}");
     }
+    assert!(rejected(refused(&|a| drop(
+        a.arguments.insert("large_pages".into(), "split".into())
+    ))));
     for nodes in ["1", "0,7", "all"] {
         let spread = |a: &mut Action| drop(a.arguments.insert("spread_over".into(), nodes.into()));
         assert!(rejected(refused(&spread)), "{nodes}");

@@ -149,6 +149,16 @@ const THREADS_PER_CORE_MAX: Setting = Setting {
     help: "running threads per core that a placement may lead to where there were fewer before (classic: two, seed \
            000 Table 3)",
 };
+const STEADY_MIN: Setting = Setting {
+    strategy: ID,
+    name: "steady_min",
+    default: 0.95,
+    classic: 10.0,
+    low: 0.0,
+    high: 10.0,
+    help: "share of a workload's threads that run at any time from which its demand cannot grow: it then needs no head \
+           room, but a core each (0.95 = 95 %; classic: never)",
+};
 const OVERSUBSCRIPTION_MAX: Setting = Setting {
     strategy: ID,
     name: "oversubscription_max",
@@ -220,6 +230,7 @@ impl Strategy for CacheAffinity {
             PROCESS_LIFE_MIN,
             UTILISATION_MAX,
             THREADS_PER_CORE_MAX,
+            STEADY_MIN,
             OVERSUBSCRIPTION_MAX,
             MACHINE_BUSY_MIN,
             QUIET_GAIN_MIN,
@@ -407,18 +418,23 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     }
     let demand = Demand::of(seen, &domains);
     let mean = demand.busy(&domains);
+    // Threads that all run all the time cannot collide more than they do now, as long as there is a core for each.
+    let steady = demand.own_running >= STEADY_MIN.value(policy) * f64::from(locality.threads.max(1));
+    let alone = if steady { 1.0 } else { 0.0 };
     let limits = Limits {
         used: if mean > FULL {
             (mean * OVERSUBSCRIPTION_MAX.value(policy)).max(UTILISATION_MAX.value(policy))
         } else {
-            UTILISATION_MAX.value(policy).max(mean * WOBBLE)
+            UTILISATION_MAX.value(policy).max(mean * WOBBLE).max(alone)
         },
-        density: (demand.density * DENSITY_WOBBLE).max(if pools_idle_cores(seen.machine) {
-            // Every core that is left idle is given back, so only the head room counts.
-            domains.running_on_core(UTILISATION_MAX.value(policy))
-        } else {
-            THREADS_PER_CORE_MAX.value(policy)
-        }),
+        density: alone
+            .max(demand.density * DENSITY_WOBBLE)
+            .max(if pools_idle_cores(seen.machine) {
+                // Every core that is left idle is given back, so only the head room counts.
+                domains.running_on_core(UTILISATION_MAX.value(policy))
+            } else {
+                THREADS_PER_CORE_MAX.value(policy)
+            }),
         mean,
     };
     let now = Picture::of(locality);
@@ -536,6 +552,7 @@ fn propose(question: &Question<'_>, best: Candidate) -> Opinion {
             ("memory_bytes".to_owned(), m.bytes.0.to_string()),
             ("bytes_per_second".to_owned(), format!("{:.0}", m.pace)),
         ]);
+        arguments.extend(m.of_large_pages());
     }
     Opinion::Propose(Box::new(Proposal {
         hypothesis,
@@ -589,6 +606,13 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
     if gain.estimate < TOGETHER_GAIN.value(policy).max(GAIN_MIN.value(policy)) || quiet {
         return None;
     }
+    let mut arguments = BTreeMap::from([
+        ("split_by".to_owned(), "process".to_owned()),
+        ("memory".to_owned(), "private".to_owned()),
+        ("memory_bytes".to_owned(), moved.bytes.0.to_string()),
+        ("bytes_per_second".to_owned(), format!("{:.0}", moved.pace)),
+    ]);
+    arguments.extend(moved.of_large_pages());
     Some(Opinion::Propose(Box::new(Proposal {
         hypothesis: format!(
             "its {processes} processes run on all of {} last-level caches; each kept on one, with its private memory ({} \
@@ -605,12 +629,7 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
         effector: EffectorId::from("thread_placement"),
         target: Target::Cpus(seen.machine.cpus.iter().map(|c| c.id).collect()),
         stages: Vec::new(),
-        arguments: BTreeMap::from([
-            ("split_by".to_owned(), "process".to_owned()),
-            ("memory".to_owned(), "private".to_owned()),
-            ("memory_bytes".to_owned(), moved.bytes.0.to_string()),
-            ("bytes_per_second".to_owned(), format!("{:.0}", moved.pace)),
-        ]),
+        arguments,
         reversible: true,
         joint: true,
         settling: moved.settling(SETTLING),
@@ -1179,12 +1198,14 @@ mod tests {
         let uneven = evenly_spread().with(|s| memory_on(s, &[0.2, 0.2, 0.4, 0.2]));
         let uneven = uneven.with(|s| s.counters().local_share = 0.4);
         assert_eq!(cpus(&uneven.proposal(&CacheAffinity)), chip(2));
-        // And on large pages it stays where it is.
+        // And on large pages it stays where it is, but where they can be moved.
         let large = evenly_spread().with(|s| {
             let locality = s.locality();
             locality.huge = locality.private.clone();
         });
         assert!(large.reason(&CacheAffinity).contains("no benefit predicted"));
+        let large = large.with(|s| s.machine.capabilities.push(available("placement.pages.large")));
+        assert_eq!(large.proposal(&CacheAffinity).arguments["large_pages"], "move");
     }
 
     #[test]
@@ -1209,6 +1230,35 @@ mod tests {
         // Where the place alone is worth a trial, memory comes later.
         let beside = evenly_spread().with(|s| memory_on(s, &[0.7, 0.1, 0.1, 0.1]));
         assert!(beside.proposal(&CacheAffinity).arguments.is_empty());
+    }
+
+    #[test]
+    fn threads_that_always_run_need_a_core_each_and_no_head_room() {
+        // Eight cores with two threads each; eight threads, one on every core of a chip.
+        let scene = |threads: u32| {
+            Scene::new(machine(&chips(4, 4), 2), 8.0, 8.0).with(|s| {
+                s.locality().threads = threads;
+                s.counters().cache_to_cache_stall_share = 0.2;
+                s.neighbour(8.0, None);
+            })
+        };
+        assert_eq!(cpus(&scene(8).proposal(&CacheAffinity)).len(), 16);
+        // Of twice as many threads half wait, and may run at any time.
+        let two = scene(16).proposal(&CacheAffinity);
+        assert_eq!(cpus(&two).len(), 32, "{}", two.hypothesis);
+        // ASO let two share a core anyway.
+        assert_eq!(cpus(&scene(16).classic().proposal(&CacheAffinity)).len(), 16);
+        // A chip that others use in part has no core for each.
+        let taken = scene(8).with(|s| {
+            for chip in 0..4 {
+                s.neighbour(1.0, Some(chip));
+            }
+        });
+        let target = taken.opinion(&CacheAffinity);
+        assert!(
+            !matches!(&target, Opinion::Propose(p) if cpus(p).len() == 16),
+            "{target:?}"
+        );
     }
 
     /// 64 workers with private memory that fill 80 % of a machine of two nodes.

@@ -18,7 +18,8 @@
 //! * When the node has no room: other programs' memory would be pushed out. A plan is cut to what is free on the
 //!   whole host and to what the node could hold at all; the effector looks at the free memory of the node itself.
 //! * When the threads go elsewhere later: then the memory is moved back.
-//! * Memory on large pages stays where it is.
+//! * Memory on large pages stays where it is, unless the machine can move it as it is (capability
+//!   `placement.pages.large`): torn into small pages it would lose more than it gains.
 //!
 //! ## Evidence
 //! Memory by node and kind, and where the threads are kept; with event counters also the share of the cycles that
@@ -59,6 +60,8 @@ const STEPS_MAX: usize = 16;
 const LINK_FREE: f64 = 0.5;
 /// … but not below this share, or memory would stay remote and keep the link full.
 const PACE_LEAST: f64 = 0.25;
+/// Capability of an effector that moves large pages as they are.
+const LARGE: &str = "placement.pages.large";
 /// Capability of an effector that shares pages out among several nodes.
 const SPREAD: &str = "placement.pages.spread";
 /// The smallest plan that is worth a trial.
@@ -96,6 +99,15 @@ const SHARED_TOO: Setting = Setting {
     low: 0.0,
     high: 1.0,
     help: "1: shared memory follows private memory; 0: private memory only (classic, seed 001 6.1.2)",
+};
+const LARGE_TOO: Setting = Setting {
+    strategy: ID,
+    name: "large_too",
+    default: 1.0,
+    classic: 0.0,
+    low: 0.0,
+    high: 1.0,
+    help: "1: memory on large pages is moved, too, where that can be done; 0: it stays (classic, seed 001 6.1.2)",
 };
 const PACE: Setting = Setting {
     strategy: ID,
@@ -165,6 +177,7 @@ impl Strategy for MemoryAffinity {
             REMOTE_MIN,
             PLAN_SHARE_MAX,
             SHARED_TOO,
+            LARGE_TOO,
             PACE,
             STEP_SHARE,
             STEP_S,
@@ -264,16 +277,21 @@ struct Away {
 }
 
 impl Away {
-    /// Memory on other nodes than these. Large pages are taken off private and shared memory in proportion, since
-    /// the inspection does not say which they are.
-    fn from(locality: &Locality, home: &BTreeSet<NodeId>) -> Self {
+    /// Memory on other nodes than these. Large pages that stay are taken off private and shared memory in proportion,
+    /// since the inspection does not say which they are.
+    fn from(locality: &Locality, home: &BTreeSet<NodeId>, large_too: bool) -> Self {
         let mut out = Self::default();
         for other in prediction::memory_nodes(locality) {
             if home.contains(&other) {
                 continue;
             }
             let of = |m: &BTreeMap<NodeId, Bytes>| m.get(&other).copied().unwrap_or(Bytes::ZERO);
-            let (private, shared, huge) = (of(&locality.private), of(&locality.shared), of(&locality.huge));
+            let huge = if large_too {
+                Bytes::ZERO
+            } else {
+                of(&locality.huge)
+            };
+            let (private, shared) = (of(&locality.private), of(&locality.shared));
             let all = (private + shared).0.max(1) as f64;
             let small = 1.0 - (huge.0 as f64 / all).min(1.0);
             let part = |b: Bytes| Bytes((b.0 as f64 * small) as u64);
@@ -295,6 +313,8 @@ pub(crate) struct Move {
     pub(crate) bytes: Bytes,
     /// Whether shared memory follows private memory.
     pub(crate) shared: bool,
+    /// Whether large pages are moved, too.
+    large: bool,
     /// Bytes per second.
     pub(crate) pace: f64,
     /// How long it takes.
@@ -309,6 +329,11 @@ pub(crate) struct Move {
     all: Bytes,
 }
 
+/// Whether memory on large pages is moved as it is.
+fn large_too(seen: &Seen<'_>) -> bool {
+    LARGE_TOO.value(seen.policy) >= 0.5 && seen.machine.can(LARGE)
+}
+
 /// What would be moved to the nodes where the threads of `now` are, or why nothing is.
 pub(crate) fn planned(
     seen: &Seen<'_>,
@@ -318,7 +343,8 @@ pub(crate) fn planned(
 ) -> Result<Move, String> {
     let policy = seen.policy;
     let resident = prediction::resident(locality);
-    let away = Away::from(locality, home);
+    let large = large_too(seen);
+    let away = Away::from(locality, home, large);
     let shared_too = SHARED_TOO.value(policy) >= 0.5;
     let private = total(&away.private);
     let shared = if shared_too {
@@ -365,6 +391,7 @@ pub(crate) fn planned(
     Ok(Move {
         bytes,
         shared: shared_too,
+        large,
         pace,
         seconds,
         quick: STEP_SHARE.value(policy) >= 1.0 && seconds <= SWITCH_MAX.value(policy),
@@ -385,7 +412,8 @@ pub(crate) fn planned_apart(
     let policy = seen.policy;
     let resident = prediction::resident(locality);
     // Nobody is at home anywhere yet, so all memory counts as away.
-    let own = Away::from(locality, &BTreeSet::new()).private;
+    let large = large_too(seen);
+    let own = Away::from(locality, &BTreeSet::new(), large).private;
     let all = total(&own);
     let most = total(&locality.private).0 as f64 * PLAN_SHARE_MAX.value(policy);
     let by_chance: f64 = shares
@@ -415,6 +443,7 @@ pub(crate) fn planned_apart(
     Ok(Move {
         bytes,
         shared: false,
+        large,
         pace,
         seconds,
         quick: STEP_SHARE.value(policy) >= 1.0 && seconds <= SWITCH_MAX.value(policy),
@@ -473,6 +502,7 @@ fn plan(seen: &Seen<'_>, locality: &Locality, home: &BTreeSet<NodeId>) -> Opinio
         now.local(&domains) * 100.0,
     );
     let mut arguments = BTreeMap::from([("bytes_per_second".to_owned(), format!("{pace:.0}"))]);
+    arguments.extend(plan.of_large_pages());
     if home.len() > 1 {
         let list: Vec<String> = home.iter().map(ToString::to_string).collect();
         arguments.insert("spread_over".to_owned(), list.join(","));
@@ -500,6 +530,11 @@ impl Move {
     /// Time constant of a change that this move is part of, at least `least`.
     pub(crate) fn settling(&self, least: Nanoseconds) -> Nanoseconds {
         least.max(Nanoseconds::from_secs_f64(self.seconds / TIME_CONSTANTS))
+    }
+
+    /// The argument that says so to the effector, where large pages are moved.
+    pub(crate) fn of_large_pages(&self) -> Option<(String, String)> {
+        self.large.then(|| ("large_pages".to_owned(), "move".to_owned()))
     }
 
     /// What it may cost, in a sentence.
@@ -745,6 +780,11 @@ mod tests {
         });
         let text = huge.reason(&MemoryAffinity);
         assert!(text.contains("on large pages and stays there"), "{text}");
+        // Where they can be moved as they are they go along.
+        let able = huge.with(|s| s.machine.capabilities.push(available(LARGE)));
+        assert!(bytes(&able).abs_diff(gib(4.0).0) < 1 << 20);
+        assert_eq!(able.proposal(&MemoryAffinity).arguments["large_pages"], "move");
+        assert!(able.classic().reason(&MemoryAffinity).contains("stays there"));
     }
 
     #[test]
