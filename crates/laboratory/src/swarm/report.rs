@@ -448,8 +448,8 @@ impl Report {
              Everything follows from the seed ({}) and the number of a machine. What is measured is the simulated world's own speed \
              without noise, never what homeostat's sensors or its engine said.\n\nThe *best placement* is the best fixed one that an \
              oracle finds which knows the world: for every program the chips of its threads, memory beside them or not, large pages \
-             or not (only where they could be split again), for every chip prefetch on or off; all that homeostat's effectors can \
-             change, in units of chips. On small machines all placements are tried, on others a search goes uphill from three \
+             or not (only where they could be split again), for every chip prefetch on or off; in units of chips and of whole \
+             programs (homeostat can also keep each process on a chip of its own, which no placement here does). On small machines all placements are tried, on others a search goes uphill from three \
              starting points, so that a *share* of it may be a little too high there. What counts is the geometric mean over the \
              programs of work per second (closed load) or work per CPU second (offered load).\n\n{}.\n\n",
             if o.rough { "rough" } else { "usual" },
