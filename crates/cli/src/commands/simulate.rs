@@ -73,7 +73,7 @@ pub struct Simulate {
     #[arg(long, visible_alias = "machines", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seeds: Option<u64>,
     /// First machine of a swarm; its machines are numbered from 0.
-    #[arg(long, value_name = "N", requires = "swarm")]
+    #[arg(long, value_name = "N", requires = "swarm", conflicts_with = "scenario")]
     from: Option<u64>,
     /// Rough signals: load and counters as noisy, stepping and biased as on a bad day. What a change really gains is the
     /// same.
