@@ -1,10 +1,10 @@
 //! The watch over accepted changes: one guard for each.
 //!
 //! First *probation*: probe pairs (one block on, one off, in random order) interleaved one in four or, for large gains,
-//! rarer, so that they cost at most half a percent of the work and a twentieth of the gain. They catch a change that helps a little often and hurts a lot
-//! rarely. Then *holdback*: a probe pair every half hour, for ever,
-//! with a detector whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried
-//! afresh after the back-off.
+//! rarer, so that they cost at most half a percent of the work and a twentieth of the gain. They catch a change that
+//! helps a little often and hurts a lot rarely. Then *holdback*: a probe pair every half hour, for ever, with a detector
+//! whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried afresh after the
+//! back-off.
 //!
 //! Parts that followed the tried part are switched together with it, so the guard's evidence covers them too, as long
 //! as the whole can be switched within the longest washout; else only the tried part is probed, and `status` says so.

@@ -22,7 +22,8 @@ pub(crate) const GUARDRAIL_LEVEL: f64 = 0.05;
 pub(crate) const GUARDRAIL_LEVEL_EARLY: f64 = 0.001;
 /// Scores of few counts may be equal by chance: the standard error is at least this (log units).
 const GUARDRAIL_ERROR_MIN: f64 = 0.002;
-/// A guardrail is hurt when its fall is proven (Welch's test) and its estimate is at least this (log units): less is not harm worth giving a proven gain up for.
+/// A guardrail is hurt when its fall is proven (Welch's test) and its estimate is at least this (log units): less is not
+/// harm worth giving a proven gain up for.
 const GUARDRAIL_FALL: f64 = 0.03;
 /// Others that a trial looks at besides its members.
 pub(crate) const BYSTANDERS_MAX: usize = 16;

@@ -43,8 +43,7 @@
 //! scales these by the change of the mean latency between places (by NUMA distance); without counters the shares
 //! are assumed and the interval starts at nothing. Too little predicted gain (`gain_min`) is not tried.
 //! The constants are fitted to published POWER7 figures. Gains were measured on the simulated machine only; the
-//! effector for real Linux machines comes later (there the capability `placement.threads` is missing, and the strategy
-//! says so).
+//! effector for real Linux machines (docs/placement.md) is proven to place and to put back, not to gain.
 //!
 //! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
 //! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when

@@ -26,8 +26,8 @@
 //! wait for memory, and the share of local accesses. A plan is small enough to be switched back and forth in the
 //! trial when it takes no longer than `switch_max_s`; else it is a one-way plan in stages of 10, 25, 50 and 100 % (in the
 //! profile `aso-classic`: of 10 % of the private memory each five minutes, at most 70 % of it in one plan). Gains
-//! were measured on the simulated machine only; the effector for real Linux machines comes later (there the
-//! capability `placement.pages` is missing, and the strategy says so).
+//! were measured on the simulated machine only; the effector for real Linux machines (docs/placement.md) is
+//! proven to move and to put back, not to gain.
 //!
 //! ## Undo
 //! The pages that were moved are moved back to the nodes they came from, at the same pace.
