@@ -64,6 +64,10 @@ pub trait Subject {
     fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds;
     /// How fast every program that runs is at this moment, without noise.
     fn speeds(&self) -> Speeds;
+    /// Most work that a day may cost against the machine left alone before it counts as harm, in percent × seconds of
+    /// one program. Infinite where that comparison is only counted: on a machine where programs compete, one that
+    /// gives way to others that gain more counts as a loser, and after a fault the two machines need not agree.
+    fn harm_per_day_max(&self) -> f64;
     /// The daemon was killed or stopped: handles from now on are those of a new process.
     fn restarted(&mut self) {}
     /// Takes back what only a fault had taken away: CPUs and nodes come back.
@@ -487,7 +491,7 @@ impl<S: Subject> Run<S> {
     fn new(plan: FaultPlan, seed: u64, hours: f64, subject: S, alone: S, faults: Faults) -> Self {
         let mut random = Random::new(seed ^ 0x4341_4d50_4149_474e);
         let policy = settings(&mut random);
-        let checkers = Checkers::new(limits(&policy));
+        let checkers = Checkers::new(limits(&policy, subject.harm_per_day_max()));
         Self {
             seed,
             hours,
@@ -1056,7 +1060,8 @@ impl<S: Subject> Run<S> {
             Kind::UndoAll => self.ask(OperatorRequest::UndoAll),
             Kind::Reconfigure => {
                 let policy = reconfigured(&self.policy, &mut self.random);
-                self.checkers.set_limits(limits(&policy));
+                self.checkers
+                    .set_limits(limits(&policy, self.subject.harm_per_day_max()));
                 self.policy = policy.clone();
                 self.ask(OperatorRequest::Configure(Box::new(policy)));
             }
@@ -1434,6 +1439,9 @@ impl Subject for Drawn {
     fn speeds(&self) -> Speeds {
         self.platform.with_world(|world| self.speeds_in(world))
     }
+    fn harm_per_day_max(&self) -> f64 {
+        f64::INFINITY
+    }
     fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds {
         let mut copy = SimPlatform::new(self.platform.with_world(|world| world.clone()));
         for record in undone.iter().rev() {
@@ -1602,13 +1610,11 @@ fn reconfigured(policy: &Policy, random: &mut Random) -> Policy {
     policy
 }
 
-fn limits(policy: &Policy) -> Limits {
+fn limits(policy: &Policy, harm_per_day: f64) -> Limits {
     Limits {
         starts_per_hour: policy.experiments_per_hour_max,
         trial: Nanoseconds::from_secs_f64(policy.experiment_max_s) + Nanoseconds::from_secs(1800),
-        // Counted and shown, and no violation: while sensors fail and persons change settings nobody can know what the
-        // machine would do by itself, and a program that gives way to others that gain counts as a loser here.
-        harm_per_day: f64::INFINITY,
+        harm_per_day,
         ..Limits::default()
     }
 }
@@ -2196,6 +2202,10 @@ mod tests {
         fn heal(&mut self) {}
         fn speeds(&self) -> Speeds {
             self.speeds_without(&[])
+        }
+        /// Its programs do not compete: what is lost, we lost.
+        fn harm_per_day_max(&self) -> f64 {
+            Limits::default().harm_per_day
         }
         fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds {
             let s = self.shared.0.borrow();
