@@ -93,7 +93,12 @@ pub fn masks(pid: i32) -> Result<Masks, Failure> {
         let Some(tid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
             continue;
         };
-        let status = text(entry.path().join("status"))?;
+        let status = match text(entry.path().join("status")) {
+            Ok(status) => status,
+            // It ended since the directory was listed.
+            Err(_) if !entry.path().exists() => continue,
+            Err(failure) => return Err(failure),
+        };
         let mask = keyed(&status, "Cpus_allowed_list").and_then(numbers);
         out.insert(
             tid,
