@@ -22,9 +22,15 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
 /// Filling redis takes some seconds.
 const FILL_PATIENCE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(50);
-/// Keys and bytes per value: about 400 MB of memory in redis.
-const REDIS_KEYS: &str = "1000000";
-const REDIS_VALUE_BYTES: &str = "300";
+/// The load generator that comes with redis.
+const BENCHMARK: &str = "redis-benchmark";
+/// Keys at most, and bytes per value: the more memory is read at random, the more a large page saves.
+const REDIS_KEYS_MAX: u64 = 3_000_000;
+const REDIS_VALUE_BYTES: u64 = 300;
+/// Memory of redis per key, with what it needs beside the value.
+const REDIS_KEY_BYTES: u64 = 410;
+/// Of keys drawn at random for twice as many writes as there are keys one in seven stays empty.
+const WRITES_PER_KEY: u64 = 2;
 
 /// What went wrong with a child.
 #[derive(Debug)]
@@ -282,17 +288,29 @@ pub(super) fn copy_of_redis(scratch: &Scratch) -> Option<PathBuf> {
     Some(copy)
 }
 
-/// A redis-server with data, and a load on it.
+/// A redis-server with data, idle until it gets a load.
 pub(super) struct Redis {
     // Declared, and so ended, before the server.
-    _load: Workload,
+    load: Option<Workload>,
     pub(super) server: Workload,
+    keys: u64,
+    socket: String,
 }
 
 impl Redis {
-    pub(super) fn start(program: &Path, scratch: &Scratch, stop: &AtomicBool) -> Result<Self, ChildError> {
-        let socket = scratch.path().join("redis.sock");
-        let socket = socket.to_string_lossy();
+    /// Keys for a third of the memory that is free.
+    pub(super) fn keys() -> u64 {
+        let free = memory_available_mib().map_or(u64::MAX, |mib| mib * 1024 * 1024 / 3);
+        REDIS_KEYS_MAX.min(free / REDIS_KEY_BYTES).max(1000)
+    }
+
+    pub(super) fn start(
+        program: &Path,
+        keys: u64,
+        scratch: &Scratch,
+        stop: &AtomicBool,
+    ) -> Result<Self, ChildError> {
+        let socket = scratch.path().join("redis.sock").to_string_lossy().into_owned();
         let directory = scratch.path().to_string_lossy();
         let server = Workload::start(
             program,
@@ -311,9 +329,9 @@ impl Redis {
             scratch,
             "redis-server",
         )?;
-        let bench = Path::new("redis-benchmark");
+        let bench = Path::new(BENCHMARK);
         let begin = Instant::now();
-        while !Path::new(socket.as_ref()).exists() {
+        while !Path::new(&socket).exists() {
             if server.ended().is_some() || begin.elapsed() > CONNECT_PATIENCE || stop.load(Ordering::Relaxed)
             {
                 return Err(ChildError::new(format!(
@@ -331,11 +349,11 @@ impl Redis {
                 "-t",
                 "set",
                 "-r",
-                REDIS_KEYS,
+                &keys.to_string(),
                 "-n",
-                "2000000",
+                &(WRITES_PER_KEY * keys).to_string(),
                 "-d",
-                REDIS_VALUE_BYTES,
+                &REDIS_VALUE_BYTES.to_string(),
                 "-P",
                 "64",
                 "-q",
@@ -349,16 +367,44 @@ impl Redis {
             }
             std::thread::sleep(TICK);
         }
+        Ok(Self {
+            load: None,
+            server,
+            keys,
+            socket,
+        })
+    }
+
+    /// Keys that it was filled with.
+    pub(super) fn keys_filled(&self) -> u64 {
+        self.keys
+    }
+
+    /// Has keys read at random from now on.
+    pub(super) fn start_load(&mut self, scratch: &Scratch) -> Result<(), ChildError> {
         let load = Workload::start(
-            bench,
+            Path::new(BENCHMARK),
             &[
-                "-s", &socket, "-t", "get", "-r", REDIS_KEYS, "-n", "1000000", "-P", "16", "-c", "8", "-l",
+                "-s",
+                &self.socket,
+                "-t",
+                "get",
+                "-r",
+                &self.keys.to_string(),
+                "-n",
+                "1000000",
+                "-P",
+                "16",
+                "-c",
+                "8",
+                "-l",
                 "-q",
             ],
             scratch,
             "redis-load",
         )?;
-        Ok(Self { _load: load, server })
+        self.load = Some(load);
+        Ok(())
     }
 }
 
