@@ -620,9 +620,11 @@ impl Plan {
         }
     }
 
-    /// Whether every workload that was looked at is decided.
+    /// Whether every workload that was looked at is decided. CPU use is known from the second scan on, and on a busy
+    /// machine scans are far apart: until some program is seen to have run, nothing is.
     pub fn is_settled(&self) -> bool {
-        self.undecided.is_empty()
+        let ran = |list: &[Workload]| list.iter().any(|w| w.cpus > 0.0);
+        self.undecided.is_empty() && (ran(&self.proposed) || ran(&self.active) || ran(&self.declined))
     }
 }
 

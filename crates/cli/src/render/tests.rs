@@ -247,6 +247,21 @@ fn plan_tells_what_would_be_tried() {
 }
 
 #[test]
+fn a_plan_is_not_settled_before_any_program_was_seen_to_run() {
+    let settled = |stage, cpus| {
+        let mut view = view();
+        view.workloads.truncate(1);
+        view.workloads[0].stage = stage;
+        view.workloads[0].cpus = cpus;
+        Plan::new(&view).is_settled()
+    };
+    assert!(!settled(Stage::Ignored, 0.0), "scanned once: no rate is known");
+    assert!(settled(Stage::Ignored, 0.01));
+    assert!(settled(Stage::Proposed, 0.5));
+    assert!(!settled(Stage::Considered, 0.5), "still being measured");
+}
+
+#[test]
 fn doctor_tells_what_is_missing_and_what_to_do() {
     let d = Diagnosis {
         schema: 1,
