@@ -30,7 +30,8 @@ impl From<homeostat_model::Effect> for Effect {
     fn from(e: homeostat_model::Effect) -> Self {
         Self {
             estimate: finite(e.estimate),
-            lower: finite(e.lower),
+            // The engine counts in logarithms: a lower end of minus infinity there is a share of exactly -1 here.
+            lower: finite(e.lower).filter(|share| *share > -1.0),
             upper: finite(e.upper),
             confidence: e.confidence,
         }

@@ -247,6 +247,17 @@ fn plan_tells_what_would_be_tried() {
 }
 
 #[test]
+fn an_end_without_bound_is_not_shown_as_a_loss_of_everything() {
+    let open = Effect {
+        estimate: 0.011,
+        lower: -1.0,
+        upper: f64::INFINITY,
+        confidence: 0.9,
+    };
+    assert_eq!(effect(&open.into()), "+1.1 % [?, ?]");
+}
+
+#[test]
 fn a_plan_is_not_settled_before_any_program_was_seen_to_run() {
     let settled = |stage, cpus| {
         let mut view = view();
