@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Said};
 use crate::render::Look;
+use homeostat_daemon::printable;
 use serde::Serialize;
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -64,19 +65,22 @@ impl Terminal {
     /// # Errors
     /// The reader has gone, or the output can not be written.
     pub fn print(&self, text: &str) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
-        let end = if text.ends_with('\n') || text.is_empty() {
-            ""
+        if text.ends_with('\n') || text.is_empty() {
+            write(text)
         } else {
-            "\n"
-        };
-        out.write_all(text.as_bytes())
-            .and_then(|()| out.write_all(end.as_bytes()))
-            .and_then(|()| out.flush())
-            .map_err(|e| match e.kind() {
-                ErrorKind::BrokenPipe => Failure::ReaderGone,
-                _ => Failure::failed(format!("cannot write the output: {e}")),
-            })
+            write(&format!("{text}\n"))
+        }
+    }
+
+    /// Clears the screen for the next picture. What goes into a file or is for programs is not cleared.
+    ///
+    /// # Errors
+    /// As [`Terminal::print`].
+    pub fn clear(&self) -> Result<(), Failure> {
+        if !self.is_terminal || self.json {
+            return Ok(());
+        }
+        write("\x1b[H\x1b[2J")
     }
 
     /// Prints a value as JSON, or as the text that `human` makes.
@@ -89,7 +93,7 @@ impl Terminal {
                 .map_err(|e| Failure::failed(format!("cannot be expressed as JSON: {e}")))?;
             self.print(&text)
         } else {
-            self.print(&human(&self.look()))
+            self.print(&printable::for_terminal(&human(&self.look()), self.color))
         }
     }
 
@@ -102,10 +106,20 @@ impl Terminal {
     pub fn complain(&self, said: &Said<'_>) {
         let line = match serde_json::to_string(said) {
             Ok(json) if self.json => json,
-            _ => format!("homeostat: {}", said.text()),
+            _ => format!("homeostat: {}", printable::for_terminal(&said.text(), false)),
         };
         let _ = writeln!(std::io::stderr(), "{line}");
     }
+}
+
+fn write(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|e| match e.kind() {
+            ErrorKind::BrokenPipe => Failure::ReaderGone,
+            _ => Failure::failed(format!("cannot write the output: {e}")),
+        })
 }
 
 fn now_unix() -> u64 {

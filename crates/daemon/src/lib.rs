@@ -11,6 +11,7 @@ pub mod greeting;
 pub mod log;
 pub mod notify;
 pub mod places;
+pub mod printable;
 pub mod process;
 pub mod recordings;
 pub mod report;

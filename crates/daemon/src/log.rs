@@ -1,6 +1,7 @@
 //! The story on standard error: one line per event, nothing said twice.
 
 use crate::api::StoryLine;
+use crate::printable;
 use crate::settings::LogFormat;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -69,7 +70,7 @@ impl Log {
         if line.warning {
             out.push_str("warning: ");
         }
-        out.push_str(&line.sentence());
+        out.push_str(&printable::for_log(&line.sentence()));
         out
     }
 
@@ -135,6 +136,10 @@ mod tests {
         assert_eq!(
             line(Some("redis"), "trying: block 3").sentence(),
             "redis trying: block 3"
+        );
+        assert_eq!(
+            Log::new(LogFormat::Human, true).render(&line(Some("a\x1b[2J\n<2>b[7]"), "c")),
+            "<6>a\\u{1b}[2J\\n<2>b[7] trying: c"
         );
         said.warning = true;
         assert_eq!(

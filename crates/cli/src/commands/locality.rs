@@ -66,19 +66,15 @@ impl Locality {
                     .map_err(|e| Failure::failed(format!("cannot be expressed as JSON: {e}")))?;
                 terminal.print(&line)?;
             } else {
-                // A terminal is cleared for each picture; what goes into a file is not.
-                let clear = if self.watch && terminal.is_terminal && !terminal.json {
-                    "\x1b[H\x1b[2J"
-                } else {
-                    ""
-                };
+                if self.watch {
+                    terminal.clear()?;
+                }
                 terminal.show(&seen, |look| {
-                    let text = if self.workload.is_some() {
+                    if self.workload.is_some() {
                         render::locality_of_one(&seen, look)
                     } else {
                         render::locality(&seen, look)
-                    };
-                    format!("{clear}{text}")
+                    }
                 })?;
             }
             if !self.watch {
