@@ -88,7 +88,10 @@ impl From<ClientError> for Failure {
             ClientError::Denied(_) | ClientError::NotAllowed { .. } => Kind::Permission,
             ClientError::WorkloadNotFound { .. } | ClientError::ActionNotFound { .. } => Kind::NotFound,
             ClientError::BadConfiguration(_) => Kind::Usage,
-            ClientError::Busy(_) | ClientError::Protocol { .. } | ClientError::Broken { .. } => Kind::Failed,
+            ClientError::Busy(_)
+            | ClientError::Protocol { .. }
+            | ClientError::Silent(_)
+            | ClientError::Broken { .. } => Kind::Failed,
         };
         Self::Report(kind, e.to_string())
     }

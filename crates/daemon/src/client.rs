@@ -62,6 +62,14 @@ pub enum ClientError {
         /// What was wrong.
         what: String,
     },
+    /// The daemon is there and says nothing.
+    #[error(
+        "the daemon at {} has not answered for {} s; whether it took the request is not known\n  hint: it is stopped or in \
+         deep trouble: look at its log and at `ps`; with the daemon ended, `homeostat restore` undoes what it left",
+        .0.display(),
+        PATIENCE.as_secs()
+    )]
+    Silent(PathBuf),
     /// The connection broke.
     #[error("the connection to the daemon at {} broke: {source}", socket.display())]
     Broken {
@@ -171,7 +179,7 @@ impl Client {
         self.reader
             .get_mut()
             .write_all(&bytes)
-            .map_err(|source| ClientError::Broken { socket, source })
+            .map_err(|source| lost(socket, source))
     }
 
     /// Reads one answer: its parameters, and whether more follow.
@@ -183,10 +191,7 @@ impl Client {
             .by_ref()
             .take(REPLY_BYTES_MAX)
             .read_until(0, &mut bytes);
-        read.map_err(|source| ClientError::Broken {
-            socket: socket.clone(),
-            source,
-        })?;
+        read.map_err(|source| lost(socket.clone(), source))?;
         if bytes.pop() != Some(0) {
             let source = ErrorKind::UnexpectedEof.into();
             return Err(ClientError::Broken { socket, source });
@@ -313,6 +318,14 @@ impl Client {
     }
 }
 
+/// Why nothing more comes. A timeout of a socket reads as "would block".
+fn lost(socket: PathBuf, source: std::io::Error) -> ClientError {
+    match source.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => ClientError::Silent(socket),
+        _ => ClientError::Broken { socket, source },
+    }
+}
+
 fn refusal(socket: &Path, error: &str, parameters: &Value) -> ClientError {
     let text = |key: &str| {
         parameters
@@ -352,5 +365,22 @@ fn refusal(socket: &Path, error: &str, parameters: &Value) -> ClientError {
             socket: socket.to_owned(),
             what: format!("{error} {parameters}"),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_says_nothing_is_told_from_a_broken_connection() {
+        let silent = lost("/run/s".into(), ErrorKind::WouldBlock.into());
+        assert!(matches!(silent, ClientError::Silent(_)));
+        assert!(
+            silent.to_string().contains("has not answered for 15 s"),
+            "{silent}"
+        );
+        let broken = lost("/run/s".into(), ErrorKind::ConnectionReset.into());
+        assert!(matches!(broken, ClientError::Broken { .. }));
     }
 }

@@ -60,14 +60,22 @@ impl Undo {
     }
 }
 
+/// The daemon is gone before it could be seen that the changes are.
+fn ended() -> Failure {
+    Failure::failed(
+        "the daemon ended before it said that the changes are undone\n  hint: `homeostat restore` undoes what is left, and \
+         says so when nothing is",
+    )
+}
+
 /// Waits until the changes are gone and, if `trials`, until no trial has its change on.
 pub(crate) fn wait_until_undone(client: &mut Client, actions: &[u64], trials: bool) -> Result<(), Failure> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let status = match client.status() {
             Ok(status) => status,
-            // A daemon that ends has undone everything, or `restore` will say what is left.
-            Err(ClientError::Broken { .. }) => return Ok(()),
+            // It may have undone everything before its end, or have been killed: the journal knows.
+            Err(ClientError::Broken { .. }) => return Err(ended()),
             Err(e) => return Err(e.into()),
         };
         let left: Vec<u64> = status
