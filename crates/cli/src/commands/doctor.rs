@@ -24,9 +24,28 @@ impl Doctor {
         if diagnosis.can_act() {
             Ok(())
         } else {
-            Err(Failure::failed(
-                "nothing can be improved on this machine as it is; the reasons stand above",
-            ))
+            Err(Failure::failed(verdict(rustix::process::geteuid().is_root())))
         }
+    }
+}
+
+/// Why nothing can be done. Most of what is missing to anybody but root is not missing to the daemon.
+fn verdict(is_root: bool) -> &'static str {
+    if is_root {
+        "nothing can be improved on this machine as it is; the reasons stand above"
+    } else {
+        "this user can improve nothing here; the reasons stand above\n  hint: run `homeostat doctor` as root, as the daemon \
+         runs"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_user_may_not_do_is_not_called_impossible() {
+        assert!(verdict(false).contains("hint: run `homeostat doctor` as root"));
+        assert!(verdict(true).contains("this machine"));
     }
 }
