@@ -18,10 +18,11 @@ BUILD := $(CARGO) build --release --locked
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
 	javac:default-jdk-headless cc:gcc
 # What the emulated machines need; the kernel comes from a Debian package, too, unpacked and not installed.
-VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl taskset:util-linux
+VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl numastat:numactl \
+	taskset:util-linux strip:binutils
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit vm-test vm-tools test-tools demo bench aa install uninstall clean
+.PHONY: help build run test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +36,11 @@ run: build ## build and start the daemon in the foreground (as root)
 demo: build ## a real gain, proven live on a real process, in under five minutes (as root)
 	$(PROGRAM) demo
 
-test: test-tools check unit ## formatting, lints and tests; installs what the tests need (as root)
+test: announce test-tools vm-tools-if-any check unit vm-machines ## formatting, lints, tests, emulated machines; installs what is missing (as root)
+
+announce:
+	@echo "make test: installs the Debian packages that are missing; formatting and lints; the tests; and at last"
+	@echo "emulated machines with several NUMA nodes (vm/README.md), about four minutes on two cores that do little else."
 
 check: ## formatting and lints
 	$(CARGO) fmt --all --check
@@ -47,6 +52,13 @@ unit: ## the tests alone
 vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
 	$(CARGO) test --workspace --locked --no-run
 	vm/vm-test $(VM_ARGS) $(SHAPE)
+
+# As parts of `make test`: where there is no QEMU to be had at all, that is said loudly and is no failure.
+vm-tools-if-any:
+	-@tools/install-test-tools $(VM_TOOLS)
+
+vm-machines: unit
+	vm/vm-test --skip-without-qemu $(VM_ARGS)
 
 vm-tools: ## install the Debian packages that the emulated machines need and that are missing
 	@tools/install-test-tools $(VM_TOOLS)

@@ -81,12 +81,7 @@ impl Daemon {
     ) -> Result<Duration, Failure> {
         let begin = Instant::now();
         loop {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(Failure::Broken(format!(
-                    "the daemon ended ({status}) before {what}; its log:\n{}",
-                    self.log()
-                )));
-            }
+            self.must_live(what)?;
             if holds(self)? {
                 return Ok(begin.elapsed());
             }
@@ -97,6 +92,20 @@ impl Daemon {
                 self.log()
             );
             std::thread::sleep(TICK);
+        }
+    }
+
+    /// Fails when it has ended by itself.
+    ///
+    /// # Errors
+    /// It has, with its log.
+    pub fn must_live(&mut self, before: &str) -> Result<(), Failure> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => Err(Failure::Broken(format!(
+                "the daemon ended ({status}) before {before}; its log:\n{}",
+                self.log()
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -140,8 +149,7 @@ impl Daemon {
 
     /// What it said so far, indented, as the rest of a sentence.
     pub fn log(&self) -> String {
-        let text = std::fs::read_to_string(self.directory.join("log")).unwrap_or_default();
-        text.lines().map(|line| format!("  {line}\n")).collect()
+        log(&self.directory)
     }
 }
 
@@ -164,6 +172,12 @@ fn command(directory: &Path, arguments: &[&str]) -> Result<Command, Failure> {
         .args(arguments)
         .stdin(Stdio::null());
     Ok(command)
+}
+
+/// What the daemons in that directory said so far, indented, as the rest of a sentence.
+pub fn log(directory: &Path) -> String {
+    let text = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
+    text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
 /// Runs `homeostat` with these arguments and the paths of the daemon in that directory, whether or not it lives.

@@ -16,8 +16,9 @@ const SCANS_MAX: u32 = 50;
 const SCAN_WAIT: Duration = Duration::from_millis(100);
 /// Slices of one action: more than any scenario needs, so that a hang is a failure.
 const SLICES_MAX: u32 = 200_000;
-/// Times in a row that an effector may say "not now".
-const BUSY_MAX: u32 = 100;
+/// Times in a row that an effector may say "not now": a process that could not be looked at in time, as it happens on an
+/// emulated CPU of a busy host, is not looked at again for half a minute, and then it may happen again.
+const BUSY_MAX: u32 = 1800;
 /// Wait after "not now".
 const BUSY_WAIT: Duration = Duration::from_millis(100);
 

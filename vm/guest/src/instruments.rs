@@ -1,6 +1,8 @@
 //! Measuring from outside, by other ways than the code under test: masks of threads from `/proc/PID/task/*/status`,
-//! the node of each page from `/proc/PID/pagemap` and the kernel's memory blocks, sums from `/proc/PID/numa_maps`.
+//! the node of each page from `/proc/PID/pagemap` and the kernel's memory blocks, sums from `/proc/PID/numa_maps` and from
+//! `numastat`.
 
+use crate::keeper::program;
 use crate::{Failure, ensure};
 use homeostat_model::ProcessId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,16 +123,31 @@ pub fn rollup_kib(pid: i32, key: &str) -> Result<u64, Failure> {
         .ok_or_else(|| Failure::Broken(format!("{path} has no line {key}")))
 }
 
+/// By node: base pages.
+pub type Pages = BTreeMap<u32, u64>;
+
 /// Pages of a process by node, from `/proc/PID/numa_maps`, in base pages.
 ///
 /// # Errors
 /// The process is gone, or the kernel has no NUMA.
-pub fn numa_maps(pid: i32) -> Result<BTreeMap<u32, u64>, Failure> {
+pub fn numa_maps(pid: i32) -> Result<Pages, Failure> {
+    let (mut private, files) = numa_maps_by_kind(pid)?;
+    for (node, pages) in files {
+        *private.entry(node).or_default() += pages;
+    }
+    Ok(private)
+}
+
+/// The same apart: private memory (heap, stacks, what was written into private copies of files), and pages of files.
+///
+/// # Errors
+/// As [`numa_maps`].
+pub fn numa_maps_by_kind(pid: i32) -> Result<(Pages, Pages), Failure> {
     Ok(sum_numa_maps(&text(format!("/proc/{pid}/numa_maps"))?))
 }
 
-fn sum_numa_maps(text: &str) -> BTreeMap<u32, u64> {
-    let mut out = BTreeMap::new();
+fn sum_numa_maps(text: &str) -> (Pages, Pages) {
+    let (mut private, mut files) = (Pages::new(), Pages::new());
     for line in text.lines() {
         let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key));
         // Counts are in pages of the mapping: 4 KiB but for hugetlbfs.
@@ -138,12 +155,62 @@ fn sum_numa_maps(text: &str) -> BTreeMap<u32, u64> {
             .and_then(|k| k.parse().ok())
             .unwrap_or(4)
             / (PAGE / 1024);
-        for counted in line.split_whitespace().filter_map(|w| w.strip_prefix('N')) {
-            if let Some((node, pages)) = counted.split_once('=')
-                && let (Ok(node), Ok(pages)) = (node.parse::<u32>(), pages.parse::<u64>())
-            {
-                *out.entry(node).or_default() += pages * per_page;
+        let nodes: Pages = line
+            .split_whitespace()
+            .filter_map(|w| w.strip_prefix('N')?.split_once('='))
+            .filter_map(|(node, pages)| Some((node.parse().ok()?, pages.parse::<u64>().ok()? * per_page)))
+            .collect();
+        let all: u64 = nodes.values().sum();
+        // A line of a file says how many pages are copies that were written to, and not on which node those are.
+        let copies = match word("file=") {
+            None => all,
+            Some(_) => word("anon=").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * per_page,
+        };
+        for (node, pages) in nodes {
+            let own = pages * copies.min(all) / all.max(1);
+            *private.entry(node).or_default() += own;
+            *files.entry(node).or_default() += pages - own;
+        }
+    }
+    (private, files)
+}
+
+/// Memory of a process by node, as `numastat -p` adds it up, in MiB (two decimals).
+///
+/// # Errors
+/// The program is not there, fails, or prints something else.
+pub fn numastat(pid: i32) -> Result<BTreeMap<u32, f64>, Failure> {
+    let output = std::process::Command::new(program("numastat")?)
+        .args(["-p", &pid.to_string()])
+        .output()
+        .map_err(Failure::system("starting numastat"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = parse_numastat(&text);
+    ensure!(
+        output.status.success() && !found.is_empty(),
+        "numastat ({}): {text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(found)
+}
+
+/// Tables of as many nodes as fit into a line, each with a head (`Node 0  Node 1  Total`) and a row `Total`.
+fn parse_numastat(text: &str) -> BTreeMap<u32, f64> {
+    let mut out = BTreeMap::new();
+    let mut head: Vec<u32> = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["Node", ..] => {
+                let nodes = words.windows(2).filter(|pair| pair[0] == "Node");
+                head = nodes.filter_map(|pair| pair[1].parse().ok()).collect();
             }
+            ["Total", amounts @ ..] => {
+                let amounts = amounts.iter().filter_map(|a| a.parse::<f64>().ok());
+                out.extend(head.iter().copied().zip(amounts));
+            }
+            _ => {}
         }
     }
     out
@@ -188,23 +255,25 @@ impl Frames {
     /// # Errors
     /// The page tables cannot be read.
     pub fn of_pages(&self, pid: i32, start: u64, pages: u64) -> Result<Vec<Option<u32>>, Failure> {
+        let blocks = self.blocks_of_pages(pid, start, pages)?;
+        let nodes = blocks.into_iter().map(|block| self.nodes.get(&block?).copied());
+        Ok(nodes.collect())
+    }
+
+    /// The memory block of each page of a range of a process's memory; `None` for pages that are not in memory.
+    ///
+    /// # Errors
+    /// The page tables cannot be read.
+    pub fn blocks_of_pages(&self, pid: i32, start: u64, pages: u64) -> Result<Vec<Option<u64>>, Failure> {
         let path = format!("/proc/{pid}/pagemap");
         let what = || format!("reading {path}");
         let file = File::open(&path).map_err(Failure::system(what()))?;
         let mut entries = vec![0u8; usize::try_from(pages * 8).unwrap_or(0)];
         file.read_exact_at(&mut entries, start / PAGE * 8)
             .map_err(Failure::system(what()))?;
-        let node_of = |entry: u64| {
-            (entry & PRESENT != 0)
-                .then(|| {
-                    self.nodes
-                        .get(&((entry & FRAME) * PAGE / self.block_bytes))
-                        .copied()
-                })
-                .flatten()
-        };
+        let block_of = |entry: u64| (entry & PRESENT != 0).then(|| (entry & FRAME) * PAGE / self.block_bytes);
         let words = entries.as_chunks::<8>().0;
-        Ok(words.iter().map(|w| node_of(u64::from_ne_bytes(*w))).collect())
+        Ok(words.iter().map(|w| block_of(u64::from_ne_bytes(*w))).collect())
     }
 }
 
@@ -223,8 +292,8 @@ fn entries(directory: &Path, prefix: &str) -> Result<Vec<(u64, std::path::PathBu
     Ok(out)
 }
 
-/// How many pages lie on each node.
-pub fn by_node(pages: &[Option<u32>]) -> BTreeMap<u32, u64> {
+/// How many pages lie on each node, or in each memory block.
+pub fn by_node<N: Ord + Copy>(pages: &[Option<N>]) -> BTreeMap<N, u64> {
     let mut out = BTreeMap::new();
     for node in pages.iter().flatten() {
         *out.entry(*node).or_default() += 1;
@@ -250,7 +319,34 @@ mod tests {
                     7f00 default anon=16 dirty=16 N0=1 N1=15 kernelpagesize_kB=4\n\
                     7f80 default file=/anon_hugepage huge anon=2 dirty=2 N1=2 kernelpagesize_kB=2048\n\
                     7fff default stack anon=2 dirty=2 active=0 N0=2 kernelpagesize_kB=4\n";
-        assert_eq!(sum_numa_maps(text), BTreeMap::from([(0, 6), (1, 15 + 1024)]));
+        let (private, files) = sum_numa_maps(text);
+        assert_eq!(private, BTreeMap::from([(0, 3), (1, 15 + 1024)]));
+        assert_eq!(files, BTreeMap::from([(0, 3), (1, 0)]));
+    }
+
+    #[test]
+    fn copies_of_a_file_are_private_in_proportion() {
+        let text = "7f00 default file=/lib/c anon=4 dirty=4 mapped=12 N0=12 N1=4 kernelpagesize_kB=4\n";
+        let (private, files) = sum_numa_maps(text);
+        assert_eq!(private, BTreeMap::from([(0, 3), (1, 1)]));
+        assert_eq!(files, BTreeMap::from([(0, 9), (1, 3)]));
+    }
+
+    #[test]
+    fn tables_of_numastat_are_read_also_when_they_are_split() {
+        let text = "\nPer-node process memory usage (in MBs) for PID 9 (keeper)\n\
+                    \x20                          Node 0          Node 1\n\
+                    \x20                 --------------- ---------------\n\
+                    Huge                         0.00            0.00\n\
+                    Private                     48.06            0.27\n\
+                    ----------------  --------------- ---------------\n\
+                    Total                       50.06            0.27\n\n\
+                    \x20                          Node 2           Total\n\
+                    Total                        1.50           51.83\n";
+        assert_eq!(
+            parse_numastat(text),
+            BTreeMap::from([(0, 50.06), (1, 0.27), (2, 1.5)])
+        );
     }
 
     #[test]

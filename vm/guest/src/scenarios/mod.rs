@@ -4,13 +4,18 @@
 //! Reported on standard output, which is the second serial port: `@begin NAME`, `@note NAME TEXT`, `@pass NAME SECONDS`,
 //! `@fail NAME SENTENCE`, `@log NAME LINE` for all that a failed scenario said, and `@done passed=N failed=M`.
 
+mod badly_placed;
+mod comparison;
 mod daemons;
 mod groups;
 mod hotplug;
 mod large_pages;
+mod locality;
 mod machine;
 mod people;
 mod placement;
+mod programs;
+mod trials;
 
 use crate::driver::private_directory;
 use crate::expected::Expected;
@@ -76,8 +81,17 @@ const ALL: &[(&str, Scenario)] = &[
     ("memory-bound-before", people::memory_bound_before),
     ("cpus-leave", hotplug::cpus_leave),
     ("memory-leaves", hotplug::memory_leaves),
+    (
+        "cpus-leave-while-pages-move",
+        hotplug::cpus_leave_while_pages_move,
+    ),
+    ("locality-agrees", locality::agrees_with_the_kernel),
+    ("badly-placed", badly_placed::placed_by_the_strategies),
+    ("numad", comparison::numad),
+    ("homeostat-beside-numad", comparison::homeostat),
     ("control-groups", groups::recognised_and_left_alone),
     ("daemon-lives-and-dies", daemons::lives_and_dies),
+    ("daemon-trials", trials::end_with_everything_as_found),
 ];
 
 /// Part of the machine's time that one scenario may take, so that one that hangs leaves some to the others.

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// Does what a person does: `taskset -p -c CPUS TID`.
-fn taskset(tid: i32, cpus: &BTreeSet<u32>) -> Result<(), Failure> {
+pub(super) fn taskset(tid: i32, cpus: &BTreeSet<u32>) -> Result<(), Failure> {
     let output = Command::new(program("taskset")?)
         .args(["-p", "-c", &list(cpus), &tid.to_string()])
         .output()
@@ -89,7 +89,7 @@ pub(super) fn bound_after(context: &Context) -> Result<(), Failure> {
     let theirs = one(&context.expected.cpus_of(away));
     taskset(chosen, &theirs)?;
     // Applied again, as a trial does in each block that is on: the person's thread is not taken back.
-    let again = kept.driver.platform.advance(&record, Direction::Apply);
+    let again = Patient(&mut kept.driver.platform).advance(&record, Direction::Apply);
     ensure!(
         matches!(again, Err(PlatformError::Conflict { .. }) | Ok(_)),
         "placing again after taskset: {again:?}"
