@@ -31,7 +31,7 @@ const ROLLUP_REST: u64 = 5000;
 /// Most meters that are open at one time.
 const METERS_MAX: usize = 256;
 
-/// CLOCK_MONOTONIC, and the calendar for people.
+/// CLOCK_MONOTONIC, CPU time of the calling thread, and the calendar for people.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MonotonicClock;
 
@@ -48,6 +48,9 @@ fn read_clock(clock: ClockId) -> Nanoseconds {
 impl Clock for MonotonicClock {
     fn now(&self) -> Nanoseconds {
         read_clock(ClockId::Monotonic)
+    }
+    fn cpu_time(&self) -> Nanoseconds {
+        read_clock(ClockId::ThreadCPUTime)
     }
     fn unix_seconds(&self) -> u64 {
         read_clock(ClockId::Realtime).0 / 1_000_000_000

@@ -72,6 +72,11 @@ pub trait Effectors {
 pub trait Clock {
     /// Time since boot, never going back.
     fn now(&self) -> Nanoseconds;
+    /// CPU time that the calling thread has used: on a busy machine much less passes than on the wall. A clock that
+    /// does not know says [`Clock::now`].
+    fn cpu_time(&self) -> Nanoseconds {
+        self.now()
+    }
     /// Seconds since the epoch, for people.
     fn unix_seconds(&self) -> u64;
     /// Waits. Used only where nothing else can happen meanwhile: recovery and restore.

@@ -100,7 +100,6 @@ pub struct Runtime<P, C> {
     next_scan: Nanoseconds,
     next_detail: Nanoseconds,
     next_prune: Nanoseconds,
-    scan_cost: Nanoseconds,
     journal_warned: bool,
     /// A coin could not be written down: no change is switched on until one can.
     coin_missing: bool,
@@ -179,7 +178,6 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             next_scan: now,
             next_detail: now,
             next_prune: now + PRUNE_EVERY,
-            scan_cost: Nanoseconds::ZERO,
             journal_warned: false,
             coin_missing: false,
             unseen: None,
@@ -241,6 +239,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             scan,
             detail: plan.detail,
         };
+        let used = self.clock.cpu_time();
         match self.platform.sample(&request) {
             Ok(snapshot) => {
                 self.unseen = None;
@@ -255,11 +254,9 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 }
             }
         }
-        let after = self.clock.now();
         if scan {
-            self.scan_cost = after - now;
-            let spread =
-                Nanoseconds::from_secs_f64(self.scan_cost.as_secs_f64() / SCAN_SHARE).min(SCAN_EVERY_MAX);
+            let cost = self.clock.cpu_time().saturating_sub(used);
+            let spread = Nanoseconds::from_secs_f64(cost.as_secs_f64() / SCAN_SHARE).min(SCAN_EVERY_MAX);
             self.next_scan = now + plan.scan_every.max(spread);
         }
         if detail {

@@ -134,12 +134,14 @@ pub enum JournalError {
         pid: Option<u32>,
     },
     /// Others may write there; what stands in it would be carried out with our privileges.
-    #[error("{} can not be trusted: {why}\n  hint: make it a directory of this user with mode 0700", path.display())]
+    #[error("{} can not be trusted: {why}\n  hint: {remedy}", path.display())]
     Insecure {
         /// Directory or file.
         path: PathBuf,
         /// What is wrong.
         why: String,
+        /// What a person can do.
+        remedy: &'static str,
     },
     /// Written by a newer homeostat.
     #[error("{}: format version {version}, this program knows {FORMAT_VERSION}\n  hint: run `homeostat restore` of the newer version first", path.display())]
@@ -160,6 +162,16 @@ pub enum JournalError {
     /// No space for it.
     #[error("{}: no space to {what}: {source}\n  hint: free space on that file system; what is owed can still be undone", path.display())]
     NoSpace {
+        /// File.
+        path: PathBuf,
+        /// What was being done.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Nothing can be written there at all.
+    #[error("{}: can not {what}: {source}\n  hint: make that file system writable; or copy the directory to a place that is, and work there: `homeostat restore --state-dir COPY` undoes what it says", path.display())]
+    ReadOnly {
         /// File.
         path: PathBuf,
         /// What was being done.
@@ -239,9 +251,16 @@ fn io_error(path: &Path, what: &'static str, source: io::Error) -> JournalError 
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
             JournalError::NoSpace { path, what, source }
         }
+        io::ErrorKind::ReadOnlyFilesystem => JournalError::ReadOnly { path, what, source },
         _ => JournalError::Io { path, what, source },
     }
 }
+
+/// What makes a directory fit to hold a journal.
+const PRIVATE_DIRECTORY: &str = "make it a directory of this user with mode 0700";
+/// What to do about a file that somebody else may have written.
+const STRANGE_FILE: &str =
+    "look at it; if it is not a journal that homeostat wrote, move it away and start again";
 
 /// What was found in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -316,8 +335,13 @@ impl Recovered {
     pub fn complaints(&self) -> Vec<String> {
         let mut out = Vec::new();
         if self.torn > 0 {
+            let meaning = if self.is_whole() {
+                "as a crash leaves it; nothing is lost by that"
+            } else {
+                "and what stood there is not known"
+            };
             out.push(format!(
-                "the last record of the journal is unfinished ({} bytes), as a crash leaves it; nothing is lost by that",
+                "the last record of the journal is unfinished ({} bytes), {meaning}",
                 self.torn
             ));
         }
@@ -893,6 +917,7 @@ fn create_directory(directory: &Path) -> Result<(), JournalError> {
         Err(JournalError::Insecure {
             path: directory.to_owned(),
             why,
+            remedy: PRIVATE_DIRECTORY,
         })
     };
     if metadata.mode() & 0o022 != 0 {
@@ -913,6 +938,7 @@ fn check_owner(path: &Path, owner: u32) -> Result<(), JournalError> {
     Err(JournalError::Insecure {
         path: path.to_owned(),
         why,
+        remedy: "look at it; if it is yours, give it to this user (chown)",
     })
 }
 
@@ -994,6 +1020,7 @@ fn load(directory: &Path) -> Result<Option<(File, line::Reading)>, JournalError>
                 return Err(JournalError::Insecure {
                     path,
                     why: "it is a symbolic link".to_owned(),
+                    remedy: STRANGE_FILE,
                 });
             }
             Err(e) => return Err(io_error(&path, "open", e)),
@@ -1003,12 +1030,14 @@ fn load(directory: &Path) -> Result<Option<(File, line::Reading)>, JournalError>
             return Err(JournalError::Insecure {
                 path,
                 why: "it is not a regular file".to_owned(),
+                remedy: STRANGE_FILE,
             });
         }
         if metadata.mode() & 0o022 != 0 {
             return Err(JournalError::Insecure {
                 path,
                 why: "others may write to it".to_owned(),
+                remedy: STRANGE_FILE,
             });
         }
         check_owner(&path, metadata.uid())?;

@@ -380,7 +380,10 @@ fn a_directory_or_file_that_others_can_write_is_refused() {
     let elsewhere = directory.path().join("elsewhere");
     std::fs::rename(&journal, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &journal).unwrap();
-    assert!(matches!(open(), Err(JournalError::Insecure { .. })));
+    let error = open().unwrap_err();
+    assert!(matches!(error, JournalError::Insecure { .. }));
+    let text = error.to_string();
+    assert!(text.contains("move it away") && !text.contains("0700"), "{text}");
     std::fs::remove_file(&journal).unwrap();
     std::fs::create_dir(&journal).unwrap();
     assert!(open().is_err() && read(directory.path()).is_err());
@@ -894,6 +897,11 @@ fn full_disk_child() {
     assert!(
         recovered.torn == 8 && recovered.damaged.len() == 1 && recovered.set_aside.is_none(),
         "{recovered:?}"
+    );
+    let told = recovered.complaints().join("\n");
+    assert!(
+        told.contains("what stood there is not known") && !told.contains("nothing is lost"),
+        "{told}"
     );
     journal.closed(ActionId(next)).unwrap();
     drop(journal);
