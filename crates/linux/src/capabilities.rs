@@ -513,10 +513,19 @@ impl List {
         } else {
             captured()
         };
+        let spread = Seen {
+            detail: seen.detail.clone(),
+            ..seen
+        };
         self.add(
             "placement.pages",
             "pages stay where they are: memory_affinity is off",
             seen,
+        );
+        self.add(
+            "placement.pages.spread",
+            "memory of a program that is kept on several nodes stays where it is",
+            spread,
         );
         let release = &machine.kernel;
         let unified = files::text(root, "/sys/fs/cgroup/cgroup.controllers")

@@ -17,11 +17,11 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// Pages on other nodes than this one.
-    pub(super) fn pages_away(&self, node: u32) -> u64 {
+    /// Pages on other nodes than these.
+    pub(super) fn pages_away(&self, homes: &[u32]) -> u64 {
         self.nodes
             .iter()
-            .filter(|(n, _)| *n != node)
+            .filter(|(n, _)| !homes.contains(n))
             .map(|(_, pages)| pages)
             .sum()
     }
@@ -106,7 +106,14 @@ mod tests {
             "and the cut line is left out"
         );
         assert_eq!(found[5].nodes, [(0, 1), (12, 2)]);
-        assert_eq!((found[5].pages_away(0), found[5].pages_away(5)), (2, 3));
+        assert_eq!(
+            (
+                found[5].pages_away(&[0]),
+                found[5].pages_away(&[5]),
+                found[5].pages_away(&[0, 12])
+            ),
+            (2, 3, 0)
+        );
         assert_eq!((found[0].page_kib, found[6].page_kib), (4, 2048));
         assert_eq!(found[7].start, 0x7ffc_0000_0000);
     }

@@ -35,7 +35,8 @@
 //! Arguments of the action, all optional: `slice_ms` (length of one slice, 1..=100, default 20), `duty` (share of wall time
 //! spent in calls, 0.01..=1, default 0.5), `bytes_per_second` (upper bound, at least 65536), `free_memory_min` (bytes that stay
 //! free on the node, default 2 % of it), `private_share_max` (share of the workload's private memory that one plan may
-//! move, 0.01..=1, default 0.7).
+//! move, 0.01..=1, default 0.7), `spread_over` (nodes such as `0,2`, that of the target among them: what lies on none of
+//! them is shared out among them in turn, by pieces of 2 MiB).
 
 use super::Effector;
 use super::identity::{
@@ -63,6 +64,8 @@ use std::time::{Duration, Instant};
 const BLOCKS_PER_ACTION_MAX: usize = 32 * 1024;
 /// Most processes in one action: those that have most memory elsewhere.
 const PROCESSES_PER_ACTION_MAX: usize = 128;
+/// Most nodes that memory is shared out among.
+const NODES_PER_ACTION_MAX: usize = 64;
 /// Most time to look for mappings, and again for pages, before the plan is taken as it is. The loop waits for it, once for
 /// each plan.
 const SURVEY_MAX: Duration = Duration::from_millis(500);
@@ -124,7 +127,12 @@ impl PagePlacement {
     }
 
     /// The regions of a process that may be moved; `None` when it ended.
-    fn regions(&mut self, id: ProcessId, wanted: PageMove) -> Result<Option<Regions>, PlatformError> {
+    fn regions(
+        &mut self,
+        id: ProcessId,
+        wanted: PageMove,
+        homes: &[u32],
+    ) -> Result<Option<Regions>, PlatformError> {
         let stat = match ProcessStat::read(&self.root, id) {
             Ok(stat) if stat.start_ticks == id.start_ticks && !stat.ended => stat,
             Ok(_) | Err(PlatformError::Vanished { .. }) => return Ok(None),
@@ -175,7 +183,7 @@ impl PagePlacement {
             if !shared {
                 regions.private_pages += pages;
             }
-            let away = area.pages_away(wanted.node.0);
+            let away = area.pages_away(homes);
             if away > 0 && (wanted.shared || !shared) {
                 regions.list.push(Region {
                     start: mapping.start,
@@ -203,7 +211,12 @@ impl PagePlacement {
     ) -> Result<BTreeMap<String, String>, PlatformError> {
         let settings = Settings::parse(action)?;
         let wanted = page_move(action)?;
-        let node = Node::read(&self.root, wanted.node.0)?;
+        let homes = settings.homes(wanted);
+        let mut room = 0;
+        for home in &homes {
+            let node = Node::read(&self.root, *home)?;
+            room = room.max(node.free.saturating_sub(settings.floor(&node)));
+        }
         let begun = Instant::now();
         let mut ended = 0;
         let mut processes = Vec::new();
@@ -213,7 +226,7 @@ impl PagePlacement {
                 unseen += 1;
                 continue;
             }
-            match self.regions(*id, wanted)? {
+            match self.regions(*id, wanted, &homes)? {
                 Some(regions) => processes.push(regions),
                 None => ended += 1,
             }
@@ -221,18 +234,17 @@ impl PagePlacement {
         if processes.is_empty() {
             return Err(vanished(&action.workload));
         }
-        let room = node.free.saturating_sub(settings.floor(&node));
         if room < PIECE {
             return Err(PlatformError::Busy {
                 what: format!("moving pages to node {}", wanted.node),
-                why: format!("only {} are free there", Bytes(node.free)),
+                why: format!("only {} are free there beyond what shall stay free", Bytes(room)),
             });
         }
         let private: u64 = processes.iter().map(|p| p.private_pages).sum();
         let most = (private as f64 * settings.private_share_max) as u64;
         let mut plan = Planner {
             root: &self.root,
-            node: wanted.node.0,
+            homes,
             left: wanted.bytes.0 / BASE_PAGE,
             blocks: 0,
             deadline: Instant::now() + SURVEY_MAX,
@@ -341,6 +353,8 @@ struct Settings {
     bytes_per_second: Option<u64>,
     free_memory_min: Option<u64>,
     private_share_max: f64,
+    /// Nodes that the memory is shared out among, besides that of the target.
+    spread_over: BTreeSet<u32>,
 }
 
 impl Settings {
@@ -351,6 +365,7 @@ impl Settings {
             bytes_per_second: None,
             free_memory_min: None,
             private_share_max: 0.7,
+            spread_over: BTreeSet::new(),
         };
         for (name, value) in &action.arguments {
             let wrong = |expected: &str| PlatformError::Rejected {
@@ -376,14 +391,30 @@ impl Settings {
                 "free_memory_min" => {
                     settings.free_memory_min = Some(value.parse().map_err(|_| wrong("a number of bytes"))?);
                 }
+                "spread_over" => {
+                    let node = page_move(action)?.node.0;
+                    let list = bytes::list(value.as_bytes())
+                        .filter(|list| list.contains(&node) && list.len() <= NODES_PER_ACTION_MAX);
+                    settings.spread_over = list
+                        .ok_or_else(|| wrong("nodes such as 0,2, the target's among them"))?
+                        .into_iter()
+                        .collect();
+                }
                 _ => {
                     return Err(wrong(
-                        "slice_ms, duty, bytes_per_second, free_memory_min or private_share_max",
+                        "slice_ms, duty, bytes_per_second, free_memory_min, private_share_max or spread_over",
                     ));
                 }
             }
         }
         Ok(settings)
+    }
+
+    /// The nodes on which the memory shall lie.
+    fn homes(&self, wanted: PageMove) -> Vec<u32> {
+        let mut homes = self.spread_over.clone();
+        homes.insert(wanted.node.0);
+        homes.into_iter().collect()
     }
 
     fn floor(&self, node: &Node) -> u64 {
@@ -522,7 +553,8 @@ impl Regions {
 /// Looks for the pages of a plan.
 struct Planner<'a> {
     root: &'a Root,
-    node: u32,
+    /// Where the pages shall lie.
+    homes: Vec<u32>,
     /// Pages that may still be planned.
     left: u64,
     blocks: usize,
@@ -599,7 +631,7 @@ impl Planner<'_> {
         pages: u64,
         found: &mut BTreeMap<String, String>,
     ) -> Result<u64, PlatformError> {
-        let mut lists: BTreeMap<u32, Vec<Block>> = BTreeMap::new();
+        let mut lists: BTreeMap<(u32, u32), Vec<Block>> = BTreeMap::new();
         let mut left = pages;
         let mut pagemap = None;
         for region in regions {
@@ -630,7 +662,7 @@ impl Planner<'_> {
         }
         let text = lists
             .iter()
-            .map(|(node, blocks)| format!("{node}@{}", page_blocks::to_text(blocks)))
+            .map(|((from, to), blocks)| format!("{from}>{to}@{}", page_blocks::to_text(blocks)))
             .collect::<Vec<_>>()
             .join(";");
         if !text.is_empty() {
@@ -646,7 +678,7 @@ impl Planner<'_> {
         pagemap: &mut Pagemap,
         region: &Region,
         left: &mut u64,
-        lists: &mut BTreeMap<u32, Vec<Block>>,
+        lists: &mut BTreeMap<(u32, u32), Vec<Block>>,
     ) -> Result<(), PlatformError> {
         let (first, last) = (Block::number_of(region.start), Block::number_of(region.end - 1));
         let mut states = Vec::new();
@@ -713,12 +745,22 @@ impl Planner<'_> {
     }
 
     /// Takes a page into the plan unless it lies where it shall.
-    fn plan(&mut self, lists: &mut BTreeMap<u32, Vec<Block>>, from: u32, address: u64, left: &mut u64) {
-        if from == self.node || *left == 0 {
+    fn plan(
+        &mut self,
+        lists: &mut BTreeMap<(u32, u32), Vec<Block>>,
+        from: u32,
+        address: u64,
+        left: &mut u64,
+    ) {
+        if self.homes.contains(&from) || *left == 0 {
             return;
         }
         let number = Block::number_of(address);
-        let blocks = lists.entry(from).or_default();
+        let turn = number as usize % self.homes.len().max(1);
+        let Some(to) = self.homes.get(turn).copied() else {
+            return;
+        };
+        let blocks = lists.entry((from, to)).or_default();
         if blocks.last().is_none_or(|b| b.number != number) {
             blocks.push(Block::empty(number));
             self.blocks += 1;
@@ -808,11 +850,12 @@ impl ProcessTask {
     }
 }
 
-/// Pages of one process that were found on one node.
+/// Pages of one process that were found on one node and go to another.
 struct List {
     process: usize,
     shared: bool,
     from: u32,
+    to: u32,
     blocks: Vec<Block>,
 }
 
@@ -823,7 +866,6 @@ struct Task {
     /// All of it was left in this state before: what is not so any more was moved by somebody else.
     was_left_so: bool,
     settings: Settings,
-    to: u32,
     processes: Vec<ProcessTask>,
     lists: Vec<List>,
     /// Index of the list and of the block in it: private memory first, the lists taking turns.
@@ -871,7 +913,7 @@ impl Task {
         direction: Direction,
         was_left_so: bool,
     ) -> Result<Self, PlatformError> {
-        let wanted = page_move(&record.action)?;
+        page_move(&record.action)?;
         let (mut processes, mut lists): (Vec<ProcessTask>, Vec<List>) = (Vec::new(), Vec::new());
         let text = |name: &str, id| {
             record
@@ -891,11 +933,13 @@ impl Task {
                 };
                 for part in value.split(';') {
                     let wrong = || malformed(record, &process_key(name, id));
-                    let (node, blocks) = part.split_once('@').ok_or_else(wrong)?;
+                    let (nodes, blocks) = part.split_once('@').ok_or_else(wrong)?;
+                    let (from, to) = nodes.split_once('>').ok_or_else(wrong)?;
                     lists.push(List {
                         process,
                         shared,
-                        from: node.parse().map_err(|_| wrong())?,
+                        from: from.parse().map_err(|_| wrong())?,
+                        to: to.parse().map_err(|_| wrong())?,
                         blocks: page_blocks::from_text(blocks, BLOCKS_PER_ACTION_MAX).ok_or_else(wrong)?,
                     });
                 }
@@ -928,7 +972,6 @@ impl Task {
             direction,
             was_left_so,
             settings: Settings::parse(&record.action)?,
-            to: wanted.node.0,
             processes,
             lists,
             order,
@@ -1033,7 +1076,7 @@ impl Task {
         if self.moved == 0 && self.finished == 0 {
             return Err(PlatformError::Busy {
                 what: format!("moving pages of {}", self.workload),
-                why: format!("{NO_ROOM} {}", self.to),
+                why: NO_ROOM.into(),
             });
         }
         for at in self.at..self.order.len() {
@@ -1060,23 +1103,35 @@ impl Task {
         self.refused.clear();
     }
 
-    /// Bytes that may be moved now; `None` when the node has no room for the rest of this step.
+    /// Bytes that may be moved now; `None` when a node has no room for the rest of this step.
     fn room(&self, root: &Root) -> Result<Option<u64>, PlatformError> {
-        let node = Node::read(root, self.to).map_err(|_| PlatformError::Vanished {
-            target: format!("node {}", self.to),
-        })?;
-        let room = node.free.saturating_sub(self.settings.floor(&node));
         let step = self.step();
-        let wanted: u64 = self
+        let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
+        let rest = self
             .order
             .iter()
             .enumerate()
             .skip(self.at)
-            .take_while(|(at, _)| at * STEPS / self.order.len().max(1) == step)
-            .filter_map(|(_, (list, block))| self.lists.get(*list)?.blocks.get(*block))
-            .map(|block| block.count() * BASE_PAGE)
-            .sum();
-        Ok((room >= wanted.max(BASE_PAGE)).then_some(room))
+            .take_while(|(at, _)| at * STEPS / self.order.len().max(1) == step);
+        for (_, (list, block)) in rest {
+            if let Some(list) = self.lists.get(*list)
+                && let Some(block) = list.blocks.get(*block)
+            {
+                *wanted.entry(list.to).or_default() += block.count() * BASE_PAGE;
+            }
+        }
+        let mut least = u64::MAX;
+        for (to, wanted) in wanted {
+            let node = Node::read(root, to).map_err(|_| PlatformError::Vanished {
+                target: format!("node {to}"),
+            })?;
+            let room = node.free.saturating_sub(self.settings.floor(&node));
+            if room < wanted.max(BASE_PAGE) {
+                return Ok(None);
+            }
+            least = least.min(room);
+        }
+        Ok(Some(least))
     }
 
     fn begin_check(&mut self) {
@@ -1086,10 +1141,10 @@ impl Task {
     }
 
     /// From where to where pages of a list go.
-    fn way(&self, from: u32) -> (u32, u32) {
+    fn way(&self, list: &List) -> (u32, u32) {
         match self.direction {
-            Direction::Apply => (from, self.to),
-            Direction::Undo => (self.to, from),
+            Direction::Apply => (list.from, list.to),
+            Direction::Undo => (list.to, list.from),
         }
     }
 
@@ -1101,7 +1156,7 @@ impl Task {
         }) else {
             return Ok(Visit::Settled);
         };
-        let (source, goal) = self.way(list.from);
+        let (source, goal) = self.way(list);
         let (shared, index) = (list.shared, list.process);
         let Some(id) = self.look(&block, index)? else {
             return Ok(Visit::Settled);
@@ -1285,7 +1340,7 @@ impl Task {
         }) else {
             return Ok(());
         };
-        let (source, goal) = self.way(list.from);
+        let (source, goal) = self.way(list);
         let (block, index) = (*block, list.process);
         if self.look(&block, index)?.is_none() {
             *self.skipped.entry(ENDED).or_default() += block.count();
@@ -1315,7 +1370,7 @@ impl Task {
         if self.direction == Direction::Apply && by_others * 2 > self.total {
             return Err(PlatformError::Conflict {
                 what: format!("memory of {}", self.workload),
-                expected: format!("on node {}", self.to),
+                expected: "where it was moved".into(),
                 found: format!(
                     "{} of {} moved elsewhere",
                     Bytes(by_others * BASE_PAGE),
@@ -1451,6 +1506,9 @@ mod tests {
             ("bytes_per_second", "65535"),
             ("private_share_max", "1.1"),
             ("free_memory_min", "-1"),
+            ("spread_over", "1,2"),
+            ("spread_over", "0-64"),
+            ("spread_over", "0,x"),
             ("no such thing", "1"),
         ] {
             let outcome = Settings::parse(&action(&[(name, value)]));
@@ -1542,7 +1600,7 @@ mod tests {
         let mut record = UndoRecord {
             action: action(&[]),
             boot_id: boot_id(&root).unwrap(),
-            found: BTreeMap::from([(process_key("private", gone), "1@800*2;2@7:1-3".to_owned())]),
+            found: BTreeMap::from([(process_key("private", gone), "1>0@800*2;2>0@7:1-3".to_owned())]),
         };
         let mut effector = PagePlacement::new(root);
         let mut last = Progress::default();
@@ -1559,7 +1617,7 @@ mod tests {
             effector.advance(&record, Direction::Apply),
             Err(PlatformError::Vanished { .. })
         ));
-        for damaged in ["1", "x@800*2", "1@800*99999", "1@800*2;"] {
+        for damaged in ["1", "1@800*2", "x>0@800*2", "1>0@800*99999", "1>0@800*2;"] {
             record.found.insert(process_key("private", gone), damaged.into());
             let outcome = PagePlacement::new(Root::default()).advance(&record, Direction::Undo);
             assert!(

@@ -148,6 +148,27 @@ fn a_plan_takes_no_more_than_it_was_given_and_no_more_than_its_share() {
 }
 
 #[test]
+fn memory_is_shared_out_among_nodes_and_comes_back_from_all_of_them() {
+    let all = nodes();
+    let (true, [first, second, third, ..]) = (is_root(), all.as_slice()) else {
+        eprintln!("skipped: less than three NUMA nodes with memory, or not root");
+        return;
+    };
+    let mut victim = Victim::start(0, 9);
+    victim.tell(&format!("fill 0 8 {third}"));
+    victim.tell(&format!("fill 8 1 {second}"));
+    let found = victim.nodes();
+    let mut hands = Hands::new(&[victim.id()]);
+    let spread = with_argument(action(*first, ALL), "spread_over", format!("{first},{second}"));
+    let record = hands.prepare(&spread).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    assert_eq!(count_on(&victim, *first), 4 * PAGES);
+    assert_eq!(count_on(&victim, *second), 5 * PAGES, "and what lay there stays");
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    assert_eq!((victim.nodes(), victim.tell("check")), (found, 0));
+}
+
+#[test]
 fn the_budget_of_bytes_is_never_exceeded() {
     let Some((first, second)) = two_nodes() else {
         return;
