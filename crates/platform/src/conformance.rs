@@ -1,7 +1,7 @@
 //! Checks that every implementation of the seam must pass, on a machine that changes as little as it can.
 
-use crate::{Effectors, SampleRequest, Sensors};
-use homeostat_model::Direction;
+use crate::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_model::{Direction, Nanoseconds};
 
 /// Checks that a fresh implementation describes a machine and delivers samples that hold together.
 /// Returns the list of broken promises; empty when all hold.
@@ -135,15 +135,45 @@ fn placing(platform: &mut dyn Sensors) -> Vec<String> {
     broken
 }
 
+/// How often an effector may say "not now" in a row before that counts as a broken promise.
+const BUSY_MAX: u32 = 20;
+/// Wait after each.
+const BUSY_WAIT: Nanoseconds = Nanoseconds::from_millis(250);
+/// Longest pause between two slices, whatever the effector asks for.
+const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(1);
+/// Slices in one direction.
+const SLICES_MAX: u32 = 100_000;
+
 /// Checks that an action can be applied, undone, undone again, and undone from the record alone by
-/// `fresh`, an implementation that never saw it applied (as after a crash).
+/// `fresh`, an implementation that never saw it applied (as after a crash). Nothing waits: where "not now"
+/// ([`PlatformError::Busy`]) is an answer that time may change, use [`acting_patiently`].
 pub fn acting(
     platform: &mut dyn Effectors,
     fresh: &mut dyn Effectors,
     action: &homeostat_model::Action,
 ) -> Vec<String> {
+    check_acting(platform, fresh, action, None)
+}
+
+/// As [`acting`], with the pauses that the effector asks for. "Not now" is no broken promise: it is asked again a bounded
+/// number of times, as the runtime does.
+pub fn acting_patiently(
+    platform: &mut dyn Effectors,
+    fresh: &mut dyn Effectors,
+    action: &homeostat_model::Action,
+    clock: &dyn Clock,
+) -> Vec<String> {
+    check_acting(platform, fresh, action, Some(clock))
+}
+
+fn check_acting(
+    platform: &mut dyn Effectors,
+    fresh: &mut dyn Effectors,
+    action: &homeostat_model::Action,
+    clock: Option<&dyn Clock>,
+) -> Vec<String> {
     let mut broken = Vec::new();
-    let record = match platform.prepare(action) {
+    let record = match patiently(clock, || platform.prepare(action)) {
         Ok(r) => r,
         Err(e) => return vec![format!("prepare() succeeds: {e}")],
     };
@@ -151,10 +181,14 @@ pub fn acting(
         broken.push("the undo record carries the action".to_owned());
     }
     let mut drive = |p: &mut dyn Effectors, direction, what: &str| {
-        for _ in 0..100_000 {
-            match p.advance(&record, direction) {
+        for _ in 0..SLICES_MAX {
+            match patiently(clock, || p.advance(&record, direction)) {
                 Ok(progress) if progress.done => return,
-                Ok(_) => {}
+                Ok(progress) => {
+                    if let Some(clock) = clock {
+                        clock.sleep(progress.pause.min(PAUSE_MAX));
+                    }
+                }
                 Err(e) => {
                     broken.push(format!("{what} succeeds: {e}"));
                     return;
@@ -170,4 +204,121 @@ pub fn acting(
     drive(platform, Direction::Apply, "apply after undo");
     drive(fresh, Direction::Undo, "undo from the record alone");
     broken
+}
+
+/// Asks until the answer is another than "not now", as long as there is time.
+fn patiently<T>(
+    clock: Option<&dyn Clock>,
+    mut ask: impl FnMut() -> Result<T, PlatformError>,
+) -> Result<T, PlatformError> {
+    let mut answer = ask();
+    if let Some(clock) = clock {
+        for _ in 0..BUSY_MAX {
+            if !matches!(answer, Err(PlatformError::Busy { .. })) {
+                break;
+            }
+            clock.sleep(BUSY_WAIT);
+            answer = ask();
+        }
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::action::Target;
+    use homeostat_model::{Action, ActionId, Progress, UndoRecord};
+    use std::cell::Cell;
+    use std::collections::BTreeMap;
+
+    /// Says "not now" so often before each answer.
+    struct Hesitant {
+        refusals: u32,
+        left: u32,
+    }
+
+    impl Hesitant {
+        fn new(refusals: u32) -> Self {
+            Self {
+                refusals,
+                left: refusals,
+            }
+        }
+
+        fn answer<T>(&mut self, value: T) -> Result<T, PlatformError> {
+            if self.left > 0 {
+                self.left -= 1;
+                return Err(PlatformError::Busy {
+                    what: "anything".into(),
+                    why: "not now".into(),
+                });
+            }
+            self.left = self.refusals;
+            Ok(value)
+        }
+    }
+
+    impl Effectors for Hesitant {
+        fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+            self.answer(UndoRecord {
+                action: action.clone(),
+                boot_id: "boot".into(),
+                found: BTreeMap::new(),
+            })
+        }
+        fn advance(&mut self, _: &UndoRecord, _: Direction) -> Result<Progress, PlatformError> {
+            self.answer(Progress {
+                done: true,
+                verified: true,
+                ..Progress::default()
+            })
+        }
+        fn forget(&mut self, _: &UndoRecord) {}
+    }
+
+    struct Counted(Cell<u64>);
+
+    impl Clock for Counted {
+        fn now(&self) -> Nanoseconds {
+            Nanoseconds(self.0.get())
+        }
+        fn unix_seconds(&self) -> u64 {
+            0
+        }
+        fn sleep(&self, length: Nanoseconds) {
+            self.0.set(self.0.get() + length.0);
+        }
+    }
+
+    #[test]
+    fn not_now_is_no_broken_promise_unless_it_never_ends() {
+        let action = Action {
+            id: ActionId(1),
+            effector: "hesitant".into(),
+            workload: "w".into(),
+            target: Target::Nothing,
+            arguments: BTreeMap::new(),
+            why: String::new(),
+        };
+        let clock = Counted(Cell::new(0));
+        let patient = |refusals| {
+            acting_patiently(
+                &mut Hesitant::new(refusals),
+                &mut Hesitant::new(refusals),
+                &action,
+                &clock,
+            )
+        };
+        assert_eq!(patient(3), Vec::<String>::new());
+        assert_eq!(
+            clock.now(),
+            Nanoseconds(BUSY_WAIT.0 * 3 * 7),
+            "each of seven answers was waited for"
+        );
+        let broken = patient(BUSY_MAX + 1);
+        assert!(broken.len() == 1 && broken[0].contains("prepare"), "{broken:?}");
+        let broken = acting(&mut Hesitant::new(1), &mut Hesitant::new(0), &action);
+        assert!(broken.len() == 1 && broken[0].contains("not now"), "{broken:?}");
+    }
 }

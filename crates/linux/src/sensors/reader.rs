@@ -7,7 +7,7 @@
 //! process is not asked again for some time, and a new thread takes over, as long as not too many are stuck.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,36 @@ const STACK_BYTES: usize = 256 * 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The process can not be inspected now: it keeps its address space locked, or too many others do.
+/// The process can not be inspected now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("process {pid} cannot be inspected now: it keeps its address space locked (mmap_lock)")]
+#[error("process {pid} cannot be inspected now: {why}")]
 pub struct NotNow {
     /// Which.
     pub pid: i32,
+    /// Why not.
+    pub why: WhyNotNow,
+}
+
+/// Why a process can not be inspected now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WhyNotNow {
+    /// The read did not come back in time. From outside the two reasons for it can not be told apart.
+    #[error(
+        "reading it took longer than {0:?}, because it keeps its address space locked (mmap_lock) or the machine is too busy"
+    )]
+    Slow(Duration),
+    /// It let us wait a short while ago.
+    #[error("reading it took too long a short while ago; it is asked again after a rest of {REST:?}")]
+    Resting,
+    /// A read of it has not come back yet.
+    #[error("an earlier read of it has not come back yet")]
+    Waiting,
+    /// As many reads as there may be have not come back.
+    #[error("reads of {STUCK_MAX} other processes have not come back yet")]
+    Full,
+    /// No thread could be had, or it broke off.
+    #[error("the reading thread is gone")]
+    NoThread,
 }
 
 struct Worker {
@@ -67,17 +91,18 @@ impl Reader {
         patience: Duration,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NotNow> {
+        let not_now = |why| Err(NotNow { pid, why });
         let now = Instant::now();
         if !self.suspects.is_empty() {
             self.suspects.retain(|_, until| *until > now);
             if self.suspects.contains_key(&pid) {
-                return Err(NotNow { pid });
+                return not_now(WhyNotNow::Resting);
             }
         }
         // One thread at most waits for a process, however long that hangs.
         self.stuck.retain(|(_, thread)| !thread.is_finished());
         if self.stuck.iter().any(|(waiting_for, _)| *waiting_for == pid) {
-            return Err(NotNow { pid });
+            return not_now(WhyNotNow::Waiting);
         }
         let (answer, reply) = sync_channel(1);
         let job: Job = Box::new(move || {
@@ -86,23 +111,29 @@ impl Reader {
         });
         let worker = match self.worker.take() {
             Some(worker) => worker,
-            None => self.hire().ok_or(NotNow { pid })?,
+            None => match self.hire() {
+                Ok(worker) => worker,
+                Err(why) => return not_now(why),
+            },
         };
         if worker.jobs.send(job).is_err() {
-            return Err(NotNow { pid });
+            return not_now(WhyNotNow::NoThread);
         }
         match reply.recv_timeout(patience) {
             Ok(done) => {
                 self.worker = Some(worker);
                 Ok(done)
             }
-            Err(_) => {
+            Err(error) => {
                 // Its way to new jobs is closed by dropping the sender, so it ends when it comes back.
                 self.stuck.push((pid, worker.thread));
                 if self.suspects.len() < SUSPECTS_MAX {
                     self.suspects.insert(pid, Instant::now() + REST);
                 }
-                Err(NotNow { pid })
+                not_now(match error {
+                    RecvTimeoutError::Timeout => WhyNotNow::Slow(patience),
+                    RecvTimeoutError::Disconnected => WhyNotNow::NoThread,
+                })
             }
         }
     }
@@ -114,9 +145,9 @@ impl Reader {
             .is_some_and(|until| *until > Instant::now())
     }
 
-    fn hire(&mut self) -> Option<Worker> {
+    fn hire(&mut self) -> Result<Worker, WhyNotNow> {
         if self.stuck.len() >= STUCK_MAX {
-            return None;
+            return Err(WhyNotNow::Full);
         }
         let (jobs, inbox): (SyncSender<Job>, Receiver<Job>) = sync_channel(1);
         let thread = std::thread::Builder::new()
@@ -127,8 +158,8 @@ impl Reader {
                     job();
                 }
             })
-            .ok()?;
-        Some(Worker { jobs, thread })
+            .map_err(|_| WhyNotNow::NoThread)?;
+        Ok(Worker { jobs, thread })
     }
 }
 
@@ -144,11 +175,18 @@ mod tests {
         let blocked = reader.run(7, Duration::from_millis(10), move || {
             let _ = held.recv();
         });
-        assert_eq!(blocked, Err(NotNow { pid: 7 }));
+        let why = |outcome: Result<(), NotNow>| outcome.map_err(|not_now| (not_now.pid, not_now.why));
+        let slow = WhyNotNow::Slow(Duration::from_millis(10));
+        assert_eq!(why(blocked), Err((7, slow)));
+        let text = blocked.unwrap_err().to_string();
+        assert!(
+            text.contains("longer than 10ms") && text.contains("too busy"),
+            "{text}"
+        );
         assert!(reader.suspects(7) && !reader.suspects(1));
         assert_eq!(
-            reader.run(7, PATIENCE, || ()),
-            Err(NotNow { pid: 7 }),
+            why(reader.run(7, PATIENCE, || ())),
+            Err((7, WhyNotNow::Resting)),
             "it is not asked again at once"
         );
         assert_eq!(
@@ -172,9 +210,11 @@ mod tests {
             let outcome = reader.run(pid, Duration::from_millis(1), move || {
                 let _ = held.recv();
             });
-            assert_eq!(outcome, Err(NotNow { pid }));
+            let why = WhyNotNow::Slow(Duration::from_millis(1));
+            assert_eq!(outcome, Err(NotNow { pid, why }));
         }
-        assert_eq!(reader.run(99, PATIENCE * 40, || ()), Err(NotNow { pid: 99 }));
+        let why = WhyNotNow::Full;
+        assert_eq!(reader.run(99, PATIENCE * 40, || ()), Err(NotNow { pid: 99, why }));
         releases.clear();
         let deadline = Instant::now() + Duration::from_secs(60);
         while reader.run(99, PATIENCE * 40, || ()).is_err() {
@@ -187,7 +227,8 @@ mod tests {
     fn a_job_that_panics_is_not_now() {
         let mut reader = Reader::default();
         let outcome = reader.run(3, PATIENCE * 40, || -> u8 { panic!("a bug in a parser") });
-        assert_eq!(outcome, Err(NotNow { pid: 3 }));
+        let why = WhyNotNow::NoThread;
+        assert_eq!(outcome, Err(NotNow { pid: 3, why }));
         assert_eq!(reader.run(4, PATIENCE * 40, || 1), Ok(1));
     }
 }

@@ -5,10 +5,10 @@
 //! Cost: the kernel writes 32 bytes per move; a thread that stays where it is costs nothing. The rings are
 //! [`RING_BYTES`] per CPU. What does not fit in a ring between two reads is lost, and counted.
 
-use super::perf::OpenError;
+use super::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,30 +39,12 @@ pub struct Moves {
     pub lost: u64,
 }
 
-/// `struct perf_event_attr` up to version 5 (112 bytes; include/uapi/linux/perf_event.h), as far as it is used here.
-#[repr(C)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_watermark: u32,
-    rest: [u32; 15],
-}
-
-const _: () = assert!(size_of::<Attributes>() == 112);
-
-const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_COUNT_SW_CPU_MIGRATIONS: u64 = 4;
 const PERF_SAMPLE_TID: u64 = 1 << 1;
 const PERF_SAMPLE_TIME: u64 = 1 << 2;
 const PERF_SAMPLE_CPU: u64 = 1 << 7;
 /// Bit of the flag word: the wake-up field counts bytes, not records.
 const FLAG_WATERMARK: u64 = 1 << 14;
-const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_RECORD_LOST: u32 = 2;
 const PERF_RECORD_SAMPLE: u32 = 9;
 /// Places of `data_head` and `data_tail` in `struct perf_event_mmap_page`.
@@ -87,35 +69,18 @@ impl Drop for Ring {
 
 impl Ring {
     fn open(cpu: u32) -> Result<Self, OpenError> {
-        let attributes = Attributes {
+        let mut attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
-            size: size_of::<Attributes>() as u32,
             config: PERF_COUNT_SW_CPU_MIGRATIONS,
             sample_period: 1,
             sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_CPU,
-            read_format: 0,
             // Nobody waits for the ring: it is read when it suits us.
             flags: FLAG_WATERMARK,
-            wakeup_watermark: RING_BYTES as u32,
-            rest: [0; 15],
+            wakeup: RING_BYTES as u32,
+            ..Attributes::default()
         };
         let cpu = i32::try_from(cpu).map_err(|_| OpenError::Unsupported(Errno::INVAL))?;
-        // SAFETY: `attributes` is a whole perf_event_attr of the stated size that lives across the call.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &raw const attributes,
-                -1,
-                cpu,
-                -1,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
-        let event = match i32::try_from(fd) {
-            // SAFETY: a descriptor that the kernel just made for us and nobody else knows.
-            Ok(fd) if fd >= 0 => unsafe { OwnedFd::from_raw_fd(fd) },
-            _ => return Err(classify(&io::Error::last_os_error())),
-        };
+        let event = attributes.open(-1, cpu, -1).map_err(classify)?;
         let page = rustix::param::page_size();
         let length = page + RING_BYTES.next_multiple_of(page);
         // SAFETY: maps fresh address space of the kernel's choice over our own descriptor.
@@ -130,7 +95,8 @@ impl Ring {
             )
         };
         if base == libc::MAP_FAILED {
-            return Err(classify(&io::Error::last_os_error()));
+            let error = Errno::from_io_error(&io::Error::last_os_error());
+            return Err(classify(error.unwrap_or(Errno::INVAL)));
         }
         let base = NonNull::new(base.cast()).ok_or(OpenError::Unsupported(Errno::FAULT))?;
         Ok(Self {
@@ -208,8 +174,7 @@ fn parse(mut records: &[u8], into: &mut Moves) {
     }
 }
 
-fn classify(error: &io::Error) -> OpenError {
-    let errno = Errno::from_io_error(error).unwrap_or(Errno::INVAL);
+fn classify(errno: Errno) -> OpenError {
     match errno {
         Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::BUSY | Errno::AGAIN => {

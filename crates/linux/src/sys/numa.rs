@@ -10,6 +10,7 @@
 //!   written. They are [`PageStatus::Untried`] here; ask [`nodes_of_pages`] where the pages are now.
 //! * Moving one page of a large page moves the large page whole.
 
+use homeostat_model::units::ranges;
 use std::fmt;
 use std::io;
 
@@ -197,18 +198,7 @@ impl CpuMask {
 impl fmt::Display for CpuMask {
     /// As the kernel writes lists: `0-3,8`; the empty set is the empty text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpus: Vec<u32> = self.iter().collect();
-        for (index, run) in cpus.chunk_by(|a, b| a + 1 == *b).enumerate() {
-            if index > 0 {
-                f.write_str(",")?;
-            }
-            match (run.first(), run.last()) {
-                (Some(first), Some(last)) if first != last => write!(f, "{first}-{last}")?,
-                (Some(only), _) => write!(f, "{only}")?,
-                (None, _) => {}
-            }
-        }
-        Ok(())
+        f.write_str(&ranges(self.iter()))
     }
 }
 

@@ -198,30 +198,33 @@ pub const GROUP_EVENTS_MAX: usize = 16;
 /// `struct perf_event_attr` up to version 5 (112 bytes; include/uapi/linux/perf_event.h).
 #[repr(C)]
 #[derive(Default)]
-struct Attributes {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    breakpoint_type: u32,
-    config1: u64,
-    config2: u64,
-    branch_sample_type: u64,
-    sample_registers_user: u64,
-    sample_stack_user: u32,
-    clock: i32,
-    sample_registers_interrupt: u64,
-    aux_watermark: u32,
-    sample_max_stack: u16,
-    reserved: u16,
+pub(super) struct Attributes {
+    pub(super) kind: u32,
+    pub(super) size: u32,
+    pub(super) config: u64,
+    pub(super) sample_period: u64,
+    pub(super) sample_type: u64,
+    pub(super) read_format: u64,
+    pub(super) flags: u64,
+    /// Records, or bytes with the flag for a watermark.
+    pub(super) wakeup: u32,
+    pub(super) breakpoint_type: u32,
+    pub(super) config1: u64,
+    pub(super) config2: u64,
+    pub(super) branch_sample_type: u64,
+    pub(super) sample_registers_user: u64,
+    pub(super) sample_stack_user: u32,
+    pub(super) clock: i32,
+    pub(super) sample_registers_interrupt: u64,
+    pub(super) aux_watermark: u32,
+    pub(super) sample_max_stack: u16,
+    pub(super) reserved: u16,
 }
 
+const _: () = assert!(size_of::<Attributes>() == 112);
+
 const PERF_TYPE_HARDWARE: u32 = 0;
-const PERF_TYPE_SOFTWARE: u32 = 1;
+pub(super) const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_TYPE_TRACEPOINT: u32 = 2;
 const PERF_TYPE_HW_CACHE: u32 = 3;
 /// Raw events of the processor's own cores.
@@ -252,7 +255,6 @@ fn open_event(
     leader: Option<&OwnedFd>,
 ) -> Result<OwnedFd, OpenError> {
     let mut attributes = Attributes {
-        size: size_of::<Attributes>() as u32,
         read_format,
         flags,
         ..Attributes::default()
@@ -288,30 +290,38 @@ fn open_event(
         ),
     };
     let group = leader.map_or(-1, AsRawFd::as_raw_fd);
-    // SAFETY: `attributes` is a whole perf_event_attr of the stated size, and the path it points to (if any) is borrowed
-    // by `event` for the length of the call; the kernel copies both. `group` is -1 or a descriptor that `leader` keeps
-    // open.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attributes,
-            pid,
-            cpu,
-            group,
-            PERF_FLAG_FD_CLOEXEC,
-        )
-    };
-    match i32::try_from(fd) {
-        // SAFETY: a descriptor that the kernel just made for us and nobody else knows.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(classify(
-            Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL),
-            scope,
-        )),
-    }
+    // A path that the attributes point to is borrowed by `event`, and the group's descriptor is kept open by `leader`.
+    attributes.open(pid, cpu, group).map_err(|e| classify(e, scope))
 }
 
 impl Attributes {
+    /// `perf_event_open(2)` with these attributes. Whoever has put an address into them keeps alive what lies there;
+    /// `group` is -1 or an open descriptor of an event.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn open(&mut self, pid: i32, cpu: i32, group: i32) -> Result<OwnedFd, Errno> {
+        self.size = size_of::<Self>() as u32;
+        // SAFETY: `self` is a whole perf_event_attr of the stated size that lives across the call. The one address that it
+        // can hold is that of a path (probes), which the kernel reads as a string of another address space, failing with
+        // EFAULT where it is not; a descriptor that is no event is refused (EBADF, EINVAL).
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const *self,
+                pid,
+                cpu,
+                group,
+                PERF_FLAG_FD_CLOEXEC,
+            )
+        };
+        match i32::try_from(fd) {
+            // SAFETY: a descriptor that the kernel just made for us and nobody else knows.
+            Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        }
+    }
+
     fn encode(&mut self, encoding: Encoding) {
         self.kind = encoding.source;
         self.config = encoding.config;
@@ -488,11 +498,6 @@ pub fn close_in_background(counters: Vec<Counter>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_structure_has_the_size_of_the_kernel_interface() {
-        assert_eq!(size_of::<Attributes>(), 112);
-    }
 
     #[test]
     fn scaling_fills_the_time_a_counter_was_not_running() {

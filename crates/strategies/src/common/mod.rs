@@ -7,6 +7,7 @@ pub(crate) mod score;
 pub(crate) mod testing;
 
 use homeostat_engine::{Seen, Setting};
+use homeostat_model::units::ranges;
 use homeostat_model::{CapabilityState, CpuId, Machine, Nanoseconds, NodeId};
 use std::collections::BTreeSet;
 
@@ -112,31 +113,9 @@ pub(crate) fn node_list(nodes: &BTreeSet<NodeId>) -> String {
     )
 }
 
-/// CPU numbers as people write them: `0-15,32`.
+/// CPU numbers as people write them: `0-15,32`. They must ascend.
 pub(crate) fn cpu_list(cpus: &[CpuId]) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    let mut from: Option<(u32, u32)> = None;
-    let close = |range: (u32, u32), parts: &mut Vec<String>| {
-        parts.push(if range.0 == range.1 {
-            range.0.to_string()
-        } else {
-            format!("{}-{}", range.0, range.1)
-        });
-    };
-    for cpu in cpus {
-        from = Some(match from {
-            Some((first, last)) if last + 1 == cpu.0 => (first, cpu.0),
-            Some(range) => {
-                close(range, &mut parts);
-                (cpu.0, cpu.0)
-            }
-            None => (cpu.0, cpu.0),
-        });
-    }
-    if let Some(range) = from {
-        close(range, &mut parts);
-    }
-    parts.join(",")
+    ranges(cpus.iter().map(|cpu| cpu.0))
 }
 
 #[cfg(test)]
