@@ -89,7 +89,8 @@ const PLAN_SHARE_MAX: Setting = Setting {
     classic: 0.7,
     low: 0.01,
     high: 1.0,
-    help: "share of the private memory that one plan may move at most (classic: 70 %)",
+    help: "share of the private memory that one plan may move at most; the rest, and shared memory, follow in later plans \
+           (classic: 70 %)",
 };
 const SHARED_TOO: Setting = Setting {
     strategy: ID,
@@ -345,8 +346,11 @@ pub(crate) fn planned(
     let resident = prediction::resident(locality);
     let large = large_too(seen);
     let away = Away::from(locality, home, large);
-    let shared_too = SHARED_TOO.value(policy) >= 0.5;
     let private = total(&away.private);
+    let all_private: Bytes = total(&locality.private);
+    let most_private = Bytes((all_private.0 as f64 * PLAN_SHARE_MAX.value(policy)) as u64);
+    // Private memory goes first: while there is more of it than one plan may take, shared memory waits for a later plan.
+    let shared_too = SHARED_TOO.value(policy) >= 0.5 && private.0 <= most_private.0;
     let shared = if shared_too {
         total(&away.shared)
     } else {
@@ -368,8 +372,6 @@ pub(crate) fn planned(
             least * 100.0
         ));
     }
-    let all_private: Bytes = total(&locality.private);
-    let most_private = Bytes((all_private.0 as f64 * PLAN_SHARE_MAX.value(policy)) as u64);
     let room = room(seen, locality, home);
     let bytes = Bytes((private.0.min(most_private.0) + shared.0).min(room.0));
     if bytes.0 < PLAN_MIN.0 {
@@ -759,6 +761,31 @@ mod tests {
                 .contains("20.0 min")
         );
         kept(16.0, 0.3).with(young).proposal(&MemoryAffinity);
+    }
+
+    #[test]
+    fn what_is_too_much_for_one_plan_follows_in_the_next_and_shared_memory_last() {
+        let scene = |away: f64, shared: f64| {
+            kept(16.0, away).with(|s| {
+                s.locality().shared = BTreeMap::from([(NodeId(1), gib(shared))]);
+                let half = BTreeMap::from([(PLAN_SHARE_MAX.name.to_owned(), 0.5)]);
+                s.policy.settings.insert(ID.to_owned(), half);
+            })
+        };
+        let plan = |s: &Scene| {
+            let all = moves(&s.proposal(&MemoryAffinity));
+            assert!(all.iter().all(|m| m.shared == all[0].shared));
+            (all.iter().map(|m| m.bytes.0).sum::<u64>(), all[0].shared)
+        };
+        // 12.8 GiB of 16 elsewhere: 8 of them now, all private.
+        let first = plan(&scene(0.8, 2.0));
+        assert!(first.0.abs_diff(gib(8.0).0) < 1 << 20 && !first.1, "{first:?}");
+        // Where that has moved, the rest goes, and shared memory with it.
+        let second = plan(&scene(0.3, 2.0));
+        assert!(
+            second.0.abs_diff(gib(4.8 + 2.0).0) < 1 << 20 && second.1,
+            "{second:?}"
+        );
     }
 
     #[test]
