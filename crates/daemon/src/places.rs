@@ -11,10 +11,11 @@ use homeostat_model::{
     self as model, CpuId, LlcId, Machine, Nanoseconds, NodeId, Places, Workload, WorkloadId, WorkloadSample,
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+use homeostat_store::journal;
 use homeostat_strategies::{PlacementScore, Scored, placement_scores};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Workloads that are looked at when nobody asks for more: the largest users of CPU and memory.
 pub const SHOWN: usize = 12;
@@ -508,14 +509,16 @@ pub struct Observer {
     begun: BTreeSet<WorkloadId>,
     since: Nanoseconds,
     notes: Vec<String>,
+    state_directory: PathBuf,
 }
 
 impl Observer {
-    /// Looks at the machine and its workloads for the first time.
+    /// Looks at the machine and its workloads for the first time. What the journal below `state_directory` says to be in
+    /// force is not taken for a person's choice.
     ///
     /// # Errors
     /// The machine or its processes can not be described.
-    pub fn begin() -> Result<Self, PlatformError> {
+    pub fn begin(state_directory: &Path) -> Result<Self, PlatformError> {
         let root = Root::default();
         let mut platform = LinuxPlatform::new(root.clone());
         let machine = topology::read(&root)?;
@@ -533,6 +536,7 @@ impl Observer {
             begun: BTreeSet::new(),
             since: Nanoseconds::ZERO,
             notes,
+            state_directory: state_directory.to_owned(),
         };
         observer.scan()?;
         // Who is busy is known from the second scan on.
@@ -548,6 +552,12 @@ impl Observer {
     }
 
     fn scan(&mut self) -> Result<(), PlatformError> {
+        // A journal that cannot be read says nothing; `homeostat doctor` tells of it.
+        let in_force = journal::read(&self.state_directory)
+            .map(|recovered| recovered.owed)
+            .unwrap_or_default();
+        self.platform
+            .recognise(in_force.values().map(|owed| &owed.record));
         let snapshot = self.platform.sample(&SampleRequest {
             scan: true,
             detail: Vec::new(),

@@ -10,7 +10,7 @@ use crate::effectors::prefetch::control::{self, Obstacle};
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
-use crate::sensors::{files, pressure};
+use crate::sensors::{files, pressure, topology};
 use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
 use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
 use crate::sys::perf::OpenError;
@@ -30,6 +30,7 @@ const CAP_PERFMON: u32 = 38;
 use CapabilityState::{Available, Limited, Missing};
 
 /// What one probe saw.
+#[derive(Clone)]
 struct Seen {
     state: CapabilityState,
     detail: String,
@@ -490,7 +491,7 @@ impl List {
             .filter(|n| n.memory.0 > 0)
             .map(|n| n.id.0)
             .collect();
-        let seen = if domains.len() < 2 && machine.nodes.len() < 2 {
+        let threads = if domains.len() < 2 && machine.nodes.len() < 2 {
             Seen::new(
                 Missing,
                 "one last-level-cache domain, one NUMA node: there is nothing to place",
@@ -501,31 +502,68 @@ impl List {
         } else {
             captured()
         };
-        self.add(
-            "placement.threads",
-            "threads are left to the scheduler: cache_affinity is off",
-            seen,
-        );
-        let seen = if with_memory.len() < 2 {
+        let pages = if with_memory.len() < 2 {
             Seen::new(Missing, "one NUMA node with memory: all memory is there", "")
         } else if root.is_live() {
             try_page_moves(root, &with_memory)
         } else {
             captured()
         };
-        let spread = Seen {
-            detail: seen.detail.clone(),
-            ..seen
+        self.add(
+            "placement.threads.memory",
+            "threads are placed first and their memory in a later trial: where neither gains without the other, nothing is",
+            if threads.state == Available {
+                pages.clone()
+            } else {
+                threads.clone()
+            },
+        );
+        let split = if domains.len() < 2 {
+            Seen::new(
+                Missing,
+                "one last-level-cache domain: there is nothing to split over",
+                "",
+            )
+        } else {
+            threads.clone()
         };
         self.add(
-            "placement.pages",
-            "pages stay where they are: memory_affinity is off",
-            seen,
+            "placement.threads.split",
+            "processes that fit no part of the machine together keep all CPUs",
+            split,
+        );
+        self.add(
+            "placement.threads.grouped",
+            "a program that fills more than a board keeps all CPUs",
+            if threads.state == Available {
+                Seen::new(Missing, effectors::GROUPED_WHY_NOT, "")
+            } else {
+                threads.clone()
+            },
+        );
+        self.add(
+            "placement.threads",
+            "threads are left to the scheduler: cache_affinity is off",
+            threads,
         );
         self.add(
             "placement.pages.spread",
             "memory of a program that is kept on several nodes stays where it is",
-            spread,
+            pages.clone(),
+        );
+        self.add(
+            "placement.pages.large",
+            "memory on large pages stays where it is",
+            if pages.state == Available {
+                whole_large_pages(root, &machine.kernel)
+            } else {
+                pages.clone()
+            },
+        );
+        self.add(
+            "placement.pages",
+            "pages stay where they are: memory_affinity is off",
+            pages,
         );
         let release = &machine.kernel;
         let unified = files::text(root, "/sys/fs/cgroup/cgroup.controllers")
@@ -1066,6 +1104,38 @@ fn try_affinity(root: &Root) -> Seen {
             "run homeostat on the host, not in a container that forbids it",
         ),
     }
+}
+
+/// Whether the kernel moves large pages whole.
+fn whole_large_pages(root: &Root, release: &str) -> Seen {
+    /// Processors whose kernels can (`ARCH_ENABLE_THP_MIGRATION`); others divide a large page to move it.
+    const ABLE: [&str; 4] = ["x86_64", "aarch64", "powerpc64", "s390x"];
+    if !root.path("/sys/kernel/mm/transparent_hugepage").exists() {
+        return Seen::new(Missing, "the kernel has no transparent huge pages", "");
+    }
+    // Before 5.8 nothing tells whether it did (`thp_migration_split` in /proc/vmstat).
+    if topology::kernel_version(release).is_none_or(|version| version < (5, 8)) {
+        return Seen::new(
+            Missing,
+            format!("kernel {release} may divide large pages when they move"),
+            "run a kernel from 5.8",
+        );
+    }
+    let architecture = std::env::consts::ARCH;
+    if !ABLE.contains(&architecture) {
+        return Seen::new(
+            Missing,
+            format!("kernels for {architecture} divide large pages when they move"),
+            "",
+        );
+    }
+    Seen::new(
+        Available,
+        format!(
+            "kernel {release} moves them whole while the node has free ones, which is looked at each time"
+        ),
+        "",
+    )
 }
 
 /// Moves some pages of our own to another node and back.

@@ -8,6 +8,7 @@ use crate::sensors::locality::LocalitySensor;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
 use crate::sensors::{regions, topology};
+use crate::sys::numa::CpuMask;
 use crate::{Root, capabilities};
 use homeostat_model::{
     Action, Bytes, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading,
@@ -92,6 +93,8 @@ pub struct LinuxPlatform {
     nodes: usize,
     locality: LocalitySensor,
     effectors: Registry,
+    /// Masks that another homeostat on this machine has set, by workload.
+    recognised: BTreeMap<WorkloadId, Vec<CpuMask>>,
     /// For what is read under the lock of a process's address space.
     reader: Reader,
     before: Option<(Nanoseconds, Nanoseconds)>,
@@ -133,6 +136,7 @@ impl LinuxPlatform {
             nodes: 1,
             locality: LocalitySensor::new(root.clone()),
             effectors: Registry::new(&root),
+            recognised: BTreeMap::new(),
             reader: Reader::default(),
             before: None,
             buffer: Vec::new(),
@@ -161,12 +165,26 @@ impl LinuxPlatform {
     pub fn look_at_places(&mut self, workload: &WorkloadId) -> Result<Places, PlatformError> {
         let workload = self.known(workload)?.clone();
         // Our own mask is not a person's.
-        let own = self.effectors.placed_on(&workload.id);
+        let mut own = self.effectors.placed_on(&workload.id);
+        own.extend(self.recognised.get(&workload.id).into_iter().flatten().cloned());
         let mut places = self
             .locality
-            .look(&workload, self.clock.now(), &mut self.reader, own.as_ref())?;
+            .look(&workload, self.clock.now(), &mut self.reader, &own)?;
         places.counters = self.counters(&workload.id).map(|reading| reading.counters);
         Ok(places)
+    }
+
+    /// For an observer beside a daemon: these are the changes that are in force, so the masks that they set are
+    /// nobody's choice. Nothing is looked after, unlike with [`Effectors::adopt`].
+    pub fn recognise<'r>(&mut self, in_force: impl IntoIterator<Item = &'r UndoRecord>) {
+        self.recognised.clear();
+        for record in in_force {
+            let masks = self.effectors.masks_of(record);
+            if !masks.is_empty() {
+                let known = self.recognised.entry(record.action.workload.clone()).or_default();
+                known.extend(masks);
+            }
+        }
     }
 
     /// The sensor of places, for whoever watches dispatches live.
@@ -488,6 +506,9 @@ impl Effectors for LinuxPlatform {
     }
     fn forget(&mut self, record: &UndoRecord) {
         self.effectors.forget(record);
+    }
+    fn adopt(&mut self, record: &UndoRecord) {
+        self.effectors.adopt(record);
     }
 }
 

@@ -133,7 +133,7 @@ fn memory_of_several_processes_is_added_up_and_shared_memory_counted_once() {
             &made(&[10, 11, 99]),
             Nanoseconds::from_secs(1),
             &mut Reader::default(),
-            None,
+            &[],
         )
         .unwrap();
     let kib = Bytes::from_kib;
@@ -166,7 +166,7 @@ fn memory_of_several_processes_is_added_up_and_shared_memory_counted_once() {
 #[test]
 fn what_was_chosen_is_told_and_what_homeostat_set_itself_is_not() {
     let machine = Made::new();
-    let look = |own: Option<&CpuMask>| {
+    let look = |own: &[CpuMask]| {
         LocalitySensor::new(machine.root())
             .look(
                 &made(&[10]),
@@ -179,20 +179,20 @@ fn what_was_chosen_is_told_and_what_homeostat_set_itself_is_not() {
     };
     machine.process(10, 500, 0, 4000, 0, ["0-1", "0-1"]);
     machine.numa_maps(10, "default", [4000, 0], [0, 0]);
-    let bound = look(None).unwrap();
+    let bound = look(&[]).unwrap();
     assert!(bound.contains("CPUs 0-1") && bound.contains("taskset"), "{bound}");
-    assert_eq!(look(Some(&CpuMask::of([0, 1]))), None);
-    assert!(look(Some(&CpuMask::of([0]))).is_some(), "it is not ours any more");
+    assert_eq!(look(&[CpuMask::of([2]), CpuMask::of([0, 1])]), None);
+    assert!(look(&[CpuMask::of([0])]).is_some(), "it is not ours any more");
     machine.write("proc/10/cpuset", "/docker/abc\n");
-    assert!(look(None).unwrap().contains("cpuset /docker/abc"));
+    assert!(look(&[]).unwrap().contains("cpuset /docker/abc"));
     machine.process(10, 500, 0, 4000, 0, ["0-3", "1"]);
-    assert!(look(None).unwrap().contains("nodes 1 only"));
+    assert!(look(&[]).unwrap().contains("nodes 1 only"));
     machine.process(10, 500, 0, 4000, 0, FREE);
     machine.numa_maps(10, "bind:0", [4000, 0], [0, 0]);
-    let bound = look(None).unwrap();
+    let bound = look(&[]).unwrap();
     assert!(bound.contains("bind:0") && bound.contains("100 %"), "{bound}");
     machine.numa_maps(10, "local", [4000, 0], [0, 0]);
-    assert_eq!(look(None), None, "local is what the default does");
+    assert_eq!(look(&[]), None, "local is what the default does");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn what_ended_what_may_not_be_read_and_a_kernel_without_numa_are_told_apart() {
     let machine = Made::new();
     let mut sensor = LocalitySensor::new(machine.root());
     let mut reader = Reader::default();
-    let mut look = |pids: &[i32]| sensor.look(&made(pids), Nanoseconds::from_secs(1), &mut reader, None);
+    let mut look = |pids: &[i32]| sensor.look(&made(pids), Nanoseconds::from_secs(1), &mut reader, &[]);
     assert!(matches!(look(&[10]), Err(PlatformError::Vanished { .. })));
     // A process without numa_maps on a machine with two nodes: the kernel tells nothing.
     machine.process(10, 500, 0, 4000, 0, FREE);
@@ -218,7 +218,7 @@ fn what_ended_what_may_not_be_read_and_a_kernel_without_numa_are_told_apart() {
             &made(&[10]),
             Nanoseconds::from_secs(1),
             &mut Reader::default(),
-            None,
+            &[],
         )
         .unwrap();
     assert_eq!(places.memory.len(), 1);
@@ -450,7 +450,7 @@ fn a_program_is_looked_at_until_it_ends() {
     let sensor = platform.locality();
     let note = sensor.watch_dispatches().unwrap();
     let clock = MonotonicClock;
-    let first = patiently(|reader| sensor.look(&alone, clock.now(), reader, None)).unwrap();
+    let first = patiently(|reader| sensor.look(&alone, clock.now(), reader, &[])).unwrap();
     assert!(first.redispatches.is_none(), "the first look begins");
     // Until the victim has had its turn, however busy the machine is.
     let second = loop {
@@ -459,7 +459,7 @@ fn a_program_is_looked_at_until_it_ends() {
             sensor.poll_dispatches();
             sensor.look_at_threads(&alone, clock.now());
         }
-        let seen = patiently(|reader| sensor.look(&alone, clock.now(), reader, None)).unwrap();
+        let seen = patiently(|reader| sensor.look(&alone, clock.now(), reader, &[])).unwrap();
         if seen.cpus() > 0.0 && seen.redispatches.is_some_and(|r| r.dispatches > 0.0) {
             break seen;
         }
@@ -478,7 +478,7 @@ fn a_program_is_looked_at_until_it_ends() {
     assert!((sum - 1.0).abs() < 1e-6, "{dispatches:?}");
     assert_eq!(dispatches.every_move_seen, note.is_none());
     drop(victim);
-    let gone = patiently(|reader| platform.locality().look(&alone, clock.now(), reader, None));
+    let gone = patiently(|reader| platform.locality().look(&alone, clock.now(), reader, &[]));
     assert!(matches!(gone, Err(PlatformError::Vanished { .. })), "{gone:?}");
 }
 
@@ -492,16 +492,16 @@ fn a_program_that_was_bound_says_so() {
     let victim = Victim::start(4, Some(cpu));
     let alone = workload(&[victim.id()]);
     let mut sensor = LocalitySensor::new(Root::default());
-    let mut look = |own: Option<&CpuMask>| {
+    let mut look = |own: &[CpuMask]| {
         patiently(|reader| sensor.look(&alone, MonotonicClock.now(), reader, own))
             .unwrap()
             .bound
     };
-    let bound = look(None).unwrap();
+    let bound = look(&[]).unwrap();
     assert!(bound.contains(&format!("CPUs {cpu}")), "{bound}");
     let own = CpuMask::of([cpu]);
     // The other thread of the victim (the test harness) is free.
-    assert_eq!(look(Some(&own)), None);
+    assert_eq!(look(&[own]), None);
 }
 
 /// On a machine with several nodes of memory (the virtual machines of `vm/`): half of a program's memory is moved, and both
@@ -553,7 +553,7 @@ fn memory_that_was_moved_is_seen_on_its_node() {
     // The whole way: scan, follow, inspect.
     let alone = workload(&[id]);
     let mut sensor = LocalitySensor::new(Root::default());
-    let places = patiently(|reader| sensor.look(&alone, MonotonicClock.now(), reader, None)).unwrap();
+    let places = patiently(|reader| sensor.look(&alone, MonotonicClock.now(), reader, &[])).unwrap();
     let summary = places.summary();
     for node in [first, second] {
         let found = summary.private[&NodeId(*node)].0 + summary.shared.get(&NodeId(*node)).map_or(0, |b| b.0);

@@ -66,6 +66,11 @@ pub trait Effectors {
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError>;
     /// Forgets any in-memory state about this action (it was closed in the journal).
     fn forget(&mut self, record: &UndoRecord);
+    /// Takes over an action that an earlier process left in force on purpose: what was changed is ours, not a person's
+    /// choice, and is looked after from now on. Called before the first sample. Changes nothing.
+    fn adopt(&mut self, record: &UndoRecord) {
+        let _ = record;
+    }
 }
 
 /// Time. The only clock of the system.

@@ -154,6 +154,9 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             .map(|(r, _)| Event::Operator(OperatorRequest::Undo(r.action.id)))
             .collect();
         let kept: Vec<UndoRecord> = kept.into_iter().map(|(r, _)| r).collect();
+        for record in &kept {
+            platform.adopt(record);
+        }
         let fingerprint = machine.fingerprint();
         let mut memory = recall(&mut history, &fingerprint, clock.unix_seconds());
         memory.next_action = journal.next_action_id().0;

@@ -42,7 +42,8 @@ impl Locality {
             signal_hook::flag::register(signal, interrupted.clone())
                 .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
         }
-        let mut observer = Observer::begin().map_err(|e| Failure::from_error(&e))?;
+        let mut observer =
+            Observer::begin(&context.state_directory()).map_err(|e| Failure::from_error(&e))?;
         let wanted = match &self.workload {
             Some(name) => Wanted::One(match find_named(observer.workloads(), name) {
                 Found::One(workload) => workload.id.clone(),

@@ -68,7 +68,7 @@ impl Plan {
         if !places::are_several() {
             return None;
         }
-        let seen = Observer::begin()
+        let seen = Observer::begin(&context.state_directory())
             .and_then(|mut observer| observer.watch(&Wanted::Largest(places::SHOWN), PLACES_LOOK, || true));
         match seen {
             Ok(seen) => Some(seen),

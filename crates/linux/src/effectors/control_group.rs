@@ -77,18 +77,8 @@ fn statistic(path: &Path, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::tree;
     use super::*;
-
-    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let directory = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = directory.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let root = Root::new(directory.path());
-        (directory, root)
-    }
 
     #[test]
     fn the_tightest_group_on_the_way_up_counts_and_cache_is_room() {

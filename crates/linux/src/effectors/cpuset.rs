@@ -204,26 +204,13 @@ impl Group {
 
 /// Whether the kernel remembers what a thread asked for itself while a cpuset cuts it (`user_cpus_ptr`, Linux 6.2).
 pub(crate) fn keeps_masks(release: &str) -> bool {
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|part| part.parse::<u32>().ok());
-    matches!((numbers.next(), numbers.next()), (Some(major), Some(minor)) if (major, minor) >= (6, 2))
+    topology::kernel_version(release).is_some_and(|version| version >= (6, 2))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::tree;
     use super::*;
-
-    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let directory = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = directory.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let root = Root::new(directory.path());
-        (directory, root)
-    }
 
     fn process(pid: i32) -> ProcessId {
         ProcessId { pid, start_ticks: 1 }

@@ -5,16 +5,19 @@ mod cpuset;
 mod identity;
 mod large_pages;
 mod numa_balancing;
-mod numa_maps;
 mod pacing;
 mod page_blocks;
+mod page_moves;
 mod page_placement;
 mod placebo;
 pub(crate) mod prefetch;
+#[cfg(test)]
+mod testing;
 mod thread_placement;
 
 pub(crate) use cpuset::keeps_masks;
 pub(crate) use numa_balancing::{FILE as NUMA_BALANCING, configured as numa_balancing_configured};
+pub(crate) use thread_placement::GROUPED_WHY_NOT;
 
 use crate::Root;
 use crate::sys::numa::CpuMask;
@@ -45,11 +48,20 @@ pub trait Effector {
         let _ = workloads;
         Vec::new()
     }
-    /// The CPUs on which this effector keeps the threads of a workload now, so that a sensor does not take our mask for
+    /// Takes a change over that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
+    fn adopt(&mut self, record: &UndoRecord) {
+        let _ = record;
+    }
+    /// The masks that an action gives to threads, by its record.
+    fn masks_of(&self, record: &UndoRecord) -> Vec<CpuMask> {
+        let _ = record;
+        Vec::new()
+    }
+    /// The masks that this effector has given to threads of a workload, each once, so that a sensor does not take ours for
     /// that of a person.
-    fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {
+    fn placed_on(&self, workload: &WorkloadId) -> Vec<CpuMask> {
         let _ = workload;
-        None
+        Vec::new()
     }
 }
 
@@ -93,11 +105,18 @@ impl Registry {
             .collect()
     }
 
-    /// The CPUs on which homeostat keeps the threads of a workload now.
-    pub fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {
+    /// The masks that an action gives to threads, by its record; none where it is of another boot or not understood.
+    pub fn masks_of(&self, record: &UndoRecord) -> Vec<CpuMask> {
+        let effector = self.effectors.iter().find(|e| e.id() == record.action.effector);
+        effector.map(|e| e.masks_of(record)).unwrap_or_default()
+    }
+
+    /// The masks that homeostat has given to threads of a workload, each once.
+    pub fn placed_on(&self, workload: &WorkloadId) -> Vec<CpuMask> {
         self.effectors
             .iter()
-            .find_map(|effector| effector.placed_on(workload))
+            .flat_map(|effector| effector.placed_on(workload))
+            .collect()
     }
 
     fn find(&mut self, id: &EffectorId) -> Result<&mut dyn Effector, PlatformError> {
@@ -123,6 +142,11 @@ impl homeostat_platform::Effectors for Registry {
     fn forget(&mut self, record: &UndoRecord) {
         if let Ok(effector) = self.find(&record.action.effector) {
             effector.forget(record);
+        }
+    }
+    fn adopt(&mut self, record: &UndoRecord) {
+        if let Ok(effector) = self.find(&record.action.effector) {
+            effector.adopt(record);
         }
     }
 }

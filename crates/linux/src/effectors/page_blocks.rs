@@ -31,7 +31,15 @@ impl Block {
         }
     }
 
-    /// First address of the block that holds an address.
+    /// All pages of a block.
+    pub(super) fn full(number: u64) -> Self {
+        Self {
+            number,
+            bits: [u64::MAX; WORDS],
+        }
+    }
+
+    /// Number of the block that holds an address.
     pub(super) fn number_of(address: u64) -> u64 {
         address / PIECE
     }
@@ -152,10 +160,7 @@ pub(super) fn from_text(text: &str, limit: usize) -> Option<Vec<Block>> {
         if let Some(count) = rest.strip_prefix('*') {
             let count: u64 = count.parse().ok().filter(|n| (1..=limit as u64).contains(n))?;
             let end = number.checked_add(count).filter(|end| *end <= NUMBER_MAX)?;
-            blocks.extend((number..end).map(|number| Block {
-                number,
-                bits: [u64::MAX; WORDS],
-            }));
+            blocks.extend((number..end).map(Block::full));
         } else {
             if number >= NUMBER_MAX {
                 return None;

@@ -27,7 +27,19 @@
 //! thread once *asked* for the mask that it has. In a cpuset of its own such a thread is given the freedom back to use all that
 //! the cpuset offers now and later, as one that never asked has.
 //!
-//! Arguments of the action, all optional: `means` (`auto`, `threads` or `cpuset`).
+//! **Each process on a place of its own** (`split_by` = `process`). Each process is kept on the CPUs of one last-level cache
+//! among those of the target: as many on each as it has cores, the oldest process first, each where most of its private
+//! memory is. Who is born later inherits the mask of its parent, and is given back the mask found as all others.
+//!
+//! **Memory goes along** (`memory` = `all` or `private`). In the same action up to `memory_bytes` of what lies elsewhere goes to
+//! the nodes of the CPUs (of a process with a place of its own: to its node, private memory only), as
+//! [`super::page_moves`] does it, with the arguments of a pace and of large pages that `page_placement` takes. Threads are
+//! placed first, which takes microseconds, and set free first. What nothing of lies elsewhere is a placement of threads
+//! alone.
+//!
+//! Arguments of the action, all optional: `means` (`auto`, `threads` or `cpuset`), `split_by` (`process`), `memory` (`all` or
+//! `private`) and with it `memory_bytes` and those of moves. Not offered is `group_by`: which threads of a process share
+//! data is not to be seen from outside.
 
 use super::Effector;
 use super::cpuset::{self, Group};
@@ -35,15 +47,16 @@ use super::identity::{
     NAMESPACES, boot_id, by_process, denied, malformed, namespaces, of_another_boot, process_key, read_error,
     require_namespaces,
 };
-use super::numa_maps;
+use super::page_moves::{self, PageMoves, Seen, Settings, Wanted, wrong_argument};
 use crate::Root;
 use crate::sensors::processes::parse_stat;
 use crate::sensors::reader::{self, Reader};
-use crate::sensors::{files, topology};
+use crate::sensors::{files, numa_maps, topology};
 use crate::sys::numa::{self, CPUS_MAX, CpuMask, NumaError};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Action, ActionId, Direction, EffectorId, ProcessId, Progress, UndoRecord, Workload, WorkloadId,
+    Action, ActionId, Bytes, Direction, EffectorId, LlcId, ProcessId, Progress, UndoRecord, Workload,
+    WorkloadId,
 };
 use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,13 +85,19 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 const ISOLATED: &str = "/sys/devices/system/cpu/isolated";
 const NOHZ_FULL: &str = "/sys/devices/system/cpu/nohz_full";
+const NODES: &str = "/sys/devices/system/node";
 
 // Reasons why something is left as it is. Stable: they appear in histories.
 const ENDED: &str = "process ended";
 const CHANGED_BY_OTHERS: &str = "changed by somebody else";
 const DEADLINE: &str = "a deadline thread";
 const TOO_MANY: &str = "more processes than one action can hold";
+const OFFLINE: &str = "none of its CPUs is online";
 const CUT: &str = "its cpuset or the CPUs online are not what they were";
+
+/// Why threads are not kept in groups (capability `placement.threads.grouped`).
+pub(crate) const GROUPED_WHY_NOT: &str = "which threads of a process share data is not to be seen from outside, and a group \
+                                          made by chance would keep those apart that do";
 
 /// Places threads.
 pub(super) struct ThreadPlacement {
@@ -89,11 +108,17 @@ pub(super) struct ThreadPlacement {
     /// Which of them was reviewed last.
     reviewed: Option<ActionId>,
     reader: Reader,
+    /// For memory that goes along.
+    moves: PageMoves,
+    /// Actions whose threads are as they should be while their memory is on its way.
+    threads_done: BTreeMap<ActionId, (Direction, Progress)>,
 }
 
 impl ThreadPlacement {
     pub(super) fn new(root: Root) -> Self {
         Self {
+            moves: PageMoves::new(root.clone()),
+            threads_done: BTreeMap::new(),
             root,
             tasks: BTreeMap::new(),
             in_force: BTreeMap::new(),
@@ -116,9 +141,9 @@ impl ThreadPlacement {
         action: &Action,
         members: &[ProcessId],
     ) -> Result<BTreeMap<String, String>, PlatformError> {
-        let means = Means::parse(action)?;
+        let wishes = Wishes::parse(action)?;
         let machine = Cpus::read(&self.root)?;
-        let ours = checked_target(action, &machine)?;
+        let ours = checked_target(action, &machine, wishes.split)?;
         let mut found = BTreeMap::from([(NAMESPACES.to_owned(), namespaces(&self.root))]);
         let mut skipped: BTreeMap<&str, u64> = BTreeMap::new();
         if members.len() > PROCESSES_PER_ACTION_MAX {
@@ -165,7 +190,8 @@ impl ThreadPlacement {
         for pid in living.iter().map(|id| id.pid) {
             parents.remove(&pid);
         }
-        let group = match means {
+        let group = match wishes.means {
+            _ if wishes.split => None,
             Means::Threads => None,
             Means::Cpuset => {
                 let group = Group::of_exactly(&self.root, &living).map_err(|why| rejected("cpuset", &why))?;
@@ -192,7 +218,91 @@ impl ThreadPlacement {
         for (reason, count) in skipped {
             found.insert(format!("skipped.{reason}"), count.to_string());
         }
+        let seen = match &wishes.memory {
+            Some(_) => self.moves.look(&living)?,
+            None => Seen::default(),
+        };
+        let places = if wishes.split {
+            assign(&self.root, &ours, &machine, &living, &seen)?
+        } else {
+            BTreeMap::new()
+        };
+        for (id, place) in &places {
+            found.insert(process_key("cpus", *id), place.cpus.to_string());
+        }
+        if let Some(along) = &wishes.memory {
+            let homes = nodes_of(&self.root, &ours.and(&machine.online));
+            if homes.is_empty() {
+                return Err(rejected(
+                    &format!("CPUs {ours}"),
+                    "memory can not go along: the nodes of these CPUs have none",
+                ));
+            }
+            let own_home = places
+                .iter()
+                .filter(|(_, place)| homes.contains(&place.node))
+                .map(|(id, place)| (*id, place.node))
+                .collect();
+            let wanted = Wanted {
+                bytes: along.bytes,
+                shared: along.shared,
+                homes,
+                own_home,
+            };
+            let survey = self.moves.survey(action, &seen, &along.settings, &wanted)?;
+            found.extend(survey.found);
+        }
         Ok(found)
+    }
+
+    /// What a record says; `None` when it is of another boot or other namespaces, or not understood.
+    fn plan_of_this_boot(&self, record: &UndoRecord) -> Option<Plan> {
+        let here = boot_id(&self.root).is_ok_and(|boot| boot == record.boot_id)
+            && require_namespaces(&self.root, record).is_ok();
+        here.then(|| Plan::from(record).ok())?
+    }
+
+    /// Next slice of what is done to threads.
+    fn advance_threads(
+        &mut self,
+        record: &UndoRecord,
+        direction: Direction,
+    ) -> Result<Progress, PlatformError> {
+        let id = record.action.id;
+        if self.tasks.get(&id).is_none_or(|t| t.direction != direction) {
+            let mut task = Task::new(Plan::from(record)?, direction);
+            if direction == Direction::Apply
+                && let Some(known) = self.in_force.get(&id)
+            {
+                task.complete.clone_from(&known.complete);
+                task.newcomers.clone_from(&known.newcomers);
+            }
+            for (_, other) in self.in_force.iter().filter(|(other, _)| **other != id) {
+                task.claimed
+                    .extend(other.plan.processes.keys().chain(&other.newcomers));
+            }
+            self.tasks.insert(id, task);
+        }
+        if direction == Direction::Undo {
+            // From here on nobody is placed any more, also not by a review.
+            self.in_force.remove(&id);
+        }
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Err(unsupported("no task"));
+        };
+        let outcome = if task.plan.group.is_some() {
+            task.by_group(&self.root)
+        } else {
+            task.by_thread(&self.root)
+        };
+        if matches!(&outcome, Ok(progress) if !progress.done) {
+            return outcome;
+        }
+        let task = self.tasks.remove(&id);
+        if let (Some(task), Direction::Apply, Ok(_)) = (task, direction, &outcome) {
+            self.in_force.insert(id, InForce::new(task.plan, task.complete));
+        }
+        outcome
     }
 
     /// A memory policy says where somebody wants the memory, and so where the threads belong.
@@ -209,9 +319,8 @@ impl ThreadPlacement {
                 why: e.to_string(),
             })?;
         // Without CONFIG_NUMA there is no such file, and no policy.
-        let chosen = numa_maps::parse(&text.unwrap_or_default())
-            .into_iter()
-            .find_map(|area| area.policy);
+        let text = text.unwrap_or_default();
+        let chosen = numa_maps::areas(&text).find_map(|area| area.chosen_policy().map(str::to_owned));
         match chosen {
             None => Ok(()),
             Some(policy) => Err(PlatformError::Conflict {
@@ -248,54 +357,55 @@ impl Effector for ThreadPlacement {
             return Ok(answer);
         }
         let id = record.action.id;
-        if self.tasks.get(&id).is_none_or(|t| t.direction != direction) {
-            let mut task = Task::new(Plan::from(record)?, direction);
-            if direction == Direction::Apply
-                && let Some(known) = self.in_force.get(&id)
-            {
-                task.complete.clone_from(&known.complete);
-                task.newcomers.clone_from(&known.newcomers);
-            }
-            for (_, other) in self.in_force.iter().filter(|(other, _)| **other != id) {
-                task.claimed
-                    .extend(other.plan.processes.keys().chain(&other.newcomers));
-            }
-            self.tasks.insert(id, task);
-        }
-        if direction == Direction::Undo {
-            // From here on nobody is placed any more, also not by a review.
-            self.in_force.remove(&id);
-        }
-        let Some(task) = self.tasks.get_mut(&id) else {
-            return Err(unsupported("no task"));
+        let known = self.threads_done.get(&id);
+        let threads = match known.filter(|(way, _)| *way == direction) {
+            Some((_, threads)) => threads.clone(),
+            None => self.advance_threads(record, direction)?,
         };
-        let outcome = if task.plan.group.is_some() {
-            task.by_group(&self.root)
-        } else {
-            task.by_thread(&self.root)
-        };
-        if matches!(&outcome, Ok(progress) if !progress.done) {
-            return outcome;
+        if !threads.done || !PageMoves::has_plan(record) {
+            return Ok(threads);
         }
-        let task = self.tasks.remove(&id);
-        if let (Some(task), Direction::Apply, Ok(_)) = (task, direction, &outcome) {
-            self.in_force.insert(
-                id,
-                InForce {
-                    plan: task.plan,
-                    complete: task.complete,
-                    newcomers: Vec::new(),
-                    at: 0,
-                    overruled: None,
-                },
-            );
+        let settings = Settings::parse(&record.action, &OWN_ARGUMENTS)?;
+        match self.moves.advance(record, direction, &settings) {
+            Ok(pages) => {
+                if pages.done {
+                    self.threads_done.remove(&id);
+                } else {
+                    self.threads_done.insert(id, (direction, threads.clone()));
+                }
+                Ok(both(threads, pages))
+            }
+            Err(error) => {
+                self.threads_done.remove(&id);
+                Err(error)
+            }
         }
-        outcome
     }
 
     fn forget(&mut self, record: &UndoRecord) {
-        self.tasks.remove(&record.action.id);
-        self.in_force.remove(&record.action.id);
+        let id = record.action.id;
+        self.tasks.remove(&id);
+        self.in_force.remove(&id);
+        self.threads_done.remove(&id);
+        self.moves.forget(id);
+    }
+
+    fn adopt(&mut self, record: &UndoRecord) {
+        let id = record.action.id;
+        if let Some(plan) = self.plan_of_this_boot(record)
+            && !self.tasks.contains_key(&id)
+        {
+            // It was left with all threads placed, so one that is not was set free by somebody since.
+            let complete = plan.processes.keys().copied().collect();
+            self.in_force
+                .entry(id)
+                .or_insert_with(|| InForce::new(plan, complete));
+        }
+    }
+
+    fn masks_of(&self, record: &UndoRecord) -> Vec<CpuMask> {
+        let plan = self.plan_of_this_boot(record);
+        plan.map(|plan| plan.masks).unwrap_or_default()
     }
 
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
@@ -330,13 +440,14 @@ impl Effector for ThreadPlacement {
             .collect()
     }
 
-    fn placed_on(&self, workload: &WorkloadId) -> Option<CpuMask> {
+    fn placed_on(&self, workload: &WorkloadId) -> Vec<CpuMask> {
         self.in_force
             .values()
             .map(|f| &f.plan)
             .chain(self.tasks.values().map(|t| &t.plan))
             .find(|plan| plan.workload == *workload)
-            .map(|plan| plan.ours.clone())
+            .map(|plan| plan.masks.clone())
+            .unwrap_or_default()
     }
 }
 
@@ -348,30 +459,195 @@ enum Means {
     Cpuset,
 }
 
-impl Means {
+/// What an action asks for beside the CPUs.
+struct Wishes {
+    means: Means,
+    /// Each process on one last-level cache.
+    split: bool,
+    memory: Option<Along>,
+}
+
+/// Memory that goes along with threads.
+struct Along {
+    bytes: Bytes,
+    shared: bool,
+    settings: Settings,
+}
+
+/// Arguments that are not about how pages move.
+const OWN_ARGUMENTS: [&str; 4] = ["means", "split_by", "memory", "memory_bytes"];
+
+impl Wishes {
     fn parse(action: &Action) -> Result<Self, PlatformError> {
-        let mut means = Self::Auto;
-        for (name, value) in &action.arguments {
-            means = match (name.as_str(), value.as_str()) {
-                ("means", "auto") => Self::Auto,
-                ("means", "threads") => Self::Threads,
-                ("means", "cpuset") => Self::Cpuset,
-                ("group_by", _) => {
-                    return Err(unsupported(
-                        "keeping threads in groups needs to know which of them share data (capability placement.threads.grouped)",
-                    ));
-                }
-                _ => {
-                    return Err(PlatformError::Rejected {
-                        what: format!("argument {name} of thread_placement"),
-                        value: value.clone(),
-                        errno: "expected means = auto, threads or cpuset".into(),
-                    });
-                }
-            };
+        let of = |name: &str| action.arguments.get(name).map(String::as_str);
+        let wrong = |name: &str, expected: &str| wrong_argument(action, name, expected);
+        if of("group_by").is_some() {
+            return Err(unsupported(GROUPED_WHY_NOT));
         }
-        Ok(means)
+        let means = match of("means") {
+            None | Some("auto") => Means::Auto,
+            Some("threads") => Means::Threads,
+            Some("cpuset") => Means::Cpuset,
+            Some(_) => return Err(wrong("means", "auto, threads or cpuset")),
+        };
+        let split = match of("split_by") {
+            None => false,
+            Some("process") if means != Means::Cpuset => true,
+            Some("process") => {
+                return Err(wrong(
+                    "means",
+                    "one cpuset can not keep each process on CPUs of its own",
+                ));
+            }
+            Some(_) => return Err(wrong("split_by", "process")),
+        };
+        let shared = match of("memory") {
+            None => {
+                let own = ["means", "split_by"];
+                return match action.arguments.keys().find(|name| !own.contains(&name.as_str())) {
+                    Some(name) => Err(wrong(
+                        name,
+                        "means or split_by, and others with memory = all or private",
+                    )),
+                    None => Ok(Self {
+                        means,
+                        split,
+                        memory: None,
+                    }),
+                };
+            }
+            Some("private") => false,
+            Some("all") if !split => true,
+            Some("all") => {
+                return Err(wrong(
+                    "memory",
+                    "private where each process has a place of its own",
+                ));
+            }
+            Some(_) => return Err(wrong("memory", "all or private")),
+        };
+        let bytes = of("memory_bytes")
+            .and_then(|text| text.parse().ok())
+            .map(Bytes)
+            .ok_or_else(|| wrong("memory_bytes", "a number of bytes"))?;
+        let settings = Settings::parse(action, &OWN_ARGUMENTS)?;
+        Ok(Self {
+            means,
+            split,
+            memory: Some(Along {
+                bytes,
+                shared,
+                settings,
+            }),
+        })
     }
+}
+
+/// Progress of threads and of the pages that go along with them.
+fn both(threads: Progress, pages: Progress) -> Progress {
+    let mut skipped = threads.skipped;
+    for (reason, count) in pages.skipped {
+        *skipped.entry(reason).or_default() += count;
+    }
+    Progress {
+        finished: threads.finished + pages.finished,
+        total: threads.total + pages.total,
+        skipped,
+        verified: threads.verified && pages.verified,
+        ..pages
+    }
+}
+
+/// The nodes of CPUs, of those that have memory, ascending.
+fn nodes_of(root: &Root, cpus: &CpuMask) -> Vec<u32> {
+    let nodes = files::numbered(root, NODES, "node");
+    let of = |node: &u32| {
+        let list = files::text(root, &format!("{NODES}/node{node}/cpulist"));
+        let cpus_of_node = list
+            .and_then(|list| CpuMask::from_list(&list))
+            .unwrap_or_default();
+        !cpus_of_node.and(cpus).is_empty() && page_moves::has_memory(root, *node)
+    };
+    nodes.into_iter().filter(of).collect()
+}
+
+/// The place of one process.
+struct OwnPlace {
+    cpus: CpuMask,
+    node: u32,
+}
+
+/// A last-level cache.
+struct Domain {
+    place: OwnPlace,
+    cores: BTreeSet<u32>,
+    /// Processes that it can still take.
+    left: f64,
+}
+
+/// Deals the processes out to the last-level caches among these CPUs: as many to each as it has cores, the oldest process
+/// first, each where most of its private memory is, else where most room is.
+fn assign(
+    root: &Root,
+    ours: &CpuMask,
+    machine: &Cpus,
+    members: &[ProcessId],
+    seen: &Seen,
+) -> Result<BTreeMap<ProcessId, OwnPlace>, PlatformError> {
+    let mut domains: BTreeMap<LlcId, Domain> = BTreeMap::new();
+    let usable = ours.and(&machine.online);
+    for cpu in topology::read(root)?
+        .cpus
+        .iter()
+        .filter(|cpu| usable.contains(cpu.id.0))
+    {
+        let domain = domains.entry(cpu.llc).or_insert_with(|| Domain {
+            place: OwnPlace {
+                cpus: CpuMask::default(),
+                node: cpu.node.0,
+            },
+            cores: BTreeSet::new(),
+            left: 0.0,
+        });
+        domain.place.cpus = domain.place.cpus.or(&CpuMask::of([cpu.id.0]));
+        domain.cores.insert(cpu.core);
+    }
+    let cores: usize = domains.values().map(|d| d.cores.len()).sum();
+    for domain in domains.values_mut() {
+        let share = domain.cores.len() as f64 / cores.max(1) as f64;
+        domain.left = (members.len() as f64 * share).ceil();
+    }
+    if domains.len() < 2 {
+        return Err(rejected(
+            &format!("CPUs {ours}"),
+            "they share one last-level cache: there is nothing to split over",
+        ));
+    }
+    let mut out = BTreeMap::new();
+    for id in members {
+        let pages = seen.private_pages(*id);
+        let on = |domain: &Domain| pages.get(&domain.place.node).copied().unwrap_or(0);
+        let best = domains
+            .values_mut()
+            .filter(|domain| domain.left >= 1.0)
+            .reduce(|best, next| {
+                let order = on(best).cmp(&on(next)).then(best.left.total_cmp(&next.left));
+                if order == std::cmp::Ordering::Less {
+                    next
+                } else {
+                    best
+                }
+            });
+        if let Some(domain) = best {
+            domain.left -= 1.0;
+            let place = OwnPlace {
+                cpus: domain.place.cpus.clone(),
+                node: domain.place.node,
+            };
+            out.insert(*id, place);
+        }
+    }
+    Ok(out)
 }
 
 /// The CPUs of the machine.
@@ -402,12 +678,16 @@ impl Cpus {
     }
 }
 
-/// The CPUs of the target, if they can be one.
-fn checked_target(action: &Action, machine: &Cpus) -> Result<CpuMask, PlatformError> {
+/// The CPUs of the target, if they can be one. `all`: the target is the whole machine, of which what was set aside is left
+/// out.
+fn checked_target(action: &Action, machine: &Cpus, all: bool) -> Result<CpuMask, PlatformError> {
     let Target::Cpus(cpus) = &action.target else {
         return Err(rejected("the target", "CPUs expected"));
     };
-    let ours = CpuMask::of(cpus.iter().map(|c| c.0));
+    let mut ours = CpuMask::of(cpus.iter().map(|c| c.0));
+    if all {
+        ours = ours.without(&machine.set_aside);
+    }
     if let Some(cpu) = cpus
         .iter()
         .find(|c| c.0 >= CPUS_MAX || !machine.possible.contains(c.0))
@@ -639,7 +919,12 @@ fn odd_from(text: &str) -> Option<BTreeMap<(i32, u64), CpuMask>> {
 /// What the record says.
 struct Plan {
     workload: WorkloadId,
+    /// All CPUs of the placement.
     ours: CpuMask,
+    /// Those of processes with a place of their own; empty when all have the same.
+    own: BTreeMap<ProcessId, CpuMask>,
+    /// The masks that threads get, each once.
+    masks: Vec<CpuMask>,
     /// Processes with the mask found, and that of threads which had another.
     processes: BTreeMap<ProcessId, Found>,
     /// For those born since.
@@ -679,6 +964,20 @@ impl Plan {
             let odd = odd_from(text(&key)).ok_or_else(|| wrong(&key))?;
             processes.insert(id, Found { mask, odd });
         }
+        let ours = mask("cpus")?;
+        let mut own = BTreeMap::new();
+        for entry in by_process(record, "cpus") {
+            let (id, list) = entry?;
+            let mask = CpuMask::from_list(list)
+                .filter(|mask| !mask.is_empty())
+                .ok_or_else(|| wrong(&process_key("cpus", id)))?;
+            own.insert(id, mask);
+        }
+        let masks: BTreeSet<CpuMask> = if own.is_empty() {
+            BTreeSet::from([ours.clone()])
+        } else {
+            own.values().cloned().collect()
+        };
         let group = match text("cpuset") {
             "" => None,
             path => {
@@ -706,7 +1005,9 @@ impl Plan {
             .collect::<Result<BTreeSet<i32>, _>>()?;
         Ok(Self {
             workload: record.action.workload.clone(),
-            ours: mask("cpus")?,
+            ours,
+            own,
+            masks: masks.into_iter().collect(),
             processes,
             found: mask("mask")?,
             since: number("since")?,
@@ -726,6 +1027,22 @@ impl Plan {
                 })
                 .collect(),
         })
+    }
+
+    /// The mask of a process's threads; `None` for one that was born since and has that of its parent, whichever it is.
+    fn ours_of(&self, id: ProcessId) -> Option<&CpuMask> {
+        if self.own.is_empty() {
+            return Some(&self.ours);
+        }
+        self.own.get(&id)
+    }
+
+    /// Whether a thread of that process has the mask that it got from us, directly or by its birth.
+    fn is_ours(&self, id: ProcessId, seen: &CpuMask, online: &CpuMask) -> bool {
+        match self.ours_of(id) {
+            Some(ours) => *seen == ours.and(online),
+            None => self.masks.iter().any(|mask| *seen == mask.and(online)),
+        }
     }
 
     /// The mask found of a thread. Those of processes that were born since are as the oldest process was.
@@ -781,11 +1098,12 @@ impl Plan {
     }
 
     /// Processes born since that have our mask, but for those that another placement holds.
-    fn born_since(&self, root: &Root, ours: &CpuMask, claimed: &BTreeSet<ProcessId>) -> Vec<ProcessId> {
+    fn born_since(&self, root: &Root, online: &CpuMask, claimed: &BTreeSet<ProcessId>) -> Vec<ProcessId> {
+        let masks: Vec<CpuMask> = self.masks.iter().map(|mask| mask.and(online)).collect();
         files::numbered(root, "/proc", "")
             .into_iter()
             .filter_map(|pid| i32::try_from(pid).ok())
-            .filter(|pid| numa::affinity(*pid).is_ok_and(|mask| mask == *ours))
+            .filter(|pid| numa::affinity(*pid).is_ok_and(|mask| masks.contains(&mask)))
             .filter_map(|pid| self.is_newcomer(root, pid))
             .filter(|id| !claimed.contains(id))
             .collect()
@@ -819,30 +1137,41 @@ fn place(
     complete: bool,
 ) -> Result<Visit, PlatformError> {
     let mut visit = Visit::default();
-    let ours = plan.ours.and(&machine.online);
     let Some(threads) = threads_of(root, id)? else {
         visit.gone = true;
         return Ok(visit);
     };
+    let goal = plan.ours_of(id);
+    let ours = goal.unwrap_or(&plan.ours).and(&machine.online);
+    if ours.is_empty() {
+        // The kernel has set them free; when the CPUs come back they may be placed again.
+        visit.skipped.insert(OFFLINE, threads.len() as u64);
+        return Ok(visit);
+    }
     for thread in threads {
         let seen = match numa::affinity(thread) {
             Ok(seen) => seen,
             Err(NumaError::NoProcess) => continue,
             Err(error) => return Err(numa_error(id, error)),
         };
-        if seen == ours {
+        if plan.is_ours(id, &seen, &machine.online) {
             visit.right += 1;
             continue;
         }
         let is_free = seen == plan.found_of(root, id, thread).and(&machine.online);
-        if !is_free || complete {
+        let Some(goal) = goal.filter(|_| is_free && !complete) else {
+            if is_free && goal.is_none() {
+                // Born since, and did not inherit a place: which of them would be a guess.
+                visit.right += 1;
+                continue;
+            }
             return Err(PlatformError::Conflict {
                 what: format!("affinity of thread {thread} of process {id}"),
                 expected: format!("CPUs {ours}"),
                 found: format!("CPUs {seen}"),
             });
-        }
-        match numa::set_affinity(thread, &plan.ours) {
+        };
+        match numa::set_affinity(thread, goal) {
             Ok(()) => visit.changed += 1,
             Err(NumaError::NoProcess) => {}
             Err(NumaError::Busy) => *visit.skipped.entry(DEADLINE).or_default() += 1,
@@ -855,7 +1184,6 @@ fn place(
 /// Gives the threads of one process their masks back, of those that have ours.
 fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<Visit, PlatformError> {
     let mut visit = Visit::default();
-    let ours = plan.ours.and(&machine.online);
     let Some(threads) = threads_of(root, id)? else {
         visit.gone = true;
         return Ok(visit);
@@ -870,7 +1198,7 @@ fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<
         let found = plan.found_of(root, id, thread);
         if seen == found.and(&machine.online) {
             visit.right += 1;
-        } else if seen != ours || ours.is_empty() {
+        } else if seen.is_empty() || !plan.is_ours(id, &seen, &machine.online) {
             *visit.skipped.entry(CHANGED_BY_OTHERS).or_default() += 1;
         } else {
             match free_thread(thread, found, machine, in_root) {
@@ -941,10 +1269,10 @@ impl Task {
         }
     }
 
-    fn begin_round(&mut self, root: &Root, ours: &CpuMask) {
+    fn begin_round(&mut self, root: &Root, online: &CpuMask) {
         self.round = self.plan.processes.keys().copied().collect();
         if self.direction == Direction::Undo {
-            for id in self.plan.born_since(root, ours, &self.claimed) {
+            for id in self.plan.born_since(root, online, &self.claimed) {
                 if !self.newcomers.contains(&id) {
                     self.newcomers.push(id);
                 }
@@ -970,7 +1298,7 @@ impl Task {
             ));
         }
         if self.round.is_empty() {
-            self.begin_round(root, &ours);
+            self.begin_round(root, &machine.online);
         }
         while let Some(id) = self.round.get(self.at).copied() {
             let visit = match self.direction {
@@ -1124,6 +1452,16 @@ struct InForce {
 }
 
 impl InForce {
+    fn new(plan: Plan, complete: BTreeSet<ProcessId>) -> Self {
+        Self {
+            plan,
+            complete,
+            newcomers: Vec::new(),
+            at: 0,
+            overruled: None,
+        }
+    }
+
     /// Looks whether everything is as it was left, and places new processes of the workload that belong to those of the
     /// record. What they get and what an undo finds again is the same by [`Plan::is_newcomer`].
     fn review(&mut self, root: &Root, machine: &Cpus, members: &[ProcessId], begun: Instant) {
@@ -1243,26 +1581,20 @@ fn numa_error(id: ProcessId, error: NumaError) -> PlatformError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::tree;
     use super::*;
     use homeostat_model::CpuId;
     use proptest::prelude::*;
 
     /// A machine of 8 possible CPUs, of which 6 are online.
     fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let tree = tempfile::tempdir().unwrap();
-        let root = Root::new(tree.path());
         let common = [
             (ONLINE, "0-5\n"),
             (POSSIBLE, "0-7\n"),
             (ISOLATED, "\n"),
             (NOHZ_FULL, "(null)\n"),
         ];
-        for (path, text) in common.iter().chain(files) {
-            let path = root.path(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        (tree, root)
+        tree(common.iter().chain(files))
     }
 
     fn action(cpus: &[u32]) -> Action {
@@ -1290,7 +1622,7 @@ mod tests {
     fn a_target_must_be_there_online_and_not_set_aside() {
         let (_keep, root) = machine(&[(ISOLATED, "4\n"), (NOHZ_FULL, "3-4\n")]);
         let cpus = Cpus::read(&root).unwrap();
-        let checked = |list: &[u32]| checked_target(&action(list), &cpus);
+        let checked = |list: &[u32]| checked_target(&action(list), &cpus, false);
         assert_eq!(checked(&[2, 1, 2]), Ok(CpuMask::of([1, 2])));
         // One of them is offline: the kernel leaves it out until it comes.
         assert_eq!(checked(&[5, 6]), Ok(CpuMask::of([5, 6])));
@@ -1370,6 +1702,8 @@ mod tests {
         let plan = Plan {
             workload: "w".into(),
             ours: CpuMask::of([0]),
+            own: BTreeMap::new(),
+            masks: vec![CpuMask::of([0])],
             processes: BTreeMap::from([(
                 id(100, 1000),
                 Found {

@@ -232,8 +232,8 @@ impl LocalitySensor {
         }
     }
 
-    /// Where the workload is. Its memory is read in the reader's thread; `own` are the CPUs on which homeostat
-    /// itself keeps its threads.
+    /// Where the workload is. Its memory is read in the reader's thread; `own` are the masks that homeostat
+    /// itself has given to its threads.
     ///
     /// # Errors
     /// `Vanished` when all its processes are gone, `Denied` when their memory may not be looked at, `Busy` when none of
@@ -243,7 +243,7 @@ impl LocalitySensor {
         workload: &Workload,
         now: Nanoseconds,
         reader: &mut Reader,
-        own: Option<&CpuMask>,
+        own: &[CpuMask],
     ) -> Result<Places, PlatformError> {
         self.know_machine()?;
         self.looks += 1;
@@ -455,12 +455,12 @@ impl LocalitySensor {
         &self,
         workload: &Workload,
         members: &[(ProcessId, Resident)],
-        own: Option<&CpuMask>,
+        own: &[CpuMask],
     ) -> Option<String> {
         let online = CpuMask::of(self.shape.cpus());
         let narrow = |mask: &CpuMask| {
             let mask = mask.and(&online);
-            let free = mask.is_empty() || mask == online || own.is_some_and(|own| own.and(&online) == mask);
+            let free = mask.is_empty() || mask == online || own.iter().any(|own| own.and(&online) == mask);
             (!free).then_some(mask)
         };
         let masks: Vec<CpuMask> = if self.root.is_live() {

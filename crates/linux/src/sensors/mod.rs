@@ -10,6 +10,7 @@ pub mod gzip;
 pub mod host;
 pub mod huge_pages;
 pub mod locality;
+pub mod numa_maps;
 pub mod pressure;
 pub mod processes;
 pub mod processor;

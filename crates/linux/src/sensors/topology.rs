@@ -92,6 +92,14 @@ impl Online {
     }
 }
 
+/// Major and minor number of a kernel release such as `6.1.0-21-amd64`.
+pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|part| part.parse::<u32>().ok());
+    Some((numbers.next()?, numbers.next()?))
+}
+
 /// `uname -r` of the machine below the root.
 pub fn kernel_release(root: &Root) -> String {
     files::text(root, "/proc/sys/kernel/osrelease")

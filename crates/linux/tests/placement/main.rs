@@ -60,6 +60,9 @@ impl Effectors for Hands {
     fn forget(&mut self, record: &UndoRecord) {
         self.registry.forget(record);
     }
+    fn adopt(&mut self, record: &UndoRecord) {
+        self.registry.adopt(record);
+    }
 }
 
 /// Advances to the end.

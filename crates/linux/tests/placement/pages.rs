@@ -1,11 +1,12 @@
 //! Pages.
 
-use crate::victim::Victim;
+use crate::victim::{Victim, masks};
 use crate::{Hands, drive, is_root, skipped};
+use homeostat_linux::MonotonicClock;
 use homeostat_linux::sys::memory::{BASE_PAGE, PIECE};
-use homeostat_linux::sys::numa::PageStatus;
+use homeostat_linux::sys::numa::{CpuMask, PageStatus};
 use homeostat_model::action::{PageMove, Target};
-use homeostat_model::{Action, ActionId, Bytes, Direction, NodeId, ProcessId};
+use homeostat_model::{Action, ActionId, Bytes, CpuId, Direction, NodeId, ProcessId};
 use homeostat_platform::{Effectors, PlatformError, conformance};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -49,10 +50,8 @@ fn action(node: u32, bytes: u64) -> Action {
             bytes: Bytes(bytes),
             shared: false,
         }),
-        // The defaults would only make the tests slower, and leave a part of each plan.
         arguments: BTreeMap::from([
             ("duty".to_owned(), "1".to_owned()),
-            ("private_share_max".to_owned(), "1".to_owned()),
             ("free_memory_min".to_owned(), "0".to_owned()),
         ]),
         why: "test".into(),
@@ -93,7 +92,7 @@ fn conformance_on_private_memory_of_two_nodes() {
     let found = victim.nodes();
     assert_eq!(found, [on(first, 3 * PAGES), on(second, 5 * PAGES)].concat());
     let (mut hands, mut fresh) = (Hands::new(&[victim.id()]), Hands::new(&[]));
-    let broken = conformance::acting(&mut hands, &mut fresh, &action(first, ALL));
+    let broken = conformance::acting_patiently(&mut hands, &mut fresh, &action(first, ALL), &MonotonicClock);
     assert_eq!(broken, Vec::<String>::new());
     assert_eq!((victim.nodes(), victim.tell("check")), (found, 0));
 }
@@ -166,6 +165,182 @@ fn memory_is_shared_out_among_nodes_and_comes_back_from_all_of_them() {
     assert_eq!(count_on(&victim, *second), 5 * PAGES, "and what lay there stays");
     drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
     assert_eq!((victim.nodes(), victim.tell("check")), (found, 0));
+}
+
+/// Large pages of the host, by what can be told from outside: `AnonHugePages` of a process in pages.
+fn large(victim: &Victim) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", victim.pid())).unwrap();
+    let line = text
+        .lines()
+        .find_map(|l| l.strip_prefix("AnonHugePages:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024 / BASE_PAGE
+}
+
+#[test]
+fn large_pages_move_whole_where_the_action_says_so_and_come_back_whole() {
+    let Some((first, second)) = two_nodes() else {
+        return;
+    };
+    let mut victim = Victim::start(0, 6);
+    victim.tell(&format!("fill 0 6 {second}"));
+    victim.tell("huge 2 4");
+    assert_eq!(large(&victim), 4 * PAGES);
+    let (found, contents) = (victim.nodes(), victim.tell("check"));
+    assert_eq!((count_on(&victim, second), contents), (6 * PAGES, 0));
+    let whole = with_argument(action(first, ALL), "large_pages", "move");
+    let (mut hands, mut fresh) = (Hands::new(&[victim.id()]), Hands::new(&[]));
+    let broken = conformance::acting_patiently(&mut hands, &mut fresh, &whole, &MonotonicClock);
+    assert_eq!(broken, Vec::<String>::new());
+    assert_eq!((victim.nodes(), large(&victim)), (found.clone(), 4 * PAGES));
+
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&whole).unwrap();
+    assert!(
+        !record.found.contains_key("huge_bytes_left"),
+        "{:?}",
+        record.found
+    );
+    let applied = drive(&mut hands, &record, Direction::Apply).unwrap();
+    assert!(applied.finished >= 6 * PAGES, "{applied:?}");
+    assert_eq!((count_on(&victim, first), large(&victim)), (6 * PAGES, 4 * PAGES));
+    // The program divides one of them meanwhile: its pages go back one by one.
+    victim.tell("drop 2 1");
+    victim.tell(&format!("fill 2 1 {first}"));
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    assert_eq!((victim.nodes(), victim.tell("check")), (found, 0));
+    assert!(large(&victim) >= 3 * PAGES, "{}", large(&victim));
+}
+
+#[test]
+fn a_plan_that_is_too_small_for_a_large_page_leaves_it() {
+    let Some((first, second)) = two_nodes() else {
+        return;
+    };
+    let mut victim = Victim::start(0, 2);
+    victim.tell(&format!("fill 0 2 {second}"));
+    victim.tell("huge 0 2");
+    let mut hands = Hands::new(&[victim.id()]);
+    let whole = with_argument(action(first, PIECE + PIECE / 2), "large_pages", "move");
+    let record = hands.prepare(&whole).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    assert_eq!((count_on(&victim, first), large(&victim)), (PAGES, 2 * PAGES));
+    drive(&mut hands, &record, Direction::Undo).unwrap();
+    assert_eq!(
+        (count_on(&victim, second), large(&victim)),
+        (2 * PAGES, 2 * PAGES)
+    );
+}
+
+/// CPUs of a node.
+fn cpus_of(node: u32) -> Vec<CpuId> {
+    let path = format!("/sys/devices/system/node/node{node}/cpulist");
+    let list = std::fs::read_to_string(path).unwrap();
+    CpuMask::from_list(list.trim())
+        .unwrap()
+        .iter()
+        .map(CpuId)
+        .collect()
+}
+
+/// Threads to these CPUs, and memory along with them.
+fn with_threads(cpus: Vec<CpuId>, memory: &str) -> Action {
+    let mut action = action(0, 0);
+    action.effector = "thread_placement".into();
+    action.target = Target::Cpus(cpus);
+    let action = with_argument(action, "memory", memory);
+    with_argument(action, "memory_bytes", ALL)
+}
+
+#[test]
+fn threads_and_their_memory_go_in_one_change_and_come_back_in_one() {
+    let Some((first, second)) = two_nodes() else {
+        return;
+    };
+    if cpus_of(first).is_empty() {
+        eprintln!("skipped: the first node has no CPUs");
+        return;
+    }
+    let mut victim = Victim::start(3, 6);
+    victim.tell(&format!("fill 0 6 {second}"));
+    victim.tell("huge 4 2");
+    let found = (masks(victim.pid()), victim.nodes());
+    let along = with_threads(cpus_of(first), "private");
+    let (mut hands, mut fresh) = (Hands::new(&[victim.id()]), Hands::new(&[]));
+    let broken = conformance::acting_patiently(&mut hands, &mut fresh, &along, &MonotonicClock);
+    assert_eq!(broken, Vec::<String>::new());
+    assert_eq!((masks(victim.pid()), victim.nodes()), found);
+
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands
+        .prepare(&with_argument(along.clone(), "large_pages", "move"))
+        .unwrap();
+    let applied = drive(&mut hands, &record, Direction::Apply).unwrap();
+    let kept = CpuMask::of(cpus_of(first).iter().map(|c| c.0)).to_string();
+    assert!(masks(victim.pid()).iter().all(|(_, mask)| *mask == kept));
+    assert_eq!(count_on(&victim, first), 6 * PAGES, "{applied:?}");
+    assert!(
+        applied.finished >= 6 * PAGES + found.0.len() as u64,
+        "{applied:?}"
+    );
+    // From the record alone, as after kill -9.
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    assert_eq!((masks(victim.pid()), victim.nodes()), found);
+    assert_eq!(victim.tell("check"), 0);
+
+    // Half way: the threads are placed, the memory is on its way.
+    let slow = with_argument(along, "bytes_per_second", 16 * PIECE);
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&slow).unwrap();
+    for _ in 0..4 {
+        assert!(!hands.advance(&record, Direction::Apply).unwrap().done);
+    }
+    let moved = count_on(&victim, first);
+    assert!(moved > 0 && moved < 4 * PAGES, "{moved}");
+    assert!(masks(victim.pid()).iter().all(|(_, mask)| *mask == kept));
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    assert_eq!((masks(victim.pid()), victim.nodes()), found);
+}
+
+#[test]
+fn processes_that_are_split_have_their_memory_beside_them() {
+    let all = nodes();
+    let with_cpus: Vec<u32> = all.iter().copied().filter(|n| !cpus_of(*n).is_empty()).collect();
+    let (true, [first, second, ..]) = (is_root(), with_cpus.as_slice()) else {
+        eprintln!("skipped: less than two NUMA nodes with memory and CPUs, or not root");
+        return;
+    };
+    let (mut a, mut b) = (Victim::start(0, 4), Victim::start(0, 4));
+    // Most of each lies on one node, and not all of it.
+    a.tell(&format!("fill 0 1 {first}"));
+    a.tell(&format!("fill 1 3 {second}"));
+    b.tell(&format!("fill 0 3 {first}"));
+    b.tell(&format!("fill 3 1 {second}"));
+    let found = (a.nodes(), b.nodes(), masks(a.pid()), masks(b.pid()));
+    let cpus = [cpus_of(*first), cpus_of(*second)].concat();
+    let split = with_argument(with_threads(cpus, "private"), "split_by", "process");
+    let mut hands = Hands::new(&[a.id(), b.id()]);
+    let record = hands.prepare(&split).unwrap();
+    let applied = drive(&mut hands, &record, Direction::Apply).unwrap();
+    assert_eq!(
+        (a.nodes(), b.nodes()),
+        (on(*second, 4 * PAGES), on(*first, 4 * PAGES)),
+        "{applied:?}"
+    );
+    let mask = |node: u32| CpuMask::of(cpus_of(node).iter().map(|c| c.0)).to_string();
+    assert!(
+        masks(a.pid()).iter().all(|(_, m)| *m == mask(*second)),
+        "{:?}",
+        masks(a.pid())
+    );
+    assert!(
+        masks(b.pid()).iter().all(|(_, m)| *m == mask(*first)),
+        "{:?}",
+        masks(b.pid())
+    );
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    assert_eq!((a.nodes(), b.nodes(), masks(a.pid()), masks(b.pid())), found);
+    assert_eq!((a.tell("check"), b.tell("check")), (0, 0));
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use crate::victim::{Victim, id_of, masks};
 use crate::{Hands, drive, is_root, skipped};
-use homeostat_linux::Root;
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::sys::numa::{CpuMask, affinity, set_affinity};
+use homeostat_linux::{MonotonicClock, Root};
 use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, CpuId, Direction, ProcessId, WorkloadId};
 use homeostat_platform::{Effectors, PlatformError, conformance};
@@ -69,7 +69,7 @@ fn conformance_on_the_threads_of_a_process() {
     let found = masks(victim.pid());
     assert!(found.len() >= 8);
     let (mut hands, mut fresh) = (Hands::new(&[victim.id()]), Hands::new(&[]));
-    let broken = conformance::acting(&mut hands, &mut fresh, &action(&[first]));
+    let broken = conformance::acting_patiently(&mut hands, &mut fresh, &action(&[first]), &MonotonicClock);
     assert_eq!(broken, Vec::<String>::new());
     assert_eq!(masks(victim.pid()), found);
 }
@@ -248,6 +248,109 @@ fn who_sets_a_thread_free_wins_too() {
     assert_eq!(masks(victim.pid()), found);
 }
 
+/// A daemon that was stopped with its changes kept and started again: what it set before is not a person's choice.
+#[test]
+fn a_placement_that_was_left_in_force_is_known_again_and_looked_after() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(2, 0);
+    let found = masks(victim.pid());
+    let workload = WorkloadId::new("victim");
+    let mut before = Hands::new(&[victim.id()]);
+    let record = before.prepare(&action(&[first])).unwrap();
+    drive(&mut before, &record, Direction::Apply).unwrap();
+    assert_eq!(before.registry.placed_on(&workload), [CpuMask::of([first])]);
+    drop(before);
+
+    let mut after = Hands::new(&[]);
+    assert_eq!(after.registry.placed_on(&workload), []);
+    assert_eq!(after.registry.masks_of(&record), [CpuMask::of([first])]);
+    after.adopt(&record);
+    assert_eq!(after.registry.placed_on(&workload), [CpuMask::of([first])]);
+    all_on(victim.pid(), &first.to_string());
+    // Nothing to say while all is as it was left; newcomers that inherited the mask are in order.
+    victim.tell("thread");
+    let child = id_of(victim.tell("fork") as i32);
+    let members = [victim.id(), child];
+    assert_eq!(reviews(&mut after, &members, |told| !told.is_empty()), []);
+    // A person's choice is noticed as by the process that made the change.
+    set_affinity(found[1].0, &CpuMask::of([second])).unwrap();
+    let told = reviews(&mut after, &members, |told| !told.is_empty());
+    assert!(told.len() == 1 && told[0].1.contains("somebody else"), "{told:?}");
+    let undone = drive(&mut after, &record, Direction::Undo).unwrap();
+    assert_eq!(skipped(&undone, "changed by somebody else"), 1);
+    assert_eq!(after.registry.placed_on(&workload), []);
+    all_on(child.pid, &found[0].1);
+
+    // Of another boot it is nothing of ours.
+    let mut old = record.clone();
+    old.boot_id = "another".into();
+    assert_eq!(after.registry.masks_of(&old), []);
+    after.adopt(&old);
+    assert_eq!(after.registry.placed_on(&workload), []);
+}
+
+/// CPUs by last-level cache, of those that have the same CPU first.
+fn caches() -> Vec<CpuMask> {
+    let machine = homeostat_linux::sensors::topology::read(&Root::default()).unwrap();
+    let mut by_cache: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+    for cpu in &machine.cpus {
+        by_cache.entry(cpu.llc).or_default().push(cpu.id.0);
+    }
+    by_cache.into_values().map(CpuMask::of).collect()
+}
+
+#[test]
+fn each_process_is_kept_on_a_cache_of_its_own_and_all_get_their_masks_back() {
+    let (Some(_), caches) = (two_cpus(), caches()) else {
+        return;
+    };
+    if caches.len() < 2 {
+        eprintln!("skipped: one last-level cache; make vm-test has several");
+        return;
+    }
+    let mut victims: Vec<Victim> = (0..2 * caches.len()).map(|_| Victim::start(1, 0)).collect();
+    let found: Vec<_> = victims.iter().map(|v| masks(v.pid())).collect();
+    let members: Vec<ProcessId> = victims.iter().map(Victim::id).collect();
+    let all: Vec<u32> = caches.iter().flat_map(CpuMask::iter).collect();
+    let mut split = action(&all);
+    split.arguments.insert("split_by".into(), "process".into());
+    let (mut hands, mut fresh) = (Hands::new(&members), Hands::new(&[]));
+    let broken = conformance::acting_patiently(&mut hands, &mut fresh, &split, &MonotonicClock);
+    assert_eq!(broken, Vec::<String>::new());
+    let now: Vec<_> = victims.iter().map(|v| masks(v.pid())).collect();
+    assert_eq!(now, found);
+
+    let mut hands = Hands::new(&members);
+    let record = hands.prepare(&split).unwrap();
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    let mut held: BTreeMap<String, usize> = BTreeMap::new();
+    for victim in &victims {
+        let masks = masks(victim.pid());
+        let first = masks[0].1.clone();
+        assert!(masks.iter().all(|(_, mask)| *mask == first), "{masks:?}");
+        *held.entry(first).or_default() += 1;
+    }
+    let wanted: BTreeMap<String, usize> = caches.iter().map(|cpus| (cpus.to_string(), 2)).collect();
+    assert_eq!(held, wanted, "as many on each as on the others");
+    let placed: std::collections::BTreeSet<CpuMask> = hands
+        .registry
+        .placed_on(&WorkloadId::new("victim"))
+        .into_iter()
+        .collect();
+    assert_eq!(placed, caches.iter().cloned().collect());
+    // Who is born has the place of its parent, and nobody is taken for a person's choice.
+    let child = id_of(victims[0].tell("fork") as i32);
+    assert_eq!(masks(child.pid)[0].1, masks(victims[0].pid())[0].1);
+    let mut seen = members.clone();
+    seen.push(child);
+    assert_eq!(reviews(&mut hands, &seen, |told| !told.is_empty()), []);
+    // After a crash, from the record alone.
+    drive(&mut Hands::new(&[]), &record, Direction::Undo).unwrap();
+    let now: Vec<_> = victims.iter().map(|v| masks(v.pid())).collect();
+    assert_eq!(now, found);
+    all_on(child.pid, &found[0][0].1);
+}
+
 #[test]
 fn a_process_that_is_gone_or_another_owes_nothing() {
     let Some((first, _)) = two_cpus() else { return };
@@ -326,6 +429,13 @@ fn impossible_actions_are_rejected() {
         nothing,
         with("means", "magic"),
         with("no such thing", "1"),
+        with("split_by", "thread"),
+        with("memory", "some"),
+        with("memory", "all"),
+        with("memory_bytes", "1"),
+        with("bytes_per_second", "1048576"),
+        // One CPU is one last-level cache: nothing to split over.
+        with("split_by", "process"),
     ] {
         let outcome = hands.prepare(&wrong);
         assert!(
@@ -471,7 +581,7 @@ fn a_cpuset_of_its_own_serves_as_the_means_and_reads_as_it_was_found() {
     let found = (masks(a.pid()), masks(b.pid()));
     let members = [a.id(), b.id()];
     let (mut hands, mut fresh) = (Hands::new(&members), Hands::new(&[]));
-    let broken = conformance::acting(&mut hands, &mut fresh, &by_cpuset(&[first]));
+    let broken = conformance::acting_patiently(&mut hands, &mut fresh, &by_cpuset(&[first]), &MonotonicClock);
     assert_eq!(broken, Vec::<String>::new());
     assert_eq!(
         (group.cpus(), (masks(a.pid()), masks(b.pid()))),

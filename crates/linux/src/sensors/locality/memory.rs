@@ -15,8 +15,9 @@
 //! at, which shows the policy of the whole process; policies of single mappings are not seen there.
 
 use crate::Root;
-use crate::sensors::bytes::{hexadecimal, keyed, lines, number, words};
+use crate::sensors::bytes::{keyed, lines, words};
 use crate::sensors::files::Directory;
+use crate::sensors::numa_maps;
 use crate::sensors::regions::{is_shared_memory, parse_range, read_of};
 use crate::sys::memory::{PIECE, Pagemap, PieceState};
 use crate::sys::numa::{NumaError, PageCall, PageStatus};
@@ -168,91 +169,45 @@ impl Backing {
     }
 }
 
-/// The name of a memory policy as one word: `bind:0`, `prefer(many):0-1`, `weightedinterleave:0-1`.
-fn policy<'t>(parts: &mut std::iter::Peekable<impl Iterator<Item = &'t [u8]>>) -> Option<String> {
-    let mut name = String::from_utf8_lossy(parts.next()?).into_owned();
-    // Two policies are written as two words.
-    if parts
-        .peek()
-        .is_some_and(|next| next.starts_with(b"(many)") || next.starts_with(b"interleave"))
-        && matches!(name.as_str(), "prefer" | "weighted")
-    {
-        name.push_str(&String::from_utf8_lossy(parts.next()?));
-    }
-    Some(name)
-}
-
-/// Whether somebody chose where the memory lies: `local` is what the default does, by name.
-fn is_choice(policy: &str) -> bool {
-    !matches!(policy, "default" | "local")
-}
-
-/// Adds up the mappings of a `numa_maps`. Lines that are not understood, and a line that was cut, are skipped.
+/// Adds up the mappings of a `numa_maps`.
 pub fn parse_numa_maps(text: &[u8], page: Bytes) -> ProcessMemory {
     let mut memory = ProcessMemory::default();
-    for line in lines(text) {
-        let mut parts = words(line).peekable();
-        if parts.next().and_then(hexadecimal).is_none() {
-            continue;
-        }
-        let Some(policy) = policy(&mut parts) else {
-            continue;
-        };
-        let mut file: Option<&[u8]> = None;
-        let mut hugetlb = false;
-        let mut anonymous: u64 = 0;
-        let mut unit = None;
-        let mut on: Vec<(u32, u64)> = Vec::new();
-        for part in parts {
-            let mut sides = part.splitn(2, |&b| b == b'=');
-            let (Some(key), value) = (sides.next(), sides.next()) else {
-                continue;
-            };
-            match (key, value) {
-                (b"file", Some(name)) => file = Some(name),
-                (b"huge", None) => hugetlb = true,
-                (b"anon", Some(pages)) => anonymous = number(pages).unwrap_or(0),
-                (b"kernelpagesize_kB", Some(kib)) => unit = number(kib).map(Bytes::from_kib),
-                ([b'N', node @ ..], Some(pages)) => {
-                    let node = number(node).and_then(|n| u32::try_from(n).ok());
-                    if let (Some(node), Some(pages)) = (node, number(pages)) {
-                        on.push((node, pages));
-                    }
-                }
-                _ => {}
-            }
-        }
-        let pages: u64 = on.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n));
+    for area in numa_maps::areas(text) {
+        let pages = area.pages();
         if pages == 0 {
             continue;
         }
-        // Kernels before 3.14 do not tell the size; all they have of reserved pages by default is 2 MiB.
-        let unit = unit.unwrap_or(if hugetlb { Bytes(PIECE) } else { page });
+        // Before Linux 3.14 all there is of reserved pages by default is 2 MiB.
+        let unit = match area.page_kib {
+            Some(kib) => Bytes::from_kib(kib),
+            None if area.is_hugetlb => Bytes(PIECE),
+            None => page,
+        };
         let bytes = |pages: u64| Bytes(pages.saturating_mul(unit.0));
-        let backing = match file {
-            _ if hugetlb => Backing::HugeTlb,
+        let backing = match area.file {
+            _ if area.is_hugetlb => Backing::HugeTlb,
             None => Backing::Anonymous,
             Some(name) if is_shared_memory(name) => Backing::Shared,
             Some(_) => Backing::File,
         };
         // What a program wrote into its private copy of a file is anonymous, in the same line; which of the nodes has it
         // is not told, so it is taken in proportion.
-        let written = if backing == Backing::Anonymous || hugetlb {
+        let written = if backing == Backing::Anonymous || area.is_hugetlb {
             0
         } else {
-            anonymous.min(pages)
+            area.anonymous.min(pages)
         };
-        for (node, count) in on {
-            let own = (u128::from(count) * u128::from(written) / u128::from(pages)) as u64;
-            let memory = memory.nodes.entry(NodeId(node)).or_default();
+        for (node, count) in &area.nodes {
+            let own = (u128::from(*count) * u128::from(written) / u128::from(pages)) as u64;
+            let memory = memory.nodes.entry(NodeId(*node)).or_default();
             memory.anonymous += bytes(own);
             *backing.place(memory) += bytes(count - own);
-            if hugetlb {
-                memory.huge += bytes(count);
+            if area.is_hugetlb {
+                memory.huge += bytes(*count);
             }
         }
-        if is_choice(&policy) {
-            *memory.policies.entry(policy).or_default() += bytes(pages);
+        if let Some(policy) = area.chosen_policy() {
+            *memory.policies.entry(policy.to_owned()).or_default() += bytes(pages);
         }
     }
     memory
@@ -756,7 +711,7 @@ pub fn read(
             (Some(_), Err(_)) => {}
             (None, Ok(sampled)) if sampled.found > 0 => {
                 let mut memory = scale(&sampled, resident);
-                if let Some(policy) = first_policy(&numa_maps).filter(|p| is_choice(p)) {
+                if let Some(policy) = first_policy(&numa_maps) {
                     memory.policies.insert(policy, resident.total());
                 }
                 counted = Some(memory);
@@ -771,14 +726,13 @@ pub fn read(
     counted.ok_or(MemoryError::Vanished)
 }
 
-/// The policy of the first mapping, which is that of the process unless it was set for the mapping itself. A read that
+/// The policy of the first mapping, if somebody chose one. A read that
 /// is shorter than a line makes the kernel walk one mapping only.
 fn first_policy(file: &std::os::fd::OwnedFd) -> Option<String> {
     let mut line = [0u8; 48];
     let n = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut line)).ok()?;
-    let mut parts = words(line.get(..n)?).peekable();
-    parts.next().and_then(hexadecimal)?;
-    policy(&mut parts)
+    let first = numa_maps::first(line.get(..n)?)?;
+    first.chosen_policy().map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -1,0 +1,16 @@
+//! What the tests of several effectors need.
+
+use crate::Root;
+use std::fs;
+
+/// A machine of these files alone, by path below its root and text. It lasts as long as the directory is held.
+pub(super) fn tree<'f>(files: impl IntoIterator<Item = &'f (&'f str, &'f str)>) -> (tempfile::TempDir, Root) {
+    let directory = tempfile::tempdir().unwrap();
+    let root = Root::new(directory.path());
+    for (path, text) in files {
+        let path = root.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    (directory, root)
+}
