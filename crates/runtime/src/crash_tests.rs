@@ -5,16 +5,20 @@
 //! at that point. Then a fresh journal and fresh effectors restore, and the victim must be as it was found: its pieces in
 //! their states, its threads with their masks, its pages on their nodes.
 
+use crate::Runtime;
 use crate::recovery::restore;
+use homeostat_engine::Policy;
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::sys::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
 use homeostat_linux::sys::numa::{PageCall, PageStatus};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::action::{MemoryTarget, PageMove, Target};
-use homeostat_model::{Action, ActionId, Bytes, CpuId, Direction, ExperimentId, Machine, NodeId, ProcessId};
-use homeostat_platform::{Clock, Effectors, Sensors};
+use homeostat_model::{
+    Action, ActionId, Bytes, CpuId, Direction, ExperimentId, Machine, Nanoseconds, NodeId, ProcessId,
+};
+use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use homeostat_store::journal::{Coin, FAULT_POINTS, Note};
-use homeostat_store::{Journal, JournalOptions};
+use homeostat_store::{HistoryOptions, Journal, JournalOptions, ResilientHistory};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -400,6 +404,125 @@ fn killed_at_every_step_the_threads_have_the_masks_that_were_found() {
         &machine.boot_id,
         Victim::masks,
     );
+}
+
+/// A program that is nobody's child here: descendants of homeostat itself are no workloads.
+struct Orphan(ProcessId);
+
+impl Orphan {
+    fn start() -> Self {
+        let told = Command::new("sh")
+            .args(["-c", "sleep 600 >/dev/null 2>&1 & echo $!"])
+            .output()
+            .unwrap();
+        let pid = String::from_utf8(told.stdout).unwrap().trim().parse().unwrap();
+        let mut orphan = Self(ProcessId { pid, start_ticks: 0 });
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let after_name = stat.rsplit_once(')').unwrap().1;
+        orphan.0.start_ticks = after_name.split_whitespace().nth(19).unwrap().parse().unwrap();
+        orphan
+    }
+
+    fn mask(&self) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid)).unwrap();
+        let mask = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+        mask.unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0.pid) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Stopped with the changes kept, and started again: what homeostat has set is not taken for a person's choice.
+#[test]
+fn what_was_kept_is_known_again_after_a_restart() {
+    let machine = machine();
+    if machine.cpus.len() < 2 || !rustix::process::geteuid().is_root() {
+        println!("skipped: one CPU only, or not root");
+        return;
+    }
+    let victim = Orphan::start();
+    let found = victim.mask();
+    let last = machine.cpus.last().map_or(0, |c| c.id.0);
+    // The workload that holds the victim, and what is seen to restrict it.
+    let look = |platform: &mut LinuxPlatform| {
+        let scan = SampleRequest {
+            scan: true,
+            detail: Vec::new(),
+        };
+        let workloads = platform.sample(&scan).unwrap().workloads.unwrap();
+        let holder = workloads
+            .into_iter()
+            .find(|w| w.processes.contains(&victim.0))
+            .expect("the victim belongs to a workload");
+        // A busy machine may not look in time.
+        let places = loop {
+            match platform.look_at_places(&holder.id) {
+                Err(PlatformError::Busy { .. }) => MonotonicClock.sleep(Nanoseconds::from_millis(100)),
+                places => break places.unwrap(),
+            }
+        };
+        (holder.id, places.bound)
+    };
+    let mut platform = LinuxPlatform::new(Root::default());
+    let (workload, bound) = look(&mut platform);
+    if let Some(bound) = bound {
+        println!("skipped: what this test runs in is restricted already: {bound}");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let options = || (directory.path(), JournalOptions::default());
+    let (mut journal, _) = Journal::open(options().0, options().1).unwrap();
+    let mut action = action("thread_placement", journal.next_action_id(), victim.0, 0, last);
+    action.workload = workload;
+    let record = Registry::new(&Root::default())
+        .prepare_for(&action, &[victim.0])
+        .unwrap();
+    journal.intend(&record).unwrap();
+    while !platform.advance(&record, Direction::Apply).unwrap().done {}
+    journal.applied(action.id).unwrap();
+    journal.kept(action.id).unwrap();
+    drop((journal, platform));
+
+    let (_, bound) = look(&mut LinuxPlatform::new(Root::default()));
+    assert!(
+        bound.is_some_and(|b| b.contains(&format!("CPUs {last}"))),
+        "nobody told it"
+    );
+    let (journal, _) = Journal::open(options().0, options().1).unwrap();
+    let history = ResilientHistory::open(
+        &directory.path().join("history.db"),
+        HistoryOptions::default(),
+        MonotonicClock.unix_seconds(),
+    );
+    let (mut runtime, report) = Runtime::start(
+        LinuxPlatform::new(Root::default()),
+        MonotonicClock,
+        journal,
+        history,
+        Vec::new(),
+        Policy::default(),
+    )
+    .unwrap();
+    assert_eq!((report.kept.len(), report.undone.len()), (1, 0), "{report:?}");
+    assert_eq!(look(runtime.platform()).1, None);
+    drop(runtime);
+    let (mut journal, _) = Journal::open(options().0, options().1).unwrap();
+    let mut platform = LinuxPlatform::new(Root::default());
+    let report = restore(
+        &mut journal,
+        &mut platform,
+        &MonotonicClock,
+        &machine.boot_id,
+        true,
+    );
+    assert!(report.complete(), "{report:?}");
+    assert_eq!(victim.mask(), found);
 }
 
 #[test]

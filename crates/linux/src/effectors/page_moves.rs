@@ -273,6 +273,7 @@ impl PageMoves {
         let mut processes: Vec<Regions> = seen.processes.iter().map(|p| Regions::of(p, wanted)).collect();
         let private: u64 = processes.iter().map(|p| p.private_pages).sum();
         let most = (private as f64 * settings.private_share_max) as u64;
+        let frames = FrameNodes::read(&self.root);
         let mut plan = Planner {
             root: &self.root,
             wanted,
@@ -281,7 +282,7 @@ impl PageMoves {
             blocks: 0,
             deadline: Instant::now() + SURVEY_MAX,
             call: PageCall::default(),
-            frames: FrameNodes::read(&self.root),
+            frames,
             huge: 0,
             unseen: 0,
         };
