@@ -540,7 +540,7 @@ impl ProcessTable {
         let renamed = entry.name != name;
         if renamed {
             entry.name = name;
-            entry.member.program = String::from_utf8_lossy(stat.comm).into_owned();
+            entry.member.program = one_line(stat.comm);
         }
         !entry.zombie
             && (is_new
@@ -869,6 +869,21 @@ impl Entry {
     }
 }
 
+/// The name of a process as text of one line. Programs choose it, and it becomes part of the names of workloads, which
+/// stand in tables and logs: what is not text, and what ends a line or moves a cursor, becomes U+FFFD.
+fn one_line(name: &[u8]) -> String {
+    String::from_utf8_lossy(name)
+        .chars()
+        .map(|c| {
+            if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -876,6 +891,13 @@ mod tests {
 
     const LINE: &[u8] =
         b"42 (a) R (b c) S 7 42 9 0 -1 4194560 11 0 12 0 100 50 -1 3 20 0 4 0 5000 1 77 1 1 1 99 0\n";
+
+    #[test]
+    fn a_name_is_one_line_whatever_the_program_calls_itself() {
+        assert_eq!(one_line(b"redis-server"), "redis-server");
+        assert_eq!(one_line("größe".as_bytes()), "größe");
+        assert_eq!(one_line(b"a\nc\x1b[2J\xff"), "a\u{fffd}c\u{fffd}[2J\u{fffd}");
+    }
 
     #[test]
     fn names_with_parentheses_and_negative_times_are_read() {
