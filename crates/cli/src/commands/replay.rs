@@ -2,6 +2,7 @@
 
 use crate::Context;
 use crate::failure::Failure;
+use crate::render::text::plural;
 use clap::Args;
 use homeostat_daemon::api::SCHEMA;
 use homeostat_daemon::recordings::{self, Difference, EndReason, Ending};
@@ -83,10 +84,10 @@ fn human(found: &recordings::Replay) -> String {
     let kinds: Vec<String> = found.kinds.iter().map(|(k, n)| format!("{n} {k}")).collect();
     let _ = writeln!(
         text,
-        "{} steps over {}, {} commands{}{}",
-        found.steps,
+        "{} over {}, {}{}{}",
+        plural(found.steps, "step"),
         found.length,
-        found.commands,
+        plural(found.commands, "command"),
         if kinds.is_empty() { "" } else { ": " },
         kinds.join(", ")
     );

@@ -4,7 +4,7 @@
 
 mod past;
 mod places;
-mod text;
+pub(crate) mod text;
 
 pub use past::{experiment, past};
 pub use places::{locality, locality_of_one, placement, topology};

@@ -44,10 +44,13 @@ impl MeterKind for Sockets {
                 let diagnostics = Diagnostics::open()?;
                 let connections = diagnostics.connections(&inodes)?;
                 if connections.is_empty() {
-                    return Err(unsupported(
-                        "the workload has no TCP connection now (Unix sockets have no counters); use a counter of \
-                         its own",
-                    ));
+                    // It may have one at the next look.
+                    return Err(PlatformError::Busy {
+                        what: COUNTING.to_owned(),
+                        why: "the workload has no TCP connection (Unix sockets have no counters); use a counter of its \
+                              own"
+                            .to_owned(),
+                    });
                 }
                 Ok(())
             })
@@ -82,9 +85,12 @@ impl MeterKind for Sockets {
     }
 }
 
+/// What is asked for, in errors.
+const COUNTING: &str = "counting the traffic of sockets";
+
 fn unsupported(why: &str) -> PlatformError {
     PlatformError::Unsupported {
-        what: "counting the traffic of sockets".to_owned(),
+        what: COUNTING.to_owned(),
         why: why.to_owned(),
     }
 }
