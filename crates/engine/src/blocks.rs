@@ -6,14 +6,14 @@
 //! which shrinks the measured effect, and lengthens the washout of later blocks. Not covered: an undo that slows the
 //! program down beyond the washout would look like a gain.
 
-use crate::panel::Gauge;
+use crate::panel::{Gauge, Reading};
 use crate::series::{EDGE_TOLERANCE, Sums};
 use crate::strategy::Load;
 use homeostat_model::{BlockRecord, Effect, Nanoseconds};
 use homeostat_statistics::robust::ln;
 
 /// A block is measured again when less than this share of its time carries readings.
-const COVERAGE_MIN: f64 = 0.6;
+pub(crate) const COVERAGE_MIN: f64 = 0.6;
 /// Most times one block is measured again before the experiment gives up.
 const EXTENSIONS_MAX: u32 = 10;
 /// A saturated program that waits for a CPU more than this share of the time it runs is judged by CPU time: how much
@@ -87,6 +87,8 @@ pub(crate) struct Block {
     pub(crate) measure_from: Nanoseconds,
     pub(crate) ends: Nanoseconds,
     extensions: u32,
+    /// Since when it is measured again, and why.
+    waits: Option<(Nanoseconds, &'static str)>,
 }
 
 /// What became of a block at this moment.
@@ -116,7 +118,15 @@ impl Block {
             measure_from,
             ends: measure_from + measured,
             extensions: 0,
+            waits: None,
         }
+    }
+
+    /// What it waits for, since when, and for how much longer at most; `None` when it goes as planned.
+    pub(crate) fn waits(&self) -> Option<(Nanoseconds, &'static str, Nanoseconds)> {
+        let left = u64::from(EXTENSIONS_MAX.saturating_sub(self.extensions) + 1);
+        self.waits
+            .map(|(since, what)| (since, what, (self.ends - self.measure_from) * left))
     }
 
     pub(crate) fn measuring(&self, now: Nanoseconds) -> bool {
@@ -126,10 +136,19 @@ impl Block {
     /// Checks whether the block is over. While a program whose load is offered is idle nothing can be learnt, and the
     /// block is measured again. That rule does not look at the arm.
     pub(crate) fn poll(&mut self, now: Nanoseconds, gauge: &Gauge<'_>) -> BlockState {
+        self.poll_reading(now, |from| (gauge.read(from, now), gauge.meters()))
+    }
+
+    /// The same with another way to read what was measured since a moment; it also names the meters.
+    pub(crate) fn poll_reading(
+        &mut self,
+        now: Nanoseconds,
+        read: impl FnOnce(Nanoseconds) -> (Reading, String),
+    ) -> BlockState {
         if now + EDGE_TOLERANCE < self.ends {
             return BlockState::Running;
         }
-        let reading = gauge.read(self.measure_from, now);
+        let (reading, meters) = read(self.measure_from);
         let length = (self.ends - self.measure_from).as_secs_f64();
         let idle = reading.idle;
         match reading.score {
@@ -148,11 +167,13 @@ impl Block {
             _ if self.extensions >= EXTENSIONS_MAX => BlockState::Unmeasurable(if idle {
                 "the load went away".to_owned()
             } else {
-                format!("the meter {} delivered no readings", gauge.meters())
+                format!("the meter {meters} delivered no readings")
             }),
             _ => {
                 let measured = self.ends - self.measure_from;
                 self.extensions += 1;
+                let since = self.waits.map_or(self.measure_from, |(since, _)| since);
+                self.waits = Some((since, if idle { "for work to come" } else { "for readings" }));
                 self.measure_from = now;
                 self.ends = now + measured;
                 if idle && self.extensions > 1 {

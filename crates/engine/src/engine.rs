@@ -1,7 +1,7 @@
 //! The loop: observation in, commands out.
 
 use crate::blocks::Objective;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::meters;
 use crate::policy::{Mode, Policy};
@@ -11,7 +11,7 @@ use crate::protocol::{
 };
 use crate::series::Interval;
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
-use crate::trials::UNDO_ATTEMPTS_MAX;
+use crate::trials::{ALONE, UNDO_ATTEMPTS_MAX};
 use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
@@ -21,7 +21,7 @@ use homeostat_model::{
     WorkloadSample,
 };
 use homeostat_statistics::discovery::Discovery;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Observation windows that go to the history.
 const WINDOW: Nanoseconds = Nanoseconds::from_secs(60);
@@ -33,6 +33,10 @@ const AT_REST: Nanoseconds = Nanoseconds::from_secs(120);
 const WORKLOADS_MAX: usize = 4096;
 /// Neighbours that a strategy is shown at most, biggest first.
 const NEIGHBOURS_MAX: usize = 64;
+/// Programs remembered for ending while they were tried together with others.
+const RESTLESS_MAX: usize = 256;
+/// The time for which such a program is tried alone doubles so often.
+const RESTLESS_DOUBLINGS: u32 = 4;
 /// Effector that says on which CPUs threads run.
 const PLACEMENT: &str = "thread_placement";
 /// Pieces of advice kept at most.
@@ -131,6 +135,10 @@ pub struct Engine {
     looked_at: usize,
     /// Probe pairs begun since the last real trial.
     pub(crate) probes_since_trial: u32,
+    /// Programs that ended while they were tried together with others: how often, and until when they are tried alone.
+    pub(crate) restless: BTreeMap<Fingerprint, (u32, Nanoseconds)>,
+    /// Since when the probes wait for a trial to take its turn.
+    pub(crate) turn_over_since: Option<Nanoseconds>,
     pub(crate) out: Vec<Command>,
 }
 
@@ -185,6 +193,8 @@ impl Engine {
             told_host: BTreeMap::new(),
             looked_at: 0,
             probes_since_trial: 0,
+            restless: BTreeMap::new(),
+            turn_over_since: None,
             out: Vec::new(),
             policy,
         };
@@ -226,10 +236,11 @@ impl Engine {
 
     /// How often to look and at whom in detail.
     pub fn sampling(&self) -> SamplingPlan {
+        let looked_at = self.looked_at_in_trials();
         let detail = self
             .workloads
             .values()
-            .filter(|w| !w.gone && self.wants_detail(w))
+            .filter(|w| !w.gone && self.wants_detail(w, &looked_at))
             .map(|w| w.workload.id.clone())
             .collect();
         SamplingPlan {
@@ -239,11 +250,11 @@ impl Engine {
         }
     }
 
-    fn wants_detail(&self, w: &Watched) -> bool {
-        // As a neighbour whose work is a guardrail of somebody else's trial.
+    fn wants_detail(&self, w: &Watched, looked_at: &BTreeSet<WorkloadId>) -> bool {
+        // As a neighbour whose work is a guardrail of somebody else's trial or probe.
         let seen = !w.open.is_empty()
             && matches!(w.stage, Stage::Improved | Stage::Declined)
-            && self.looked_at_in_trial(&w.workload.id);
+            && looked_at.contains(&w.workload.id);
         seen || self.is_followed(w)
     }
 
@@ -259,9 +270,11 @@ impl Engine {
         }
     }
 
-    /// Whether a running trial looks at this workload.
-    fn looked_at_in_trial(&self, id: &WorkloadId) -> bool {
-        self.experiments.values().any(|e| e.looks_at(id))
+    /// The workloads that running trials and probes look at.
+    fn looked_at_in_trials(&self) -> BTreeSet<WorkloadId> {
+        let trials = self.experiments.values().flat_map(Experiment::looks_at);
+        let probes = self.guards.all().flat_map(Guard::looks_at);
+        trials.chain(probes).cloned().collect()
     }
 
     // ---- people -------------------------------------------------------------------------------------------------
@@ -495,8 +508,9 @@ impl Engine {
         self.close_windows();
         let ids: Vec<WorkloadId> = self.workloads.keys().cloned().collect();
         self.looked_at = self.in_detail();
+        let in_trials = self.looked_at_in_trials();
         for id in &ids {
-            self.advance_workload(id);
+            self.advance_workload(id, &in_trials);
         }
         self.poll_experiments();
         self.poll_guards();
@@ -516,7 +530,7 @@ impl Engine {
     }
 
     fn update_workloads(&mut self, list: Vec<Workload>) {
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for workload in list {
             let room = self.workloads.len() < WORKLOADS_MAX;
             seen.insert(workload.id.clone());
@@ -556,15 +570,37 @@ impl Engine {
                 self.out.push(Command::CloseMeter(id.clone(), meter));
             }
         }
+        let mut breaks_off = false;
         for e in self.experiments.values_mut().filter(|e| e.setup.panel.has(id)) {
             e.orphans.insert(id.clone());
+            breaks_off |= e.setup.panel.is_joint() && !matches!(e.phase, Phase::Concluding);
+        }
+        if breaks_off {
+            self.note_restless(id);
         }
         self.abort_workload(id, "the workload ended");
         for action in self.actions_of(id) {
             self.withdraw(action, "the workload ended");
         }
-        self.guards.release_all(id, &self.changes);
+        self.guards.release_all(id, &self.changes, self.now);
         self.advice.retain(|_, a| a.workload.as_ref() != Some(id));
+    }
+
+    /// A program that ended while it was tried together with others is tried alone from now on, for twice as long each
+    /// time: one that restarts again and again must not keep its company from ever being tried.
+    fn note_restless(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get(id) else { return };
+        let fingerprint = w.workload.fingerprint.clone();
+        let now = self.now;
+        if self.restless.len() >= RESTLESS_MAX && !self.restless.contains_key(&fingerprint) {
+            self.restless.retain(|_, (_, until)| *until > now);
+        }
+        if self.restless.len() >= RESTLESS_MAX && !self.restless.contains_key(&fingerprint) {
+            return;
+        }
+        let (ends, until) = self.restless.entry(fingerprint).or_default();
+        *until = now + ALONE * (1 << (*ends).min(RESTLESS_DOUBLINGS));
+        *ends = ends.saturating_add(1);
     }
 
     fn update_sample(&mut self, sample: WorkloadSample) {
@@ -677,8 +713,7 @@ impl Engine {
             self.outcomes.pop_back();
         }
         if self.workloads.values().any(|w| w.gone) {
-            let busy: std::collections::BTreeSet<WorkloadId> =
-                self.changes.values().map(|c| c.workload.clone()).collect();
+            let busy: BTreeSet<WorkloadId> = self.changes.values().map(|c| c.workload.clone()).collect();
             self.workloads.retain(|id, w| !w.gone || busy.contains(id));
         }
     }
@@ -745,7 +780,7 @@ impl Engine {
             .count()
     }
 
-    fn advance_workload(&mut self, id: &WorkloadId) {
+    fn advance_workload(&mut self, id: &WorkloadId, in_trials: &BTreeSet<WorkloadId>) {
         let Some(w) = self.workloads.get(id) else { return };
         if w.gone || self.stopping.is_some() {
             return;
@@ -764,7 +799,7 @@ impl Engine {
             }
             Stage::Declined => {
                 if self.now >= w.retry_at
-                    && !self.looked_at_in_trial(id)
+                    && !in_trials.contains(id)
                     && let Some(w) = self.workloads.get_mut(id)
                 {
                     w.reset();
@@ -790,7 +825,7 @@ impl Engine {
             for action in self.actions_of(id) {
                 self.withdraw(action, why);
             }
-            self.guards.release_all(id, &self.changes);
+            self.guards.release_all(id, &self.changes, self.now);
         }
         self.close_meters(id);
         let told = self.workloads.get(id).is_some_and(|w| w.stage > Stage::Ignored);

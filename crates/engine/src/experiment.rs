@@ -705,9 +705,12 @@ impl Experiment {
         self.rails.iter().find(|r| r.is_of(member))?.change()
     }
 
-    /// Whether the trial looks at this workload, as a member or so as not to harm it.
-    pub(crate) fn looks_at(&self, workload: &WorkloadId) -> bool {
-        self.setup.panel.has(workload) || self.rails.iter().any(|r| r.workload() == workload)
+    /// The workloads that the trial looks at, as members or so as not to harm them.
+    pub(crate) fn looks_at(&self) -> impl Iterator<Item = &WorkloadId> {
+        self.setup
+            .panel
+            .workloads()
+            .chain(self.rails.iter().map(Guardrail::workload))
     }
 
     /// Standstill for one switch on and one off, on average.

@@ -4,12 +4,18 @@
 //! rarer, so that they cost at most half a percent of the work and a twentieth of the gain. They catch a change that
 //! helps a little often and hurts a lot rarely. Then *holdback*: a probe pair every half hour, for ever, with a detector
 //! whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried afresh after the
-//! back-off.
+//! back-off. After a pair that lost beyond the noise the next one comes as soon as in the probation, until it is clear
+//! what it was: what a change costs, a probe does not. Members of a joint change by themselves and neighbours are watched
+//! in the same pairs (`watch.rs`).
+//!
+//! While nobody works whose change it is, nothing can be learnt and probes wait; now and then one is made all the same,
+//! since it may be the change that keeps a program from its work. A change that works and cannot be measured any more, pair
+//! after pair, is undone: nothing stays that nobody can watch.
 //!
 //! Parts that followed the tried part are switched together with it, so the guard's evidence covers them too, as long
 //! as the whole can be switched within the longest washout; else only the tried part is probed, and `status` says so.
 //! A one-way change is not probed: its guard keeps asking the strategy whether it is still wanted, and nothing more.
-//! No probe runs while something further is looked for or tried on the same workload.
+//! No probe runs while something further is looked for or tried on the same workload, unless it has waited for long.
 //!
 //! What was tried as one change of several workloads has one guard, is probed as one and undone as one; when one of the
 //! workloads ends, or a person takes hold of it, the others keep the rest.
@@ -18,19 +24,20 @@ use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
 use crate::engine::{Change, Engine};
 use crate::experiment::Experiment;
-use crate::panel::{Gauge, Panel};
+use crate::panel::{Member, Panel};
 use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
 use crate::rollout::Piece;
+use crate::series::Series;
 use crate::strategy::{Held, Opinion};
 use crate::view::Stage;
+use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, Effect, ExperimentRecord, Nanoseconds, StrategyId, Verdict, WorkloadId,
+    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, StrategyId,
+    Verdict, WorkloadId,
 };
-use homeostat_statistics::breaker::Breaker;
-use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
@@ -46,8 +53,17 @@ const PROBE_INTERVAL_MAX: Nanoseconds = Nanoseconds::from_secs(86_400);
 const PROBES_FROM: u32 = 1 << 20;
 /// Probe pairs in a row that were lost because the switch outlasted its block, after which the change is not probed.
 const OUTLASTED_MAX: u32 = 3;
-/// The guard raises its alarm when the gain falls below this (log units).
-const HOLDBACK_FLOOR: f64 = 0.01;
+/// Probe pairs in a row that could not be measured although somebody worked, after which the change goes: nobody can watch
+/// it.
+const UNREAD_MAX: u32 = 24;
+/// While everybody rests whose change it is, a probe that is due looks again after this …
+const RESTING_LOOK: Nanoseconds = Nanoseconds::from_secs(60);
+/// … and is made all the same after this, twice as long after each that found nobody at work …
+const RESTING_PROBE: Nanoseconds = Nanoseconds::from_secs(3600);
+/// … up to so many times.
+const RESTING_DOUBLINGS: u32 = 4;
+/// A probe that has been due for so long is held back by nothing that may wait.
+const OVERDUE: Nanoseconds = Nanoseconds::from_secs(600);
 /// Memory of an improved workload is inspected again this often, for parts that came later.
 const REVIEW: Nanoseconds = Nanoseconds::from_secs(600);
 /// New parts are added when they make up at least this share of what is converted.
@@ -58,8 +74,6 @@ const STAGES_MAX: usize = 16;
 const FOLLOWERS_MAX: usize = 256;
 /// The washout of a probe covers this many times the slowest switch seen.
 const SWITCH_MARGIN: f64 = 1.25;
-/// What a probe block that the circuit breaker ended counts as: a loss of this many scales.
-const BROKEN_SCALES: f64 = 4.0;
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
 const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
@@ -70,7 +84,8 @@ struct Probe {
     block: Block,
     /// Of both blocks, fixed before the coin is tossed.
     washout: Nanoseconds,
-    first: Option<(bool, f64)>,
+    /// Whether the first block was on, and what it showed.
+    first: Option<(bool, Scores)>,
     switch_started: Nanoseconds,
 }
 
@@ -84,8 +99,8 @@ pub(crate) struct Guard {
     tried: Vec<ActionId>,
     /// Parts that followed.
     pub(crate) followers: Vec<ActionId>,
-    /// Whose work judges.
-    panel: Panel,
+    /// Whose work judges, and what it shows.
+    watch: Watch,
     pub(crate) effect: Effect,
     /// When it was accepted.
     pub(crate) since: Nanoseconds,
@@ -93,7 +108,6 @@ pub(crate) struct Guard {
     pub(crate) sentence: String,
     /// The experiment that accepted the change, rewritten when the change is revoked.
     record: ExperimentRecord,
-    pub(crate) probes: u32,
     /// Parts that wait for their turn.
     stages: VecDeque<Piece>,
     stage_due: Nanoseconds,
@@ -109,11 +123,14 @@ pub(crate) struct Guard {
     pairs: u32,
     /// Probe pairs in a row that were lost because the switch outlasted its block.
     outlasted: u32,
-    scale: f64,
-    breaker: Breaker,
-    probation: Probation,
-    probation_pairs: u32,
-    holdback: Holdback,
+    /// … because there were no readings.
+    unread: u32,
+    /// … because nobody worked.
+    resting: u32,
+    /// Since when nobody works although a probe is due.
+    resting_since: Option<Nanoseconds>,
+    /// Meters of neighbours that were opened for the probe that runs.
+    borrowed: Vec<(WorkloadId, MeterId)>,
     /// Standstill that switching off and on again causes.
     stall: Nanoseconds,
     next_probe: Nanoseconds,
@@ -131,7 +148,6 @@ impl Guard {
         policy: &Policy,
     ) -> Self {
         let pair = (e.washout + e.setup.measured) * 2;
-        let scale = e.trial.estimate().scale;
         let (tried, followers) = match e.parts.split_first() {
             Some((first, further)) => (first.clone(), further.iter().flatten().copied().collect()),
             None => (vec![e.setup.action], Vec::new()),
@@ -141,12 +157,11 @@ impl Guard {
             key: e.setup.action,
             tried,
             followers,
-            panel: e.setup.panel.clone(),
+            watch: Watch::new(e, policy.probation_pairs, policy.cpu_min),
             effect: e.effect(),
             since: now,
             sentence,
             record,
-            probes: 0,
             stages: e.rest().into(),
             stage_due: now + pair,
             stage_running: None,
@@ -158,12 +173,10 @@ impl Guard {
             coins: Coins::new(e.setup.seed ^ 0x6775_6172_6400_0000, e.setup.id),
             pairs: 0,
             outlasted: 0,
-            scale,
-            breaker: e.breaker,
-            probation: Probation::new(policy.probation_pairs, scale),
-            probation_pairs: policy.probation_pairs,
-            // Alarm when the gain is lost, not only when it has become a loss.
-            holdback: Holdback::below(HOLDBACK_FLOOR, scale),
+            unread: 0,
+            resting: 0,
+            resting_since: None,
+            borrowed: Vec::new(),
             stall: e.stall_per_round(),
             next_probe: now + probe_interval(pair, e.effect().estimate, e.stall_per_round()),
             probe: None,
@@ -194,11 +207,25 @@ impl Guard {
 
     /// The workloads whose change it guards.
     pub(crate) fn workloads(&self) -> impl Iterator<Item = &WorkloadId> {
-        self.panel.workloads()
+        self.panel().workloads()
+    }
+
+    fn panel(&self) -> &Panel {
+        self.watch.panel()
+    }
+
+    /// The workloads that the probe that runs looks at; none without one.
+    pub(crate) fn looks_at(&self) -> impl Iterator<Item = &WorkloadId> {
+        self.probe.iter().flat_map(|_| self.watch.looks_at())
     }
 
     /// Lets go of a workload and its actions; what is left of a probe says nothing any more.
-    pub(crate) fn lose_workload(&mut self, id: &WorkloadId, changes: &BTreeMap<ActionId, Change>) {
+    pub(crate) fn lose_workload(
+        &mut self,
+        id: &WorkloadId,
+        changes: &BTreeMap<ActionId, Change>,
+        now: Nanoseconds,
+    ) {
         let others = |a: &ActionId| changes.get(a).is_some_and(|c| c.workload != *id);
         self.tried.retain(others);
         self.followers.retain(others);
@@ -207,15 +234,12 @@ impl Guard {
         if self.stage_running.is_some_and(|a| !self.followers.contains(&a)) {
             self.stage_running = None;
         }
-        let before = self.panel.members().len() as f64;
-        match self.panel.without(id) {
-            Some(panel) => self.panel = panel,
-            None => self.tried.clear(),
+        if !self.watch.lose(id) {
+            self.tried.clear();
         }
-        // Fewer are noisier, and what was seen of all says little of the rest: the probation begins anew.
-        self.scale *= (before / self.panel.members().len() as f64).sqrt();
-        self.probation = Probation::new(self.probation_pairs, self.scale);
-        self.holdback = Holdback::below(HOLDBACK_FLOOR, self.scale);
+        // What was proven was proven of all: what is left is asked soon.
+        self.next_probe = self.next_probe.min(now + self.pair());
+        self.resting_since = None;
         self.probe = None;
     }
 
@@ -226,10 +250,6 @@ impl Guard {
         } else {
             self.tried.clone()
         }
-    }
-
-    fn in_probation(&self) -> bool {
-        matches!(self.probation.state(), ProbationState::Running)
     }
 
     pub(crate) fn wants_detail(&self, now: Nanoseconds) -> bool {
@@ -245,15 +265,20 @@ impl Guard {
             return "one-way change: not probed, withdrawn when it is no longer wanted".to_owned();
         }
         let next = self.next_probe.saturating_sub(now);
+        let (pairs, lately) = (self.watch.pairs(), self.watch.lately());
+        let when = match self.resting_since {
+            Some(since) => format!("the next waits for it to work, since {}", now - since),
+            None if next == Nanoseconds::ZERO && self.probe.is_none() => {
+                format!("the next is due since {}", now.saturating_sub(self.next_probe))
+            }
+            None => format!("next in {next}"),
+        };
         let mut text = if self.probe.is_some() {
-            format!("probing (pair {})", self.probes + 1)
-        } else if self.in_probation() {
-            format!("probation: {} probe pairs done, next in {next}", self.probes)
+            format!("probing (pair {}{lately})", pairs + 1)
+        } else if self.watch.in_probation() {
+            format!("probation: {pairs} probe pairs done{lately}, {when}")
         } else {
-            format!(
-                "passed probation; {} probe pairs done, next in {next}",
-                self.probes
-            )
+            format!("passed probation; {pairs} probe pairs done{lately}, {when}")
         };
         if !self.together && !self.followers.is_empty() {
             text.push_str("; only the tried part is probed, the whole takes too long to switch");
@@ -291,16 +316,23 @@ fn probe_interval(pair: Nanoseconds, gain: f64, stall: Nanoseconds) -> Nanosecon
 enum Finding {
     Nothing,
     Switch(bool),
-    Alarm(String),
+    Alarm(String, Verdict),
     Passed,
 }
 
-/// Whether the probes of a workload must wait: something further is looked for or tried on it.
-fn held_back(w: &Watched, now: Nanoseconds) -> bool {
+/// A coin as it is journalled: whose, its number, its face.
+type Coin = (ExperimentId, u32, bool);
+
+/// Whether the probes of a workload must wait: something further is looked for or tried on it. `overdue`: a probe has waited
+/// for long; `may_try`: a trial could start now.
+fn held_back(w: &Watched, now: Nanoseconds, overdue: bool, may_try: bool) -> bool {
     match w.stage {
         Stage::Trying => true,
-        Stage::Proposed => w.proposed.as_ref().is_some_and(|p| now - p.at < PROPOSAL_STALE),
-        _ => w.seeking,
+        // What waits for a budget may wait for a day.
+        Stage::Proposed => {
+            may_try && !overdue && w.proposed.as_ref().is_some_and(|p| now - p.at < PROPOSAL_STALE)
+        }
+        _ => w.seeking && !overdue,
     }
 }
 
@@ -347,7 +379,13 @@ impl Guards {
     }
 
     /// A guard lets go of a workload; without any left it goes.
-    fn release(&mut self, key: ActionId, id: &WorkloadId, changes: &BTreeMap<ActionId, Change>) {
+    fn release(
+        &mut self,
+        key: ActionId,
+        id: &WorkloadId,
+        changes: &BTreeMap<ActionId, Change>,
+        now: Nanoseconds,
+    ) {
         if let Some(of) = self.of.get_mut(id) {
             of.remove(&key);
             if of.is_empty() {
@@ -355,7 +393,7 @@ impl Guards {
             }
         }
         if let Some(g) = self.by_key.get_mut(&key) {
-            g.lose_workload(id, changes);
+            g.lose_workload(id, changes, now);
             if g.is_empty() {
                 self.by_key.remove(&key);
             }
@@ -363,9 +401,14 @@ impl Guards {
     }
 
     /// All guards let go of a workload.
-    pub(crate) fn release_all(&mut self, id: &WorkloadId, changes: &BTreeMap<ActionId, Change>) {
+    pub(crate) fn release_all(
+        &mut self,
+        id: &WorkloadId,
+        changes: &BTreeMap<ActionId, Change>,
+        now: Nanoseconds,
+    ) {
         for key in self.of.get(id).cloned().unwrap_or_default() {
-            self.release(key, id, changes);
+            self.release(key, id, changes, now);
         }
     }
 }
@@ -373,15 +416,32 @@ impl Guards {
 impl Engine {
     pub(crate) fn poll_guards(&mut self) {
         let keys: Vec<ActionId> = self.guards.all().map(|g| g.key).collect();
-        // Many guards together always have a probe that is due; proposals must get their turn all the same.
-        let waits = !keys.is_empty() && self.proposal_waits();
+        if keys.is_empty() {
+            return;
+        }
+        // Many guards together always have a probe that is due; proposals must get their turn all the same, and a proposal
+        // that does not take it must not hold the guards up.
+        let may_try = self.may_try();
+        let turn_over = may_try && self.probes_since_trial >= PROBES_BETWEEN_TRIALS && self.proposal_waits();
+        match (turn_over, self.turn_over_since) {
+            (false, _) => self.turn_over_since = None,
+            (true, None) => self.turn_over_since = Some(self.now),
+            (true, Some(since)) if self.now - since >= OVERDUE => {
+                self.turn_over_since = None;
+                self.probes_since_trial = 0;
+            }
+            (true, Some(_)) => {}
+        }
+        let mut busy = self.busy_guard();
         for key in keys {
             if self.stopping.is_some() {
                 return;
             }
             self.withdraw_if_unwanted(key);
-            let turn_over = waits && self.probes_since_trial >= PROBES_BETWEEN_TRIALS;
-            self.poll_guard(key, turn_over);
+            let over = may_try && self.probes_since_trial >= PROBES_BETWEEN_TRIALS && turn_over;
+            self.poll_guard(key, over, busy.is_some_and(|other| other != key), may_try);
+            let is_busy = |key: &ActionId| self.guards.get(*key).is_some_and(Guard::busy);
+            busy = busy.filter(is_busy).or(Some(key).filter(is_busy));
         }
     }
 
@@ -465,108 +525,32 @@ impl Engine {
         })
     }
 
-    /// `turn_over`: a trial is due before the next probe.
-    fn poll_guard(&mut self, key: ActionId, turn_over: bool) {
+    /// `turn_over`: a trial is due before the next probe; `elsewhere`: another guard is busy; `may_try`: a trial could start
+    /// now.
+    fn poll_guard(&mut self, key: ActionId, turn_over: bool, elsewhere: bool, may_try: bool) {
+        let now = self.now;
+        let washout_max = Nanoseconds::from_secs_f64(self.policy.washout_max_s);
         let Some(guard) = self.guards.get(key) else {
             return;
         };
-        let elsewhere = !self.experiments.is_empty() || self.busy_guard().is_some_and(|busy| busy != key);
-        let covered = self.now >= guard.next_probe && self.covered(guard);
-        let settled = guard
-            .switched()
-            .iter()
-            .all(|a| self.changes.get(a).is_none_or(|c| c.settled));
-        let now = self.now;
-        let panel = guard.panel.clone();
+        if guard.stage_running.is_some() {
+            return;
+        }
         let was_probing = guard.probe.is_some();
-        let kept_back = panel
-            .workloads()
-            .filter_map(|id| self.workloads.get(id))
-            .any(|w| held_back(w, now));
-        let inspecting = self
-            .workloads
-            .get(&panel.lead().workload)
-            .is_some_and(|w| w.inspecting);
-        let washout_max = Nanoseconds::from_secs_f64(self.policy.washout_max_s);
         let mut finding = Finding::Nothing;
-        let mut inspect = false;
-        let mut stage = None;
         let mut coin = None;
-        {
+        if was_probing {
+            let settled = self.all_settled(guard);
             let workloads = &self.workloads;
-            let (Some(g), Some(gauge)) = (
-                self.guards.get_mut(key),
-                Gauge::new(&panel, |id| workloads.get(id).map(|w| &w.series)),
-            ) else {
-                return;
-            };
-            if g.stage_running.is_some() {
-                return;
+            let series = |id: &WorkloadId| workloads.get(id).map(|w| &w.series);
+            if let Some(g) = self.guards.get_mut(key) {
+                (finding, coin) = g.poll_probe(series, now, settled, washout_max, &self.policy);
             }
-            if let Some(probe) = &mut g.probe {
-                let broke = probe.block.on && probe.block.measuring(now) && probe.first.is_some() && {
-                    let from = probe.block.measure_from.max(now.saturating_sub(BREAKER_SPAN));
-                    gauge
-                        .last_seconds(from, now)
-                        .is_some_and(|score| g.breaker.trips(score))
-                };
-                if broke {
-                    let off = probe.first.map_or(0.0, |(_, score)| score);
-                    let score = off - BROKEN_SCALES * g.scale;
-                    finding = g.block_done(true, score, now, &self.policy);
-                } else {
-                    match probe.block.poll(now, &gauge) {
-                        BlockState::Running | BlockState::Idle => {}
-                        BlockState::Unmeasurable(_) => {
-                            g.probe = None;
-                            g.next_probe = now + g.probe_interval();
-                            finding = Finding::Switch(true);
-                        }
-                        BlockState::Finished(_) if !settled => {
-                            // The switch outlasted its block, which then mixes both arms: the pair says nothing. Later
-                            // ones wait longer, or switch the tried part only, and after some the change is not probed.
-                            let took = now - probe.switch_started;
-                            g.probe = None;
-                            g.outlasted += 1;
-                            g.learn_switch(took, washout_max);
-                            g.switchable = g.outlasted < OUTLASTED_MAX;
-                            g.next_probe = now + g.probe_interval();
-                            finding = Finding::Switch(true);
-                        }
-                        BlockState::Finished(record) => {
-                            g.outlasted = 0;
-                            finding = g.block_done(record.on, record.score, now, &self.policy);
-                            if let (Some(_), Finding::Switch(on)) = (&g.probe, &finding) {
-                                coin = Some((g.record.id, g.coin_number() + 1, *on));
-                            }
-                        }
-                    }
-                }
-            } else if self.paused || self.policy.mode != Mode::Act || elsewhere || kept_back {
-            } else if g.parts_wait() && now >= g.stage_due {
-                stage = g.stages.pop_front();
-            } else if g.switchable && !covered && settled && !turn_over && now >= g.next_probe {
-                self.probes_since_trial = self.probes_since_trial.saturating_add(1);
-                let on = g.coins.toss();
-                g.pairs += 1;
-                coin = Some((g.record.id, g.coin_number(), on));
-                g.breaker.block_started();
-                g.probe = Some(Probe {
-                    block: Block::start(0, on, now, g.washout, g.measured),
-                    washout: g.washout,
-                    first: None,
-                    switch_started: now,
-                });
-                if !on {
-                    finding = Finding::Switch(false);
-                }
-            } else if settled && now >= g.review_at && !inspecting && g.pieces_grow(&self.changes) {
-                g.review_at = now + REVIEW;
-                inspect = true;
-            }
+        } else if !self.paused && self.policy.mode == Mode::Act && self.experiments.is_empty() && !elsewhere {
+            (finding, coin) = self.poll_idle_guard(key, turn_over, may_try);
         }
         if was_probing && self.guards.get(key).is_some_and(|g| g.probe.is_none()) {
-            self.drop_coins(key);
+            self.end_probe(key);
         }
         if let Some((experiment, block, on)) = coin {
             // On disk before the switch, like the coins of a trial.
@@ -579,30 +563,136 @@ impl Engine {
         match finding {
             Finding::Nothing => {}
             Finding::Switch(on) => self.switch_group(key, on),
-            Finding::Alarm(why) => self.revoke(key, &why, Verdict::Rejected),
+            Finding::Alarm(why, verdict) => self.revoke(key, &why, verdict),
             Finding::Passed => {
                 self.switch_group(key, true);
                 if let Some(g) = self.guards.get_mut(key) {
                     let text = format!(
                         "guarded: probation passed after {} probe pairs; {} stays",
-                        g.probes, g.effect
+                        g.watch.pairs(),
+                        g.effect
                     );
                     g.sentence = format!("{} {text}", g.strategy);
-                    let ids: Vec<WorkloadId> = panel.workloads().cloned().collect();
+                    let ids: Vec<WorkloadId> = g.workloads().cloned().collect();
                     self.decide_all(&ids, Stage::Improved, &text, false);
                 }
             }
         }
-        if inspect {
-            let id = &panel.lead().workload;
-            if let Some(w) = self.workloads.get_mut(id) {
-                w.inspecting = true;
-                w.review = Some(key);
-                self.out.push(Command::InspectMemory(id.clone()));
+    }
+
+    /// Whether all that a probe of this guard switches is where it was sent.
+    fn all_settled(&self, guard: &Guard) -> bool {
+        guard
+            .switched()
+            .iter()
+            .all(|a| self.changes.get(a).is_none_or(|c| c.settled))
+    }
+
+    /// What is due for a guard that probes nothing: a further part, a probe, a look for memory that came later. Returns what
+    /// to switch and the coin that was tossed.
+    fn poll_idle_guard(&mut self, key: ActionId, turn_over: bool, may_try: bool) -> (Finding, Option<Coin>) {
+        let nothing = (Finding::Nothing, None);
+        let now = self.now;
+        let Some(guard) = self.guards.get(key) else {
+            return nothing;
+        };
+        let overdue = now >= guard.next_probe + OVERDUE;
+        let held_back = guard
+            .workloads()
+            .filter_map(|id| self.workloads.get(id))
+            .any(|w| held_back(w, now, overdue, may_try));
+        if held_back {
+            return nothing;
+        }
+        let settled = self.all_settled(guard);
+        if guard.parts_wait() && now >= guard.stage_due {
+            let stage = self.guards.get_mut(key).and_then(|g| g.stages.pop_front());
+            if let Some(piece) = stage {
+                self.add_part(key, piece);
+            }
+            return nothing;
+        }
+        let due = guard.switchable && settled && !turn_over && now >= guard.next_probe;
+        if due && !self.covered(guard) {
+            let cpus = |id: &WorkloadId| self.workloads.get(id).map(|w| w.load.cpus);
+            let rest = guard.watch.all_rest(cpus);
+            if let Some(g) = self.guards.get_mut(key)
+                && g.waits_for_work(rest, now)
+            {
+                return nothing;
+            }
+            return self.begin_probe(key);
+        }
+        let lead = guard.panel().lead().workload.clone();
+        let review = settled && now >= guard.review_at && guard.pieces_grow(&self.changes);
+        if review
+            && let Some(w) = self.workloads.get_mut(&lead)
+            && !w.inspecting
+        {
+            w.inspecting = true;
+            w.review = Some(key);
+            self.out.push(Command::InspectMemory(lead));
+            if let Some(g) = self.guards.get_mut(key) {
+                g.review_at = now + REVIEW;
             }
         }
-        if let Some(piece) = stage {
-            self.add_part(key, piece);
+        nothing
+    }
+
+    /// Tosses the coin of a probe pair and begins its first block.
+    fn begin_probe(&mut self, key: ActionId) -> (Finding, Option<Coin>) {
+        let now = self.now;
+        let Some(panel) = self.guards.get(key).map(|g| g.panel().clone()) else {
+            return (Finding::Nothing, None);
+        };
+        self.probes_since_trial = self.probes_since_trial.saturating_add(1);
+        let borrowed = self.borrow_meters(&panel);
+        let neighbours: Vec<(Member, f64)> = self
+            .bystanders(&panel)
+            .iter()
+            .filter_map(|m| {
+                let noise = self.workloads.get(&m.workload)?.meter.as_ref()?.assessment.noise;
+                Some((m.by_work(), noise))
+            })
+            .collect();
+        let Some(g) = self.guards.get_mut(key) else {
+            return (Finding::Nothing, None);
+        };
+        // Who is watched is fixed before the coin is tossed.
+        g.watch.set_neighbours(neighbours);
+        g.borrowed = borrowed;
+        let on = g.coins.toss();
+        g.pairs += 1;
+        g.watch.block_started();
+        g.probe = Some(Probe {
+            block: Block::start(0, on, now, g.washout, g.measured),
+            washout: g.washout,
+            first: None,
+            switch_started: now,
+        });
+        let coin = (g.record.id, g.coin_number(), on);
+        let after = now + g.pair();
+        // What was gathered for the next proposal mixes both arms now.
+        for id in panel.workloads() {
+            if let Some(w) = self.workloads.get_mut(id).filter(|w| w.seeking) {
+                w.seeking = false;
+                w.more_at = after;
+            }
+        }
+        let finding = if on {
+            Finding::Nothing
+        } else {
+            Finding::Switch(false)
+        };
+        (finding, Some(coin))
+    }
+
+    /// A probe is over: its coins need not be kept, and meters that were opened for it are closed.
+    fn end_probe(&mut self, key: ActionId) {
+        self.drop_coins(key);
+        if let Some(g) = self.guards.get_mut(key) {
+            let borrowed = std::mem::take(&mut g.borrowed);
+            self.return_meters(&borrowed);
         }
     }
 
@@ -700,11 +790,11 @@ impl Engine {
             .collect();
         // A probe that runs is cut off: what it switched comes back for those that stay.
         if g.probe.is_some() {
-            self.drop_coins(key);
-            self.guards.release(key, id, &self.changes);
+            self.end_probe(key);
+            self.guards.release(key, id, &self.changes, self.now);
             self.switch_group(key, true);
         } else {
-            self.guards.release(key, id, &self.changes);
+            self.guards.release(key, id, &self.changes, self.now);
         }
         for follower in followers {
             self.withdraw(follower, "the change it followed was undone");
@@ -749,7 +839,13 @@ impl Engine {
         let (ids, tried): (Vec<WorkloadId>, Vec<ActionId>) =
             (g.workloads().cloned().collect(), g.tried.clone());
         // The history must not take it for a known gain after a restart.
+        let members = accepted
+            .members
+            .iter()
+            .map(|m| MemberOutcome { verdict, ..m.clone() })
+            .collect();
         let record = ExperimentRecord {
+            members,
             verdict: Some(verdict),
             reason: why.to_owned(),
             ended_unix: self.unix,
@@ -848,45 +944,145 @@ impl Guard {
         PROBES_FROM.saturating_add(self.pairs.saturating_sub(1).saturating_mul(2))
     }
 
-    fn block_done(&mut self, on: bool, score: f64, now: Nanoseconds, policy: &Policy) -> Finding {
+    /// Whether a probe that is due waits, because nobody works whose change it is.
+    fn waits_for_work(&mut self, rest: bool, now: Nanoseconds) -> bool {
+        if !rest {
+            self.resting_since = None;
+            return false;
+        }
+        let since = *self.resting_since.get_or_insert(now);
+        let patience = RESTING_PROBE * (1 << self.resting.min(RESTING_DOUBLINGS));
+        let waits = now - since < patience;
+        if waits {
+            self.next_probe = now + RESTING_LOOK;
+        } else {
+            self.resting_since = None;
+        }
+        waits
+    }
+
+    /// Drives the probe that runs. Returns what to do, and the coin of a second block that begins.
+    fn poll_probe<'a>(
+        &mut self,
+        series: impl Fn(&WorkloadId) -> Option<&'a Series>,
+        now: Nanoseconds,
+        settled: bool,
+        washout_max: Nanoseconds,
+        policy: &Policy,
+    ) -> (Finding, Option<Coin>) {
+        let Some(probe) = &mut self.probe else {
+            return (Finding::Nothing, None);
+        };
+        let (on, from) = (probe.block.on, probe.block.measure_from);
+        if on
+            && probe.block.measuring(now)
+            && let Some((_, off)) = &probe.first
+            && self
+                .watch
+                .trips(&series, from.max(now.saturating_sub(BREAKER_SPAN)), now)
+        {
+            let scores = self.watch.broken(self.watch.read(&series, from, now), off);
+            return self.block_done(true, scores, now, policy);
+        }
+        let watch = &self.watch;
+        let state = probe.block.poll_reading(now, |from| {
+            (watch.reading(&series, from, now), "of its work".to_owned())
+        });
+        match state {
+            BlockState::Running => (Finding::Nothing, None),
+            BlockState::Idle if settled => {
+                let scores = self.watch.resting();
+                self.block_done(on, scores, now, policy)
+            }
+            BlockState::Idle => (Finding::Nothing, None),
+            BlockState::Unmeasurable(_) => {
+                self.unread += 1;
+                self.give_probe_up(now);
+                if self.unread >= UNREAD_MAX {
+                    let text = format!(
+                        "its work could not be measured in {} probe pairs in a row: nobody can watch it any more",
+                        self.unread
+                    );
+                    return (Finding::Alarm(text, Verdict::Inconclusive), None);
+                }
+                (Finding::Switch(true), None)
+            }
+            BlockState::Finished(_) if !settled => {
+                // The switch outlasted its block, which then mixes both arms: the pair says nothing. Later ones wait
+                // longer, or switch the tried part only, and after some the change is not probed.
+                let took = now - probe.switch_started;
+                self.outlasted += 1;
+                self.learn_switch(took, washout_max);
+                self.switchable = self.outlasted < OUTLASTED_MAX;
+                self.give_probe_up(now);
+                (Finding::Switch(true), None)
+            }
+            BlockState::Finished(record) => {
+                self.outlasted = 0;
+                let scores = self.watch.read(&series, record.measured_from, now);
+                self.block_done(record.on, scores, now, policy)
+            }
+        }
+    }
+
+    /// The pair that runs says nothing.
+    fn give_probe_up(&mut self, now: Nanoseconds) {
+        self.probe = None;
+        self.next_probe = now + self.probe_interval();
+    }
+
+    fn block_done(
+        &mut self,
+        on: bool,
+        scores: Scores,
+        now: Nanoseconds,
+        policy: &Policy,
+    ) -> (Finding, Option<Coin>) {
         if !on {
-            self.breaker.off_block(score);
+            self.watch.off_block(&scores);
         }
         let Some(probe) = &mut self.probe else {
-            return Finding::Nothing;
+            return (Finding::Nothing, None);
         };
-        let Some((first_on, first)) = probe.first.replace((on, score)) else {
+        let Some((first_on, first)) = probe.first.take() else {
             // The second block is the other arm.
+            probe.first = Some((on, scores));
             probe.block = Block::start(1, !on, now, probe.washout, self.measured);
             probe.switch_started = now;
-            self.breaker.block_started();
-            return Finding::Switch(!on);
+            self.watch.block_started();
+            let coin = (self.record.id, self.coin_number() + 1, !on);
+            return (Finding::Switch(!on), Some(coin));
         };
         self.probe = None;
-        self.probes += 1;
-        let difference = if first_on { first - score } else { score - first };
-        let was_in_probation = self.in_probation();
-        let alarm = self.holdback.observe(difference);
-        let state = self.probation.observe(difference);
-        self.next_probe = now
-            + if matches!(state, ProbationState::Running) {
-                self.probe_interval()
-            } else {
-                self.probe_interval()
-                    .max(Nanoseconds::from_secs_f64(policy.probe_every_s))
-            };
-        match state {
-            ProbationState::Revoked => Finding::Alarm(format!(
-                "revoked in probation after {} probe pairs: the gain did not last",
-                self.probes
-            )),
-            _ if alarm => Finding::Alarm(format!(
-                "revoked by the guard after {} probe pairs: the gain is gone",
-                self.probes
-            )),
-            ProbationState::Passed if was_in_probation => Finding::Passed,
-            _ => Finding::Switch(true),
+        self.unread = 0;
+        let (on, off) = if first_on {
+            (first, scores)
+        } else {
+            (scores, first)
+        };
+        let found = self.watch.observe(&on, &off);
+        let often = self.probe_interval();
+        let seldom = often.max(Nanoseconds::from_secs_f64(policy.probe_every_s));
+        if found == Found::Nothing {
+            self.resting = self.resting.saturating_add(1);
+            self.next_probe = now + seldom;
+            return (Finding::Switch(true), None);
         }
+        self.resting = 0;
+        self.next_probe = now
+            + if self.watch.suspicious() {
+                self.pair() * PROBATION_SPACING
+            } else if self.watch.in_probation() {
+                often
+            } else {
+                seldom
+            };
+        let finding = match found {
+            Found::Alarm(why, verdict) => Finding::Alarm(why, verdict),
+            Found::Passed => Finding::Passed,
+            Found::Fine | Found::Nothing => Finding::Switch(true),
+        };
+        (finding, None)
     }
 }
 

@@ -32,6 +32,7 @@ mod rollout;
 mod series;
 mod trials;
 mod views;
+mod watch;
 mod watched;
 
 pub use engine::Engine;

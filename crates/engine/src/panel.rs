@@ -5,15 +5,21 @@
 //! then shows a part of what all bring, or nothing. Tried as one change they are judged by one score: the mean of the
 //! logarithms of their objectives, each counting by the CPUs it used when the trial began. With one member this is its
 //! own score.
+//!
+//! A member that has nothing to do in a block is left out of it, so that one idle program does not keep all others
+//! waiting: the score is the mean over those that work, each against its own level when the trial began, as long as they
+//! are half of the whole by weight. Who works does not depend on the coin if the change does nothing, and the levels are
+//! fixed before the first coin, so the test stays exact; a change that itself makes a member stand still shows in the
+//! work per second of that member, which is a guardrail.
 
-use crate::blocks::{BREAKER_SPAN, Objective};
-use crate::series::Series;
+use crate::blocks::{BREAKER_SPAN, COVERAGE_MIN, Objective};
+use crate::series::{Series, Sums};
 use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp_m1, ln, mean, student_t_limit, variance};
 use std::sync::Arc;
 
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
-const IDLE_SHARE: f64 = 0.1;
+pub(crate) const IDLE_SHARE: f64 = 0.1;
 /// Blocks of each arm that a guardrail needs to say something.
 const GUARDRAIL_BLOCKS: usize = 3;
 /// All guardrails of a trial together raise a false alarm with at most this probability when a gain is to be accepted …
@@ -24,7 +30,9 @@ pub(crate) const GUARDRAIL_LEVEL_EARLY: f64 = 0.001;
 const GUARDRAIL_ERROR_MIN: f64 = 0.002;
 /// A guardrail is hurt when its fall is proven (Welch's test) and its estimate is at least this (log units): less is not
 /// harm worth giving a proven gain up for.
-const GUARDRAIL_FALL: f64 = 0.03;
+pub(crate) const GUARDRAIL_FALL: f64 = 0.03;
+/// A block counts when members that carry at least this share of the weight worked in it.
+pub(crate) const QUORUM: f64 = 0.5;
 /// Others that a trial looks at besides its members.
 pub(crate) const BYSTANDERS_MAX: usize = 16;
 
@@ -39,6 +47,9 @@ pub(crate) struct Member {
     pub(crate) cpus: f64,
     /// Its share in the score; the shares of a panel add up to one.
     weight: f64,
+    /// Its own score when the trial began, from which its scores count where it is one of several (log units); 0 for one
+    /// alone, whose score is what it is.
+    level: f64,
 }
 
 impl Member {
@@ -56,11 +67,46 @@ impl Member {
             objective,
             cpus,
             weight: 1.0,
+            level: 0.0,
+        }
+    }
+
+    /// The same as one of several, whose scores count from this level; a level that is no number is none.
+    pub(crate) fn with_level(self, level: f64) -> Self {
+        Self {
+            level: if level.is_finite() { level } else { 0.0 },
+            ..self
+        }
+    }
+
+    /// The same by its work per second, whatever judges it: as a guardrail of somebody else's change.
+    pub(crate) fn by_work(&self) -> Self {
+        Self {
+            weight: 1.0,
+            objective: Objective::WorkPerSecond,
+            ..self.clone()
         }
     }
 
     pub(crate) fn weight(&self) -> f64 {
         self.weight
+    }
+
+    /// Its score over a span of this length, when most of the span was read and it had something to do.
+    pub(crate) fn measured(&self, sums: &Sums, length: Nanoseconds) -> Option<f64> {
+        self.objective
+            .score(sums)
+            .filter(|s| s.is_finite() && self.covers(sums, length) && !self.is_idle(sums))
+    }
+
+    /// Whether most of a span of this length was read.
+    pub(crate) fn covers(&self, sums: &Sums, length: Nanoseconds) -> bool {
+        sums.seconds >= COVERAGE_MIN * length.as_secs_f64()
+    }
+
+    /// Whether it had next to nothing to do in a span in which it used so many CPU seconds.
+    fn is_idle(&self, sums: &Sums) -> bool {
+        self.objective == Objective::CpuPerWork && sums.cpu < IDLE_SHARE * self.cpus * sums.seconds
     }
 }
 
@@ -77,7 +123,7 @@ pub(crate) struct Reading {
     pub(crate) work: f64,
     /// CPU seconds of all.
     pub(crate) cpu: f64,
-    /// Whether a member whose load is offered had none.
+    /// Whether a member whose load is offered had none; of several, so many that the others do not speak for the whole.
     pub(crate) idle: bool,
     /// The score; `None` when a member was not measured.
     pub(crate) score: Option<f64>,
@@ -190,24 +236,29 @@ impl<'a> Gauge<'a> {
     pub(crate) fn read(&self, from: Nanoseconds, to: Nanoseconds) -> Reading {
         let mut reading = Reading {
             seconds: f64::INFINITY,
-            score: Some(0.0),
             ..Reading::default()
         };
+        let (mut present, mut score) = (0.0, Some(0.0));
         for (m, series) in self.members.iter().zip(&self.series) {
             let sums = series.sums(&m.meter, from, to);
             reading.seconds = reading.seconds.min(sums.seconds);
             reading.work += sums.work;
             reading.cpu += sums.cpu;
-            reading.idle |=
-                m.objective == Objective::CpuPerWork && sums.cpu < IDLE_SHARE * m.cpus * sums.seconds;
-            reading.score = reading
-                .score
+            let idle = m.is_idle(&sums);
+            if idle && self.members.len() > 1 {
+                continue;
+            }
+            reading.idle |= idle;
+            present += m.weight;
+            score = score
                 .zip(m.objective.score(&sums))
-                .map(|(all, own)| all + m.weight * own);
+                .map(|(all, own)| all + m.weight * (own - m.level));
         }
         if !reading.seconds.is_finite() {
             reading.seconds = 0.0;
         }
+        reading.idle |= present < QUORUM;
+        reading.score = score.filter(|_| present > 0.0).map(|all| all / present);
         reading
     }
 
@@ -276,6 +327,16 @@ pub(crate) struct Guardrail {
     off: Vec<f64>,
 }
 
+/// Two samples of unequal variances, as Welch compares them.
+struct Comparison {
+    /// Difference of the means, on − off (log units).
+    change: f64,
+    /// Standard error of that.
+    error: f64,
+    /// Degrees of freedom.
+    freedom: f64,
+}
+
 impl Guardrail {
     pub(crate) fn new(member: Member, objective: Objective) -> Self {
         Self {
@@ -309,13 +370,7 @@ impl Guardrail {
     /// Reads its score over the measured part of a block that ended.
     pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
         let sums = series.sums(&self.member.meter, from, to);
-        let covered = sums.seconds >= 0.6 * (to - from).as_secs_f64();
-        if let Some(score) = self
-            .member
-            .objective
-            .score(&sums)
-            .filter(|s| covered && s.is_finite())
-        {
+        if let Some(score) = self.member.measured(&sums, to - from) {
             if on {
                 self.on.push(score);
             } else {
@@ -326,34 +381,51 @@ impl Guardrail {
 
     /// Its own change (log units) and the standard error of that; `None` with too few blocks.
     pub(crate) fn change(&self) -> Option<(f64, f64)> {
-        if self.on.len() < GUARDRAIL_BLOCKS || self.off.len() < GUARDRAIL_BLOCKS {
-            return None;
-        }
-        let part = |x: &[f64]| variance(x) / x.len() as f64;
-        let error = (part(&self.on) + part(&self.off)).sqrt();
-        Some((mean(&self.on) - mean(&self.off), error))
+        self.compare().map(|c| (c.change, c.error))
+    }
+
+    /// Standard deviation of the difference of one block that is on and one that is off (log units), as seen so far; `None`
+    /// with too few blocks.
+    pub(crate) fn scale(&self) -> Option<f64> {
+        self.compare()?;
+        Some((variance(&self.on) + variance(&self.off)).sqrt())
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
     }
 
     /// What to say when it was hurt, at this level (one-sided, Welch's unequal variances t-test).
     pub(crate) fn hurt(&self, level: f64) -> Option<String> {
-        let (change, error) = self.change()?;
-        let error = error.max(GUARDRAIL_ERROR_MIN);
-        let (on, off) = (self.on.len() as f64, self.off.len() as f64);
-        let (a, b) = (variance(&self.on) / on, variance(&self.off) / off);
-        let spread = a * a / (on - 1.0) + b * b / (off - 1.0);
-        let freedom = if spread > 0.0 {
-            (a + b) * (a + b) / spread
-        } else {
-            on + off - 2.0
-        };
-        let limit = student_t_limit(level, freedom);
-        (change <= -GUARDRAIL_FALL && change <= -limit * error).then(|| {
+        let c = self.compare()?;
+        let error = c.error.max(GUARDRAIL_ERROR_MIN);
+        let limit = student_t_limit(level, c.freedom);
+        (c.change <= -GUARDRAIL_FALL && c.change <= -limit * error).then(|| {
             format!(
                 "{} lost {:.1} % {} with it",
                 self.member.workload,
-                -exp_m1(change) * 100.0,
+                -exp_m1(c.change) * 100.0,
                 self.member.objective.words()
             )
+        })
+    }
+
+    /// Its blocks that were on against those that were off; `None` with too few of them.
+    fn compare(&self) -> Option<Comparison> {
+        if self.on.len() < GUARDRAIL_BLOCKS || self.off.len() < GUARDRAIL_BLOCKS {
+            return None;
+        }
+        let (on, off) = (self.on.len() as f64, self.off.len() as f64);
+        let (a, b) = (variance(&self.on) / on, variance(&self.off) / off);
+        let spread = a * a / (on - 1.0) + b * b / (off - 1.0);
+        Some(Comparison {
+            change: mean(&self.on) - mean(&self.off),
+            error: (a + b).sqrt(),
+            freedom: if spread > 0.0 {
+                (a + b) * (a + b) / spread
+            } else {
+                on + off - 2.0
+            },
         })
     }
 
@@ -409,10 +481,44 @@ mod tests {
         let (from, to) = (Nanoseconds::from_secs(10), Nanoseconds::from_secs(20));
         let both = gauge.read(from, to).score.unwrap();
         assert!((both - (0.75 * 100f64.ln() + 0.25 * 400f64.ln())).abs() < 1e-12);
+        let levelled = Panel::new(
+            member("a", 3.0).with_level(ln(50.0)),
+            vec![member("b", 1.0).with_level(f64::NAN)],
+        );
+        let score = Gauge::new(&levelled, |w| Some(if w.as_str() == "a" { &a } else { &b }))
+            .unwrap()
+            .read(from, to)
+            .score;
+        assert!((score.unwrap() - (0.75 * 2f64.ln() + 0.25 * 400f64.ln())).abs() < 1e-12);
         let alone = panel.without(&"a".into()).unwrap();
         let gauge = Gauge::new(&alone, |_| Some(&b)).unwrap();
         assert_eq!(gauge.read(from, to).score, Some(ln(400.0)));
         assert!(alone.without(&"b".into()).is_none());
+    }
+
+    #[test]
+    fn who_has_nothing_to_do_is_left_out_while_those_who_work_are_half_of_the_whole() {
+        let (busy, idle) = (series(|_| 100.0, 1), series(|_| 1.0, 1));
+        let offered = |name: &str, cpus: f64| Member {
+            objective: Objective::CpuPerWork,
+            ..member(name, cpus)
+        };
+        // All use half a CPU: too little of more than five.
+        let read = |c: f64| {
+            let panel = Panel::new(
+                offered("a", 4.9).with_level(ln(50.0)),
+                vec![offered("b", 5.1), offered("c", c)],
+            );
+            let find = |w: &WorkloadId| Some(if w.as_str() == "b" { &idle } else { &busy });
+            let gauge = Gauge::new(&panel, find).unwrap();
+            gauge.read(Nanoseconds::from_secs(10), Nanoseconds::from_secs(20))
+        };
+        let most = read(4.9);
+        // Work per CPU second is 200; what `b` does counts neither for nor against.
+        assert!(!most.idle);
+        assert!((most.score.unwrap() - (0.5 * 4f64.ln() + 0.5 * 200f64.ln())).abs() < 1e-12);
+        assert!(read(0.1).idle, "less than half of the weight works");
+        assert!(read(5.2).idle);
     }
 
     #[test]

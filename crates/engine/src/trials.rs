@@ -14,7 +14,7 @@ use crate::watched::Watched;
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
+    MemberOutcome, MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
@@ -34,6 +34,8 @@ const UNDO_RETRY_SLOW: Nanoseconds = Nanoseconds::from_secs(60);
 const PRESSURE_MEMORY_MAX: f64 = 0.10;
 /// Passive history that the circuit breaker takes as the level before.
 const PASSIVE_LEVEL_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
+/// Starts of experiments are counted over this.
+const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
 /// Effector that does nothing.
 const PLACEBO: &str = "placebo";
 /// A proposal that may be tried together with others waits this long for workloads about which the strategies are yet
@@ -46,7 +48,7 @@ const STUCK: Nanoseconds = Nanoseconds::from_secs(600);
 /// … after so many times that long an undo holds nothing else up any more.
 const STUCK_MAX: u32 = 3;
 /// After a joint trial that proved nothing its members are tried one by one for so long.
-const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
+pub(crate) const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
 /// A member of a joint trial that proved nothing is tried alone when its own estimate is this many standard errors
 /// above nothing.
 const PROMISING_ERRORS: f64 = 1.0;
@@ -124,14 +126,21 @@ impl Engine {
     fn awaits_company(&self, id: &WorkloadId, w: &Watched) -> bool {
         let Some(p) = &w.proposed else { return false };
         p.proposal.joint
-            && !w.alone(self.now)
+            && !self.tried_alone(w)
             && self.now - p.at < COMPANY_AWAITED
             && self.workloads.iter().any(|(other, o)| {
                 other != id
                     && !o.gone
+                    && !self.tried_alone(o)
                     && (matches!(o.stage, Stage::Considered | Stage::Observed)
                         || (o.stage == Stage::Improved && o.seeking))
             })
+    }
+
+    /// Whether a workload is tried by itself only.
+    fn tried_alone(&self, w: &Watched) -> bool {
+        let restless = self.restless.get(&w.workload.fingerprint);
+        w.alone(self.now) || restless.is_some_and(|(_, until)| self.now < *until)
     }
 
     /// The workloads that are tried as one change with this one: those for which the same strategy proposes the same kind
@@ -144,14 +153,14 @@ impl Engine {
         let Some(p) = w
             .proposed
             .as_ref()
-            .filter(|p| p.proposal.joint && !w.alone(self.now))
+            .filter(|p| p.proposal.joint && !self.tried_alone(w))
         else {
             return company;
         };
         let alike = |other: &WorkloadId, o: &Watched| {
             o.stage == Stage::Proposed
                 && !o.gone
-                && !o.alone(self.now)
+                && !self.tried_alone(o)
                 && o.meter.is_some()
                 && !self.something_leaves(other)
                 && !self.stale(other)
@@ -177,15 +186,65 @@ impl Engine {
         self.changes.values().any(|c| c.workload == *id && c.leaving)
     }
 
-    /// Whether a proposal could be tried now, were it not for the guards.
+    /// Whether a trial could start now, were it not for the guards and for others.
+    pub(crate) fn may_try(&self) -> bool {
+        !self.paused && self.policy.mode == Mode::Act && self.no_trial_now().is_none()
+    }
+
+    /// Whether something waits to be tried.
     pub(crate) fn proposal_waits(&self) -> bool {
-        !self.paused
-            && self.policy.mode == Mode::Act
-            && self
-                .workloads
-                .values()
-                .any(|w| w.stage == Stage::Proposed && !w.gone && !self.something_leaves(&w.workload.id))
-            && self.no_trial_now().is_none()
+        self.workloads
+            .values()
+            .any(|w| w.stage == Stage::Proposed && !w.gone && !self.something_leaves(&w.workload.id))
+    }
+
+    /// What a proposal waits for, and what a person can do about it; `None` when it is its turn.
+    pub(crate) fn waits_for(&self, id: &WorkloadId) -> Option<String> {
+        let w = self.workloads.get(id)?;
+        let p = w.proposed.as_ref().filter(|_| w.stage == Stage::Proposed)?;
+        if self.policy.mode != Mode::Act {
+            return None;
+        }
+        if self.paused {
+            return Some("homeostat is paused; `homeostat resume` ends that".to_owned());
+        }
+        if let Some(e) = self
+            .experiments
+            .values()
+            .find(|e| e.setup.kind != ExperimentKind::Placebo)
+        {
+            let left = (e.setup.started + e.setup.budget).saturating_sub(self.now);
+            return Some(format!(
+                "experiment {} ({} on {}) comes first, since caches and memory are shared; it takes {left} more at most",
+                e.setup.id,
+                e.setup.strategy,
+                e.setup.panel.lead().workload
+            ));
+        }
+        if let Some(g) = self.busy_guard().and_then(|key| self.guards.get(key)) {
+            return Some(format!("a probe of {} comes first", g.strategy));
+        }
+        if self.something_leaves(id) {
+            return Some("an earlier change of it is still on its way out".to_owned());
+        }
+        if let Some(why) = self.no_trial_now() {
+            let free = self.starts.front().map_or(self.now, |t| *t + HOUR);
+            return Some(
+                if self.starts.len() as u32 >= self.policy.experiments_per_hour_max {
+                    let left = free.saturating_sub(self.now);
+                    format!("{why} {left} more (`experiments_per_hour_max` allows more)")
+                } else {
+                    why
+                },
+            );
+        }
+        if self.awaits_company(id, w) {
+            let left = (p.at + COMPANY_AWAITED).saturating_sub(self.now);
+            return Some(format!(
+                "proposals for its neighbours, which act on it, are about to come; at most {left} more"
+            ));
+        }
+        Some("proposals that promise more come first, or its passive history is still too short".to_owned())
     }
 
     /// Whether the proposal of a workload was made so long ago that it may rest on what is no longer so.
@@ -249,15 +308,23 @@ impl Engine {
 
     /// Those workloads as they are measured now; `None` when one has no meter.
     fn panel_of(&self, ids: &[WorkloadId]) -> Option<Panel> {
+        let joint = ids.len() > 1;
         let mut members = ids.iter().map(|id| {
             let w = self.workloads.get(id)?;
-            Some(Member::new(
+            let meter = w.meter.as_ref()?.candidate.id.clone();
+            let from = w.observed_since.max(self.now.saturating_sub(PASSIVE_LEVEL_SPAN));
+            let level = w.objective.score(&w.series.sums(&meter, from, self.now));
+            let member = Member::new(
                 id.clone(),
                 w.workload.fingerprint.clone(),
-                w.meter.as_ref()?.candidate.id.clone(),
+                meter,
                 w.objective,
                 w.load.cpus,
-            ))
+            );
+            Some(match level {
+                Some(level) if joint => member.with_level(level),
+                _ => member,
+            })
         });
         let lead = members.next()??;
         Some(Panel::new(lead, members.collect::<Option<_>>()?))
@@ -373,7 +440,7 @@ impl Engine {
         };
         if !reversible {
             parts.truncate(rollout::STAGES_MAX);
-            self.start_rollout(parts, launch);
+            self.start_rollout(parts, launch, best);
             return;
         }
         let text = format!(
@@ -395,7 +462,8 @@ impl Engine {
     }
 
     /// Starts the trial of a change that cannot be switched back cheaply: part by part, at times that coins decide.
-    fn start_rollout(&mut self, parts: Vec<Vec<Piece>>, launch: Launch<'_>) {
+    /// Where that cannot be planned for all, what is proposed for `best` is tried alone.
+    fn start_rollout(&mut self, parts: Vec<Vec<Piece>>, launch: Launch<'_>, best: &WorkloadId) {
         let sizes: Vec<f64> = parts
             .iter()
             .map(|part| part.iter().map(|p| guard::size(&p.target) as f64).sum())
@@ -416,13 +484,14 @@ impl Engine {
         let stages = parts.len();
         let ids: Vec<WorkloadId> = launch.panel.workloads().cloned().collect();
         let Some(plan) = plan else {
+            if launch.panel.is_joint() {
+                return self.start_trial(std::slice::from_ref(best), best);
+            }
             let text = format!(
                 "not tried: {stages} stages of a one-way change do not fit into the budget of {:.0} s, or the history is too broken to plan them",
                 self.policy.experiment_max_s
             );
-            for id in &ids {
-                self.refuse(id, Declined::because(text.clone()), false);
-            }
+            self.refuse(best, Declined::because(text), false);
             return;
         };
         let text = format!(
@@ -619,7 +688,7 @@ impl Engine {
     }
 
     /// Opens the meters of neighbours for which nothing is planned, so that the trial sees whether it harms them.
-    fn borrow_meters(&mut self, panel: &Panel) -> Vec<(WorkloadId, MeterId)> {
+    pub(crate) fn borrow_meters(&mut self, panel: &Panel) -> Vec<(WorkloadId, MeterId)> {
         let least = self.policy.cpu_min;
         let mut idle: Vec<(f64, WorkloadId, MeterId)> = self
             .workloads
@@ -645,7 +714,7 @@ impl Engine {
     }
 
     /// Closes the meters that a trial had opened, unless their workloads are looked at themselves by now.
-    fn return_meters(&mut self, borrowed: &[(WorkloadId, MeterId)]) {
+    pub(crate) fn return_meters(&mut self, borrowed: &[(WorkloadId, MeterId)]) {
         for (id, meter) in borrowed {
             if let Some(w) = self.workloads.get_mut(id)
                 && !w.gone
@@ -670,6 +739,14 @@ impl Engine {
                 rails.push(Guardrail::new(m.clone(), Objective::WorkPerSecond));
             }
         }
+        let bystanders = self.bystanders(panel);
+        let harmed = |m| Guardrail::new(m, Objective::WorkPerSecond);
+        rails.extend(bystanders.into_iter().map(harmed).map(Guardrail::of_a_neighbour));
+        rails
+    }
+
+    /// The neighbours whose work is measured, those that use most CPU first.
+    pub(crate) fn bystanders(&self, panel: &Panel) -> Vec<Member> {
         let mut bystanders: Vec<Member> = self
             .workloads
             .iter()
@@ -685,9 +762,7 @@ impl Engine {
                 .then_with(|| a.workload.cmp(&b.workload))
         });
         bystanders.truncate(panel::BYSTANDERS_MAX);
-        let harmed = |m| Guardrail::new(m, Objective::WorkPerSecond);
-        rails.extend(bystanders.into_iter().map(harmed).map(Guardrail::of_a_neighbour));
-        rails
+        bystanders
     }
 
     // ---- running ------------------------------------------------------------------------------------------------
@@ -1195,7 +1270,10 @@ impl Engine {
         };
         self.return_meters(&e.borrowed);
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
-        let record = self.record(&e, Some(verdict));
+        let record = ExperimentRecord {
+            members: self.member_outcomes(&e, verdict),
+            ..self.record(&e, Some(verdict))
+        };
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));
         let placebo = e.setup.kind == ExperimentKind::Placebo;
         let panel = e.setup.panel.clone();
@@ -1264,7 +1342,7 @@ impl Engine {
         );
         let mut guard = Guard::new(e, record, text.clone(), self.now, &self.policy);
         for gone in &e.orphans {
-            guard.lose_workload(gone, &self.changes);
+            guard.lose_workload(gone, &self.changes, self.now);
         }
         if living.is_empty() || guard.is_empty() {
             return;
@@ -1307,18 +1385,48 @@ impl Engine {
         self.summarise(workload);
     }
 
+    /// Whether a member of a joint trial that proved no gain is tried once more: those whose own work speaks for it, and all
+    /// but the one to blame when the trial was broken off for a reason that lies in the whole.
+    fn goes_on_alone(&self, e: &Experiment, verdict: Verdict, m: &Member) -> bool {
+        let gate = e.setup.parameters.gate;
+        let promising = e
+            .own_change(m)
+            .is_some_and(|(change, error)| change >= gate && change >= PROMISING_ERRORS * error);
+        let cut_short =
+            verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty() || !e.blamed.is_empty());
+        let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
+        may_go_on
+            && !e.blamed.contains(&m.workload)
+            && (cut_short || (verdict != Verdict::Aborted && promising))
+    }
+
+    /// What a joint trial showed of each member; nothing of a trial of one.
+    fn member_outcomes(&self, e: &Experiment, verdict: Verdict) -> Vec<MemberOutcome> {
+        let panel = &e.setup.panel;
+        if !panel.is_joint() {
+            return Vec::new();
+        }
+        let outcome = |m: &Member| MemberOutcome {
+            workload: m.workload.clone(),
+            verdict: if verdict != Verdict::Accepted
+                && (e.orphans.contains(&m.workload) || self.goes_on_alone(e, verdict, m))
+            {
+                Verdict::Aborted
+            } else {
+                verdict
+            },
+            effect: e.own_change(m).map(|(change, error)| own_effect(change, error)),
+        };
+        panel.members().iter().map(outcome).collect()
+    }
+
     /// A joint trial proved no gain; the change is undone. Members whose own work speaks for it are tried alone, and so
     /// are all when the trial was broken off for a reason that lies in the whole: nothing is known of them then.
     fn refuse_joint(&mut self, e: &Experiment, verdict: Verdict, living: &[Member]) {
-        let (now, gate) = (self.now, e.setup.parameters.gate);
-        let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
-        let cut_short =
-            verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty() || !e.blamed.is_empty());
+        let now = self.now;
         for m in living {
             let id = &m.workload;
             let own = e.own_change(m);
-            let promising =
-                own.is_some_and(|(change, error)| change >= gate && change >= PROMISING_ERRORS * error);
             let own_text = own.map_or_else(String::new, |(change, _)| {
                 format!(
                     " ({:+.1} % of its own)",
@@ -1335,8 +1443,7 @@ impl Engine {
             if blamed && let Some(w) = self.workloads.get_mut(id) {
                 w.alone_until = now + ALONE;
             }
-            let again = may_go_on && !blamed && (cut_short || (verdict != Verdict::Aborted && promising));
-            if !again {
+            if !self.goes_on_alone(e, verdict, m) {
                 if verdict != Verdict::Aborted {
                     let effect = own.map_or(e.effect(), |(change, error)| own_effect(change, error));
                     self.remember(&e.setup.strategy, std::slice::from_ref(m), verdict, effect);
@@ -1429,6 +1536,7 @@ impl Engine {
                 .skip(1)
                 .map(|m| (m.workload.clone(), m.fingerprint.clone()))
                 .collect(),
+            members: Vec::new(),
             machine: self.machine.fingerprint(),
             action: s.action,
             hypothesis: s.hypothesis.clone(),

@@ -8,7 +8,10 @@ use crate::view::{
     WorkloadView,
 };
 use crate::watched::Watched;
+use homeostat_model::Nanoseconds;
 
+/// Waits shorter than this are not worth a word.
+const WAITS_FROM: Nanoseconds = Nanoseconds::from_secs(10);
 /// Process ids listed per workload.
 const PIDS_MAX: usize = 16;
 /// Workloads listed; the rest is counted.
@@ -88,7 +91,10 @@ impl Engine {
             resident_bytes: sample.map_or(0, |s| s.resident.0),
             huge_bytes: sample.and_then(|s| s.huge).map(|b| b.0),
             stage: w.stage,
-            summary: w.summary.clone(),
+            summary: match self.waiting(w) {
+                Some(waits) => format!("{}; {waits}", w.summary),
+                None => w.summary.clone(),
+            },
             meter: w.meter.as_ref().map(|m| MeterView {
                 id: m.candidate.id.clone(),
                 unit: m.candidate.unit.clone(),
@@ -117,6 +123,29 @@ impl Engine {
                 }),
             decisions: w.decisions.iter().cloned().collect(),
         }
+    }
+
+    /// Since when and for what a workload waits, for people; nothing is said of waits that are short.
+    fn waiting(&self, w: &Watched) -> Option<String> {
+        let id = &w.workload.id;
+        let (since, what) = match w.stage {
+            Stage::Proposed => (w.proposed.as_ref()?.at, self.waits_for(id)?),
+            Stage::Trying => {
+                let e = self.experiments.values().find(|e| e.setup.panel.has(id))?;
+                let Phase::Block(block) = &e.phase else {
+                    return None;
+                };
+                let (since, what, left) = block.waits()?;
+                let text = format!(
+                    "{what} in block {}; the trial is given up after {left} more",
+                    block.index
+                );
+                (since, text)
+            }
+            _ => return None,
+        };
+        let waited = self.now.saturating_sub(since);
+        (waited >= WAITS_FROM).then(|| format!("waits since {waited}: {what}"))
     }
 
     fn experiment_view(&self, e: &Experiment) -> ExperimentView {

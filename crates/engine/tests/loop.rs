@@ -172,6 +172,8 @@ struct Plant {
     noise: f64,
     metered: bool,
     alive: bool,
+    /// Share of a CPU that it uses, and of its work that it does.
+    busy: f64,
 }
 
 fn plant(name: &'static str, gain: f64) -> Plant {
@@ -182,6 +184,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         noise: 0.01,
         metered: true,
         alive: true,
+        busy: 1.0,
     }
 }
 
@@ -525,7 +528,7 @@ impl World {
         let mut samples = vec![];
         for (i, p) in plants.iter().enumerate().filter(|(_, p)| p.alive) {
             let id = WorkloadId::new(p.name);
-            let rate = 1000.0 * self.factor(p) * (p.noise * self.noise()).exp();
+            let rate = 1000.0 * p.busy * self.factor(p) * (p.noise * self.noise()).exp();
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
@@ -555,8 +558,8 @@ impl World {
                 age: Nanoseconds::from_secs(self.second),
                 processes: 1,
                 threads: 1,
-                cpu: Nanoseconds::from_secs(1),
-                cpu_busiest: Nanoseconds::from_secs(1),
+                cpu: Nanoseconds::from_secs_f64(p.busy),
+                cpu_busiest: Nanoseconds::from_secs_f64(p.busy),
                 runqueue_wait: Nanoseconds::ZERO,
                 faults_minor: 0,
                 faults_major: 0,
@@ -1443,6 +1446,12 @@ fn changes_that_act_on_each_other_are_tried_as_one_and_guarded_as_one() {
     assert_eq!((record.workload.as_str(), others), ("a", vec!["b", "c"]));
     let gain = record.effect.unwrap().estimate;
     assert!((0.08..0.12).contains(&gain), "the gain of all: {gain}");
+    assert_eq!(record.members.len(), 3, "and of each by itself");
+    for m in &record.members {
+        let own = m.effect.unwrap().estimate;
+        assert_eq!(m.verdict, Verdict::Accepted);
+        assert!((0.05..0.15).contains(&own), "{m:?}");
+    }
     for name in ["a", "b", "c"] {
         assert_eq!(world.stage(name), Stage::Improved);
     }
@@ -1560,6 +1569,17 @@ fn a_member_that_loses_is_not_carried_along_and_one_that_gains_is_tried_alone() 
         "{}",
         world.records[0].reason
     );
+    let members: Vec<(&str, Verdict)> = world.records[0]
+        .members
+        .iter()
+        .map(|m| (m.workload.as_str(), m.verdict))
+        .collect();
+    assert_eq!(
+        members,
+        [("a", Verdict::Aborted), ("b", Verdict::Harmful)],
+        "nothing is held against the one that gained"
+    );
+    assert!(world.records[0].members[1].effect.unwrap().estimate < -0.05);
     let last = world.records.last().unwrap();
     assert_eq!(
         (last.verdict, last.workload.as_str()),
@@ -1662,6 +1682,148 @@ fn a_neighbour_for_whom_nothing_is_planned_is_a_guardrail_too() {
     assert_eq!(world.stage("hopeless"), Stage::Declined);
     let open = &world.open[&WorkloadId::new("hopeless")];
     assert!(open.is_empty(), "its meter was closed again: {open:?}");
+}
+
+#[test]
+fn a_member_that_rests_does_not_hide_what_the_change_costs_those_that_work() {
+    let mut world = crowd(&["a", "b"], 0.10);
+    world.run(400);
+    assert_eq!(world.verdict("a"), Verdict::Accepted);
+    // Now one rests, and the other loses by the change.
+    world.plants[1].busy = 0.001;
+    world.common.insert("place", -0.10);
+    world.run(2 * 3600);
+    let revoked = world
+        .stories
+        .iter()
+        .any(|s| s.contains("revoked") && s.contains(" % in the last"));
+    assert!(revoked, "{:#?}", world.stories);
+    assert!(world.on.values().all(|(_, on)| !*on), "{:?}", world.on);
+}
+
+#[test]
+fn while_nobody_works_a_guard_waits_and_says_so() {
+    let mut world = crowd(&["a", "b"], 0.10);
+    world.run(400);
+    for p in &mut world.plants {
+        p.busy = 0.001;
+    }
+    world.run(100);
+    world.trace.clear();
+    world.run(3000);
+    assert!(
+        !world.trace.iter().any(|t| t.contains("Switch")),
+        "nothing can be learnt"
+    );
+    let guard = world.engine.view().in_force[0].guard.clone();
+    assert!(guard.contains("waits for it to work, since"), "{guard}");
+    // It may be the change that keeps them from their work: now and then it is asked all the same.
+    world.run(3600);
+    assert!(world.trace.iter().any(|t| t.contains("Switch")));
+    assert!(world.on.values().all(|(_, on)| *on), "and nothing came of it");
+}
+
+#[test]
+fn a_neighbour_that_loses_after_the_change_was_accepted_ends_it() {
+    let placement = Custom {
+        looks: true,
+        joint: true,
+        ..custom("place", vec![cpus(0..2)])
+    };
+    struct Sparing(Custom);
+    impl Strategy for Sparing {
+        fn id(&self) -> StrategyId {
+            self.0.id()
+        }
+        fn summary(&self) -> &'static str {
+            "test"
+        }
+        fn applicable(&self, machine: &Machine) -> Result<(), String> {
+            self.0.applicable(machine)
+        }
+        fn consider(&self, seen: &Seen<'_>) -> Opinion {
+            match seen.workload.program.as_str() {
+                "neighbour" => Opinion::Decline(Declined::because("nothing to gain")),
+                _ => self.0.consider(seen),
+            }
+        }
+    }
+    let mut mover = plant("mover", 0.0);
+    mover.gains = vec![("place", 0.20, 2.0)];
+    let mut world = World::with(
+        vec![Box::new(Sparing(placement))],
+        vec![mover, plant("neighbour", 0.0)],
+        policy(),
+        Memory::default(),
+    );
+    world.run(400);
+    assert_eq!(world.records[0].verdict, Some(Verdict::Accepted));
+    world.hurts = vec![("place", "neighbour", 0.15)];
+    world.run(6 * 3600);
+    let told = world.stories.iter().any(|s| s.contains("neighbour loses"));
+    assert!(told, "{:#?}", world.stories);
+    let record = world
+        .records
+        .iter()
+        .rfind(|r| r.verdict == Some(Verdict::Inconclusive));
+    assert!(record.is_some_and(|r| r.reason.contains("neighbour loses")));
+}
+
+#[test]
+fn one_that_ends_again_and_again_does_not_keep_its_company_from_their_trial() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    while world.engine.view().experiments.is_empty() && world.second < 2000 {
+        world.run(1);
+    }
+    assert_eq!(world.engine.view().experiments[0].others.len(), 2);
+    for _ in 0..8 {
+        world.run(30);
+        world.plants[2].alive = false;
+        world.run(3);
+        world.plants[2].alive = true;
+        world.run(60);
+    }
+    assert_eq!(world.records[0].verdict, Some(Verdict::Aborted));
+    let accepted = world
+        .records
+        .iter()
+        .find(|r| r.verdict == Some(Verdict::Accepted));
+    let others: Vec<&str> = accepted.unwrap().others.iter().map(|(w, _)| w.as_str()).collect();
+    assert_eq!(others, ["b"], "{:#?}", world.stories);
+}
+
+#[test]
+fn what_waits_says_since_when_and_for_what() {
+    let plants = vec![plant("a", 0.0), plant("b", 0.0)];
+    let mut world = World::new(plants, policy(), Memory::default());
+    while world.engine.view().experiments.is_empty() && world.second < 2000 {
+        world.run(1);
+    }
+    world.run(30);
+    let view = world.engine.view();
+    let waiting = view
+        .workloads
+        .iter()
+        .find(|w| w.stage == Stage::Proposed)
+        .unwrap();
+    assert!(
+        waiting.summary.contains("waits since 3") && waiting.summary.contains("experiment 1 (try on"),
+        "{}",
+        waiting.summary
+    );
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.run(1);
+    let view = world.engine.view();
+    let waiting = view
+        .workloads
+        .iter()
+        .find(|w| w.stage == Stage::Proposed)
+        .unwrap();
+    assert!(
+        waiting.summary.contains("homeostat resume"),
+        "{}",
+        waiting.summary
+    );
 }
 
 #[test]

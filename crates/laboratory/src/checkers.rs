@@ -148,7 +148,7 @@ impl Default for Limits {
             lines_per_turn: 512,
             owed: 512,
             turns_per_minute: 30_000,
-            harm_per_day: 20_000.0 + HARM_OF_ONE_TRIAL,
+            harm_per_day: 20_000.0 + HARM_UNTIL_ENDED,
         }
     }
 }
@@ -242,10 +242,11 @@ const PROBE_COST_MAX: f64 = 0.05;
 const PROBES_FOR_COST: u32 = 10;
 /// A program works when it would use at least so many CPUs if the machine were left alone: the floor of what is tried.
 pub const WORKS_FROM: f64 = 0.05;
-/// A trial may start just below the budget of harm; what one trial can lose comes on top, and what is lost while an undo is
-/// refused: assumed, two programs that stand still for a quarter of an hour. (With 60,000 seed 126 exceeds it by 161: see
-/// `Truth::harm_stood`.)
-pub const HARM_OF_ONE_TRIAL: f64 = 200_000.0;
+/// What may be lost within a day on top of the budget of the trials: a trial may start just below that, and what is kept can
+/// become a loss. Until a guard ends it, it takes the interval between two probes, of up to half an hour and more where what
+/// is switched moves memory, and then eight pairs that lose, three pair lengths apart: assumed, a third of the work of one
+/// program for half an hour. What is lost while an undo is refused or sensors fail comes out of the same.
+pub const HARM_UNTIL_ENDED: f64 = 60_000.0;
 const DAY: Nanoseconds = Nanoseconds::from_secs(86_400);
 const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
 
@@ -443,7 +444,7 @@ impl Checkers {
                 if let Some(face) = before {
                     acted.follow(coin.experiment, face);
                 }
-                acted.roll_out(known);
+                acted.roll_out(coin.experiment, known);
             }
         }
         while self.coins.len() > COINS_KEPT {
@@ -622,6 +623,7 @@ impl Checkers {
             self.truth.tried += 1;
             self.truth.nulls += nothing;
         }
+        let worked = acted.looked.is_some_and(|then| at - then <= LOOK_EVERY * 3);
         acted.looked = Some(at);
         acted.gain = Some(gain);
         if leaders && acted.kept() && !std::mem::replace(&mut acted.counted, true) {
@@ -629,20 +631,56 @@ impl Checkers {
             self.truth.kept_for_nothing += nothing;
         }
         if gain.best() > -HARM || !acted.kept() {
-            acted.harms_since = None;
+            acted.harms = None;
             return;
         }
-        let since = *acted.harms_since.get_or_insert(acted.rounds);
-        let probes = acted.rounds - since;
-        // Counted and not reported: where sensors fail, a probe may say nothing, and the guard goes on (docs/campaign.md,
-        // open). Once it is mended, this is a breach of no harm.
+        // Probes made while its program rests can show nothing.
+        let (before, rounds) = acted.harms.unwrap_or((0, acted.rounds));
+        let probes = before + if worked { acted.rounds - rounds } else { 0 };
+        acted.harms = Some((probes, acted.rounds));
         if probes > PROBES_OF_HARM_MAX && !std::mem::replace(&mut acted.stood, true) {
             self.truth.harm_stood += 1;
+            let (effector, workload) = (acted.effector.clone(), acted.workload.clone());
+            self.report(
+                at,
+                Invariant::NoHarm,
+                &format!("stands/{effector}"),
+                format!(
+                    "action {id} ({effector} on {workload}) costs its program {:.1} % and stands after {probes} probes while it works",
+                    -gain.best() * 100.0
+                ),
+            );
         }
     }
 
-    /// For `length` until now programs ran like this, and would have run like that on the machine left alone.
-    pub fn compared(&mut self, at: Nanoseconds, length: Nanoseconds, with: &Speeds, alone: &Speeds) {
+    /// The actions that were tried as one change with this one, by the coins that they followed, and the parts that followed
+    /// those; the action itself first.
+    pub fn tried_with(&self, id: ActionId) -> Vec<ActionId> {
+        let leader = |a: &Acted, of: ActionId| a.leader.unwrap_or(of);
+        let Some(own) = self.acted.get(&id) else {
+            return vec![id];
+        };
+        let tried_by = self.acted.get(&leader(own, id)).and_then(|a| a.tried_by);
+        let with = |(other, a): &(&ActionId, &Acted)| {
+            **other != id
+                && tried_by.is_some()
+                && self.acted.get(&leader(a, **other)).and_then(|l| l.tried_by) == tried_by
+        };
+        let others = self.acted.iter().filter(with).map(|(other, _)| *other);
+        std::iter::once(id).chain(others).collect()
+    }
+
+    /// For `length` until now programs ran like this, and would have run like that on the machine left alone. `touched`: an
+    /// undo is owed. While none is, the machine is as it would be untouched, which is checked by itself: what differs then
+    /// comes from what befell the two at different moments of their lives, and is nobody's harm.
+    pub fn compared(
+        &mut self,
+        at: Nanoseconds,
+        length: Nanoseconds,
+        with: &Speeds,
+        alone: &Speeds,
+        touched: bool,
+    ) {
         let seconds = length.as_secs_f64();
         let mut lost = 0.0;
         for (name, alone) in alone.iter().filter(|(_, s)| s.cpus >= WORKS_FROM && s.work > 0.0) {
@@ -650,7 +688,7 @@ impl Checkers {
             lost += (1.0 - with.work / alone.work).max(0.0) * seconds;
             self.truth.worked_s += seconds;
         }
-        if lost <= 0.0 || !lost.is_finite() {
+        if !touched || lost <= 0.0 || !lost.is_finite() {
             return;
         }
         self.truth.lost_s += lost;

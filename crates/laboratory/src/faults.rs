@@ -264,10 +264,11 @@ pub struct Trace {
     hash: u64,
     lines: u64,
     last: std::collections::VecDeque<String>,
+    kept: usize,
 }
 
 /// Lines of the trace that a report shows.
-const TRACE_SHOWN: usize = 60;
+pub const TRACE_SHOWN: usize = 60;
 
 impl Default for Trace {
     fn default() -> Self {
@@ -275,6 +276,7 @@ impl Default for Trace {
             hash: 0xcbf2_9ce4_8422_2325,
             lines: 0,
             last: std::collections::VecDeque::new(),
+            kept: TRACE_SHOWN,
         }
     }
 }
@@ -286,7 +288,7 @@ impl Trace {
             self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
         self.lines += 1;
-        if self.last.len() == TRACE_SHOWN {
+        while self.last.len() >= self.kept.max(1) {
             self.last.pop_front();
         }
         self.last.push_back(text);
@@ -433,6 +435,11 @@ impl Faults {
     /// Adds a line to the trace.
     pub fn trace(&self, line: String) {
         self.lock().trace.line(line);
+    }
+
+    /// Keeps so many lines of the trace, at least one.
+    pub fn keep_trace(&self, lines: usize) {
+        self.lock().trace.kept = lines;
     }
 
     /// A copy of the trace.

@@ -119,6 +119,19 @@ pub struct BlockRecord {
     pub broken: bool,
 }
 
+/// What a trial of several workloads showed of one of them by itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberOutcome {
+    /// Which.
+    pub workload: WorkloadId,
+    /// What is remembered of it: the verdict of the whole, or [`Verdict::Aborted`] when nothing is held against it and it
+    /// is tried again.
+    pub verdict: Verdict,
+    /// Its own effect; `None` with too few blocks. The interval is one of two standard errors at one look: the verdict does
+    /// not rest on it.
+    pub effect: Option<Effect>,
+}
+
 /// An experiment as it is remembered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentRecord {
@@ -135,6 +148,9 @@ pub struct ExperimentRecord {
     /// The other workloads of a trial in which several were tried as one change, with their identities.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<(WorkloadId, Fingerprint)>,
+    /// What such a trial showed of each of them, the first and then the others; empty while it runs, and of a trial of one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberOutcome>,
     /// Machine fingerprint.
     pub machine: String,
     /// The change tried.

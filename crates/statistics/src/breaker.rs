@@ -78,6 +78,11 @@ impl Breaker {
         self.reference.is_some_and(|reference| score < reference - fall)
     }
 
+    /// Whether it has tripped in the block that runs.
+    pub fn tripped(&self) -> bool {
+        self.tripped
+    }
+
     /// Trips so far.
     pub fn trip_count(&self) -> u32 {
         self.trips

@@ -158,6 +158,8 @@ pub struct Holdback {
     floor: f64,
     sums: [f64; 2],
     probes: u64,
+    /// Level of the alarm.
+    alarm: f64,
 }
 
 impl Holdback {
@@ -174,7 +176,17 @@ impl Holdback {
             floor,
             sums: [0.0; 2],
             probes: 0,
+            alarm: ALARM,
         }
+    }
+
+    /// The same as one of so many detectors that are fed by the same probes and of which the first to speak decides: all
+    /// of them together then have at least [`ALARM`] probes on average between false alarms. (The mean of their levels
+    /// grows by one with each probe, and is at least `ALARM` when one of them reaches that many times `ALARM`; it needs no
+    /// independence.)
+    pub fn one_of(mut self, detectors: usize) -> Self {
+        self.alarm = ALARM * detectors.max(1) as f64;
+        self
     }
 
     /// Takes the difference of a probe pair, on − off (log units). True = alarm; the detector then starts afresh.
@@ -185,14 +197,14 @@ impl Holdback {
             let stake = (loss / (self.scale * self.scale)).min(STAKE_CAP / self.scale);
             *sum = (1.0 + *sum) * exp(ln_1p_tanh(-stake * difference));
         }
-        let alarm = self.level() >= ALARM;
+        let alarm = self.level() >= self.alarm;
         if alarm {
             self.sums = [0.0; 2];
         }
         alarm
     }
 
-    /// The detector's level; the alarm is at [`ALARM`].
+    /// The detector's level; the alarm is at [`ALARM`], or at that times the number of detectors that watch together.
     pub fn level(&self) -> f64 {
         mean(&self.sums)
     }
@@ -354,6 +366,30 @@ mod tests {
         }
         let average = total / f64::from(1u32 << sizes.len());
         assert!((average - sizes.len() as f64).abs() < 1e-9, "{average}");
+    }
+
+    #[test]
+    fn detectors_that_watch_together_alarm_as_rarely_as_one() {
+        // Nothing is lost: the sign of every difference is a coin, alike for all five, which see different sizes.
+        let mut random = Random::new(17);
+        let runs = 300;
+        let mut probes = 0;
+        for _ in 0..runs {
+            let mut all: Vec<Holdback> = (0..5).map(|_| Holdback::new(0.02).one_of(5)).collect();
+            loop {
+                probes += 1;
+                let sign = if random.coin() { 1.0 } else { -1.0 };
+                let alarms = all
+                    .iter_mut()
+                    .map(|h| h.observe(sign * 0.02 * random.gaussian().abs()))
+                    .fold(false, |any, alarm| any | alarm);
+                if alarms || probes > runs * 2000 {
+                    break;
+                }
+            }
+        }
+        let between = f64::from(probes) / f64::from(runs);
+        assert!(between >= ALARM, "{between} probes between false alarms");
     }
 
     #[test]

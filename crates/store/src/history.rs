@@ -23,7 +23,7 @@ pub use resilient::{HistoryState, ResilientHistory};
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
+    MemberOutcome, MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
 };
 use migrations::{LATEST, MIGRATIONS};
 use rusqlite::types::Value;
@@ -600,6 +600,9 @@ impl History {
         while let Some(row) = rows.next().map_err(|e| self.error(e))? {
             let mut experiment = self.experiment(row)?;
             experiment.others = self.others(experiment.id).map_err(|e| self.error(e))?;
+            if !experiment.others.is_empty() {
+                experiment.members = self.members(experiment.id)?;
+            }
             if filter.blocks {
                 experiment.blocks = self.blocks(experiment.id).map_err(|e| self.error(e))?;
             }
@@ -638,6 +641,45 @@ impl History {
                     Fingerprint::new(r.get::<_, String>(1)?),
                 ))
             })?
+            .collect()
+    }
+
+    fn members(&self, id: ExperimentId) -> Result<Vec<MemberOutcome>, HistoryError> {
+        let query = || -> rusqlite::Result<Vec<(String, MemberOutcome)>> {
+            self.connection
+                .prepare_cached(
+                    "SELECT workload_name, verdict, has_effect, effect_estimate, effect_lower, effect_upper,
+                            effect_confidence
+                     FROM experiment_members WHERE experiment = ?1 ORDER BY position",
+                )?
+                .query_map([bits(id.0)], |r| {
+                    let effect = Effect {
+                        estimate: real(r.get(3)?),
+                        lower: real(r.get(4)?),
+                        upper: real(r.get(5)?),
+                        confidence: real(r.get(6)?),
+                    };
+                    let verdict: String = r.get(1)?;
+                    let outcome = MemberOutcome {
+                        workload: WorkloadId::new(r.get::<_, String>(0)?),
+                        verdict: verdict_from(&verdict).unwrap_or(Verdict::Aborted),
+                        effect: r.get::<_, bool>(2)?.then_some(effect),
+                    };
+                    Ok((verdict, outcome))
+                })?
+                .collect()
+        };
+        query()
+            .map_err(|e| self.error(e))?
+            .into_iter()
+            .map(|(text, outcome)| match verdict_from(&text) {
+                Some(_) => Ok(outcome),
+                None => Err(HistoryError::Malformed {
+                    path: self.path.clone(),
+                    column: "experiment_members.verdict",
+                    text,
+                }),
+            })
             .collect()
     }
 
@@ -733,9 +775,16 @@ impl History {
             self.connection
                 .prepare_cached(
                     "SELECT p.fingerprint, p.strategy, p.accepted, p.rejected, p.harmful, p.inconclusive, p.aborted,
-                            e.verdict, e.has_effect, e.effect_estimate, e.effect_lower, e.effect_upper,
-                            e.effect_confidence, e.ended_unix
+                            e.verdict, COALESCE(m.has_effect, e.has_effect),
+                            COALESCE(m.effect_estimate, e.effect_estimate), COALESCE(m.effect_lower, e.effect_lower),
+                            COALESCE(m.effect_upper, e.effect_upper),
+                            COALESCE(m.effect_confidence, e.effect_confidence), e.ended_unix
                      FROM priors p LEFT JOIN experiments e ON e.id = p.last_experiment
+                     -- What is accepted is accepted as a whole; what is not is held against each by its own effect.
+                     LEFT JOIN experiment_members m ON e.verdict <> 'accepted' AND m.has_effect
+                        AND m.experiment = e.id
+                        AND m.position = (SELECT MIN(x.position) FROM experiment_members x
+                                          WHERE x.experiment = e.id AND x.workload = p.workload)
                      WHERE p.machine = ?1 ORDER BY p.fingerprint, p.strategy LIMIT ?2",
                 )?
                 .query_map(params![machine, ROWS_MAX], |r| {
@@ -1036,6 +1085,14 @@ fn insert_window(t: &Transaction<'_>, w: &WindowRecord) -> rusqlite::Result<()> 
     Ok(())
 }
 
+/// What stands in the columns of an effect where there is none.
+const NO_EFFECT: Effect = Effect {
+    estimate: f64::NAN,
+    lower: f64::NAN,
+    upper: f64::NAN,
+    confidence: f64::NAN,
+};
+
 fn read_window(r: &Row<'_>) -> rusqlite::Result<WindowRecord> {
     let number = |name: &str| -> rusqlite::Result<u64> { Ok(unbits(r.get(name)?)) };
     Ok(WindowRecord {
@@ -1060,12 +1117,7 @@ fn read_window(r: &Row<'_>) -> rusqlite::Result<WindowRecord> {
 }
 
 fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Result<()> {
-    let effect = e.effect.unwrap_or(Effect {
-        estimate: f64::NAN,
-        lower: f64::NAN,
-        upper: f64::NAN,
-        confidence: f64::NAN,
-    });
+    let effect = e.effect.unwrap_or(NO_EFFECT);
     t.prepare_cached(
         "INSERT INTO experiments (id, machine, workload, workload_name, kind, strategy, action, hypothesis,
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
@@ -1139,6 +1191,32 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             workload.as_str()
         ])?;
     }
+    // Known when it ends; written anew when a guard revokes it.
+    let mut insert = t.prepare_cached(
+        "INSERT INTO experiment_members (experiment, position, workload, workload_name, verdict, has_effect,
+            effect_estimate, effect_lower, effect_upper, effect_confidence)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+         ON CONFLICT (experiment, position) DO UPDATE SET verdict = excluded.verdict,
+            has_effect = excluded.has_effect, effect_estimate = excluded.effect_estimate,
+            effect_lower = excluded.effect_lower, effect_upper = excluded.effect_upper,
+            effect_confidence = excluded.effect_confidence",
+    )?;
+    let fingerprints = std::iter::once(&e.fingerprint).chain(e.others.iter().map(|(_, f)| f));
+    for (position, (member, fingerprint)) in e.members.iter().zip(fingerprints).enumerate() {
+        let effect = member.effect.unwrap_or(NO_EFFECT);
+        insert.execute(params![
+            bits(e.id.0),
+            position as i64,
+            workload_row(t, fingerprint)?,
+            member.workload.as_str(),
+            verdict_text(member.verdict),
+            member.effect.is_some(),
+            effect.estimate,
+            effect.lower,
+            effect.upper,
+            effect.confidence,
+        ])?;
+    }
     // Blocks that are stored already are not written again: a running experiment is recorded at every block.
     let mut insert = t.prepare_cached(
         "INSERT INTO blocks (experiment, position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
@@ -1195,6 +1273,7 @@ fn read_experiment(
         workload: WorkloadId::new(text("workload_name")?),
         fingerprint: Fingerprint::new(text("workload_fingerprint")?),
         others: Vec::new(),
+        members: Vec::new(),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),
         hypothesis: text("hypothesis")?,

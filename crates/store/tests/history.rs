@@ -10,8 +10,8 @@
 mod common;
 
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Nanoseconds,
-    Verdict,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MemberOutcome,
+    Nanoseconds, Verdict,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -32,6 +32,7 @@ fn experiment(id: u64) -> ExperimentRecord {
         workload: "redis-server.service".into(),
         fingerprint: "unit:redis-server.service".into(),
         others: Vec::new(),
+        members: Vec::new(),
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),
         hypothesis: "1.8 GiB in 4 KiB pages: +12 % predicted".to_owned(),
@@ -208,6 +209,82 @@ fn a_trial_of_several_workloads_is_found_under_each_and_known_for_each() {
         [("exe:other", 1), ("unit:redis-server.service", 1)],
         "once for each kind"
     );
+}
+
+#[test]
+fn what_a_trial_of_several_showed_of_each_is_what_is_known_of_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut history = create(directory.path(), HistoryOptions::default());
+    let own = |estimate: f64| Effect {
+        estimate,
+        lower: estimate - 0.02,
+        upper: estimate + 0.02,
+        confidence: 0.9,
+    };
+    let outcome = |workload: &str, verdict, effect| MemberOutcome {
+        workload: workload.into(),
+        verdict,
+        effect,
+    };
+    let mut joint = experiment(1);
+    joint.others = vec![
+        ("backend.service".into(), "exe:backend".into()),
+        ("other.service".into(), "exe:other".into()),
+    ];
+    joint.verdict = None;
+    history.record_experiment(&joint).unwrap();
+    joint.verdict = Some(Verdict::Harmful);
+    joint.members = vec![
+        outcome("redis-server.service", Verdict::Aborted, Some(own(0.25))),
+        outcome("backend.service", Verdict::Harmful, Some(own(-0.1))),
+        outcome("other.service", Verdict::Harmful, None),
+    ];
+    history.record_experiment(&joint).unwrap();
+    let found = history.experiments(&ExperimentFilter::default()).unwrap();
+    assert_eq!(found[0].members, joint.members);
+    let known = |history: &History| -> Vec<(String, u32, u32, Option<f64>)> {
+        let priors = history.priors(MACHINE).unwrap();
+        let of = |p: &homeostat_store::history::Prior| {
+            let name = p.fingerprint.to_string();
+            (name, p.harmful, p.aborted, p.last_effect.map(|e| e.estimate))
+        };
+        priors.iter().map(of).collect()
+    };
+    assert_eq!(
+        known(&history),
+        [
+            ("exe:backend".to_owned(), 1, 0, Some(-0.1)),
+            // Nothing of its own is known: what the whole showed.
+            ("exe:other".to_owned(), 1, 0, Some(0.143)),
+            // Nothing is held against it.
+            ("unit:redis-server.service".to_owned(), 0, 1, None),
+        ]
+    );
+    // A guard revokes what was accepted: the record is written anew.
+    let mut kept = experiment(2);
+    kept.others = joint.others[..1].to_vec();
+    kept.members = vec![
+        outcome("redis-server.service", Verdict::Accepted, Some(own(0.3))),
+        outcome("backend.service", Verdict::Accepted, Some(own(0.0))),
+    ];
+    history.record_experiment(&kept).unwrap();
+    let effect = |history: &History, name: &str| {
+        let known = known(history);
+        known.iter().find(|k| k.0 == name).and_then(|k| k.3)
+    };
+    assert_eq!(
+        effect(&history, "exe:backend"),
+        Some(0.143),
+        "accepted as a whole"
+    );
+    kept.verdict = Some(Verdict::Rejected);
+    for m in &mut kept.members {
+        m.verdict = Verdict::Rejected;
+    }
+    history.record_experiment(&kept).unwrap();
+    assert_eq!(effect(&history, "exe:backend"), Some(0.0));
+    let found = history.experiments(&ExperimentFilter::default()).unwrap();
+    assert_eq!(found[0].members, kept.members);
 }
 
 #[test]

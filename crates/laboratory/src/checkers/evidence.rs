@@ -140,6 +140,8 @@ pub(super) struct Acted {
     followed: BTreeMap<ExperimentId, Followed>,
     /// It was tried, once and for all.
     proven: bool,
+    /// The experiment whose coins it followed: what followed the same coins is one change with it.
+    pub(super) tried_by: Option<ExperimentId>,
     /// When it was first found to be kept.
     pub(super) kept_since: Option<Nanoseconds>,
     /// Its true gain at the last look.
@@ -150,8 +152,8 @@ pub(super) struct Acted {
     pub(super) counted: bool,
     /// When its true gain was last asked for, and whether it was at all.
     pub(super) looked: Option<Nanoseconds>,
-    /// Its rounds when it was first found to do harm, until it is found to do none.
-    pub(super) harms_since: Option<u32>,
+    /// While it is found to do harm: the probes made meanwhile, and its rounds at the last look.
+    pub(super) harms: Option<(u32, u32)>,
     /// It was counted as harm that stood.
     pub(super) stood: bool,
 }
@@ -175,12 +177,13 @@ impl Acted {
             leader,
             followed: BTreeMap::new(),
             proven: false,
+            tried_by: None,
             kept_since: None,
             gain: None,
             probed: (0, Nanoseconds::ZERO),
             counted: false,
             looked: None,
-            harms_since: None,
+            harms: None,
             stood: false,
         }
     }
@@ -216,15 +219,18 @@ impl Acted {
         self.proven = followed.proves();
         if self.proven {
             self.followed.clear();
+            self.tried_by = Some(experiment);
         }
     }
 
     /// Coins of rollouts on disk count for the parts that were made under them.
-    pub(super) fn roll_out(&mut self, coins: &Coins) {
+    pub(super) fn roll_out(&mut self, experiment: ExperimentId, coins: &Coins) {
         if let Some(first) = self.first
+            && !self.proven
             && coins.is_rollout_before(first)
         {
             self.proven = true;
+            self.tried_by = Some(experiment);
         }
     }
 
@@ -299,11 +305,11 @@ mod tests {
         assert!(!coins.is_new(&coin(3, true)) && coins.is_new(&coin(16, true)));
         assert_eq!(coins.take(&coin(18, true), Nanoseconds(2)), Some(true));
         let mut a = acted();
-        a.roll_out(&coins);
+        a.roll_out(ExperimentId(1), &coins);
         assert!(a.tried());
         let mut early = acted();
         early.first = Some(Nanoseconds(0));
-        early.roll_out(&coins);
+        early.roll_out(ExperimentId(1), &coins);
         assert!(!early.tried(), "it was there before the first coin");
         // A switchback counts its blocks one by one.
         let mut coins = Coins::default();

@@ -411,16 +411,24 @@ fn work_lost_against_the_machine_left_alone_is_held_to_its_budget() {
             },
         )])
     };
-    let run = |with: f64, cpus: f64, hours: u64| {
+    let run_when = |touched: bool, with: f64, cpus: f64, hours: u64| {
         let mut checkers = Checkers::new(Limits {
             harm_per_day: 40_000.0,
             ..Limits::default()
         });
         for hour in 1..=hours {
-            checkers.compared(HOUR * hour, HOUR, &speeds(with, cpus), &speeds(100.0, cpus));
+            checkers.compared(
+                HOUR * hour,
+                HOUR,
+                &speeds(with, cpus),
+                &speeds(100.0, cpus),
+                touched,
+            );
         }
         (checkers.truth(), checkers.found().len())
     };
+    let run = |with: f64, cpus: f64, hours: u64| run_when(true, with, cpus, hours);
+    assert_eq!(run_when(false, 10.0, 1.0, 24).1, 0, "nothing of ours is there");
     // One percent for a day is 86,400 percent-seconds; a gain is none, and who rests loses nothing.
     let (truth, found) = run(99.0, 1.0, 24);
     assert!((truth.lost_s - 864.0).abs() < 1e-6 && found == 1, "{truth:?}");

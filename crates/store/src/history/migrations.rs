@@ -148,6 +148,53 @@ pub(super) const MIGRATIONS: &[&str] = &[
         JOIN workloads ON workloads.id = members.workload
         WHERE kind <> 'placebo' AND verdict IS NOT NULL
         GROUP BY machines.id, workloads.id, experiments.strategy;",
+    // 5: what a trial of several workloads showed of each
+    "CREATE TABLE experiment_members (
+        experiment INTEGER NOT NULL REFERENCES experiments (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        workload INTEGER NOT NULL REFERENCES workloads (id),
+        workload_name TEXT NOT NULL,
+        verdict TEXT NOT NULL,
+        has_effect INTEGER NOT NULL,
+        effect_estimate REAL,
+        effect_lower REAL,
+        effect_upper REAL,
+        effect_confidence REAL,
+        PRIMARY KEY (experiment, position)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX experiment_members_by_workload ON experiment_members (workload);
+    DROP VIEW priors;
+    CREATE VIEW priors AS
+        WITH tried (experiment, workload) AS (
+            SELECT id, workload FROM experiments
+            UNION
+            SELECT experiment, workload FROM experiment_others
+        ),
+        judged (experiment, workload, verdict) AS (
+            SELECT tried.experiment, tried.workload, COALESCE(
+                (SELECT m.verdict FROM experiment_members m
+                 WHERE m.experiment = tried.experiment AND m.workload = tried.workload
+                 ORDER BY m.position LIMIT 1),
+                experiments.verdict)
+            FROM tried JOIN experiments ON experiments.id = tried.experiment
+            WHERE kind <> 'placebo' AND experiments.verdict IS NOT NULL
+        )
+        SELECT
+            machines.fingerprint AS machine,
+            workloads.fingerprint AS fingerprint,
+            workloads.id AS workload,
+            experiments.strategy AS strategy,
+            SUM(judged.verdict = 'accepted') AS accepted,
+            SUM(judged.verdict = 'rejected') AS rejected,
+            SUM(judged.verdict = 'harmful') AS harmful,
+            SUM(judged.verdict = 'inconclusive') AS inconclusive,
+            SUM(judged.verdict = 'aborted') AS aborted,
+            MAX(CASE WHEN judged.verdict <> 'aborted' THEN experiments.id END) AS last_experiment
+        FROM judged
+        JOIN experiments ON experiments.id = judged.experiment
+        JOIN machines ON machines.id = experiments.machine
+        JOIN workloads ON workloads.id = judged.workload
+        GROUP BY machines.id, workloads.id, experiments.strategy;",
 ];
 
 /// The version of a database that has taken all steps.
