@@ -59,6 +59,11 @@ pub trait Subject {
     /// Makes something happen on the machine and says what; `None` when there is nothing to do it to. The second
     /// value says whether it was the hand of a person (or of another tuner).
     fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)>;
+    /// The setting of the picture that the person of the last [`disturb`](Self::disturb) wrote, where it may be what was
+    /// set already.
+    fn written(&self) -> Option<String> {
+        None
+    }
     /// How fast every program that runs is, without noise, if these changes were taken back and everything was at rest;
     /// without changes, how fast it is at rest as it is. Nothing happens to the machine. The records are in the order in
     /// which the changes were made.
@@ -1137,6 +1142,9 @@ impl<S: Subject> Run<S> {
                     Some((text, person)) => {
                         let hand = if person { Hand::Person } else { Hand::Machine };
                         self.faults.note(hand, (self.picture)());
+                        if let Some(name) = self.subject.written().filter(|_| person) {
+                            self.faults.chosen(&name);
+                        }
                         self.faults.trace(format!("{:.3} {text}", now.as_secs_f64()));
                     }
                     None => done = false,
@@ -1310,6 +1318,8 @@ pub struct Drawn {
     names: Vec<String>,
     cpus: u32,
     nodes: u32,
+    /// The program whose threads the last person bound.
+    bound: Option<String>,
 }
 
 /// Layouts of a campaign: small ones, so that a turn is cheap, and of every kind.
@@ -1400,6 +1410,7 @@ impl Drawn {
             names,
             cpus,
             nodes,
+            bound: None,
         })
     }
 
@@ -1602,9 +1613,19 @@ impl Subject for Drawn {
             },
             _ => return None,
         };
+        self.bound = match &change {
+            PersonChange::BindThreads { program, .. } => Some(program.clone()),
+            _ => None,
+        };
         // Taking a node away moves what lies there, ours and theirs alike, by the hand of an administrator.
         let person = matches!(kind, Kind::PersonChanges | Kind::OtherTuner | Kind::NodeOffline);
         Some((self.person(change)?, person))
+    }
+
+    fn written(&self) -> Option<String> {
+        let program = self.bound.as_ref()?;
+        let started = self.platform.settings().started.get(program).copied()?;
+        Some(format!("{program}@{started}/mask"))
     }
 
     fn heal(&mut self) {
@@ -1706,6 +1727,8 @@ pub const REGRESSIONS: &[(u64, &str)] = &[
     // checkers: three hours in which the whole loop stood still were counted as harm.
     (196, "a gap of the loop is nobody's harm"),
     (182, "a node was drained while a move was owed"),
+    // checkers: what a person chose was what we had set already, and no picture of the machine shows that.
+    (157, "a person chose the mask that we had set"),
 ];
 
 #[cfg(test)]

@@ -464,6 +464,11 @@ impl Faults {
         self.lock().note(hand, picture);
     }
 
+    /// A person wrote this setting: see [`Ledger::chosen`].
+    pub fn chosen(&self, name: &str) {
+        self.lock().ledger.chosen(name);
+    }
+
     /// A copy of the ledger.
     pub fn ledger(&self) -> Ledger {
         self.lock().ledger.clone()

@@ -146,6 +146,17 @@ impl Ledger {
         overwritten
     }
 
+    /// A person wrote this setting, as it stands in the last picture: from now on it is theirs, also when it is what we had
+    /// set, which no picture shows.
+    pub fn chosen(&mut self, name: &str) {
+        if let Some(value @ Value::Setting(text)) = self.last.get(name) {
+            if !FREE.contains(&text.as_str()) {
+                self.persons.insert(name.to_owned(), value.clone());
+            }
+            self.untouched.insert(name.to_owned(), value.clone());
+        }
+    }
+
     /// What differs now from the untouched picture: name, untouched, found.
     pub fn ours(&self) -> Vec<(String, Option<Value>, Option<Value>)> {
         let names: BTreeSet<&String> = self.last.keys().chain(self.untouched.keys()).collect();
@@ -205,6 +216,19 @@ mod tests {
     }
     fn set(text: &str) -> Value {
         Value::Setting(text.to_owned())
+    }
+
+    #[test]
+    fn what_a_person_chose_is_theirs_also_when_it_is_what_we_had_set() {
+        let mask = |text: &str| picture(&[("a/mask", set(text))]);
+        let mut ledger = Ledger::new(mask("all"));
+        ledger.note(Hand::Ours, mask("4-7"));
+        ledger.note(Hand::Person, mask("4-7"));
+        assert_eq!(ledger.ours().len(), 1, "no picture shows it");
+        ledger.chosen("a/mask");
+        assert!(ledger.ours().is_empty(), "it stays when ours is taken back");
+        let overwritten = ledger.note(Hand::Ours, mask("all"));
+        assert_eq!(overwritten.len(), 1, "and is not to be overwritten");
     }
 
     #[test]
