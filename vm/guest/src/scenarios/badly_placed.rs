@@ -165,18 +165,40 @@ pub(super) fn placed_by_the_strategies(context: &Context) -> Result<(), Failure>
         return Err(Failure::Broken(said));
     };
     context.note(&first.hypothesis);
-    let placement = driver.intend(&action(&workload, &first, &first.target))?;
-    driver.apply(&placement)?;
-    let took = begin.elapsed();
     let Target::Cpus(cpus) = &first.target else {
         return Err(Failure::Broken(format!("proposed {:?}", first.target)));
     };
     let cpus: BTreeSet<u32> = cpus.iter().map(|c| c.0).collect();
-    let placed = latencies.masks()?;
+    let node = context.expected.nodes.iter().find(|(_, n)| n.cpus == cpus);
+    let (node, _) = node.ok_or_else(|| Failure::Broken(format!("CPUs {cpus:?} are no node")))?;
+    let share = || -> Result<f64, Failure> {
+        let (private, _) = latencies.pages()?;
+        let all: u64 = private.values().sum();
+        Ok(private.get(node).copied().unwrap_or(0) as f64 / all.max(1) as f64)
+    };
+    let in_place = || -> Result<bool, Failure> {
+        let now = latencies.masks()?;
+        Ok(now.len() == found.len() && now.values().all(|mask| *mask == cpus))
+    };
+    let mut records = Vec::new();
+    let (mut curve, mut took, mut moving) = (Vec::new(), None, Instant::now());
+    let record = driver.intend(&action(&workload, &first, &first.target))?;
+    driver.drive(&record, Direction::Apply, |_| {
+        if took.is_none() && in_place()? {
+            took = Some(begin.elapsed());
+            moving = Instant::now();
+        }
+        curve.push((moving.elapsed().as_secs_f64(), share()?));
+        Ok(Watch::GoOn)
+    })?;
+    driver.journal.applied(record.action.id)?;
+    records.push(record);
     ensure!(
-        placed.len() == found.len() && placed.values().all(|mask| *mask == cpus),
-        "proposed CPUs {cpus:?}, threads run on {placed:?}"
+        in_place()?,
+        "proposed CPUs {cpus:?}, threads run on {:?}",
+        latencies.masks()?
     );
+    let took = took.unwrap_or_else(|| begin.elapsed());
     ensure!(
         took <= PLACED_WITHIN,
         "placed after {} s, first look included",
@@ -184,41 +206,34 @@ pub(super) fn placed_by_the_strategies(context: &Context) -> Result<(), Failure>
     );
     context.note(&format!("threads on {cpus:?} after {:.0} s", took.as_secs_f64()));
 
-    let held = [Held {
-        strategy: "cache_affinity".into(),
-        target: first.target.clone(),
-        effect: Effect { ..first.predicted },
-    }];
-    let memory = strategy("memory_affinity")?;
-    memory
-        .applicable(&machine)
-        .map_err(|why| Failure::Broken(format!("memory_affinity cannot work here: {why}")))?;
-    let look = Look::take(&mut driver, &workload)?;
-    let second = proposal(
-        look.ask(memory.as_ref(), &machine, &policy, &held),
-        "memory_affinity",
-    )?;
-    context.note(&second.hypothesis);
-    let mut records = vec![placement];
-    let mut curve = Vec::new();
-    let node = match &second.target {
-        Target::Pages(wanted) => wanted.node.0,
-        other => return Err(Failure::Broken(format!("proposed {other:?}"))),
-    };
-    let share = || -> Result<f64, Failure> {
-        let (private, _) = latencies.pages()?;
-        let all: u64 = private.values().sum();
-        Ok(private.get(&node).copied().unwrap_or(0) as f64 / all.max(1) as f64)
-    };
-    let begin = Instant::now();
-    for target in std::iter::once(&second.target).chain(&second.stages) {
-        let record = driver.intend(&action(&workload, &second, target))?;
-        driver.drive(&record, Direction::Apply, |_| {
-            curve.push((begin.elapsed().as_secs_f64(), share()?));
-            Ok(Watch::GoOn)
-        })?;
-        driver.journal.applied(record.action.id)?;
-        records.push(record);
+    // Threads and memory may have gone in one change; else the memory follows in a second.
+    if share()? < LOCAL_MIN {
+        let held = [Held {
+            strategy: "cache_affinity".into(),
+            target: first.target.clone(),
+            effect: Effect { ..first.predicted },
+        }];
+        let memory = strategy("memory_affinity")?;
+        memory
+            .applicable(&machine)
+            .map_err(|why| Failure::Broken(format!("memory_affinity cannot work here: {why}")))?;
+        let look = Look::take(&mut driver, &workload)?;
+        let second = proposal(
+            look.ask(memory.as_ref(), &machine, &policy, &held),
+            "memory_affinity",
+        )?;
+        context.note(&second.hypothesis);
+        curve.clear();
+        let begin = Instant::now();
+        for target in std::iter::once(&second.target).chain(&second.stages) {
+            let record = driver.intend(&action(&workload, &second, target))?;
+            driver.drive(&record, Direction::Apply, |_| {
+                curve.push((begin.elapsed().as_secs_f64(), share()?));
+                Ok(Watch::GoOn)
+            })?;
+            driver.journal.applied(record.action.id)?;
+            records.push(record);
+        }
     }
     let points: Vec<String> = curve
         .iter()

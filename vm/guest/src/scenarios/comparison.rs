@@ -28,6 +28,7 @@ const ACT_PATIENCE: Duration = Duration::from_secs(400);
 /// numad moves all memory at once; that is over by then.
 const SETTLE: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(200);
+const BLOCK_BEGUN: Duration = Duration::from_millis(1500);
 const SCAN_SLEEP: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 const PID_FILE: &str = "/var/run/numad.pid";
@@ -177,7 +178,12 @@ pub(super) fn homeostat(context: &Context) -> Result<(), Failure> {
             .join(if how == "SIGTERM" { "stopped" } else { "killed" });
         let mut daemon = Daemon::start(&directory, &configuration)?;
         let took = daemon.wait_until("it places the threads", ACT_PATIENCE, |_| {
-            Ok(State::of(program.pid())?.masks != found.masks)
+            // A trial makes the change once before its first block, for a moment; a block with it lasts for seconds.
+            if masks(program.pid())? == found.masks {
+                return Ok(false);
+            }
+            std::thread::sleep(BLOCK_BEGUN);
+            Ok(masks(program.pid())? != found.masks)
         })?;
         let on = State::of(program.pid())?;
         context.note(&format!(
