@@ -50,7 +50,7 @@ use super::identity::{
 use super::page_moves::{self, PageMoves, Seen, Settings, Wanted, wrong_argument};
 use crate::Root;
 use crate::sensors::processes::parse_stat;
-use crate::sensors::reader::{self, Reader};
+use crate::sensors::reader::Reader;
 use crate::sensors::{files, numa_maps, topology};
 use crate::sys::numa::{self, CPUS_MAX, CpuMask, NumaError};
 use homeostat_model::action::Target;
@@ -78,6 +78,9 @@ const ANCESTORS_MAX: usize = 32;
 const POLICIES_MAX: usize = 16;
 /// Most of `numa_maps` that is read for the policy of a process: its first mappings.
 const POLICY_BYTES: usize = 4096;
+/// How long that read may take. A busy machine is no reason to break a trial off: with the patience of the sensors (250 ms)
+/// one was, in a guest whose CPUs others had.
+const POLICY_PATIENCE: Duration = Duration::from_secs(1);
 /// Most threads of one process that may have a mask of their own in the record.
 const ODD_THREADS_MAX: usize = 4096;
 
@@ -311,7 +314,7 @@ impl ThreadPlacement {
         let root = self.root.clone();
         let text = self
             .reader
-            .run(id.pid, reader::PATIENCE, move || {
+            .run(id.pid, POLICY_PATIENCE, move || {
                 files::bytes(&root, &path, POLICY_BYTES)
             })
             .map_err(|e| PlatformError::Busy {
