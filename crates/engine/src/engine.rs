@@ -754,6 +754,9 @@ impl Engine {
         if always {
             return None;
         }
+        if !w.load.known {
+            return Some("seen once; what CPU it uses is known after the next look".into());
+        }
         if w.load.cpus < self.policy.cpu_min {
             return Some(format!(
                 "uses {:.2} CPUs (at least {:.2})",
@@ -1551,14 +1554,19 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
     )
 }
 
+/// A unit of work in the plural: of `byte read or written` it is the bytes that are many.
 fn plural(unit: &str) -> String {
-    if unit.ends_with('s') {
-        unit.to_owned()
-    } else if ["ch", "sh", "x"].iter().any(|end| unit.ends_with(end)) {
-        format!("{unit}es")
-    } else if let Some(stem) = unit.strip_suffix('y') {
+    let (thing, rest) = unit
+        .split_once(' ')
+        .map_or((unit, String::new()), |(t, r)| (t, format!(" {r}")));
+    let things = if thing.ends_with('s') {
+        thing.to_owned()
+    } else if ["ch", "sh", "x"].iter().any(|end| thing.ends_with(end)) {
+        format!("{thing}es")
+    } else if let Some(stem) = thing.strip_suffix('y') {
         format!("{stem}ies")
     } else {
-        format!("{unit}s")
-    }
+        format!("{thing}s")
+    };
+    things + &rest
 }

@@ -140,6 +140,7 @@ impl Series {
         let machine_used_up =
             idle / seconds < MACHINE_IDLE_MIN && cpus >= MACHINE_SHARE_MIN * machine_cpus as f64;
         Load {
+            known: true,
             cpus,
             runqueue_wait: if cpu > 0.0 { wait / cpu } else { 0.0 },
             saturated: keeps_threads_busy || machine_used_up,

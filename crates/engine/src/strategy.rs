@@ -46,6 +46,8 @@ impl Setting {
 /// Rates of a workload over its recent history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Load {
+    /// Whether it was seen at least twice: until then the rest of this is zero.
+    pub known: bool,
     /// CPUs used on average (1.0 = one CPU busy all the time).
     pub cpus: f64,
     /// Share of time its threads waited for a CPU, relative to the time they ran.

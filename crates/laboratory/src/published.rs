@@ -1549,9 +1549,10 @@ scenario was changed after the row was seen to be missed (below); *predicted* is
 model's answer when the row was left out of the fit, where that was computed: several rows fail that test, so they are not \
 evidence for the model.
 
-What these rows do not show: that a Linux machine gets these gains. The sensors and effectors for placement, page moves and \
-prefetch exist on the simulated machine only; so does the ability to split large pages that several processes map (P11, P12) \
-and to group the threads of a program by board (the affinity of P8, whose size is a constant of the workload). The machine's \
+What these rows do not show: that a Linux machine gets these gains. The effectors for placement, page moves and prefetch exist there, \
+and nobody has measured yet what they gain; the ability to split large pages that several processes map (P11, P12) \
+exists on the simulated machine only. To group the threads of a program by board is the affinity of P8; its size is a \
+constant of the workload. The machine's \
 counters have 2 % noise and no bias, programs count their work with 0.2 % noise, the load is steady with 1.5 % noise and no \
 steps: kinder than most machines, which is why all is made again with rough signals.
 

@@ -71,6 +71,7 @@ impl Look {
             machine_sample: snapshot.machine,
             workload: now_known.unwrap_or_else(|| workload.clone()),
             load: Load {
+                known: true,
                 cpus: seen.cpu.as_secs_f64() / seconds,
                 runqueue_wait: seen.runqueue_wait.as_secs_f64() / seen.cpu.as_secs_f64().max(1e-9),
                 saturated: false,
