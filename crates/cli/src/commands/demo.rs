@@ -29,9 +29,9 @@ const REDIS_UNTIL: Duration = Duration::from_secs(275);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Without a terminal a progress line comes this often.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
-/// Level of each of the two tries. The daemon's own default is stricter, because it makes many tries; it would need
-/// some blocks more than fit into five minutes.
-const LEVEL: f64 = 0.01;
+/// Level of each of the two tries. The daemon's own default is fifty times stricter, because it makes many tries; on a
+/// loud host that needs more blocks than fit into five minutes.
+const LEVEL: f64 = 0.05;
 /// How long an undo may take.
 const UNDO_PATIENCE: Duration = Duration::from_secs(30);
 /// Memory of `latency`: far more than the processor's translation buffers reach with 4 KiB pages.
