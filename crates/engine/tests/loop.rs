@@ -84,6 +84,27 @@ fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
     }
 }
 
+/// A strategy that finds nothing to gain for the program of that name.
+struct Sparing(Custom, &'static str);
+
+impl Strategy for Sparing {
+    fn id(&self) -> StrategyId {
+        self.0.id()
+    }
+    fn summary(&self) -> &'static str {
+        self.0.summary()
+    }
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        self.0.applicable(machine)
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        if seen.workload.program == self.1 {
+            return Opinion::Decline(Declined::because("nothing to gain"));
+        }
+        self.0.consider(seen)
+    }
+}
+
 impl Strategy for Custom {
     fn id(&self) -> StrategyId {
         self.id.into()
@@ -1650,26 +1671,8 @@ fn a_neighbour_for_whom_nothing_is_planned_is_a_guardrail_too() {
     mover.gains = vec![("place", 0.15, 2.0)];
     // What is proposed for every workload is hopeless for this one.
     let hopeless = plant("hopeless", 0.0);
-    struct Sparing(Custom);
-    impl Strategy for Sparing {
-        fn id(&self) -> StrategyId {
-            self.0.id()
-        }
-        fn summary(&self) -> &'static str {
-            "test"
-        }
-        fn applicable(&self, machine: &Machine) -> Result<(), String> {
-            self.0.applicable(machine)
-        }
-        fn consider(&self, seen: &Seen<'_>) -> Opinion {
-            match seen.workload.program.as_str() {
-                "hopeless" => Opinion::Decline(Declined::because("nothing to gain")),
-                _ => self.0.consider(seen),
-            }
-        }
-    }
     let mut world = World::with(
-        vec![Box::new(Sparing(placement))],
+        vec![Box::new(Sparing(placement, "hopeless"))],
         vec![hopeless, mover],
         policy(),
         Memory::default(),
@@ -1730,28 +1733,10 @@ fn a_neighbour_that_loses_after_the_change_was_accepted_ends_it() {
         joint: true,
         ..custom("place", vec![cpus(0..2)])
     };
-    struct Sparing(Custom);
-    impl Strategy for Sparing {
-        fn id(&self) -> StrategyId {
-            self.0.id()
-        }
-        fn summary(&self) -> &'static str {
-            "test"
-        }
-        fn applicable(&self, machine: &Machine) -> Result<(), String> {
-            self.0.applicable(machine)
-        }
-        fn consider(&self, seen: &Seen<'_>) -> Opinion {
-            match seen.workload.program.as_str() {
-                "neighbour" => Opinion::Decline(Declined::because("nothing to gain")),
-                _ => self.0.consider(seen),
-            }
-        }
-    }
     let mut mover = plant("mover", 0.0);
     mover.gains = vec![("place", 0.20, 2.0)];
     let mut world = World::with(
-        vec![Box::new(Sparing(placement))],
+        vec![Box::new(Sparing(placement, "neighbour"))],
         vec![mover, plant("neighbour", 0.0)],
         policy(),
         Memory::default(),

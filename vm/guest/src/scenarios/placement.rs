@@ -318,23 +318,22 @@ fn pages_to_and_fro(context: &Context, from: u32, to: u32) -> Result<(), Failure
 /// kill -9 at every step of the journal while threads are placed.
 pub(super) fn threads_killed_at_every_step(context: &Context) -> Result<(), Failure> {
     let (_, away) = two_nodes(context)?;
-    let mut kept = small_on(context, 0)?;
+    let kept = small_on(context, 0)?;
     let action = threads_to(kept.workload.clone(), &context.expected.cpus_of(away));
-    let died = crash::at_every_step(&action, &context.directory, || {
-        kept.keeper.check()?;
-        kept.found()
-    })?;
-    context.note(&format!("killed at {died} points"));
-    Ok(())
+    killed_at_every_step(context, kept, &action)
 }
 
 /// kill -9 at every step of the journal while pages move.
 pub(super) fn pages_killed_at_every_step(context: &Context) -> Result<(), Failure> {
     let (home, away) = two_nodes(context)?;
-    let mut kept = small_on(context, away)?;
+    let kept = small_on(context, away)?;
     // Slow enough that the first slice is not all.
     let action = pages_to(kept.workload.clone(), home, ALL, 4 * (SMALL_MIB << 20));
-    let died = crash::at_every_step(&action, &context.directory, || {
+    killed_at_every_step(context, kept, &action)
+}
+
+fn killed_at_every_step(context: &Context, mut kept: Kept, action: &Action) -> Result<(), Failure> {
+    let died = crash::at_every_step(action, &context.directory, || {
         kept.keeper.check()?;
         kept.found()
     })?;
