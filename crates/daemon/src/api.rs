@@ -244,6 +244,8 @@ pub struct Outcome {
     pub verdict: String,
     /// Estimate.
     pub effect: Option<Effect>,
+    /// Blocks it took.
+    pub blocks: u32,
     /// When it ended.
     pub ended_unix: u64,
     /// Why.
@@ -498,6 +500,7 @@ impl From<&OutcomeView> for Outcome {
             strategy: o.strategy.to_string(),
             verdict: o.verdict.to_string(),
             effect: o.effect.map(Into::into),
+            blocks: o.blocks,
             ended_unix: o.unix_seconds,
             reason: o.reason.clone(),
         }

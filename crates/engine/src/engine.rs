@@ -318,10 +318,15 @@ impl Engine {
         self.decide(id, stage, text, warning);
     }
 
+    /// Whether this was not said before. Bounded: past the bound nothing is new.
+    fn first_time(&mut self, text: String) -> bool {
+        self.told_host.len() < 256 && self.told_host.insert(text, ()).is_none()
+    }
+
     /// Tells something about the host, once.
     pub(crate) fn tell_host(&mut self, text: impl Into<String>, warning: bool) {
         let text = text.into();
-        if self.told_host.len() < 256 && self.told_host.insert(text.clone(), ()).is_none() {
+        if self.first_time(text.clone()) {
             self.out.push(Command::Tell(Story {
                 workload: None,
                 stage: Stage::Ignored,
@@ -843,11 +848,13 @@ impl Engine {
 
     fn consider(&mut self, id: &WorkloadId) {
         if let Some(why) = self.below_floors_now(id) {
-            let explicit = self
+            let opted_out = self
                 .workloads
                 .get(id)
-                .is_some_and(|w| self.opted_out(&w.workload).is_some());
-            if explicit {
+                .filter(|w| self.opted_out(&w.workload).is_some())
+                .map(|w| format!("{}: {why}", w.workload.program));
+            // A program that starts a process for every job would fill the log: its rule is told once.
+            if opted_out.is_some_and(|said| self.first_time(said)) {
                 self.decide(id, Stage::Ignored, why, false);
             } else if let Some(w) = self.workloads.get_mut(id) {
                 w.summary = why;

@@ -1291,6 +1291,7 @@ impl Engine {
             strategy: e.setup.strategy.clone(),
             verdict,
             effect: (!e.blocks.is_empty()).then(|| e.effect()),
+            blocks: e.blocks.len() as u32,
             unix_seconds: self.unix,
             reason: e.reason.clone(),
         });

@@ -234,6 +234,8 @@ pub struct OutcomeView {
     pub verdict: Verdict,
     /// Estimate.
     pub effect: Option<Effect>,
+    /// Blocks it took.
+    pub blocks: u32,
     /// Seconds since the epoch.
     pub unix_seconds: u64,
     /// Why.

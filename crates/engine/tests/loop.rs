@@ -554,7 +554,8 @@ impl World {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
                 fingerprint: Fingerprint::new(p.name),
-                program: p.name.into(),
+                // `job@2` is the second process of job.
+                program: p.name.split('@').next().unwrap_or(p.name).into(),
                 executable: p.name.into(),
                 processes: vec![ProcessId {
                     pid: 100 + i as i32,
@@ -800,6 +801,23 @@ fn never_in_the_configuration_is_honoured_also_when_it_comes_later() {
         world.on.is_empty(),
         "a choice that comes later withdraws what is in force"
     );
+}
+
+#[test]
+fn a_rule_that_fits_one_process_after_another_is_told_once() {
+    let never = Policy {
+        workloads: vec![WorkloadRule {
+            pattern: "job*".into(),
+            never: true,
+            ..WorkloadRule::default()
+        }],
+        ..policy()
+    };
+    let jobs = ["job@1", "job@2", "job@3", "job@4"].map(|id| plant(id, 0.0));
+    let mut world = World::new(jobs.to_vec(), never, Memory::default());
+    world.run(120);
+    let told = world.stories.iter().filter(|s| s.contains("left alone")).count();
+    assert_eq!(told, 1, "{:#?}", world.stories);
 }
 
 #[test]

@@ -79,20 +79,20 @@ pub struct Effect {
 impl std::fmt::Display for Effect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // An end that far out says only that nothing is known yet.
+        let known = |x: f64| x.is_finite() && x > -0.99 && x < 10.0;
         let end = |x: f64| {
-            if x.is_finite() && x > -0.99 && x < 10.0 {
+            if known(x) {
                 format!("{:+.1}", x * 100.0)
             } else {
                 "?".to_owned()
             }
         };
-        write!(
-            f,
-            "{} % [{}, {}]",
-            end(self.estimate),
-            end(self.lower),
-            end(self.upper)
-        )
+        write!(f, "{} % ", end(self.estimate))?;
+        if known(self.lower) || known(self.upper) {
+            write!(f, "[{}, {}]", end(self.lower), end(self.upper))
+        } else {
+            f.write_str("(no interval yet)")
+        }
     }
 }
 

@@ -376,6 +376,7 @@ impl Stage {
             if let Some(outcome) = status.outcomes.iter().find(|o| o.workload == name) {
                 shown.verdict.clone_from(&outcome.verdict);
                 shown.effect.clone_from(&outcome.effect);
+                shown.blocks = outcome.blocks;
                 break status;
             }
             // A change that is declined is not looked at again while the demo lasts.

@@ -28,7 +28,7 @@ pub fn past(p: &Past, look: &Look) -> String {
                 },
                 look.paint(verdict_tone(verdict), verdict),
                 e.effect.as_ref().map_or_else(String::new, effect),
-                e.reason.clone(),
+                why(e),
             ]
         })
         .collect();
@@ -43,6 +43,14 @@ pub fn past(p: &Past, look: &Look) -> String {
         p.experiments[0].id
     );
     out
+}
+
+/// Why it ended as it did. One without a verdict runs, or was cut off by a crash or a power loss.
+fn why(e: &PastExperiment) -> String {
+    match (&e.verdict, e.reason.is_empty()) {
+        (None, true) => "no verdict: it still runs, or a crash or a power loss cut it off".into(),
+        _ => e.reason.clone(),
+    }
 }
 
 /// `homeostat history --blocks`.

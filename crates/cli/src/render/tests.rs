@@ -170,6 +170,7 @@ fn view() -> View {
             strategy: "large_pages".into(),
             verdict: Verdict::Accepted,
             effect: Some(gain),
+            blocks: 22,
             unix_seconds: NOW - 7300,
             reason: "evidence 1240 of 1000 after 22 blocks".into(),
         }],
@@ -254,7 +255,7 @@ fn an_end_without_bound_is_not_shown_as_a_loss_of_everything() {
         upper: f64::INFINITY,
         confidence: 0.9,
     };
-    assert_eq!(effect(&open.into()), "+1.1 % [?, ?]");
+    assert_eq!(effect(&open.into()), "+1.1 % (no interval yet)");
 }
 
 #[test]

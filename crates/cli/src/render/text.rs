@@ -83,7 +83,10 @@ pub(crate) fn count(x: f64) -> String {
 /// An effect with its interval in percent.
 pub fn effect(e: &Effect) -> String {
     let end = |x: Option<f64>| x.map_or_else(|| "?".to_owned(), |x| format!("{:+.1}", x * 100.0));
-    format!("{} % [{}, {}]", end(e.estimate), end(e.lower), end(e.upper))
+    match (e.lower, e.upper) {
+        (None, None) => format!("{} % (no interval yet)", end(e.estimate)),
+        (lower, upper) => format!("{} % [{}, {}]", end(e.estimate), end(lower), end(upper)),
+    }
 }
 
 /// `1 workload`, `3 workloads`.
