@@ -94,6 +94,18 @@ fn run(
     length: Length,
     random: &mut Random,
 ) -> Option<Outcome> {
+    run_misled(load, truth, parameters, length, 1.0, random)
+}
+
+/// The same when the history shows a noise that is `misled` times that of the trial.
+fn run_misled(
+    load: Load,
+    truth: Truth,
+    parameters: &TrialParameters,
+    length: Length,
+    misled: f64,
+    random: &mut Random,
+) -> Option<Outcome> {
     let mut signal = load.start(random);
     let past: Vec<(f64, f64)> = (0..HISTORY_S)
         .map(|_| (1000.0 * exp(signal.next(random)), 1.0))
@@ -112,7 +124,7 @@ fn run(
     };
     let block = Block { washout, measured };
     let mut trial = Trial::new(TrialParameters {
-        scale_prior: scale,
+        scale_prior: scale * misled,
         ..parameters.clone()
     });
     let (mut seconds, mut harm, mut blocks) = (0.0, 0.0, 0);
@@ -413,6 +425,72 @@ fn power(runs: usize, random: &mut Random) {
                     mean(&outcomes.iter().map(|o| o.harm).collect::<Vec<_>>())
                 ),
             ]);
+        }
+    }
+    println!();
+}
+
+/// What it costs when the history was louder or quieter than the trial.
+fn misled(runs: usize, random: &mut Random) {
+    println!(
+        "## A history that misleads\n\nAdaptive design, alpha .01, M 10 s, W 5 s, 60 min; {runs} runs per cell. The scale that the \
+         history gave is multiplied by the factor. Per cell: share accepted, blocks to accept (median and 90th percentile of \
+         all runs; more than the budget: –).\n"
+    );
+    let factors = [0.25, 0.5, 1.0, 2.0, 4.0];
+    let names = factors.map(|f| format!("x {f}"));
+    let mut header = vec!["cv, load", "effect"];
+    header.extend(names.iter().map(String::as_str));
+    head(&header);
+    for (cv, wanted) in [(0.02, "rho .5"), (0.05, "all"), (0.10, "rho .5"), (0.10, "all")] {
+        let load = Load::scenarios(cv)
+            .into_iter()
+            .find(|(n, _)| *n == wanted)
+            .map_or(Load::white(cv), |(_, l)| l);
+        for effect in [0.0, 0.05, 0.10, 0.30] {
+            let mut cells = vec![
+                format!("{:.0} % {wanted}", cv * 100.0),
+                format!("{:+.0} %", effect * 100.0),
+            ];
+            for factor in factors {
+                let length = Length::Fixed(Block {
+                    washout: 5,
+                    measured: 10,
+                });
+                let parameters = TrialParameters::default();
+                let outcomes: Vec<Outcome> = (0..runs)
+                    .filter_map(|_| {
+                        run_misled(load, Truth::plain(effect), &parameters, length, factor, random)
+                    })
+                    .collect();
+                let mut blocks: Vec<u32> = outcomes
+                    .iter()
+                    .map(|o| {
+                        if o.decision == Decision::Benefit {
+                            o.blocks
+                        } else {
+                            u32::MAX
+                        }
+                    })
+                    .collect();
+                blocks.sort_unstable();
+                let accepted = blocks.iter().filter(|b| **b < u32::MAX).count();
+                let quantile = |q: f64| match blocks.get((blocks.len() as f64 * q) as usize) {
+                    Some(&u32::MAX) | None => "–".to_owned(),
+                    Some(b) => b.to_string(),
+                };
+                cells.push(if effect > 0.0 {
+                    format!(
+                        "{:.3}, {}, {}",
+                        share(accepted, outcomes.len()),
+                        quantile(0.5),
+                        quantile(0.9)
+                    )
+                } else {
+                    format!("{:.3}", share(accepted, outcomes.len()))
+                });
+            }
+            row(&cells);
         }
     }
     println!();
@@ -943,7 +1021,7 @@ fn main() -> ExitCode {
         }
     }
     let runs = |full: usize| if quick { (full / 10).max(20) } else { full };
-    let tables: [(&str, Table); 11] = [
+    let tables: [(&str, Table); 12] = [
         ("false_accepts", &|r| false_accepts(runs(1500), r)),
         ("designs", &|r| designs(runs(400), r)),
         ("power", &|r| power(runs(500), r)),
@@ -955,6 +1033,7 @@ fn main() -> ExitCode {
         ("staged", &|r| staged(runs(1000), r)),
         ("breaker", &|r| breaker(runs(10_000), r)),
         ("rails", &|r| rails(runs(300), r)),
+        ("misled", &|r| misled(runs(400), r)),
     ];
     for name in &wanted {
         if !tables.iter().any(|(n, _)| n == name) {

@@ -119,6 +119,15 @@ pub fn ln_1p_tanh(z: f64) -> f64 {
     LN_2 - ln_1p(exp(-2.0 * z.clamp(-BET_LIMIT, BET_LIMIT)))
 }
 
+/// 1 + tanh z, the factor by which a bet multiplies the evidence, cut as in [`ln_1p_tanh`]; never 0. NaN counts as 0 (no
+/// bet).
+pub fn one_plus_tanh(z: f64) -> f64 {
+    if z.is_nan() {
+        return 1.0;
+    }
+    2.0 / (1.0 + exp(-2.0 * z.clamp(-BET_LIMIT, BET_LIMIT)))
+}
+
 /// ln of the mean of e^x over `xs`; −∞ for none.
 pub fn ln_mean_exp(xs: &[f64]) -> f64 {
     let top = xs.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -9,12 +9,15 @@
 //! only the coin decides the sign of the rest. The evidence for a gain
 //!
 //! ```text
-//! E = mean over targets j of  Π_k (1 + tanh(λ_jk · x_k)),   λ_jk = min(d_j / S_k², 4 / S_k),   S_k from the past,
-//! x_k cut at ± 6 S_k
+//! E = mean over targets j of  Π_k (1 + Σ_i w_ik · tanh(λ_ji · x_k)),   λ_ji = min(d_j / S_i², 4 / S_i),
+//! x_k cut at ± 6 S_i,   w_ik from the past
 //! ```
 //!
 //! is a test martingale under "no effect": its mean stays 1 and the chance that it ever reaches 1/α is at most α
-//! (Ville's inequality), at any stopping time, for any noise. The scale `S` only sets the stakes.
+//! (Ville's inequality), at any stopping time, for any noise. The scales `S_i` only set the stakes. There are seven of
+//! them, a sixteenth to four times the one that the history gave, and each is believed (`w`, sum 1) as well as it foretold
+//! the spread of the contrasts so far: a history taken in a loud or in a quiet minute would otherwise set the stakes of the
+//! whole trial.
 //!
 //! Three designs make contrasts:
 //!
@@ -32,7 +35,7 @@
 //! after every pair the first is wrong one time in four, the second up to one in three when the load steps; both are
 //! right only for the noise they assume.
 
-use crate::robust::{MAD_TO_SIGMA, exp, exp_m1, ln, ln_1p_tanh, ln_mean_exp, mean, median};
+use crate::robust::{exp, exp_m1, ln, ln_1p, ln_mean_exp, mean, median, one_plus_tanh};
 use serde::{Deserialize, Serialize};
 
 /// State of the change during a block.
@@ -98,8 +101,9 @@ pub struct TrialParameters {
     /// Expected standard deviation of an on − off difference of two neighbouring blocks (log units), from passive
     /// history. Sets the stakes only: a wrong value costs time, never validity.
     pub scale_prior: f64,
-    /// Weight of `scale_prior`, in pairs.
-    pub scale_prior_pairs: f64,
+    /// How far `scale_prior` may be wrong: the standard deviation of ln(true scale / `scale_prior`). 0.7 is a factor of
+    /// two either way.
+    pub scale_prior_spread: f64,
     /// Largest chance of accepting a change that does nothing.
     pub alpha: f64,
     /// Smallest gain that is worth having (log units): futility means that it is ruled out.
@@ -127,7 +131,7 @@ impl Default for TrialParameters {
         Self {
             design: Design::Adaptive,
             scale_prior: 0.05,
-            scale_prior_pairs: 6.0,
+            scale_prior_spread: 1.0,
             alpha: 0.01,
             delta: 0.02,
             gate: 0.01,
@@ -153,10 +157,16 @@ const SCALE_MIN: f64 = 1e-4;
 const BROKEN_SCALES: f64 = 4.0;
 /// No contrast counts for more than this many scales in a bet. A cut at four would cost a strong effect a pair.
 const OUTCOME_SCALES_MAX: f64 = 6.0;
-/// The running scale is used from this many contrasts on.
-const RUNNING_SCALE_MIN: usize = 4;
+/// The scales that are thought possible, as multiples of `scale_prior`. More below than above: a history holds steps and
+/// drifts that two neighbouring blocks do not see, so it overstates more often than it understates.
+const SCALES: [f64; 7] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
+/// Degrees of freedom of the Student distribution that contrasts are compared with: tails as heavy as those of busy
+/// machines, so that one outlier does not decide what is believed.
+const SCALE_DEGREES: f64 = 5.0;
 /// Effects outside ± this (log units; a factor of e^20) are not distinguished.
 const EFFECT_LIMIT: f64 = 20.0;
+/// Halvings of that range until the end of an interval is known to one part in ten million.
+const INTERVAL_STEPS: u32 = 32;
 
 impl TrialParameters {
     /// Checks ranges. Each complaint names the parameter, its value and the allowed range.
@@ -168,7 +178,7 @@ impl TrialParameters {
             }
         };
         range("scale_prior", self.scale_prior, SCALE_MIN, 10.0);
-        range("scale_prior_pairs", self.scale_prior_pairs, 0.1, 1000.0);
+        range("scale_prior_spread", self.scale_prior_spread, 0.05, 10.0);
         range("alpha", self.alpha, 1e-12, 0.5);
         range("delta", self.delta, 1e-4, 1.0);
         range("gate", self.gate, 0.0, self.delta);
@@ -226,8 +236,8 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Contrast {
     value: f64,
-    /// Of the contrast, from the past.
-    scale: f64,
+    /// What was believed of the scale before it.
+    belief: ScaleBelief,
     /// Scale of its kind relative to that of a pair's difference.
     factor: f64,
     kind: Kind,
@@ -248,13 +258,74 @@ enum Kind {
 impl Contrast {
     /// How far it lies above `theta`, at most six scales either way: so a broken block is at least as bad as
     /// whatever it would have measured, and a single outlier cannot decide. The cut is symmetric, so bets stay fair.
-    fn above(&self, theta: f64) -> f64 {
-        let worst = OUTCOME_SCALES_MAX * self.scale;
+    fn above(&self, theta: f64, scale: f64) -> f64 {
+        let worst = OUTCOME_SCALES_MAX * scale;
         match self.kind {
             Kind::Broken => -worst,
             Kind::Measured | Kind::Missing => (self.value - theta).clamp(-worst, worst),
         }
     }
+}
+
+/// How far each of [`SCALES`] is believed; the sum is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct ScaleBelief([f64; SCALES.len()]);
+
+impl ScaleBelief {
+    /// From what the history says and past contrasts. Each scale is as likely as the contrasts would be if it were the
+    /// true one, around their own median; a median of `n` numbers lies nearer to them than the truth does, so they count
+    /// as `n` − 1.
+    fn new(parameters: &TrialParameters, contrasts: &[Contrast]) -> Self {
+        let measured = || contrasts.iter().filter(|c| c.kind == Kind::Measured);
+        let values: Vec<f64> = measured().map(|c| c.value).collect();
+        let n = values.len() as f64;
+        let centre = median(&values);
+        let log_weights = SCALES.map(|multiple| {
+            let far = ln(multiple) / parameters.scale_prior_spread;
+            let scale = scale_of(parameters, multiple);
+            // The Student distribution is as wide as its degrees of freedom say; this one has the standard deviation asked.
+            let width = scale * ((SCALE_DEGREES - 2.0) / SCALE_DEGREES).sqrt();
+            let log_likelihood: f64 = measured()
+                .map(|c| {
+                    let z = (c.value - centre) / (c.factor * width);
+                    -(SCALE_DEGREES + 1.0) / 2.0 * ln_1p(z * z / SCALE_DEGREES) - ln(width)
+                })
+                .sum();
+            let counted = if n > 0.0 { (n - 1.0) / n } else { 0.0 };
+            // Fewer than two contrasts have no spread; their centre is not a number for none.
+            -0.5 * far * far + if n >= 2.0 { counted * log_likelihood } else { 0.0 }
+        });
+        let top = log_weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights = log_weights.map(|w| exp(w - top));
+        let sum: f64 = weights.iter().sum();
+        Self(weights.map(|w| w / sum))
+    }
+
+    /// Believed scales with their weights. What is hardly believed is left out, which costs less than it saves: bets stay
+    /// fair whatever the weights are.
+    fn scales<'a>(&'a self, parameters: &'a TrialParameters) -> impl Iterator<Item = (f64, f64)> + 'a {
+        SCALES
+            .iter()
+            .zip(self.0)
+            .filter(|(_, weight)| *weight > WEIGHT_MIN)
+            .map(|(multiple, weight)| (scale_of(parameters, *multiple), weight))
+    }
+
+    /// The middle of what is believed (geometric mean).
+    fn scale(&self, parameters: &TrialParameters) -> f64 {
+        exp(self
+            .scales(parameters)
+            .map(|(scale, weight)| weight * ln(scale))
+            .sum::<f64>()
+            / self.scales(parameters).map(|(_, weight)| weight).sum::<f64>())
+    }
+}
+
+/// Less belief than this is none.
+const WEIGHT_MIN: f64 = 1e-4;
+
+fn scale_of(parameters: &TrialParameters, multiple: f64) -> f64 {
+    (parameters.scale_prior * multiple).max(SCALE_MIN)
 }
 
 /// What was seen in one block.
@@ -277,11 +348,27 @@ impl Wealth {
             // Nothing was measured, so nothing is learnt about any effect, not only about none.
             return;
         }
-        let scale = contrast.scale;
-        let outcome = sign * contrast.above(theta);
-        for (wealth, target) in self.0.iter_mut().zip(&parameters.targets) {
-            let stake = (target / (scale * scale)).min(parameters.stake_cap / scale);
-            *wealth += ln_1p_tanh(stake * outcome);
+        // Sums of 1 + tanh, not 1 + sums of tanh: a bet that loses nearly everything keeps its digits.
+        let mut factors = [0.0; 5];
+        let mut weights = 0.0;
+        for (scale, weight) in contrast.belief.scales(parameters) {
+            let scale = scale * contrast.factor;
+            let outcome = sign * contrast.above(theta, scale);
+            weights += weight;
+            let capped = parameters.stake_cap / scale;
+            let factor_capped = one_plus_tanh(capped * outcome);
+            for (factor, target) in factors.iter_mut().zip(&parameters.targets) {
+                let stake = target / (scale * scale);
+                *factor += weight
+                    * if stake < capped {
+                        one_plus_tanh(stake * outcome)
+                    } else {
+                        factor_capped
+                    };
+            }
+        }
+        for (wealth, factor) in self.0.iter_mut().zip(factors) {
+            *wealth += ln(factor / weights);
         }
     }
 
@@ -307,6 +394,8 @@ pub struct Trial {
     first: Option<(Arm, Seen)>,
     blocks: Vec<(Arm, Seen)>,
     contrasts: Vec<Contrast>,
+    /// Of the scale, for the next contrast: from past ones only.
+    belief: ScaleBelief,
     forecaster: Forecaster,
     benefit: Wealth,
     harm: Wealth,
@@ -328,6 +417,7 @@ impl Trial {
         p.scale_prior = p.scale_prior.clamp(SCALE_MIN, 10.0);
         p.blocks_max = p.blocks_max.clamp(1, BLOCKS_MAX_LIMIT);
         Self {
+            belief: ScaleBelief::new(&p, &[]),
             forecaster: Forecaster::default(),
             parameters: p,
             pending: None,
@@ -440,9 +530,9 @@ impl Trial {
             self.forecaster.learn(arm, score, pair_scale);
         }
         if self.pending_in_pair {
-            self.finish_paired(arm, seen, pair_scale);
+            self.finish_paired(arm, seen);
         } else if let Some(forecast) = forecast {
-            self.finish_single(arm, seen, forecast, pair_scale * BLOCKWISE_SCALE);
+            self.finish_single(arm, seen, forecast);
         }
         self.blocks.push((arm, seen));
         if self.decision == Decision::Continue
@@ -453,9 +543,9 @@ impl Trial {
         self.decision
     }
 
-    fn finish_paired(&mut self, arm: Arm, seen: Seen, scale: f64) {
+    fn finish_paired(&mut self, arm: Arm, seen: Seen) {
         let (value, kind) = match (self.first.take(), seen) {
-            (_, Seen::Broken) => broken(arm, scale, self.parameters.harm_margin),
+            (_, Seen::Broken) => self.broken(arm, 1.0),
             (None, _) => {
                 self.first = Some((arm, seen));
                 return;
@@ -466,36 +556,47 @@ impl Trial {
             // A pair without both numbers is a pair without a difference.
             (Some(_), _) => (0.0, Kind::Missing),
         };
-        self.count(Contrast {
-            value,
-            scale,
-            factor: 1.0,
-            kind,
-        });
+        self.count(value, 1.0, kind);
     }
 
-    fn finish_single(&mut self, arm: Arm, seen: Seen, forecast: f64, scale: f64) {
+    fn finish_single(&mut self, arm: Arm, seen: Seen, forecast: f64) {
         let (value, kind) = match seen {
             Seen::Score(score) => (2.0 * arm.sign() * (score - forecast), Kind::Measured),
-            Seen::Broken => broken(arm, scale, self.parameters.harm_margin),
+            Seen::Broken => self.broken(arm, BLOCKWISE_SCALE),
             Seen::Nothing => (0.0, Kind::Missing),
         };
-        self.count(Contrast {
-            value,
-            scale,
-            factor: BLOCKWISE_SCALE,
-            kind,
-        });
+        self.count(value, BLOCKWISE_SCALE, kind);
+    }
+
+    /// What a block that the circuit breaker ended counts as. Four scales of a quiet load may be less than the margin
+    /// of harm; a fall that trips the breaker never is.
+    fn broken(&self, arm: Arm, factor: f64) -> (f64, Kind) {
+        match arm {
+            Arm::On => {
+                let loss =
+                    (BROKEN_SCALES * factor * self.pair_scale()).max(2.0 * self.parameters.harm_margin);
+                (-loss, Kind::Broken)
+            }
+            Arm::Off => (0.0, Kind::Missing),
+        }
     }
 
     /// Bets on a contrast and decides. Order matters: harm first.
-    fn count(&mut self, contrast: Contrast) {
+    fn count(&mut self, value: f64, factor: f64, kind: Kind) {
+        let contrast = Contrast {
+            value,
+            belief: self.belief,
+            factor,
+            kind,
+        };
         let p = &self.parameters;
         self.benefit.bet(&contrast, 0.0, 1.0, p);
         self.harm.bet(&contrast, 0.0, -1.0, p);
         self.futility.bet(&contrast, p.delta, -1.0, p);
         self.not_worse.bet(&contrast, -p.harm_margin, 1.0, p);
         self.contrasts.push(contrast);
+        self.belief = ScaleBelief::new(&self.parameters, &self.contrasts);
+        let p = &self.parameters;
         let estimate = self.theta();
         self.decision = if self.harm.ln_e() >= -ln(p.alpha_harm) && estimate <= -p.harm_margin {
             Decision::Harm
@@ -510,20 +611,7 @@ impl Trial {
 
     /// Scale of an on − off difference of two blocks, for the next contrast: from past ones only.
     fn pair_scale(&self) -> f64 {
-        let prior = self.parameters.scale_prior;
-        let used = || self.contrasts.iter().filter(|c| c.kind != Kind::Missing);
-        let values: Vec<f64> = used().map(|c| c.value).collect();
-        let k = values.len() as f64;
-        if values.len() < RUNNING_SCALE_MIN {
-            return prior.max(SCALE_MIN);
-        }
-        let centre = median(&values);
-        let deviations: Vec<f64> = used().map(|c| (c.value - centre).abs() / c.factor).collect();
-        // The median absolute deviation of few numbers is too small on average.
-        let running = MAD_TO_SIGMA * median(&deviations) * (1.0 + 0.8 / k);
-        let weight = self.parameters.scale_prior_pairs;
-        let square = (weight * prior * prior + k * running * running) / (weight + k);
-        square.sqrt().max(SCALE_MIN)
+        self.belief.scale(&self.parameters)
     }
 
     /// Mean contrast, each weighted by the inverse of its variance: an estimate of θ; 0 before the first.
@@ -556,7 +644,7 @@ impl Trial {
         if !excluded(outside) {
             return sign * f64::INFINITY;
         }
-        for _ in 0..64 {
+        for _ in 0..INTERVAL_STEPS {
             let middle = (inside + outside) / 2.0;
             if excluded(middle) {
                 outside = middle;
@@ -567,7 +655,7 @@ impl Trial {
         outside
     }
 
-    /// What is known now. Costs about 600 elementary steps per contrast (the interval).
+    /// What is known now. Costs about a thousand elementary steps per contrast (the interval).
     pub fn estimate(&self) -> Estimate {
         Estimate {
             effect: exp_m1(self.theta()),
@@ -590,15 +678,6 @@ impl Trial {
 /// Effects of at least this many scales of a pair are seen sooner by single blocks than by pairs: then a single bet
 /// wins more than half as much as that on a pair.
 const STRONG_EFFECT: f64 = 1.5;
-
-/// What a block that the circuit breaker ended counts as. Four scales of a quiet load may be less than the margin of
-/// harm; a fall that trips the breaker never is.
-fn broken(arm: Arm, scale: f64, harm_margin: f64) -> (f64, Kind) {
-    match arm {
-        Arm::On => (-(BROKEN_SCALES * scale).max(2.0 * harm_margin), Kind::Broken),
-        Arm::Off => (0.0, Kind::Missing),
-    }
-}
 
 /// A blockwise contrast is twice a forecast error; with a forecast from three blocks of white noise its standard
 /// deviation is √(4 · (1 + 1/3) / 2) times that of a pair's difference.
@@ -850,7 +929,8 @@ mod tests {
 
     #[test]
     fn a_strong_gain_is_accepted_after_the_fewest_possible_pairs() {
-        for (alpha, pairs) in [(0.05, 5), (0.01, 7), (0.001, 10)] {
+        // Not staking everything on one scale costs one pair of eleven.
+        for (alpha, pairs) in [(0.05, 5), (0.01, 7), (0.001, 11)] {
             let p = TrialParameters {
                 alpha,
                 ..parameters(Design::Paired)
@@ -865,7 +945,7 @@ mod tests {
 
     #[test]
     fn a_strong_gain_needs_about_half_the_blocks_when_the_design_adapts() {
-        for (alpha, blocks_max) in [(0.05, 6), (0.01, 8), (0.001, 11)] {
+        for (alpha, blocks_max) in [(0.05, 6), (0.01, 8), (0.001, 12)] {
             let p = TrialParameters {
                 alpha,
                 ..parameters(Design::Adaptive)
@@ -881,6 +961,50 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_history_that_was_too_loud_is_soon_forgotten() {
+        // The load's noise is a thirtieth to a sixtieth of what the history said, and the effect less than half of it.
+        for scale_prior in [0.04, 0.08] {
+            let p = TrialParameters {
+                scale_prior,
+                ..parameters(Design::Adaptive)
+            };
+            let mut random = Random::new(5);
+            let trial = run(&p, &quiet(200), 0.03, || random.coin());
+            assert_eq!(trial.decision(), Decision::Benefit);
+            let e = trial.estimate();
+            assert!(e.blocks <= 12 && e.scale < scale_prior / 4.0, "{e:?}");
+        }
+    }
+
+    #[test]
+    fn belief_in_scales_is_shared_out_by_what_was_seen() {
+        let p = parameters(Design::Paired);
+        let contrast = |value| Contrast {
+            value,
+            belief: ScaleBelief::new(&p, &[]),
+            factor: 1.0,
+            kind: Kind::Measured,
+        };
+        let seen = |values: &[f64]| {
+            let contrasts: Vec<Contrast> = values.iter().copied().map(contrast).collect();
+            ScaleBelief::new(&p, &contrasts)
+        };
+        let (nothing, one) = (seen(&[]), seen(&[0.3]));
+        assert_eq!(nothing, one, "one number has no spread");
+        for belief in [
+            nothing,
+            seen(&[0.001, 0.002, 0.0, 0.001]),
+            seen(&[0.1, -0.2, 0.3, 0.0]),
+        ] {
+            assert!((belief.0.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        }
+        let quiet = seen(&[0.101, 0.102, 0.1, 0.101, 0.099, 0.1]);
+        let loud = seen(&[0.1, -0.1, 0.05, 0.14, -0.06, 0.0]);
+        assert!(quiet.scale(&p) < p.scale_prior / 8.0, "{}", quiet.scale(&p));
+        assert!(loud.scale(&p) > p.scale_prior * 2.0, "{}", loud.scale(&p));
     }
 
     #[test]
@@ -947,10 +1071,11 @@ mod tests {
     #[test]
     fn the_breaker_ends_a_pair_and_counts_four_scales_of_loss() {
         let mut trial = Trial::new(parameters(Design::Paired));
+        let scale = trial.estimate().scale;
         trial.next_arm(true);
         trial.observe_broken();
         let e = trial.estimate();
-        assert!((ln(1.0 + e.effect) + 4.0 * 0.02).abs() < 1e-12);
+        assert!((ln(1.0 + e.effect) + 4.0 * scale).abs() < 1e-12);
         assert_eq!((e.contrasts, e.blocks, e.broken), (1, 1, 1));
         assert!(trial.needs_coin(), "the pair is over");
         // No work at all while on is as bad.
@@ -1010,9 +1135,9 @@ mod tests {
     }
 
     const KNOWN_EVIDENCE_BITS: [u64; 3] = [
-        4_680_848_276_933_539_178,
-        4_655_753_136_016_719_034,
-        4_716_830_106_107_042_928,
+        4_682_480_581_169_411_794,
+        4_667_792_017_037_447_354,
+        4_721_650_533_544_340_940,
     ];
 
     #[test]
