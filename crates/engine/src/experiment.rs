@@ -210,7 +210,7 @@ impl Experiment {
 
     /// Evidence for a gain (e-value).
     pub(crate) fn evidence(&self) -> f64 {
-        let trial = self.trial.estimate().evidence;
+        let trial = self.trial.evidence();
         match &self.staged {
             // One process with one threshold: half of the capital is bet on the stages, and what there is after them on
             // the round trips, if it comes to that.

@@ -143,7 +143,8 @@ impl Watch {
     /// `probation_pairs`: pairs of the probation; `floor`: CPUs below which nothing is tried.
     pub(crate) fn new(e: &Experiment, probation_pairs: u32, floor: f64) -> Self {
         let panel = e.setup.panel.clone();
-        let scale = e.trial.estimate().scale;
+        // A trial that ended after few blocks may believe in too small a scale, which would cost a good change its place.
+        let scale = e.trial.estimate().scale.max(e.setup.parameters.scale_prior / 2.0);
         let count = panel.members().len() as f64;
         let rail_of = |m: &Member| e.rails.iter().find(|r| r.is_of(m)).and_then(Guardrail::scale);
         // Of several each is noisier than their mean.

@@ -437,10 +437,10 @@ fn misled(runs: usize, random: &mut Random) {
          history gave is multiplied by the factor. Per cell: share accepted, blocks to accept (median and 90th percentile of \
          all runs; more than the budget: –).\n"
     );
-    let factors = [0.25, 0.5, 1.0, 2.0, 4.0];
-    let names = factors.map(|f| format!("x {f}"));
+    let factors = [1.0 / 32.0, 0.125, 0.5, 1.0, 2.0, 4.0, 8.0];
+    let names = ["x 1/32", "x 1/8", "x 1/2", "x 1", "x 2", "x 4", "x 8"];
     let mut header = vec!["cv, load", "effect"];
-    header.extend(names.iter().map(String::as_str));
+    header.extend(names);
     head(&header);
     for (cv, wanted) in [(0.02, "rho .5"), (0.05, "all"), (0.10, "rho .5"), (0.10, "all")] {
         let load = Load::scenarios(cv)
