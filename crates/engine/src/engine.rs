@@ -1118,7 +1118,15 @@ impl Engine {
     /// After an experiment: gathers passive history anew, since the level may have moved, and asks the strategies
     /// that were not asked yet.
     pub(crate) fn look_further(&mut self, id: &WorkloadId, settling: Nanoseconds) {
-        let from = self.now + settling;
+        self.ask_after(id, settling);
+        if !self.guards.any(id) {
+            self.decide(id, Stage::Observed, "the other strategies are asked", false);
+        }
+    }
+
+    /// Gathers passive history anew from so much later on, and asks the strategies then.
+    pub(crate) fn ask_after(&mut self, id: &WorkloadId, wait: Nanoseconds) {
+        let from = self.now + wait;
         let improved = self.guards.any(id);
         let Some(w) = self.workloads.get_mut(id) else {
             return;
@@ -1128,9 +1136,6 @@ impl Engine {
         w.forget_inspections();
         w.proposed = None;
         w.seeking = improved;
-        if !improved {
-            self.decide(id, Stage::Observed, "the other strategies are asked", false);
-        }
     }
 
     /// Why a strategy that has a change in force on the workload is not asked again; `None` when it is.

@@ -128,6 +128,8 @@ pub(crate) struct Experiment {
     pub(crate) orphans: BTreeSet<WorkloadId>,
     /// Its workloads for whose sake it was broken off.
     pub(crate) blamed: BTreeSet<WorkloadId>,
+    /// Its change could not be made now, and may be later.
+    pub(crate) not_now: bool,
     /// Whether the change was sent off and on before the first block.
     rehearsal: bool,
     /// Blocks begun, for their numbers.
@@ -153,6 +155,7 @@ impl Experiment {
             trip: None,
             orphans: BTreeSet::new(),
             blamed: BTreeSet::new(),
+            not_now: false,
             rehearsal: false,
             begun: 0,
             fallen_since: None,
@@ -247,6 +250,15 @@ impl Experiment {
     /// Whether it is a rollout in stages.
     pub(crate) fn is_staged(&self) -> bool {
         self.setup.kind == ExperimentKind::StagedRollout
+    }
+
+    /// Whether its change is being made for the first time: if it cannot be made now, nothing was tried yet.
+    pub(crate) fn begins(&self) -> bool {
+        match self.phase {
+            Phase::Preparing => true,
+            Phase::Stage => self.parts.len() <= 1,
+            Phase::Block(_) | Phase::Concluding => false,
+        }
     }
 
     /// Whether an action belongs to it.

@@ -49,6 +49,10 @@ const STUCK: Nanoseconds = Nanoseconds::from_secs(600);
 const STUCK_MAX: u32 = 3;
 /// After a joint trial that proved nothing its members are tried one by one for so long.
 pub(crate) const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
+/// A trial that could not begin because an effector said "not now" is put off so many times at most …
+const POSTPONED_MAX: u32 = 5;
+/// … at first for so long, and for twice as long each time: a quarter of an hour in all.
+const POSTPONED: Nanoseconds = Nanoseconds::from_secs(30);
 /// A member of a joint trial that proved nothing is tried alone when its own estimate is this many standard errors
 /// above nothing.
 const PROMISING_ERRORS: f64 = 1.0;
@@ -1003,6 +1007,9 @@ impl Engine {
         match id {
             Some(id) => {
                 self.blame(id, action);
+                if let Some(e) = self.experiments.get_mut(&id) {
+                    e.not_now |= fault.kind == FaultKind::Busy && e.begins();
+                }
                 self.abort(id, text);
             }
             None => self.withdraw(action, &text),
@@ -1306,8 +1313,17 @@ impl Engine {
             // A try that was broken off could have been accepted until then: its level is used up.
             self.discovery.record(verdict == Verdict::Accepted);
         }
+        if !e.not_now {
+            for m in &living {
+                if let Some(w) = self.workloads.get_mut(&m.workload) {
+                    w.postponed = 0;
+                }
+            }
+        }
         if verdict == Verdict::Accepted {
             self.accept(&e, record, &living);
+        } else if e.not_now && verdict == Verdict::Aborted {
+            self.postpone(&e, &living);
         } else if panel.is_joint() {
             self.refuse_joint(&e, verdict, &living);
         } else {
@@ -1359,6 +1375,74 @@ impl Engine {
                 w.seeking = false;
                 w.more_at = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
             }
+            self.summarise(id);
+        }
+    }
+
+    /// A trial that could not begin, because an effector said "not now", is put off: after a wait the strategies are asked
+    /// anew. Whoever stood in the way too often is refused for longer; who was to be tried with it goes on without it.
+    fn postpone(&mut self, e: &Experiment, living: &[Member]) {
+        // Nothing was tried, so it takes none of the trials of this hour.
+        if let Some(at) = self.starts.iter().rposition(|at| *at == e.setup.started) {
+            self.starts.remove(at);
+        }
+        let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
+        for m in living {
+            let id = &m.workload;
+            let blamed = e.blamed.contains(id);
+            let Some(w) = self.workloads.get_mut(id) else {
+                continue;
+            };
+            let times = w.postponed;
+            if blamed {
+                w.postponed = times.saturating_add(1);
+                w.alone_until = self.now + ALONE;
+            }
+            if !may_go_on || (blamed && times >= POSTPONED_MAX) {
+                let times = if blamed { times } else { 0 };
+                if let Some(w) = self.workloads.get_mut(id) {
+                    w.postponed = 0;
+                }
+                let text = format!(
+                    "aborted by experiment {}: {}{}; nothing was changed",
+                    e.setup.id,
+                    e.reason,
+                    if times > 0 {
+                        format!(", for the {times}th time in a row after it was put off")
+                    } else {
+                        String::new()
+                    }
+                );
+                self.refuse_tried(e, id, Verdict::Aborted, text);
+                continue;
+            }
+            let wait = if blamed {
+                POSTPONED * (1 << times.min(POSTPONED_MAX))
+            } else {
+                Nanoseconds::ZERO
+            };
+            let text = if blamed {
+                format!(
+                    "experiment {} is put off for {wait} ({} of {POSTPONED_MAX} times): {}; nothing was changed",
+                    e.setup.id,
+                    times + 1,
+                    e.reason
+                )
+            } else {
+                format!(
+                    "experiment {}{} is put off: {}; nothing was changed, and it is tried without whom that was about",
+                    e.setup.id,
+                    as_one(&e.setup.panel),
+                    e.reason
+                )
+            };
+            let stage = if self.guards.any(id) {
+                Stage::Improved
+            } else {
+                Stage::Observed
+            };
+            self.decide(id, stage, text, false);
+            self.ask_after(id, wait);
             self.summarise(id);
         }
     }

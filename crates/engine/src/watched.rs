@@ -75,6 +75,8 @@ pub(crate) struct Watched {
     pub(crate) proposed: Option<Proposed>,
     /// Until when it is not tried together with others.
     pub(crate) alone_until: Nanoseconds,
+    /// Times in a row that a trial of it could not begin because its effector said "not now".
+    pub(crate) postponed: u32,
     /// When a refusal is looked at again.
     pub(crate) retry_at: Nanoseconds,
     /// Start of the observation window that goes to the history next.
@@ -114,6 +116,7 @@ impl Watched {
             nothing_further: String::new(),
             proposed: None,
             alone_until: Nanoseconds::ZERO,
+            postponed: 0,
             retry_at: Nanoseconds::ZERO,
             window_from: now,
             gone: false,

@@ -244,6 +244,9 @@ struct World {
     refuse_apply: Option<Fault>,
     /// No change can be made on this plant.
     refuse_for: Option<&'static str>,
+    /// Changes that an effector puts off with "not now" before it makes one, and those that it has put off: when.
+    not_now: u32,
+    put_off: Vec<u64>,
     kept: Vec<ActionId>,
 }
 
@@ -313,6 +316,8 @@ impl World {
             fail_undo: false,
             refuse_apply: None,
             refuse_for: None,
+            not_now: 0,
+            put_off: vec![],
             kept: vec![],
         }
     }
@@ -362,6 +367,16 @@ impl World {
                 let fault = Fault {
                     kind: FaultKind::Denied,
                     text: "not permitted".into(),
+                };
+                self.pending
+                    .push(Event::Settled(action.id, Direction::Apply, Err(fault)));
+            }
+            Command::Apply(action) if self.not_now > 0 => {
+                self.not_now -= 1;
+                self.put_off.push(self.second);
+                let fault = Fault {
+                    kind: FaultKind::Busy,
+                    text: "a snapshot is being written".into(),
                 };
                 self.pending
                     .push(Event::Settled(action.id, Direction::Apply, Err(fault)));
@@ -928,6 +943,78 @@ fn a_refused_change_ends_the_trial_without_harm() {
         world.stories
     );
     assert!(world.on.is_empty());
+}
+
+#[test]
+fn not_now_puts_a_trial_off_and_does_not_end_it() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.not_now = 3;
+    world.run(900);
+    assert_eq!((world.put_off.len(), world.not_now), (3, 0));
+    // Each wait is longer than the one before; passive history is gathered anew after it.
+    let waits: Vec<u64> = world.put_off.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(waits[0] >= 60 && waits[1] >= waits[0] + 30, "{waits:?}");
+    let told: Vec<&String> = world
+        .stories
+        .iter()
+        .filter(|s| s.contains("put off for"))
+        .collect();
+    assert_eq!(told.len(), 3, "{:#?}", world.stories);
+    assert!(told[2].contains("3 of 5 times") && told[2].contains("a snapshot is being written"));
+    let verdicts: Vec<Verdict> = world.verdicts.iter().map(|v| v.1).collect();
+    assert_eq!(
+        verdicts,
+        [
+            Verdict::Aborted,
+            Verdict::Aborted,
+            Verdict::Aborted,
+            Verdict::Accepted
+        ]
+    );
+    assert_eq!(world.stage("good"), Stage::Improved);
+    // Nothing was tried in those, so no trial of this hour is used up.
+    assert_eq!(world.engine.view().budget.experiments_last_hour, 1);
+}
+
+#[test]
+fn not_now_for_ever_ends_in_a_refusal_that_says_how_often() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.not_now = u32::MAX;
+    for _ in 0..2000 {
+        world.run(1);
+        if world.stage("good") == Stage::Declined {
+            break;
+        }
+    }
+    assert_eq!(world.put_off.len(), 6, "five times put off, then refused");
+    assert_eq!(world.stage("good"), Stage::Declined);
+    assert!(world.on.is_empty());
+    let last = world.stories.last().unwrap();
+    assert!(last.contains("5th time in a row"), "{last}");
+}
+
+#[test]
+fn who_must_wait_does_not_keep_the_others_waiting() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    // Of the three that are to be changed as one, the first cannot be changed now.
+    world.not_now = 1;
+    world.run(900);
+    assert_eq!(world.records[0].verdict, Some(Verdict::Aborted));
+    let accepted: Vec<&ExperimentRecord> = world
+        .records
+        .iter()
+        .filter(|r| r.verdict == Some(Verdict::Accepted))
+        .collect();
+    assert_eq!(accepted[0].workload.as_str(), "b", "{:#?}", world.stories);
+    assert_eq!(accepted[0].others.len(), 1, "{:#?}", world.stories);
+    for name in ["b", "c"] {
+        assert_eq!(world.stage(name), Stage::Improved, "{:#?}", world.stories);
+    }
+    // The first has its turn later: what would be done for it is the setting that the others have by now.
+    let view = world.engine.view();
+    let first = view.workloads.iter().find(|w| w.id.as_str() == "a").unwrap();
+    let said: Vec<&str> = first.decisions.iter().map(|d| d.text.as_str()).collect();
+    assert!(said.iter().any(|t| t.contains("in force already")), "{said:#?}");
 }
 
 /// Two strategies that help, between them one that declines and one that does not help.
