@@ -78,6 +78,8 @@ pub struct LogicalCpu {
     pub isolated: bool,
     /// Without the timer tick.
     pub tickless: bool,
+    /// Given to one control group alone.
+    pub partitioned: bool,
 }
 
 /// A cache.
@@ -200,6 +202,7 @@ impl Topology {
                     capacity: c.capacity,
                     isolated: c.isolated,
                     tickless: c.tickless,
+                    partitioned: c.partitioned,
                 })
                 .collect(),
             offline: numbers(&t.offline),

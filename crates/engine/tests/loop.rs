@@ -262,6 +262,7 @@ fn machine() -> Machine {
                 package: 0,
                 llc: homeostat_model::LlcId(0),
                 node: homeostat_model::NodeId(0),
+                set_aside: false,
             })
             .collect(),
         nodes: vec![],

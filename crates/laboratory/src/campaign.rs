@@ -1885,6 +1885,7 @@ mod tests {
                         package: i / 4,
                         llc: LlcId(i / 4 * 4),
                         node: node(i),
+                        set_aside: false,
                     })
                     .collect(),
                 nodes: vec![],

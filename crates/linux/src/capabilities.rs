@@ -15,6 +15,7 @@ use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceSt
 use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
 use crate::sys::perf::OpenError;
 use crate::sys::{memory, probe};
+use homeostat_model::units::ranges;
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -54,6 +55,28 @@ impl Seen {
         self.passing = passing;
         self
     }
+}
+
+/// How many CPUs nobody has set aside, and who the others are for.
+fn cpus_in_general_use(root: &Root, machine: &Machine) -> Seen {
+    let set_aside = topology::SetAside::read(root);
+    let rows = [
+        (&set_aside.isolated, "isolated (isolcpus=)"),
+        (&set_aside.tickless, "without the timer tick (nohz_full=)"),
+        (&set_aside.partitioned, "in a partition of cpusets"),
+    ];
+    let told: Vec<String> = rows
+        .iter()
+        .filter(|(cpus, _)| !cpus.is_empty())
+        .map(|(cpus, how)| format!("CPUs {} are {how}", ranges(cpus.iter().copied())))
+        .collect();
+    let (general, all) = (machine.general_cpus().count(), machine.cpus.len());
+    if told.is_empty() {
+        return Seen::new(Available, format!("all {all} CPUs"), "");
+    }
+    let detail = format!("{general} of {all} CPUs; {}", told.join("; "));
+    // It is as a person wanted it: there is nothing to remedy.
+    Seen::new(Limited, detail, "")
 }
 
 /// Whether an error of the system may pass by itself.
@@ -455,6 +478,11 @@ impl List {
             "nothing to place: strategies about memory nodes do not apply",
             seen,
         );
+        self.add(
+            "cpus.general",
+            "programs are placed on the other CPUs only, which alone count as room",
+            cpus_in_general_use(root, machine),
+        );
         self.locality(root, machine);
         self.placing(root, machine);
         let seen = match control::probe(root) {
@@ -484,7 +512,7 @@ impl List {
 
     /// The hands of the placement strategies.
     fn placing(&mut self, root: &Root, machine: &Machine) {
-        let domains: std::collections::BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
+        let domains: std::collections::BTreeSet<_> = machine.general_cpus().map(|c| c.llc).collect();
         let with_memory: Vec<u32> = machine
             .nodes
             .iter()

@@ -1,9 +1,10 @@
 //! The real machine behind the traits of the seam.
 
-use crate::effectors::Registry;
+use crate::effectors::{self, Registry};
 use crate::meters::{Meter, MeterKind, MeterSettings};
 use crate::sensors::counters::HardwareCounters;
 use crate::sensors::host::Host;
+use crate::sensors::kernel_balancing::BalancingWatch;
 use crate::sensors::locality::LocalitySensor;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
@@ -11,8 +12,9 @@ use crate::sensors::{regions, topology};
 use crate::sys::numa::CpuMask;
 use crate::{Root, capabilities};
 use homeostat_model::{
-    Action, Bytes, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, MeterReading,
-    Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId, WorkloadSample,
+    Action, Bytes, Direction, KernelBalancing, Locality, Machine, MemoryMap, MeterCandidate, MeterId,
+    MeterReading, Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId,
+    WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
@@ -80,6 +82,9 @@ pub struct LinuxPlatform {
     root: Root,
     clock: MonotonicClock,
     host: Host,
+    balancing: BalancingWatch,
+    /// What the last scan saw of the kernel's NUMA balancing.
+    balanced: Option<KernelBalancing>,
     /// Opened at the first sample, so that a machine without /proc is an error with its reason, not a panic.
     processes: Option<ProcessTable>,
     workloads: BTreeMap<WorkloadId, Workload>,
@@ -126,6 +131,8 @@ impl LinuxPlatform {
         Self {
             clock: MonotonicClock,
             host: Host::new(root.clone()),
+            balancing: BalancingWatch::new(root.clone()),
+            balanced: None,
             processes: None,
             workloads: BTreeMap::new(),
             other_tuners: Vec::new(),
@@ -402,6 +409,11 @@ impl Sensors for LinuxPlatform {
         let at = self.clock.now();
         let own_cpu_total = read_clock(ClockId::ProcessCPUTime);
         let mut machine = self.host.sample(request.scan)?;
+        if request.scan {
+            let holder = self.effectors.holder(effectors::NUMA_BALANCING);
+            self.balanced = self.balancing.look(at, self.host.cpu_busy(), holder);
+        }
+        machine.numa_balancing.clone_from(&self.balanced);
         let (workloads, samples) = if request.scan {
             let (workloads, samples) = self.scan(&request.detail)?;
             (Some(workloads), samples)

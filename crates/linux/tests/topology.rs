@@ -115,6 +115,7 @@ fn nodes_near_and_far_caches_and_devices_are_where_they_are() {
         .map(|c| c.id.0)
         .collect();
     assert_eq!(isolated, [30, 31]);
+    assert!(t.cpus.iter().all(|c| !c.partitioned));
     // A cluster that is a core says nothing.
     assert!(t.cpus.iter().all(|c| c.cluster.is_none() && c.die.is_none()));
     // Partitions, loop devices and the loopback interface are no devices at a place.
@@ -237,4 +238,46 @@ fn captured_hosts_and_the_running_machine_can_be_described() {
         assert!(cache.cpus.iter().any(|cpu| known.contains(cpu)), "{cache:?}");
     }
     assert!(t.nodes.iter().any(|n| n.memory.0 > 0));
+}
+
+/// The CPUs that are no room.
+fn set_aside(root: &Root) -> Vec<u32> {
+    let machine = topology::read(root).unwrap();
+    let all = machine.cpus.iter().filter(|c| c.set_aside);
+    all.map(|c| c.id.0).collect()
+}
+
+#[test]
+fn cpus_that_were_set_aside_are_known_however_that_was_done() {
+    let directory = put_up("server-4-nodes");
+    let root = Root::new(directory.path());
+    assert_eq!(set_aside(&root), [30, 31]);
+    let machine = topology::read(&root).unwrap();
+    assert_eq!(machine.general_cpus().count(), machine.cpus.len() - 2);
+    // A kernel that can do without the tick and was not told to.
+    let cpu = directory.path().join("sys/devices/system/cpu");
+    std::fs::write(cpu.join("nohz_full"), "(null)\n").unwrap();
+    assert_eq!(set_aside(&root), [30, 31]);
+    std::fs::write(cpu.join("isolated"), "\n").unwrap();
+    assert_eq!(set_aside(&root), Vec::<u32>::new());
+    std::fs::write(cpu.join("nohz_full"), "8-9\n").unwrap();
+    assert_eq!(set_aside(&root), [8, 9]);
+    std::fs::write(cpu.join("nohz_full"), "\n").unwrap();
+
+    // A partition of cpusets is made while we run, and is noticed.
+    let before = Online::read(&root);
+    let groups = directory.path().join("sys/fs/cgroup");
+    std::fs::create_dir_all(&groups).unwrap();
+    std::fs::write(groups.join("cpuset.cpus.effective"), "0-27\n").unwrap();
+    assert_eq!(set_aside(&root), [28, 29, 30, 31]);
+    assert_ne!(Online::read(&root), before);
+    let t = topology::describe(&root).unwrap();
+    let partitioned = t.cpus.iter().filter(|c| c.partitioned);
+    assert_eq!(partitioned.map(|c| c.id.0).collect::<Vec<_>>(), [28, 29, 30, 31]);
+    // A container that was given some CPUs sees a root of its own: the others are not known to be a partition's.
+    std::fs::write(groups.join("cpuset.cpus"), "0-27\n").unwrap();
+    assert_eq!(set_aside(&root), Vec::<u32>::new());
+    std::fs::remove_file(groups.join("cpuset.cpus")).unwrap();
+    std::fs::write(groups.join("cpuset.cpus.effective"), "rubbish\n").unwrap();
+    assert_eq!(set_aside(&root), Vec::<u32>::new());
 }

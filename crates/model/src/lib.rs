@@ -27,7 +27,9 @@ pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaN
 pub use memory::{MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, Pieces};
 pub use meter::{MeterCandidate, MeterClass, MeterId, MeterReading};
 pub use places::{MemoryByKind, NumaBalancing, Places, Redispatches};
-pub use sample::{HugePageSettings, MachineSample, PageSizeSetting, Pressure, Snapshot, WorkloadSample};
+pub use sample::{
+    HugePageSettings, KernelBalancing, MachineSample, PageSizeSetting, Pressure, Snapshot, WorkloadSample,
+};
 pub use topology::{
     Cache, CacheKind, Device, DeviceKind, LogicalCpu, MemoryAccess, MemoryNode, MemoryTier, SideCache,
     Topology,

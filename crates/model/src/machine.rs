@@ -22,6 +22,10 @@ pub struct Cpu {
     pub llc: LlcId,
     /// NUMA node.
     pub node: NodeId,
+    /// Taken out of general use by a person: `isolcpus=`, `nohz_full=`, or a partition of the control groups (cpuset).
+    /// Nothing is placed there, and it is no room.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub set_aside: bool,
 }
 
 /// One NUMA node.
@@ -63,6 +67,10 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// The CPUs in general use, in order: those that nobody has set aside.
+    pub fn general_cpus(&self) -> impl Iterator<Item = &Cpu> {
+        self.cpus.iter().filter(|c| !c.set_aside)
+    }
     /// The capability of that name, if it was probed.
     pub fn capability(&self, id: &str) -> Option<&Capability> {
         self.capabilities.iter().find(|c| c.id.as_str() == id)

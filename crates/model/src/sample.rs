@@ -36,6 +36,29 @@ pub struct HugePageSettings {
     pub khugepaged_pages_collapsed: u64,
 }
 
+/// Automatic NUMA balancing of the kernel, and what it did lately on the whole host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelBalancing {
+    /// `/proc/sys/kernel/numa_balancing`: 0 off, 1 on, 2 memory tiering, 3 both.
+    pub value: u8,
+    /// Who set that value when it is neither the kernel's own default nor ours: the file (kernel command line, sysctl.d,
+    /// a profile of tuned), or `at run time`.
+    pub set_by: Option<String>,
+    /// Whether homeostat holds the setting at this value now.
+    pub ours: bool,
+    /// What follows was counted over so much of the past, at most five minutes, with the setting as it is now. Zero when it
+    /// was looked at once only.
+    pub window: Nanoseconds,
+    /// CPU time spent busy by all CPUs together in the window.
+    pub cpu_busy: Nanoseconds,
+    /// Faults taken to find out from where a page is used.
+    pub hint_faults: u64,
+    /// Of which the page was on the node of the thread.
+    pub hint_faults_local: u64,
+    /// Pages migrated.
+    pub pages_migrated: u64,
+}
+
 /// The machine in one interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSample {
@@ -65,6 +88,9 @@ pub struct MachineSample {
     pub huge_pages: HugePageSettings,
     /// Other tuners that run (tuned, numad, bpftune, …), by name.
     pub other_tuners: Vec<String>,
+    /// Automatic NUMA balancing; `None` where the kernel has none or there is one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_balancing: Option<KernelBalancing>,
 }
 
 /// One workload in one interval.

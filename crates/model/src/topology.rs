@@ -45,6 +45,8 @@ pub struct LogicalCpu {
     pub isolated: bool,
     /// Runs without the timer tick (`nohz_full=`).
     pub tickless: bool,
+    /// Given to one control group alone (a partition of cpusets).
+    pub partitioned: bool,
 }
 
 /// What a cache holds.

@@ -297,6 +297,7 @@ impl Layout {
                         package: chip.node,
                         llc: LlcId(first),
                         node: NodeId(chip.node),
+                        set_aside: false,
                     });
                 }
             }

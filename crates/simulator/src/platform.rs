@@ -822,6 +822,8 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
             khugepaged_pages_collapsed: 0,
         },
         other_tuners: world.tuners(),
+        // Hinting faults are not simulated: the kernel of the simulated machine has no automatic balancing.
+        numa_balancing: None,
     }
 }
 

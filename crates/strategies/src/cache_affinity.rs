@@ -240,7 +240,7 @@ impl Strategy for CacheAffinity {
     }
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
-        let domains: BTreeSet<_> = machine.cpus.iter().map(|c| c.llc).collect();
+        let domains: BTreeSet<_> = machine.general_cpus().map(|c| c.llc).collect();
         if domains.len() < 2 {
             return Err("all CPUs share one last-level cache: threads are together wherever they run".into());
         }
@@ -330,7 +330,7 @@ pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
 fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let cpus = placement(seen)?;
     let given = cpus.len() as f64;
-    let all = seen.machine.cpus.len() as f64;
+    let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.sample.interval.as_secs_f64();
     if interval <= 0.0 || given >= all {
         return None;
@@ -626,7 +626,7 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
         ),
         predicted: gain,
         effector: EffectorId::from("thread_placement"),
-        target: Target::Cpus(seen.machine.cpus.iter().map(|c| c.id).collect()),
+        target: Target::Cpus(seen.machine.general_cpus().map(|c| c.id).collect()),
         stages: Vec::new(),
         arguments,
         reversible: true,
@@ -694,7 +694,7 @@ fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Pictu
         ),
         predicted: gain,
         effector: EffectorId::from("thread_placement"),
-        target: Target::Cpus(seen.machine.cpus.iter().map(|c| c.id).collect()),
+        target: Target::Cpus(seen.machine.general_cpus().map(|c| c.id).collect()),
         stages: Vec::new(),
         arguments: BTreeMap::from([("group_by".to_owned(), "board".to_owned())]),
         reversible: true,

@@ -10,19 +10,21 @@ mod cache_affinity;
 mod common;
 mod large_pages;
 mod memory_affinity;
+mod numa_balancing;
 mod prefetch;
 
 pub use common::score::{PlacementScore, Scored, placement_scores};
 use homeostat_engine::Strategy;
 
 /// All strategies, in the order in which they are considered: threads before the memory that follows them, and both
-/// before large pages, which are not moved any more.
+/// before large pages, which are not moved any more; last what is set for the whole host.
 pub fn all() -> Vec<Box<dyn Strategy>> {
     vec![
         Box::new(cache_affinity::CacheAffinity),
         Box::new(memory_affinity::MemoryAffinity),
         Box::new(large_pages::LargePages),
         Box::new(prefetch::Prefetch),
+        Box::new(numa_balancing::NumaBalancing),
     ]
 }
 
@@ -33,6 +35,7 @@ pub fn book() -> Vec<(&'static str, String)> {
         ("memory_affinity", doc_comment(include_str!("memory_affinity.rs"))),
         ("large_pages", doc_comment(include_str!("large_pages.rs"))),
         ("prefetch", doc_comment(include_str!("prefetch.rs"))),
+        ("numa_balancing", doc_comment(include_str!("numa_balancing.rs"))),
     ]
 }
 

@@ -186,7 +186,7 @@ impl Strategy for Prefetch {
         // Where it is kept decides on which CPUs the switch was made.
         let on_part = seen.held.iter().any(|h| {
             h.strategy.as_str() == ID
-                && matches!(&h.target, Target::Cpus(cpus) if cpus.len() < seen.machine.cpus.len())
+                && matches!(&h.target, Target::Cpus(cpus) if cpus.len() < seen.machine.general_cpus().count())
         });
         placed_by_a_person(seen)
             .filter(|_| on_part)
@@ -269,7 +269,7 @@ fn propose(
     }
     let system = demand.own / demand.total.max(1e-9);
     let cpus = if system > SYSTEM_SHARE_MIN.value(policy) {
-        seen.machine.cpus.iter().map(|c| c.id).collect()
+        seen.machine.general_cpus().map(|c| c.id).collect()
     } else {
         own_cpus(seen, locality, domains)
     };

@@ -86,11 +86,21 @@ fn summary(t: &Topology) -> String {
         };
         let _ = write!(text, "; {}{size}", plural(last.len() as u64, "last-level cache"));
     }
-    let isolated: Vec<u32> = t.cpus.iter().filter(|c| c.isolated).map(|c| c.id).collect();
-    for (what, list) in [("isolated", isolated), ("switched off", t.offline.clone())] {
+    let those = |is: fn(&LogicalCpu) -> bool| t.cpus.iter().filter(|c| is(c)).map(|c| c.id).collect();
+    let set_aside: Vec<u32> = those(|c| c.isolated || c.tickless || c.partitioned);
+    let rows: [(&str, Vec<u32>); 4] = [
+        ("isolated", those(|c| c.isolated)),
+        ("without the timer tick", those(|c| c.tickless)),
+        ("in a partition of cpusets", those(|c| c.partitioned)),
+        ("switched off", t.offline.clone()),
+    ];
+    for (what, list) in rows {
         if !list.is_empty() {
             let _ = write!(text, "; CPUs {} are {what}", ranges(list));
         }
+    }
+    if !set_aside.is_empty() {
+        let _ = write!(text, "; nothing is placed on CPUs {}", ranges(set_aside));
     }
     text
 }

@@ -25,6 +25,18 @@ use homeostat_model::{Action, Direction, EffectorId, ProcessId, Progress, UndoRe
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
 
+/// Whose value a setting has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// Not ours; whoever set it.
+    #[default]
+    Unknown,
+    /// Ours.
+    Homeostat,
+    /// That of somebody who set it while it was ours.
+    SomebodyElse,
+}
+
 /// One kind of change. See `homeostat_platform::Effectors` for the contract of each method.
 pub trait Effector {
     /// Stable name.
@@ -51,6 +63,11 @@ pub trait Effector {
     /// Takes a change over that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
     fn adopt(&mut self, record: &UndoRecord) {
         let _ = record;
+    }
+    /// Whose value a setting of the host, a file, has, as far as this effector knows.
+    fn holder(&self, file: &str) -> Holder {
+        let _ = file;
+        Holder::Unknown
     }
     /// The masks that an action gives to threads, by its record.
     fn masks_of(&self, record: &UndoRecord) -> Vec<CpuMask> {
@@ -103,6 +120,12 @@ impl Registry {
             .iter_mut()
             .flat_map(|effector| effector.review(workloads))
             .collect()
+    }
+
+    /// Whose value a setting of the host, a file, has.
+    pub fn holder(&self, file: &str) -> Holder {
+        let mut known = self.effectors.iter().map(|effector| effector.holder(file));
+        known.find(|h| *h != Holder::Unknown).unwrap_or_default()
     }
 
     /// The masks that an action gives to threads, by its record; none where it is of another boot or not understood.

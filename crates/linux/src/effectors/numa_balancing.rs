@@ -2,17 +2,22 @@
 //!
 //! **Apply** writes the value of the action to `/proc/sys/kernel/numa_balancing` (0 off, 1 on, 2 memory tiering, their sum;
 //! Documentation/admin-guide/sysctl/kernel.rst), **undo** the value found. Both are read back. Whoever writes another value in
-//! between wins: Apply ends in a conflict, and the undo leaves it as it is. A value that somebody configured (`sysctl.d`,
-//! `sysctl.conf`, `numa_balancing=` on the kernel's command line) is not tried at all.
+//! between wins: Apply ends in a conflict, the undo leaves it as it is, and it is not tried again by this process. A value
+//! that somebody configured (`sysctl.d`, `sysctl.conf`, a profile of tuned, `numa_balancing=` on the kernel's command line)
+//! is not tried at all.
+//!
+//! The setting is one for all workloads. Where several are tried together each has an action of its own for it; the value
+//! found comes back when the last of them is undone. A fresh process knows of none of them but those that it was told of
+//! (`adopt`), and writes the value back at the first undo, which is right after a crash.
 //!
 //! The target is that one file; the one argument is `value`.
 
-use super::Effector;
 use super::identity::{boot_id, malformed, of_another_boot};
+use super::{Effector, Holder};
 use crate::Root;
-use crate::sensors::files;
+use crate::sensors::{files, huge_pages};
 use homeostat_model::action::Target;
-use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
+use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,11 +36,23 @@ const CONFIGURATIONS: [&str; 5] = [
 /// Bits that the kernel knows: `NUMA_BALANCING_NORMAL` and `NUMA_BALANCING_MEMORY_TIERING`.
 const VALUE_MAX: u8 = 3;
 
+/// What the setting is called in sentences for people, which begin with it.
+const NAME: &str = "kernel.numa_balancing";
+
+/// How an action was left.
+struct Left {
+    direction: Direction,
+    workload: WorkloadId,
+    /// The value of the action.
+    ours: u8,
+}
+
 /// Switches automatic NUMA balancing.
 pub(super) struct NumaBalancing {
     root: Root,
-    /// The state in which each action was left.
-    left: BTreeMap<ActionId, Direction>,
+    left: BTreeMap<ActionId, Left>,
+    /// The value that somebody else wrote while the setting was ours.
+    theirs: Option<u8>,
 }
 
 impl NumaBalancing {
@@ -43,6 +60,7 @@ impl NumaBalancing {
         Self {
             root,
             left: BTreeMap::new(),
+            theirs: None,
         }
     }
 
@@ -55,6 +73,13 @@ impl NumaBalancing {
         ))
     }
 
+    /// Whether another action holds the setting at this value.
+    fn is_held_besides(&self, id: ActionId, value: u8) -> bool {
+        self.left
+            .iter()
+            .any(|(other, left)| *other != id && left.direction == Direction::Apply && left.ours == value)
+    }
+
     fn survey(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
         let wanted = wanted(action)?;
         let found = read(&self.root)?;
@@ -63,6 +88,13 @@ impl NumaBalancing {
                 what: FILE.into(),
                 expected: format!("another value than {wanted}"),
                 found: format!("{wanted} already"),
+            });
+        }
+        if let Some(theirs) = self.theirs {
+            return Err(PlatformError::Conflict {
+                what: FILE.into(),
+                expected: "chosen by nobody".into(),
+                found: format!("{theirs}, written by somebody else while homeostat had set it"),
             });
         }
         if let Some(place) = configured(&self.root) {
@@ -83,12 +115,32 @@ impl NumaBalancing {
             .and_then(|v| v.parse().ok())
             .ok_or_else(|| malformed(record, "value"))?;
         let now = read(&self.root)?;
-        let was_left_so = self.left.get(&record.action.id) == Some(&direction);
+        let id = record.action.id;
+        let was_left_so = self.left.get(&id).is_some_and(|left| left.direction == direction);
+        let left = Left {
+            direction,
+            workload: record.action.workload.clone(),
+            ours,
+        };
+        if direction == Direction::Undo && now == ours && self.is_held_besides(id, ours) {
+            // It goes back with the last of them.
+            self.left.insert(id, left);
+            return Ok(Progress {
+                done: true,
+                finished: 1,
+                total: 1,
+                verified: true,
+                ..Progress::default()
+            });
+        }
         let (goal, source) = match direction {
             Direction::Apply => (ours, found),
             Direction::Undo => (found, ours),
         };
         let is_others = now != goal && (now != source || was_left_so);
+        if is_others {
+            self.theirs = Some(now);
+        }
         match direction {
             Direction::Apply if is_others => {
                 return Err(PlatformError::Conflict {
@@ -111,7 +163,7 @@ impl NumaBalancing {
         if now != goal {
             write(&self.root, goal)?;
         }
-        self.left.insert(record.action.id, direction);
+        self.left.insert(id, left);
         Ok(Progress {
             done: true,
             finished: 1,
@@ -146,6 +198,61 @@ impl Effector for NumaBalancing {
 
     fn forget(&mut self, record: &UndoRecord) {
         self.left.remove(&record.action.id);
+    }
+
+    fn adopt(&mut self, record: &UndoRecord) {
+        if let Ok(ours) = wanted(&record.action) {
+            let left = Left {
+                direction: Direction::Apply,
+                workload: record.action.workload.clone(),
+                ours,
+            };
+            self.left.insert(record.action.id, left);
+        }
+    }
+
+    fn review(&mut self, _workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        let in_force = || {
+            self.left
+                .values()
+                .filter(|left| left.direction == Direction::Apply)
+        };
+        if in_force().next().is_none() {
+            return Vec::new();
+        }
+        let Ok(now) = read(&self.root) else {
+            return Vec::new();
+        };
+        let told: Vec<(WorkloadId, String)> = in_force()
+            .filter(|left| left.ours != now)
+            .map(|left| {
+                let sentence = format!(
+                    "{NAME} was set to {now} by somebody else, after homeostat had set it to {}",
+                    left.ours
+                );
+                (left.workload.clone(), sentence)
+            })
+            .collect();
+        if !told.is_empty() {
+            self.theirs = Some(now);
+        }
+        told
+    }
+
+    fn holder(&self, file: &str) -> Holder {
+        let mut in_force = self
+            .left
+            .values()
+            .filter(|left| left.direction == Direction::Apply);
+        if file != FILE {
+            Holder::Unknown
+        } else if self.theirs.is_some() {
+            Holder::SomebodyElse
+        } else if in_force.next().is_some() {
+            Holder::Homeostat
+        } else {
+            Holder::Unknown
+        }
     }
 }
 
@@ -230,6 +337,9 @@ pub(crate) fn configured(root: &Root) -> Option<String> {
     {
         return Some("the kernel's command line".into());
     }
+    if let Some((place, _)) = huge_pages::tuned_settings(root, &[NAME.as_bytes()]).pop() {
+        return Some(place);
+    }
     let is_set = |text: &str| {
         text.lines().any(|line| {
             let line = line.trim().trim_start_matches('-');
@@ -239,7 +349,7 @@ pub(crate) fn configured(root: &Root) -> Option<String> {
                 .unwrap_or_default()
                 .trim()
                 .replace('/', ".");
-            !line.starts_with(['#', ';']) && line.contains('=') && name == "kernel.numa_balancing"
+            !line.starts_with(['#', ';']) && line.contains('=') && name == NAME
         })
     };
     let mut candidates = vec!["/etc/sysctl.conf".to_owned()];
@@ -343,6 +453,83 @@ mod tests {
     }
 
     #[test]
+    fn of_several_actions_the_last_one_gives_the_value_back() {
+        let (_keep, root) = machine("1\n");
+        let of = |id: u64, workload: &str| {
+            let mut record = record(&root, "0");
+            record.action.id = ActionId(id);
+            record.action.workload = workload.into();
+            record
+        };
+        let (a, b) = (of(1, "a"), of(2, "b"));
+        let mut effector = NumaBalancing::new(root.clone());
+        for _ in 0..2 {
+            for record in [&a, &b] {
+                assert!(effector.drive(record, Direction::Apply).unwrap().verified);
+                assert_eq!(now(&root), "0\n");
+            }
+            assert_eq!(effector.holder(FILE), Holder::Homeostat);
+            for (record, left) in [(&b, "0\n"), (&b, "0\n"), (&a, "1\n"), (&b, "1\n")] {
+                let undone = effector.drive(record, Direction::Undo).unwrap();
+                assert!(undone.verified && undone.skipped.is_empty(), "{undone:?}");
+                assert_eq!(now(&root), left);
+            }
+            assert_eq!(effector.holder(FILE), Holder::Unknown);
+        }
+        // One of them goes for good, whichever it is: the other keeps the setting.
+        for record in [&a, &b] {
+            effector.drive(record, Direction::Apply).unwrap();
+        }
+        effector.drive(&a, Direction::Undo).unwrap();
+        effector.forget(&a);
+        assert_eq!(now(&root), "0\n");
+        // The same after a stop that kept both: the next process was told of them.
+        let mut next = NumaBalancing::new(root.clone());
+        next.adopt(&a);
+        next.adopt(&b);
+        next.drive(&b, Direction::Undo).unwrap();
+        assert_eq!(now(&root), "0\n");
+        next.drive(&a, Direction::Undo).unwrap();
+        assert_eq!(now(&root), "1\n");
+        // After a crash nobody was told of any: all go, in any order.
+        effector.drive(&a, Direction::Apply).unwrap();
+        for record in [&a, &b] {
+            let undone = NumaBalancing::new(root.clone()).drive(record, Direction::Undo);
+            assert!(undone.unwrap().verified);
+            assert_eq!(now(&root), "1\n");
+        }
+    }
+
+    #[test]
+    fn somebody_elses_value_is_told_between_the_switches_and_for_ever_after() {
+        let (_keep, root) = machine("1\n");
+        let record = record(&root, "0");
+        let mut effector = NumaBalancing::new(root.clone());
+        let nobody = BTreeMap::new();
+        assert!(effector.review(&nobody).is_empty());
+        effector.drive(&record, Direction::Apply).unwrap();
+        assert!(effector.review(&nobody).is_empty());
+        // Also who writes what was found.
+        fs::write(path(&root), "1\n").unwrap();
+        let told = effector.review(&nobody);
+        assert_eq!(told.len(), 1);
+        assert_eq!(told[0].0.as_str(), "host");
+        assert!(
+            told[0].1.starts_with(NAME) && told[0].1.contains("set to 1"),
+            "{told:?}"
+        );
+        assert_eq!(effector.holder(FILE), Holder::SomebodyElse);
+        assert_eq!(effector.holder("/proc/sys/vm/swappiness"), Holder::Unknown);
+        effector.drive(&record, Direction::Undo).unwrap();
+        effector.forget(&record);
+        assert_eq!(now(&root), "1\n");
+        assert!(effector.review(&nobody).is_empty());
+        let again = effector.survey(&action("0"));
+        assert!(matches!(again, Err(PlatformError::Conflict { .. })), "{again:?}");
+        assert_eq!(effector.holder(FILE), Holder::SomebodyElse);
+    }
+
+    #[test]
     fn what_somebody_configured_is_not_tried() {
         for (file, text, is_choice) in [
             ("/etc/sysctl.conf", "kernel.numa_balancing = 0\n", true),
@@ -351,11 +538,25 @@ mod tests {
             ("/etc/sysctl.d/x.conf", "# kernel.numa_balancing = 0\n", false),
             ("/etc/sysctl.d/x.conf", "kernel.numa_balancing_x = 0\n", false),
             ("/etc/sysctl.d/x.txt", "kernel.numa_balancing = 0\n", false),
+            (
+                "/usr/lib/tuned/mine/tuned.conf",
+                "[sysctl]\nkernel.numa_balancing=0\n",
+                true,
+            ),
+            (
+                "/usr/lib/tuned/other/tuned.conf",
+                "[sysctl]\nkernel.numa_balancing=0\n",
+                false,
+            ),
             ("/proc/cmdline", "quiet numa_balancing=enable\n", true),
             ("/proc/cmdline", "quiet\n", false),
         ] {
             let (_keep, root) = machine("1\n");
-            fs::write(root.path(file), text).unwrap();
+            let file_at = root.path(file);
+            fs::create_dir_all(file_at.parent().unwrap()).unwrap();
+            fs::create_dir_all(root.path("/etc/tuned")).unwrap();
+            fs::write(root.path("/etc/tuned/active_profile"), "mine\n").unwrap();
+            fs::write(file_at, text).unwrap();
             assert_eq!(configured(&root).is_some(), is_choice, "{file}: {text}");
             let outcome = NumaBalancing::new(root).survey(&action("0"));
             assert_eq!(

@@ -51,6 +51,7 @@ use super::page_moves::{self, PageMoves, Seen, Settings, Wanted, wrong_argument}
 use crate::Root;
 use crate::sensors::processes::parse_stat;
 use crate::sensors::reader::Reader;
+use crate::sensors::topology::SetAside;
 use crate::sensors::{files, numa_maps, topology};
 use crate::sys::numa::{self, CPUS_MAX, CpuMask, NumaError};
 use homeostat_model::action::Target;
@@ -86,8 +87,6 @@ const ODD_THREADS_MAX: usize = 4096;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
-const ISOLATED: &str = "/sys/devices/system/cpu/isolated";
-const NOHZ_FULL: &str = "/sys/devices/system/cpu/nohz_full";
 const NODES: &str = "/sys/devices/system/node";
 
 // Reasons why something is left as it is. Stable: they appear in histories.
@@ -657,9 +656,10 @@ fn assign(
 struct Cpus {
     online: CpuMask,
     possible: CpuMask,
-    /// Taken out of the scheduler's hands when the machine was booted.
+    /// Out of the reach of a program about which nobody said anything: isolated when the machine was booted, or given to a
+    /// partition of cpusets.
     isolated: CpuMask,
-    /// Isolated, or kept free of timer ticks.
+    /// That, or kept free of timer ticks.
     set_aside: CpuMask,
 }
 
@@ -669,9 +669,9 @@ impl Cpus {
         let online = list(ONLINE)
             .filter(|cpus| !cpus.is_empty())
             .ok_or_else(|| unsupported(&format!("{ONLINE} is absent or not understood")))?;
-        let isolated = list(ISOLATED).unwrap_or_default();
-        // "(null)" where the kernel can but was not told to.
-        let set_aside = isolated.or(&list(NOHZ_FULL).unwrap_or_default());
+        let chosen = SetAside::read(root);
+        let isolated = CpuMask::of(chosen.isolated.union(&chosen.partitioned).copied());
+        let set_aside = CpuMask::of(chosen.all());
         Ok(Self {
             possible: list(POSSIBLE).unwrap_or_default().or(&online),
             online,
@@ -705,7 +705,7 @@ fn checked_target(action: &Action, machine: &Cpus, all: bool) -> Result<CpuMask,
         return Err(PlatformError::Conflict {
             what: format!("CPUs {taken}"),
             expected: "in general use".into(),
-            found: "set aside by the boot configuration (isolcpus=, nohz_full=)".into(),
+            found: "set aside (isolcpus=, nohz_full=, or a partition of cpusets)".into(),
         });
     }
     Ok(ours)
@@ -1594,8 +1594,8 @@ mod tests {
         let common = [
             (ONLINE, "0-5\n"),
             (POSSIBLE, "0-7\n"),
-            (ISOLATED, "\n"),
-            (NOHZ_FULL, "(null)\n"),
+            ("/sys/devices/system/cpu/isolated", "\n"),
+            ("/sys/devices/system/cpu/nohz_full", "(null)\n"),
         ];
         tree(common.iter().chain(files))
     }
@@ -1623,7 +1623,10 @@ mod tests {
 
     #[test]
     fn a_target_must_be_there_online_and_not_set_aside() {
-        let (_keep, root) = machine(&[(ISOLATED, "4\n"), (NOHZ_FULL, "3-4\n")]);
+        let (_keep, root) = machine(&[
+            ("/sys/devices/system/cpu/isolated", "4\n"),
+            ("/sys/devices/system/cpu/nohz_full", "3-4\n"),
+        ]);
         let cpus = Cpus::read(&root).unwrap();
         let checked = |list: &[u32]| checked_target(&action(list), &cpus, false);
         assert_eq!(checked(&[2, 1, 2]), Ok(CpuMask::of([1, 2])));
@@ -1646,6 +1649,24 @@ mod tests {
             Cpus::read(&root),
             Err(PlatformError::Unsupported { .. })
         ));
+    }
+
+    #[test]
+    fn what_a_partition_has_is_no_target_and_no_room_for_others() {
+        let (_keep, root) = machine(&[
+            ("/sys/fs/cgroup/cpuset.cpus.effective", "0-3,5\n"),
+            ("/proc/9/cgroup", "0::/wide\n"),
+            ("/sys/fs/cgroup/wide/cpuset.cpus", "\n"),
+            ("/sys/fs/cgroup/wide/cpuset.cpus.effective", "0-3,5\n"),
+        ]);
+        let cpus = Cpus::read(&root).unwrap();
+        let outcome = checked_target(&action(&[4, 5]), &cpus, false);
+        assert!(
+            matches!(outcome, Err(PlatformError::Conflict { .. })),
+            "{outcome:?}"
+        );
+        // Nobody chose anything about who lives beside it.
+        assert_eq!(free_for(&root, id(9, 1), &cpus), Ok(CpuMask::of([0, 1, 2, 3, 5])));
     }
 
     #[test]

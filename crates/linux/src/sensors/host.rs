@@ -130,7 +130,14 @@ impl Host {
             pressure_io: io.since(io_before),
             huge_pages: slow.huge_pages,
             other_tuners: Vec::new(),
+            numa_balancing: None,
         })
+    }
+
+    /// CPU time that all CPUs together were busy since the machine was booted, as of the last sample.
+    pub fn cpu_busy(&self) -> Nanoseconds {
+        let ticks = self.before.map_or(0, |(times, _)| times.busy);
+        Nanoseconds(ticks.saturating_mul(self.tick))
     }
 }
 

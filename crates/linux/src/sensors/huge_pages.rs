@@ -136,9 +136,20 @@ fn from_sysfs_conf(root: &Root, value: &str) -> Option<String> {
 
 /// `transparent_hugepages=` in the `[vm]` section of the active tuned profile, following `include=`.
 fn from_tuned(root: &Root, value: &str) -> Option<String> {
+    tuned_settings(root, &[b"transparent_hugepages", b"transparent_hugepage"])
+        .into_iter()
+        .find_map(|(place, set)| (set == value.as_bytes()).then_some(place))
+}
+
+/// What the active profiles of tuned set one of these keys to, and where, following `include=`: one for each profile that
+/// does.
+pub(crate) fn tuned_settings(root: &Root, keys: &[&[u8]]) -> Vec<(String, Vec<u8>)> {
+    let mut out = Vec::new();
     /// Deepest chain of `include=` that is followed.
     const INCLUDES_MAX: usize = 8;
-    let active = files::text(root, "/etc/tuned/active_profile")?;
+    let Some(active) = files::text(root, "/etc/tuned/active_profile") else {
+        return out;
+    };
     for profile in active.split_whitespace().take(INCLUDES_MAX) {
         let mut name = profile.to_owned();
         for _ in 0..INCLUDES_MAX {
@@ -165,16 +176,14 @@ fn from_tuned(root: &Root, value: &str) -> Option<String> {
                 let (key, rest) = line.split_at(at);
                 let rest = rest.get(1..).unwrap_or_default().trim_ascii();
                 match key.trim_ascii() {
-                    b"transparent_hugepages" | b"transparent_hugepage" => set = Some((number + 1, rest)),
+                    key if keys.contains(&key) => set = Some((number + 1, rest)),
                     b"include" => include = Some(String::from_utf8_lossy(rest).into_owned()),
                     _ => {}
                 }
             }
             if let Some((line, set)) = set {
                 // The innermost profile that sets it decides.
-                if set == value.as_bytes() {
-                    return Some(format!("tuned profile {profile} ({path}:{line})"));
-                }
+                out.push((format!("tuned profile {profile} ({path}:{line})"), set.to_vec()));
                 break;
             }
             match include {
@@ -183,24 +192,12 @@ fn from_tuned(root: &Root, value: &str) -> Option<String> {
             }
         }
     }
-    None
+    out
 }
 
 /// What the kernel was built with.
 fn built_in(root: &Root) -> Option<&'static str> {
-    let release = super::topology::kernel_release(root);
-    let config = files::bytes(root, &format!("/boot/config-{release}"), files::LARGE_FILE_MAX)
-        .or_else(|| {
-            files::bytes(
-                root,
-                &format!("/lib/modules/{release}/config"),
-                files::LARGE_FILE_MAX,
-            )
-        })
-        .or_else(|| {
-            let packed = files::bytes(root, "/proc/config.gz", files::LARGE_FILE_MAX)?;
-            super::gzip::unpack(&packed, files::LARGE_FILE_MAX)
-        })?;
+    let config = super::kernel_config::read(root)?;
     for (symbol, value) in [
         (&b"CONFIG_TRANSPARENT_HUGEPAGE_ALWAYS=y"[..], "always"),
         (&b"CONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y"[..], "madvise"),

@@ -120,6 +120,8 @@ pub struct LocalitySensor {
     /// Nodes with memory.
     nodes: Vec<NodeId>,
     online: Online,
+    /// CPUs that nobody has set aside.
+    general: Vec<u32>,
     threads: BTreeMap<WorkloadId, ThreadWatch>,
     /// Until when a workload that is followed is left alone.
     rest: BTreeMap<WorkloadId, Nanoseconds>,
@@ -138,6 +140,7 @@ impl LocalitySensor {
             shape: Shape::default(),
             nodes: Vec::new(),
             online: Online::default(),
+            general: Vec::new(),
             threads: BTreeMap::new(),
             rest: BTreeMap::new(),
             memory: BTreeMap::new(),
@@ -150,6 +153,7 @@ impl LocalitySensor {
     /// Takes over the shape of the machine.
     pub fn set_machine(&mut self, machine: &Machine) {
         self.shape = Shape::of(&machine.cpus);
+        self.general = machine.general_cpus().map(|c| c.id.0).collect();
         self.nodes = machine
             .nodes
             .iter()
@@ -159,7 +163,7 @@ impl LocalitySensor {
         self.online = Online::read(&self.root);
     }
 
-    /// Whether CPUs or nodes have come or gone since [`LocalitySensor::set_machine`].
+    /// Whether CPUs or nodes have come or gone, or were set aside, since [`LocalitySensor::set_machine`].
     pub fn machine_changed(&self) -> bool {
         !self.shape.cpus.is_empty() && Online::read(&self.root) != self.online
     }
@@ -458,9 +462,13 @@ impl LocalitySensor {
         own: &[CpuMask],
     ) -> Option<String> {
         let online = CpuMask::of(self.shape.cpus());
+        let general = CpuMask::of(self.general.iter().copied());
         let narrow = |mask: &CpuMask| {
             let mask = mask.and(&online);
-            let free = mask.is_empty() || mask == online || own.iter().any(|own| own.and(&online) == mask);
+            // What was set aside for others is nobody's choice about this program.
+            let free = mask.is_empty()
+                || general.without(&mask).is_empty()
+                || own.iter().any(|own| own.and(&online) == mask);
             (!free).then_some(mask)
         };
         let masks: Vec<CpuMask> = if self.root.is_live() {
@@ -482,7 +490,7 @@ impl LocalitySensor {
                 && numa::affinity(1)
                     .is_ok_and(|host| host.and(&online) == *first && host.and(&online) != online);
             let who = if whole_host {
-                "as all programs of this host (isolcpus=, or CPUAffinity= of the service manager)".to_owned()
+                "as all programs of this host (CPUAffinity= of the service manager)".to_owned()
             } else {
                 match self.cpuset(members) {
                     Some(path) => format!("by cpuset {path}, taskset, CPUAffinity= or the program itself"),

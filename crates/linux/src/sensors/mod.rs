@@ -9,6 +9,8 @@ pub mod grouping;
 pub mod gzip;
 pub mod host;
 pub mod huge_pages;
+pub mod kernel_balancing;
+pub mod kernel_config;
 pub mod locality;
 pub mod numa_maps;
 pub mod pressure;

@@ -73,12 +73,70 @@ pub fn read(root: &Root) -> Result<Machine, PlatformError> {
     })
 }
 
-/// What changes when CPUs, nodes or memory come and go (hot-plug): cheap to read, compared to notice a new topology.
+/// CPUs that somebody took out of general use, by how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetAside {
+    /// Without load balancing since the boot: `isolcpus=`.
+    pub isolated: BTreeSet<u32>,
+    /// Without the timer tick, `nohz_full=`: programs may run there, but whoever asked for that wants them elsewhere.
+    pub tickless: BTreeSet<u32>,
+    /// Given to one control group alone, with or without load balancing: a partition of cpusets (version 2).
+    pub partitioned: BTreeSet<u32>,
+}
+
+impl SetAside {
+    /// Reads it (ABI/testing/sysfs-devices-system-cpu, Documentation/admin-guide/cgroup-v2.rst).
+    pub fn read(root: &Root) -> Self {
+        let set = |path: &str| -> Option<BTreeSet<u32>> {
+            let cpus = files::text(root, path).and_then(|t| list(t.as_bytes()))?;
+            Some(cpus.into_iter().collect())
+        };
+        Self {
+            isolated: set("/sys/devices/system/cpu/isolated").unwrap_or_default(),
+            // "(null)" where the kernel can but was not told to.
+            tickless: set("/sys/devices/system/cpu/nohz_full").unwrap_or_default(),
+            partitioned: set("/sys/devices/system/cpu/online")
+                .map(|online| partitioned(root, &online))
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Whether a CPU was set aside in any way.
+    pub fn has(&self, cpu: u32) -> bool {
+        self.isolated.contains(&cpu) || self.tickless.contains(&cpu) || self.partitioned.contains(&cpu)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> BTreeSet<u32> {
+        let several = [&self.isolated, &self.tickless, &self.partitioned];
+        several.into_iter().flatten().copied().collect()
+    }
+}
+
+/// Online CPUs that the root of the control groups has given away to partitions below it: what is in effect there is the
+/// rest. A container sees the root of its own, which has a cpuset that was set, and is told nothing about others.
+fn partitioned(root: &Root, online: &BTreeSet<u32>) -> BTreeSet<u32> {
+    for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        let Some(effective) = files::text(root, &format!("{mount}/cpuset.cpus.effective")) else {
+            continue;
+        };
+        let is_the_hosts = !root.path(&format!("{mount}/cpuset.cpus")).exists();
+        if let Some(left) = list(effective.as_bytes()).filter(|left| is_the_hosts && !left.is_empty()) {
+            let left: BTreeSet<u32> = left.into_iter().collect();
+            return online.difference(&left).copied().collect();
+        }
+    }
+    BTreeSet::new()
+}
+
+/// What changes when CPUs, nodes or memory come and go (hot-plug), or are set aside: cheap to read, compared to notice a new topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Online {
     cpus: Option<String>,
     nodes: Option<String>,
     nodes_with_memory: Option<String>,
+    /// A partition of cpusets was made or dissolved.
+    set_aside: SetAside,
 }
 
 impl Online {
@@ -88,6 +146,7 @@ impl Online {
             cpus: files::text(root, "/sys/devices/system/cpu/online"),
             nodes: files::text(root, "/sys/devices/system/node/online"),
             nodes_with_memory: files::text(root, "/sys/devices/system/node/has_memory"),
+            set_aside: SetAside::read(root),
         }
     }
 }
@@ -201,6 +260,7 @@ fn read_cpus(root: &Root, cpuinfo: &[u8], nodes: &[(NumaNode, Vec<u32>)]) -> (Ve
         .and_then(|t| list(t.as_bytes()))
         .filter(|l| !l.is_empty())
         .unwrap_or_else(|| processors(root, cpuinfo));
+    let set_aside = SetAside::read(root);
     let first_node = nodes.first().map_or(NodeId(0), |(n, _)| n.id);
     let mut largest = Bytes::ZERO;
     let mut cpus = Vec::with_capacity(online.len());
@@ -236,6 +296,7 @@ fn read_cpus(root: &Root, cpuinfo: &[u8], nodes: &[(NumaNode, Vec<u32>)]) -> (Ve
             package,
             llc,
             node,
+            set_aside: set_aside.has(id),
         });
     }
     (cpus, largest)
@@ -305,8 +366,7 @@ pub fn describe(root: &Root) -> Result<Topology, PlatformError> {
             .into_iter()
             .collect()
     };
-    let isolated = set("/sys/devices/system/cpu/isolated");
-    let tickless = set("/sys/devices/system/cpu/nohz_full");
+    let set_aside = SetAside::read(root);
     let kinds = kinds_of_cores(root);
     let mut cpus: Vec<LogicalCpu> = machine
         .cpus
@@ -328,8 +388,9 @@ pub fn describe(root: &Root) -> Result<Topology, PlatformError> {
                 node: cpu.node,
                 kind: kinds.get(&cpu.id.0).map(|k| (*k).to_owned()),
                 capacity: small("cpu_capacity"),
-                isolated: isolated.contains(&cpu.id.0),
-                tickless: tickless.contains(&cpu.id.0),
+                isolated: set_aside.isolated.contains(&cpu.id.0),
+                tickless: set_aside.tickless.contains(&cpu.id.0),
+                partitioned: set_aside.partitioned.contains(&cpu.id.0),
             }
         })
         .collect();

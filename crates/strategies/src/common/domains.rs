@@ -25,6 +25,7 @@ pub(crate) struct Domains {
     pub(crate) list: Vec<Domain>,
     pub(crate) threads_per_core: f64,
     pub(crate) cores: u32,
+    /// CPUs in general use.
     cpus: usize,
     /// Ascending by id.
     nodes: Vec<NodeRow>,
@@ -47,7 +48,8 @@ pub(crate) const LOCAL_DISTANCE: u32 = 10;
 const REMOTE_DISTANCE: u32 = 20;
 
 impl Domains {
-    /// Reads them off the machine. A machine has thousands of CPUs and this is asked of each workload, so it sorts
+    /// Reads them off the machine. CPUs that a person has set aside (`isolcpus=`, `nohz_full=`, a cpuset partition) are no
+    /// room: a domain has fewer CPUs without them, and one of which all are set aside is none. A machine has thousands of CPUs and this is asked of each workload, so it sorts
     /// plain lists instead of growing maps.
     pub(crate) fn of(machine: &Machine) -> Self {
         let mut nodes: Vec<NodeRow> = machine
@@ -65,14 +67,13 @@ impl Domains {
             list: Vec::new(),
             threads_per_core: 1.0,
             cores: 0,
-            cpus: machine.cpus.len(),
+            cpus: machine.general_cpus().count(),
             nodes,
             domain_of: Vec::with_capacity(machine.cpus.len()),
         };
         let boards = out.boards();
         let mut by_llc: Vec<(LlcId, CpuId, u32, NodeId)> = machine
-            .cpus
-            .iter()
+            .general_cpus()
             .map(|c| (c.llc, c.id, c.core, c.node))
             .collect();
         by_llc.sort_unstable();
@@ -199,7 +200,7 @@ impl Domains {
             .collect()
     }
 
-    /// Whether the list holds every CPU.
+    /// Whether the list holds every CPU that is in general use.
     pub(crate) fn is_all(&self, cpus: &[CpuId]) -> bool {
         cpus.len() >= self.cpus
     }
@@ -385,6 +386,37 @@ mod tests {
         assert_eq!(domains.node_of(LlcId(33)), None);
         let nodes: Vec<NodeId> = domains.nodes_among(&list(&[95, 0])).into_iter().collect();
         assert_eq!(nodes, [NodeId(0), NodeId(2)]);
+    }
+
+    #[test]
+    fn cpus_that_were_set_aside_are_no_room() {
+        let chips: Vec<Chip> = (0..3)
+            .map(|node| Chip {
+                cores: 4,
+                node,
+                board: 0,
+            })
+            .collect();
+        let mut machine = machine(&chips, 2);
+        // One core of the first chip, one thread of a core of the second, all of the third.
+        for cpu in &mut machine.cpus {
+            cpu.set_aside = matches!(cpu.id.0, 0 | 1 | 8 | 16..);
+        }
+        let domains = Domains::of(&machine);
+        let found: Vec<(u32, u32, usize)> = domains
+            .list
+            .iter()
+            .map(|d| (d.id.0, d.cores, d.cpus.len()))
+            .collect();
+        assert_eq!(found, [(0, 3, 6), (8, 4, 7)]);
+        assert_eq!(domains.cores, 7);
+        assert!((domains.threads_per_core - 13.0 / 7.0).abs() < 1e-12);
+        let general: Vec<CpuId> = machine.general_cpus().map(|c| c.id).collect();
+        assert!(domains.is_all(&general) && !domains.is_all(&general[1..]));
+        assert_eq!(domains.node_of(LlcId(16)), None);
+        assert!(domains.nodes_among(&[CpuId(0), CpuId(20)]).is_empty());
+        // Its memory is as far as before.
+        assert_eq!(domains.distance(NodeId(0), NodeId(2)), REMOTE_DISTANCE);
     }
 
     #[test]

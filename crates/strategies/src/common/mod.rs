@@ -6,6 +6,7 @@ pub(crate) mod score;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use crate::numa_balancing;
 use homeostat_engine::{Seen, Setting};
 use homeostat_model::units::ranges;
 use homeostat_model::{CapabilityState, CpuId, Machine, Nanoseconds, NodeId};
@@ -87,7 +88,8 @@ pub(crate) fn placed_by_a_person(seen: &Seen<'_>) -> Option<String> {
         .iter()
         .find(|t| {
             let t = t.to_lowercase();
-            PLACING.iter().any(|word| t.contains(word))
+            // A setting of the whole host says nothing about where this one runs.
+            !t.starts_with(numa_balancing::SETTING) && PLACING.iter().any(|word| t.contains(word))
         })
         .cloned()
 }

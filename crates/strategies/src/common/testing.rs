@@ -46,6 +46,7 @@ pub(crate) fn machine(chips: &[Chip], threads_per_core: u32) -> Machine {
                     package: chip.node,
                     llc,
                     node: NodeId(chip.node),
+                    set_aside: false,
                 });
             }
         }

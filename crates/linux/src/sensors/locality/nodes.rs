@@ -199,6 +199,7 @@ mod tests {
             package: 0,
             llc: LlcId(id),
             node: NodeId(node),
+            set_aside: false,
         };
         let shape = Shape::of(&[cpu(0, 0), cpu(1, 1)]);
         let mut watch = NodeWatch::new(Root::new(tree.path()));

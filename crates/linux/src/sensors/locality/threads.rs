@@ -606,6 +606,7 @@ current_node=0, numa_group_id=0\n";
                 package: 0,
                 llc: LlcId(id % 8 / 2 * 2),
                 node: NodeId(id % 8 / 4),
+                set_aside: false,
             })
             .collect();
         Shape::of(&cpus)
