@@ -26,6 +26,8 @@ pub struct Expected {
     pub distances: Vec<Vec<u32>>,
     /// CPUs that share a last-level cache.
     pub caches: BTreeSet<BTreeSet<u32>>,
+    /// CPUs that the kernel was told to leave out (`isolcpus=`).
+    pub set_aside: BTreeSet<u32>,
     /// Longest time for all scenarios.
     pub limit: Duration,
     /// What shall run, in order.
@@ -66,6 +68,10 @@ impl Expected {
             nodes,
             distances,
             caches: caches.ok_or_else(|| wrong("caches", word("caches").unwrap_or_default()))?,
+            set_aside: match words.get("set_aside") {
+                None => BTreeSet::new(),
+                Some(text) => numbers(text).ok_or_else(|| wrong("set_aside", text))?,
+            },
             limit: Duration::from_secs(limit.parse().map_err(|_| wrong("limit_s", limit))?),
             scenarios: word("scenarios")?.split(',').map(str::to_owned).collect(),
         })
@@ -74,6 +80,16 @@ impl Expected {
     /// All CPUs.
     pub fn cpus(&self) -> BTreeSet<u32> {
         self.nodes.values().flat_map(|n| n.cpus.iter().copied()).collect()
+    }
+
+    /// The CPUs on which a program runs that nobody bound.
+    pub fn general_cpus(&self) -> BTreeSet<u32> {
+        self.cpus().difference(&self.set_aside).copied().collect()
+    }
+
+    /// Those of a node; none when there is no such node.
+    pub fn general_cpus_of(&self, node: u32) -> BTreeSet<u32> {
+        self.cpus_of(node).difference(&self.set_aside).copied().collect()
     }
 
     /// CPUs of a node; none when there is no such node.
@@ -112,6 +128,11 @@ mod tests {
         assert_eq!(expected.caches, BTreeSet::from([BTreeSet::from([0, 1])]));
         assert_eq!(expected.limit, Duration::from_secs(300));
         assert_eq!(expected.scenarios, ["a", "b"]);
+        assert_eq!(expected.general_cpus(), expected.cpus());
+        let isolated = format!("{LINE} vm.set_aside=1");
+        let expected = Expected::parse(&isolated).unwrap();
+        assert_eq!(expected.general_cpus(), BTreeSet::from([0]));
+        assert_eq!(expected.general_cpus_of(0), BTreeSet::from([0]));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Each test starts this test binary again as its victim (the ignored test `victim::victim`), which obeys one-word
 //! commands. A victim ends with its standard input at the latest. Tests about several nodes or several CPUs say so when
-//! they skip; `make vm-test` runs this binary in a virtual machine that has them.
+//! they skip; `make vm-test SHAPE=placement-tests` runs this binary in a virtual machine that has them.
 #![expect(unsafe_code, reason = "victims bind threads and map memory by hand")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 

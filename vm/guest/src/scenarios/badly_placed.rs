@@ -35,17 +35,17 @@ const LOCAL_MIN: f64 = 0.99;
 const PLACED_WITHIN: Duration = Duration::from_secs(60);
 
 /// What was seen of the workload, ready for a strategy.
-struct Look {
+pub(super) struct Look {
     now: Nanoseconds,
     machine_sample: MachineSample,
     workload: Workload,
     sample: WorkloadSample,
     load: Load,
-    locality: Locality,
+    pub(super) locality: Locality,
 }
 
 impl Look {
-    fn take(driver: &mut Driver, workload: &Workload) -> Result<Self, Failure> {
+    pub(super) fn take(driver: &mut Driver, workload: &Workload) -> Result<Self, Failure> {
         let request = SampleRequest {
             scan: true,
             detail: vec![workload.id.clone()],
@@ -82,7 +82,13 @@ impl Look {
         })
     }
 
-    fn ask(&self, strategy: &dyn Strategy, machine: &Machine, policy: &Policy, held: &[Held]) -> Opinion {
+    pub(super) fn ask(
+        &self,
+        strategy: &dyn Strategy,
+        machine: &Machine,
+        policy: &Policy,
+        held: &[Held],
+    ) -> Opinion {
         strategy.consider(&Seen {
             now: self.now,
             policy,
@@ -100,7 +106,8 @@ impl Look {
     }
 }
 
-fn strategy(id: &str) -> Result<Box<dyn Strategy>, Failure> {
+/// The strategy of that name.
+pub(super) fn strategy(id: &str) -> Result<Box<dyn Strategy>, Failure> {
     homeostat_strategies::all()
         .into_iter()
         .find(|s| s.id().as_str() == id)
@@ -116,7 +123,7 @@ fn proposal(opinion: Opinion, id: &str) -> Result<Proposal, Failure> {
 }
 
 /// The action that the mind would make of a part of a proposal.
-fn action(workload: &Workload, proposal: &Proposal, target: &Target) -> Action {
+pub(super) fn action(workload: &Workload, proposal: &Proposal, target: &Target) -> Action {
     Action {
         id: ActionId(1),
         effector: proposal.effector.clone(),

@@ -5,6 +5,7 @@
 //! `@fail NAME SENTENCE`, `@log NAME LINE` for all that a failed scenario said, and `@done passed=N failed=M`.
 
 mod badly_placed;
+mod balancing;
 mod comparison;
 mod daemons;
 mod groups;
@@ -14,7 +15,9 @@ mod locality;
 mod machine;
 mod people;
 mod placement;
+mod placement_tests;
 mod programs;
+mod set_aside;
 mod trials;
 
 use crate::driver::private_directory;
@@ -92,6 +95,9 @@ const ALL: &[(&str, Scenario)] = &[
     ("control-groups", groups::recognised_and_left_alone),
     ("daemon-lives-and-dies", daemons::lives_and_dies),
     ("daemon-trials", trials::end_with_everything_as_found),
+    ("placement-tests", placement_tests::pass_here),
+    ("cpus-set-aside", set_aside::are_no_room),
+    ("balancing-is-tried", balancing::tried_and_put_back),
 ];
 
 /// Part of the machine's time that one scenario may take, so that one that hangs leaves some to the others.

@@ -3,7 +3,7 @@
 use super::Context;
 use super::groups::Group;
 use super::placement::two_nodes;
-use crate::instruments::{Masks, Pages, list, masks, numa_maps_by_kind};
+use crate::instruments::{Frames, Masks, PAGE, Pages, list, masks, numa_maps_by_kind, text};
 use crate::keeper::{cpu_set, program};
 use crate::{Failure, ensure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,7 +59,7 @@ pub(super) struct Size {
 /// Starts `latency` so that its memory lies on a node: there it is first touched. Its threads are let go to everywhere
 /// afterwards, as if nobody had ever bound them.
 pub(super) fn latency_on(context: &Context, node: u32, size: Size) -> Result<Program, Failure> {
-    let cpus = list(&context.expected.cpus_of(node));
+    let cpus = list(&context.expected.general_cpus_of(node));
     let (mib, threads, duty) = (
         size.mib.to_string(),
         size.threads.to_string(),
@@ -74,7 +74,7 @@ pub(super) fn latency_on(context: &Context, node: u32, size: Size) -> Result<Pro
         ensure!(begin.elapsed() < LAY_PATIENCE, "latency does not begin to work");
         std::thread::sleep(TICK);
     }
-    set_masks(program.pid(), &context.expected.cpus())?;
+    set_masks(program.pid(), &context.expected.general_cpus())?;
     Ok(program)
 }
 
@@ -86,6 +86,33 @@ pub(super) fn set_masks(pid: i32, cpus: &BTreeSet<u32>) -> Result<(), Failure> {
             .map_err(Failure::call("setting where latency runs"))?;
     }
     Ok(())
+}
+
+/// By process and address of a page: its node.
+pub(super) type Nodes = BTreeMap<(i32, u64), u32>;
+/// A mapping of at least so many pages is what a program works in.
+const LARGE_FROM: u64 = 256;
+
+/// Large mappings of a process that are no file's: start, pages.
+fn anonymous_ranges(pid: i32) -> Result<Vec<(u64, u64)>, Failure> {
+    let path = format!("/proc/{pid}/maps");
+    let maps = text(&path)?;
+    let mut out = Vec::new();
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        let range = words.next().and_then(|r| r.split_once('-'));
+        let writable = words.next().is_some_and(|p| p.starts_with("rw"));
+        let inode = words.nth(2);
+        let address = |t: &str| u64::from_str_radix(t, 16).ok();
+        let Some((start, end)) = range.and_then(|(a, b)| Some((address(a)?, address(b)?))) else {
+            return Err(Failure::Broken(format!("{path}: {line}")));
+        };
+        let pages = (end - start) / PAGE;
+        if writable && inode == Some("0") && pages >= LARGE_FROM {
+            out.push((start, pages));
+        }
+    }
+    Ok(out)
 }
 
 /// Two processes of `latency` in one unit, the memory of each on another node and the threads of both anywhere.
@@ -134,6 +161,21 @@ impl Latencies {
             }
         }
         Ok((private, files))
+    }
+
+    /// The node of each page of the memory in which they work, by process and address. Only mappings of a MiB and more:
+    /// stacks and small buffers come and go.
+    pub(super) fn nodes(&self, frames: &Frames) -> Result<Nodes, Failure> {
+        let mut out = Nodes::new();
+        for pid in self.pids() {
+            for (start, pages) in anonymous_ranges(pid)? {
+                let on = frames.of_pages(pid, start, pages)?;
+                let at = (0..).map(|page| start + page * PAGE);
+                out.extend(at.zip(on).filter_map(|(at, on)| Some(((pid, at), on?))));
+            }
+        }
+        ensure!(!out.is_empty(), "latency has no memory");
+        Ok(out)
     }
 
     /// The process numbers.

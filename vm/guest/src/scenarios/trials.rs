@@ -1,13 +1,14 @@
 //! The whole daemon in trials of its own. It finds two processes of `latency` whose memory lies on two nodes and whose
-//! threads may run anywhere, meters them, and tries to keep the threads on one node, in blocks with and without. Nothing
-//! becomes faster by that in the emulation, so the right end of each trial is that everything is as it was found: by a
-//! verdict, by a person who takes hold of a thread, by SIGTERM, or by `restore` after kill -9.
+//! threads may run anywhere, meters them, and tries to keep the threads on one node, in blocks with and without; where the
+//! daemon is killed or stopped, with their memory in the same change. Nothing becomes faster by that in the emulation, so
+//! the right end of each trial is that every mask and the node of every page is as it was found: by a verdict, by a person
+//! who takes hold of a thread, by SIGTERM, or by `restore` after kill -9.
 
 use super::Context;
 use super::people::taskset;
-use super::programs::{Latencies, Size};
+use super::programs::{Latencies, Nodes, Size};
 use crate::daemon::{Daemon, ask, json};
-use crate::instruments::Masks;
+use crate::instruments::{Frames, Masks};
 use crate::{Failure, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 /// The shortest times until a trial and in it, and thresholds with which it is soon over on a CPU whose speed changes by
 /// tens of percent from second to second: by default homeostat rightly begins no trial there, because it could not prove
 /// anything within the hour. A change would have to make the program 2.7 times as fast to be kept.
-const HURRIED: &str = "\
+pub(super) const HURRIED: &str = "\
 [policy]
 age_min_s = 1
 scan_interval_s = 2
@@ -49,6 +50,14 @@ const SIZE: Size = Size {
     threads: 2,
     duty: 12,
 };
+/// A little more than the least that is ever moved.
+const SIZE_TO_MOVE: Size = Size { mib: 40, ..SIZE };
+/// Threads are tried together with their memory whatever that adds by prediction.
+const WITH_MEMORY: &str = "\
+[policy.settings.cache_affinity]
+together_below = 10
+together_gain_min = 0
+";
 /// From the beginning of a trial to threads in their places: the goal of issue 5. It takes one or two blocks of seven
 /// seconds.
 const PLACED_WITHIN_S: f64 = 60.0;
@@ -80,6 +89,11 @@ impl End {
             Self::Person => "person.service",
         }
     }
+
+    /// Whether memory goes along with the threads: the daemon is interrupted while it moves it.
+    fn moves_memory(self) -> bool {
+        matches!(self, Self::Killed | Self::Stopped)
+    }
 }
 
 /// Only this unit is the business of a daemon with this configuration.
@@ -94,6 +108,8 @@ struct Trial {
     end: End,
     latencies: Latencies,
     found: Masks,
+    frames: Frames,
+    pages: Nodes,
     directory: PathBuf,
     /// `None` when it has ended.
     daemon: Option<Daemon>,
@@ -105,14 +121,20 @@ struct Trial {
 
 impl Trial {
     fn start(context: &Context, end: End) -> Result<Self, Failure> {
-        let latencies = Latencies::start(context, end.unit(), SIZE)?;
+        let size = if end.moves_memory() { SIZE_TO_MOVE } else { SIZE };
+        let latencies = Latencies::start(context, end.unit(), size)?;
         let found = latencies.masks()?;
+        let frames = Frames::read()?;
+        let pages = latencies.nodes(&frames)?;
         let directory = context.directory.join(end.unit());
-        let daemon = Daemon::start(&directory, &configuration(end.unit()))?;
+        let memory = if end.moves_memory() { WITH_MEMORY } else { "" };
+        let daemon = Daemon::start(&directory, &format!("{}{memory}", configuration(end.unit())))?;
         Ok(Self {
             end,
             latencies,
             found,
+            frames,
+            pages,
             directory,
             daemon: Some(daemon),
             placed: false,
@@ -131,6 +153,13 @@ impl Trial {
         })
     }
 
+    /// Pages that lie on another node than the one on which they were found.
+    fn moved(&self) -> Result<usize, Failure> {
+        let now = self.latencies.nodes(&self.frames)?;
+        let elsewhere = |(page, node): &(&(i32, u64), &u32)| now.get(page) != Some(*node);
+        Ok(self.pages.iter().filter(elsewhere).count())
+    }
+
     fn as_found(&self, when: &str) -> Result<(), Failure> {
         let now = self.latencies.masks()?;
         ensure!(
@@ -138,6 +167,18 @@ impl Trial {
             "{}: {when} masks are {now:?}, found {:?}; the daemon's log:\n{}",
             self.end.unit(),
             self.found,
+            self.log()
+        );
+        self.pages_as_found(when)
+    }
+
+    fn pages_as_found(&self, when: &str) -> Result<(), Failure> {
+        let moved = self.moved()?;
+        ensure!(
+            moved == 0,
+            "{}: {when} {moved} of {} pages are not on the node on which they were found; the daemon's log:\n{}",
+            self.end.unit(),
+            self.pages.len(),
             self.log()
         );
         Ok(())
@@ -174,6 +215,7 @@ impl Trial {
         daemon.must_live("its trial was over")?;
         if !self.placed
             && let Some(place) = self.place()?
+            && (!self.end.moves_memory() || self.moved()? > 0)
         {
             self.placed = true;
             self.just_placed(context, &place)?;
@@ -192,6 +234,7 @@ impl Trial {
         let Some(daemon) = self.daemon.take() else {
             return Ok(());
         };
+        let (moved, all) = (self.moved()?, self.pages.len());
         match self.end {
             End::Killed => {
                 daemon.kill()?;
@@ -203,7 +246,8 @@ impl Trial {
                 );
                 self.as_found("after kill -9 and restore")?;
                 context.note(&format!(
-                    "{unit}: killed in a block with the change; restore put it back"
+                    "{unit}: killed in a block with the change, {moved} of {all} pages moved by then; restore put masks and \
+                     pages back"
                 ));
             }
             End::Stopped => {
@@ -211,7 +255,8 @@ impl Trial {
                 ensure!(ended.success(), "after SIGTERM it ended with {ended}");
                 self.as_found("after SIGTERM")?;
                 context.note(&format!(
-                    "{unit}: stopped in a block with the change; it put it back"
+                    "{unit}: stopped in a block with the change, {moved} of {all} pages moved by then; it put masks and \
+                     pages back"
                 ));
             }
             End::Person => {
@@ -273,6 +318,7 @@ impl Trial {
                     now == wanted,
                     "{unit}: in the end masks are {now:?}, wanted {wanted:?}"
                 );
+                self.pages_as_found("in the end")?;
                 context.note(&format!("{unit}: withdrawn: {}", outcome["reason"]));
             }
             None => {
