@@ -40,7 +40,7 @@ test: announce test-tools vm-tools-if-any check unit vm-machines ## formatting, 
 
 announce:
 	@echo "make test: installs the Debian packages that are missing; formatting and lints; the tests; and at last"
-	@echo "emulated machines with several NUMA nodes (vm/README.md), about four minutes on two cores that do little else."
+	@echo "emulated machines with several NUMA nodes (vm/README.md), about five minutes on two cores that do little else."
 
 check: ## formatting and lints
 	$(CARGO) fmt --all --check
