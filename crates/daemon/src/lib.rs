@@ -17,4 +17,6 @@ pub mod recordings;
 pub mod report;
 pub mod service;
 pub mod settings;
+pub mod tunables;
+pub mod watch;
 pub mod wiring;

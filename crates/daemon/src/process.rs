@@ -42,3 +42,18 @@ pub fn raise_priority(service: &Service) -> Vec<String> {
     }
     refused
 }
+
+/// Files that may be open: the meters of a busy host and the watch over settings need some hundred each.
+const FILES: u64 = 8192;
+
+/// Raises the soft limit of open files towards [`FILES`], as far as the hard one allows. Nothing is lost where it cannot
+/// be: what needs more files then says so.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(FILES, |hard| hard.min(FILES));
+    if limit.current.is_some_and(|soft| soft < wanted) {
+        limit.current = Some(wanted);
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}

@@ -10,8 +10,10 @@ use crate::greeting::FirstLook;
 use crate::log::{Log, Repetition};
 use crate::notify::Manager;
 use crate::settings::{self, Loaded, Settings, Sources};
+use crate::watch::Book;
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
 use homeostat_linux::LinuxPlatform;
+use homeostat_linux::settings::watch::ForeignWrite;
 use homeostat_model::{ActionId, Machine, Nanoseconds};
 use homeostat_platform::{Clock, Sensors};
 use homeostat_runtime::{Runtime, Turn};
@@ -47,6 +49,16 @@ pub trait Driven {
     fn machine_changed(&mut self) -> bool {
         false
     }
+    /// Somebody else has written this setting: what homeostat did with it goes. The numbers of those changes.
+    fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
+        let _ = (path, why);
+        Vec::new()
+    }
+    /// Whether a value of a setting is one that homeostat wrote itself, or put back.
+    fn wrote_setting(&self, path: &str, value: &str) -> bool {
+        let _ = (path, value);
+        false
+    }
 }
 
 impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
@@ -68,6 +80,12 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     }
     fn machine_changed(&mut self) -> bool {
         self.platform().machine_changed()
+    }
+    fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
+        Runtime::setting_is_others(self, path, why)
+    }
+    fn wrote_setting(&self, path: &str, value: &str) -> bool {
+        Runtime::wrote_setting(self, path, value)
     }
 }
 
@@ -91,6 +109,8 @@ pub enum Message {
     Stop,
     /// SIGHUP.
     Reload,
+    /// Somebody else changed settings of the kernel.
+    Settings(Vec<ForeignWrite>),
 }
 
 /// The channel into the loop.
@@ -173,6 +193,8 @@ pub struct Service<'a> {
     pub notes: Vec<String>,
     /// Says what the first look saw; `None` when nobody wants to know.
     pub first_look: Option<FirstLook>,
+    /// What others changed of the kernel's settings; `None` when they are not watched.
+    pub book: Option<Book>,
 }
 
 impl Service<'_> {
@@ -226,6 +248,12 @@ impl Service<'_> {
                 let due = PUBLISH_EVERY.saturating_sub(now.saturating_sub(published));
                 wait = wait.min(Duration::from_nanos(due.0));
             }
+            if let Some(book) = &mut self.book {
+                book.flush(now);
+                if book.is_behind() {
+                    wait = wait.min(Duration::from_nanos(PUBLISH_EVERY.0));
+                }
+            }
             if let Some(period) = self.manager.watchdog {
                 let period = Nanoseconds(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
                 if now.saturating_sub(watched) >= period {
@@ -249,6 +277,7 @@ impl Service<'_> {
                         self.tell(&mut repetition, &host_story(text, true));
                     }
                 }
+                Ok(Message::Settings(writes)) => self.yield_settings(&mut repetition, &writes),
                 Ok(Message::Stop) if stopping.is_some() => {
                     return self.unsettled(&mut repetition, "was asked twice to stop");
                 }
@@ -271,6 +300,31 @@ impl Service<'_> {
                     self.driven.operator(OperatorRequest::Stop { keep: false });
                 }
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait),
+            }
+        }
+    }
+
+    /// The person wins: ours is withdrawn, theirs stays, and it is told.
+    fn yield_settings(&mut self, repetition: &mut Repetition, writes: &[ForeignWrite]) {
+        for write in writes {
+            // A value that was only found, and not told by the kernel with its writer, may be our own.
+            if write.by.is_none() && self.driven.wrote_setting(&write.path, &write.to) {
+                continue;
+            }
+            let mut text = crate::watch::sentence(write);
+            let gone = self.driven.setting_is_others(&write.path, &text);
+            let numbers: Vec<String> = gone.iter().map(ToString::to_string).collect();
+            if !gone.is_empty() {
+                text = format!("{text}, and withdraws its change {}", numbers.join(", "));
+            }
+            let (now, unix) = (self.clock.now(), self.clock.unix_seconds());
+            let said = match &mut self.book {
+                Some(book) => book.note(write, now, unix),
+                None => Some(String::new()),
+            };
+            // What costs homeostat a change of its own is always told.
+            if said.is_some() || !gone.is_empty() {
+                self.tell(repetition, &host_story(text, !gone.is_empty()));
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::process;
 use crate::report::{Diagnosis, Past, StrategyState};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
+use crate::watch::{Book, WatchThread};
 use homeostat_engine::{Mode, View};
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
@@ -122,6 +123,7 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     let (journal, recovered) = Journal::open(&settings.paths.state_directory, JournalOptions::default())?;
     let mut notes = recovered.complaints();
     notes.extend(process::raise_priority(&settings.service));
+    process::raise_file_limit();
     let socket = settings.socket();
     let listener = match control::bind(&socket, &settings.control.group) {
         Ok(listener) => Some(listener),
@@ -169,6 +171,19 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         recorder,
     )?;
     notes.extend(recovery_notes(&report));
+    notes.extend(recovery_notes(&crate::tunables::recover(
+        &settings.paths.state_directory,
+    )));
+    // After recovery, so that what it put back is nobody's change.
+    let (watch, limits) = crate::watch::begin();
+    notes.extend(limits);
+    let book = watch.as_ref().map(|watch| {
+        let directory = &settings.paths.run_directory;
+        Book::open(directory, &machine.boot_id, clock.unix_seconds(), watch.values())
+    });
+    let watching = watch
+        .map(|watch| WatchThread::start(watch, sender.clone()))
+        .transpose()?;
     notes.extend(process::lock_memory(&settings.service));
     let server = listener
         .map(|listener| Server::start(listener, &socket, board.clone(), service::post(sender.clone())))
@@ -185,8 +200,10 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         sources: sources.clone(),
         notes,
         first_look: Some(FirstLook::default()),
+        book,
     }
     .run();
+    drop(watching);
     drop(server);
     drop(signals);
     Ok(ended)
@@ -227,13 +244,16 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
             e => RestoreError::Journal(e),
         })?;
     let mut effectors = Registry::new(&Root::default());
-    let report = homeostat_runtime::restore(
+    let mut report = homeostat_runtime::restore(
         &mut journal,
         &mut effectors,
         &MonotonicClock,
         &boot_id,
         include_kept,
     );
+    let by_hand = crate::tunables::recover(state_directory);
+    report.undone.extend(by_hand.undone);
+    report.failed.extend(by_hand.failed);
     Ok(Restored {
         report,
         complaints: recovered.complaints(),

@@ -12,6 +12,7 @@ use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
 use homeostat_engine::view::{ChangeView, Stage, View, WorkloadView};
 use homeostat_engine::{OperatorRequest, Story};
+use homeostat_linux::settings::watch::ForeignWrite;
 use homeostat_model::{
     ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, Machine, Nanoseconds, WorkloadKind,
 };
@@ -86,7 +87,7 @@ impl Driven for Fake {
             OperatorRequest::Pause => self.view.paused = true,
             OperatorRequest::Resume => self.view.paused = false,
             OperatorRequest::Stop { .. } => self.finished = true,
-            OperatorRequest::Configure(_) | OperatorRequest::Machine(_) => {}
+            OperatorRequest::Configure(_) | OperatorRequest::Machine(_) | OperatorRequest::Yield(..) => {}
         }
         let text = format!(
             "asked: {}",
@@ -106,7 +107,24 @@ impl Driven for Fake {
     fn probe_again(&mut self) -> Option<Machine> {
         self.again.take()
     }
+    fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
+        let ours = if path == BALANCING {
+            vec![ActionId(5)]
+        } else {
+            vec![]
+        };
+        for id in &ours {
+            self.operator(OperatorRequest::Yield(*id, why.to_owned()));
+        }
+        ours
+    }
+    fn wrote_setting(&self, path: &str, value: &str) -> bool {
+        path == BALANCING && value == "1"
+    }
 }
+
+/// The setting that change 5 is about.
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 
 struct Daemon {
     directory: tempfile::TempDir,
@@ -185,6 +203,7 @@ impl Daemon {
                     },
                     notes: vec!["memory is not locked".into()],
                     first_look: None,
+                    book: None,
                 }
                 .run()
             })
@@ -600,4 +619,52 @@ fn asking_twice_to_stop_ends_at_once_and_says_what_is_left() {
     let daemon = Daemon::start(true);
     daemon.sender.send(Message::Stop).unwrap();
     assert_eq!(daemon.stop(), Ended::Unsettled { in_force: 2 });
+}
+
+#[test]
+fn a_setting_that_somebody_else_wrote_is_told_once_and_ours_goes() {
+    let daemon = Daemon::start(false);
+    let write = |path: &str, to: &str, by: Option<&str>| ForeignWrite {
+        name: path.rsplit('/').next().unwrap().into(),
+        path: path.into(),
+        from: "0".into(),
+        to: to.into(),
+        by: by.map(Into::into),
+    };
+    let writes = vec![
+        // Found by a look, and what homeostat itself wrote: no news.
+        write(BALANCING, "1", None),
+        write("/proc/sys/vm/swappiness", "10", Some("sysctl (pid 7, user 0)")),
+        write(BALANCING, "2", Some("sysctl (pid 7, user 0)")),
+    ];
+    daemon.sender.send(Message::Settings(writes.clone())).unwrap();
+    daemon.sender.send(Message::Settings(writes)).unwrap();
+    let mut client = daemon.client();
+    // Answered after both messages.
+    client.pause().unwrap();
+    let lines: Vec<String> = client
+        .story(0)
+        .unwrap()
+        .lines
+        .into_iter()
+        .map(|l| l.text)
+        .filter(|t| t.contains("was changed"))
+        .collect();
+    assert_eq!(
+        lines[0],
+        "swappiness was changed from 0 to 10 by sysctl (pid 7, user 0): homeostat leaves it so"
+    );
+    assert_eq!(
+        lines[1],
+        "numa_balancing was changed from 0 to 2 by sysctl (pid 7, user 0): homeostat leaves it so, and withdraws its \
+         change 5"
+    );
+    let yields = |asked: &[OperatorRequest]| {
+        asked
+            .iter()
+            .filter(|r| matches!(r, OperatorRequest::Yield(ActionId(5), _)))
+            .count()
+    };
+    assert_eq!(yields(&daemon.asked.lock().unwrap()), 2);
+    assert_eq!(daemon.stop(), Ended::Settled);
 }

@@ -375,6 +375,7 @@ impl Engine {
                 self.tell_host("resumed: new trials may start", false);
             }
             OperatorRequest::Undo(action) => self.withdraw(action, "undone by an operator"),
+            OperatorRequest::Yield(action, why) => self.withdraw(action, &why),
             OperatorRequest::UndoAll => {
                 self.abort_all("undone by an operator");
                 for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {

@@ -47,6 +47,8 @@ pub enum OperatorRequest {
     Resume,
     /// Undo one action.
     Undo(ActionId),
+    /// Undo one action because somebody else has taken hold of what it set; the sentence says who.
+    Yield(ActionId, String),
     /// Undo everything.
     UndoAll,
     /// End: everything is undone, unless it is to be kept.

@@ -783,6 +783,28 @@ fn an_operators_undo_wins_over_a_running_trial_and_over_a_change_in_force() {
     assert_eq!(world.stage("good"), Stage::Declined);
 }
 
+/// In a trial and in force.
+#[test]
+fn a_setting_that_somebody_else_took_hold_of_is_given_up_with_the_reason() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    let why = "vm.x was changed from 1 to 2 by sysctl (pid 7)";
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    let id = world.engine.view().in_force[0].action;
+    world.step(Event::Operator(OperatorRequest::Yield(id, why.to_owned())));
+    world.run(2);
+    assert!(world.on.is_empty());
+    assert_eq!(world.stage("good"), Stage::Declined);
+    let view = world.engine.view();
+    let told = view
+        .workloads
+        .iter()
+        .flat_map(|w| &w.decisions)
+        .any(|d| d.text.contains(why));
+    assert!(told, "{:?}", view.workloads);
+}
+
 #[test]
 fn paused_means_no_new_trial() {
     let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());

@@ -650,6 +650,25 @@ impl List {
     }
 
     fn surroundings(&mut self, root: &Root, machine: &Machine) {
+        let tuners = running_tuners(root);
+        let seen = if tuners.is_empty() {
+            Seen::new(Available, "no other tuner runs", "")
+        } else {
+            let list: Vec<String> = tuners
+                .iter()
+                .map(|t| format!("{t} ({})", crate::sensors::tuners::works_on(t)))
+                .collect();
+            Seen::new(
+                Limited,
+                format!("{}: what they set is left to them", list.join(", ")),
+                "",
+            )
+        };
+        self.add(
+            "tuners",
+            "homeostat does not change what another tuner looks after",
+            seen,
+        );
         let groups = files::bytes(root, "/proc/self/cgroup", 16 * 1024).unwrap_or_default();
         let unified = lines(&groups).any(|l| l.starts_with(b"0::"));
         let old = lines(&groups).filter(|l| !l.starts_with(b"0::")).count();
@@ -856,6 +875,36 @@ fn count_ourselves(root: &Root, device: &str, level: &str) -> (Seen, Seen) {
         )
     };
     (main, detail)
+}
+
+/// Other tuners among the first processes of the list, and in the kernel.
+fn running_tuners(root: &Root) -> Vec<String> {
+    /// Most processes whose name is read for this: some 20 ms.
+    const LOOKED_AT_MAX: usize = 4096;
+    let mut found: Vec<String> = files::numbered(root, "/proc", "")
+        .into_iter()
+        .take(LOOKED_AT_MAX)
+        .filter_map(|pid| {
+            let comm = files::text(root, &format!("/proc/{pid}/comm"))?;
+            if let Some(tuner) = crate::sensors::tuners::by_program(&comm) {
+                return Some(tuner.to_owned());
+            }
+            // A script runs under the name of its interpreter.
+            if !["python", "bash", "sh", "perl"]
+                .iter()
+                .any(|i| comm.starts_with(i))
+            {
+                return None;
+            }
+            let line = files::bytes(root, &format!("/proc/{pid}/cmdline"), 4096)?;
+            let words: Vec<&[u8]> = line.split(|&b| b == 0).take(8).collect();
+            crate::sensors::tuners::by_argument(&words).map(str::to_owned)
+        })
+        .collect();
+    found.extend(crate::sensors::tuners::in_kernel(root));
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 /// Profilers among the first processes of the list.

@@ -9,6 +9,7 @@ pub mod meters;
 mod platform;
 pub mod root;
 pub mod sensors;
+pub mod settings;
 pub mod sys;
 
 pub use platform::{LinuxPlatform, MonotonicClock};

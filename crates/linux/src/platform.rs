@@ -249,6 +249,8 @@ impl LinuxPlatform {
         }
         table.finish_pass(now);
         self.other_tuners = table.other_tuners();
+        self.other_tuners
+            .extend(crate::sensors::tuners::in_kernel(&self.root));
         self.workloads = workloads.iter().map(|w| (w.id.clone(), w.clone())).collect();
         // What somebody chose against a change of ours is a choice like any other that a scan finds.
         for (id, sentence) in self.effectors.review(&self.workloads) {

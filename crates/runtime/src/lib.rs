@@ -11,6 +11,7 @@
 //! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do.
 //! 6. `closed` is noted; nothing is owed.
 
+pub mod by_hand;
 #[cfg(test)]
 mod crash_tests;
 pub mod recording;
@@ -217,6 +218,31 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     /// Passes on what a person asked for; it takes effect in the next turn, which is due at once.
     pub fn operator(&mut self, request: OperatorRequest) {
         self.events.push_back(Event::Operator(request));
+    }
+
+    /// Somebody else has written this setting: what homeostat did with it is withdrawn, and their value stays. Returns the
+    /// numbers of the changes that go. `why` is the sentence for people.
+    pub fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
+        let ours: Vec<ActionId> = self
+            .records
+            .values()
+            .filter(|r| sets(r, path))
+            .map(|r| r.action.id)
+            .collect();
+        for id in &ours {
+            self.operator(OperatorRequest::Yield(*id, why.to_owned()));
+        }
+        // What is decided next is decided on what is there now.
+        self.next_scan = self.clock.now();
+        ours
+    }
+
+    /// Whether a value of a setting is one that homeostat wrote itself, or put back.
+    pub fn wrote_setting(&self, path: &str, value: &str) -> bool {
+        self.records.values().filter(|r| sets(r, path)).any(|r| {
+            let is = |text: Option<&String>| text.is_some_and(|t| t.trim() == value);
+            is(r.action.arguments.get("value")) || is(r.found.get("value"))
+        })
     }
 
     /// What people see.
@@ -596,6 +622,11 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
         }
     }
+}
+
+/// Whether a record is about a setting.
+fn sets(record: &UndoRecord, path: &str) -> bool {
+    matches!(&record.action.target, homeostat_model::action::Target::Files(files) if files.iter().any(|f| f == path))
 }
 
 /// The coin that decides about a switch is not on disk.

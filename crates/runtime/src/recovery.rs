@@ -94,36 +94,53 @@ fn close(journal: &mut Journal, id: ActionId, report: &mut RecoveryReport) {
     }
 }
 
-/// Drives one undo to its end. `Ok(false)`: there was nothing left to undo.
-fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -> Result<bool, String> {
+/// Why an action did not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Undriven {
+    /// The machine said no.
+    #[error("{0}")]
+    Machine(PlatformError),
+    /// The patience ran out.
+    #[error("not done after {PATIENCE}")]
+    Late,
+}
+
+/// Drives one action to its end in one direction. `Ok(false)`: the target is gone, so there is nothing left to undo.
+pub(crate) fn drive(
+    effectors: &mut dyn Effectors,
+    clock: &dyn Clock,
+    record: &UndoRecord,
+    direction: Direction,
+) -> Result<bool, Undriven> {
     let deadline = clock.now() + PATIENCE;
     loop {
-        match effectors.advance(record, Direction::Undo) {
-            Ok(progress) if progress.done => {
-                effectors.forget(record);
-                return Ok(true);
-            }
+        match effectors.advance(record, direction) {
+            Ok(progress) if progress.done => return Ok(true),
             // No longer than the patience lasts, whatever the effector asks for.
             Ok(progress) => {
                 let left = deadline.saturating_sub(clock.now());
                 clock.sleep(progress.pause.min(left).max(SLICE_WAIT));
             }
-            Err(PlatformError::Vanished { .. }) => {
-                effectors.forget(record);
-                return Ok(false);
-            }
-            Err(PlatformError::Busy { what, why }) => {
+            Err(PlatformError::Vanished { .. }) if direction == Direction::Undo => return Ok(false),
+            Err(e @ PlatformError::Busy { .. }) => {
                 if clock.now() >= deadline {
-                    return Err(format!("{what} is not possible now: {why}"));
+                    return Err(Undriven::Machine(e));
                 }
                 clock.sleep(BUSY_WAIT);
             }
-            Err(e) => return Err(e.to_string()),
+            Err(e) => return Err(Undriven::Machine(e)),
         }
         if clock.now() >= deadline {
-            return Err(format!("not done after {PATIENCE}"));
+            return Err(Undriven::Late);
         }
     }
+}
+
+/// Drives one undo to its end. `Ok(false)`: there was nothing left to undo.
+fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -> Result<bool, String> {
+    let outcome = drive(effectors, clock, record, Direction::Undo).map_err(|e| e.to_string())?;
+    effectors.forget(record);
+    Ok(outcome)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod page_moves;
 mod page_placement;
 mod placebo;
 pub(crate) mod prefetch;
+mod setting;
 #[cfg(test)]
 mod testing;
 mod thread_placement;
@@ -97,6 +98,7 @@ impl Registry {
                 Box::new(page_placement::PagePlacement::new(root.clone())),
                 Box::new(placebo::Placebo::new(root.clone())),
                 Box::new(prefetch::Prefetch::new(root.clone())),
+                Box::new(setting::Setting::new(root.clone())),
                 Box::new(thread_placement::ThreadPlacement::new(root.clone())),
             ],
         }

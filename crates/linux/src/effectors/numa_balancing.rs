@@ -15,7 +15,6 @@
 use super::identity::{boot_id, malformed, of_another_boot};
 use super::{Effector, Holder};
 use crate::Root;
-use crate::sensors::{files, huge_pages};
 use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
@@ -25,14 +24,6 @@ use std::path::PathBuf;
 
 /// The setting.
 pub(crate) const FILE: &str = "/proc/sys/kernel/numa_balancing";
-/// Where administrators and packages configure sysctls (`sysctl.d(5)`).
-const CONFIGURATIONS: [&str; 5] = [
-    "/etc/sysctl.d",
-    "/run/sysctl.d",
-    "/usr/local/lib/sysctl.d",
-    "/usr/lib/sysctl.d",
-    "/lib/sysctl.d",
-];
 /// Bits that the kernel knows: `NUMA_BALANCING_NORMAL` and `NUMA_BALANCING_MEMORY_TIERING`.
 const VALUE_MAX: u8 = 3;
 
@@ -330,40 +321,7 @@ fn write(root: &Root, value: u8) -> Result<(), PlatformError> {
 
 /// Where somebody configured the value.
 pub(crate) fn configured(root: &Root) -> Option<String> {
-    let line = files::text(root, "/proc/cmdline").unwrap_or_default();
-    if line
-        .split_whitespace()
-        .any(|word| word.starts_with("numa_balancing="))
-    {
-        return Some("the kernel's command line".into());
-    }
-    if let Some((place, _)) = huge_pages::tuned_settings(root, &[NAME.as_bytes()]).pop() {
-        return Some(place);
-    }
-    let is_set = |text: &str| {
-        text.lines().any(|line| {
-            let line = line.trim().trim_start_matches('-');
-            let name = line
-                .split('=')
-                .next()
-                .unwrap_or_default()
-                .trim()
-                .replace('/', ".");
-            !line.starts_with(['#', ';']) && line.contains('=') && name == NAME
-        })
-    };
-    let mut candidates = vec!["/etc/sysctl.conf".to_owned()];
-    for directory in CONFIGURATIONS {
-        candidates.extend(
-            files::names(root, directory)
-                .into_iter()
-                .filter(|name| name.ends_with(".conf"))
-                .map(|name| format!("{directory}/{name}")),
-        );
-    }
-    candidates
-        .into_iter()
-        .find(|path| files::text(root, path).is_some_and(|text| is_set(&text)))
+    crate::settings::configured(root, FILE, "numa_balancing")
 }
 
 fn unsupported(why: &str) -> PlatformError {

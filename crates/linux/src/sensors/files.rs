@@ -143,16 +143,23 @@ impl ProcessFile {
 
 /// Reads a file below the root whole, at most `limit` bytes; `None` when it is absent or unreadable.
 pub fn bytes(root: &Root, absolute: &str, limit: usize) -> Option<Vec<u8>> {
+    read(root, absolute, limit).ok()
+}
+
+/// As [`bytes`], for who wants to know why.
+///
+/// # Errors
+/// As `open(2)` and `read(2)`.
+pub fn read(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Errno> {
     let fd = rustix::fs::open(
         root.path(absolute),
         OFlags::RDONLY | OFlags::CLOEXEC,
         Mode::empty(),
-    )
-    .ok()?;
+    )?;
     let mut buffer = Vec::new();
-    let used = read_all(fd.as_fd(), &mut buffer, limit).ok()?.len();
+    let used = read_all(fd.as_fd(), &mut buffer, limit)?.len();
     buffer.truncate(used);
-    Some(buffer)
+    Ok(buffer)
 }
 
 /// As [`bytes`], as text without white space around it; what is not UTF-8 is replaced.

@@ -1,18 +1,15 @@
 //! Transparent-huge-page settings of the host and who made them.
 //!
 //! Provenance (design.md, *ownership*): a value that differs from what the kernel was built with was chosen by
-//! somebody. The places where a choice is written down are looked through in the order in which they win: tuned
-//! (running, last to write), tmpfiles.d and sysfs.d (boot), kernel command line. A value that none explains was
-//! written `at run time`.
+//! somebody. The places where a choice is written down are those of `homeostat_tunables::configured`. A value that none
+//! explains was written `at run time`.
 
-use super::bytes::{chosen, lines, number, words};
+use super::bytes::{chosen, lines, number};
 use super::files;
 use crate::Root;
 use homeostat_model::{HugePageSettings, PageSizeSetting};
 
 const BASE: &str = "/sys/kernel/mm/transparent_hugepage";
-/// Most configuration files of one directory that are searched.
-const CONFIGURATION_FILES_MAX: usize = 500;
 
 /// The settings, with the search for their origin done again only when the value changes.
 #[derive(Debug)]
@@ -66,133 +63,13 @@ impl HugePages {
 /// Who set `enabled` to `value`; `None` when that is what the kernel does by itself, or when the kernel's own
 /// default is not known and nothing else explains the value.
 fn origin(root: &Root, value: &str) -> Option<String> {
-    let written = from_tuned(root, value)
-        .or_else(|| from_tmpfiles(root, value))
-        .or_else(|| from_sysfs_conf(root, value))
-        .or_else(|| from_command_line(root, value));
+    let path = format!("{BASE}/enabled");
+    let written = crate::settings::origin(root, &path, "transparent_hugepage", value);
     match (written, built_in(root)) {
         (Some(place), _) => Some(place),
         (None, Some(default)) if default != value => Some("at run time".to_owned()),
         (None, _) => None,
     }
-}
-
-/// `transparent_hugepage=` of the kernel command line; the last one wins.
-fn from_command_line(root: &Root, value: &str) -> Option<String> {
-    let line = files::bytes(root, "/proc/cmdline", files::SMALL_FILE_MAX)?;
-    let last = words(&line)
-        .filter_map(|w| w.strip_prefix(b"transparent_hugepage="))
-        .last()?;
-    (last == value.as_bytes()).then(|| format!("kernel command line transparent_hugepage={value}"))
-}
-
-/// A line of a tmpfiles.d file: `w /sys/kernel/mm/transparent_hugepage/enabled - - - - never`. Files in `/etc`
-/// replace those of the same name in `/run` and `/usr/lib`; of all files the last in order of name wins.
-fn from_tmpfiles(root: &Root, value: &str) -> Option<String> {
-    let mut winning: Option<String> = None;
-    for (path, text) in configuration(
-        root,
-        &["/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d"],
-    ) {
-        for (number, line) in text.split(|&b| b == b'\n').enumerate() {
-            let mut parts = words(line);
-            let kind = parts.next().unwrap_or_default();
-            if !matches!(kind.first(), Some(b'w')) {
-                continue;
-            }
-            if parts.next() != Some(b"/sys/kernel/mm/transparent_hugepage/enabled") {
-                continue;
-            }
-            let written = parts.last().unwrap_or_default();
-            winning = (written == value.as_bytes()).then(|| format!("{path}:{}", number + 1));
-        }
-    }
-    winning
-}
-
-/// A line of sysfsutils: `kernel/mm/transparent_hugepage/enabled = never` in `/etc/sysfs.conf` or `/etc/sysfs.d`.
-fn from_sysfs_conf(root: &Root, value: &str) -> Option<String> {
-    let mut places = configuration(root, &["/etc/sysfs.d"]);
-    if let Some(text) = files::bytes(root, "/etc/sysfs.conf", files::SMALL_FILE_MAX) {
-        places.insert(0, ("/etc/sysfs.conf".to_owned(), text));
-    }
-    let mut winning = None;
-    for (path, text) in places {
-        for (number, line) in text.split(|&b| b == b'\n').enumerate() {
-            let Some(at) = line.iter().position(|&b| b == b'=') else {
-                continue;
-            };
-            let (name, set) = line.split_at(at);
-            let name = name.trim_ascii();
-            let name = name.strip_prefix(b"/sys/").unwrap_or(name);
-            if name == b"kernel/mm/transparent_hugepage/enabled" {
-                let set = set.get(1..).unwrap_or_default().trim_ascii();
-                winning = (set == value.as_bytes()).then(|| format!("{path}:{}", number + 1));
-            }
-        }
-    }
-    winning
-}
-
-/// `transparent_hugepages=` in the `[vm]` section of the active tuned profile, following `include=`.
-fn from_tuned(root: &Root, value: &str) -> Option<String> {
-    tuned_settings(root, &[b"transparent_hugepages", b"transparent_hugepage"])
-        .into_iter()
-        .find_map(|(place, set)| (set == value.as_bytes()).then_some(place))
-}
-
-/// What the active profiles of tuned set one of these keys to, and where, following `include=`: one for each profile that
-/// does.
-pub(crate) fn tuned_settings(root: &Root, keys: &[&[u8]]) -> Vec<(String, Vec<u8>)> {
-    let mut out = Vec::new();
-    /// Deepest chain of `include=` that is followed.
-    const INCLUDES_MAX: usize = 8;
-    let Some(active) = files::text(root, "/etc/tuned/active_profile") else {
-        return out;
-    };
-    for profile in active.split_whitespace().take(INCLUDES_MAX) {
-        let mut name = profile.to_owned();
-        for _ in 0..INCLUDES_MAX {
-            if name.is_empty() || name.contains("..") || name.starts_with('/') {
-                break;
-            }
-            let places = [
-                "/etc/tuned",
-                "/etc/tuned/profiles",
-                "/usr/lib/tuned",
-                "/usr/lib/tuned/profiles",
-            ];
-            let found = places.iter().find_map(|place| {
-                let path = format!("{place}/{name}/tuned.conf");
-                files::bytes(root, &path, files::SMALL_FILE_MAX).map(|text| (path, text))
-            });
-            let Some((path, text)) = found else { break };
-            let mut include = None;
-            let mut set = None;
-            for (number, line) in text.split(|&b| b == b'\n').enumerate() {
-                let Some(at) = line.iter().position(|&b| b == b'=') else {
-                    continue;
-                };
-                let (key, rest) = line.split_at(at);
-                let rest = rest.get(1..).unwrap_or_default().trim_ascii();
-                match key.trim_ascii() {
-                    key if keys.contains(&key) => set = Some((number + 1, rest)),
-                    b"include" => include = Some(String::from_utf8_lossy(rest).into_owned()),
-                    _ => {}
-                }
-            }
-            if let Some((line, set)) = set {
-                // The innermost profile that sets it decides.
-                out.push((format!("tuned profile {profile} ({path}:{line})"), set.to_vec()));
-                break;
-            }
-            match include {
-                Some(next) => name = next,
-                None => break,
-            }
-        }
-    }
-    out
 }
 
 /// What the kernel was built with.
@@ -208,27 +85,6 @@ fn built_in(root: &Root) -> Option<&'static str> {
         }
     }
     None
-}
-
-/// The `*.conf` files of several directories, earlier directories replacing later ones by name, in order of name.
-fn configuration(root: &Root, directories: &[&str]) -> Vec<(String, Vec<u8>)> {
-    let mut by_name = std::collections::BTreeMap::new();
-    for directory in directories {
-        for name in files::names(root, directory)
-            .into_iter()
-            .take(CONFIGURATION_FILES_MAX)
-        {
-            if name.ends_with(".conf") {
-                by_name
-                    .entry(name.clone())
-                    .or_insert_with(|| format!("{directory}/{name}"));
-            }
-        }
-    }
-    by_name
-        .into_values()
-        .filter_map(|path| files::bytes(root, &path, files::SMALL_FILE_MAX).map(|text| (path, text)))
-        .collect()
 }
 
 #[cfg(test)]

@@ -261,7 +261,7 @@ mod tests {
         let mut host = Host::new(2, "0");
         host.write("etc/sysctl.d/9.conf", "kernel.numa_balancing = 0\n");
         let place = host.look(1).unwrap().set_by;
-        assert_eq!(place.as_deref(), Some("/etc/sysctl.d/9.conf"));
+        assert_eq!(place.as_deref(), Some("/etc/sysctl.d/9.conf:1"));
         let at = Nanoseconds::from_secs(2);
         let ours = host.watch.look(at, at, Holder::Homeostat).unwrap();
         assert!(ours.set_by.is_some(), "configured meanwhile");

@@ -2,6 +2,7 @@
 //! `unsafe`; every function is a thin, safe wrapper that states its argument.
 #![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
 
+pub mod fanotify;
 pub mod memory;
 pub mod moves;
 pub mod numa;

@@ -1,0 +1,371 @@
+//! One setting of the kernel, by its file: `/proc/sys/…` or `/sys/…`.
+//!
+//! **Apply** writes the argument `value`, **undo** the value found; both are read back. Whoever writes another value in
+//! between wins: Apply ends in a conflict, and the undo leaves it as it is. When the kernel takes a value and makes another
+//! of it (it rounds), what was found is put back at once and the action is rejected.
+//!
+//! Some settings come in pairs of which only one counts ([`PAIRS`]): writing one sets the other to zero, and zero cannot
+//! be written. The undo then writes the other one.
+//!
+//! The target is one file; who may ask for which value is for the caller to check.
+
+use super::Effector;
+use super::identity::{boot_id, malformed, of_another_boot};
+use crate::Root;
+use homeostat_model::action::Target;
+use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
+use homeostat_platform::PlatformError;
+use homeostat_tunables::{Tree, Unreadable};
+use std::collections::BTreeMap;
+use std::io::Write;
+
+/// Longest value.
+const VALUE_MAX: usize = 4096;
+/// Settings of which one counts, and the other reads zero (Documentation/admin-guide/sysctl/vm.rst).
+const PAIRS: &[(&str, &str)] = &[
+    ("/proc/sys/vm/dirty_bytes", "/proc/sys/vm/dirty_ratio"),
+    (
+        "/proc/sys/vm/dirty_background_bytes",
+        "/proc/sys/vm/dirty_background_ratio",
+    ),
+    ("/proc/sys/vm/overcommit_kbytes", "/proc/sys/vm/overcommit_ratio"),
+];
+
+/// Writes settings.
+pub(super) struct Setting {
+    root: Root,
+    /// The state in which each action was left.
+    left: BTreeMap<ActionId, Direction>,
+}
+
+impl Setting {
+    pub(super) fn new(root: Root) -> Self {
+        Self {
+            root,
+            left: BTreeMap::new(),
+        }
+    }
+
+    fn drive(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        let (file, ours) = wanted(&record.action)?;
+        let found = record
+            .found
+            .get("value")
+            .ok_or_else(|| malformed(record, "value"))?
+            .clone();
+        let now = read(&self.root, &file)?;
+        let was_left_so = self.left.get(&record.action.id) == Some(&direction);
+        let (goal, source) = match direction {
+            Direction::Apply => (&ours, &found),
+            Direction::Undo => (&found, &ours),
+        };
+        let is_others = now != *goal && (now != *source || was_left_so);
+        if is_others {
+            return match direction {
+                Direction::Apply => Err(PlatformError::Conflict {
+                    what: file,
+                    expected: goal.clone(),
+                    found: now,
+                }),
+                Direction::Undo => Ok(Progress {
+                    done: true,
+                    total: 1,
+                    skipped: BTreeMap::from([("changed by somebody else".to_owned(), 1)]),
+                    verified: true,
+                    ..Progress::default()
+                }),
+            };
+        }
+        if now != *goal {
+            match (direction, record.found.get("other"), other_of(&file)) {
+                // Zero means that the other one counted.
+                (Direction::Undo, Some(value), Some(other)) if goal == "0" && value != "0" => {
+                    put(&self.root, other, value)?;
+                }
+                _ => put(&self.root, &file, goal)?,
+            }
+            let after = read(&self.root, &file)?;
+            if after != *goal {
+                if direction == Direction::Apply {
+                    put(&self.root, &file, &found)?;
+                }
+                return Err(PlatformError::Rejected {
+                    what: file,
+                    value: goal.clone(),
+                    errno: format!("it read {after} afterwards"),
+                });
+            }
+        }
+        self.left.insert(record.action.id, direction);
+        Ok(Progress {
+            done: true,
+            finished: 1,
+            total: 1,
+            verified: true,
+            ..Progress::default()
+        })
+    }
+}
+
+impl Effector for Setting {
+    fn id(&self) -> EffectorId {
+        EffectorId::new("setting")
+    }
+
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        let (file, ours) = wanted(action)?;
+        let now = read(&self.root, &file)?;
+        if now == ours {
+            return Err(PlatformError::Conflict {
+                what: file,
+                expected: format!("another value than {ours}"),
+                found: format!("{ours} already"),
+            });
+        }
+        let mut found = BTreeMap::from([("value".to_owned(), now)]);
+        if let Some(other) = other_of(&file)
+            && let Ok(value) = read(&self.root, other)
+        {
+            found.insert("other".to_owned(), value);
+        }
+        Ok(UndoRecord {
+            action: action.clone(),
+            boot_id: boot_id(&self.root)?,
+            found,
+        })
+    }
+
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        if let Some(answer) = of_another_boot(&self.root, record, direction)? {
+            return Ok(answer);
+        }
+        self.drive(record, direction)
+    }
+
+    fn forget(&mut self, record: &UndoRecord) {
+        self.left.remove(&record.action.id);
+    }
+}
+
+fn other_of(file: &str) -> Option<&'static str> {
+    PAIRS.iter().find_map(|(a, b)| match file {
+        f if f == *a => Some(*b),
+        f if f == *b => Some(*a),
+        _ => None,
+    })
+}
+
+/// The file and the value of the action.
+fn wanted(action: &Action) -> Result<(String, String), PlatformError> {
+    let rejected = |what: &str, value: &str, why: &str| PlatformError::Rejected {
+        what: format!("{what} of setting"),
+        value: value.to_owned(),
+        errno: why.to_owned(),
+    };
+    let file = match &action.target {
+        Target::Files(files) => match files.as_slice() {
+            [one] => one.clone(),
+            _ => return Err(rejected("target", "several files", "expected one")),
+        },
+        _ => return Err(rejected("target", "another kind", "expected a file")),
+    };
+    let is_setting = file.starts_with("/proc/sys/") || file.starts_with("/sys/");
+    if !is_setting || file.split('/').any(|part| part == "..") {
+        return Err(rejected(
+            "target",
+            &file,
+            "expected a file below /proc/sys or /sys",
+        ));
+    }
+    let value = action
+        .arguments
+        .get("value")
+        .map(String::as_str)
+        .unwrap_or_default();
+    if value.is_empty() || value.len() > VALUE_MAX || value.contains(['\n', '\0']) {
+        return Err(rejected("argument value", value, "expected one line"));
+    }
+    Ok((file, plain(value)))
+}
+
+/// One form for what is written and what is read: the word in brackets where all are listed, single blanks, numbers in
+/// base ten.
+fn plain(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    if let Some(chosen) = words
+        .iter()
+        .find_map(|w| w.strip_prefix('[').and_then(|w| w.strip_suffix(']')))
+    {
+        return chosen.to_owned();
+    }
+    let joined = words.join(" ");
+    match joined.strip_prefix("0x").map(|hex| u64::from_str_radix(hex, 16)) {
+        Some(Ok(n)) => n.to_string(),
+        _ => joined,
+    }
+}
+
+fn read(root: &Root, file: &str) -> Result<String, PlatformError> {
+    match root.read(file) {
+        Ok(bytes) => Ok(plain(&String::from_utf8_lossy(&bytes))),
+        Err(Unreadable::Denied) => Err(PlatformError::Denied {
+            what: file.to_owned(),
+            needs: "run as root on the host".into(),
+        }),
+        Err(Unreadable::Absent) => Err(PlatformError::Unsupported {
+            what: file.to_owned(),
+            why: "this kernel or machine does not have it".into(),
+        }),
+        Err(Unreadable::Failed) => Err(PlatformError::Unsupported {
+            what: file.to_owned(),
+            why: "it cannot be read, so it could not be put back".into(),
+        }),
+    }
+}
+
+fn put(root: &Root, file: &str, value: &str) -> Result<(), PlatformError> {
+    let path = root.path(file);
+    let outcome = std::fs::OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(path)
+        .and_then(|mut f| f.write_all(format!("{value}\n").as_bytes()));
+    outcome.map_err(|e| match e.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => PlatformError::Denied {
+            what: file.to_owned(),
+            needs: "run as root on the host, with that file system writable".into(),
+        },
+        _ => PlatformError::Rejected {
+            what: file.to_owned(),
+            value: value.to_owned(),
+            errno: e.to_string(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "/proc/sys/vm/swappiness";
+
+    fn machine(list: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut all = vec![("/proc/sys/kernel/random/boot_id", "this\n"), (FILE, "60\n")];
+        all.extend(list);
+        for (path, text) in all {
+            let file = root.path(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        (tree, root)
+    }
+
+    fn action(file: &str, value: &str) -> Action {
+        Action {
+            id: ActionId(1),
+            effector: "setting".into(),
+            workload: "host".into(),
+            target: Target::Files(vec![file.into()]),
+            arguments: BTreeMap::from([("value".to_owned(), value.to_owned())]),
+            why: "test".into(),
+        }
+    }
+
+    fn now(root: &Root, file: &str) -> String {
+        std::fs::read_to_string(root.path(file))
+            .unwrap()
+            .trim()
+            .to_owned()
+    }
+
+    #[test]
+    fn a_value_is_written_and_put_back_by_a_fresh_process() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root.clone());
+        let record = effector.prepare(&action(FILE, "10")).unwrap();
+        assert_eq!(now(&root, FILE), "60", "preparing changes nothing");
+        assert!(effector.advance(&record, Direction::Apply).unwrap().done);
+        assert_eq!(now(&root, FILE), "10");
+        let mut fresh = Setting::new(root.clone());
+        assert!(fresh.advance(&record, Direction::Undo).unwrap().verified);
+        assert_eq!(now(&root, FILE), "60");
+        assert!(fresh.advance(&record, Direction::Undo).unwrap().done, "again");
+    }
+
+    #[test]
+    fn whoever_writes_in_between_wins() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root.clone());
+        let record = effector.prepare(&action(FILE, "10")).unwrap();
+        effector.advance(&record, Direction::Apply).unwrap();
+        std::fs::write(root.path(FILE), "33\n").unwrap();
+        assert!(matches!(
+            effector.advance(&record, Direction::Apply),
+            Err(PlatformError::Conflict { .. })
+        ));
+        let undone = Setting::new(root.clone())
+            .advance(&record, Direction::Undo)
+            .unwrap();
+        assert_eq!(undone.skipped.len(), 1);
+        assert_eq!(now(&root, FILE), "33");
+    }
+
+    #[test]
+    fn a_record_of_another_boot_is_void() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root.clone());
+        let mut record = effector.prepare(&action(FILE, "10")).unwrap();
+        effector.advance(&record, Direction::Apply).unwrap();
+        record.boot_id = "another".into();
+        assert!(effector.advance(&record, Direction::Undo).unwrap().done);
+        assert_eq!(now(&root, FILE), "10");
+    }
+
+    /// In a tree of plain files zero can be written; the kernel refuses it. What counts is which file is written.
+    #[test]
+    fn of_a_pair_the_one_that_counted_is_put_back() {
+        const BYTES: &str = "/proc/sys/vm/dirty_bytes";
+        const RATIO: &str = "/proc/sys/vm/dirty_ratio";
+        let (_keep, root) = machine(&[(BYTES, "0\n"), (RATIO, "20\n")]);
+        let mut effector = Setting::new(root.clone());
+        let record = effector.prepare(&action(BYTES, "1000000")).unwrap();
+        assert_eq!(record.found.get("other").map(String::as_str), Some("20"));
+        effector.advance(&record, Direction::Apply).unwrap();
+        // As the kernel does.
+        std::fs::write(root.path(RATIO), "0\n").unwrap();
+        let outcome = effector.advance(&record, Direction::Undo);
+        assert_eq!(now(&root, RATIO), "20");
+        // The plain file did not become zero by itself, so this is told, and not taken for done.
+        assert!(matches!(outcome, Err(PlatformError::Rejected { .. })));
+    }
+
+    #[test]
+    fn only_settings_are_written() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root);
+        for file in ["/etc/passwd", "/proc/sys/../../etc/passwd", "/dev/null"] {
+            assert!(
+                matches!(
+                    effector.prepare(&action(file, "1")),
+                    Err(PlatformError::Rejected { .. })
+                ),
+                "{file}"
+            );
+        }
+        for value in ["", "1\n2"] {
+            assert!(effector.prepare(&action(FILE, value)).is_err(), "{value:?}");
+        }
+        assert!(matches!(
+            effector.prepare(&action("/proc/sys/vm/none", "1")),
+            Err(PlatformError::Unsupported { .. })
+        ));
+        assert!(matches!(
+            effector.prepare(&action(FILE, "60")),
+            Err(PlatformError::Conflict { .. })
+        ));
+        assert_eq!(plain("a [b] c"), "b");
+        assert_eq!(plain("0x0007\n"), "7");
+    }
+}

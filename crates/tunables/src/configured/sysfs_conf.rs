@@ -1,0 +1,60 @@
+//! `/etc/sysfs.conf` and `/etc/sysfs.d` of sysfsutils: `kernel/mm/ksm/run = 1`.
+
+use super::{Way, Written, files_of};
+use crate::tree::Tree;
+
+pub(super) fn read(tree: &dyn Tree) -> Vec<Written> {
+    let mut files: Vec<(String, String)> = tree
+        .text("/etc/sysfs.conf")
+        .map(|text| ("/etc/sysfs.conf".to_owned(), text))
+        .into_iter()
+        .collect();
+    files.extend(files_of(tree, &["/etc/sysfs.d"], ".conf"));
+    let mut found = Vec::new();
+    for (file, text) in files {
+        for (index, line) in text.lines().enumerate() {
+            let Some((name, value)) = line.split_once('=') else {
+                continue;
+            };
+            let name = name.trim();
+            // `mode a = 0644` and `owner a = x` are about permissions.
+            if name.starts_with('#') || name.contains(char::is_whitespace) || name.is_empty() {
+                continue;
+            }
+            let name = name.strip_prefix("/sys/").unwrap_or(name);
+            found.push(Written::new(
+                Way::SysfsFile,
+                format!("/sys/{name}"),
+                value.trim(),
+                &file,
+                index + 1,
+            ));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Files;
+
+    #[test]
+    fn lines_of_sysfsutils_are_understood() {
+        let tree = Files::new(&[
+            (
+                "/etc/sysfs.conf",
+                "mode kernel/mm/ksm/run = 0644\nkernel/mm/ksm/run = 1\n",
+            ),
+            (
+                "/etc/sysfs.d/b.conf",
+                "#x = 1\n/sys/kernel/mm/ksm/sleep_millisecs=5\n",
+            ),
+        ]);
+        let found = read(&tree);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].path, "/sys/kernel/mm/ksm/run");
+        assert_eq!(found[0].place(), "/etc/sysfs.conf:2");
+        assert_eq!(found[1].value, "5");
+    }
+}
