@@ -93,6 +93,8 @@ pub enum Command {
     Topology(commands::topology::Topology),
     /// Show where workloads run and their memory lies: local, near and far.
     Locality(commands::locality::Locality),
+    /// Show whether memory is short, what it is used for, who reads files, and who waits for pages.
+    Memory(commands::memory::Memory),
     /// Record what the mind sees and decides, changing nothing, for a bug report.
     Record(commands::record::Record),
     /// Decide again from a recording and compare, byte for byte.
@@ -220,6 +222,7 @@ impl Command {
             Self::Doctor(c) => c.run(context),
             Self::Topology(c) => c.run(context),
             Self::Locality(c) => c.run(context),
+            Self::Memory(c) => c.run(context),
             Self::Record(c) => c.run(context),
             Self::Replay(c) => c.run(context),
             Self::Demo(c) => c.run(context),

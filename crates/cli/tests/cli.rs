@@ -46,6 +46,7 @@ const COMMANDS: &[&str] = &[
     "doctor",
     "topology",
     "locality",
+    "memory",
     "record",
     "replay",
     "demo",

@@ -9,6 +9,7 @@ pub mod client;
 pub mod control;
 pub mod greeting;
 pub mod log;
+pub mod memory;
 pub mod notify;
 pub mod places;
 pub mod printable;

@@ -9,6 +9,7 @@ use crate::protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
     WindowRecord,
 };
+use crate::relief;
 use crate::series::Interval;
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
 use crate::trials::{ALONE, UNDO_ATTEMPTS_MAX};
@@ -17,7 +18,7 @@ use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Action, ActionId, Advice, Bytes, CpuId, EffectorId, ExperimentId, ExperimentKind, Fingerprint, Machine,
-    MachineSample, MeterClass, Nanoseconds, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
+    MachineSample, MeterClass, Nanoseconds, Reads, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
     WorkloadSample,
 };
 use homeostat_statistics::discovery::Discovery;
@@ -139,6 +140,8 @@ pub struct Engine {
     pub(crate) restless: BTreeMap<Fingerprint, (u32, Nanoseconds)>,
     /// Since when the probes wait for a trial to take its turn.
     pub(crate) turn_over_since: Option<Nanoseconds>,
+    /// When memory was short last.
+    pub(crate) short_at: Option<Nanoseconds>,
     pub(crate) out: Vec<Command>,
 }
 
@@ -195,6 +198,7 @@ impl Engine {
             probes_since_trial: 0,
             restless: BTreeMap::new(),
             turn_over_since: None,
+            short_at: None,
             out: Vec::new(),
             policy,
         };
@@ -243,8 +247,13 @@ impl Engine {
             .filter(|w| !w.gone && self.wants_detail(w, &looked_at))
             .map(|w| w.workload.id.clone())
             .collect();
+        let scan_s = if self.short_of_memory() {
+            self.policy.scan_interval_s.min(relief::SCAN_SHORT_S)
+        } else {
+            self.policy.scan_interval_s
+        };
         SamplingPlan {
-            scan_every: Nanoseconds::from_secs_f64(self.policy.scan_interval_s),
+            scan_every: Nanoseconds::from_secs_f64(scan_s),
             detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
             detail,
         }
@@ -374,9 +383,14 @@ impl Engine {
                     .remove("paused: no new trial starts; changes in force stay");
                 self.tell_host("resumed: new trials may start", false);
             }
-            OperatorRequest::Undo(action) => self.withdraw(action, "undone by an operator"),
+            OperatorRequest::Undo(action) => {
+                let whose = self.changes.get(&action).map(|c| c.workload.clone());
+                self.hold_relief(whose.as_ref());
+                self.withdraw(action, "undone by an operator");
+            }
             OperatorRequest::Yield(action, why) => self.withdraw(action, &why),
             OperatorRequest::UndoAll => {
+                self.hold_relief(None);
                 self.abort_all("undone by an operator");
                 for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {
                     self.withdraw(action, "undone by an operator");
@@ -493,6 +507,7 @@ impl Engine {
     fn on_sample(&mut self, snapshot: Snapshot) {
         self.machine_sample = snapshot.machine;
         self.machine_interval = snapshot.interval;
+        self.note_shortage();
         self.own_resident = snapshot.own_resident;
         if self.own.len() == 300 {
             self.own.pop_front();
@@ -763,6 +778,10 @@ impl Engine {
         if !w.load.known {
             return Some("seen once; what CPU it uses is known after the next look".into());
         }
+        // What it needs is in the file cache, or was until somebody took it.
+        if self.lives_on_the_file_cache(sample) && sample.age.as_secs_f64() >= self.policy.age_min_s {
+            return None;
+        }
         if w.load.cpus < self.policy.cpu_min {
             return Some(format!(
                 "uses {:.2} CPUs (at least {:.2})",
@@ -799,7 +818,7 @@ impl Engine {
             Stage::Considered => self.judge_meters(id),
             Stage::Observed => self.observe(id),
             Stage::Proposed => {
-                if self.guards.any(id) {
+                if self.seek_relief(id) || self.guards.any(id) {
                     return;
                 }
                 if let Some(why) = self.below_floors_now(id) {
@@ -807,14 +826,22 @@ impl Engine {
                 }
             }
             Stage::Declined => {
-                if self.now >= w.retry_at
+                let retry_at = w.retry_at;
+                if self.seek_relief(id) {
+                    return;
+                }
+                if self.now >= retry_at
                     && !in_trials.contains(id)
                     && let Some(w) = self.workloads.get_mut(id)
                 {
                     w.reset();
                 }
             }
-            Stage::Improved => self.seek_more(id),
+            Stage::Improved => {
+                if !self.seek_relief(id) {
+                    self.seek_more(id);
+                }
+            }
             Stage::Trying => {}
         }
     }
@@ -1069,7 +1096,9 @@ impl Engine {
             self.advise(declined.advice);
             return;
         }
-        self.close_meters(id);
+        if !self.lend_meter(id) {
+            self.close_meters(id);
+        }
         let retry = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
         self.decide(id, Stage::Declined, declined.reason, warning);
         if let Some(w) = self.workloads.get_mut(id) {
@@ -1140,7 +1169,7 @@ impl Engine {
     }
 
     /// Why a strategy that has a change in force on the workload is not asked again; `None` when it is.
-    fn has_enough(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<&'static str> {
+    pub(crate) fn has_enough(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<&'static str> {
         let again = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
         self.guards.of(id).find_map(|g| {
             if g.strategy != *strategy {
@@ -1205,7 +1234,7 @@ impl Engine {
             self.leave_alone(id, &why);
             return;
         }
-        if !self.history_suffices(id) {
+        if self.seek_relief(id) || !self.history_suffices(id) {
             return;
         }
         if self.placebo_wanted(id) {
@@ -1342,9 +1371,16 @@ impl Engine {
     }
 
     /// Whether a proposal asks for exactly what one of the changes in force does: one of this workload, or one that sets
-    /// CPUs or files of the host for another.
+    /// CPUs or files of the host, or contains the same reader, for another.
     pub(crate) fn in_force_already(&self, id: &WorkloadId, proposal: &Proposal) -> bool {
-        let same = |c: &Change| c.effector == proposal.effector && c.target == proposal.target;
+        let same = |c: &Change| {
+            c.effector == proposal.effector
+                && match (&c.target, &proposal.target) {
+                    // Whose processes have come and gone since is the same reader.
+                    (Target::Reader(a), Target::Reader(b)) => a.workload == b.workload,
+                    (a, b) => a == b,
+                }
+        };
         let own = self
             .guards
             .of(id)
@@ -1352,7 +1388,10 @@ impl Engine {
             .filter_map(|a| self.changes.get(&a))
             .any(|c| c.workload == *id && same(c));
         let of_the_host = proposal.effector.as_str() != PLACEMENT
-            && matches!(proposal.target, Target::Cpus(_) | Target::Files(_));
+            && matches!(
+                proposal.target,
+                Target::Cpus(_) | Target::Files(_) | Target::Reader(_)
+            );
         own || (of_the_host
             && self
                 .changes
@@ -1387,6 +1426,7 @@ impl Engine {
             policy: &self.policy,
             machine: &self.machine,
             machine_sample: &self.machine_sample,
+            machine_interval: self.machine_interval,
             workload: &w.workload,
             sample,
             load: &w.load,
@@ -1400,7 +1440,7 @@ impl Engine {
     }
 
     /// Why a strategy is not asked about a workload: switched off, not applicable, or known not to help.
-    fn strategy_refusal(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<String> {
+    pub(crate) fn strategy_refusal(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<String> {
         let w = self.workloads.get(id)?;
         if let Some(why) = self.refusals.get(strategy) {
             return Some(format!("{strategy}: {why}"));
@@ -1465,12 +1505,20 @@ impl Engine {
         let mut list: Vec<Neighbour> = self
             .workloads
             .iter()
-            .filter(|(other, w)| *other != id && !w.gone && w.load.cpus >= self.policy.cpu_min)
+            .filter(|(other, w)| {
+                let reads = || w.sample.as_ref().is_some_and(|s| self.lives_on_the_file_cache(s));
+                *other != id && !w.gone && (w.load.cpus >= self.policy.cpu_min || reads())
+            })
             .map(|(other, w)| Neighbour {
                 id: other.clone(),
                 cpus: w.load.cpus,
                 resident: w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident),
                 placed: placed.get(other).map(|cpus| (*cpus).clone()),
+                reads: w.sample.as_ref().map_or_else(Reads::default, |s| s.reads),
+                interval: w.sample.as_ref().map_or(Nanoseconds::ZERO, |s| s.interval),
+                kind: w.workload.kind,
+                processes: w.workload.processes.clone(),
+                left_alone: self.opted_out(&w.workload),
             })
             .collect();
         list.sort_by(|a, b| b.cpus.total_cmp(&a.cpus).then_with(|| a.id.cmp(&b.id)));

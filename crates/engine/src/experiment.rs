@@ -30,6 +30,8 @@ const FIRST_SWITCH_SLOWER: u64 = 4;
 /// A change that took longer than this to make is switched off and on once before the first coin, so that the
 /// washout is right from the first block: blocks that a switch outlasts show less than there is.
 const REHEARSAL_FROM: Nanoseconds = Nanoseconds::from_secs(40);
+/// What protects from a loss stays on for so long before the first coin may release it.
+const FIRST_RELIEF: Nanoseconds = Nanoseconds::from_secs(10);
 /// A block is measured at least this share of its washout, or most of the trial would be waiting …
 const MEASURED_SHARE: f64 = 0.5;
 
@@ -90,6 +92,8 @@ pub(crate) struct Setup {
     pub(crate) parameters: TrialParameters,
     pub(crate) started: Nanoseconds,
     pub(crate) started_unix: u64,
+    /// It protects from a loss that happens now.
+    pub(crate) urgent: bool,
 }
 
 /// A running experiment.
@@ -282,6 +286,10 @@ impl Experiment {
                     }
                     (false, _) => {
                         self.slowest_switch = Nanoseconds(took.0 / FIRST_SWITCH_SLOWER);
+                        if self.setup.urgent {
+                            // First it protects; the coins come later.
+                            return Need::Nothing;
+                        }
                         self.begin(now)
                     }
                     (true, false) => {
@@ -490,6 +498,11 @@ impl Experiment {
             Phase::Concluding => Need::Nothing,
             Phase::Preparing if over_budget => {
                 self.give_up(now, "the change could not be made within the budget".into())
+            }
+            Phase::Preparing
+                if self.setup.urgent && self.settled && now - self.setup.started >= FIRST_RELIEF =>
+            {
+                self.begin(now)
             }
             Phase::Preparing => self.poll_making(now, gauge),
             Phase::Stage => self.poll_stage(now, gauge, over_budget),

@@ -1086,13 +1086,14 @@ impl Guard {
     }
 }
 
-/// How much a target changes, in its own unit: pieces of memory, CPUs, bytes, files.
+/// How much a target changes, in its own unit: pieces of memory, CPUs, bytes, files, processes.
 pub(crate) fn size(target: &Target) -> u64 {
     match target {
         Target::Memory(m) => m.iter().map(|t| t.pieces.len() as u64).sum(),
         Target::Pages(p) => p.bytes.0,
         Target::Cpus(cpus) => cpus.len() as u64,
         Target::Files(files) => files.len() as u64,
+        Target::Reader(reader) => reader.processes.len() as u64,
         Target::Nothing => 0,
     }
 }

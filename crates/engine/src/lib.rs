@@ -28,6 +28,7 @@ mod experiment;
 mod guard;
 mod meters;
 mod panel;
+mod relief;
 mod rollout;
 mod series;
 mod trials;

@@ -3,8 +3,8 @@
 use crate::policy::{Policy, Profile};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Advice, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds, StrategyId,
-    Workload, WorkloadId, WorkloadSample,
+    Advice, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds, ProcessId,
+    Reads, StrategyId, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::BTreeMap;
 
@@ -69,6 +69,16 @@ pub struct Neighbour {
     pub resident: homeostat_model::Bytes,
     /// CPUs on which homeostat placed it, when it did (in force or on trial) or means to (proposed).
     pub placed: Option<Vec<CpuId>>,
+    /// What it read from files in its last interval; nothing while memory is not short.
+    pub reads: Reads,
+    /// Length of that interval.
+    pub interval: Nanoseconds,
+    /// How it was recognised.
+    pub kind: WorkloadKind,
+    /// Its processes, oldest first.
+    pub processes: Vec<ProcessId>,
+    /// Why nobody is to touch it, if a person said so.
+    pub left_alone: Option<String>,
 }
 
 /// A change of homeostat that is in force for the workload.
@@ -92,6 +102,8 @@ pub struct Seen<'a> {
     pub machine: &'a Machine,
     /// The host in the last interval.
     pub machine_sample: &'a MachineSample,
+    /// Length of that interval.
+    pub machine_interval: Nanoseconds,
     /// The workload.
     pub workload: &'a Workload,
     /// The workload in the last interval.
@@ -162,6 +174,8 @@ pub struct Proposal {
     /// Whether it acts on other workloads as they act on it (where threads run, where memory is), so that it is tried as
     /// one change together with what the same strategy proposes for them.
     pub joint: bool,
+    /// Whether it protects from a loss that happens now: it is made at once, without passive history, and proven then.
+    pub urgent: bool,
     /// Time constant with which the effect sets in after the change is made.
     pub settling: Nanoseconds,
     /// What it may cost, in a sentence.
@@ -187,6 +201,11 @@ pub trait Strategy: Send + Sync {
     fn applicable(&self, machine: &Machine) -> Result<(), String>;
     /// Its opinion on one workload.
     fn consider(&self, seen: &Seen<'_>) -> Opinion;
+    /// Whether it protects from losses of memory: then it is asked as soon as memory is short, and what it proposes as
+    /// urgent comes before everything else.
+    fn relieves(&self) -> bool {
+        false
+    }
     /// Whether a person has chosen otherwise since a change was accepted: then it is withdrawn, for the reason
     /// returned. Asked at every sample without the memory map, and at every review with it.
     fn unwanted(&self, _seen: &Seen<'_>) -> Option<String> {

@@ -7,6 +7,7 @@ use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
+use crate::relief;
 use crate::rollout::{self, Piece, Staged, Wish};
 use crate::strategy::{Declined, Proposal};
 use crate::view::{OutcomeView, Stage};
@@ -69,19 +70,24 @@ struct Launch<'a> {
     settling: Nanoseconds,
     alpha: f64,
     choice: &'a Choice,
+    /// It protects from a loss that happens now.
+    urgent: bool,
 }
 
 impl Engine {
     // ---- starting -----------------------------------------------------------------------------------------------
 
     /// The arbiter: at most one real trial at a time on the host, since last-level cache, memory bandwidth and free
-    /// memory are shared by all workloads; known gains first, then the largest predicted gain in CPUs.
+    /// memory are shared by all workloads; protection from a loss first, then known gains, then the largest predicted gain
+    /// in CPUs.
     pub(crate) fn start_next(&mut self) {
-        if self.paused
-            || self.stopping.is_some()
-            || self.policy.mode != Mode::Act
-            || self.real_trial_running()
-        {
+        if self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act {
+            return;
+        }
+        if self.real_trial_running() {
+            if let Some(whom) = self.relief_waits() {
+                self.make_way(&whom);
+            }
             return;
         }
         let rank = |w: &crate::watched::Watched| {
@@ -90,7 +96,11 @@ impl Engine {
                 .priors
                 .get(&(w.workload.fingerprint.clone(), p.strategy.clone()))
                 .is_some_and(|p| p.verdict == Verdict::Accepted);
-            Some((known, p.proposal.predicted.estimate * w.load.cpus))
+            Some((
+                p.proposal.urgent,
+                known,
+                p.proposal.predicted.estimate * w.load.cpus,
+            ))
         };
         let best = self
             .workloads
@@ -102,8 +112,10 @@ impl Engine {
                     && !self.awaits_company(id, w)
             })
             .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
-            .max_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let Some((_, id)) = best else { return };
+            .max_by(|(a, _), (b, _)| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
+        let Some(((urgent, _, _), id)) = best else {
+            return;
+        };
         if self.stale(&id) {
             self.ask_again(&id);
             return;
@@ -118,7 +130,7 @@ impl Engine {
             self.refuse(&id, Declined::because(why), false);
             return;
         }
-        if let Some(why) = self.no_trial_now() {
+        if let Some(why) = self.no_trial_now(urgent) {
             self.tell_host(why, false);
             return;
         }
@@ -186,13 +198,13 @@ impl Engine {
     }
 
     /// Whether a change of this workload is still on its way out: what a new one found there would be ours.
-    fn something_leaves(&self, id: &WorkloadId) -> bool {
+    pub(crate) fn something_leaves(&self, id: &WorkloadId) -> bool {
         self.changes.values().any(|c| c.workload == *id && c.leaving)
     }
 
     /// Whether a trial could start now, were it not for the guards and for others.
     pub(crate) fn may_try(&self) -> bool {
-        !self.paused && self.policy.mode == Mode::Act && self.no_trial_now().is_none()
+        !self.paused && self.policy.mode == Mode::Act && self.no_trial_now(false).is_none()
     }
 
     /// Whether something waits to be tried.
@@ -231,7 +243,7 @@ impl Engine {
         if self.something_leaves(id) {
             return Some("an earlier change of it is still on its way out".to_owned());
         }
-        if let Some(why) = self.no_trial_now() {
+        if let Some(why) = self.no_trial_now(p.proposal.urgent) {
             let free = self.starts.front().map_or(self.now, |t| *t + HOUR);
             return Some(
                 if self.starts.len() as u32 >= self.policy.experiments_per_hour_max {
@@ -287,8 +299,8 @@ impl Engine {
             || self.busy_guard().is_some()
     }
 
-    /// A budget or the state of the machine that forbids any trial now.
-    fn no_trial_now(&self) -> Option<String> {
+    /// A budget or the state of the machine that forbids any trial now; of what is urgent the budgets only.
+    fn no_trial_now(&self, urgent: bool) -> Option<String> {
         if self.starts.len() as u32 >= self.policy.experiments_per_hour_max {
             return Some(format!(
                 "the budget of {} experiments per hour is used up; the next waits",
@@ -304,7 +316,7 @@ impl Engine {
         }
         let interval = self.machine_interval.as_secs_f64();
         let stalled = self.machine_sample.pressure_memory.some.as_secs_f64();
-        if interval > 0.0 && stalled / interval > PRESSURE_MEMORY_MAX {
+        if !urgent && interval > 0.0 && stalled / interval > PRESSURE_MEMORY_MAX {
             return Some("tasks wait for memory: trials are put off until the pressure is gone".into());
         }
         None
@@ -400,6 +412,8 @@ impl Engine {
         if proposals.len() != ids.len() {
             return;
         }
+        let urgent = first.urgent;
+        let panel = if urgent { relief::by_work(panel) } else { panel };
         let alpha = self.discovery.next_alpha();
         let settling = proposals
             .iter()
@@ -408,7 +422,12 @@ impl Engine {
             .unwrap_or(Nanoseconds::ZERO);
         let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
         let least = panel::log_gain(predicted.lower);
-        let choice = match self.design(&panel, alpha, settling, least) {
+        let designed = if urgent {
+            Ok(relief::choice(&self.policy))
+        } else {
+            self.design(&panel, alpha, settling, least)
+        };
+        let choice = match designed {
             Ok(choice) => choice,
             // More history comes by waiting.
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
@@ -441,6 +460,7 @@ impl Engine {
             settling,
             alpha,
             choice: &choice,
+            urgent,
         };
         if !reversible {
             parts.truncate(rollout::STAGES_MAX);
@@ -607,6 +627,7 @@ impl Engine {
             settling: Nanoseconds::ZERO,
             alpha: self.policy.placebo_alpha,
             choice: &choice,
+            urgent: false,
         });
         if started.is_some() {
             self.decide(id, Stage::Trying, hypothesis.to_owned(), false);
@@ -624,13 +645,16 @@ impl Engine {
             settling,
             alpha,
             choice,
+            urgent,
         } = launch;
         let mut breaker = Breaker::new(choice.scale_5s);
         // Until the first off block the passive history is what a fall is measured against.
         let from = self
             .observed_since(&panel)
             .max(self.now.saturating_sub(PASSIVE_LEVEL_SPAN));
-        if let Some(level) = self.gauge(&panel)?.read(from, self.now).score {
+        let level = self.gauge(&panel)?.read(from, self.now).score;
+        // What it lost was lost before: no level to fall from.
+        if let Some(level) = level.filter(|_| !urgent) {
             breaker.off_block(level);
         }
         let experiment_id = ExperimentId(self.next_experiment);
@@ -638,6 +662,11 @@ impl Engine {
         let parameters = TrialParameters {
             alpha,
             scale_prior: choice.scale,
+            targets: if urgent {
+                relief::TARGETS
+            } else {
+                self.policy.trial.targets
+            },
             ..self.policy.trial.clone()
         };
         let first = self.next_action;
@@ -666,6 +695,7 @@ impl Engine {
             parameters,
             started: self.now,
             started_unix: self.unix,
+            urgent,
         };
         if kind != ExperimentKind::Placebo {
             self.probes_since_trial = 0;
@@ -774,6 +804,7 @@ impl Engine {
     pub(crate) fn poll_experiments(&mut self) {
         let ids: Vec<ExperimentId> = self.experiments.keys().copied().collect();
         for id in ids {
+            self.join_guardrails(id);
             let Some(e) = self.experiments.get_mut(&id) else {
                 continue;
             };

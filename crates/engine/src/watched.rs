@@ -79,6 +79,8 @@ pub(crate) struct Watched {
     pub(crate) postponed: u32,
     /// When a refusal is looked at again.
     pub(crate) retry_at: Nanoseconds,
+    /// From when relief from a loss of memory is sought again.
+    pub(crate) relief_at: Nanoseconds,
     /// Start of the observation window that goes to the history next.
     pub(crate) window_from: Nanoseconds,
     /// Gone from the machine; kept until its changes are closed.
@@ -118,6 +120,7 @@ impl Watched {
             alone_until: Nanoseconds::ZERO,
             postponed: 0,
             retry_at: Nanoseconds::ZERO,
+            relief_at: Nanoseconds::ZERO,
             window_from: now,
             gone: false,
         }

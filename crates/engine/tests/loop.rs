@@ -48,6 +48,7 @@ impl Strategy for Try {
             arguments: BTreeMap::new(),
             reversible: true,
             joint: false,
+            urgent: false,
             settling: Nanoseconds::from_millis(100),
             risk: "none".into(),
             advice: vec![],
@@ -140,6 +141,7 @@ impl Strategy for Custom {
             arguments: BTreeMap::new(),
             reversible: self.reversible,
             joint: self.joint,
+            urgent: false,
             settling: Nanoseconds::from_millis(100),
             risk: "none".into(),
             advice: vec![],
@@ -180,7 +182,7 @@ fn size(target: &Target) -> f64 {
         Target::Memory(m) => m.iter().map(|t| t.pieces.len() as f64).sum(),
         Target::Cpus(c) => c.len() as f64,
         Target::Pages(p) => p.bytes.0 as f64,
-        Target::Files(_) | Target::Nothing => 0.0,
+        Target::Files(_) | Target::Reader(_) | Target::Nothing => 0.0,
     }
 }
 
@@ -607,6 +609,7 @@ impl World {
                 shared: Bytes::ZERO,
                 huge: Some(Bytes::ZERO),
                 meters: readings,
+                reads: homeostat_model::Reads::default(),
             });
         }
         Snapshot {

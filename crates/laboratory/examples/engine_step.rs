@@ -136,6 +136,7 @@ impl World {
             shared: Bytes::ZERO,
             huge: Some(Bytes::ZERO),
             meters: meters.into_iter().collect(),
+            reads: homeostat_model::Reads::default(),
             id,
         }
     }

@@ -1961,6 +1961,7 @@ mod tests {
                     } else {
                         vec![]
                     },
+                    reads: homeostat_model::Reads::default(),
                 });
             }
             let cpu_busy = samples.iter().fold(Nanoseconds::ZERO, |sum, w| sum + w.cpu);
@@ -2186,6 +2187,7 @@ mod tests {
                 arguments: BTreeMap::new(),
                 reversible: true,
                 joint: false,
+                urgent: false,
                 settling: Nanoseconds::from_millis(100),
                 risk: "none".into(),
                 advice: vec![],

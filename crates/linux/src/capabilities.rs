@@ -218,6 +218,13 @@ impl List {
     }
 
     fn time_sensors(&mut self, root: &Root) {
+        self.file(
+            root,
+            "process.io",
+            "/proc/self/io",
+            "who reads files, and whom that costs memory, is not seen: the file_cache strategy is off",
+            "run a kernel with CONFIG_TASK_IO_ACCOUNTING, as root",
+        );
         let seen = match pressure::read(root, "memory") {
             Some(stalled) => Seen::new(
                 Available,
@@ -693,6 +700,22 @@ impl List {
         self.add(
             "cgroup2",
             "limits by control group are not possible or only in part",
+            seen,
+        );
+        let seen = match effectors::memory_group::hierarchy(root) {
+            Some((mount, is_version_one)) => {
+                let version = if is_version_one { 1 } else { 2 };
+                Seen::new(Available, format!("version {version}, at {mount}"), "")
+            }
+            None => Seen::new(
+                Missing,
+                "no control groups count memory",
+                "mount cgroup2, and boot without cgroup_disable=memory",
+            ),
+        };
+        self.add(
+            "memory.groups",
+            "a reader of files cannot be kept to a little memory: the file_cache strategy is off",
             seen,
         );
         let msr = root.path("/dev/cpu/0/msr").exists();

@@ -8,6 +8,7 @@ use crate::sensors::kernel_balancing::BalancingWatch;
 use crate::sensors::locality::LocalitySensor;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
+use crate::sensors::reads::ReadSensor;
 use crate::sensors::{regions, topology};
 use crate::sys::numa::CpuMask;
 use crate::{Root, capabilities};
@@ -31,6 +32,13 @@ const ROLLUP_RESIDENT_MAX: Bytes = Bytes(16 * 1024 * 1024 * 1024);
 /// A walk over page tables is done again after this many times its own length: at most 0.02 % of one CPU. It costs
 /// more while the pages are small, which would tilt an experiment if it were more.
 const ROLLUP_REST: u64 = 5000;
+/// From this many pages of files a second that are needed again after they were taken, memory is short: then it is
+/// looked at who reads what …
+const REFAULTS_SHORT: f64 = 50.0;
+/// … and for this long after.
+const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
+/// … of those that use at least this share of a CPU, or wait for pages.
+const READER_CPU: f64 = 0.01;
 /// Most meters that are open at one time.
 const METERS_MAX: usize = 256;
 
@@ -102,6 +110,11 @@ pub struct LinuxPlatform {
     recognised: BTreeMap<WorkloadId, Vec<CpuMask>>,
     /// For what is read under the lock of a process's address space.
     reader: Reader,
+    reads: ReadSensor,
+    /// Whether it is looked at who reads what also while memory is not short.
+    always_reads: bool,
+    /// When memory was short last.
+    short: Option<Nanoseconds>,
     before: Option<(Nanoseconds, Nanoseconds)>,
     buffer: Vec<u8>,
     /// Something failed in the last probe for a reason that may pass by itself.
@@ -145,6 +158,9 @@ impl LinuxPlatform {
             effectors: Registry::new(&root),
             recognised: BTreeMap::new(),
             reader: Reader::default(),
+            reads: ReadSensor::new(root.clone()),
+            always_reads: false,
+            short: None,
             before: None,
             buffer: Vec::new(),
             probe_again: false,
@@ -235,13 +251,21 @@ impl LinuxPlatform {
     fn scan(&mut self, detail: &[WorkloadId]) -> Result<(Vec<Workload>, Vec<WorkloadSample>), PlatformError> {
         let uptime = self.uptime();
         let now = self.clock.now();
-        let table = self.table()?;
+        let short = self.is_short(now);
+        self.table()?;
+        // The table is ours already; asked in this way the other sensors can be used beside it.
+        let Some(table) = self.processes.as_mut() else {
+            return Ok((Vec::new(), Vec::new()));
+        };
         table.pass(uptime)?;
         let mut workloads = table.workloads();
         let mut samples = Vec::new();
         for workload in &workloads {
             let detailed = detail.contains(&workload.id);
-            let sample = table.sample(workload, now, uptime, detailed);
+            let mut sample = table.sample(workload, now, uptime, detailed);
+            if short && reads_perhaps(&sample) {
+                sample.reads = self.reads.look(workload);
+            }
             let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
             if detailed || busy || sample.resident >= NOISE_RESIDENT {
                 samples.push(sample);
@@ -273,6 +297,7 @@ impl LinuxPlatform {
             .retain(|(workload, _), _| living.contains_key(workload));
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
+            self.reads.retain(|process| short && table.is_known(process));
             self.locality
                 .retain(|id| living.contains_key(id), |process| table.is_known(process));
         }
@@ -300,12 +325,25 @@ impl LinuxPlatform {
                 continue;
             }
             let mut sample = table.sample(&workload, clock.now(), uptime, true);
+            if self.is_short(clock.now()) && reads_perhaps(&sample) {
+                sample.reads = self.reads.look(&workload);
+            }
             self.add_detail(&workload, &mut sample);
             samples.push(sample);
         }
         samples.sort_by(|a, b| a.id.cmp(&b.id));
         samples.dedup_by(|a, b| a.id == b.id);
         Ok(samples)
+    }
+
+    /// Looks at who reads what from now on also while memory is not short: for whoever wants to know.
+    pub fn always_look_at_reads(&mut self) {
+        self.always_reads = true;
+    }
+
+    /// Whether it is to be looked at who reads what: memory is short, or was lately.
+    fn is_short(&self, now: Nanoseconds) -> bool {
+        self.always_reads || self.short.is_some_and(|at| now - at < SHORT_FOR)
     }
 
     /// Adds memory by kind and the readings of the open meters.
@@ -416,6 +454,12 @@ impl Sensors for LinuxPlatform {
             self.balanced = self.balancing.look(at, self.host.cpu_busy(), holder);
         }
         machine.numa_balancing.clone_from(&self.balanced);
+        let interval = self.before.map_or(Nanoseconds::ZERO, |(before, _)| at - before);
+        let paging = &machine.paging;
+        let refaults = paging.refaults_file.saturating_add(paging.refaults_anonymous) as f64;
+        if interval.0 > 0 && refaults >= REFAULTS_SHORT * interval.as_secs_f64() {
+            self.short = Some(at);
+        }
         let (workloads, samples) = if request.scan {
             let (workloads, samples) = self.scan(&request.detail)?;
             (Some(workloads), samples)
@@ -524,6 +568,11 @@ impl Effectors for LinuxPlatform {
     fn adopt(&mut self, record: &UndoRecord) {
         self.effectors.adopt(record);
     }
+}
+
+/// Whether it is worth a look what a workload reads: it works, or waits for pages.
+fn reads_perhaps(sample: &WorkloadSample) -> bool {
+    sample.faults_major > 0 || sample.cpu.as_secs_f64() >= READER_CPU * sample.interval.as_secs_f64()
 }
 
 /// Our own resident memory, whatever machine is looked at.

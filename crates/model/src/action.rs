@@ -44,6 +44,17 @@ pub struct PageMove {
     pub shared: bool,
 }
 
+/// A reader of files that is kept to a little memory, so that what it reads pushes nobody else's pages out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileReader {
+    /// Whose reading is contained. It is another workload than that for whose sake the action is taken.
+    pub workload: WorkloadId,
+    /// Its processes, oldest first.
+    pub processes: Vec<ProcessId>,
+    /// Memory left to it and to the pages that it reads, together.
+    pub limit: Bytes,
+}
+
 /// What an action works on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -56,6 +67,8 @@ pub enum Target {
     Cpus(Vec<CpuId>),
     /// Pages of the workload on the way to a node.
     Pages(PageMove),
+    /// Another workload that reads files.
+    Reader(FileReader),
     /// Host-wide or cgroup settings by absolute path below the root.
     Files(Vec<String>),
 }

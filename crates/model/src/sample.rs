@@ -59,6 +59,53 @@ pub struct KernelBalancing {
     pub pages_migrated: u64,
 }
 
+/// What the kernel did in an interval to find free memory, and to bring back what it had taken; in pages
+/// (`/proc/vmstat`). What a control group does within its own limit counts in the refaults and faults only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Paging {
+    /// Pages read from swap (`pswpin`).
+    pub swapped_in: u64,
+    /// Pages written to swap (`pswpout`).
+    pub swapped_out: u64,
+    /// Faults that waited for storage (`pgmajfault`), in number.
+    pub faults_major: u64,
+    /// Anonymous pages that were needed again soon after they had been taken (`workingset_refault_anon`).
+    pub refaults_anonymous: u64,
+    /// Pages of files, likewise (`workingset_refault_file`).
+    pub refaults_file: u64,
+    /// Pages looked at in the background (`pgscan_kswapd`) …
+    pub scanned_background: u64,
+    /// … and by whoever needed memory and had to wait (`pgscan_direct`).
+    pub scanned_direct: u64,
+    /// Pages taken in the background (`pgsteal_kswapd`) …
+    pub stolen_background: u64,
+    /// … and by whoever needed memory and had to wait (`pgsteal_direct`).
+    pub stolen_direct: u64,
+}
+
+/// What a workload read from files in an interval. Looked at only while memory is short, and then of those that use CPU
+/// time or wait for pages; else all is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reads {
+    /// Bytes that came from storage on its behalf (`read_bytes` of `/proc/PID/io`): by read calls, read-ahead, and faults
+    /// on mapped files.
+    pub from_storage: Bytes,
+    /// Bytes that it got by read calls (`rchar`), from pipes and terminals, too.
+    pub called: Bytes,
+    /// Read calls (`syscr`).
+    pub calls: u64,
+    /// Bytes by which the positions of its open files moved forward: what was read from beginning to end. Files that were
+    /// opened and closed again in between, or read around to their beginning, are not in it.
+    pub in_sequence: Bytes,
+}
+
+/// Whether there is nothing to tell: recordings are long enough.
+fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// The machine in one interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSample {
@@ -91,6 +138,9 @@ pub struct MachineSample {
     /// Automatic NUMA balancing; `None` where the kernel has none or there is one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_balancing: Option<KernelBalancing>,
+    /// What memory was taken and brought back.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub paging: Paging,
 }
 
 /// One workload in one interval.
@@ -128,6 +178,9 @@ pub struct WorkloadSample {
     pub huge: Option<Bytes>,
     /// Readings of the meters that are open, in order of meter id.
     pub meters: Vec<MeterReading>,
+    /// What it read from files.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub reads: Reads,
 }
 
 /// One observation of the whole machine.

@@ -122,6 +122,7 @@ fn sampled(second: u64, work: f64) -> Event {
             work,
             interval: Nanoseconds::from_secs(1),
         }],
+        reads: homeostat_model::Reads::default(),
     };
     Event::Sampled(Box::new(Snapshot {
         at: Nanoseconds::from_secs(second),

@@ -379,6 +379,7 @@ impl SimPlatform {
             shared: if detailed { shared } else { Bytes::ZERO },
             huge: detailed.then_some(large),
             meters: Vec::new(),
+            reads: homeostat_model::Reads::default(),
         };
         if detailed {
             let work = program.totals.work;
@@ -824,6 +825,7 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
         other_tuners: world.tuners(),
         // Hinting faults are not simulated: the kernel of the simulated machine has no automatic balancing.
         numa_balancing: None,
+        paging: homeostat_model::Paging::default(),
     }
 }
 

@@ -562,6 +562,7 @@ fn propose(question: &Question<'_>, best: Candidate) -> Opinion {
         arguments,
         reversible: true,
         joint: true,
+        urgent: false,
         settling,
         risk,
         advice: Vec::new(),
@@ -631,6 +632,7 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
         arguments,
         reversible: true,
         joint: true,
+        urgent: false,
         settling: moved.settling(SETTLING),
         risk: format!(
             "a domain whose processes get busier waits while another one idles, until the placement is withdrawn; {}",
@@ -699,6 +701,7 @@ fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Pictu
         arguments: BTreeMap::from([("group_by".to_owned(), "board".to_owned())]),
         reversible: true,
         joint: true,
+        urgent: false,
         settling: SETTLING,
         risk: "a board whose group grows waits while another one idles, until the placement is withdrawn"
             .into(),

@@ -416,6 +416,7 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         arguments: BTreeMap::new(),
         reversible: !whole,
         joint: false,
+        urgent: false,
         settling: SETTLING,
         risk: "short pauses while pieces are converted, paced; no memory is added".into(),
         advice,
@@ -728,12 +729,14 @@ mod tests {
             shared: Bytes::ZERO,
             huge: None,
             meters: vec![],
+            reads: homeostat_model::Reads::default(),
         };
         LargePages.consider(&Seen {
             now: Nanoseconds::from_secs(100),
             policy: &Policy::default(),
             machine: &machine,
             machine_sample: &sample,
+            machine_interval: Nanoseconds::from_secs(1),
             workload: &workload,
             sample: &workload_sample,
             load: &load,

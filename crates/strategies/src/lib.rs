@@ -8,12 +8,14 @@
 
 mod cache_affinity;
 mod common;
+mod file_cache;
 mod large_pages;
 mod memory_affinity;
 mod numa_balancing;
 mod prefetch;
 
 pub use common::score::{PlacementScore, Scored, placement_scores};
+pub use file_cache::{autotune, ceiling};
 use homeostat_engine::Strategy;
 
 /// All strategies, in the order in which they are considered: threads before the memory that follows them, and both
@@ -25,6 +27,7 @@ pub fn all() -> Vec<Box<dyn Strategy>> {
         Box::new(large_pages::LargePages),
         Box::new(prefetch::Prefetch),
         Box::new(numa_balancing::NumaBalancing),
+        Box::new(file_cache::FileCache),
     ]
 }
 
@@ -36,6 +39,7 @@ pub fn book() -> Vec<(&'static str, String)> {
         ("large_pages", doc_comment(include_str!("large_pages.rs"))),
         ("prefetch", doc_comment(include_str!("prefetch.rs"))),
         ("numa_balancing", doc_comment(include_str!("numa_balancing.rs"))),
+        ("file_cache", doc_comment(include_str!("file_cache.rs"))),
     ]
 }
 

@@ -518,6 +518,7 @@ fn plan(seen: &Seen<'_>, locality: &Locality, home: &BTreeSet<NodeId>) -> Opinio
         arguments,
         reversible,
         joint: true,
+        urgent: false,
         settling: if reversible {
             plan.settling(SETTLING)
         } else {

@@ -250,6 +250,7 @@ fn propose(seen: &Seen<'_>, now: &KernelBalancing) -> Opinion {
         arguments: BTreeMap::from([("value".to_owned(), OFF.to_string())]),
         reversible: true,
         joint: true,
+        urgent: false,
         settling: Nanoseconds::from_secs_f64(SETTLING_S.value(policy)),
         risk: "the kernel does not bring memory to programs that start later, or change, while it is off"
             .into(),

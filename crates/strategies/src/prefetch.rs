@@ -295,6 +295,7 @@ fn propose(
         arguments: BTreeMap::new(),
         reversible: true,
         joint: false,
+        urgent: false,
         settling: SETTLING,
         risk: "whoever else reads memory in order on those CPUs gets slower".into(),
         advice: Vec::new(),

@@ -5,6 +5,7 @@
 //! | `latency` | address translation and memory latency: a chain of dependent loads | load | help |
 //! | `memory-writer` | memory bandwidth: rewrites all of its memory | byte | help a little |
 //! | `file-reader` | the file cache: reads one file over and over | byte | nothing to convert |
+//! | `file-worker` | the file cache: touches a file here and there, mapped or by read calls | touch | nothing to convert |
 //! | `sparse` | nothing: one 4 KiB page touched of every 2 MiB | touch | would only bloat |
 //! | `short-lived` | process creation, as the SPEC SDET mix does | process | nothing to convert |
 //!
@@ -17,6 +18,7 @@
 //! units of time and size are part of the key.
 
 pub mod chain;
+pub mod file;
 pub mod maps;
 pub mod memory;
 pub mod pace;
@@ -24,6 +26,7 @@ pub mod session;
 mod sys;
 
 pub use chain::{Chain, Order};
+pub use file::{FileError, WorkFile};
 pub use memory::{Backing, MemoryError, PageAdvice, Region};
 pub use pace::Duty;
 pub use session::{Outcome, Plan, Session, SessionError, Work};

@@ -90,6 +90,17 @@ impl Region {
         Ok(Self { mapping })
     }
 
+    /// Maps the first `mib` MiB of a file, shared. The file must be open for reading and writing, and nobody may cut it
+    /// short meanwhile: that would end the program (SIGBUS).
+    ///
+    /// # Errors
+    /// When the size is impossible or the kernel refuses.
+    pub fn of_file(file: std::fs::File, mib: u64) -> Result<Self, MemoryError> {
+        let mapping = Mapping::new(bytes_of(mib)?, LARGE_PAGE_BYTES, &Source::File(file.into()))
+            .map_err(|source| MemoryError::Map { mib, source })?;
+        Ok(Self { mapping })
+    }
+
     /// Reserves `mib` MiB of anonymous address space that may be larger than the machine's memory: for programs
     /// that touch little of it.
     ///

@@ -15,6 +15,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 const LATENCY: &str = env!("CARGO_BIN_EXE_latency");
 const MEMORY_WRITER: &str = env!("CARGO_BIN_EXE_memory-writer");
 const FILE_READER: &str = env!("CARGO_BIN_EXE_file-reader");
+const FILE_WORKER: &str = env!("CARGO_BIN_EXE_file-worker");
 const SPARSE: &str = env!("CARGO_BIN_EXE_sparse");
 const SHORT_LIVED: &str = env!("CARGO_BIN_EXE_short-lived");
 const COLLAPSE: &str = env!("CARGO_BIN_EXE_collapse");
@@ -267,6 +268,47 @@ fn the_file_reader_removes_the_file_it_made_and_no_other() {
         .unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("is empty"));
+}
+
+#[test]
+fn file_worker_touches_its_file_both_ways_and_leaves_none_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    for by in ["mapping", "pread"] {
+        let made = directory.path().join(by);
+        let mut running = Running::start(
+            FILE_WORKER,
+            &[
+                "2",
+                "3600",
+                "--file",
+                made.to_str().unwrap(),
+                "--by",
+                by,
+                "--report",
+                "1",
+            ],
+        );
+        running.until("ready");
+        let report = running.until("report");
+        assert!(number(&report, "work") > 1000.0, "{by}: {report:?}");
+        let files = running.progress_files();
+        let (touches, unit) = published(&files[0]);
+        assert!(
+            touches as f64 >= number(&report, "work") && unit == "touch",
+            "{by}: {touches} {unit}"
+        );
+        assert!(running.terminate().1.success(), "{by}");
+        assert!(!made.exists(), "{by}");
+    }
+    let short = directory.path().join("short");
+    std::fs::write(&short, "content").unwrap();
+    let output = Command::new(FILE_WORKER)
+        .args(["2", "1", "--file", short.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("less than 2 MiB"));
+    assert_eq!(std::fs::read_to_string(&short).unwrap(), "content");
 }
 
 #[test]

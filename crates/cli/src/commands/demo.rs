@@ -1,16 +1,18 @@
 //! `homeostat demo`: a real gain on real processes, proven live, and everything put back.
 //!
-//! The demo starts workloads and a private daemon of its own, in a directory of its own, and lets the daemon find
+//! There are two: large pages (below), and the protection of a program from a big reader (`file_cache`). A demo starts workloads and a private daemon of its own, in a directory of its own, and lets the daemon find
 //! the workloads by itself. A rule keeps that daemon's hands off everything else on the machine. What is in large
 //! pages before, during and after is read from the kernel here, not taken from the daemon.
 
+mod arena;
 mod children;
+mod file_cache;
 
 use crate::Context;
 use crate::failure::{Failure, Kind};
 use crate::render::{self, Look, bytes, effect};
 use children::{Daemon, Scratch, Workload};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use homeostat_daemon::api::{Effect, Status};
 use homeostat_daemon::client::{Client, ClientError};
 use serde::Serialize;
@@ -39,18 +41,33 @@ const LATENCY_MIB: u64 = 1024;
 
 /// Prove a real gain on a real process, live, in under five minutes.
 ///
-/// Needs root. Starts `latency` (a pointer chase over 1 GiB) and, if it is installed, a redis-server with a load
-/// generator; a private daemon finds them, tries large pages on and off in random order, judges, and undoes. No
-/// other process is touched.
+/// Needs root. large-pages starts `latency` (a pointer chase over 1 GiB) and, if it is installed, a redis-server with a
+/// load generator; a private daemon finds them, tries large pages on and off in random order, judges, and undoes.
+/// file-cache starts a program that works on a file and one that reads a large file, in a control group with too little
+/// memory for both; the daemon keeps the reader from pushing the other out, proves it, and undoes. No other process is
+/// touched.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   homeostat demo
   homeostat demo --no-redis                  the first half only, about two minutes
+  homeostat demo file-cache                  a big reader no longer pushes a program out of memory
   homeostat demo --json > demo.json")]
 pub struct Demo {
+    /// What to show.
+    #[arg(value_enum, default_value = "large-pages")]
+    what: What,
     /// Leave redis out even if it is installed.
     #[arg(long)]
     no_redis: bool,
+}
+
+/// The demos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Large pages for running programs.
+    LargePages,
+    /// A reader of files is kept to a little memory.
+    FileCache,
 }
 
 /// What one workload showed.
@@ -77,6 +94,9 @@ struct Summary {
 impl Demo {
     /// Runs it.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        if self.what == What::FileCache {
+            return file_cache::run(context);
+        }
         let begin = Instant::now();
         let latency = self.check(context)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -112,7 +132,11 @@ impl Demo {
         if stop.load(Ordering::Relaxed) {
             return Err(interrupted());
         }
-        let daemon = start_daemon(&scratch, &latency, redis.as_deref())?;
+        let programs: Vec<&Path> = [Some(latency.as_path()), redis.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect();
+        let daemon = start_daemon_with(&scratch, &programs)?;
         let mut stage = Stage {
             show,
             stop,
@@ -192,22 +216,7 @@ impl Demo {
 
     /// Refuses where the demo can not work, and finds `latency`.
     fn check(&self, context: &Context) -> Result<PathBuf, Failure> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(Failure::Report(
-                Kind::Permission,
-                "the demo needs root\n  hint: sudo homeostat demo".into(),
-            ));
-        }
-        match Client::connect(&context.socket()) {
-            Err(ClientError::NotRunning(_)) => {}
-            Ok(_) => {
-                return Err(Failure::failed(
-                    "a homeostat daemon runs on this machine, and two would disturb each other\n  hint: stop it \
-                     first; `homeostat status` shows what it does",
-                ));
-            }
-            Err(e) => return Err(e.into()),
-        }
+        require_root_and_no_daemon(context)?;
         let own = std::env::current_exe().map_err(|e| Failure::failed(format!("cannot find myself: {e}")))?;
         let latency = own.with_file_name("latency");
         if latency.is_file() {
@@ -225,15 +234,33 @@ impl Demo {
     }
 }
 
+/// A demo changes other processes, and two daemons would disturb each other.
+fn require_root_and_no_daemon(context: &Context) -> Result<(), Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::Report(
+            Kind::Permission,
+            "the demo needs root\n  hint: sudo homeostat demo".into(),
+        ));
+    }
+    match Client::connect(&context.socket()) {
+        Err(ClientError::NotRunning(_)) => Ok(()),
+        Ok(_) => Err(Failure::failed(
+            "a homeostat daemon runs on this machine, and two would disturb each other\n  hint: stop it first; \
+             `homeostat status` shows what it does",
+        )),
+        Err(e) => Err(e.into()),
+    }
+}
+
 fn interrupted() -> Failure {
     Failure::failed("interrupted; everything that the demo started was stopped and undone")
 }
 
 /// Settings that fit into five minutes, and the rule that keeps the daemon to our own programs.
-fn settings(scratch: &Path, latency: &Path, redis: Option<&Path>) -> String {
+fn settings(scratch: &Path, programs: &[&Path]) -> String {
     let text = |path: &Path| format!("{:?}", path.to_string_lossy());
     let mut out = format!(
-        "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[policy]\nage_min_s = 5\nscan_interval_s = 2\n\
+        "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[policy]\nage_min_s = 5\ncpu_min = 0.01\nscan_interval_s = 2\n\
          observe_min_s = 15\nmeter_samples_min = 8\nwashout_min_s = 1\nmeasured_candidates_s = [2, 3, 4]\n\
          experiment_max_s = 200\nplacebo_every_s = 0\nprobation_pairs = 0\n\
          discovery = {{ kind = \"fixed\", alpha = {LEVEL} }}\nbackoff_rejected_s = 600\n\
@@ -241,16 +268,16 @@ fn settings(scratch: &Path, latency: &Path, redis: Option<&Path>) -> String {
         text(&scratch.join("state")),
         text(&scratch.join("io.homeostat")),
     );
-    for program in [Some(latency), redis].into_iter().flatten() {
+    for program in programs {
         out.push_str(&format!("[[policy.workloads]]\nmatch = {}\n", text(program)));
     }
     out.push_str("[[policy.workloads]]\nmatch = \"*\"\nnever = true\n");
     out
 }
 
-fn start_daemon(scratch: &Scratch, latency: &Path, redis: Option<&Path>) -> Result<Daemon, Failure> {
+fn start_daemon_with(scratch: &Scratch, programs: &[&Path]) -> Result<Daemon, Failure> {
     let config = scratch.path().join("homeostat.toml");
-    std::fs::write(&config, settings(scratch.path(), latency, redis))
+    std::fs::write(&config, settings(scratch.path(), programs))
         .map_err(|e| Failure::failed(format!("cannot write {}: {e}", config.display())))?;
     Daemon::start(scratch, &config).map_err(|e| Failure::from_error(&e))
 }
@@ -487,7 +514,7 @@ mod tests {
             Path::new("/opt/a \"b\"/latency"),
             Path::new("/tmp/x/redis-server"),
         );
-        std::fs::write(&file, settings(directory.path(), latency, Some(redis))).unwrap();
+        std::fs::write(&file, settings(directory.path(), &[latency, redis])).unwrap();
         let loaded = load(&Sources {
             file: Some(file),
             set: vec![],

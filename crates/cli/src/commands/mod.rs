@@ -7,6 +7,7 @@ pub mod documents;
 pub mod explain;
 pub mod history;
 pub mod locality;
+pub mod memory;
 pub mod pause;
 pub mod plan;
 pub mod record;

@@ -2,10 +2,12 @@
 //!
 //! Written for somebody who is tired: the answer first, numbers with units, what to do next at the end.
 
+mod memory;
 mod past;
 mod places;
 pub(crate) mod text;
 
+pub use memory::memory;
 pub use past::{experiment, past};
 pub use places::{locality, locality_of_one, placement, topology};
 pub use text::{Look, bytes, effect, hours_or_less};

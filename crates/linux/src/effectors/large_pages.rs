@@ -279,6 +279,7 @@ fn checked_targets(action: &Action) -> Result<&[MemoryTarget], PlatformError> {
         Target::Files(_) => return Err(rejected("files".into(), "memory expected")),
         Target::Cpus(_) => return Err(rejected("CPUs".into(), "memory expected")),
         Target::Pages(_) => return Err(rejected("a page move".into(), "pieces of memory expected")),
+        Target::Reader(_) => return Err(rejected("a reader".into(), "pieces of memory expected")),
     };
     if targets.len() > PROCESSES_PER_ACTION_MAX {
         return Err(rejected(

@@ -4,6 +4,8 @@ mod control_group;
 mod cpuset;
 mod identity;
 mod large_pages;
+mod memory_containment;
+pub(crate) mod memory_group;
 mod numa_balancing;
 mod pacing;
 mod page_blocks;
@@ -94,6 +96,7 @@ impl Registry {
         Self {
             effectors: vec![
                 Box::new(large_pages::LargePages::new(root.clone())),
+                Box::new(memory_containment::MemoryContainment::new(root.clone())),
                 Box::new(numa_balancing::NumaBalancing::new(root.clone())),
                 Box::new(page_placement::PagePlacement::new(root.clone())),
                 Box::new(placebo::Placebo::new(root.clone())),

@@ -31,13 +31,15 @@ impl Effector for Placebo {
                 boot_id: super::identity::boot_id(&self.root)?,
                 found: BTreeMap::new(),
             }),
-            target @ (Target::Memory(_) | Target::Files(_) | Target::Cpus(_) | Target::Pages(_)) => {
-                Err(PlatformError::Rejected {
-                    what: "placebo".into(),
-                    value: format!("{target:?}").chars().take(80).collect(),
-                    errno: "a placebo has no target".into(),
-                })
-            }
+            target @ (Target::Memory(_)
+            | Target::Files(_)
+            | Target::Cpus(_)
+            | Target::Pages(_)
+            | Target::Reader(_)) => Err(PlatformError::Rejected {
+                what: "placebo".into(),
+                value: format!("{target:?}").chars().take(80).collect(),
+                errno: "a placebo has no target".into(),
+            }),
         }
     }
 

@@ -212,8 +212,14 @@ fn is_session(scope: &str) -> bool {
             .any(|p| scope.starts_with(p))
 }
 
+/// How the groups begin into which homeostat itself moves a reader: who is in one belongs where the group is.
+pub(crate) const OWN_GROUP: &str = "homeostat-reader-";
+
 fn unit_or_cgroup(path: &str) -> Place {
-    let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != "..").collect();
+    let mut parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != "..").collect();
+    if parts.last().is_some_and(|last| last.starts_with(OWN_GROUP)) {
+        parts.pop();
+    }
     for (index, part) in parts.iter().enumerate().rev() {
         if !(part.ends_with(".service") || part.ends_with(".scope")) {
             continue;

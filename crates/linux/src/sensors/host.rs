@@ -1,15 +1,16 @@
 //! The machine as a whole in one interval: CPU time, memory, free blocks, pressure.
 //!
-//! Sources: `/proc/stat`, `/proc/meminfo`, `/proc/buddyinfo`, `/proc/pressure` (Linux
+//! Sources: `/proc/stat`, `/proc/meminfo`, `/proc/vmstat`, `/proc/buddyinfo`, `/proc/pressure` (Linux
 //! Documentation/filesystems/proc.rst). A file that is missing leaves its values at zero; `/proc/meminfo` must be
 //! there.
 
 use super::bytes::{keyed, lines, number, words};
 use super::files;
 use super::huge_pages::HugePages;
+use super::paging;
 use super::pressure::{self, Stalled};
 use crate::Root;
-use homeostat_model::{Bytes, MachineSample, Nanoseconds};
+use homeostat_model::{Bytes, MachineSample, Nanoseconds, Paging};
 use homeostat_platform::PlatformError;
 
 /// Cumulative CPU times of all CPUs together.
@@ -55,7 +56,7 @@ pub fn parse_free_blocks(buddyinfo: &[u8], page: u64, block: u64) -> Bytes {
 #[derive(Debug)]
 pub struct Host {
     root: Root,
-    before: Option<(CpuTimes, [Stalled; 3])>,
+    before: Option<(CpuTimes, [Stalled; 3], Paging)>,
     huge_pages: HugePages,
     /// Free blocks as last read: with the scans only, because that walks all zones under their locks.
     free_in_huge_blocks: Option<Bytes>,
@@ -100,8 +101,9 @@ impl Host {
         self.free_in_huge_blocks = Some(free_in_huge_blocks);
         let times = parse_cpu_times(&stat).unwrap_or_default();
         let stalled = ["cpu", "memory", "io"].map(|r| pressure::read(&self.root, r).unwrap_or_default());
-        let (times_before, stalled_before) = self.before.unwrap_or((times, stalled));
-        self.before = Some((times, stalled));
+        let paged = paging::read(&self.root).unwrap_or_default();
+        let (times_before, stalled_before, paged_before) = self.before.unwrap_or((times, stalled, paged));
+        self.before = Some((times, stalled, paged));
         let kib = |key: &str| Bytes::from_kib(keyed(&meminfo, key).unwrap_or(0));
         let ticks = |now: u64, before: u64| Nanoseconds(now.saturating_sub(before).saturating_mul(self.tick));
         let [cpu, memory, io] = stalled;
@@ -121,12 +123,13 @@ impl Host {
             huge_pages: self.huge_pages.read(),
             other_tuners: Vec::new(),
             numa_balancing: None,
+            paging: paging::since(&paged, &paged_before),
         })
     }
 
     /// CPU time that all CPUs together were busy since the machine was booted, as of the last sample.
     pub fn cpu_busy(&self) -> Nanoseconds {
-        let ticks = self.before.map_or(0, |(times, _)| times.busy);
+        let ticks = self.before.map_or(0, |(times, ..)| times.busy);
         Nanoseconds(ticks.saturating_mul(self.tick))
     }
 }

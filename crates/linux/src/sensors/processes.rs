@@ -24,7 +24,7 @@ use super::reader::{self, Reader};
 use super::{host, tuners};
 use crate::Root;
 use crate::sys::probe::process_cpu_time;
-use homeostat_model::{Bytes, Nanoseconds, ProcessId, Workload, WorkloadId, WorkloadSample};
+use homeostat_model::{Bytes, Nanoseconds, ProcessId, Reads, Workload, WorkloadId, WorkloadSample};
 use homeostat_platform::PlatformError;
 use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -752,6 +752,7 @@ impl ProcessTable {
             shared: Bytes::ZERO,
             huge: None,
             meters: Vec::new(),
+            reads: Reads::default(),
         };
         let mut own_pages: u64 = 0;
         let mut shared_pages: u64 = 0;

@@ -168,6 +168,7 @@ impl Scene {
                 shared: Bytes::ZERO,
                 huge: None,
                 meters: vec![],
+                reads: homeostat_model::Reads::default(),
             },
             load: Load {
                 cpus,
@@ -239,6 +240,11 @@ impl Scene {
             cpus,
             resident: Bytes(GIB),
             placed,
+            reads: homeostat_model::Reads::default(),
+            interval: Nanoseconds::from_secs(1),
+            kind: WorkloadKind::ProcessGroup,
+            processes: vec![],
+            left_alone: None,
         });
     }
 
@@ -262,6 +268,7 @@ impl Scene {
             policy: &self.policy,
             machine: &self.machine,
             machine_sample: &self.machine_sample,
+            machine_interval: self.sample.interval,
             workload: &self.workload,
             sample: &self.sample,
             load: &self.load,

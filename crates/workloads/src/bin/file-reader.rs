@@ -5,10 +5,10 @@
 
 use clap::Parser;
 use homeostat_workloads::session::SECONDS_MAX;
-use homeostat_workloads::{Duty, MIB, Outcome, Plan, Session, SessionError, Work};
+use homeostat_workloads::{Duty, FileError, MIB, Outcome, Plan, Session, SessionError, Work, WorkFile};
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
-use std::path::{Path, PathBuf};
+use std::io::{Read, Seek};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -44,12 +44,8 @@ struct Arguments {
 
 #[derive(Debug, thiserror::Error)]
 enum ReaderError {
-    #[error("cannot {what} {}: {source}", path.display())]
-    File {
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("{} is empty: there is nothing to read; name another file or remove it", path.display())]
     Empty { path: PathBuf },
     #[error(transparent)]
@@ -66,41 +62,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// A file that this program made, removed at the end.
-struct OwnFile<'a>(Option<&'a Path>);
-
-impl Drop for OwnFile<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.0
-            && let Err(error) = std::fs::remove_file(path)
-        {
-            eprintln!("file-reader: cannot remove {}: {error}", path.display());
-        }
-    }
-}
-
 fn run(arguments: &Arguments) -> Result<(), ReaderError> {
     let session = Session::prepare()?;
-    let path = arguments.file.clone().unwrap_or_else(|| {
-        std::env::temp_dir().join(format!("homeostat-file-reader-{}", std::process::id()))
-    });
-    let failed = |what| {
-        let path = path.clone();
-        move |source| ReaderError::File { what, path, source }
-    };
-    let _own = match File::options().write(true).create_new(true).open(&path) {
-        Ok(file) => {
-            let own = OwnFile(Some(&path));
-            fill(file, arguments.mib, &session).map_err(failed("fill"))?;
-            own
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => OwnFile(None),
-        Err(error) => return Err(failed("create")(error)),
-    };
-    let mut first = File::open(&path).map_err(failed("open"))?;
+    let path = arguments
+        .file
+        .clone()
+        .unwrap_or_else(|| WorkFile::default_path("file-reader"));
+    let file = WorkFile::find_or_make(path, arguments.mib, &session)?;
+    let path = file.path();
+    let failed = |what| move |source| FileError::new(what, path, source);
+    let mut first = File::open(path).map_err(failed("open"))?;
     // The size from stat is zero for special files, so ask for a byte.
     if first.read(&mut [0]).map_err(failed("read"))? == 0 {
-        return Err(ReaderError::Empty { path: path.clone() });
+        return Err(ReaderError::Empty {
+            path: path.to_owned(),
+        });
     }
     let work = Work::publish("file-reader", "byte", 1);
     let worker = |thread: usize| {
@@ -124,20 +100,6 @@ fn run(arguments: &Arguments) -> Result<(), ReaderError> {
     };
     session.run(plan, &work, worker, mebibytes)?;
     Ok(())
-}
-
-fn fill(mut file: File, mib: u64, session: &Session) -> io::Result<()> {
-    // Not zeroes: a file system that compresses would keep none of them.
-    let block: Vec<u8> = (0..MIB)
-        .map(|at| (at.wrapping_mul(0x9E37_79B9) >> 16) as u8)
-        .collect();
-    for _ in 0..mib {
-        if session.stopping() {
-            break;
-        }
-        file.write_all(&block)?;
-    }
-    file.sync_all()
 }
 
 fn mebibytes(outcome: &Outcome) -> String {

@@ -72,7 +72,24 @@ pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(super) fn new() -> Result<Self, ChildError> {
-        let path = std::env::temp_dir().join(format!("homeostat-demo-{}", std::process::id()));
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// A directory whose files are on a disk, and not in memory themselves.
+    pub(super) fn on_disk() -> Result<Self, ChildError> {
+        /// `TMPFS_MAGIC` of `include/uapi/linux/magic.h`.
+        const TMPFS: u64 = 0x0102_1994;
+        let is_in_memory = |path: &Path| rustix::fs::statfs(path).is_ok_and(|s| s.f_type as u64 == TMPFS);
+        let usual = std::env::temp_dir();
+        if is_in_memory(&usual) {
+            Self::below(Path::new("/var/tmp"))
+        } else {
+            Self::below(&usual)
+        }
+    }
+
+    fn below(directory: &Path) -> Result<Self, ChildError> {
+        let path = directory.join(format!("homeostat-demo-{}", std::process::id()));
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -173,6 +190,32 @@ impl Workload {
             child: RefCell::new(child),
             log,
         })
+    }
+
+    /// Starts a program in a control group, from its first byte of memory on.
+    pub(super) fn start_in(
+        group: &Path,
+        program: &Path,
+        arguments: &[&str],
+        scratch: &Scratch,
+        name: &str,
+    ) -> Result<Self, ChildError> {
+        let group = group.join("cgroup.procs").to_string_lossy().into_owned();
+        let program = program.to_string_lossy().into_owned();
+        // The shell joins the group and becomes the program.
+        let mut all = vec!["-c", "echo $$ > \"$0\" && exec \"$@\"", &group, &program];
+        all.extend(arguments);
+        Self::start(Path::new("/bin/sh"), &all, scratch, name)
+    }
+
+    /// A number of the last line that it reported.
+    pub(super) fn last_report(&self, key: &str) -> Option<f64> {
+        let text = std::fs::read_to_string(&self.log).ok()?;
+        let line = text.lines().rev().find(|l| l.starts_with("report "))?;
+        line.split_whitespace()
+            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))?
+            .parse()
+            .ok()
     }
 
     pub(super) fn pid(&self) -> u32 {

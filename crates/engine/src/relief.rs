@@ -1,0 +1,289 @@
+//! Relief: protection from a loss that happens now.
+//!
+//! A program whose pages are taken from it loses most of its work within a second, and waits for nobody's passive
+//! history. A strategy that protects ([`crate::Strategy::relieves`]) is therefore asked as soon as memory is short and a
+//! workload has a meter, and what it proposes as urgent is made at once; that is the beginning of its trial. The proof
+//! follows: the same coins release it for a block now and then, the same test decides, and what helps nobody goes.
+//!
+//! What is different from other trials: no passive history is waited for (its level would be a mixture of before and
+//! after), so block lengths and stakes are taken from a table, and the circuit breaker waits for the first block that is
+//! off; memory pressure, which puts other trials off, is the reason for this one; a running trial of something else makes
+//! way; work per second judges, since the loss is waiting and not CPU time; and neighbours whose meter is found during
+//! the trial become guardrails from then on, because the reader was of no interest before.
+
+use crate::blocks::Objective;
+use crate::engine::Engine;
+use crate::experiment::{Experiment, Phase};
+use crate::panel::{BYSTANDERS_MAX, Guardrail, Panel};
+use crate::policy::{Mode, Policy};
+use crate::protocol::Command;
+use crate::strategy::{Opinion, Proposal};
+use crate::view::Stage;
+use crate::watched::Proposed;
+use homeostat_model::{
+    ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId, WorkloadSample,
+};
+use homeostat_statistics::block_length::Choice;
+
+/// From this many pages a second that are needed again after they were taken, memory is short …
+const REFAULTS_SHORT: f64 = 50.0;
+/// … and for so long after.
+const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
+/// While it is, all processes are looked at at least so often (seconds): who reads is seen from two looks.
+pub(crate) const SCAN_SHORT_S: f64 = 2.0;
+/// After an attempt the next one on the same workload waits for this.
+const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
+/// Faults that wait for storage, per second, from which a program counts as using memory that is not resident …
+const FAULTS_MIN: f64 = 5.0;
+/// … or bytes per second that it reads from storage.
+const READS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// A block is measured for at least this long where the settings offer it (seconds): losses and recoveries take a second
+/// or two, and are large.
+const MEASURED_S: f64 = 5.0;
+/// Expected standard deviation of the difference of two blocks (log units). A guess, which sets the stakes only.
+const SCALE: f64 = 0.5;
+
+/// Effects on which the bets are tuned (log units): what is lost and comes back is a tenth to all of the work, and so is the
+/// noise. The usual targets, up to a fifth, would stake next to nothing against that.
+pub(crate) const TARGETS: [f64; 5] = [0.1, 0.3, 0.7, 1.4, 2.0];
+
+impl Engine {
+    /// Whether memory is short now, or was lately: pages come back that were taken.
+    pub(crate) fn short_of_memory(&self) -> bool {
+        self.short_at.is_some_and(|at| self.now - at < SHORT_FOR)
+    }
+
+    /// Notes whether the last interval shows a shortage.
+    pub(crate) fn note_shortage(&mut self) {
+        if refaults_per_s(&self.machine_sample, self.machine_interval) >= REFAULTS_SHORT {
+            self.short_at = Some(self.now);
+        }
+    }
+
+    /// Whether a workload uses memory that is not resident in it: it reads files, or waits for pages that were taken.
+    pub(crate) fn lives_on_the_file_cache(&self, sample: &WorkloadSample) -> bool {
+        let seconds = sample.interval.as_secs_f64();
+        self.short_of_memory()
+            && seconds > 0.0
+            && (sample.faults_major as f64 >= FAULTS_MIN * seconds
+                || sample.reads.from_storage.0 as f64 >= READS_MIN * seconds)
+    }
+
+    /// Asks the strategies that protect. Returns whether one of them proposes something.
+    pub(crate) fn seek_relief(&mut self, id: &WorkloadId) -> bool {
+        if !self.short_of_memory() || self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act
+        {
+            return false;
+        }
+        let is_asked = self.workloads.get(id).is_some_and(|w| {
+            w.meter.is_some()
+                && !w.gone
+                && !w.inspecting
+                && self.now >= w.relief_at
+                && !w.proposed.as_ref().is_some_and(|p| p.proposal.urgent)
+        });
+        if !is_asked || self.something_leaves(id) {
+            return false;
+        }
+        for index in 0..self.strategies.len() {
+            if !self.strategies[index].relieves() {
+                continue;
+            }
+            let strategy = self.strategies[index].id();
+            if self.has_enough(id, &strategy).is_some() || self.strategy_refusal(id, &strategy).is_some() {
+                continue;
+            }
+            if let Some(Opinion::Propose(proposal)) = self.opinion(id, index)
+                && proposal.urgent
+                && !self.in_force_already(id, &proposal)
+            {
+                self.propose_relief(id, strategy, *proposal);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What a person took back is not made again at once, however short memory is: for this workload, or for all.
+    pub(crate) fn hold_relief(&mut self, whose: Option<&WorkloadId>) {
+        let until = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        for (id, w) in &mut self.workloads {
+            if whose.is_none_or(|whose| whose == id) {
+                w.relief_at = until;
+            }
+        }
+    }
+
+    fn propose_relief(&mut self, id: &WorkloadId, strategy: StrategyId, proposal: Proposal) {
+        let now = self.now;
+        let text = proposal.hypothesis.clone();
+        let advice = proposal.advice.clone();
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        if let Some(chosen) = &w.meter
+            && !w.open.contains(&chosen.candidate.id)
+        {
+            let meter = chosen.candidate.id.clone();
+            w.open.push(meter.clone());
+            self.out.push(Command::OpenMeter(id.clone(), meter));
+        }
+        w.proposed = Some(Proposed {
+            strategy,
+            proposal,
+            at: now,
+        });
+        w.seeking = false;
+        w.relief_at = now + AGAIN;
+        w.forget_inspections();
+        self.advise(advice);
+        self.decide(id, Stage::Proposed, text, false);
+    }
+
+    /// The workload for whose sake something urgent waits to be tried.
+    pub(crate) fn relief_waits(&self) -> Option<WorkloadId> {
+        self.workloads
+            .iter()
+            .find(|(id, w)| {
+                w.stage == Stage::Proposed
+                    && !w.gone
+                    && w.proposed.as_ref().is_some_and(|p| p.proposal.urgent)
+                    && !self.something_leaves(id)
+            })
+            .map(|(id, _)| id.clone())
+    }
+
+    /// Trials of other things end: their workloads lose memory, too, and what is measured now says nothing.
+    pub(crate) fn make_way(&mut self, whom: &WorkloadId) {
+        let running: Vec<ExperimentId> = self
+            .experiments
+            .iter()
+            .filter(|(_, e)| {
+                e.setup.kind != ExperimentKind::Placebo
+                    && !e.setup.urgent
+                    && !matches!(e.phase, Phase::Concluding)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in running {
+            self.abort(id, format!("memory is short, and protecting {whom} comes first"));
+        }
+    }
+
+    /// Neighbours whose meter was found since the trial began become guardrails of it.
+    pub(crate) fn join_guardrails(&mut self, id: ExperimentId) {
+        let Some(e) = self.experiments.get(&id).filter(|e| e.setup.urgent) else {
+            return;
+        };
+        let room = BYSTANDERS_MAX.saturating_sub(e.rails.len());
+        let joining: Vec<Guardrail> = self
+            .bystanders(&e.setup.panel)
+            .into_iter()
+            .filter(|m| !e.rails.iter().any(|r| *r.workload() == m.workload))
+            .take(room)
+            .map(|m| Guardrail::new(m, Objective::WorkPerSecond).of_a_neighbour())
+            .collect();
+        if let Some(e) = self.experiments.get_mut(&id) {
+            e.rails.extend(joining);
+        }
+    }
+
+    /// Leaves the meter of a workload open for a trial that looks at it as a guardrail, until that trial ends. Returns
+    /// whether it does.
+    pub(crate) fn lend_meter(&mut self, id: &WorkloadId) -> bool {
+        let Some(w) = self.workloads.get(id) else {
+            return false;
+        };
+        let Some(meter) = w.meter.as_ref().map(|c| c.candidate.id.clone()) else {
+            return false;
+        };
+        if w.open != [meter.clone()] {
+            return false;
+        }
+        let looks = |e: &&mut Experiment| {
+            e.setup.urgent && !e.setup.panel.has(id) && e.looks_at().any(|other| other == id)
+        };
+        match self.experiments.values_mut().find(looks) {
+            Some(e) => {
+                e.borrowed.push((id.clone(), meter));
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Pages per second that were needed again after they had been taken.
+fn refaults_per_s(sample: &MachineSample, interval: Nanoseconds) -> f64 {
+    let p = &sample.paging;
+    let pages = p.refaults_file.saturating_add(p.refaults_anonymous);
+    let seconds = interval.as_secs_f64();
+    if seconds > 0.0 {
+        pages as f64 / seconds
+    } else {
+        0.0
+    }
+}
+
+/// Blocks for an urgent trial: no passive history tells how long they must be.
+pub(crate) fn choice(policy: &Policy) -> Choice {
+    let mut lengths: Vec<f64> = policy
+        .measured_candidates_s
+        .iter()
+        .map(|s| f64::from(*s))
+        .collect();
+    lengths.sort_by(f64::total_cmp);
+    let measured_s = lengths
+        .iter()
+        .copied()
+        .find(|s| *s >= MEASURED_S)
+        .or(lengths.last().copied())
+        .unwrap_or(MEASURED_S);
+    Choice {
+        measured_s,
+        scale: SCALE,
+        scale_5s: SCALE,
+        pairs: 0.0,
+        predicted_s: 0.0,
+        provable: 0.0,
+        history_pairs: 0.0,
+    }
+}
+
+/// The same workloads, judged by their work per second: what waits uses no CPU time.
+pub(crate) fn by_work(panel: Panel) -> Panel {
+    let mut members = panel.members().iter().map(crate::panel::Member::by_work);
+    match members.next() {
+        Some(lead) => Panel::new(lead, members.collect()),
+        None => panel,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_the_shortest_that_last_long_enough() {
+        let with = |candidates: &[u32]| {
+            choice(&Policy {
+                measured_candidates_s: candidates.to_vec(),
+                ..Policy::default()
+            })
+            .measured_s
+        };
+        assert_eq!(with(&[4, 6, 10, 20]), 6.0);
+        assert_eq!(with(&[4, 2, 3]), 4.0);
+    }
+
+    #[test]
+    fn memory_is_short_when_pages_come_back() {
+        let mut sample = MachineSample::default();
+        let second = Nanoseconds::from_secs(2);
+        assert_eq!(refaults_per_s(&sample, second), 0.0);
+        sample.paging.refaults_file = 300;
+        sample.paging.refaults_anonymous = 100;
+        assert_eq!(refaults_per_s(&sample, second), 200.0);
+        assert_eq!(refaults_per_s(&sample, Nanoseconds::ZERO), 0.0);
+    }
+}

@@ -1,0 +1,456 @@
+//! Protection from a loss that happens now: it is made at once, proven after, and goes when it helps nobody.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use homeostat_engine::{
+    Command, Declined, Engine, Event, Memory, OperatorRequest, Opinion, Policy, Proposal, Seen, Stage,
+    Strategy,
+};
+use homeostat_model::action::{FileReader, Target};
+use homeostat_model::{
+    ActionId, Bytes, Direction, Effect, ExperimentId, Fingerprint, Machine, MachineSample, MeterCandidate,
+    MeterClass, MeterReading, Nanoseconds, OperatorChoice, Paging, Pressure, ProcessId, Progress, Reads,
+    Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+};
+use homeostat_statistics::discovery::Rule;
+use std::collections::{BTreeMap, BTreeSet};
+
+const GUESS: Effect = Effect {
+    estimate: 0.5,
+    lower: 0.1,
+    upper: 10.0,
+    confidence: 0.5,
+};
+
+fn proposal(target: Target, urgent: bool) -> Opinion {
+    Opinion::Propose(Box::new(Proposal {
+        hypothesis: "it may help".into(),
+        predicted: GUESS,
+        effector: if urgent { "contain" } else { "other" }.into(),
+        target,
+        stages: vec![],
+        arguments: BTreeMap::new(),
+        reversible: true,
+        joint: false,
+        urgent,
+        settling: Nanoseconds::from_millis(500),
+        risk: "none".into(),
+        advice: vec![],
+    }))
+}
+
+/// Contains the reader for the sake of whoever waits for pages.
+struct Protect;
+
+impl Strategy for Protect {
+    fn id(&self) -> StrategyId {
+        "protect".into()
+    }
+    fn summary(&self) -> &'static str {
+        "test"
+    }
+    fn applicable(&self, _: &Machine) -> Result<(), String> {
+        Ok(())
+    }
+    fn relieves(&self) -> bool {
+        true
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        let reader = seen.neighbours.iter().find(|n| n.reads.from_storage.0 > 0);
+        match reader {
+            Some(reader) if seen.sample.faults_major > 0 => proposal(
+                Target::Reader(FileReader {
+                    workload: reader.id.clone(),
+                    processes: reader.processes.clone(),
+                    limit: Bytes::from_mib(64),
+                }),
+                true,
+            ),
+            _ => Opinion::Decline(Declined::because("nobody takes its memory")),
+        }
+    }
+}
+
+/// Proposes something slow for the third workload.
+struct Other;
+
+impl Strategy for Other {
+    fn id(&self) -> StrategyId {
+        "other".into()
+    }
+    fn summary(&self) -> &'static str {
+        "test"
+    }
+    fn applicable(&self, _: &Machine) -> Result<(), String> {
+        Ok(())
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        if seen.workload.program == "third" {
+            return proposal(Target::Files(vec!["/a".into()]), false);
+        }
+        Opinion::Decline(Declined::because("nothing to gain"))
+    }
+}
+
+/// A machine with a program, a reader that starts later, and a third program.
+struct World {
+    engine: Engine,
+    second: u64,
+    reads: bool,
+    third: bool,
+    /// What the reader costs the program, and the limit the reader (shares of their work).
+    loss: f64,
+    price: f64,
+    on: BTreeMap<ActionId, bool>,
+    whose: BTreeMap<ActionId, String>,
+    open: BTreeSet<WorkloadId>,
+    applied: Vec<(u64, String)>,
+    verdicts: Vec<(ExperimentId, String, Verdict, String)>,
+    pending: Vec<Event>,
+    noise: u64,
+}
+
+const NAMES: [&str; 3] = ["program", "reader", "third"];
+
+impl World {
+    fn new(loss: f64, price: f64) -> Self {
+        let policy = Policy {
+            seed: 7,
+            observe_min_s: 20.0,
+            placebo_every_s: 0.0,
+            discovery: Rule::Fixed { alpha: 0.05 },
+            ..Policy::default()
+        };
+        Self {
+            engine: Engine::new(
+                machine(),
+                vec![Box::new(Other), Box::new(Protect)],
+                policy,
+                Memory::default(),
+            ),
+            second: 0,
+            reads: false,
+            third: false,
+            loss,
+            price,
+            on: BTreeMap::new(),
+            whose: BTreeMap::new(),
+            open: BTreeSet::new(),
+            applied: vec![],
+            verdicts: vec![],
+            pending: vec![],
+            noise: 1,
+        }
+    }
+
+    fn is_contained(&self) -> bool {
+        self.on
+            .iter()
+            .any(|(id, on)| *on && self.whose.get(id).is_some_and(|e| e == "contain"))
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let contained = self.is_contained();
+        let loses = self.reads && !contained;
+        let second = Nanoseconds::from_secs(1);
+        let (mut workloads, mut samples) = (vec![], vec![]);
+        for (i, name) in NAMES.iter().enumerate() {
+            let is_reader = i == 1;
+            if (is_reader && !self.reads) || (i == 2 && !self.third) {
+                continue;
+            }
+            self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let noise = 1.0 + 0.02 * ((self.noise >> 33) as f64 / (1u64 << 31) as f64 - 0.5);
+            let rate = match i {
+                0 if loses => 1000.0 * (1.0 - self.loss),
+                1 if contained => 1000.0 * (1.0 - self.price),
+                _ => 1000.0,
+            } * noise;
+            let id = WorkloadId::new(*name);
+            workloads.push(Workload {
+                id: id.clone(),
+                kind: WorkloadKind::ProcessGroup,
+                fingerprint: Fingerprint::new(*name),
+                program: (*name).into(),
+                executable: (*name).into(),
+                processes: vec![ProcessId {
+                    pid: 100 + i as i32,
+                    start_ticks: 1,
+                }],
+                choice: OperatorChoice::default(),
+            });
+            let mib = |n: u64| Bytes::from_mib(if is_reader { n } else { 0 });
+            // A program that waits uses next to no CPU, and its pages are not resident any more.
+            let waits = i == 0 && loses;
+            samples.push(WorkloadSample {
+                id: id.clone(),
+                interval: second,
+                age: Nanoseconds::from_secs(self.second + 100),
+                processes: 1,
+                threads: 1,
+                cpu: Nanoseconds::from_secs_f64(if waits { 0.01 } else { 0.9 }),
+                cpu_busiest: Nanoseconds::from_secs_f64(0.9),
+                runqueue_wait: Nanoseconds::ZERO,
+                faults_minor: 0,
+                faults_major: if waits { 300 } else { 0 },
+                churn: 0,
+                resident: Bytes::from_mib(if waits || is_reader { 5 } else { 512 }),
+                anonymous: Bytes::ZERO,
+                shared: Bytes::ZERO,
+                huge: None,
+                meters: if self.open.contains(&id) {
+                    vec![MeterReading {
+                        meter: "progress".into(),
+                        work: rate,
+                        interval: second,
+                    }]
+                } else {
+                    vec![]
+                },
+                reads: Reads {
+                    from_storage: mib(500),
+                    called: mib(500),
+                    calls: 500,
+                    in_sequence: mib(500),
+                },
+            });
+        }
+        Snapshot {
+            at: Nanoseconds::from_secs(self.second),
+            unix_seconds: self.second,
+            interval: second,
+            machine: MachineSample {
+                cpu_busy: second,
+                // Tasks wait for memory all the time, which puts other trials off.
+                pressure_memory: Pressure {
+                    some: if self.reads { second } else { Nanoseconds::ZERO },
+                    full: Nanoseconds::ZERO,
+                },
+                paging: Paging {
+                    refaults_file: if self.reads { 10_000 } else { 0 },
+                    ..Paging::default()
+                },
+                ..MachineSample::default()
+            },
+            workloads: Some(workloads),
+            samples,
+            own_cpu: Nanoseconds::ZERO,
+            own_resident: Bytes::ZERO,
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = Nanoseconds::from_secs(self.second);
+        for command in self.engine.step(now, self.second, event) {
+            match command {
+                Command::FindMeters(id) => self.pending.push(Event::MetersFound(
+                    id,
+                    Ok(vec![MeterCandidate {
+                        id: "progress".into(),
+                        class: MeterClass::Application,
+                        unit: "operation".into(),
+                        cost_per_count: Nanoseconds::ZERO,
+                        refused: None,
+                    }]),
+                )),
+                Command::OpenMeter(id, meter) => {
+                    self.open.insert(id.clone());
+                    self.pending.push(Event::MeterOpened(id, meter, Ok(())));
+                }
+                Command::CloseMeter(id, _) => {
+                    self.open.remove(&id);
+                }
+                Command::Apply(action) => {
+                    self.applied.push((self.second, action.effector.to_string()));
+                    self.whose.insert(action.id, action.effector.to_string());
+                    self.on.insert(action.id, true);
+                    self.settled(action.id, Direction::Apply);
+                }
+                Command::Switch(id, direction) => {
+                    self.on.insert(id, direction == Direction::Apply);
+                    self.settled(id, direction);
+                }
+                Command::Close(id) => {
+                    assert_eq!(self.on.remove(&id), Some(false), "closed when undone");
+                }
+                Command::RecordExperiment(r) => {
+                    if let Some(verdict) = r.verdict {
+                        self.verdicts
+                            .push((r.id, r.strategy.to_string(), verdict, r.reason));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn settled(&mut self, id: ActionId, direction: Direction) {
+        let progress = Progress {
+            done: true,
+            finished: 1,
+            total: 1,
+            verified: true,
+            ..Progress::default()
+        };
+        self.pending.push(Event::Settled(id, direction, Ok(progress)));
+    }
+
+    fn run(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.second += 1;
+            let snapshot = self.snapshot();
+            self.step(Event::Sampled(Box::new(snapshot)));
+            for _ in 0..64 {
+                if self.pending.is_empty() {
+                    break;
+                }
+                let event = self.pending.remove(0);
+                self.step(event);
+            }
+        }
+    }
+
+    fn stage(&self, name: &str) -> Stage {
+        let view = self.engine.view();
+        view.workloads
+            .iter()
+            .find(|w| w.id.as_str() == name)
+            .unwrap()
+            .stage
+    }
+
+    fn verdict_of(&self, strategy: &str) -> Option<(Verdict, String)> {
+        self.verdicts
+            .iter()
+            .find(|v| v.1 == strategy)
+            .map(|v| (v.2, v.3.clone()))
+    }
+
+    fn contained_at(&self) -> Option<u64> {
+        self.applied.iter().find(|a| a.1 == "contain").map(|a| a.0)
+    }
+}
+
+fn machine() -> Machine {
+    let cpus = (0..2)
+        .map(|id| homeostat_model::Cpu {
+            id: homeostat_model::CpuId(id),
+            core: id,
+            package: 0,
+            llc: homeostat_model::LlcId(0),
+            node: homeostat_model::NodeId(0),
+            set_aside: false,
+        })
+        .collect();
+    Machine {
+        kernel: "test".into(),
+        cpu_model: "test".into(),
+        hypervisor: None,
+        cpus,
+        nodes: vec![],
+        memory: Bytes::from_mib(4096),
+        page_size: Bytes(4096),
+        huge_page_size: Bytes(2 << 20),
+        llc_size: Bytes::ZERO,
+        boot_id: "boot".into(),
+        capabilities: vec![],
+    }
+}
+
+#[test]
+fn it_is_made_at_once_and_proven_after() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    assert_eq!(
+        world.stage("program"),
+        Stage::Declined,
+        "nothing to gain while nobody reads"
+    );
+    assert_eq!(world.contained_at(), None);
+    world.reads = true;
+    world.run(4);
+    // Tasks wait for memory, there is no passive history, its meter was closed, it is small and idle: none of it holds it up.
+    let at = world.contained_at().unwrap();
+    assert!(at <= 93, "contained at {at}");
+    world.run(5);
+    assert!(world.is_contained(), "it protects before the first coin");
+    world.run(400);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Accepted, "{reason}");
+    assert_eq!(world.stage("program"), Stage::Improved);
+    assert!(world.is_contained());
+}
+
+#[test]
+fn what_helps_nobody_goes() {
+    let mut world = World::new(0.0, 0.0);
+    world.run(90);
+    world.reads = true;
+    // It waits for pages, but not because of the reader.
+    world.run(2000);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert!(
+        matches!(verdict, Verdict::Rejected | Verdict::Inconclusive),
+        "{verdict:?} {reason}"
+    );
+    assert!(!world.is_contained());
+}
+
+#[test]
+fn a_reader_that_loses_by_it_is_seen_although_nobody_knew_its_meter() {
+    let mut world = World::new(0.95, 0.5);
+    world.run(90);
+    world.reads = true;
+    world.run(600);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Inconclusive, "{reason}");
+    assert!(reason.contains("reader lost"), "{reason}");
+    assert!(!world.is_contained());
+}
+
+#[test]
+fn a_running_trial_of_something_else_makes_way() {
+    let mut world = World::new(0.95, 0.0);
+    world.third = true;
+    while world.applied.is_empty() && world.second < 200 {
+        world.run(1);
+    }
+    assert_eq!(world.applied[0].1, "other");
+    world.run(5);
+    assert_eq!(world.verdict_of("other"), None, "it runs");
+    let since = world.second;
+    world.reads = true;
+    world.run(5);
+    let (verdict, reason) = world.verdict_of("other").unwrap();
+    assert_eq!(verdict, Verdict::Aborted);
+    assert!(reason.contains("comes first"), "{reason}");
+    assert!(world.contained_at().unwrap() <= since + 4);
+}
+
+#[test]
+fn an_operator_who_paused_is_obeyed() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.reads = true;
+    world.run(60);
+    assert_eq!(world.contained_at(), None);
+    world.step(Event::Operator(OperatorRequest::Resume));
+    world.run(5);
+    assert!(world.contained_at().is_some());
+}
+
+#[test]
+fn what_a_person_took_back_is_not_made_again_at_once() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    world.reads = true;
+    world.run(8);
+    assert!(world.is_contained(), "it protects before the first coin");
+    world.step(Event::Operator(OperatorRequest::UndoAll));
+    world.run(300);
+    assert!(!world.is_contained());
+    assert_eq!(world.applied.len(), 1, "{:?}", world.applied);
+    world.run(400);
+    assert_eq!(world.applied.len(), 2, "ten minutes later it is looked at again");
+}

@@ -1,0 +1,542 @@
+//! Keeping a reader of files to a little memory, so that what it reads pushes nobody else's pages out.
+//!
+//! The target is another workload than that of the action: the action is taken for the sake of a program that loses its
+//! pages, and limits the program that takes them. What a reader reads once is of no use to it a second time; under a small
+//! limit its own old pages make room for its new ones (measured: docs/file-cache.md).
+//!
+//! **Apply**, where control groups are of version 1: a group of our own below that of the reader
+//! (`homeostat-reader-ACTION`), with the limit, into which its processes are moved; all that limits the group above limits
+//! it as before, and no other controller is concerned. In version 2: the limit (`memory.high`) is set on the group that the
+//! reader has to itself; a reader that runs in the root group gets a group of ours there. A reader that shares its group
+//! with others is refused there, and everywhere one in a container, in a delegated group, or in a group with limits that
+//! somebody chose. **Undo** moves back what is in our group and removes it, or sets the limit found.
+//!
+//! A program must never die of it. Version 2's `memory.high` slows down and ends nobody. A limit of version 1 could: in our
+//! group a process that meets the limit waits instead (`memory.oom_control`), and the limit is doubled as soon as half of it
+//! is memory that cannot be dropped ([`Effector::review`]). A daemon that dies in between leaves the process waiting until
+//! the next start or `homeostat restore`, which undoes the limit.
+//!
+//! Whoever changes the limit or moves a process out of our group wins: what they set stays.
+
+use super::Effector;
+use super::identity::{
+    NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
+};
+use super::memory_group::{MemoryGroup, Version, hands_off, is_delegated};
+use crate::Root;
+use crate::sensors::grouping::OWN_GROUP;
+use homeostat_model::action::{FileReader, Target};
+use homeostat_model::{
+    Action, ActionId, Direction, EffectorId, Nanoseconds, ProcessId, Progress, UndoRecord, Workload,
+    WorkloadId,
+};
+use homeostat_platform::PlatformError;
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Least memory that a reader is left with, in bytes: read-ahead of a few files, and the program itself.
+pub(crate) const LIMIT_MIN: u64 = 16 * 1024 * 1024;
+/// Processes of one reader at most.
+const PROCESSES_MAX: usize = 512;
+/// One slice of work.
+const SLICE: Duration = Duration::from_millis(20);
+/// A group that is still busy is removed a little later.
+const BUSY_PAUSE: Nanoseconds = Nanoseconds::from_millis(50);
+/// The limit is doubled so often at most: 64 MiB become 64 GiB.
+const DOUBLINGS_MAX: u32 = 10;
+
+/// Keeps readers to a little memory.
+pub(super) struct MemoryContainment {
+    root: Root,
+    in_force: BTreeMap<ActionId, Contained>,
+}
+
+/// A containment that is in force.
+struct Contained {
+    plan: Plan,
+    victim: WorkloadId,
+    /// What somebody chose otherwise, or why there is nothing left to contain.
+    over: Option<String>,
+}
+
+/// How a reader is contained, as its record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Plan {
+    reader: FileReader,
+    /// The group that is limited.
+    group: MemoryGroup,
+    /// Where its processes come from; `None`: they have the group to themselves and stay where they are.
+    from: Option<MemoryGroup>,
+}
+
+impl MemoryContainment {
+    pub(super) fn new(root: Root) -> Self {
+        Self {
+            root,
+            in_force: BTreeMap::new(),
+        }
+    }
+
+    fn survey(&self, action: &Action) -> Result<Plan, PlatformError> {
+        let reader = checked_target(action)?.clone();
+        let root = &self.root;
+        let refused = |why: String| PlatformError::Unsupported {
+            what: format!("keeping {} to a little memory", reader.workload),
+            why,
+        };
+        let living: Vec<ProcessId> = reader
+            .processes
+            .iter()
+            .copied()
+            .filter(|p| is_alive(root, *p))
+            .collect();
+        let Some(first) = living.first() else {
+            return Err(PlatformError::Vanished {
+                target: format!("workload {}", reader.workload),
+            });
+        };
+        let group = MemoryGroup::of(root, first.pid)
+            .ok_or_else(|| refused("it is in no control group that counts memory".into()))?;
+        for process in &living {
+            if let Some(why) = hands_off(root, process.pid) {
+                return Err(refused(why));
+            }
+            if MemoryGroup::of(root, process.pid).as_ref() != Some(&group) {
+                return Err(refused("its processes are in several groups".into()));
+            }
+        }
+        if is_delegated(root, &group) {
+            return Err(refused(format!("{} was delegated to somebody", group.path)));
+        }
+        let everybody = group
+            .all_processes(root)
+            .map_err(|e| fault(&group, &e))?
+            .ok_or_else(|| refused(format!("too many groups are below {}", group.path)))?;
+        let is_alone = everybody.iter().all(|pid| living.iter().any(|p| p.pid == *pid));
+        if is_alone
+            && !group.is_root()
+            && let Some(choice) = group.chosen(root)
+        {
+            return Err(PlatformError::Conflict {
+                what: format!("the memory of {}", reader.workload),
+                expected: "not limited by anybody".into(),
+                found: choice,
+            });
+        }
+        let is_own_of_reader = is_alone && !group.is_root();
+        match group.version {
+            Version::Two if is_own_of_reader => Ok(Plan {
+                reader,
+                group,
+                from: None,
+            }),
+            Version::Two if !group.is_root() => Err(refused(format!(
+                "it shares the group {} with other programs; give it one of its own (systemd-run --scope, or a unit)",
+                group.path
+            ))),
+            Version::Two if !group.takes_groups(root) => Err(refused(
+                "the memory controller is off for groups below the root (cgroup.subtree_control)".into(),
+            )),
+            Version::One | Version::Two => Ok(Plan {
+                group: group.below(&format!("{OWN_GROUP}{}-{}", action.id, std::process::id())),
+                from: Some(group),
+                reader,
+            }),
+        }
+    }
+
+    fn apply(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
+        let root = &self.root;
+        let group = &plan.group;
+        let limit = plan.reader.limit.0;
+        let failed = |e: io::Error| fault(group, &e);
+        if plan.from.is_some() && !group.exists(root) {
+            match group.make(root) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(e)),
+                _ => {}
+            }
+        }
+        match group.limit(root).map_err(failed)? {
+            Some(found) if is_ours(found, limit) => {}
+            Some(found) => {
+                return Err(PlatformError::Conflict {
+                    what: format!("the limit of {}", group.path),
+                    expected: limit.to_string(),
+                    found: found.to_string(),
+                });
+            }
+            // The first process comes when all is set.
+            None => {
+                if plan.from.is_some() {
+                    group.spare_processes(root).map_err(failed)?;
+                }
+                group.set_limit(root, Some(limit)).map_err(failed)?;
+            }
+        }
+        let mut progress = Progress {
+            total: plan.reader.processes.len() as u64,
+            verified: true,
+            ..Progress::default()
+        };
+        for process in &plan.reader.processes {
+            match admit(root, plan, *process)? {
+                Admission::In => progress.finished += 1,
+                Admission::Gone => *progress.skipped.entry("ended".into()).or_default() += 1,
+                Admission::Elsewhere => {
+                    *progress
+                        .skipped
+                        .entry("moved by somebody else".into())
+                        .or_default() += 1;
+                }
+            }
+        }
+        if progress.finished == 0 {
+            // Children of those that ended may be in the group.
+            let inside = group.processes(root).map_err(failed)?.len() as u64;
+            if inside == 0 {
+                return Err(PlatformError::Vanished {
+                    target: format!("workload {}", plan.reader.workload),
+                });
+            }
+        }
+        // Those that ended since are not missing.
+        progress.total = progress
+            .total
+            .saturating_sub(progress.skipped.get("ended").copied().unwrap_or(0))
+            .max(progress.finished);
+        progress.done = true;
+        self.in_force.insert(
+            record.action.id,
+            Contained {
+                plan: plan.clone(),
+                victim: record.action.workload.clone(),
+                over: None,
+            },
+        );
+        Ok(progress)
+    }
+
+    fn undo(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
+        self.in_force.remove(&record.action.id);
+        let root = &self.root;
+        let group = &plan.group;
+        let done = |skipped: Option<&str>| Progress {
+            done: true,
+            total: 1,
+            finished: u64::from(skipped.is_none()),
+            skipped: skipped.map(|why| (why.to_owned(), 1)).into_iter().collect(),
+            verified: true,
+            ..Progress::default()
+        };
+        if !group.exists(root) {
+            return Ok(done(None));
+        }
+        let failed = |e: io::Error| fault(group, &e);
+        let found = group.limit(root).map_err(failed)?;
+        if found.is_some_and(|limit| !is_ours(limit, plan.reader.limit.0)) {
+            return Ok(done(Some("its limit was changed by somebody else")));
+        }
+        let Some(from) = &plan.from else {
+            if found.is_some() {
+                group.set_limit(root, None).map_err(failed)?;
+            }
+            return Ok(done(None));
+        };
+        // Free before it goes: a process that waits for memory under the limit goes on at once.
+        if found.is_some() {
+            group.set_limit(root, None).map_err(failed)?;
+        }
+        let begun = Instant::now();
+        for pid in group.processes(root).map_err(failed)? {
+            match from.take(root, pid) {
+                Ok(()) => {}
+                // It ended meanwhile.
+                Err(e) if is_gone(&e) => {}
+                Err(e) => return Err(fault(from, &e)),
+            }
+            if begun.elapsed() >= SLICE {
+                return Ok(Progress {
+                    total: 1,
+                    ..Progress::default()
+                });
+            }
+        }
+        match group.remove(root) {
+            Ok(()) => Ok(done(None)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(done(None)),
+            // A process was born in it, or one is about to end.
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(Progress {
+                total: 1,
+                pause: BUSY_PAUSE,
+                ..Progress::default()
+            }),
+            Err(e) => Err(failed(e)),
+        }
+    }
+}
+
+/// What became of a process that was to be contained.
+enum Admission {
+    In,
+    Gone,
+    Elsewhere,
+}
+
+/// Moves a process into the group, unless it is there or somebody moved it elsewhere.
+fn admit(root: &Root, plan: &Plan, process: ProcessId) -> Result<Admission, PlatformError> {
+    if !is_alive(root, process) {
+        return Ok(Admission::Gone);
+    }
+    let Some(now) = MemoryGroup::of(root, process.pid) else {
+        return Ok(Admission::Gone);
+    };
+    if now == plan.group {
+        return Ok(Admission::In);
+    }
+    if plan.from.as_ref() != Some(&now) {
+        return Ok(Admission::Elsewhere);
+    }
+    match plan.group.take(root, process.pid) {
+        Ok(()) => Ok(Admission::In),
+        Err(e) if is_gone(&e) => Ok(Admission::Gone),
+        Err(e) => Err(fault(&plan.group, &e)),
+    }
+}
+
+impl Effector for MemoryContainment {
+    fn id(&self) -> EffectorId {
+        EffectorId::new("memory_containment")
+    }
+
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        require_live(&self.root)?;
+        let plan = self.survey(action)?;
+        let mut found = BTreeMap::from([
+            (NAMESPACES.to_owned(), namespaces(&self.root)),
+            ("group".to_owned(), plan.group.path.clone()),
+            (
+                "version".to_owned(),
+                match plan.group.version {
+                    Version::One => "1",
+                    Version::Two => "2",
+                }
+                .to_owned(),
+            ),
+        ]);
+        if let Some(from) = plan.from {
+            found.insert("from".to_owned(), from.path);
+        }
+        Ok(UndoRecord {
+            action: action.clone(),
+            boot_id: boot_id(&self.root)?,
+            found,
+        })
+    }
+
+    fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        require_live(&self.root)?;
+        if let Some(answer) = of_another_boot(&self.root, record, direction)? {
+            return Ok(answer);
+        }
+        require_namespaces(&self.root, record)?;
+        let plan = plan_of(record)?;
+        match direction {
+            Direction::Apply => self.apply(record, &plan),
+            Direction::Undo => self.undo(record, &plan),
+        }
+    }
+
+    fn forget(&mut self, record: &UndoRecord) {
+        self.in_force.remove(&record.action.id);
+    }
+
+    fn adopt(&mut self, record: &UndoRecord) {
+        if let Ok(plan) = plan_of(record) {
+            let contained = Contained {
+                plan,
+                victim: record.action.workload.clone(),
+                over: None,
+            };
+            self.in_force.insert(record.action.id, contained);
+        }
+    }
+
+    fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        let begun = Instant::now();
+        for contained in self.in_force.values_mut() {
+            if contained.over.is_none() && begun.elapsed() < SLICE {
+                let members = workloads
+                    .get(&contained.plan.reader.workload)
+                    .map(|w| w.processes.as_slice())
+                    .unwrap_or_default();
+                contained.over = review(&self.root, &contained.plan, members);
+            }
+        }
+        self.in_force
+            .values()
+            .filter_map(|c| Some((c.victim.clone(), c.over.clone()?)))
+            .collect()
+    }
+}
+
+/// Looks after a containment: who was born since joins, and a limit that is too tight for memory that cannot be dropped
+/// is doubled. Returns why it is over, if it is.
+fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
+    let name = &plan.reader.workload;
+    let group = &plan.group;
+    let ended = || Some(format!("{OVER}the reader {name} has ended"));
+    let Ok(inside) = group.processes(root) else {
+        return ended();
+    };
+    let limit = match group.limit(root) {
+        Ok(Some(limit)) if is_ours(limit, plan.reader.limit.0) => limit,
+        Ok(other) => {
+            let found = other.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+            return Some(format!(
+                "{OVER}the limit of {} was changed to {found} by somebody else",
+                group.path
+            ));
+        }
+        Err(_) => return ended(),
+    };
+    for process in members.iter().take(PROCESSES_MAX) {
+        if inside.contains(&process.pid) {
+            continue;
+        }
+        // Those of its first processes that are elsewhere were moved there by somebody.
+        if plan.reader.processes.contains(process) {
+            if is_alive(root, *process) {
+                return Some(format!(
+                    "{OVER}process {process} was moved out of {} by somebody else",
+                    group.path
+                ));
+            }
+            continue;
+        }
+        // The next review looks again.
+        let _ = admit(root, plan, *process);
+    }
+    if inside.is_empty() && members.is_empty() {
+        return ended();
+    }
+    let held = group.held(root).unwrap_or(0);
+    let most = plan.reader.limit.0 << DOUBLINGS_MAX;
+    let mut wanted = limit;
+    while held > wanted / 2 && wanted < most {
+        wanted *= 2;
+    }
+    if wanted != limit {
+        // It stays as it is where it cannot be raised; the next review tries again.
+        let _ = group.set_limit(root, Some(wanted));
+    }
+    None
+}
+
+/// How the sentence begins by which a review says that a containment is over; the strategy looks for it.
+const OVER: &str = "memory_containment: ";
+
+/// Whether a limit is the one of the action, or that one doubled.
+fn is_ours(found: u64, limit: u64) -> bool {
+    (0..=DOUBLINGS_MAX).any(|doublings| found == limit << doublings)
+}
+
+fn is_alive(root: &Root, process: ProcessId) -> bool {
+    ProcessStat::read(root, process).is_ok_and(|s| s.start_ticks == process.start_ticks && !s.ended)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// What is done cannot be done to files that only look like control groups.
+fn require_live(root: &Root) -> Result<(), PlatformError> {
+    if root.is_live() {
+        return Ok(());
+    }
+    Err(PlatformError::Unsupported {
+        what: "keeping a reader to a little memory".into(),
+        why: "the files below the root are not those of the running kernel".into(),
+    })
+}
+
+fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
+    let rejected = |value: String, why: &str| PlatformError::Rejected {
+        what: "target of memory_containment".into(),
+        value,
+        errno: why.into(),
+    };
+    let Target::Reader(reader) = &action.target else {
+        return Err(rejected("another one".into(), "a reader expected"));
+    };
+    if let Some((name, _)) = action.arguments.first_key_value() {
+        return Err(rejected(name.clone(), "no argument expected"));
+    }
+    if reader.workload == action.workload {
+        return Err(rejected(
+            reader.workload.to_string(),
+            "the reader is the workload that is to be protected",
+        ));
+    }
+    // Whole pages: the kernel rounds, and a limit that was rounded would look like somebody else's.
+    if reader.limit.0 < LIMIT_MIN || !reader.limit.0.is_multiple_of(1024 * 1024) {
+        return Err(rejected(
+            reader.limit.0.to_string(),
+            "at least 16 MiB and whole MiB expected",
+        ));
+    }
+    if reader.limit.0 > u64::MAX >> (DOUBLINGS_MAX + 4) {
+        return Err(rejected(reader.limit.0.to_string(), "no such machine"));
+    }
+    if reader.processes.is_empty() || reader.processes.len() > PROCESSES_MAX {
+        return Err(rejected(
+            format!("{} processes", reader.processes.len()),
+            "1 to 512 expected",
+        ));
+    }
+    Ok(reader)
+}
+
+/// The plan as it stands in a record.
+fn plan_of(record: &UndoRecord) -> Result<Plan, PlatformError> {
+    let reader = checked_target(&record.action)?.clone();
+    let version = match record.found.get("version").map(String::as_str) {
+        Some("1") => Version::One,
+        Some("2") => Version::Two,
+        _ => return Err(malformed(record, "version")),
+    };
+    let group = |key: &str| {
+        let path = record.found.get(key)?;
+        // Of a record that was damaged nothing is removed elsewhere.
+        let is_below = path.starts_with("/sys/fs/cgroup") && !path.split('/').any(|part| part == "..");
+        is_below.then(|| MemoryGroup {
+            path: path.clone(),
+            version,
+        })
+    };
+    let from = match record.found.get("from") {
+        Some(_) => Some(group("from").ok_or_else(|| malformed(record, "from"))?),
+        None => None,
+    };
+    Ok(Plan {
+        reader,
+        group: group("group").ok_or_else(|| malformed(record, "group"))?,
+        from,
+    })
+}
+
+fn fault(group: &MemoryGroup, error: &io::Error) -> PlatformError {
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => PlatformError::Denied {
+            what: group.path.clone(),
+            needs: "run as root on the host, with /sys/fs/cgroup writable".into(),
+        },
+        Some(libc::ENOENT | libc::ENODEV) => PlatformError::Vanished {
+            target: format!("control group {}", group.path),
+        },
+        _ => PlatformError::Busy {
+            what: format!("limiting {}", group.path),
+            why: error.to_string(),
+        },
+    }
+}

@@ -1,0 +1,366 @@
+//! The memory controller's groups: in which one a process is, who chose what there, and what may be done with it.
+//!
+//! Version 1 has a hierarchy for memory alone (`/sys/fs/cgroup/memory`): a group below that of a process takes its
+//! processes without anybody else noticing, and what limits the group above limits it, too. In version 2 a group that has
+//! processes can have no groups below it that count memory, and which group a process is in says to systemd which unit it
+//! belongs to. There a group that a workload has to itself is limited where it is.
+
+use crate::Root;
+use crate::sensors::grouping::{self, Place};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Where the memory hierarchy of version 1 is mounted, if it is.
+const VERSION_ONE: &str = "/sys/fs/cgroup/memory";
+/// Where the unified hierarchy is mounted, if it is.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// Groups below a group that are looked at.
+const GROUPS_MAX: usize = 256;
+/// What version 1 shows where nothing limits is the largest number of whole pages; nobody means a limit above this.
+const UNLIMITED_FROM: u64 = 1 << 60;
+
+/// Version of the control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    /// A hierarchy for each controller.
+    One,
+    /// The unified hierarchy.
+    Two,
+}
+
+impl Version {
+    /// The file that limits a group: where it is reached, memory is taken from the group itself.
+    ///
+    /// In version 2 that is `memory.high`, which never ends a process.
+    fn limit_file(self) -> &'static str {
+        match self {
+            Self::One => "memory.limit_in_bytes",
+            Self::Two => "memory.high",
+        }
+    }
+}
+
+/// A group that counts memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MemoryGroup {
+    /// Absolute path below the root.
+    pub(super) path: String,
+    pub(super) version: Version,
+}
+
+/// The memory hierarchy of this machine: its root and version.
+pub(crate) fn hierarchy(root: &Root) -> Option<(&'static str, bool)> {
+    if root.path(&format!("{VERSION_ONE}/cgroup.procs")).exists()
+        && root.path(&format!("{VERSION_ONE}/memory.stat")).exists()
+    {
+        return Some((VERSION_ONE, true));
+    }
+    UNIFIED.into_iter().find_map(|mount| {
+        let controllers = fs::read_to_string(root.path(&format!("{mount}/cgroup.controllers"))).ok()?;
+        controllers
+            .split_whitespace()
+            .any(|name| name == "memory")
+            .then_some((mount, false))
+    })
+}
+
+impl MemoryGroup {
+    /// The group of a process; `None` where there is none, or it lies outside of our own view.
+    pub(super) fn of(root: &Root, pid: i32) -> Option<Self> {
+        let (mount, is_version_one) = hierarchy(root)?;
+        let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
+        let path = text.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let meant = if is_version_one {
+                controllers.split(',').any(|name| name == "memory")
+            } else {
+                number == "0" && controllers.is_empty()
+            };
+            // A group outside of our own namespace is shown with "/../"; no file of ours is there.
+            (meant && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then_some(path)
+        })?;
+        let group = Self {
+            path: format!("{mount}{}", path.trim_end_matches('/')),
+            version: if is_version_one {
+                Version::One
+            } else {
+                Version::Two
+            },
+        };
+        group.exists(root).then_some(group)
+    }
+
+    /// The group of that name below this one.
+    pub(super) fn below(&self, name: &str) -> Self {
+        Self {
+            path: format!("{}/{name}", self.path),
+            version: self.version,
+        }
+    }
+
+    /// Whether it is the root of the hierarchy, which nothing limits.
+    pub(super) fn is_root(&self) -> bool {
+        self.path == VERSION_ONE || UNIFIED.contains(&self.path.as_str())
+    }
+
+    /// Whether the directory is there.
+    pub(super) fn exists(&self, root: &Root) -> bool {
+        self.inode(root).is_some()
+    }
+
+    /// Number of the directory: another one means another group of the same name.
+    pub(super) fn inode(&self, root: &Root) -> Option<u64> {
+        let found = fs::metadata(root.path(&self.path)).ok()?;
+        found.is_dir().then(|| found.ino())
+    }
+
+    fn file(&self, root: &Root, leaf: &str) -> PathBuf {
+        root.path(&format!("{}/{leaf}", self.path))
+    }
+
+    fn read(&self, root: &Root, leaf: &str) -> io::Result<String> {
+        Ok(fs::read_to_string(self.file(root, leaf))?.trim().to_owned())
+    }
+
+    fn write(&self, root: &Root, leaf: &str, text: &str) -> io::Result<()> {
+        // Not `fs::write`, which would make the file where the group has just been removed from a fake root.
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(self.file(root, leaf))?;
+        io::Write::write_all(&mut file, format!("{text}\n").as_bytes())
+    }
+
+    /// What limits it, in bytes; `None` where nothing does.
+    pub(super) fn limit(&self, root: &Root) -> io::Result<Option<u64>> {
+        let text = self.read(root, self.version.limit_file())?;
+        if text == "max" {
+            return Ok(None);
+        }
+        let limit: u64 = text
+            .parse()
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, text))?;
+        Ok((limit < UNLIMITED_FROM).then_some(limit))
+    }
+
+    /// Limits it, or ends its limit. Version 1 takes memory away before it returns when there is more than the limit.
+    pub(super) fn set_limit(&self, root: &Root, bytes: Option<u64>) -> io::Result<()> {
+        let text = match (bytes, self.version) {
+            (Some(bytes), _) => bytes.to_string(),
+            (None, Version::One) => "-1".to_owned(),
+            (None, Version::Two) => "max".to_owned(),
+        };
+        self.write(root, self.version.limit_file(), &text)
+    }
+
+    /// The other limits that somebody may have set, in words; `None` where there is none.
+    pub(super) fn chosen(&self, root: &Root) -> Option<String> {
+        let names: &[&str] = match self.version {
+            Version::One => &[
+                "memory.limit_in_bytes",
+                "memory.memsw.limit_in_bytes",
+                "memory.soft_limit_in_bytes",
+            ],
+            Version::Two => &["memory.high", "memory.max", "memory.swap.max", "memory.swap.high"],
+        };
+        let limited = names.iter().find_map(|name| {
+            let text = self.read(root, name).ok()?;
+            let limit: u64 = text.parse().ok()?;
+            (limit < UNLIMITED_FROM).then(|| format!("{name} of {} is {limit}", self.path))
+        });
+        let kept = || {
+            ["memory.low", "memory.min"].iter().find_map(|name| {
+                let text = self.read(root, name).ok()?;
+                (text != "0").then(|| format!("{name} of {} is {text}", self.path))
+            })
+        };
+        limited.or_else(kept)
+    }
+
+    /// Has a process that is stopped by the limit wait instead of being ended. Version 1 only: `memory.high` ends nobody.
+    pub(super) fn spare_processes(&self, root: &Root) -> io::Result<()> {
+        match self.version {
+            Version::One => self.write(root, "memory.oom_control", "1"),
+            Version::Two => Ok(()),
+        }
+    }
+
+    /// Memory in it that no file backs, and what is shared: it cannot be dropped.
+    pub(super) fn held(&self, root: &Root) -> Option<u64> {
+        let text = self.read(root, "memory.stat").ok()?;
+        let value = |name: &str| {
+            text.lines().find_map(|line| {
+                let (key, value) = line.split_once(' ')?;
+                (key == name).then(|| value.trim().parse::<u64>().ok())?
+            })
+        };
+        match self.version {
+            Version::One => Some(value("total_rss")? + value("total_shmem").unwrap_or(0)),
+            Version::Two => Some(value("anon")? + value("shmem").unwrap_or(0)),
+        }
+    }
+
+    /// Whether groups can be made below it that count memory.
+    pub(super) fn takes_groups(&self, root: &Root) -> bool {
+        match self.version {
+            Version::One => true,
+            Version::Two => self
+                .read(root, "cgroup.subtree_control")
+                .is_ok_and(|text| text.split_whitespace().any(|name| name == "memory")),
+        }
+    }
+
+    /// The processes in it, those of the groups below it not counted.
+    pub(super) fn processes(&self, root: &Root) -> io::Result<BTreeSet<i32>> {
+        let text = self.read(root, "cgroup.procs")?;
+        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// The processes in it and in all groups below it; `None` when there are too many groups to look at.
+    pub(super) fn all_processes(&self, root: &Root) -> io::Result<Option<BTreeSet<i32>>> {
+        let mut found = BTreeSet::new();
+        let mut waiting = vec![self.clone()];
+        let mut looked_at = 0;
+        while let Some(group) = waiting.pop() {
+            looked_at += 1;
+            if looked_at > GROUPS_MAX {
+                return Ok(None);
+            }
+            found.extend(group.processes(root)?);
+            for entry in fs::read_dir(root.path(&group.path))? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    waiting.push(group.below(&entry.file_name().to_string_lossy()));
+                }
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// Moves a process into it; its memory stays counted where it is.
+    pub(super) fn take(&self, root: &Root, pid: i32) -> io::Result<()> {
+        self.write(root, "cgroup.procs", &pid.to_string())
+    }
+
+    /// Makes the group.
+    pub(super) fn make(&self, root: &Root) -> io::Result<()> {
+        fs::create_dir(root.path(&self.path))
+    }
+
+    /// Removes the group, after what is left in it of the file cache: a group that is removed is kept by the kernel until
+    /// its last page is gone.
+    pub(super) fn remove(&self, root: &Root) -> io::Result<()> {
+        // As well as it can: what is in use stays, and does no harm.
+        let _ = match self.version {
+            Version::One => self.write(root, "memory.force_empty", "0"),
+            Version::Two => {
+                let used = self.read(root, "memory.current").unwrap_or_default();
+                self.write(root, "memory.reclaim", &used)
+            }
+        };
+        fs::remove_dir(root.path(&self.path))
+    }
+}
+
+/// Why nobody but its owner may do anything to the groups of a process; `None` when it may be done.
+pub(super) fn hands_off(root: &Root, pid: i32) -> Option<String> {
+    let text = fs::read(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
+    match grouping::place(&text) {
+        Place::Container { name, .. } => Some(format!("it runs in the container {name}")),
+        Place::Unit { .. } | Place::Cgroup(_) | Place::Nowhere => None,
+    }
+}
+
+/// Whether the group was delegated to somebody (`Delegate=` in a unit), who rules over it and all below it.
+pub(super) fn is_delegated(root: &Root, group: &MemoryGroup) -> bool {
+    ["trusted.delegate", "user.delegate"].iter().any(|name| {
+        let mut value = [0u8; 8];
+        rustix::fs::getxattr(root.path(&group.path), *name, &mut value)
+            .is_ok_and(|length| value.get(..length) == Some(b"1".as_slice()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::tree;
+    use super::*;
+
+    const ONE: [(&str, &str); 2] = [
+        ("sys/fs/cgroup/memory/cgroup.procs", "1\n"),
+        ("sys/fs/cgroup/memory/memory.stat", "cache 1\n"),
+    ];
+
+    fn group(root: &Root, pid: i32) -> Option<String> {
+        MemoryGroup::of(root, pid).map(|g| g.path)
+    }
+
+    #[test]
+    fn version_one_goes_by_its_memory_hierarchy() {
+        let (_keep, root) = tree(ONE.iter().chain(&[
+            ("proc/7/cgroup", "4:memory:/a/b\n0::/unit\n"),
+            ("proc/8/cgroup", "4:memory:/\n"),
+            ("proc/9/cgroup", "4:memory:/../x\n"),
+            (
+                "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+        ]));
+        assert_eq!(group(&root, 7).as_deref(), Some("/sys/fs/cgroup/memory/a/b"));
+        assert_eq!(group(&root, 8).as_deref(), Some("/sys/fs/cgroup/memory"));
+        assert!(MemoryGroup::of(&root, 8).unwrap().is_root());
+        assert_eq!(group(&root, 9), None, "outside of our namespace");
+        assert_eq!(group(&root, 10), None);
+        let inner = MemoryGroup::of(&root, 7).unwrap();
+        assert_eq!(inner.limit(&root).unwrap(), None, "no limit is a large number");
+        inner.set_limit(&root, Some(5 << 20)).unwrap();
+        assert_eq!(inner.limit(&root).unwrap(), Some(5 << 20));
+        assert!(inner.chosen(&root).unwrap().contains("5242880"));
+    }
+
+    #[test]
+    fn version_two_is_the_unified_hierarchy_with_the_memory_controller() {
+        let (_keep, root) = tree(&[
+            ("sys/fs/cgroup/cgroup.controllers", "cpu memory io\n"),
+            ("sys/fs/cgroup/cgroup.subtree_control", "cpu memory\n"),
+            ("proc/7/cgroup", "0::/system.slice/backup.service\n"),
+            ("sys/fs/cgroup/system.slice/backup.service/memory.high", "max\n"),
+            ("sys/fs/cgroup/system.slice/backup.service/memory.low", "0\n"),
+            ("sys/fs/cgroup/system.slice/backup.service/cgroup.procs", "7\n"),
+            (
+                "sys/fs/cgroup/system.slice/backup.service/inner/cgroup.procs",
+                "8\n",
+            ),
+            (
+                "sys/fs/cgroup/system.slice/backup.service/memory.stat",
+                "anon 100\nfile 7\nshmem 5\n",
+            ),
+        ]);
+        let group = MemoryGroup::of(&root, 7).unwrap();
+        assert_eq!(group.version, Version::Two);
+        assert_eq!(
+            (group.limit(&root).unwrap(), group.held(&root)),
+            (None, Some(105))
+        );
+        assert!(group.chosen(&root).is_none() && !group.takes_groups(&root));
+        assert_eq!(group.all_processes(&root).unwrap(), Some(BTreeSet::from([7, 8])));
+        fs::write(group.file(&root, "memory.low"), "1048576\n").unwrap();
+        assert!(group.chosen(&root).unwrap().contains("memory.low"));
+        let (_keep, without) = tree(&[("sys/fs/cgroup/cgroup.controllers", "cpu io\n")]);
+        assert_eq!(hierarchy(&without), None);
+    }
+
+    #[test]
+    fn what_runs_in_a_container_is_left_to_it() {
+        let id = "0123456789abcdef".repeat(4);
+        let (_keep, root) = tree(&[
+            ("proc/7/cgroup", format!("4:memory:/docker/{id}\n").as_str()),
+            ("proc/8/cgroup", "4:memory:/system.slice/a.service\n"),
+        ]);
+        assert!(hands_off(&root, 7).unwrap().contains("docker"));
+        assert_eq!(hands_off(&root, 8), None);
+    }
+}

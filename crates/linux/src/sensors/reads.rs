@@ -1,0 +1,252 @@
+//! Who reads files, and how: what came from storage, what was asked for, and what was read from beginning to end.
+//!
+//! `/proc/PID/io` counts for each process what it got by read calls and what storage delivered on its behalf (faults on
+//! mapped files and read-ahead included); `/proc/PID/fdinfo` has the position of every open file. A program that reads a
+//! file from beginning to end moves a position by as much as it reads; one that reads here and there with `pread`, or
+//! through a mapping, moves none.
+//!
+//! Cost: one file per process, and one more per open file of those that read much. It is asked only while memory is
+//! short, and only of processes that work or wait for pages.
+
+use super::bytes::{lines, number, words};
+use super::files::{Directory, ProcessFile};
+use crate::Root;
+use homeostat_model::{Bytes, ProcessId, Reads, Workload};
+use std::collections::BTreeMap;
+
+/// Processes of one workload that are looked at, oldest first.
+const PROCESSES_MAX: usize = 64;
+/// Open files of one process whose positions are looked at.
+const FILES_MAX: usize = 64;
+/// A process that got less than this by read calls since it was looked at last is not asked for its positions.
+const CALLED_MIN: u64 = 4 * 1024 * 1024;
+/// Processes that are remembered.
+const KNOWN_MAX: usize = 4096;
+
+/// The counters of `/proc/PID/io` that matter here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Io {
+    /// Bytes got by read calls (`rchar`).
+    pub called: u64,
+    /// Read calls (`syscr`).
+    pub calls: u64,
+    /// Bytes that storage delivered (`read_bytes`).
+    pub from_storage: u64,
+}
+
+/// Parses `/proc/PID/io`; `None` when it is cut or something else.
+pub fn parse_io(text: &[u8]) -> Option<Io> {
+    let value = |key: &[u8]| {
+        lines(text).find_map(|line| {
+            let rest = line.strip_prefix(key)?.strip_prefix(b":")?;
+            words(rest).next().and_then(number)
+        })
+    };
+    Some(Io {
+        called: value(b"rchar")?,
+        calls: value(b"syscr")?,
+        from_storage: value(b"read_bytes")?,
+    })
+}
+
+/// The position in `/proc/PID/fdinfo/N`.
+pub fn parse_position(text: &[u8]) -> Option<u64> {
+    lines(text).find_map(|line| words(line.strip_prefix(b"pos:")?).next().and_then(number))
+}
+
+/// What is remembered of a process.
+#[derive(Debug, Default)]
+struct Known {
+    io: Io,
+    positions: BTreeMap<i32, u64>,
+}
+
+/// The readers of the machine, between two looks.
+#[derive(Debug)]
+pub(crate) struct ReadSensor {
+    root: Root,
+    proc: Option<Directory>,
+    known: BTreeMap<ProcessId, Known>,
+    buffer: Vec<u8>,
+}
+
+impl ReadSensor {
+    pub(crate) fn new(root: Root) -> Self {
+        Self {
+            root,
+            proc: None,
+            known: BTreeMap::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// What a workload read since it was looked at last; nothing at the first look.
+    pub(crate) fn look(&mut self, workload: &Workload) -> Reads {
+        let mut sum = Reads::default();
+        for process in workload.processes.iter().take(PROCESSES_MAX) {
+            if let Some(reads) = self.look_at(*process) {
+                sum.from_storage += reads.from_storage;
+                sum.called += reads.called;
+                sum.calls = sum.calls.saturating_add(reads.calls);
+                sum.in_sequence += reads.in_sequence;
+            }
+        }
+        sum
+    }
+
+    /// Forgets processes that are not to be known any more.
+    pub(crate) fn retain(&mut self, keep: impl Fn(ProcessId) -> bool) {
+        self.known.retain(|process, _| keep(*process));
+    }
+
+    fn look_at(&mut self, process: ProcessId) -> Option<Reads> {
+        if self.proc.is_none() {
+            self.proc = Directory::open(&self.root.path("/proc")).ok();
+        }
+        let proc = self.proc.as_ref()?;
+        let text = proc
+            .read_record(ProcessFile::new(process.pid, "io").name(), &mut self.buffer)
+            .ok()?;
+        let io = parse_io(text)?;
+        let is_new = !self.known.contains_key(&process);
+        if is_new && self.known.len() >= KNOWN_MAX {
+            return None;
+        }
+        let known = self.known.entry(process).or_default();
+        let before = std::mem::replace(&mut known.io, io);
+        if is_new {
+            return None;
+        }
+        let called = io.called.saturating_sub(before.called);
+        let mut reads = Reads {
+            from_storage: Bytes(io.from_storage.saturating_sub(before.from_storage)),
+            called: Bytes(called),
+            calls: io.calls.saturating_sub(before.calls),
+            in_sequence: Bytes::ZERO,
+        };
+        if called < CALLED_MIN {
+            known.positions.clear();
+            return Some(reads);
+        }
+        let now = positions(&self.root, proc, process.pid, &mut self.buffer);
+        let forward: u64 = now
+            .iter()
+            .filter_map(|(file, position)| position.checked_sub(*known.positions.get(file)?))
+            .fold(0, u64::saturating_add);
+        known.positions = now;
+        // Whoever jumps ahead in a file has not read what lies between.
+        reads.in_sequence = Bytes(forward.min(called));
+        Some(reads)
+    }
+}
+
+fn positions(root: &Root, proc: &Directory, pid: i32, buffer: &mut Vec<u8>) -> BTreeMap<i32, u64> {
+    let Ok(list) = std::fs::read_dir(root.path(&format!("/proc/{pid}/fdinfo"))) else {
+        return BTreeMap::new();
+    };
+    list.take(FILES_MAX)
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter_map(|file| {
+            let name = ProcessFile::new(pid, &format!("fdinfo/{file}"));
+            let text = proc.read_record(name.name(), buffer).ok()?;
+            Some((file, parse_position(text)?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::{Fingerprint, OperatorChoice, WorkloadKind};
+    use proptest::prelude::*;
+    use std::fs;
+
+    const IO: &[u8] = b"rchar: 100\nwchar: 5\nsyscr: 7\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 0\n\
+        cancelled_write_bytes: 0\n";
+
+    fn workload(pids: &[i32]) -> Workload {
+        Workload {
+            id: "w".into(),
+            kind: WorkloadKind::ProcessGroup,
+            fingerprint: Fingerprint::new("w"),
+            program: "w".into(),
+            executable: String::new(),
+            processes: pids
+                .iter()
+                .map(|pid| ProcessId {
+                    pid: *pid,
+                    start_ticks: 1,
+                })
+                .collect(),
+            choice: OperatorChoice::default(),
+        }
+    }
+
+    #[test]
+    fn the_counters_are_read_by_name() {
+        let io = parse_io(IO).unwrap();
+        assert_eq!((io.called, io.calls, io.from_storage), (100, 7, 4096));
+        assert_eq!(parse_io(b"rchar: 1\nsyscr: 2\n"), None);
+        assert_eq!(parse_position(b"pos:\t123\nflags:\t0100000\n"), Some(123));
+        assert_eq!(parse_position(b"flags:\t0\n"), None);
+    }
+
+    #[test]
+    fn what_is_read_in_order_moves_a_position_and_what_is_read_here_and_there_does_not() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut sensor = ReadSensor::new(root.clone());
+        let put = |pid: i32, called: u64, storage: u64, position: u64| {
+            let dir = root.path(&format!("/proc/{pid}/fdinfo"));
+            fs::create_dir_all(&dir).unwrap();
+            let io = format!(
+                "rchar: {called}\nsyscr: {}\nread_bytes: {storage}\n",
+                called >> 18
+            );
+            fs::write(root.path(&format!("/proc/{pid}/io")), io).unwrap();
+            fs::write(dir.join("3"), format!("pos:\t{position}\nflags:\t0\n")).unwrap();
+        };
+        let mib = |n: u64| n << 20;
+        put(7, 0, 0, 0);
+        put(8, 0, 0, 0);
+        assert_eq!(
+            sensor.look(&workload(&[7, 8])),
+            Reads::default(),
+            "nothing is known yet"
+        );
+        put(7, mib(100), mib(100), mib(100));
+        put(8, mib(50), mib(60), 0);
+        // The first look that sees much read only learns the positions.
+        let first = sensor.look(&workload(&[7, 8]));
+        assert_eq!((first.called, first.in_sequence), (Bytes(mib(150)), Bytes::ZERO));
+        put(7, mib(180), mib(170), mib(180));
+        put(8, mib(90), mib(99), 0);
+        let streamer = sensor.look(&workload(&[7]));
+        assert_eq!(
+            (streamer.called, streamer.from_storage, streamer.in_sequence),
+            (Bytes(mib(80)), Bytes(mib(70)), Bytes(mib(80)))
+        );
+        assert_eq!(sensor.look(&workload(&[8])).in_sequence, Bytes::ZERO);
+        // Around to the beginning: not known how much of it was in order.
+        put(7, mib(260), mib(250), mib(20));
+        assert_eq!(sensor.look(&workload(&[7])).in_sequence, Bytes::ZERO);
+        sensor.retain(|process| process.pid != 7);
+        put(7, mib(400), mib(400), mib(20));
+        assert_eq!(sensor.look(&workload(&[7])), Reads::default(), "a new process");
+    }
+
+    #[test]
+    fn a_process_that_ended_reads_nothing() {
+        let tree = tempfile::tempdir().unwrap();
+        let mut sensor = ReadSensor::new(Root::new(tree.path()));
+        assert_eq!(sensor.look(&workload(&[7])), Reads::default());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse_io(&bytes);
+            let _ = parse_position(&bytes);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Keeping a reader to a little memory, on this machine's control groups: made, undone and undone again, also from the
+//! record alone after a crash at any step, and never against what somebody chose.
+//!
+//! Needs root and a memory hierarchy that can be written; says so when it skips.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
+
+use homeostat_linux::Root;
+use homeostat_linux::effectors::Registry;
+use homeostat_model::action::{FileReader, Target};
+use homeostat_model::{
+    Action, ActionId, Bytes, Direction, ProcessId, Progress, UndoRecord, Workload, WorkloadKind,
+};
+use homeostat_platform::{Effectors, PlatformError, conformance};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const VERSION_ONE: &str = "/sys/fs/cgroup/memory";
+
+/// A group of version 1 with two programs in it that do nothing; all is gone on drop.
+struct Scene {
+    group: PathBuf,
+    children: Vec<Child>,
+}
+
+impl Scene {
+    /// `None` where the machine has no such groups, or they cannot be written.
+    fn new(name: &str) -> Option<Self> {
+        let group = Path::new(VERSION_ONE).join(format!("homeostat-test-{name}-{}", std::process::id()));
+        if !Path::new(VERSION_ONE).join("memory.stat").exists() || fs::create_dir(&group).is_err() {
+            eprintln!("skipped: needs root and control groups of version 1 that count memory");
+            return None;
+        }
+        let mut scene = Self {
+            group,
+            children: Vec::new(),
+        };
+        for _ in 0..2 {
+            let child = Command::new("sleep")
+                .arg("600")
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap();
+            fs::write(scene.group.join("cgroup.procs"), child.id().to_string()).unwrap();
+            scene.children.push(child);
+        }
+        Some(scene)
+    }
+
+    fn processes(&self) -> Vec<ProcessId> {
+        self.children.iter().map(|c| process(c.id())).collect()
+    }
+
+    fn action(&self, id: u64) -> Action {
+        Action {
+            id: ActionId(id),
+            effector: "memory_containment".into(),
+            workload: "victim".into(),
+            target: Target::Reader(FileReader {
+                workload: "reader".into(),
+                processes: self.processes(),
+                limit: Bytes::from_mib(32),
+            }),
+            arguments: BTreeMap::new(),
+            why: "test".into(),
+        }
+    }
+
+    /// The groups below ours.
+    fn below(&self) -> Vec<PathBuf> {
+        fs::read_dir(&self.group)
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .filter(|p| p.is_dir())
+            .collect()
+    }
+
+    fn inside(&self, group: &Path) -> Vec<u32> {
+        let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
+        let mut found: Vec<u32> = text.lines().map(|l| l.parse().unwrap()).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Nothing of ours is left, and everybody is where he was.
+    fn is_as_found(&self) -> bool {
+        let mut all: Vec<u32> = self.children.iter().map(Child::id).collect();
+        all.sort_unstable();
+        self.below().is_empty() && self.inside(&self.group) == all
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for _ in 0..100 {
+            for below in fs::read_dir(&self.group).into_iter().flatten().flatten() {
+                if below.path().is_dir() {
+                    let _ = fs::remove_dir(below.path());
+                }
+            }
+            if fs::remove_dir(&self.group).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+fn process(pid: u32) -> ProcessId {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after = &text[text.rfind(')').unwrap() + 2..];
+    ProcessId {
+        pid: pid.try_into().unwrap(),
+        start_ticks: after.split(' ').nth(19).unwrap().parse().unwrap(),
+    }
+}
+
+fn registry() -> Registry {
+    Registry::new(&Root::default())
+}
+
+fn drive(
+    registry: &mut Registry,
+    record: &UndoRecord,
+    direction: Direction,
+) -> Result<Progress, PlatformError> {
+    for _ in 0..500 {
+        match registry.advance(record, direction) {
+            Ok(p) if !p.done => std::thread::sleep(std::time::Duration::from_nanos(p.pause.0)),
+            answer => return answer,
+        }
+    }
+    panic!("it does not end");
+}
+
+fn limit(group: &Path) -> u64 {
+    let text = fs::read_to_string(group.join("memory.limit_in_bytes")).unwrap();
+    text.trim().parse().unwrap()
+}
+
+#[test]
+fn a_reader_is_contained_and_everything_is_as_it_was() {
+    let Some(scene) = Scene::new("life") else { return };
+    let action = scene.action(1);
+    assert_eq!(
+        conformance::acting_patiently(
+            &mut registry(),
+            &mut registry(),
+            &action,
+            &homeostat_linux::MonotonicClock
+        ),
+        Vec::<String>::new()
+    );
+    assert!(scene.is_as_found());
+    let mut effectors = registry();
+    let record = effectors.prepare(&action).unwrap();
+    assert!(scene.is_as_found(), "preparing changes nothing");
+    let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert_eq!((made.finished, made.total, made.verified), (2, 2, true));
+    let group = scene.below().pop().unwrap();
+    assert_eq!(scene.inside(&group).len(), 2);
+    assert_eq!(limit(&group), 32 << 20);
+    let waits = fs::read_to_string(group.join("memory.oom_control")).unwrap();
+    assert!(
+        waits.contains("oom_kill_disable 1"),
+        "nobody dies of the limit: {waits}"
+    );
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert!(scene.is_as_found());
+}
+
+#[test]
+fn a_crash_at_any_step_is_undone_from_the_record_alone() {
+    let Some(scene) = Scene::new("crash") else { return };
+    let record = registry().prepare(&scene.action(2)).unwrap();
+    let group = PathBuf::from(&record.found["group"]);
+    let steps: [&dyn Fn(); 4] = [
+        &|| {},
+        &|| fs::create_dir(&group).unwrap(),
+        &|| fs::write(group.join("memory.limit_in_bytes"), (32u64 << 20).to_string()).unwrap(),
+        &|| fs::write(group.join("cgroup.procs"), scene.children[0].id().to_string()).unwrap(),
+    ];
+    for crashed_after in 0..steps.len() {
+        for step in &steps[..=crashed_after] {
+            step();
+        }
+        for _ in 0..2 {
+            drive(&mut registry(), &record, Direction::Undo).unwrap();
+            assert!(scene.is_as_found(), "after step {crashed_after}");
+        }
+    }
+    // Half undone: the limit is gone, the processes are not.
+    let mut effectors = registry();
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    fs::write(group.join("memory.limit_in_bytes"), "-1").unwrap();
+    drive(&mut registry(), &record, Direction::Undo).unwrap();
+    assert!(scene.is_as_found());
+}
+
+#[test]
+fn who_changes_the_limit_or_moves_the_reader_wins() {
+    let Some(scene) = Scene::new("person") else { return };
+    let mut effectors = registry();
+    let record = effectors.prepare(&scene.action(3)).unwrap();
+    let group = PathBuf::from(&record.found["group"]);
+    let workloads = BTreeMap::from([(
+        "reader".into(),
+        Workload {
+            id: "reader".into(),
+            kind: WorkloadKind::ProcessGroup,
+            fingerprint: homeostat_model::Fingerprint::new("reader"),
+            program: "sleep".into(),
+            executable: String::new(),
+            processes: scene.processes(),
+            choice: Default::default(),
+        },
+    )]);
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert_eq!(effectors.review(&workloads), []);
+    fs::write(
+        scene.group.join("cgroup.procs"),
+        scene.children[0].id().to_string(),
+    )
+    .unwrap();
+    let said = effectors.review(&workloads);
+    assert!(said.len() == 1 && said[0].1.contains("moved out"), "{said:?}");
+    assert_eq!(said[0].0.as_str(), "victim");
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert!(scene.is_as_found());
+
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    fs::write(group.join("memory.limit_in_bytes"), (48u64 << 20).to_string()).unwrap();
+    assert!(effectors.review(&workloads)[0].1.contains("changed to 50331648"));
+    assert!(matches!(
+        effectors.advance(&record, Direction::Apply),
+        Err(PlatformError::Conflict { .. })
+    ));
+    let undone = drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert_eq!(undone.finished, 0);
+    assert_eq!(limit(&group), 48 << 20, "theirs stays");
+    assert_eq!(scene.inside(&group).len(), 2);
+    for child in &scene.children {
+        fs::write(scene.group.join("cgroup.procs"), child.id().to_string()).unwrap();
+    }
+}
+
+#[test]
+fn a_reader_that_ended_is_no_reader_and_one_that_was_born_since_joins() {
+    let Some(mut scene) = Scene::new("birth") else {
+        return;
+    };
+    let mut effectors = registry();
+    let mut action = scene.action(4);
+    let record = effectors.prepare(&action).unwrap();
+    let group = PathBuf::from(&record.found["group"]);
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    let mut workload = Workload {
+        id: "reader".into(),
+        kind: WorkloadKind::ProcessGroup,
+        fingerprint: homeostat_model::Fingerprint::new("reader"),
+        program: "sleep".into(),
+        executable: String::new(),
+        processes: scene.processes(),
+        choice: Default::default(),
+    };
+    let born = Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    fs::write(scene.group.join("cgroup.procs"), born.id().to_string()).unwrap();
+    workload.processes.push(process(born.id()));
+    scene.children.push(born);
+    assert_eq!(
+        effectors.review(&BTreeMap::from([("reader".into(), workload)])),
+        []
+    );
+    assert_eq!(scene.inside(&group).len(), 3);
+    for child in &mut scene.children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let said = effectors.review(&BTreeMap::new());
+    assert!(said[0].1.contains("has ended"), "{said:?}");
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert!(scene.below().is_empty());
+    // Prepared again there is nobody, and another process of the same number is not meant.
+    assert!(matches!(
+        effectors.prepare(&action),
+        Err(PlatformError::Vanished { .. })
+    ));
+    action.target = Target::Reader(FileReader {
+        workload: "reader".into(),
+        processes: vec![ProcessId {
+            pid: std::process::id().try_into().unwrap(),
+            start_ticks: 1,
+        }],
+        limit: Bytes::from_mib(32),
+    });
+    assert!(matches!(
+        effectors.prepare(&action),
+        Err(PlatformError::Vanished { .. })
+    ));
+    scene.children.clear();
+}
+
+#[test]
+fn a_group_that_somebody_limited_and_impossible_wishes_are_refused() {
+    let Some(scene) = Scene::new("choice") else { return };
+    let mut effectors = registry();
+    fs::write(
+        scene.group.join("memory.limit_in_bytes"),
+        (256u64 << 20).to_string(),
+    )
+    .unwrap();
+    let refused = effectors.prepare(&scene.action(5));
+    assert!(
+        matches!(refused, Err(PlatformError::Conflict { .. })),
+        "{refused:?}"
+    );
+    fs::write(scene.group.join("memory.limit_in_bytes"), "-1").unwrap();
+    effectors.prepare(&scene.action(5)).unwrap();
+    let with = |change: &dyn Fn(&mut FileReader)| {
+        let mut action = scene.action(6);
+        let Target::Reader(reader) = &mut action.target else {
+            panic!("another target");
+        };
+        change(reader);
+        action
+    };
+    for wrong in [
+        with(&|r| r.limit = Bytes::from_mib(1)),
+        with(&|r| r.limit = Bytes((32 << 20) + 1)),
+        with(&|r| r.processes.clear()),
+        with(&|r| r.workload = "victim".into()),
+        Action {
+            target: Target::Nothing,
+            ..scene.action(6)
+        },
+        Action {
+            arguments: BTreeMap::from([("x".to_owned(), "1".to_owned())]),
+            ..scene.action(6)
+        },
+    ] {
+        let refused = effectors.prepare(&wrong);
+        assert!(
+            matches!(refused, Err(PlatformError::Rejected { .. })),
+            "{refused:?}"
+        );
+    }
+    assert!(scene.is_as_found());
+}

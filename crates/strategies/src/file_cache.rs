@@ -1,0 +1,466 @@
+//! # file_cache
+//!
+//! ## What
+//! Protects a program from a big reader. A backup, a log scan, a copy of a large file reads gigabytes once; the kernel
+//! keeps what was read last, and takes the pages that other programs work on. The reader is kept to a little memory while
+//! it reads: its own old pages make room for its new ones.
+//!
+//! ## Why it helps
+//! A program that works on a mapped or cached file (a database beyond its own buffers, a search index, a key-value
+//! store) loses its whole working set to one sequential reader within a second, and then waits for storage at every step.
+//! Measured on this project's machine: 2 GiB at random from a mapped file fall from 51 million to 3,000 touches per
+//! second. The reader wins nothing by it: what it reads once is in memory for nobody. `vm.swappiness` does nothing here,
+//! since both sides are pages of files.
+//!
+//! ## When it hurts
+//! * A reader that reads the same data again would find it in memory without the limit. Who is served from memory is
+//!   therefore left alone (`cache_use_max`), and the reader's work is a guardrail of the trial where it can be measured.
+//! * Under the limit the reader's read-ahead has less room; 32 MiB beside its own memory cost it nothing measurable.
+//! * In every block of the trial in which the reader is released the program loses its pages again. That is what happens
+//!   without homeostat; the blocks are short.
+//!
+//! ## Evidence
+//! A workload that waits for storage (major faults, or reads from storage that are not in sequence), on a machine on which
+//! pages come back that were taken (refaults), and another workload that reads much from storage, from beginning to end or
+//! by large calls, and is not served from memory. It is asked at once when memory is short; the change is made with the
+//! first proposal, which begins its trial: the reader is released and contained again by coins, and the work per second
+//! of the program decides. How much it gains is not predicted: from a tenth to a thousandfold.
+//!
+//! Left alone are readers in containers, in delegated control groups, in groups with a limit that somebody set, and those
+//! that a person excluded. In control groups of version 2 a reader must have a group of its own (a unit or a scope), or
+//! be in the root group.
+//!
+//! ## Undo
+//! The reader's processes are moved back to the control group they came from, and the group that was made for them is
+//! removed; a limit that was set on the reader's own group is taken away. A limit or a move by somebody else ends it.
+//!
+//! ## References
+//! Seed 003 (Trent: autotune), which lowers the share of memory that files may use while programs wait for their pages;
+//! Linux `Documentation/admin-guide/cgroup-v2.rst`, `cgroup-v1/memory.rst`, `mm/workingset.c`.
+
+pub mod autotune;
+pub mod ceiling;
+
+use crate::common::{AGE_HELP, age_min, capable, too_young};
+use homeostat_engine::{Declined, Neighbour, Opinion, Proposal, Seen, Setting, Strategy};
+use homeostat_model::action::{FileReader, Target};
+use homeostat_model::{
+    Advice, Bytes, Effect, EffectorId, Machine, Nanoseconds, Reads, StrategyId, WorkloadKind,
+};
+use std::collections::BTreeMap;
+
+const ID: &str = "file_cache";
+const AGE_MIN: Setting = age_min(ID, 0.0, AGE_HELP);
+const FAULTS_MIN: Setting = Setting {
+    strategy: ID,
+    name: "faults_min",
+    default: 5.0,
+    classic: 5.0,
+    low: 0.1,
+    high: 1e9,
+    help: "faults per second that wait for storage from which a workload loses its pages; on a busy disk twenty take all \
+           of a second (classic: the threshold with which the published recovery comes out; seed 003 gives none)",
+};
+const LOSS_MIN: Setting = Setting {
+    strategy: ID,
+    name: "loss_min_mib_per_s",
+    default: 2.0,
+    classic: 2.0,
+    low: 0.01,
+    high: 1e6,
+    help: "MiB per second that a workload reads from storage here and there from which it loses its pages",
+};
+const STREAM_MIN: Setting = Setting {
+    strategy: ID,
+    name: "stream_min_mib_per_s",
+    default: 16.0,
+    classic: 16.0,
+    low: 0.1,
+    high: 1e6,
+    help: "MiB per second from storage from which a reader takes memory from others",
+};
+const CACHE_USE_MAX: Setting = Setting {
+    strategy: ID,
+    name: "cache_use_max",
+    default: 0.2,
+    classic: 0.2,
+    low: 0.0,
+    high: 1.0,
+    help: "share of its reads that a reader may find in memory; who finds more makes use of it and is left alone",
+};
+const LIMIT: Setting = Setting {
+    strategy: ID,
+    name: "limit_mib",
+    default: 32.0,
+    classic: 32.0,
+    low: 16.0,
+    high: 1e6,
+    help: "memory in MiB that a reader is left with beside twice its own",
+};
+
+/// A read call of this size or more is one of a program that copies or scans …
+const LARGE_CALL: u64 = 32 * 1024;
+/// … and so is one that moves through its files by at least this share of what it reads.
+const SEQUENCE_MIN: f64 = 0.5;
+/// Pages per second that come back after they were taken: without them nobody pushes anybody out.
+const REFAULTS_MIN: f64 = 50.0;
+/// Pages that were taken are back, and those that are to go are gone, within three times this: measured with 256 MiB on a
+/// disk of 0.4 GB/s, 4 and 8 seconds.
+const SETTLING: Nanoseconds = Nanoseconds::from_millis(2500);
+/// How the effector begins the sentence by which it says that a containment is over.
+const OVER: &str = "memory_containment: ";
+/// Processes of a reader at most: what the effector takes.
+const PROCESSES_MAX: usize = 512;
+/// What is expected when nothing is known. A wide guess: nothing at hand tells what the program does with its pages.
+const GUESS: Effect = Effect {
+    estimate: 0.5,
+    lower: 0.1,
+    upper: 100.0,
+    confidence: 0.5,
+};
+
+/// The strategy.
+pub(crate) struct FileCache;
+
+impl Strategy for FileCache {
+    fn id(&self) -> StrategyId {
+        ID.into()
+    }
+
+    fn summary(&self) -> &'static str {
+        "keeps a big reader of files from pushing other programs out of memory"
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        &[AGE_MIN, FAULTS_MIN, LOSS_MIN, STREAM_MIN, CACHE_USE_MAX, LIMIT]
+    }
+
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        capable(machine, &["memory.groups", "process.io"])
+    }
+
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        if let Some(why) = too_young(seen, AGE_MIN.value(seen.policy)) {
+            return decline(why);
+        }
+        let loss = match loss(seen) {
+            Ok(loss) => loss,
+            Err(why) => return decline(why),
+        };
+        let per_s = refaults_per_s(seen);
+        if per_s < REFAULTS_MIN {
+            return decline(format!(
+                "{loss}, but nothing is pushed out of memory: {per_s:.0} pages a second come back that were taken (at \
+                 least {REFAULTS_MIN:.0})"
+            ));
+        }
+        let readers: Vec<(&Neighbour, f64)> = seen
+            .neighbours
+            .iter()
+            .filter_map(|n| Some((n, stream(seen, &n.reads, n.interval)?)))
+            .collect();
+        let Some((reader, rate)) = readers
+            .iter()
+            .filter(|(n, _)| refusal(n).is_none())
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+        else {
+            return match readers.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
+                Some((reader, rate)) => nobody_to_contain(seen, &loss, reader, *rate),
+                None => decline(format!(
+                    "{loss}, but no other workload reads {:.0} MiB/s or more from storage from beginning to end",
+                    STREAM_MIN.value(seen.policy)
+                )),
+            };
+        };
+        Opinion::Propose(Box::new(propose(seen, &loss, reader, *rate)))
+    }
+
+    fn relieves(&self) -> bool {
+        true
+    }
+
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        seen.workload
+            .choice
+            .tuned
+            .iter()
+            .find_map(|sentence| sentence.strip_prefix(OVER))
+            .map(str::to_owned)
+    }
+}
+
+fn decline(reason: String) -> Opinion {
+    Opinion::Decline(Declined::because(reason))
+}
+
+/// What the workload loses, in words; else why it loses nothing.
+fn loss(seen: &Seen<'_>) -> Result<String, String> {
+    let seconds = seen.sample.interval.as_secs_f64();
+    let per_s = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
+    let faults = per_s(seen.sample.faults_major as f64);
+    if stream(seen, &seen.sample.reads, seen.sample.interval).is_some() {
+        return Err("it reads files from beginning to end itself: others are protected from that".into());
+    }
+    if faults >= FAULTS_MIN.value(seen.policy) {
+        return Ok(format!("it waits for storage {faults:.0} times a second"));
+    }
+    let here_and_there = seen
+        .sample
+        .reads
+        .from_storage
+        .saturating_sub(seen.sample.reads.in_sequence);
+    let mib = per_s(here_and_there.0 as f64) / MIB;
+    if mib >= LOSS_MIN.value(seen.policy) {
+        return Ok(format!("it reads {mib:.1} MiB/s from storage here and there"));
+    }
+    Err(format!(
+        "it loses no pages: {faults:.1} faults a second wait for storage (at least {:.0}), {mib:.1} MiB/s are read from \
+         storage here and there (at least {:.0})",
+        FAULTS_MIN.value(seen.policy),
+        LOSS_MIN.value(seen.policy)
+    ))
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn refaults_per_s(seen: &Seen<'_>) -> f64 {
+    let paging = &seen.machine_sample.paging;
+    let seconds = seen.machine_interval.as_secs_f64();
+    if seconds > 0.0 {
+        paging.refaults_file.saturating_add(paging.refaults_anonymous) as f64 / seconds
+    } else {
+        0.0
+    }
+}
+
+/// MiB per second from storage of a workload that reads from beginning to end what nobody finds in memory; `None` for
+/// others.
+fn stream(seen: &Seen<'_>, reads: &Reads, interval: Nanoseconds) -> Option<f64> {
+    let seconds = interval.as_secs_f64();
+    if seconds <= 0.0 || reads.called.0 == 0 {
+        return None;
+    }
+    let rate = reads.from_storage.0 as f64 / MIB / seconds;
+    let from_memory = 1.0 - reads.from_storage.0 as f64 / reads.called.0 as f64;
+    let in_order = reads.in_sequence.0 as f64 >= SEQUENCE_MIN * reads.called.0 as f64
+        || reads.called.0 / reads.calls.max(1) >= LARGE_CALL;
+    (rate >= STREAM_MIN.value(seen.policy) && from_memory <= CACHE_USE_MAX.value(seen.policy) && in_order)
+        .then_some(rate)
+}
+
+/// Why a reader may not be touched.
+fn refusal(reader: &Neighbour) -> Option<String> {
+    if let Some(why) = &reader.left_alone {
+        return Some(why.clone());
+    }
+    if reader.kind == WorkloadKind::Container {
+        return Some("it is a container, whose limits belong to whoever runs it".into());
+    }
+    if reader.processes.is_empty() || reader.processes.len() > PROCESSES_MAX {
+        return Some(format!("it has {} processes", reader.processes.len()));
+    }
+    None
+}
+
+fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Opinion {
+    let why = refusal(reader).unwrap_or_default();
+    let finding = format!(
+        "{loss}, while {} reads {rate:.0} MiB/s from storage from beginning to end, which may not be touched: {why}",
+        reader.id
+    );
+    Opinion::Decline(Declined {
+        advice: vec![Advice {
+            id: format!("file_cache/reader/{}", reader.id),
+            workload: Some(seen.workload.id.clone()),
+            finding: finding.clone(),
+            remedy: "give the reader a memory limit of its own (MemoryHigh= in its unit, --memory of its container): \
+                     256 MiB beside what it needs itself cost a reader nothing"
+                .into(),
+            risk: "a limit below what the reader itself needs slows it down".into(),
+        }],
+        reason: finding,
+    })
+}
+
+fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Proposal {
+    let own = reader.resident.0.saturating_mul(2);
+    let wanted = own.saturating_add((LIMIT.value(seen.policy) * MIB) as u64);
+    // Whole MiB: the kernel rounds limits to pages.
+    let limit = Bytes(wanted.div_ceil(1 << 20) << 20);
+    let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    Proposal {
+        hypothesis: format!(
+            "{loss} while {} reads {rate:.0} MiB/s from storage from beginning to end ({:.0} % of it found in memory) and \
+             pushes its pages out; {limit} are enough for {}",
+            reader.id,
+            (100.0 - percent(reader.reads.from_storage.0, reader.reads.called.0)).max(0.0),
+            reader.id,
+        ),
+        predicted: seen.known.unwrap_or(GUESS),
+        effector: EffectorId::from("memory_containment"),
+        target: Target::Reader(FileReader {
+            workload: reader.id.clone(),
+            processes: reader.processes.clone(),
+            limit,
+        }),
+        stages: Vec::new(),
+        arguments: BTreeMap::new(),
+        reversible: true,
+        joint: false,
+        urgent: true,
+        settling: SETTLING,
+        risk: "a reader that would find its data in memory again reads it from storage".into(),
+        advice: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::testing::{Scene, chips, machine};
+    use homeostat_model::ProcessId;
+
+    const SECOND: Nanoseconds = Nanoseconds::from_secs(1);
+
+    fn mib(n: u64) -> Bytes {
+        Bytes::from_mib(n)
+    }
+
+    /// A program that waits for its pages while another one reads a large file.
+    fn scene() -> Scene {
+        Scene::new(machine(&chips(1, 1), 2), 0.1, 0.02).with(|s| {
+            s.sample.faults_major = 400;
+            s.machine_sample.paging.refaults_file = 20_000;
+            s.neighbour(0.9, None);
+            let reader = s.neighbours.last_mut().unwrap();
+            reader.id = "dd".into();
+            reader.resident = mib(2);
+            reader.processes = vec![ProcessId {
+                pid: 77,
+                start_ticks: 5,
+            }];
+            reader.reads = Reads {
+                from_storage: mib(900),
+                called: mib(900),
+                calls: 900,
+                in_sequence: mib(900),
+            };
+            reader.interval = SECOND;
+        })
+    }
+
+    fn reader(s: &mut Scene) -> &mut Neighbour {
+        s.neighbours.last_mut().unwrap()
+    }
+
+    #[test]
+    fn the_reader_is_contained_at_once_for_the_sake_of_who_waits() {
+        let p = scene().proposal(&FileCache);
+        assert!(p.urgent && p.reversible && !p.joint && p.stages.is_empty());
+        assert_eq!(p.effector.as_str(), "memory_containment");
+        let Target::Reader(target) = p.target else {
+            panic!("another target");
+        };
+        assert_eq!((target.workload.as_str(), target.limit), ("dd", mib(36)));
+        assert_eq!(target.processes.len(), 1);
+        assert!(
+            p.hypothesis.contains("400 times") && p.hypothesis.contains("900 MiB/s"),
+            "{}",
+            p.hypothesis
+        );
+        // A program that reads here and there by read calls has no faults.
+        let by_calls = scene().with(|s| {
+            s.sample.faults_major = 0;
+            s.sample.reads = Reads {
+                from_storage: mib(40),
+                called: mib(30),
+                calls: 30 * 256,
+                in_sequence: Bytes::ZERO,
+            };
+        });
+        assert!(by_calls.proposal(&FileCache).hypothesis.contains("40.0 MiB/s"));
+        // Many small files: positions tell nothing, the size of the calls does.
+        let small_files = scene().with(|s| reader(s).reads.in_sequence = Bytes::ZERO);
+        small_files.proposal(&FileCache);
+    }
+
+    #[test]
+    fn the_largest_reader_that_may_be_touched_is_meant() {
+        let two = scene().with(|s| {
+            let mut larger = reader(s).clone();
+            larger.id = "cp".into();
+            larger.reads.from_storage = mib(1200);
+            larger.reads.called = mib(1200);
+            s.neighbours.push(larger);
+        });
+        let whose = |s: &Scene| match s.proposal(&FileCache).target {
+            Target::Reader(r) => r.workload.as_str().to_owned(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(whose(&two), "cp");
+        let two = two.with(|s| reader(s).left_alone = Some("left alone: HOMEOSTAT=never".into()));
+        assert_eq!(whose(&two), "dd");
+    }
+
+    #[test]
+    fn whoever_a_person_or_a_container_owns_is_left_alone_with_advice() {
+        for (change, why) in [
+            (
+                (|n: &mut Neighbour| n.left_alone = Some("left alone: by a person".into()))
+                    as fn(&mut Neighbour),
+                "by a person",
+            ),
+            (|n| n.kind = WorkloadKind::Container, "container"),
+            (|n| n.processes.clear(), "0 processes"),
+        ] {
+            let declined = scene().with(|s| change(reader(s))).declined(&FileCache);
+            assert!(declined.reason.contains(why), "{}", declined.reason);
+            assert!(declined.advice[0].remedy.contains("MemoryHigh"));
+        }
+    }
+
+    #[test]
+    fn nothing_is_done_where_nobody_loses_or_nobody_takes() {
+        for (change, why) in [
+            (
+                (|s: &mut Scene| s.sample.faults_major = 3) as fn(&mut Scene),
+                "loses no pages",
+            ),
+            (
+                |s| s.machine_sample.paging.refaults_file = 10,
+                "nothing is pushed out",
+            ),
+            (|s| s.neighbours.clear(), "no other workload"),
+            // It finds most of what it reads in memory: it would lose by a limit.
+            (|s| reader(s).reads.from_storage = mib(300), "no other workload"),
+            // It reads here and there itself.
+            (
+                |s| {
+                    reader(s).reads.in_sequence = Bytes::ZERO;
+                    reader(s).reads.calls = 900 * 128;
+                },
+                "no other workload",
+            ),
+            (
+                |s| reader(s).interval = Nanoseconds::from_secs(600),
+                "no other workload",
+            ),
+            (|s| s.sample.reads = reader(s).reads, "itself"),
+        ] {
+            let reason = scene().with(change).reason(&FileCache);
+            assert!(reason.contains(why), "{why}: {reason}");
+        }
+    }
+
+    #[test]
+    fn it_ends_when_the_reader_has_ended_or_somebody_chose_otherwise() {
+        let s = scene().with(|s| {
+            s.workload.choice.tuned = vec![
+                "Nice=5 in the unit".into(),
+                "memory_containment: the reader dd has ended".into(),
+            ];
+        });
+        assert_eq!(s.unwanted(&FileCache).as_deref(), Some("the reader dd has ended"));
+        assert_eq!(scene().unwanted(&FileCache), None);
+    }
+}
