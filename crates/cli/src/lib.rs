@@ -95,6 +95,8 @@ pub enum Command {
     Locality(commands::locality::Locality),
     /// Show whether memory is short, what it is used for, who reads files, and who waits for pages.
     Memory(commands::memory::Memory),
+    /// Show and change the settings of the kernel, with who set each.
+    Tunable(commands::tunable::Tunable),
     /// Record what the mind sees and decides, changing nothing, for a bug report.
     Record(commands::record::Record),
     /// Decide again from a recording and compare, byte for byte.
@@ -145,6 +147,11 @@ impl Context {
         self.socket
             .clone()
             .unwrap_or_else(|| self.lenient_settings().socket())
+    }
+
+    /// The directory of what the daemon keeps for this boot.
+    pub fn run_directory(&self) -> PathBuf {
+        self.lenient_settings().paths.run_directory
     }
 
     /// The directory of the journal and the history.
@@ -223,6 +230,7 @@ impl Command {
             Self::Topology(c) => c.run(context),
             Self::Locality(c) => c.run(context),
             Self::Memory(c) => c.run(context),
+            Self::Tunable(c) => c.run(context),
             Self::Record(c) => c.run(context),
             Self::Replay(c) => c.run(context),
             Self::Demo(c) => c.run(context),

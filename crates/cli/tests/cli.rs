@@ -47,6 +47,7 @@ const COMMANDS: &[&str] = &[
     "topology",
     "locality",
     "memory",
+    "tunable",
     "record",
     "replay",
     "demo",

@@ -17,4 +17,5 @@ pub mod run;
 pub mod simulate;
 pub mod status;
 pub mod topology;
+pub mod tunable;
 pub mod undo;

@@ -129,6 +129,14 @@ impl Restore {
             RestoreError::DaemonRuns { .. } => Failure::Report(Kind::Failed, e.to_string()),
             _ => Failure::from_error(&e),
         })?;
+        let mut complaints = complaints;
+        let still_set = homeostat_daemon::tunables::still_set(&directory);
+        if !still_set.is_empty() {
+            complaints.push(format!(
+                "set by a person with `homeostat tunable set`, and left so (`homeostat tunable unset --all` puts it back): {}",
+                still_set.join(", ")
+            ));
+        }
         let items = |list: Vec<(homeostat_model::ActionId, String)>| {
             list.into_iter()
                 .map(|(id, text)| Item { action: id.0, text })
