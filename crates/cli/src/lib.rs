@@ -5,8 +5,10 @@
 
 pub mod commands;
 pub mod failure;
+pub mod page;
 pub mod render;
 pub mod terminal;
+pub mod top;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -73,10 +75,14 @@ pub enum Command {
     Run(commands::run::Run),
     /// Show what homeostat does at the moment.
     Status(commands::status::Status),
+    /// Watch what homeostat does, live, or go through a recording.
+    Top(commands::top::Top),
     /// Explain what was done with a workload, from the first sight to the verdict.
     Explain(commands::explain::Explain),
     /// Show the experiments of the past; works without the daemon.
     History(commands::history::History),
+    /// Write what was found, tried, gained and rejected into one HTML file.
+    Report(commands::report::Report),
     /// Show what would be tried and why, changing nothing.
     Plan(commands::plan::Plan),
     /// Undo one change or all of them.
@@ -219,8 +225,10 @@ impl Command {
         match self {
             Self::Run(c) => c.run(context),
             Self::Status(c) => c.run(context),
+            Self::Top(c) => c.run(context),
             Self::Explain(c) => c.run(context),
             Self::History(c) => c.run(context),
+            Self::Report(c) => c.run(context),
             Self::Plan(c) => c.run(context),
             Self::Undo(c) => c.run(context),
             Self::Restore(c) => c.run(context),

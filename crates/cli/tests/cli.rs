@@ -36,8 +36,10 @@ fn alone(directory: &Path, arguments: &[&str]) -> Output {
 const COMMANDS: &[&str] = &[
     "run",
     "status",
+    "top",
     "explain",
     "history",
+    "report",
     "plan",
     "undo",
     "restore",

@@ -65,6 +65,9 @@ pub struct Status {
     pub paused: bool,
     /// The host in one line.
     pub machine: String,
+    /// Its load.
+    #[serde(default)]
+    pub host: Host,
     /// Why nothing at all can be done on this host; empty when something can.
     pub machine_refusals: Vec<String>,
     /// Workloads, busiest first.
@@ -85,6 +88,27 @@ pub struct Status {
     pub calibration: Calibration,
     /// What is wrong or limited in the daemon itself, such as a history that can not be written.
     pub notes: Vec<String>,
+}
+
+/// The host in the interval of the last sample.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    /// Online CPUs.
+    pub cpus: u32,
+    /// Of which busy.
+    pub cpus_busy: f64,
+    /// Of which the hypervisor gave to others.
+    pub cpus_stolen: f64,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Of which available to programs.
+    pub memory_available_bytes: u64,
+    /// Share of the time in which at least one task waited for a CPU.
+    pub pressure_cpu: f64,
+    /// Share of the time in which at least one task waited for memory.
+    pub pressure_memory: f64,
+    /// Share of the time in which at least one task waited for input or output.
+    pub pressure_io: f64,
 }
 
 /// A workload, briefly.
@@ -169,6 +193,21 @@ pub struct Proposal {
     pub design: String,
 }
 
+/// A block of a running trial, and what was known after it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrialBlock {
+    /// Whether the change was on.
+    pub on: bool,
+    /// Whether the circuit breaker ended it.
+    pub broken: bool,
+    /// Natural logarithm of the objective, oriented so that more is better.
+    pub score: Option<f64>,
+    /// Estimate after this block.
+    pub effect: Effect,
+    /// Evidence for a gain after this block (e-value).
+    pub evidence: f64,
+}
+
 /// A running experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
@@ -189,6 +228,9 @@ pub struct Experiment {
     pub prepared: f64,
     /// Blocks measured so far.
     pub blocks: u32,
+    /// The latest of them, oldest first, at most 60.
+    #[serde(default)]
+    pub latest: Vec<TrialBlock>,
     /// Whether the change is on now.
     pub on: bool,
     /// Unmeasured start of a block.
@@ -464,6 +506,17 @@ impl From<&ExperimentView> for Experiment {
             phase: e.phase.clone(),
             prepared: finite_or_zero(e.prepared),
             blocks: e.blocks,
+            latest: e
+                .latest
+                .iter()
+                .map(|b| TrialBlock {
+                    on: b.on,
+                    broken: b.broken,
+                    score: finite(b.score),
+                    effect: b.effect.into(),
+                    evidence: finite_or_zero(b.evidence),
+                })
+                .collect(),
             on: e.on,
             washout_s: finite_or_zero(e.washout_s),
             measured_s: finite_or_zero(e.measured_s),
@@ -520,6 +573,16 @@ impl Status {
             mode: view.mode.clone(),
             paused: view.paused,
             machine: view.machine.clone(),
+            host: Host {
+                cpus: view.host.cpus,
+                cpus_busy: finite_or_zero(view.host.cpus_busy),
+                cpus_stolen: finite_or_zero(view.host.cpus_stolen),
+                memory_bytes: view.host.memory_bytes,
+                memory_available_bytes: view.host.memory_available_bytes,
+                pressure_cpu: finite_or_zero(view.host.pressure_cpu),
+                pressure_memory: finite_or_zero(view.host.pressure_memory),
+                pressure_io: finite_or_zero(view.host.pressure_io),
+            },
             machine_refusals: view.machine_refusals.clone(),
             workloads: view.workloads.iter().map(Into::into).collect(),
             workloads_ignored: view.workloads_ignored,

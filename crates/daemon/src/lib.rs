@@ -7,6 +7,7 @@ pub mod api;
 pub mod board;
 pub mod client;
 pub mod control;
+pub mod dossier;
 pub mod greeting;
 pub mod log;
 pub mod memory;

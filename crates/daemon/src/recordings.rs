@@ -3,6 +3,8 @@
 pub use homeostat_runtime::recording::{Difference, EndReason, Ending, LIMIT_DEFAULT, Replay};
 pub use homeostat_runtime::{Recorder, RecordingError};
 
+use crate::api::{Status, StoryLine};
+use homeostat_engine::Command;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -14,4 +16,34 @@ use std::path::Path;
 pub fn replay(path: &Path) -> Result<Replay, RecordingError> {
     let file = File::open(path).map_err(RecordingError::Read)?;
     homeostat_runtime::recording::replay(BufReader::new(file), homeostat_strategies::all())
+}
+
+/// Replays a recording and hands over what the daemon would have shown: its state every `every_s` seconds of recorded
+/// time, and the lines that it told since the last time. Touches nothing but the file.
+///
+/// # Errors
+/// As [`replay`].
+pub fn watch(
+    path: &Path,
+    every_s: u64,
+    mut each: impl FnMut(Status, Vec<StoryLine>),
+) -> Result<Ending, RecordingError> {
+    let file = File::open(path).map_err(RecordingError::Read)?;
+    let mut lines = Vec::new();
+    let mut due = 0;
+    homeostat_runtime::recording::watch(
+        BufReader::new(file),
+        homeostat_strategies::all(),
+        |unix, engine, commands| {
+            for command in commands {
+                if let Command::Tell(story) = command {
+                    lines.push(StoryLine::new(unix, story));
+                }
+            }
+            if unix >= due {
+                due = unix.saturating_add(every_s);
+                each(Status::new(&engine.view(), 0, &[]), std::mem::take(&mut lines));
+            }
+        },
+    )
 }

@@ -315,6 +315,21 @@ pub enum PastError {
     History(#[from] HistoryError),
 }
 
+/// Opens the history for reading.
+pub(crate) fn open_past(state_directory: &Path) -> Result<History, PastError> {
+    let file = state_directory.join(HISTORY_FILE);
+    std::fs::File::open(&file).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => PastError::None(state_directory.to_owned()),
+        std::io::ErrorKind::PermissionDenied => PastError::Denied(file.clone()),
+        _ => HistoryError::Unreachable {
+            path: file.clone(),
+            why: e.to_string(),
+        }
+        .into(),
+    })?;
+    Ok(History::open_read_only(&file)?)
+}
+
 /// Experiments of the past, newest first. Works with the daemon dead or alive, and changes nothing. The blocks
 /// come with a single experiment only.
 ///
@@ -326,17 +341,7 @@ pub fn past(
     id: Option<u64>,
     limit: u32,
 ) -> Result<Past, PastError> {
-    let file = state_directory.join(HISTORY_FILE);
-    std::fs::File::open(&file).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => PastError::None(state_directory.to_owned()),
-        std::io::ErrorKind::PermissionDenied => PastError::Denied(file.clone()),
-        _ => HistoryError::Unreachable {
-            path: file.clone(),
-            why: e.to_string(),
-        }
-        .into(),
-    })?;
-    let records = History::open_read_only(&file)?.experiments(&ExperimentFilter {
+    let records = open_past(state_directory)?.experiments(&ExperimentFilter {
         workload: workload.map(WorkloadId::new),
         id: id.map(ExperimentId),
         limit,

@@ -6,6 +6,7 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
+use crate::retrace::Traced;
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use homeostat_model::{
@@ -102,6 +103,8 @@ pub(crate) struct Experiment {
     pub(crate) phase: Phase,
     pub(crate) trial: Trial,
     pub(crate) blocks: Vec<BlockRecord>,
+    /// What was known after each block of the trial, for people.
+    pub(crate) known: Vec<Traced>,
     /// Share of the first conversion that is done.
     pub(crate) prepared: f64,
     /// State the change was last sent to.
@@ -165,6 +168,7 @@ impl Experiment {
             fallen_since: None,
             phase: Phase::Preparing,
             blocks: Vec::new(),
+            known: Vec::new(),
             prepared: 0.0,
             on: true,
             settled: false,
@@ -573,6 +577,8 @@ impl Experiment {
             decision
         };
         let effect = self.effect();
+        let evidence = self.evidence();
+        self.known.push(Traced { effect, evidence });
         let parameters = &self.setup.parameters;
         // One look at the end; before it only what is beyond doubt.
         let level = if decision == Decision::Benefit {

@@ -10,6 +10,7 @@
 
 pub mod policy;
 mod protocol;
+pub mod retrace;
 pub mod strategy;
 pub mod view;
 

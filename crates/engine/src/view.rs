@@ -125,6 +125,21 @@ pub struct WorkloadView {
     pub decisions: Vec<DecisionView>,
 }
 
+/// A block of a running trial, and what was known after it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockView {
+    /// Whether the change was on.
+    pub on: bool,
+    /// Whether the circuit breaker ended it.
+    pub broken: bool,
+    /// Natural logarithm of the objective, oriented so that more is better.
+    pub score: f64,
+    /// Estimate after this block.
+    pub effect: Effect,
+    /// Evidence for a gain after this block (e-value).
+    pub evidence: f64,
+}
+
 /// A running experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentView {
@@ -144,6 +159,8 @@ pub struct ExperimentView {
     pub prepared: f64,
     /// Blocks measured so far.
     pub blocks: u32,
+    /// The latest of them, oldest first, bounded.
+    pub latest: Vec<BlockView>,
     /// Whether the change is on now.
     pub on: bool,
     /// Block length in seconds: washout and measured part.
@@ -181,6 +198,27 @@ pub struct ChangeView {
     pub guard: String,
     /// Whether it is on at this moment (a probe switches it off for some seconds).
     pub on: bool,
+}
+
+/// The host in the interval of the last sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostView {
+    /// Online CPUs.
+    pub cpus: u32,
+    /// Of which busy.
+    pub cpus_busy: f64,
+    /// Of which the hypervisor gave to others.
+    pub cpus_stolen: f64,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Of which available to programs.
+    pub memory_available_bytes: u64,
+    /// Share of the time in which at least one task waited for a CPU.
+    pub pressure_cpu: f64,
+    /// … for memory.
+    pub pressure_memory: f64,
+    /// … for input or output.
+    pub pressure_io: f64,
 }
 
 /// What homeostat spent and may spend.
@@ -253,6 +291,8 @@ pub struct View {
     pub paused: bool,
     /// The host in one line.
     pub machine: String,
+    /// Its load.
+    pub host: HostView,
     /// Why nothing at all can be done here, if so (no strategy is applicable).
     pub machine_refusals: Vec<String>,
     /// Workloads, busiest first.

@@ -4,8 +4,8 @@ use crate::engine::Engine;
 use crate::experiment::{Experiment, Phase};
 use crate::policy::Mode;
 use crate::view::{
-    BudgetView, CalibrationView, ChangeView, ExperimentView, MeterView, ProposalView, Stage, View,
-    WorkloadView,
+    BlockView, BudgetView, CalibrationView, ChangeView, ExperimentView, HostView, MeterView, ProposalView,
+    Stage, View, WorkloadView,
 };
 use crate::watched::Watched;
 use homeostat_model::Nanoseconds;
@@ -14,6 +14,8 @@ use homeostat_model::Nanoseconds;
 const WAITS_FROM: Nanoseconds = Nanoseconds::from_secs(10);
 /// Process ids listed per workload.
 const PIDS_MAX: usize = 16;
+/// Blocks of a running trial that are shown.
+const BLOCKS_MAX: usize = 60;
 /// Workloads listed; the rest is counted.
 const LISTED_MAX: usize = 200;
 
@@ -45,6 +47,7 @@ impl Engine {
             .to_owned(),
             paused: self.paused,
             machine: self.machine.fingerprint(),
+            host: self.host_view(),
             machine_refusals: self
                 .refusals
                 .iter()
@@ -68,6 +71,28 @@ impl Engine {
                 accepts: self.discovery.accepts(),
                 alpha_next: self.discovery.next_alpha(),
             },
+        }
+    }
+
+    fn host_view(&self) -> HostView {
+        let sample = &self.machine_sample;
+        let interval = self.machine_interval.as_secs_f64();
+        let share = |time: Nanoseconds| {
+            if interval > 0.0 {
+                time.as_secs_f64() / interval
+            } else {
+                0.0
+            }
+        };
+        HostView {
+            cpus: self.machine.cpus.len() as u32,
+            cpus_busy: share(sample.cpu_busy),
+            cpus_stolen: share(sample.cpu_steal),
+            memory_bytes: self.machine.memory.0,
+            memory_available_bytes: sample.memory_available.0,
+            pressure_cpu: share(sample.pressure_cpu.some),
+            pressure_memory: share(sample.pressure_memory.some),
+            pressure_io: share(sample.pressure_io.some),
         }
     }
 
@@ -172,6 +197,7 @@ impl Engine {
             phase: phase.to_owned(),
             prepared: e.prepared,
             blocks: e.blocks.len() as u32,
+            latest: latest(e),
             on: e.on,
             washout_s: e.washout.as_secs_f64(),
             measured_s: e.measured().as_secs_f64(),
@@ -221,4 +247,25 @@ impl Engine {
             bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),
         }
     }
+}
+
+/// The last blocks of a trial. A rollout knows something after a block only once its round trips have begun.
+fn latest(e: &Experiment) -> Vec<BlockView> {
+    let skip = e.known.len().min(e.blocks.len()).saturating_sub(BLOCKS_MAX);
+    // Counted from the end: the two lists end with the same block.
+    let count = e.known.len().min(e.blocks.len());
+    let blocks = &e.blocks[e.blocks.len() - count..];
+    let known = &e.known[e.known.len() - count..];
+    blocks
+        .iter()
+        .zip(known)
+        .skip(skip)
+        .map(|(block, known)| BlockView {
+            on: block.on,
+            broken: block.broken,
+            score: block.score,
+            effect: known.effect,
+            evidence: known.evidence,
+        })
+        .collect()
 }

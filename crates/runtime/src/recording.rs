@@ -666,6 +666,31 @@ pub fn answer_again(
     }
 }
 
+/// Gives the recorded events to a mind made as the recorded one was, and shows it to `each` after every step: the time
+/// (seconds since the epoch), the mind, and what it answered. Nothing is compared: [`replay`] does that.
+///
+/// # Errors
+/// As [`replay`].
+pub fn watch(
+    input: impl BufRead,
+    registry: Vec<Box<dyn Strategy>>,
+    mut each: impl FnMut(u64, &Engine, &[Command]),
+) -> Result<Ending, RecordingError> {
+    let mut reader = Reader::open(input)?;
+    let header = reader.header.clone();
+    let strategies = select(&header.strategies, registry)?;
+    let mut engine = Engine::new(header.machine, strategies, header.policy, header.memory);
+    loop {
+        match reader.next()? {
+            Next::Step(step) => {
+                let commands = engine.step(step.now, step.unix, step.event);
+                each(step.unix, &engine, &commands);
+            }
+            Next::End(ending) => return Ok(ending),
+        }
+    }
+}
+
 type Texts = (Option<usize>, Option<String>, Option<String>);
 
 /// Where two answers part: position from 1, and both texts.

@@ -117,6 +117,7 @@ fn view() -> View {
         mode: "act".into(),
         paused: false,
         machine: "2 CPUs, 23.54 GiB, Linux 6.18.0".into(),
+        host: homeostat_engine::view::HostView::default(),
         machine_refusals: vec![],
         workloads: vec![
             redis,
@@ -144,6 +145,7 @@ fn view() -> View {
             phase: "measuring".into(),
             prepared: 1.0,
             blocks: 5,
+            latest: Vec::new(),
             on: true,
             washout_s: 2.0,
             measured_s: 4.0,

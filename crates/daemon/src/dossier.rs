@@ -1,0 +1,219 @@
+//! All that is known of what homeostat found, tried, gained and rejected, in one value: what `homeostat report` shows, and
+//! `homeostat report --json` prints. From the history and, where a daemon runs, from what it knows at the moment.
+//!
+//! The same rules as in [`crate::api`] hold.
+
+use crate::api::{Effect, Explanation, SCHEMA, Status, StoryLine};
+use crate::report::PastExperiment;
+use crate::wiring::{PastError, open_past};
+use homeostat_engine::retrace::retrace;
+use homeostat_model::{Bytes, ExperimentRecord};
+use homeostat_store::History;
+use homeostat_store::history::{DecisionRecord, ExperimentFilter, Filter, WindowRecord};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Most decisions that are told.
+const DECISIONS_MAX: u32 = 400;
+/// Most windows of observation that are read.
+const WINDOWS_MAX: u32 = 4000;
+
+/// Everything about the past and the present.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dossier {
+    /// Version of these shapes.
+    pub schema: u32,
+    /// Version of the program that put it together.
+    pub version: String,
+    /// When, seconds since the epoch.
+    pub at_unix: u64,
+    /// What the daemon says; absent when none runs.
+    pub status: Option<Status>,
+    /// What it says of each workload that it looks at.
+    pub explanations: Vec<Explanation>,
+    /// What it told lately, oldest first.
+    pub story: Vec<StoryLine>,
+    /// Experiments, newest first.
+    pub experiments: Vec<Tried>,
+    /// Windows of observation, oldest first.
+    pub windows: Vec<Window>,
+    /// Decisions, oldest first.
+    pub decisions: Vec<Told>,
+    /// What could not be read, and why.
+    pub notes: Vec<String>,
+}
+
+/// An experiment with everything that its verdict rests on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// The experiment, with its blocks.
+    #[serde(flatten)]
+    pub past: PastExperiment,
+    /// The change that was tried; the number for `homeostat undo` while it is in force.
+    pub action: u64,
+    /// What a trial of several workloads showed of each of them.
+    pub members: Vec<Member>,
+    /// What was known after each block, computed again from the blocks. Absent where that does not lead to what was
+    /// recorded, and for rollouts in stages.
+    pub trace: Option<Vec<Known>>,
+}
+
+/// What a trial of several workloads showed of one of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// Which.
+    pub workload: String,
+    /// What is remembered of it.
+    pub verdict: String,
+    /// Its own effect.
+    pub effect: Option<Effect>,
+}
+
+/// What was known after a block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Known {
+    /// Estimate with its interval.
+    pub effect: Effect,
+    /// Evidence for a gain (e-value).
+    pub evidence: f64,
+}
+
+/// A window of observation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// Of which workload.
+    pub workload: String,
+    /// Start.
+    pub started_unix: u64,
+    /// Length.
+    pub length_s: f64,
+    /// The meter that counted work, if one was open.
+    pub meter: Option<String>,
+    /// Work per second, if it was counted.
+    pub rate: Option<f64>,
+    /// CPUs used.
+    pub cpus: f64,
+    /// Share of the time that its threads waited for a CPU.
+    pub waited: f64,
+    /// Resident memory at the end.
+    pub resident_bytes: u64,
+    /// Of which in large pages, when known.
+    pub huge_bytes: Option<u64>,
+}
+
+/// A decision of the past.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    /// When.
+    pub at_unix: u64,
+    /// About which workload; absent = the host.
+    pub workload: Option<String>,
+    /// Stage after it.
+    pub stage: String,
+    /// The sentence with its numbers.
+    pub text: String,
+}
+
+impl Dossier {
+    /// One without any past or present.
+    pub fn empty(at_unix: u64) -> Self {
+        Self {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            at_unix,
+            status: None,
+            explanations: Vec::new(),
+            story: Vec::new(),
+            experiments: Vec::new(),
+            windows: Vec::new(),
+            decisions: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds what the history knows: the latest experiments, with all their blocks, and what was seen and decided.
+    /// `policy` is that of the settings: with it the way to each verdict is computed again.
+    ///
+    /// # Errors
+    /// As [`crate::wiring::past`].
+    pub fn add_past(
+        &mut self,
+        state_directory: &Path,
+        policy: &homeostat_engine::Policy,
+        experiments: u32,
+    ) -> Result<(), PastError> {
+        let history: History = open_past(state_directory)?;
+        let records = history.experiments(&ExperimentFilter {
+            limit: experiments,
+            ..ExperimentFilter::default()
+        })?;
+        self.experiments = records.iter().map(|r| tried(r, policy)).collect();
+        let mut windows = history.windows(&Filter {
+            limit: WINDOWS_MAX,
+            ..Filter::default()
+        })?;
+        windows.reverse();
+        self.windows = windows.iter().map(Into::into).collect();
+        let mut decisions = history.decisions(&Filter {
+            limit: DECISIONS_MAX,
+            ..Filter::default()
+        })?;
+        decisions.reverse();
+        self.decisions = decisions.into_iter().map(Into::into).collect();
+        Ok(())
+    }
+}
+
+fn tried(record: &ExperimentRecord, policy: &homeostat_engine::Policy) -> Tried {
+    Tried {
+        past: record.into(),
+        action: record.action.0,
+        members: record
+            .members
+            .iter()
+            .map(|m| Member {
+                workload: m.workload.to_string(),
+                verdict: m.verdict.to_string(),
+                effect: m.effect.map(Into::into),
+            })
+            .collect(),
+        trace: retrace(record, &policy.trial).map(|trace| {
+            trace
+                .into_iter()
+                .map(|t| Known {
+                    effect: t.effect.into(),
+                    evidence: t.evidence,
+                })
+                .collect()
+        }),
+    }
+}
+
+impl From<&WindowRecord> for Window {
+    fn from(w: &WindowRecord) -> Self {
+        let seconds = w.length.as_secs_f64();
+        let per_second = |x: f64| if seconds > 0.0 { x / seconds } else { 0.0 };
+        Self {
+            workload: w.workload.to_string(),
+            started_unix: w.started_unix,
+            length_s: seconds,
+            meter: w.meter.as_ref().map(ToString::to_string),
+            rate: Some(per_second(w.work)).filter(|r| r.is_finite() && w.meter.is_some()),
+            cpus: per_second(w.cpu.as_secs_f64()),
+            waited: per_second(w.runqueue_wait.as_secs_f64()),
+            resident_bytes: w.resident.0,
+            huge_bytes: w.huge.map(|Bytes(b)| b),
+        }
+    }
+}
+
+impl From<DecisionRecord> for Told {
+    fn from(d: DecisionRecord) -> Self {
+        Self {
+            at_unix: d.at_unix,
+            workload: d.workload.map(|w| w.to_string()),
+            stage: d.stage,
+            text: d.sentence,
+        }
+    }
+}
