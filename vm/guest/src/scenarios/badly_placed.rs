@@ -94,6 +94,7 @@ impl Look {
             policy,
             machine,
             machine_sample: &self.machine_sample,
+            machine_interval: Nanoseconds::from_secs(1),
             workload: &self.workload,
             sample: &self.sample,
             load: &self.load,
