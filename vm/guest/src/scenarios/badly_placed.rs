@@ -38,6 +38,7 @@ const PLACED_WITHIN: Duration = Duration::from_secs(60);
 pub(super) struct Look {
     now: Nanoseconds,
     machine_sample: MachineSample,
+    machine_interval: Nanoseconds,
     workload: Workload,
     sample: WorkloadSample,
     load: Load,
@@ -69,6 +70,7 @@ impl Look {
         Ok(Self {
             now: homeostat_linux::MonotonicClock.now(),
             machine_sample: snapshot.machine,
+            machine_interval: snapshot.interval,
             workload: now_known.unwrap_or_else(|| workload.clone()),
             load: Load {
                 known: true,
@@ -94,7 +96,7 @@ impl Look {
             policy,
             machine,
             machine_sample: &self.machine_sample,
-            machine_interval: Nanoseconds::from_secs(1),
+            machine_interval: self.machine_interval,
             workload: &self.workload,
             sample: &self.sample,
             load: &self.load,
