@@ -11,9 +11,10 @@ use homeostat_statistics::robust::{exp, ln};
 use homeostat_statistics::{Arm, Trial, TrialParameters};
 
 /// Most blocks of a trial that is computed again: the search costs about the cube of it.
-const BLOCKS_MAX: usize = 400;
-/// Scales that are tried, evenly on a logarithmic axis.
-const SCALES: u32 = 160;
+const BLOCKS_MAX: usize = 200;
+/// Scales that are tried, evenly on a logarithmic axis: so near each other that a switch from pairs to single blocks, where no
+/// evidence can be compared, rarely lies between the right one and both its neighbours.
+const SCALES: u32 = 640;
 /// Smallest and largest scale (log units).
 const SCALE_RANGE: (f64, f64) = (5e-4, 2.0);
 /// Halvings of the interval in which the evidence crosses what was recorded.

@@ -1411,12 +1411,9 @@ impl Engine {
     }
 
     /// A trial that could not begin, because an effector said "not now", is put off: after a wait the strategies are asked
-    /// anew. Whoever stood in the way too often is refused for longer; who was to be tried with it goes on without it.
+    /// anew. Whoever stood in the way too often is refused for longer; who was to be tried with it goes on without it. It
+    /// counts as one of the trials of its hour: the bound is on what is begun, whatever comes of it.
     fn postpone(&mut self, e: &Experiment, living: &[Member]) {
-        // Nothing was tried, so it takes none of the trials of this hour.
-        if let Some(at) = self.starts.iter().rposition(|at| *at == e.setup.started) {
-            self.starts.remove(at);
-        }
         let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
         for m in living {
             let id = &m.workload;
