@@ -443,6 +443,16 @@ impl Stage {
         Ok(shown)
     }
 
+    /// Has the daemon undo everything, if something of that workload is in force or on trial.
+    fn undo_changes_of(&mut self, name: &str, status: &Status) -> Result<(), Failure> {
+        let changed = status.in_force.iter().any(|c| c.workload == name)
+            || status.experiments.iter().any(|e| e.workload == name);
+        if let (Some(client), true) = (self.client.as_mut(), changed) {
+            client.undo_all()?;
+        }
+        Ok(())
+    }
+
     fn put_back(
         &mut self,
         child: &Workload,
@@ -450,13 +460,7 @@ impl Stage {
         name: &str,
         shown: &mut Shown,
     ) -> Result<(), Failure> {
-        if let (Some(client), true) = (
-            self.client.as_mut(),
-            status.in_force.iter().any(|c| c.workload == name)
-                || status.experiments.iter().any(|e| e.workload == name),
-        ) {
-            client.undo_all()?;
-        }
+        self.undo_changes_of(name, status)?;
         let begin = Instant::now();
         let mut after = child.huge_bytes();
         while after.is_some_and(|after| after > shown.huge_bytes_before) && begin.elapsed() < UNDO_PATIENCE {

@@ -402,13 +402,7 @@ impl Play {
         name: &str,
         summary: &mut Summary,
     ) -> Result<(), Failure> {
-        if let (Some(client), true) = (
-            stage.client.as_mut(),
-            status.in_force.iter().any(|c| c.workload == name)
-                || status.experiments.iter().any(|e| e.workload == name),
-        ) {
-            client.undo_all()?;
-        }
+        stage.undo_changes_of(name, status)?;
         let begin = Instant::now();
         loop {
             let (now, limit) = self.place_of_reader();
