@@ -368,6 +368,9 @@ impl LinuxPlatform {
                 huge_known = true;
             }
         }
+        // The total was read with the process table, before its kinds: of a workload that is just growing the whole
+        // would be smaller than its parts.
+        sample.resident = sample.resident.max(sample.anonymous + sample.shared);
         sample.huge = huge_known.then(|| private_huge + shared_huge);
         // Last: what belongs to one sample is read at one time.
         self.counters

@@ -168,7 +168,8 @@ pub struct WorkloadSample {
     pub faults_major: u64,
     /// Processes that appeared or ended in the interval.
     pub churn: u32,
-    /// Resident memory now, sum over processes (shared memory counted once where known).
+    /// Resident memory now, sum over processes (shared memory counted once where known); never less than `anonymous` and
+    /// `shared` together.
     pub resident: Bytes,
     /// Of which anonymous; zero when not sampled in detail.
     pub anonymous: Bytes,
