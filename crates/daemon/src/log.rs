@@ -1,8 +1,11 @@
-//! The story on standard error: one line per event, nothing said twice.
+//! The story on standard error, or in systemd's journal: one entry per event, nothing said twice.
+
+pub mod journal;
 
 use crate::api::StoryLine;
 use crate::printable;
 use crate::settings::LogFormat;
+use journal::JournalSocket;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::io::Write;
@@ -44,14 +47,30 @@ impl Repetition {
 /// Where lines go.
 pub struct Log {
     format: LogFormat,
-    /// The journal of systemd takes the priority from `<N>` and has its own clock.
+    /// Standard error goes to systemd's journal, which takes the priority from `<N>` and has its own clock.
     journal: bool,
+    /// The same journal by its own socket: entries with fields.
+    socket: Option<JournalSocket>,
 }
 
 impl Log {
     /// A log on standard error.
     pub fn new(format: LogFormat, journal: bool) -> Self {
-        Self { format, journal }
+        Self {
+            format,
+            journal,
+            socket: None,
+        }
+    }
+
+    /// The log of this process: where standard error goes to systemd's journal, that is used for what it is. Whoever asks
+    /// for JSON gets lines of JSON there, too.
+    pub fn of_this_process(format: LogFormat) -> Self {
+        let mut log = Self::new(format, std::env::var_os("JOURNAL_STREAM").is_some());
+        if format == LogFormat::Human {
+            log.socket = JournalSocket::of_standard_error();
+        }
+        log
     }
 
     /// The line as text.
@@ -76,6 +95,13 @@ impl Log {
 
     /// Writes the line. A log that can not be written is no reason to stop.
     pub fn write(&self, line: &StoryLine) {
+        if self
+            .socket
+            .as_ref()
+            .is_some_and(|journal| journal.send(line).is_ok())
+        {
+            return;
+        }
         let mut text = self.render(line);
         text.push('\n');
         let _ = std::io::stderr().lock().write_all(text.as_bytes());

@@ -435,6 +435,7 @@ impl Service<'_> {
         let later: Vec<String> = [
             ("[paths]", old.paths != new.paths),
             ("[control]", old.control != new.control),
+            ("[metrics]", old.metrics != new.metrics),
             ("[meters]", old.meters != new.meters),
             (
                 "[service]",

@@ -10,6 +10,7 @@
 mod catalogue;
 
 use crate::api::near_names;
+use crate::metrics;
 use homeostat_engine::Policy;
 use homeostat_linux::meters::MeterSettings;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ use toml::de::{DeTable, DeValue};
 
 pub use catalogue::{default_file, markdown};
 
+/// The sections, in the order in which people meet them.
+const SECTIONS: [&str; 6] = ["paths", "control", "service", "metrics", "meters", "policy"];
 /// Where the main file is when nobody names another.
 pub const MAIN_FILE: &str = "/etc/homeostat/homeostat.toml";
 /// Largest configuration file that is read: far more than anybody writes, and a bound.
@@ -78,6 +81,16 @@ impl Default for Control {
     }
 }
 
+/// Numbers for monitoring systems.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Address and port where the state can be read as OpenMetrics text, such as `127.0.0.1:9464`, at `/metrics`;
+    /// empty = nowhere. It must be a loopback address: every user of this machine may read it then, names of workloads
+    /// included.
+    pub listen: String,
+}
+
 /// How the daemon behaves as a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -113,6 +126,8 @@ pub struct Settings {
     pub control: Control,
     /// How the daemon behaves as a process.
     pub service: Service,
+    /// Numbers for monitoring systems.
+    pub metrics: Metrics,
     /// How useful work is counted where homeostat can not find out by itself.
     pub meters: MeterSettings,
     /// The mind: what is considered, how it is tried, what is kept.
@@ -328,8 +343,7 @@ fn set_layer(set: &str) -> Result<Layer, Box<SettingsError>> {
     };
     let (key, value) = (key.trim(), value.trim());
     let head = key.split('.').next().unwrap_or(key);
-    let sections = ["paths", "control", "service", "meters", "policy"];
-    let key = if sections.contains(&head) {
+    let key = if SECTIONS.contains(&head) {
         key.to_owned()
     } else {
         format!("policy.{key}")
@@ -656,6 +670,13 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
                 "begin it with /".into(),
             ));
         }
+    }
+    if let Err(e) = metrics::endpoint::address(&settings.metrics.listen) {
+        found.push((
+            "metrics.listen".into(),
+            "is not a loopback address with a port".into(),
+            e.remedy().into(),
+        ));
     }
     // sockaddr_un holds 108 bytes, one of them the closing zero.
     if settings.socket().as_os_str().len() > 107 {

@@ -5,6 +5,7 @@ use crate::board::Board;
 use crate::control::{self, ControlError, Server};
 use crate::greeting::{self, FirstLook};
 use crate::log::Log;
+use crate::metrics::endpoint::{self, Endpoint, MetricsError};
 use crate::notify::Manager;
 use crate::process;
 use crate::report::{Diagnosis, Past, StrategyState};
@@ -146,7 +147,7 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     // Signals are caught before recovery changes anything, so that a Ctrl-C does not end it half way.
     let (sender, inbox) = service::channel();
     let signals = Signals::listen(sender.clone())?;
-    let log = Log::new(settings.service.log, std::env::var_os("JOURNAL_STREAM").is_some());
+    let log = Log::of_this_process(settings.service.log);
     let board = Arc::new(Board::default());
     // Not before: where the daemon cannot start, no empty file stays behind.
     let recorder = record
@@ -188,6 +189,16 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     let server = listener
         .map(|listener| Server::start(listener, &socket, board.clone(), service::post(sender.clone())))
         .transpose()?;
+    let metrics = metrics_endpoint(&settings, &board).unwrap_or_else(|e| {
+        notes.push(e.to_string());
+        None
+    });
+    if let Some(endpoint) = &metrics {
+        let text = format!("metrics can be read at http://{}/metrics", endpoint.address());
+        let line = StoryLine::new(clock.unix_seconds(), &service::host_story(text, false));
+        log.write(&line);
+        board.tell(line);
+    }
     drop(sender);
     let ended = Service {
         driven: &mut runtime,
@@ -204,9 +215,17 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     }
     .run();
     drop(watching);
+    drop(metrics);
     drop(server);
     drop(signals);
     Ok(ended)
+}
+
+/// The endpoint for monitoring, if one is wanted. Without it everything else works.
+fn metrics_endpoint(settings: &Settings, board: &Arc<Board>) -> Result<Option<Endpoint>, MetricsError> {
+    endpoint::address(&settings.metrics.listen)?
+        .map(|address| Endpoint::start(address, board.clone()))
+        .transpose()
 }
 
 /// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run.

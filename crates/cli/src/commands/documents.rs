@@ -34,7 +34,7 @@ impl Completions {
 }
 
 /// Date of the manual pages; changed with their contents.
-const DATE: &str = "2026-11-21";
+const DATE: &str = "2026-11-22";
 
 impl Manual {
     /// Writes one page per command.

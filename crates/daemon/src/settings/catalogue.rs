@@ -1,6 +1,6 @@
 //! Every setting with its default and its meaning, made from the types themselves.
 
-use super::{Paths, Settings};
+use super::{Paths, SECTIONS, Settings};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use toml::Value;
@@ -11,6 +11,7 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("paths", include_str!("../settings.rs"), "Paths"),
     ("control", include_str!("../settings.rs"), "Control"),
     ("service", include_str!("../settings.rs"), "Service"),
+    ("metrics", include_str!("../settings.rs"), "Metrics"),
     (
         "meters",
         include_str!("../../../linux/src/meters/settings.rs"),
@@ -148,7 +149,7 @@ fn collect(table: &toml::Table, section: &str, docs: &BTreeMap<String, String>, 
 pub(super) fn keys() -> Vec<String> {
     let mut keys: Vec<String> = leaves().iter().map(Leaf::key).collect();
     keys.extend(EXAMPLES.iter().map(|(section, _)| (*section).to_owned()));
-    keys.extend(["paths", "control", "service", "meters", "policy"].map(str::to_owned));
+    keys.extend(SECTIONS.map(str::to_owned));
     keys.extend(["match", "never", "always", "strategies"].map(|k| format!("policy.workloads.{k}")));
     keys
 }
@@ -182,9 +183,7 @@ pub(super) fn example(key: &str) -> Option<String> {
 
 /// Sections in the order in which people meet them.
 fn sections(leaves: &[Leaf]) -> Vec<String> {
-    let mut order: Vec<String> = ["paths", "control", "service", "meters", "policy"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut order: Vec<String> = SECTIONS.map(str::to_owned).to_vec();
     for leaf in leaves {
         if !order.contains(&leaf.section) {
             order.push(leaf.section.clone());
