@@ -6,6 +6,7 @@
 pub mod capabilities;
 pub mod effectors;
 pub mod meters;
+pub mod parsers;
 mod platform;
 pub mod root;
 pub mod sensors;

@@ -120,6 +120,16 @@ impl Connection {
         })
     }
 
+    /// A connection on which this has been received, and that has ended.
+    pub(super) fn received(bytes: &[u8]) -> Result<Self, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (fd, _closed) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        Ok(Self {
+            fd,
+            pending: bytes.to_vec(),
+        })
+    }
+
     /// Sends all of it.
     pub(super) fn send(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<(), Errno> {
         while !bytes.is_empty() {

@@ -202,7 +202,7 @@ fn parse_io(text: &str, count: Count) -> Option<u64> {
     }
 }
 
-fn parse_switches(status: &str) -> Option<u64> {
+pub(super) fn parse_switches(status: &str) -> Option<u64> {
     status
         .lines()
         .find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?

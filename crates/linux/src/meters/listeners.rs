@@ -154,7 +154,7 @@ fn table(process: &OwnedFd, name: &str) -> Vec<u8> {
 
 /// Lines `Num: RefCount Protocol Flags Type St Inode Path`; bit 16 of the flags: it listens
 /// (include/linux/net.h, `__SO_ACCEPTCON`); type 1: stream.
-fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Endpoint> {
+pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Endpoint> {
     let mut found: BTreeMap<u64, Endpoint> = BTreeMap::new();
     for line in text.lines().skip(1) {
         let mut rest = line;
@@ -193,7 +193,7 @@ fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Endpoint>
 
 /// Lines `sl local remote st … inode …` with the address in hexadecimal words of the machine's byte order; state
 /// 0A listens (include/net/tcp_states.h).
-fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<SocketAddr> {
+pub(super) fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();

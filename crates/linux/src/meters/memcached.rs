@@ -153,16 +153,19 @@ fn ask_once(server: &mut Server) -> Result<u64, Errno> {
         None => Connection::open(&server.endpoint, deadline)?,
     };
     connection.send(b"stats\r\n", deadline)?;
+    let sum = answer(&mut connection, deadline)?;
+    server.connection = Some(connection);
+    Ok(sum)
+}
+
+/// Sum of the counters in an answer to `stats`.
+pub(super) fn answer(connection: &mut Connection, deadline: Deadline) -> Result<u64, Errno> {
     let mut sum = 0u64;
     let mut seen = 0;
     for _ in 0..LINES_MAX {
         let line = connection.line(4096, deadline)?;
         if line == b"END" {
-            if seen == 0 {
-                return Err(Errno::PROTO);
-            }
-            server.connection = Some(connection);
-            return Ok(sum);
+            return if seen == 0 { Err(Errno::PROTO) } else { Ok(sum) };
         }
         let line = String::from_utf8_lossy(&line);
         let Some((name, value)) = line.strip_prefix("STAT ").and_then(|l| l.split_once(' ')) else {

@@ -7,6 +7,7 @@ mod jvm;
 mod kernel;
 mod listeners;
 mod memcached;
+pub(crate) mod parsers;
 mod points;
 mod processor;
 mod progress;

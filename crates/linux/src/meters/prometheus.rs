@@ -183,7 +183,7 @@ fn resolve(root: &Root, host: &str) -> Result<SocketAddr, String> {
     })
 }
 
-enum Http {
+pub(super) enum Http {
     Connection(Errno),
     Answer(String),
 }
@@ -250,7 +250,7 @@ fn fetch(address: SocketAddr, host: &str, path: &str) -> Result<Vec<u8>, Http> {
 }
 
 /// A body in chunks, each led by its length in hexadecimal (RFC 9112, section 7.1).
-fn chunks(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Http> {
+pub(super) fn chunks(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Http> {
     let mut body = Vec::new();
     loop {
         let line = String::from_utf8_lossy(&connection.line(LINE_MAX, deadline)?).into_owned();
@@ -271,7 +271,7 @@ fn chunks(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Ht
 }
 
 /// Sum of the numbers of all series of that metric whose labels include the given ones; `None` without any.
-fn sum_series(page: &str, metric: &str, labels: &[(String, String)]) -> Option<f64> {
+pub(super) fn sum_series(page: &str, metric: &str, labels: &[(String, String)]) -> Option<f64> {
     let mut sum = None;
     for line in page.lines() {
         let Some(rest) = line.strip_prefix(metric) else {
@@ -300,7 +300,7 @@ fn sum_series(page: &str, metric: &str, labels: &[(String, String)]) -> Option<f
     sum
 }
 
-fn parse_selector(text: &str) -> Option<(String, Vec<(String, String)>)> {
+pub(super) fn parse_selector(text: &str) -> Option<(String, Vec<(String, String)>)> {
     let end = text.find('{').unwrap_or(text.len());
     let (name, labels) = text.split_at(end);
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';

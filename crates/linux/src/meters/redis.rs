@@ -201,7 +201,7 @@ impl Meter for RedisMeter {
 }
 
 /// What can go wrong in one question.
-enum Fault {
+pub(super) enum Fault {
     Connection(Errno),
     /// The server's own words.
     Error(String),
@@ -281,7 +281,7 @@ fn request(words: &[&[u8]]) -> Vec<u8> {
 }
 
 /// One answer: a simple string (`+`), an error (`-`) or a string with its length (`$`).
-fn answer(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Fault> {
+pub(super) fn answer(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Fault> {
     let line = connection.line(4096, deadline).map_err(|e| match e {
         Errno::MSGSIZE => Fault::Stranger,
         e => Fault::Connection(e),
@@ -312,7 +312,7 @@ fn answer(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Fa
     }
 }
 
-fn commands(info: &str) -> Option<u64> {
+pub(super) fn commands(info: &str) -> Option<u64> {
     info.lines()
         .find_map(|l| l.strip_prefix("total_commands_processed:"))?
         .trim()

@@ -168,7 +168,7 @@ impl Meter for SocketMeter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Connection {
+pub(super) struct Connection {
     inode: u64,
     bytes: u64,
     segments: u64,
@@ -276,7 +276,7 @@ impl Diagnostics {
 }
 
 /// Reads the messages of one datagram; true at the end of the answer.
-fn messages(mut data: &[u8], each: &mut impl FnMut(Connection)) -> Result<bool, Errno> {
+pub(super) fn messages(mut data: &[u8], each: &mut impl FnMut(Connection)) -> Result<bool, Errno> {
     while data.len() >= MESSAGE_HEADER {
         let length = u32_at(data, 0).unwrap_or(0) as usize;
         let kind = u16_at(data, 4).unwrap_or(0);

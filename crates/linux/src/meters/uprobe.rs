@@ -542,7 +542,7 @@ impl Binary {
 }
 
 /// Path of a mapping of code: `address perms offset dev inode path`.
-fn mapped_code(line: &str) -> Option<&str> {
+pub(super) fn mapped_code(line: &str) -> Option<&str> {
     let mut fields = line.splitn(6, ' ');
     let permissions = fields.nth(1)?;
     let path = fields.nth(3)?.trim_start();

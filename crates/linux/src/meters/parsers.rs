@@ -1,0 +1,71 @@
+//! The parsers of the meters, as functions of bytes.
+
+use super::connection::{Connection, Deadline};
+use super::{elf, kernel, listeners, memcached, prometheus, redis, sockets, uprobe};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// A name, and a parser of whatever bytes there are.
+pub(crate) const ALL: &[(&str, fn(&[u8]))] = &[
+    ("elf", executable),
+    ("memcached", |bytes| {
+        with_connection(bytes, |connection, deadline| {
+            let _ = memcached::answer(connection, deadline);
+        });
+    }),
+    ("prometheus", |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        let (selector, page) = text.split_once('\n').unwrap_or((&text, ""));
+        if let Some((metric, labels)) = prometheus::parse_selector(selector) {
+            let _ = prometheus::sum_series(page, &metric, &labels);
+        }
+    }),
+    ("prometheus-chunks", |bytes| {
+        with_connection(bytes, |connection, deadline| {
+            let _ = prometheus::chunks(connection, deadline);
+        });
+    }),
+    ("redis", |bytes| {
+        with_connection(bytes, |connection, deadline| {
+            if let Ok(info) = redis::answer(connection, deadline) {
+                let _ = redis::commands(&String::from_utf8_lossy(&info));
+            }
+        });
+    }),
+    ("sockets", |bytes| {
+        let _ = sockets::messages(bytes, &mut |_| {});
+    }),
+    ("tcp-listeners", |bytes| {
+        let _ = listeners::tcp_listeners(&String::from_utf8_lossy(bytes), &BTreeSet::from([0, 1, 12345]));
+    }),
+    ("unix-listeners", |bytes| {
+        let _ = listeners::unix_listeners(&String::from_utf8_lossy(bytes), &BTreeSet::from([0, 1, 12345]), 1);
+    }),
+    ("maps-of-code", |bytes| {
+        String::from_utf8_lossy(bytes).lines().for_each(|line| {
+            let _ = uprobe::mapped_code(line);
+        });
+    }),
+    ("io", |bytes| {
+        let _ = kernel::parse_switches(&String::from_utf8_lossy(bytes));
+    }),
+];
+
+fn with_connection(bytes: &[u8], parse: impl FnOnce(&mut Connection, Deadline)) {
+    if let Ok(mut connection) = Connection::received(bytes) {
+        parse(&mut connection, Deadline::after(Duration::from_secs(1)));
+    }
+}
+
+fn executable(bytes: &[u8]) {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::memfd_create("executable", flags).map(File::from) else {
+        return;
+    };
+    if file.write_all_at(bytes, 0).is_ok() {
+        let _ = elf::function(&file, elf::Symbol::Exact("main"));
+        let _ = elf::static_probe(&file, "a", "b");
+    }
+}
