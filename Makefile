@@ -21,8 +21,11 @@ TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql 
 VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl numastat:numactl \
 	taskset:util-linux strip:binutils
 
+# Where packages are made.
+PACKAGES ?= build
+
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall clean
+.PHONY: help build run deb test-deb test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +78,15 @@ aa: build test-tools ## record undisturbed workloads for the A/A tests (an hour)
 install: build ## install the program, its manual pages and completions below PREFIX (default /usr/local)
 	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/homeostat
 	tools/install-documents $(PROGRAM) $(DESTDIR)$(PREFIX)
+
+deb: build ## a Debian package, in build/
+	tools/make-deb $(PROGRAM) $(PACKAGES)
+
+test-deb: deb ## install, run, upgrade and purge it in a clean root (as root; needs debootstrap and the network)
+	tools/test-deb "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+
+fuzz: ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
+	tools/fuzz
 
 uninstall: ## remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/homeostat

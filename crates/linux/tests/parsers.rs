@@ -69,7 +69,8 @@ fn seed(name: &str) -> Vec<u8> {
             message[4] = 20;
             message
         }
-        other => panic!("the parser {other} has no real input here"),
+        // The test says that the parser has no real input here.
+        _ => Vec::new(),
     }
 }
 
@@ -117,7 +118,7 @@ fn no_damaged_input_is_more_than_refused() {
     for (number, (name, parse)) in parsers::all().enumerate() {
         let mut seed = seed(name);
         seed.truncate(SEED_BYTES_MAX);
-        assert!(!seed.is_empty(), "{name}");
+        assert!(!seed.is_empty(), "the parser {name} has no real input here");
         parse(&seed);
         let mut dice = Dice(number as u64);
         for attempt in 0..TRIES {

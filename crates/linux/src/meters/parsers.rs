@@ -2,13 +2,14 @@
 
 use super::connection::{Connection, Deadline};
 use super::{elf, kernel, listeners, memcached, prometheus, redis, sockets, uprobe};
+use crate::parsers::Parser;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// A name, and a parser of whatever bytes there are.
-pub(crate) const ALL: &[(&str, fn(&[u8]))] = &[
+pub(crate) const ALL: &[Parser] = &[
     ("elf", executable),
     ("memcached", |bytes| {
         with_connection(bytes, |connection, deadline| {
