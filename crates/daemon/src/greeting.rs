@@ -56,7 +56,7 @@ pub fn lines(loaded: &Loaded, machine: &Machine, strategies: &[Box<dyn Strategy>
                 false,
             ));
             refused += 1;
-        } else if let Err(why) = strategy.applicable(machine) {
+        } else if let Err(why) = strategy.usable(machine, policy.profile) {
             said.push((format!("strategy {id} is refused: {why}"), false));
             refused += 1;
         } else {
@@ -73,6 +73,13 @@ pub fn lines(loaded: &Loaded, machine: &Machine, strategies: &[Box<dyn Strategy>
     if policy.profile == Profile::AsoClassic {
         said.push((
             "thresholds are those of the profile aso-classic".to_owned(),
+            false,
+        ));
+    }
+    if policy.profile == Profile::AutotuneClassic {
+        said.push((
+            "the file cache is left to the rules of autotune (profile autotune-classic), which are not tried"
+                .to_owned(),
             false,
         ));
     }

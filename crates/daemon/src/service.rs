@@ -349,7 +349,7 @@ impl Service<'_> {
         // The mind takes it in its next turn; people are told now.
         let works = homeostat_strategies::all()
             .iter()
-            .filter(|s| s.applicable(&machine).is_ok())
+            .filter(|s| s.usable(&machine, self.settings.policy.profile).is_ok())
             .map(|s| s.id().to_string())
             .filter(|id| {
                 before

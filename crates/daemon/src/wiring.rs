@@ -59,13 +59,14 @@ fn platform(settings: &Settings) -> LinuxPlatform {
 /// # Errors
 /// The machine can not be described at all.
 pub fn diagnose() -> Result<Diagnosis, PlatformError> {
-    let machine = platform(&Settings::default()).machine()?;
+    let usual = Settings::default();
+    let machine = platform(&usual).machine()?;
     let strategies = homeostat_strategies::all()
         .iter()
         .map(|s| StrategyState {
             id: s.id().to_string(),
             summary: s.summary().to_owned(),
-            refused: s.applicable(&machine).err(),
+            refused: s.usable(&machine, usual.policy.profile).err(),
         })
         .collect();
     Ok(Diagnosis::new(&machine, strategies))

@@ -1,6 +1,7 @@
 //! The loop: observation in, commands out.
 
 use crate::blocks::Objective;
+use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::meters;
@@ -142,20 +143,14 @@ pub struct Engine {
     pub(crate) turn_over_since: Option<Nanoseconds>,
     /// When memory was short last.
     pub(crate) short_at: Option<Nanoseconds>,
+    /// The controllers at work.
+    pub(crate) steered: Vec<Steered>,
     pub(crate) out: Vec<Command>,
 }
 
 impl Engine {
     /// A mind that knows the machine, its strategies, its settings and what it remembered.
     pub fn new(machine: Machine, strategies: Vec<Box<dyn Strategy>>, policy: Policy, memory: Memory) -> Self {
-        let mut refusals = BTreeMap::new();
-        for strategy in &strategies {
-            if policy.strategies.get(strategy.id().as_str()) == Some(&false) {
-                refusals.insert(strategy.id(), "switched off in the configuration".to_owned());
-            } else if let Err(why) = strategy.applicable(&machine) {
-                refusals.insert(strategy.id(), why);
-            }
-        }
         let mut discovery = Discovery::new(policy.discovery.clone());
         for accepted in &memory.tries {
             discovery.record(*accepted);
@@ -163,7 +158,7 @@ impl Engine {
         let mut engine = Self {
             machine,
             strategies,
-            refusals,
+            refusals: BTreeMap::new(),
             now: Nanoseconds::ZERO,
             unix: 0,
             machine_sample: MachineSample::default(),
@@ -199,6 +194,7 @@ impl Engine {
             restless: BTreeMap::new(),
             turn_over_since: None,
             short_at: None,
+            steered: Vec::new(),
             out: Vec::new(),
             policy,
         };
@@ -216,6 +212,7 @@ impl Engine {
                 },
             );
         }
+        engine.judge_strategies();
         engine
     }
 
@@ -256,6 +253,7 @@ impl Engine {
             scan_every: Nanoseconds::from_secs_f64(scan_s),
             detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
             detail,
+            host_every: self.steering_every(),
         }
     }
 
@@ -386,13 +384,18 @@ impl Engine {
             OperatorRequest::Undo(action) => {
                 let whose = self.changes.get(&action).map(|c| c.workload.clone());
                 self.hold_relief(whose.as_ref());
+                self.rest_file(action, "undone by an operator");
                 self.withdraw(action, "undone by an operator");
             }
-            OperatorRequest::Yield(action, why) => self.withdraw(action, &why),
+            OperatorRequest::Yield(action, why) => {
+                self.leave_file(action, &why);
+                self.withdraw(action, &why);
+            }
             OperatorRequest::UndoAll => {
                 self.hold_relief(None);
                 self.abort_all("undone by an operator");
                 for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {
+                    self.rest_file(action, "undone by an operator");
                     self.withdraw(action, "undone by an operator");
                 }
             }
@@ -405,7 +408,8 @@ impl Engine {
                         .changes
                         .get(&action)
                         .is_some_and(|c| !c.leaving && c.on && c.settled);
-                    if keep && in_force {
+                    // What a controller holds is right only while it is there to move it.
+                    if keep && in_force && self.steered_by(action).is_none() {
                         self.out.push(Command::Keep(action));
                         self.changes.remove(&action);
                     } else if keep
@@ -468,10 +472,13 @@ impl Engine {
                 w.retry_at = self.now;
             }
         }
+        let acts = self.policy.mode == Mode::Act;
         let withdrawn: Vec<ActionId> = self
             .changes
             .iter()
-            .filter(|(_, c)| self.refusals.contains_key(&c.strategy))
+            .filter(|(id, c)| {
+                self.refusals.contains_key(&c.strategy) || (!acts && self.steered_by(**id).is_some())
+            })
             .map(|(id, _)| *id)
             .collect();
         for action in withdrawn {
@@ -479,17 +486,18 @@ impl Engine {
         }
     }
 
-    /// Which strategies are not asked at all, and why.
+    /// Which strategies are not asked at all, and why; which controllers are at work.
     fn judge_strategies(&mut self) {
         self.refusals.clear();
         for strategy in &self.strategies {
             if self.policy.strategies.get(strategy.id().as_str()) == Some(&false) {
                 self.refusals
                     .insert(strategy.id(), "switched off in the configuration".to_owned());
-            } else if let Err(why) = strategy.applicable(&self.machine) {
+            } else if let Err(why) = strategy.usable(&self.machine, self.policy.profile) {
                 self.refusals.insert(strategy.id(), why);
             }
         }
+        self.appoint_controllers();
     }
 
     fn finish_if_stopped(&mut self) {
@@ -537,6 +545,7 @@ impl Engine {
         self.poll_guards();
         self.retry_undos();
         self.poll_changes();
+        self.steer();
         self.start_next();
         self.prune();
     }

@@ -8,12 +8,14 @@
 //! The engine receives a list of strategies and does not know which exist.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod controller;
 pub mod policy;
 mod protocol;
 pub mod retrace;
 pub mod strategy;
 pub mod view;
 
+pub use controller::{Controller, HostSeen, Wanted};
 pub use policy::{Mode, Policy, Profile, WorkloadRule};
 pub use protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,

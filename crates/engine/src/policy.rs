@@ -30,6 +30,8 @@ pub enum Profile {
     Homeostat,
     /// The published figures of IBM's AIX Active System Optimizer.
     AsoClassic,
+    /// IBM's autotune looks after the file cache with its own rules, without trials; all else as in homeostat's own.
+    AutotuneClassic,
 }
 
 /// What the operator chose for workloads that match.
@@ -115,7 +117,8 @@ pub struct Policy {
     pub workloads: Vec<WorkloadRule>,
     /// Strategy id to on/off for the whole host.
     pub strategies: BTreeMap<String, bool>,
-    /// Which set of thresholds the strategies use.
+    /// Which set of thresholds the strategies use: `homeostat` or `aso-classic`; or `autotune-classic`, with which autotune
+    /// looks after the file cache, by its own rules and without trials.
     pub profile: Profile,
     /// Thresholds and paces by strategy id and name, over those of the profile.
     pub settings: BTreeMap<String, BTreeMap<String, f64>>,

@@ -205,6 +205,8 @@ pub struct SamplingPlan {
     pub detail_every: Nanoseconds,
     /// Whom to sample in detail; empty = no detailed sampling.
     pub detail: Vec<WorkloadId>,
+    /// Longest time between two looks at the host, for a controller; `None` = as the rest comes.
+    pub host_every: Option<Nanoseconds>,
 }
 
 /// What the history knows about one kind of workload and one strategy.

@@ -154,7 +154,7 @@ impl Engine {
     }
 
     /// Trials of other things end: their workloads lose memory, too, and what is measured now says nothing.
-    pub(crate) fn make_way(&mut self, whom: &WorkloadId) {
+    pub(crate) fn make_way(&mut self, why: &str) {
         let running: Vec<ExperimentId> = self
             .experiments
             .iter()
@@ -166,7 +166,7 @@ impl Engine {
             .map(|(id, _)| *id)
             .collect();
         for id in running {
-            self.abort(id, format!("memory is short, and protecting {whom} comes first"));
+            self.abort(id, why.to_owned());
         }
     }
 

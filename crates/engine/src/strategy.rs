@@ -1,5 +1,6 @@
 //! What a strategy is: one kind of optimisation that looks and suggests, and never acts.
 
+use crate::controller::Controller;
 use crate::policy::{Policy, Profile};
 use homeostat_model::action::Target;
 use homeostat_model::{
@@ -37,7 +38,7 @@ impl Setting {
             .and_then(|s| s.get(self.name))
             .copied()
             .unwrap_or(match policy.profile {
-                Profile::Homeostat => self.default,
+                Profile::Homeostat | Profile::AutotuneClassic => self.default,
                 Profile::AsoClassic => self.classic,
             })
     }
@@ -199,6 +200,24 @@ pub trait Strategy: Send + Sync {
     /// # Errors
     /// The reason, for people.
     fn applicable(&self, machine: &Machine) -> Result<(), String>;
+    /// Whether it works in this profile; else why not.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn works_in(&self, _profile: Profile) -> Result<(), String> {
+        Ok(())
+    }
+    /// Whether it is of use on this machine in this profile; else the first reason why not.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn usable(&self, machine: &Machine, profile: Profile) -> Result<(), String> {
+        self.works_in(profile).and_then(|()| self.applicable(machine))
+    }
+    /// The loop that moves settings of the whole host, for a strategy that is one; begun anew each time.
+    fn controller(&self, _policy: &Policy) -> Option<Box<dyn Controller>> {
+        None
+    }
     /// Its opinion on one workload.
     fn consider(&self, seen: &Seen<'_>) -> Opinion;
     /// Whether it protects from losses of memory: then it is asked as soon as memory is short, and what it proposes as

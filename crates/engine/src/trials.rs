@@ -86,7 +86,7 @@ impl Engine {
         }
         if self.real_trial_running() {
             if let Some(whom) = self.relief_waits() {
-                self.make_way(&whom);
+                self.make_way(&format!("memory is short, and protecting {whom} comes first"));
             }
             return;
         }
@@ -948,6 +948,7 @@ impl Engine {
                     self.guard_loses(&workload, action);
                     self.release();
                     self.conclude_of(action);
+                    self.bring_files();
                 } else {
                     self.experiment_settled(action);
                     self.guard_settled(action);
@@ -1043,7 +1044,10 @@ impl Engine {
                 }
                 self.abort(id, text);
             }
-            None => self.withdraw(action, &text),
+            None => {
+                self.steering_failed(action, fault);
+                self.withdraw(action, &text);
+            }
         }
     }
 

@@ -223,10 +223,11 @@ impl Engine {
                     text: c.text.clone(),
                     effect: guard.map(|g| g.effect),
                     since_unix: c.since_unix,
-                    guard: guard.map_or_else(
-                        || "kept from an earlier run; not guarded".to_owned(),
-                        |g| g.describe(self.now),
-                    ),
+                    guard: match (guard, self.steered_by(*action)) {
+                        (Some(g), _) => g.describe(self.now),
+                        (None, Some(controller)) => format!("held by the controller {controller}; not tried"),
+                        (None, None) => "kept from an earlier run; not guarded".to_owned(),
+                    },
                     on: c.on && c.settled,
                 }
             })

@@ -10,7 +10,7 @@ use crate::effectors::prefetch::control::{self, Obstacle};
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
-use crate::sensors::{files, pressure, topology};
+use crate::sensors::{files, memory_settings, pressure, topology};
 use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
 use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
 use crate::sys::perf::OpenError;
@@ -716,6 +716,18 @@ impl List {
         self.add(
             "memory.groups",
             "a reader of files cannot be kept to a little memory: the file_cache strategy is off",
+            seen,
+        );
+        let seen = match memory_settings::can_be_moved(root) {
+            Ok(files) => {
+                let names: Vec<&str> = files.iter().filter_map(|f| f.rsplit('/').next()).collect();
+                Seen::new(Available, names.join(", "), "")
+            }
+            Err(why) => Seen::new(Missing, why, "run as root on the host, with /proc/sys writable"),
+        };
+        self.add(
+            "memory.settings",
+            "the profile autotune-classic has nothing to move",
             seen,
         );
         let msr = root.path("/dev/cpu/0/msr").exists();

@@ -6,6 +6,7 @@ use crate::sensors::counters::HardwareCounters;
 use crate::sensors::host::Host;
 use crate::sensors::kernel_balancing::BalancingWatch;
 use crate::sensors::locality::LocalitySensor;
+use crate::sensors::memory_settings::MemorySettings;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
 use crate::sensors::reads::ReadSensor;
@@ -13,9 +14,9 @@ use crate::sensors::{regions, topology};
 use crate::sys::numa::CpuMask;
 use crate::{Root, capabilities};
 use homeostat_model::{
-    Action, Bytes, Direction, KernelBalancing, Locality, Machine, MemoryMap, MeterCandidate, MeterId,
-    MeterReading, Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload, WorkloadId,
-    WorkloadSample,
+    Action, Bytes, Direction, KernelBalancing, Locality, Machine, MemoryMap, MemorySetting, MeterCandidate,
+    MeterId, MeterReading, Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload,
+    WorkloadId, WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
@@ -93,6 +94,9 @@ pub struct LinuxPlatform {
     balancing: BalancingWatch,
     /// What the last scan saw of the kernel's NUMA balancing.
     balanced: Option<KernelBalancing>,
+    memory_settings: MemorySettings,
+    /// What the last scan saw of them.
+    memory_set: Vec<MemorySetting>,
     /// Opened at the first sample, so that a machine without /proc is an error with its reason, not a panic.
     processes: Option<ProcessTable>,
     workloads: BTreeMap<WorkloadId, Workload>,
@@ -146,6 +150,8 @@ impl LinuxPlatform {
             host: Host::new(root.clone()),
             balancing: BalancingWatch::new(root.clone()),
             balanced: None,
+            memory_settings: MemorySettings::new(root.clone()),
+            memory_set: Vec::new(),
             processes: None,
             workloads: BTreeMap::new(),
             other_tuners: Vec::new(),
@@ -455,8 +461,11 @@ impl Sensors for LinuxPlatform {
         if request.scan {
             let holder = self.effectors.holder(effectors::NUMA_BALANCING);
             self.balanced = self.balancing.look(at, self.host.cpu_busy(), holder);
+            let effectors = &self.effectors;
+            self.memory_set = self.memory_settings.look(at, |file| effectors.holder(file));
         }
         machine.numa_balancing.clone_from(&self.balanced);
+        machine.memory_settings.clone_from(&self.memory_set);
         let interval = self.before.map_or(Nanoseconds::ZERO, |(before, _)| at - before);
         let paging = &machine.paging;
         let refaults = paging.refaults_file.saturating_add(paging.refaults_anonymous) as f64;

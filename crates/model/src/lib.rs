@@ -28,8 +28,8 @@ pub use memory::{MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, Pieces};
 pub use meter::{MeterCandidate, MeterClass, MeterId, MeterReading};
 pub use places::{MemoryByKind, NumaBalancing, Places, Redispatches};
 pub use sample::{
-    HugePageSettings, KernelBalancing, MachineSample, PageSizeSetting, Paging, Pressure, Reads, Snapshot,
-    WorkloadSample,
+    HugePageSettings, KernelBalancing, MachineSample, MemorySetting, PageSizeSetting, Paging, Pressure,
+    Reads, Snapshot, WorkloadSample,
 };
 pub use topology::{
     Cache, CacheKind, Device, DeviceKind, LogicalCpu, MemoryAccess, MemoryNode, MemoryTier, SideCache,

@@ -84,6 +84,20 @@ pub struct Paging {
     pub stolen_direct: u64,
 }
 
+/// A setting that says how the kernel finds free memory, and whose value it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemorySetting {
+    /// Its file, absolute below the root.
+    pub path: String,
+    /// Its value now.
+    pub value: u64,
+    /// Who set it when it is neither what the kernel sets by itself nor ours: the file and line, or `at run time`. A value
+    /// that somebody wrote down counts also where it is the kernel's own.
+    pub set_by: Option<String>,
+    /// Whether homeostat holds it at this value now.
+    pub ours: bool,
+}
+
 /// What a workload read from files in an interval. Looked at only while memory is short, and then of those that use CPU
 /// time or wait for pages; else all is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +139,9 @@ pub struct MachineSample {
     pub shared_huge: Bytes,
     /// Swap in use.
     pub swap_used: Bytes,
+    /// Pages of files (`Cached` + `Buffers` − `Shmem`); zero when not known.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub memory_file: Bytes,
     /// Pressure stall: CPU (only `some` is meaningful host-wide).
     pub pressure_cpu: Pressure,
     /// Pressure stall: memory.
@@ -141,6 +158,9 @@ pub struct MachineSample {
     /// What memory was taken and brought back.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub paging: Paging,
+    /// The settings of how memory is found that a controller may move, as the last scan saw them; none where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_settings: Vec<MemorySetting>,
 }
 
 /// One workload in one interval.

@@ -100,6 +100,8 @@ pub struct Runtime<P, C> {
     stories: Vec<Story>,
     next_scan: Nanoseconds,
     next_detail: Nanoseconds,
+    /// When the last look was taken.
+    looked_at: Nanoseconds,
     next_prune: Nanoseconds,
     journal_warned: bool,
     /// A coin could not be written down: no change is switched on until one can.
@@ -181,6 +183,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             stories: Vec::new(),
             next_scan: now,
             next_detail: now,
+            looked_at: now,
             next_prune: now + PRUNE_EVERY,
             journal_warned: false,
             coin_missing: false,
@@ -261,14 +264,17 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let plan = self.engine.sampling();
         let scan = now >= self.next_scan;
         let detail = !plan.detail.is_empty() && now >= self.next_detail;
-        if !scan && !detail {
+        let host = plan.host_every.is_some_and(|every| now >= self.looked_at + every);
+        if !scan && !detail && !host {
             return;
         }
+        // Whoever is looked at in detail is looked at each time: a look is one interval for all.
         let request = SampleRequest {
             scan,
             detail: plan.detail,
         };
         let used = self.clock.cpu_time();
+        self.looked_at = now;
         match self.platform.sample(&request) {
             Ok(snapshot) => {
                 self.unseen = None;
@@ -305,6 +311,9 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let mut at = self.next_scan;
         if !plan.detail.is_empty() {
             at = at.min(self.next_detail);
+        }
+        if let Some(every) = plan.host_every {
+            at = at.min(self.looked_at + every);
         }
         for p in self.pending.values() {
             at = at.min(p.due);

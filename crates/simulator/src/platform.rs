@@ -799,6 +799,7 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
         anonymous_huge: Bytes(anonymous),
         shared_huge: Bytes(shared),
         swap_used: swapped,
+        memory_file: cached,
         pressure_cpu: Pressure {
             some: nanoseconds(if waiting > 1e-3 {
                 seconds * (waiting / (waiting + 1.0))
@@ -826,6 +827,7 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
         // Hinting faults are not simulated: the kernel of the simulated machine has no automatic balancing.
         numa_balancing: None,
         paging: homeostat_model::Paging::default(),
+        memory_settings: Vec::new(),
     }
 }
 

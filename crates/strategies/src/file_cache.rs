@@ -38,11 +38,10 @@
 //! Seed 003 (Trent: autotune), which lowers the share of memory that files may use while programs wait for their pages;
 //! Linux `Documentation/admin-guide/cgroup-v2.rst`, `cgroup-v1/memory.rst`, `mm/workingset.c`.
 
-pub mod autotune;
 pub mod ceiling;
 
 use crate::common::{AGE_HELP, age_min, capable, too_young};
-use homeostat_engine::{Declined, Neighbour, Opinion, Proposal, Seen, Setting, Strategy};
+use homeostat_engine::{Declined, Neighbour, Opinion, Profile, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Advice, Bytes, Effect, EffectorId, Machine, Nanoseconds, Reads, StrategyId, WorkloadKind,
@@ -137,6 +136,15 @@ impl Strategy for FileCache {
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
         capable(machine, &["memory.groups", "process.io"])
+    }
+
+    fn works_in(&self, profile: Profile) -> Result<(), String> {
+        match profile {
+            Profile::AutotuneClassic => {
+                Err("in the profile autotune-classic autotune looks after the file cache".into())
+            }
+            Profile::Homeostat | Profile::AsoClassic => Ok(()),
+        }
     }
 
     fn consider(&self, seen: &Seen<'_>) -> Opinion {

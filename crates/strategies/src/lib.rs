@@ -6,6 +6,7 @@
 //! References*; they become its page in the book), and add one line to [`all`].
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod autotune;
 mod cache_affinity;
 mod common;
 mod file_cache;
@@ -15,7 +16,7 @@ mod numa_balancing;
 mod prefetch;
 
 pub use common::score::{PlacementScore, Scored, placement_scores};
-pub use file_cache::{autotune, ceiling};
+pub use file_cache::ceiling;
 use homeostat_engine::Strategy;
 
 /// All strategies, in the order in which they are considered: threads before the memory that follows them, and both
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Box<dyn Strategy>> {
         Box::new(prefetch::Prefetch),
         Box::new(numa_balancing::NumaBalancing),
         Box::new(file_cache::FileCache),
+        Box::new(autotune::AutotuneClassic),
     ]
 }
 
@@ -40,6 +42,7 @@ pub fn book() -> Vec<(&'static str, String)> {
         ("prefetch", doc_comment(include_str!("prefetch.rs"))),
         ("numa_balancing", doc_comment(include_str!("numa_balancing.rs"))),
         ("file_cache", doc_comment(include_str!("file_cache.rs"))),
+        ("autotune", doc_comment(include_str!("autotune.rs"))),
     ]
 }
 

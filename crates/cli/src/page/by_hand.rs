@@ -73,6 +73,15 @@ pub(super) fn of(strategy: &str) -> Option<ByHand> {
             ],
             undo: &["systemctl set-property --runtime UNIT MemoryHigh=VALUE_REMEMBERED"],
         },
+        "autotune" => ByHand {
+            title: "programs kept in memory rather than files",
+            note: "Settings of the whole host. Without swap, or where programs work on mapped files, they do nothing for them.",
+            make: &[
+                "sysctl vm.swappiness vm.vfs_cache_pressure vm.watermark_scale_factor   # remember them",
+                "sysctl -w vm.swappiness=1",
+            ],
+            undo: &["sysctl -w vm.swappiness=VALUE_REMEMBERED           # and the others"],
+        },
         "prefetch" => ByHand {
             title: "the hardware prefetcher",
             note: "Intel, from Nehalem on; other processors have other registers. Writing one marks the kernel as tainted until \

@@ -9,14 +9,14 @@
 //!
 //! The target is one file; who may ask for which value is for the caller to check.
 
-use super::Effector;
 use super::identity::{boot_id, malformed, of_another_boot};
+use super::{Effector, Holder};
 use crate::Root;
 use homeostat_model::action::Target;
-use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
+use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
 use homeostat_tunables::{Tree, Unreadable};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 /// Longest value.
@@ -31,11 +31,21 @@ const PAIRS: &[(&str, &str)] = &[
     ("/proc/sys/vm/overcommit_kbytes", "/proc/sys/vm/overcommit_ratio"),
 ];
 
+/// How an action was left.
+struct Left {
+    direction: Direction,
+    workload: WorkloadId,
+    file: String,
+    /// The value of the action.
+    ours: String,
+}
+
 /// Writes settings.
 pub(super) struct Setting {
     root: Root,
-    /// The state in which each action was left.
-    left: BTreeMap<ActionId, Direction>,
+    left: BTreeMap<ActionId, Left>,
+    /// Files to which somebody else wrote while they were ours.
+    theirs: BTreeSet<String>,
 }
 
 impl Setting {
@@ -43,7 +53,15 @@ impl Setting {
         Self {
             root,
             left: BTreeMap::new(),
+            theirs: BTreeSet::new(),
         }
+    }
+
+    /// The actions that are in force.
+    fn in_force(&self) -> impl Iterator<Item = &Left> {
+        self.left
+            .values()
+            .filter(|left| left.direction == Direction::Apply)
     }
 
     fn drive(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
@@ -54,13 +72,15 @@ impl Setting {
             .ok_or_else(|| malformed(record, "value"))?
             .clone();
         let now = read(&self.root, &file)?;
-        let was_left_so = self.left.get(&record.action.id) == Some(&direction);
+        let id = record.action.id;
+        let was_left_so = self.left.get(&id).is_some_and(|l| l.direction == direction);
         let (goal, source) = match direction {
             Direction::Apply => (&ours, &found),
             Direction::Undo => (&found, &ours),
         };
         let is_others = now != *goal && (now != *source || was_left_so);
         if is_others {
+            self.theirs.insert(file.clone());
             return match direction {
                 Direction::Apply => Err(PlatformError::Conflict {
                     what: file,
@@ -96,7 +116,13 @@ impl Setting {
                 });
             }
         }
-        self.left.insert(record.action.id, direction);
+        let left = Left {
+            direction,
+            workload: record.action.workload.clone(),
+            file,
+            ours,
+        };
+        self.left.insert(id, left);
         Ok(Progress {
             done: true,
             finished: 1,
@@ -144,6 +170,51 @@ impl Effector for Setting {
 
     fn forget(&mut self, record: &UndoRecord) {
         self.left.remove(&record.action.id);
+    }
+
+    fn adopt(&mut self, record: &UndoRecord) {
+        if let Ok((file, ours)) = wanted(&record.action) {
+            let left = Left {
+                direction: Direction::Apply,
+                workload: record.action.workload.clone(),
+                file,
+                ours,
+            };
+            self.left.insert(record.action.id, left);
+        }
+    }
+
+    fn review(&mut self, _workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
+        let changed: Vec<(WorkloadId, String, String)> = self
+            .in_force()
+            .filter_map(|left| {
+                let now = read(&self.root, &left.file)
+                    .ok()
+                    .filter(|now| *now != left.ours)?;
+                let sentence = format!(
+                    "{} was set to {now} by somebody else, after homeostat had set it to {}",
+                    left.file, left.ours
+                );
+                Some((left.workload.clone(), left.file.clone(), sentence))
+            })
+            .collect();
+        changed
+            .into_iter()
+            .map(|(workload, file, sentence)| {
+                self.theirs.insert(file);
+                (workload, sentence)
+            })
+            .collect()
+    }
+
+    fn holder(&self, file: &str) -> Holder {
+        if self.theirs.contains(file) {
+            Holder::SomebodyElse
+        } else if self.in_force().any(|left| left.file == file) {
+            Holder::Homeostat
+        } else {
+            Holder::Unknown
+        }
     }
 }
 
@@ -310,6 +381,31 @@ mod tests {
             .unwrap();
         assert_eq!(undone.skipped.len(), 1);
         assert_eq!(now(&root, FILE), "33");
+    }
+
+    #[test]
+    fn it_is_known_whose_value_a_file_has() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root.clone());
+        assert_eq!(effector.holder(FILE), Holder::Unknown);
+        let record = effector.prepare(&action(FILE, "10")).unwrap();
+        effector.advance(&record, Direction::Apply).unwrap();
+        assert_eq!(effector.holder(FILE), Holder::Homeostat);
+        assert!(effector.review(&BTreeMap::new()).is_empty());
+        effector.advance(&record, Direction::Undo).unwrap();
+        assert_eq!(effector.holder(FILE), Holder::Unknown, "put back is nobody's");
+        effector.advance(&record, Direction::Apply).unwrap();
+        std::fs::write(root.path(FILE), "33\n").unwrap();
+        let told = effector.review(&BTreeMap::new());
+        assert!(
+            told.len() == 1 && told[0].1.contains("set to 33 by somebody else"),
+            "{told:?}"
+        );
+        assert_eq!(effector.holder(FILE), Holder::SomebodyElse);
+        // A fresh process knows of it what it is told.
+        let mut fresh = Setting::new(root);
+        fresh.adopt(&record);
+        assert_eq!(fresh.holder(FILE), Holder::Homeostat);
     }
 
     #[test]

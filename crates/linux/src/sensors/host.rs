@@ -117,6 +117,7 @@ impl Host {
             anonymous_huge: kib("AnonHugePages"),
             shared_huge: kib("ShmemHugePages"),
             swap_used: kib("SwapTotal").saturating_sub(kib("SwapFree")),
+            memory_file: (kib("Cached") + kib("Buffers")).saturating_sub(kib("Shmem")),
             pressure_cpu: cpu.since(cpu_before),
             pressure_memory: memory.since(memory_before),
             pressure_io: io.since(io_before),
@@ -124,6 +125,7 @@ impl Host {
             other_tuners: Vec::new(),
             numa_balancing: None,
             paging: paging::since(&paged, &paged_before),
+            memory_settings: Vec::new(),
         })
     }
 

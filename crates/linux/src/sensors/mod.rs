@@ -12,6 +12,7 @@ pub mod huge_pages;
 pub mod kernel_balancing;
 pub mod kernel_config;
 pub mod locality;
+pub mod memory_settings;
 pub mod numa_maps;
 pub mod paging;
 pub mod pressure;
