@@ -345,9 +345,6 @@ impl Engine {
 
     pub(crate) fn advise(&mut self, advice: Vec<Advice>) {
         for a in advice {
-            if self.policy.muted_advice.contains(&a.id) {
-                continue;
-            }
             let new = !self.advice.contains_key(&a.id);
             if new && self.advice.len() >= ADVICE_MAX {
                 continue;
@@ -451,8 +448,6 @@ impl Engine {
     fn configure(&mut self, mut policy: Policy) {
         policy.seed = self.policy.seed;
         self.policy = policy;
-        let muted = &self.policy.muted_advice;
-        self.advice.retain(|id, _| !muted.contains(id));
         self.judge_strategies();
         if self.policy.mode != Mode::Act {
             let real: Vec<ExperimentId> = self
@@ -1037,17 +1032,14 @@ impl Engine {
                 })
         };
         let application = first_tier_best(w, Some(MeterClass::Application));
-        let last_tier = w.tier + 1 >= meters::TIERS.len();
-        let more = !last_tier
-            && w.candidates
-                .iter()
-                .any(|c| c.refused.is_none() && meters::TIERS[w.tier + 1].contains(&c.class));
-        if application.is_none() && more {
-            w.tier += 1;
+        let any = first_tier_best(w, None);
+        let next = meters::next_tier(w.tier, &w.candidates, application.is_some(), any.is_some());
+        if let Some(next) = next {
+            w.tier = next;
             self.open_tier(id);
             return;
         }
-        let best = application.or_else(|| first_tier_best(w, None));
+        let best = application.or(any);
         for (meter, a) in &assessed {
             if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
                 c.refused.clone_from(&a.refused);

@@ -40,3 +40,4 @@ mod watch;
 mod watched;
 
 pub use engine::Engine;
+pub use meters::{JudgedMeter, MeterInterval, judge_meters};

@@ -1,15 +1,16 @@
 //! Which meter to trust.
 //!
 //! Meters are tried in tiers, nearest to the work first: the program's own counters together with kernel work
-//! (which costs nothing to read), then probes. A meter qualifies when it fires, is steady per CPU second over
+//! (which costs nothing to read), then probes, then progress points that have to be found first. A meter qualifies when it fires, is steady per CPU second over
 //! blocks, and costs the workload little. Kernel work must in addition be confirmed by a second, different kind of
 //! kernel work that keeps a constant ratio to it: a single counter may count polling or waiting instead of work.
 //! Hardware counts never qualify: the treatment may change the number of instructions (seed 001: a large-segment
 //! case gained 30 % while instructions per second fell by 58 %).
 
 use crate::policy::Policy;
-use crate::series::Series;
+use crate::series::{Interval, Series};
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds};
+use std::collections::BTreeMap;
 
 /// Intervals joined into one block when noise is judged.
 const BLOCK: usize = 4;
@@ -21,10 +22,36 @@ const KERNEL_RATE_MIN: f64 = 5.0;
 const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 
 /// Tiers in the order they are tried.
-pub(crate) const TIERS: [&[MeterClass]; 2] = [
+pub(crate) const TIERS: [&[MeterClass]; 3] = [
     &[MeterClass::Application, MeterClass::Kernel],
     &[MeterClass::Probe],
+    &[MeterClass::Points],
 ];
+/// Samples that progress points may take to be found before they are taken for silent: the search takes up to half a
+/// minute.
+const SEARCH_SAMPLES: usize = 40;
+
+/// The next tier worth opening: one that has something to offer. Points are looked for only when nothing else will do,
+/// for the search costs the workload a little; probes also when kernel work would.
+pub(crate) fn next_tier(
+    tier: usize,
+    candidates: &[MeterCandidate],
+    application: bool,
+    any: bool,
+) -> Option<usize> {
+    (tier + 1..TIERS.len()).find(|next| {
+        let classes = TIERS.get(*next).copied().unwrap_or_default();
+        let enough = if classes.contains(&MeterClass::Points) {
+            any
+        } else {
+            application
+        };
+        !enough
+            && candidates
+                .iter()
+                .any(|c| c.refused.is_none() && classes.contains(&c.class))
+    })
+}
 
 /// How good a meter turned out to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +78,12 @@ pub(crate) fn assess(
     let readings = series.readings(&candidate.id, since);
     if readings.len() < policy.meter_samples_min {
         // A meter that delivers nothing while samples come in has failed.
-        if seen >= policy.meter_samples_min * 2 {
+        let search = if candidate.class == MeterClass::Points {
+            SEARCH_SAMPLES
+        } else {
+            0
+        };
+        if seen >= policy.meter_samples_min * 2 + search {
             return Some(Assessment {
                 rate: 0.0,
                 noise: f64::INFINITY,
@@ -194,7 +226,8 @@ pub(crate) fn preference(candidate: &MeterCandidate, assessment: &Assessment) ->
         MeterClass::Application => 0,
         MeterClass::Probe => 1,
         MeterClass::Kernel => 2,
-        MeterClass::Hardware => 3,
+        MeterClass::Points => 3,
+        MeterClass::Hardware => 4,
     };
     let kernel = if candidate.id.as_str().starts_with("io.") {
         0
@@ -208,11 +241,121 @@ pub(crate) fn preference(candidate: &MeterCandidate, assessment: &Assessment) ->
     (class, kernel, (assessment.noise * 1e6) as u64)
 }
 
+/// What was measured in one interval, for [`judge_meters`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MeterInterval {
+    /// Its length in seconds.
+    pub seconds: f64,
+    /// CPU seconds that the workload used.
+    pub cpu: f64,
+    /// Work by meter: counts, and the seconds over which they were counted.
+    pub work: BTreeMap<MeterId, (f64, f64)>,
+}
+
+/// What the mind makes of a meter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JudgedMeter {
+    /// Which.
+    pub id: MeterId,
+    /// Counts per second.
+    pub rate: f64,
+    /// Coefficient of variation of work per CPU second over blocks of four intervals; infinite when not known.
+    pub noise: f64,
+    /// Smallest effect on work per CPU second that a trial of twenty minutes could prove with it (a share of the work),
+    /// if its noise averages out over longer blocks; infinite when not known.
+    pub detectable: f64,
+    /// Share of the workload's CPU time that counting costs.
+    pub cost: f64,
+    /// Whether it is the one that would be used.
+    pub chosen: bool,
+    /// Why it does not qualify, with the remedy.
+    pub refused: Option<String>,
+}
+
+/// Length of the trial that [`JudgedMeter::detectable`] is about (seconds).
+const DETECTABLE_S: f64 = 1200.0;
+/// … and of its blocks, with their washout.
+const DETECTABLE_BLOCK_S: f64 = 30.0;
+
+/// Judges meters that were all open over the same intervals, as the engine does with those of a workload. Refused
+/// candidates keep their reason. `None` for a meter that has too few readings yet.
+pub fn judge_meters(
+    candidates: &[MeterCandidate],
+    intervals: &[MeterInterval],
+    policy: &Policy,
+) -> Vec<Option<JudgedMeter>> {
+    let mut series = Series::default();
+    let mut end = Nanoseconds::ZERO;
+    for interval in intervals {
+        end += Nanoseconds::from_secs_f64(interval.seconds);
+        series.push(Interval {
+            end,
+            seconds: interval.seconds,
+            cpu: interval.cpu,
+            wait: 0.0,
+            machine_idle: 0.0,
+            churn: 0,
+            faults: (0, 0),
+            work: interval.work.clone(),
+        });
+    }
+    let open: Vec<&MeterCandidate> = candidates.iter().filter(|c| c.refused.is_none()).collect();
+    let mut judged: Vec<Option<JudgedMeter>> = Vec::with_capacity(candidates.len());
+    let mut best: Option<(usize, (u8, u8, u64))> = None;
+    for (i, candidate) in candidates.iter().enumerate() {
+        let unknown = |refused| JudgedMeter {
+            id: candidate.id.clone(),
+            rate: 0.0,
+            noise: f64::INFINITY,
+            detectable: f64::INFINITY,
+            cost: 0.0,
+            chosen: false,
+            refused,
+        };
+        if candidate.refused.is_some() {
+            judged.push(Some(unknown(candidate.refused.clone())));
+            continue;
+        }
+        let others: Vec<&MeterCandidate> = open.iter().copied().filter(|o| o.id != candidate.id).collect();
+        let assessment = assess(candidate, &others, &series, Nanoseconds::ZERO, policy);
+        if let Some(a) = assessment.as_ref().filter(|a| a.refused.is_none()) {
+            let rank = preference(candidate, a);
+            if best.is_none_or(|(_, least)| rank < least) {
+                best = Some((i, rank));
+            }
+        }
+        judged.push(assessment.map(|a| JudgedMeter {
+            rate: a.rate,
+            noise: a.noise,
+            detectable: detectable(a.noise, intervals, policy),
+            cost: a.cost,
+            ..unknown(a.refused)
+        }));
+    }
+    if let Some((i, _)) = best
+        && let Some(Some(meter)) = judged.get_mut(i)
+    {
+        meter.chosen = true;
+    }
+    judged
+}
+
+/// The smallest effect that a trial of [`DETECTABLE_S`] could prove: its blocks are longer than those over which the
+/// noise was judged, and differences of two are what the trial bets on.
+fn detectable(noise: f64, intervals: &[MeterInterval], policy: &Policy) -> f64 {
+    let seconds: f64 = intervals.iter().map(|i| i.seconds).sum();
+    let judged_s = BLOCK as f64 * seconds / intervals.len().max(1) as f64;
+    let averaged = (judged_s / DETECTABLE_BLOCK_S).min(1.0).sqrt();
+    let scale =
+        (noise * averaged * std::f64::consts::SQRT_2).max(homeostat_statistics::block_length::SCALE_FLOOR);
+    let trial = &policy.trial;
+    let for_one_scale = homeostat_statistics::block_length::blocks_needed(trial.design, trial.alpha, 1.0);
+    scale * (for_one_scale / (DETECTABLE_S / DETECTABLE_BLOCK_S)).sqrt()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::Interval;
-    use std::collections::BTreeMap;
 
     fn candidate(id: &str, class: MeterClass, cost_us: u64) -> MeterCandidate {
         MeterCandidate {
@@ -314,5 +457,71 @@ mod tests {
         let c = candidate("pmu.instructions", MeterClass::Hardware, 0);
         let a = judge(&c, &[], &series(|_| vec![("pmu.instructions", 1e9)]));
         assert!(a.refused.unwrap().contains("never judge"));
+    }
+
+    #[test]
+    fn judging_from_outside_says_what_the_engine_says() {
+        let intervals: Vec<MeterInterval> = (0..24)
+            .map(|t| MeterInterval {
+                seconds: 1.0,
+                cpu: 0.5,
+                work: [
+                    ("uprobe:f", 1_000.0 + f64::from(t % 3)),
+                    ("redis", 1_000.0 + f64::from(t % 5) * 10.0),
+                ]
+                .into_iter()
+                .map(|(id, work)| (MeterId::new(id), (work, 1.0)))
+                .collect(),
+            })
+            .collect();
+        let mut shut = candidate("prometheus:x", MeterClass::Application, 0);
+        shut.refused = Some("no such endpoint; correct it".to_owned());
+        let candidates = [
+            candidate("uprobe:f", MeterClass::Probe, 1),
+            candidate("redis", MeterClass::Application, 0),
+            shut,
+            candidate("silent", MeterClass::Application, 0),
+        ];
+        let judged = judge_meters(&candidates, &intervals, &Policy::default());
+        let of = |i: usize| judged[i].clone().expect("judged");
+        assert!(
+            of(1).chosen && of(1).refused.is_none(),
+            "the nearest to the work is taken, not the steadiest"
+        );
+        assert!(!of(0).chosen && of(0).refused.is_none() && of(0).cost > 0.0);
+        assert_eq!(of(2).refused.as_deref(), Some("no such endpoint; correct it"));
+        assert!(of(3).refused.is_some() && of(3).rate == 0.0);
+        assert!(of(1).detectable > 0.0 && of(1).detectable < 0.1, "{:?}", of(1));
+        // Too short to say.
+        let early = judge_meters(&candidates, &intervals[..5], &Policy::default());
+        assert!(early[0].is_none() && early[2].is_some());
+    }
+
+    #[test]
+    fn points_are_looked_for_only_when_nothing_else_will_do() {
+        let points = candidate("points", MeterClass::Points, 1);
+        let probe = candidate("uprobe:f", MeterClass::Probe, 1);
+        let both = [points.clone(), probe];
+        assert_eq!(next_tier(0, &both, false, false), Some(1));
+        assert_eq!(
+            next_tier(0, &both, false, true),
+            Some(1),
+            "a probe is better than kernel work"
+        );
+        assert_eq!(next_tier(1, &both, false, false), Some(2));
+        assert_eq!(next_tier(1, &both, false, true), None);
+        assert_eq!(next_tier(0, &both, true, true), None);
+        assert_eq!(next_tier(2, &both, false, false), None);
+        // A tier that has nothing to offer is passed over.
+        assert_eq!(next_tier(0, &[points], false, false), Some(2));
+    }
+
+    #[test]
+    fn the_search_for_points_has_its_time() {
+        let c = candidate("points", MeterClass::Points, 1);
+        let silent = series(|_| vec![]);
+        assert!(assess(&c, &[], &silent, Nanoseconds::ZERO, &Policy::default()).is_none());
+        let probe = candidate("uprobe:f", MeterClass::Probe, 1);
+        assert!(assess(&probe, &[], &silent, Nanoseconds::ZERO, &Policy::default()).is_some());
     }
 }

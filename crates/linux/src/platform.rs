@@ -221,6 +221,12 @@ impl LinuxPlatform {
         &mut self.locality
     }
 
+    /// How a meter came to be, where that took a search: for people.
+    pub fn meter_story(&self, workload: &WorkloadId, meter: &MeterId) -> Option<String> {
+        let workload = self.workloads.get(workload)?;
+        self.kinds.iter().find_map(|kind| kind.story(workload, meter))
+    }
+
     /// What the last scan cost in files read.
     pub fn scan_cost(&self) -> PassCost {
         self.processes

@@ -19,6 +19,8 @@ pub enum MeterClass {
     Probe,
     /// Kernel work that tends to follow useful work (read/write calls and bytes, voluntary switches, sockets).
     Kernel,
+    /// Executions of places in the program's code that were found to follow its work, without its help.
+    Points,
     /// Instructions and cycles. Never judges alone: the instruction count may change with the treatment.
     Hardware,
 }

@@ -26,7 +26,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "model",
         ],
     ),
-    ("linux", &["platform", "model", "progress", "tunables"]),
+    ("points", &[]),
+    ("linux", &["platform", "model", "points", "progress", "tunables"]),
     ("runtime", &["engine", "platform", "store", "model"]),
     (
         "daemon",

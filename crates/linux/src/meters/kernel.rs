@@ -41,6 +41,13 @@ impl MeterKind for Kernel {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
         // One process tells for all: permission and kernel support are the same.
         let main = workload.processes.first().copied();
+        let faults = refused(
+            "faults.minor",
+            MeterClass::Kernel,
+            "page fault",
+            "page faults change with what is tried (large pages take them away), so they never measure work; use \
+             another meter",
+        );
         ALL.iter()
             .map(|&(count, id, unit)| {
                 let tried = main.ok_or_else(|| "it has no process".to_owned()).and_then(|p| {
@@ -63,6 +70,7 @@ impl MeterKind for Kernel {
                     Err(why) => refused(id, MeterClass::Kernel, unit, why),
                 }
             })
+            .chain([faults])
             .collect()
     }
 
@@ -284,7 +292,7 @@ mod tests {
         let dir = tree(&[(10, 5, "nonsense")]);
         let root = Root::new(dir.path());
         let found = Kernel.find(&root, &workload(&[(10, 5)]));
-        assert_eq!(found.len(), 4);
+        assert_eq!(found.len(), 5);
         assert!(found[0].refused.as_deref().unwrap().contains("not understood"));
         assert_eq!(found[3].refused, None);
         assert!(

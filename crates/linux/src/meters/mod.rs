@@ -2,9 +2,11 @@
 
 pub(crate) mod common;
 mod connection;
+mod discovery;
 mod elf;
 mod jvm;
 mod kernel;
+mod known;
 mod listeners;
 mod memcached;
 pub(crate) mod parsers;
@@ -20,6 +22,8 @@ mod tracepoints;
 mod unclaimed;
 mod uprobe;
 
+pub use discovery::{PointsReport, find_points};
+pub use known::{KnownMeter, known_meters};
 pub use points::{KnownPoint, Place, known_points};
 pub use settings::MeterSettings;
 
@@ -42,6 +46,10 @@ pub trait MeterKind {
         workload: &Workload,
         id: &MeterId,
     ) -> Result<Box<dyn Meter>, PlatformError>;
+    /// How a meter of this kind came to be, where that took more than a look: for people.
+    fn story(&self, _workload: &Workload, _id: &MeterId) -> Option<String> {
+        None
+    }
 }
 
 /// An open meter.
@@ -67,6 +75,7 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
         Box::new(kernel::Kernel),
         Box::new(sockets::Sockets),
         Box::new(tracepoints::Tracepoints::new()),
+        Box::new(discovery::Points::new()),
         Box::new(processor::Processor),
         Box::new(unclaimed::Unclaimed::new(settings)),
     ]

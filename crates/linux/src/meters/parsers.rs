@@ -1,7 +1,7 @@
 //! The parsers of the meters, as functions of bytes.
 
 use super::connection::{Connection, Deadline};
-use super::{elf, kernel, listeners, memcached, prometheus, redis, sockets, uprobe};
+use super::{discovery, elf, kernel, listeners, memcached, prometheus, redis, sockets, uprobe};
 use crate::parsers::Parser;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -48,6 +48,20 @@ pub(crate) const ALL: &[Parser] = &[
         String::from_utf8_lossy(bytes).lines().for_each(|line| {
             let _ = uprobe::mapped_code(line);
         });
+    }),
+    ("code-mappings", |bytes| {
+        let _ = discovery::image::code_mappings(&String::from_utf8_lossy(bytes));
+    }),
+    ("code-functions", |bytes| {
+        let _ = discovery::image::frame_table(0x1000, bytes);
+        let _ = discovery::image::go_table(0x1000, bytes);
+    }),
+    ("code", |bytes| {
+        if let Some(function) = homeostat_points::code::Function::decode(0x1000, bytes) {
+            for at in [0, 1, bytes.len() as u64 / 2, bytes.len() as u64] {
+                let _ = function.around(0x1000 + at, at % 2 == 0);
+            }
+        }
     }),
     ("io", |bytes| {
         let _ = kernel::parse_switches(&String::from_utf8_lossy(bytes));

@@ -400,6 +400,11 @@ impl Way {
 
 /// A process outside the workload that runs the file.
 fn stranger(root: &Root, workload: &Workload, file: FileState) -> Option<i32> {
+    stranger_of(root, workload, (file.device, file.inode))
+}
+
+/// A process outside the workload that runs the file with this device and inode.
+pub(super) fn stranger_of(root: &Root, workload: &Workload, file: (u64, u64)) -> Option<i32> {
     let mut own: Vec<i32> = workload.processes.iter().map(|p| p.pid).collect();
     own.sort_unstable();
     let proc = rustix::fs::open(
@@ -413,7 +418,7 @@ fn stranger(root: &Root, workload: &Workload, file: FileState) -> Option<i32> {
         .filter(|pid| own.binary_search(pid).is_err())
         .find(|pid| {
             rustix::fs::statat(&proc, format!("{pid}/exe"), rustix::fs::AtFlags::empty())
-            .is_ok_and(|s| (s.st_dev, s.st_ino) == (file.device, file.inode))
+            .is_ok_and(|s| (s.st_dev, s.st_ino) == file)
             // A process that this workload has just forked belongs to it, though no scan has seen it yet.
             && parent(&proc, *pid).is_none_or(|p| own.binary_search(&p).is_err())
         })

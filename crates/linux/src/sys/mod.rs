@@ -2,9 +2,11 @@
 //! `unsafe`; every function is a thin, safe wrapper that states its argument.
 #![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
 
+pub mod bpf;
 pub mod fanotify;
 pub mod memory;
 pub mod moves;
 pub mod numa;
 pub mod perf;
 pub mod probe;
+pub mod stacks;

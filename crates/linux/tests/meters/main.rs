@@ -9,6 +9,7 @@
 
 mod costs;
 mod kernel;
+mod points;
 mod probes;
 mod progress;
 mod servers;

@@ -1,0 +1,313 @@
+//! Progress points: places in the program's own code that run once per unit of its work, found without its help
+//! (`points`). For programs that tell nothing and whose kernel work follows nothing.
+//!
+//! Opening the meter starts a search on a thread of its own ([`search`]), some fifteen seconds long; until it ends
+//! the meter is busy. Then one place is counted, and a second one beside it as a witness: when their ratio moves, when
+//! they fall silent, when the program is replaced or somebody traces it, the meter ends, and with it a trial that
+//! rests on it. Where counting would cost more than the limit, it is done part of the time.
+//!
+//! The kernel removes the probes when homeostat ends, however it ends.
+
+mod active;
+mod atlas;
+pub(super) mod image;
+mod search;
+mod signals;
+mod windows;
+
+use super::common::{not_mine, open_process, refused, usable};
+use super::{Meter, MeterKind};
+use crate::Root;
+use crate::sys::bpf::Counters;
+use active::Active;
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload, WorkloadId};
+use homeostat_platform::PlatformError;
+use homeostat_points::HIT_COST;
+use homeostat_points::choice::{Limits, Observation};
+use search::{Ended, Found};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Name of the meter.
+const ID: &str = "points";
+const UNIT: &str = "turn of its work";
+/// A search that found nothing is not made again for this long: it costs the program a little.
+const REST: Duration = Duration::from_secs(3600);
+/// Most answers that are remembered.
+const REMEMBERED_MAX: usize = 256;
+
+/// A program as it was when points were looked for in it.
+type Key = (WorkloadId, ProcessId, (u64, u64));
+
+#[derive(Clone)]
+enum Known {
+    Found { found: Box<Found>, account: String },
+    Nothing { why: String, since: Instant },
+}
+
+/// What searches have found, shared with those that run.
+type Memory = Arc<Mutex<BTreeMap<Key, Known>>>;
+
+/// The kind.
+pub(super) struct Points {
+    memory: Memory,
+    /// Whether this kernel and this user can count so, once tried.
+    possible: Option<Result<(), String>>,
+}
+
+impl Points {
+    pub(super) fn new() -> Self {
+        Self {
+            memory: Memory::default(),
+            possible: None,
+        }
+    }
+
+    fn possible(&mut self) -> Result<(), String> {
+        self.possible
+            .get_or_insert_with(|| {
+                if !cfg!(target_arch = "x86_64") {
+                    return Err("points are found in code of x86-64 only; name a meter in the configuration".to_owned());
+                }
+                Counters::new(1).map(|_| ()).map_err(|e| {
+                    format!(
+                        "counting many places at once needs Linux 6.6 with BPF and uprobes, and CAP_BPF and CAP_PERFMON \
+                         ({e}); run homeostat as root"
+                    )
+                })
+            })
+            .clone()
+    }
+
+    fn check(&mut self, root: &Root, workload: &Workload) -> Result<Key, String> {
+        if !root.is_live() {
+            return Err("this is a captured tree, not the running machine".to_owned());
+        }
+        let main = *workload.processes.first().ok_or("it has no process")?;
+        open_process(root, main).map_err(|e| e.to_string())?;
+        self.possible()?;
+        if let Some(tracer) = search::tracer_of(root, main) {
+            return Err(format!(
+                "process {main} is being traced by process {tracer}; points are looked for when it is not"
+            ));
+        }
+        let identity = active::executable(root, main).ok_or_else(|| {
+            format!("the executable of process {main} cannot be looked at; run homeostat as root")
+        })?;
+        let key = (workload.id.clone(), main, identity);
+        match lock(&self.memory).get(&key) {
+            Some(Known::Nothing { why, since }) if since.elapsed() < REST => Err(why.clone()),
+            _ => Ok(key),
+        }
+    }
+}
+
+fn lock(memory: &Memory) -> std::sync::MutexGuard<'_, BTreeMap<Key, Known>> {
+    // A thread that panicked while it held the lock has at worst not remembered something.
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember(memory: &Memory, key: &Key, known: Known) {
+    let mut memory = lock(memory);
+    if memory.len() >= REMEMBERED_MAX {
+        memory.clear();
+    }
+    memory.insert(key.clone(), known);
+}
+
+impl MeterKind for Points {
+    fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
+        vec![match self.check(root, workload) {
+            Ok(key) => {
+                let unit = match lock(&self.memory).get(&key) {
+                    Some(Known::Found { found, .. }) => format!("passage of {}", found.place.name),
+                    _ => UNIT.to_owned(),
+                };
+                MeterCandidate {
+                    // The point and its witness.
+                    cost_per_count: Nanoseconds::from_secs_f64(2.0 * HIT_COST),
+                    ..usable(ID, MeterClass::Points, &unit)
+                }
+            }
+            Err(why) => refused(ID, MeterClass::Points, UNIT, why),
+        }]
+    }
+
+    fn open(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        id: &MeterId,
+    ) -> Result<Box<dyn Meter>, PlatformError> {
+        if id.as_str() != ID {
+            return Err(not_mine(id));
+        }
+        let key = self.check(root, workload).map_err(|why| unsupported(&why))?;
+        let limits = Limits::default();
+        if let Some(Known::Found { found, .. }) = lock(&self.memory).get(&key).cloned() {
+            let active = Active::open(root, workload, &found, limits.cost)?;
+            return Ok(Box::new(PointsMeter {
+                root: root.clone(),
+                memory: self.memory.clone(),
+                key,
+                state: State::Active(Box::new(active)),
+            }));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (root_there, workload_there, stop_there) = (root.clone(), workload.clone(), stop.clone());
+        std::thread::Builder::new()
+            .name("points".to_owned())
+            .spawn(move || {
+                // Nobody waits for it any more: then nothing is to be told.
+                let _ = sender.send(search::search(&root_there, &workload_there, limits, &stop_there));
+            })
+            .map_err(|e| PlatformError::Busy {
+                what: "starting the search for progress points".to_owned(),
+                why: e.to_string(),
+            })?;
+        Ok(Box::new(PointsMeter {
+            root: root.clone(),
+            memory: self.memory.clone(),
+            key,
+            state: State::Searching { receiver, stop },
+        }))
+    }
+
+    fn story(&self, workload: &Workload, id: &MeterId) -> Option<String> {
+        (id.as_str() == ID).then(|| self.tale(workload)).flatten()
+    }
+}
+
+impl Points {
+    fn tale(&self, workload: &Workload) -> Option<String> {
+        let memory = lock(&self.memory);
+        let mine = |key: &Key| key.0 == workload.id && workload.processes.first() == Some(&key.1);
+        memory
+            .iter()
+            .filter(|(key, _)| mine(key))
+            .find_map(|(_, known)| match known {
+                Known::Found { found, account } => Some(format!(
+                    "{}: {}. Found with {account}",
+                    found.place.name, found.chosen.reason
+                )),
+                Known::Nothing { .. } => None,
+            })
+    }
+}
+
+fn unsupported(why: &str) -> PlatformError {
+    PlatformError::Unsupported {
+        what: "counting its work through progress points".to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+enum State {
+    Searching {
+        receiver: Receiver<Ended>,
+        stop: Arc<AtomicBool>,
+    },
+    Active(Box<Active>),
+    Over(String),
+}
+
+struct PointsMeter {
+    root: Root,
+    memory: Memory,
+    key: Key,
+    state: State,
+}
+
+impl PointsMeter {
+    fn nothing(&mut self, why: String) -> PlatformError {
+        let known = Known::Nothing {
+            why: why.clone(),
+            since: Instant::now(),
+        };
+        remember(&self.memory, &self.key, known);
+        let error = unsupported(&why);
+        // What was attached goes now.
+        self.state = State::Over(why);
+        error
+    }
+}
+
+impl Meter for PointsMeter {
+    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        match &mut self.state {
+            State::Over(why) => Err(unsupported(why)),
+            State::Active(active) => match active.read(workload) {
+                Ok(work) => Ok(work),
+                Err(active::Lost::Vanished(e)) => Err(e),
+                // The place means something else now: it is looked for anew when the meter is opened next.
+                Err(active::Lost::Changed(why)) => {
+                    lock(&self.memory).remove(&self.key);
+                    self.state = State::Over(why.clone());
+                    Err(unsupported(&why))
+                }
+            },
+            State::Searching { receiver, .. } => match receiver.try_recv() {
+                Err(TryRecvError::Empty) => Err(PlatformError::Busy {
+                    what: "counting its work through progress points".to_owned(),
+                    why: "they are still being looked for".to_owned(),
+                }),
+                Err(TryRecvError::Disconnected) => Err(self.nothing("the search broke off".to_owned())),
+                Ok(Ended { result: Err(why), .. }) => Err(self.nothing(why)),
+                Ok(Ended {
+                    result: Ok(found),
+                    account,
+                    ..
+                }) => {
+                    let known = Known::Found {
+                        found: Box::new(found.clone()),
+                        account,
+                    };
+                    remember(&self.memory, &self.key, known);
+                    let mut active = Active::open(&self.root, workload, &found, Limits::default().cost)?;
+                    let work = active.read(workload).map_err(|lost| match lost {
+                        active::Lost::Vanished(e) => e,
+                        active::Lost::Changed(why) => unsupported(&why),
+                    });
+                    self.state = State::Active(Box::new(active));
+                    work
+                }
+            },
+        }
+    }
+}
+
+impl Drop for PointsMeter {
+    fn drop(&mut self) {
+        if let State::Searching { stop, .. } = &self.state {
+            stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a search found, for people and for recordings.
+#[derive(Clone, Debug)]
+pub struct PointsReport {
+    /// The place, or why there is none.
+    pub result: Result<String, String>,
+    /// Why it can be trusted.
+    pub reason: Option<String>,
+    /// What was done and what it cost.
+    pub account: String,
+    /// What was counted in the last round.
+    pub observation: Option<Observation>,
+}
+
+/// Looks for the progress points of a workload now, in the calling thread: up to half a minute. Nothing stays attached.
+pub fn find_points(root: &Root, workload: &Workload) -> PointsReport {
+    let ended = search::search(root, workload, Limits::default(), &AtomicBool::new(false));
+    PointsReport {
+        reason: ended.result.as_ref().ok().map(|f| f.chosen.reason.clone()),
+        result: ended.result.map(|f| f.place.name),
+        account: ended.account,
+        observation: ended.observation,
+    }
+}

@@ -1,0 +1,202 @@
+//! Progress points of programs that tell nothing: stripped, without symbols. What is found, if anything is, follows the
+//! work; what only waits is never taken.
+
+use super::*;
+use std::time::{Duration, Instant};
+
+/// `work`: units of some tens of microseconds, counted in the file that it is given. `spin`: two threads wait for each
+/// other and for nothing else.
+const PROGRAM: &str = r#"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static volatile uint64_t sink;
+static volatile int flag;
+
+__attribute__((noinline)) static uint64_t mix(uint64_t x)
+{
+    int i;
+    for (i = 0; i < 400; i++)
+        x = x * 6364136223846793005u + 1442695040888963407u, x ^= x >> 29;
+    return x;
+}
+
+__attribute__((noinline)) static uint64_t unit(uint64_t n)
+{
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i < 50; i++)
+        sum += mix(n + i);
+    return sum;
+}
+
+static void *never(void *p)
+{
+    while (!flag)
+        __builtin_ia32_pause();
+    return p;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 2 && strcmp(argv[1], "work") == 0) {
+        int fd = open(argv[2], O_RDWR | O_CREAT, 0600);
+        uint64_t *count;
+        if (fd < 0 || ftruncate(fd, 8) != 0)
+            return 1;
+        count = mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        for (;;) {
+            sink += unit(*count);
+            __atomic_fetch_add(count, 1, __ATOMIC_RELEASE);
+        }
+    } else {
+        pthread_t t;
+        pthread_create(&t, NULL, never, NULL);
+        never(NULL);
+    }
+    return 0;
+}
+"#;
+
+/// Ends with the test, however it ends.
+struct Victim(Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The stripped program, or why there is none.
+fn build(directory: &Path) -> Option<PathBuf> {
+    if !cfg!(target_arch = "x86_64") {
+        eprintln!("skipped: points are found in code of x86-64 only");
+        return None;
+    }
+    let (source, program) = (directory.join("victim.c"), directory.join("victim"));
+    std::fs::write(&source, PROGRAM).unwrap();
+    let built = Command::new("cc")
+        .args(["-O2", "-s", "-pthread", "-o"])
+        .args([&program, &source])
+        .status();
+    match built {
+        Ok(status) if status.success() => Some(program),
+        _ => {
+            eprintln!("skipped: no C compiler");
+            None
+        }
+    }
+}
+
+fn points() -> Box<dyn MeterKind> {
+    let own = workload("test", &[std::process::id()]);
+    kinds(&MeterSettings::default())
+        .into_iter()
+        .find_map(|mut kind| {
+            let mine = kind
+                .find(&Root::default(), &own)
+                .iter()
+                .any(|c| c.id.as_str() == "points");
+            mine.then_some(kind)
+        })
+        .unwrap()
+}
+
+/// Opens the meter and waits until the search is over: the meter, or why there is none.
+fn search(victim: &Workload) -> Result<Box<dyn Meter>, String> {
+    let root = Root::default();
+    let mut kind = points();
+    let id = MeterId::from("points");
+    let mut meter = kind.open(&root, victim, &id).map_err(|e| e.to_string())?;
+    let begun = Instant::now();
+    loop {
+        match meter.read(victim) {
+            Ok(_) => return Ok(meter),
+            Err(PlatformError::Busy { .. }) => {}
+            Err(e) => {
+                // What was found out is remembered, and told instead of another search.
+                let why = kind
+                    .find(&root, victim)
+                    .first()
+                    .and_then(|c| c.refused.clone())
+                    .unwrap();
+                assert!(e.to_string().contains(&why), "{e}; {why}");
+                return Err(why);
+            }
+        }
+        // The search has its own limit of time, of half a minute: only a machine that hardly runs us comes here.
+        assert!(begun.elapsed() < Duration::from_secs(600));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_point_follows_the_work_of_a_stripped_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = build(directory.path()) else {
+        return;
+    };
+    let file = directory.path().join("count");
+    let victim = Victim(Command::new(&program).arg("work").arg(&file).spawn().unwrap());
+    let subject = workload("victim", &[victim.0.id()]);
+    let mut meter = match search(&subject) {
+        Ok(meter) => meter,
+        Err(why) => {
+            // On a machine that is too busy, or does not permit it, nothing is found; never something wrong.
+            eprintln!("skipped: {why}");
+            return;
+        }
+    };
+    let truth = || {
+        let bytes = std::fs::read(&file).unwrap();
+        u64::from_ne_bytes(bytes.try_into().unwrap())
+    };
+    // The count lies between what the program had done before and after it was read.
+    let mut look = || {
+        let before = truth();
+        let count = meter.read(&subject).unwrap();
+        (before, count, truth())
+    };
+    let mut looks = vec![look()];
+    while looks.len() < 3 {
+        let enough = truth() + 20_000;
+        while truth() < enough {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        looks.push(look());
+    }
+    let bounds: Vec<(f64, f64)> = looks
+        .windows(2)
+        .map(|w| {
+            let count = w[1].1 - w[0].1;
+            let (most, least) = (w[1].2 - w[0].0, w[1].0.saturating_sub(w[0].2).max(1));
+            (count / most as f64, count / least as f64)
+        })
+        .collect();
+    let (first, second) = (bounds[0], bounds[1]);
+    assert!(
+        first.1 > 0.0 && first.0 <= second.1 * 1.1 && second.0 <= first.1 * 1.1,
+        "hits per unit of work: {bounds:?} ({looks:?})"
+    );
+}
+
+#[test]
+fn a_program_that_only_waits_has_no_point() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = build(directory.path()) else {
+        return;
+    };
+    let victim = Victim(Command::new(&program).arg("spin").spawn().unwrap());
+    let subject = workload("victim", &[victim.0.id()]);
+    let Err(why) = search(&subject) else {
+        panic!("a point of a program that does nothing")
+    };
+    eprintln!("refused: {why}");
+    assert!(why.len() > 20);
+}

@@ -1,0 +1,829 @@
+//! Which of the counted points can be trusted to count useful work, or that none can.
+//!
+//! All that is known of a point is how often it ran in some windows of time: some in which the program was left alone,
+//! some in which probes on busy places made it a little slower (*burdened*). Points that keep a constant ratio to each
+//! other count the same work; they form a cluster. The rules then are, in this order:
+//!
+//! 1. What waits instead of working, runs too rarely to be counted, does not follow the program's CPU time, or runs
+//!    *more* for each CPU second while the program is slowed, is no measure of work.
+//! 2. A cluster that keeps a constant ratio to something counted from outside (data segments received, read and write
+//!    calls, voluntary switches, bytes), though the program knows nothing of the one and we nothing of the other, is
+//!    the work.
+//! 3. Clusters whose ratio does not move when the program is slowed are equal for our purpose: what one of them says
+//!    about a change the other says, too. Among those that are not, the one that runs through the most functions is
+//!    the work, or the steadiest, if it is so by far.
+//! 4. Else none: a wrong meter is worse than none.
+//!
+//! Pure: the same counts give the same choice.
+
+use crate::HIT_COST;
+use crate::code::Kind;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Points of one cluster keep their ratio to this (coefficient of variation over the windows), beside what rounding to
+/// whole counts does.
+const SAME_WORK: f64 = 0.02;
+/// … and to a signal from outside to this.
+const AGREES: f64 = 0.03;
+/// A cluster is of interest when one of its points was on the stack in this share of the samples.
+const COVERAGE_MIN: f64 = 0.15;
+/// Work per CPU second may vary by this from window to window, beside rounding.
+const UNSTEADY: f64 = 0.5;
+/// Fewest windows.
+const WINDOWS_MIN: usize = 6;
+/// A signal counts when it fires this often a second.
+const SIGNAL_RATE_MIN: f64 = 20.0;
+/// The program was slowed enough to learn from it when it lost this share of its CPU time.
+const BURDEN_MIN: f64 = 0.015;
+/// Two clusters say the same about a change when their ratio moves by less than this share of how much the program was
+/// slowed.
+const SAME_EFFECT: f64 = 0.2;
+/// A cluster is larger than another, or steadier, when it is so by this factor.
+const BY_FAR: f64 = 1.6;
+/// A program that spends more than this share of its time in loops that wait cannot be judged by CPU time.
+const WAITING_MAX: f64 = 0.4;
+/// Rates that are neither coarse nor dear (per second).
+const RATE_GOOD: f64 = 100.0;
+
+/// A point and what it counted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Which function it is in: equal numbers, same function.
+    pub function: u64,
+    /// What it counts.
+    pub kind: PointKind,
+    /// Share of the samples of the stack in which it was seen, 0..1.
+    pub coverage: f64,
+    /// It stands in a loop that seems to wait.
+    pub waits: bool,
+    /// Executions in each window.
+    pub counts: Vec<u64>,
+}
+
+/// As [`Kind`], for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PointKind {
+    /// Entries of a function.
+    Entry,
+    /// Calls from one place.
+    Call,
+    /// Turns of a loop.
+    Loop,
+    /// Passages of a branch.
+    Branch,
+}
+
+impl From<Kind> for PointKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Entry => Self::Entry,
+            Kind::Call => Self::Call,
+            Kind::Loop => Self::Loop,
+            Kind::Branch => Self::Branch,
+        }
+    }
+}
+
+/// Something the kernel counted in the same windows. Nearer to requests first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Signal {
+    /// What it is, for people: `TCP segments received`.
+    pub name: String,
+    /// It may be about waiting as well as about work (context switches): it decides only between clusters that are
+    /// otherwise alike.
+    pub weak: bool,
+    /// Its count in each window.
+    pub counts: Vec<f64>,
+}
+
+/// What was counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Observation {
+    /// Length of each window in seconds.
+    pub seconds: Vec<f64>,
+    /// CPU seconds that the program used in each.
+    pub cpu: Vec<f64>,
+    /// Share of its CPU time that probes took in each, beside those of the points themselves.
+    pub burden: Vec<f64>,
+    /// Share of the samples in which the program was in a loop that waits, 0..1.
+    pub waiting: f64,
+    /// The points.
+    pub points: Vec<Point>,
+    /// The signals.
+    pub signals: Vec<Signal>,
+}
+
+/// Limits on what may be chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Most of the program's CPU time that counting may cost, as a share.
+    pub cost: f64,
+    /// Fewest executions a second.
+    pub rate_min: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            cost: 0.005,
+            rate_min: 10.0,
+        }
+    }
+}
+
+/// A point that counts the work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chosen {
+    /// Its index.
+    pub point: usize,
+    /// Another of its cluster, in a different function where there is one: when their ratio moves, one of them has
+    /// changed its meaning.
+    pub witness: Option<usize>,
+    /// All points of the cluster, by index.
+    pub cluster: Vec<usize>,
+    /// Executions per second.
+    pub rate: f64,
+    /// Coefficient of variation of executions per CPU second over the windows in which the program was left alone.
+    pub noise: f64,
+    /// Share of the time in which it may be counted without costing more than the limit.
+    pub duty: f64,
+    /// Why it can be trusted.
+    pub reason: String,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// This one.
+    Chosen(Chosen),
+    /// None, and why.
+    Abstained(String),
+}
+
+/// Mean and standard deviation.
+fn moments(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    if values.len() < 2 {
+        return (values.first().copied().unwrap_or(0.0), f64::INFINITY);
+    }
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+    (mean, (squares / (n - 1.0)).sqrt())
+}
+
+/// A count for each window, with the work that it stands for.
+struct Series(Vec<f64>);
+
+impl Series {
+    fn mean(&self) -> f64 {
+        moments(&self.0).0
+    }
+
+    /// Logarithms of the ratio to another series, window by window; `None` when one of them was silent in a window.
+    fn ratios(&self, other: &[f64]) -> Option<Vec<f64>> {
+        self.0
+            .iter()
+            .zip(other)
+            .map(|(a, b)| (*a > 0.0 && *b > 0.0).then(|| (a / b).ln()))
+            .collect()
+    }
+
+    /// What rounding to whole counts at the edges of the windows adds to the variation.
+    fn rounding(&self) -> f64 {
+        0.5 / self.mean().max(0.5)
+    }
+
+    /// How much the ratio to another series varies beyond rounding: infinite when one of them was silent.
+    fn variation(&self, other: &Self) -> f64 {
+        let Some(ratios) = self.ratios(&other.0) else {
+            return f64::INFINITY;
+        };
+        let spread = moments(&ratios).1;
+        let rounding = self.rounding().hypot(other.rounding());
+        (spread * spread - rounding * rounding).max(0.0).sqrt()
+    }
+}
+
+/// Points that count the same work.
+struct Cluster {
+    members: Vec<usize>,
+    functions: usize,
+    coverage: f64,
+    /// Sum over the members, each scaled to the same weight.
+    series: Series,
+    /// Variation of work per CPU second within windows of one kind.
+    noise: f64,
+    /// How much work per CPU second moved when the program was slowed, and the standard error of that (logarithms).
+    response: Option<(f64, f64)>,
+    /// The nearest signal that keeps a constant ratio to it: its index and how constant.
+    agrees: Option<(usize, f64)>,
+    /// Whether one that is weak does.
+    agrees_weakly: bool,
+}
+
+struct Judge<'a> {
+    seen: &'a Observation,
+    limits: Limits,
+    /// Mean share of CPU time lost in the windows in which the program was slowed.
+    burden: f64,
+}
+
+/// Chooses.
+pub fn choose(seen: &Observation, limits: Limits) -> Choice {
+    let windows = seen.seconds.len();
+    let whole = seen.cpu.len() == windows
+        && seen.burden.len() == windows
+        && seen.points.iter().all(|p| p.counts.len() == windows)
+        && seen.signals.iter().all(|s| s.counts.len() == windows);
+    if windows < WINDOWS_MIN || !whole {
+        return Choice::Abstained(format!(
+            "only {windows} windows were counted (at least {WINDOWS_MIN} needed)"
+        ));
+    }
+    if seen.cpu.iter().any(|c| *c <= 0.0) || seen.seconds.iter().any(|s| *s <= 0.0) {
+        return Choice::Abstained(
+            "the program rested in between; a point can be judged only at work".to_owned(),
+        );
+    }
+    if seen.waiting > WAITING_MAX {
+        return Choice::Abstained(format!(
+            "it spends {:.0} % of its time in loops that only wait (limit {:.0} %), so its CPU time is no measure of \
+             effort",
+            seen.waiting * 100.0,
+            WAITING_MAX * 100.0
+        ));
+    }
+    let burdened: Vec<f64> = seen.burden.iter().copied().filter(|b| *b > 0.0).collect();
+    let judge = Judge {
+        seen,
+        limits,
+        burden: moments(&burdened).0,
+    };
+    judge.choose()
+}
+
+impl Judge<'_> {
+    fn counts(&self, point: usize) -> Series {
+        let counts = self.seen.points.get(point).map(|p| p.counts.as_slice());
+        Series(counts.unwrap_or_default().iter().map(|c| *c as f64).collect())
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seen.seconds.iter().sum()
+    }
+
+    fn rate(&self, point: usize) -> f64 {
+        self.counts(point).0.iter().sum::<f64>() / self.seconds()
+    }
+
+    /// Share of the program's CPU time that counting a point costs.
+    fn cost(&self, point: usize) -> f64 {
+        self.counts(point).0.iter().sum::<f64>() * HIT_COST / self.seen.cpu.iter().sum::<f64>()
+    }
+
+    fn choose(&self) -> Choice {
+        let frequent: Vec<usize> = (0..self.seen.points.len())
+            .filter(|p| self.rate(*p) >= self.limits.rate_min)
+            .collect();
+        if frequent.is_empty() {
+            return Choice::Abstained(format!(
+                "none of {} places that were seen at work runs at least {:.0} times a second and can be counted",
+                self.seen.points.len(),
+                self.limits.rate_min
+            ));
+        }
+        let clusters = self.clusters(frequent);
+        let mut eligible = Vec::new();
+        let mut refusals = Vec::new();
+        for cluster in clusters {
+            match self.refusal(&cluster) {
+                None => eligible.push(cluster),
+                Some(why) => refusals.push((cluster.members.len(), why)),
+            }
+        }
+        if eligible.is_empty() {
+            refusals.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+            let list: Vec<String> = refusals
+                .iter()
+                .take(3)
+                .map(|(size, why)| format!("{} {why}", points(*size)))
+                .collect();
+            return Choice::Abstained(format!(
+                "no cluster of points can be trusted: {}",
+                list.join("; ")
+            ));
+        }
+        self.among(eligible)
+    }
+
+    /// Groups the points that keep their ratios, the most telling first.
+    fn clusters(&self, mut points: Vec<usize>) -> Vec<Cluster> {
+        // The leader of a cluster is what the others are compared with: one with many counts, of much of the stack.
+        points.sort_by(|a, b| {
+            let weight = |p: &usize| {
+                let coverage = self.seen.points.get(*p).map_or(0.0, |p| p.coverage);
+                (coverage.min(1.0) * 10.0).floor() + self.counts(*p).mean().max(1.0).log10().min(3.0)
+            };
+            weight(b).total_cmp(&weight(a)).then(a.cmp(b))
+        });
+        let mut groups: Vec<(Series, Vec<usize>)> = Vec::new();
+        for point in points {
+            let counts = self.counts(point);
+            let group = groups
+                .iter_mut()
+                .find(|(leader, _)| counts.variation(leader) <= SAME_WORK);
+            match group {
+                Some((_, members)) => members.push(point),
+                None => groups.push((counts, vec![point])),
+            }
+        }
+        groups
+            .into_iter()
+            .map(|(_, members)| self.cluster(members))
+            .collect()
+    }
+
+    fn cluster(&self, mut members: Vec<usize>) -> Cluster {
+        members.sort_unstable();
+        let of = |m: &usize| self.seen.points.get(*m);
+        let functions: BTreeSet<u64> = members.iter().filter_map(of).map(|p| p.function).collect();
+        let coverage = members
+            .iter()
+            .filter_map(of)
+            .filter(|p| !p.waits)
+            .map(|p| p.coverage)
+            .fold(0.0, f64::max);
+        // The member with the most counts says it with the least rounding.
+        let series = members
+            .iter()
+            .map(|m| self.counts(*m))
+            .max_by(|a, b| a.mean().total_cmp(&b.mean()))
+            .unwrap_or(Series(Vec::new()));
+        let work: Option<Vec<f64>> = series.ratios(&self.seen.cpu);
+        let (noise, response) = match &work {
+            Some(work) => self.steadiness(work, series.rounding()),
+            None => (f64::INFINITY, None),
+        };
+        let agreement = |(i, signal): (usize, &Signal)| {
+            let rate = signal.counts.iter().sum::<f64>() / self.seconds();
+            if rate < SIGNAL_RATE_MIN {
+                return None;
+            }
+            let variation = series.variation(&Series(signal.counts.clone()));
+            (variation <= AGREES).then_some((i, variation))
+        };
+        let signals = || self.seen.signals.iter().enumerate();
+        let agrees = signals().filter(|(_, s)| !s.weak).find_map(agreement);
+        let agrees_weakly = signals().filter(|(_, s)| s.weak).any(|s| agreement(s).is_some());
+        Cluster {
+            members,
+            functions: functions.len(),
+            coverage,
+            series,
+            noise,
+            response,
+            agrees,
+            agrees_weakly,
+        }
+    }
+
+    /// Splits logarithms of something per window into those left alone and those burdened.
+    fn split(&self, values: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let pairs = values.iter().zip(&self.seen.burden);
+        let alone = pairs
+            .clone()
+            .filter(|(_, b)| **b <= 0.0)
+            .map(|(v, _)| *v)
+            .collect();
+        let burdened = pairs.filter(|(_, b)| **b > 0.0).map(|(v, _)| *v).collect();
+        (alone, burdened)
+    }
+
+    /// Variation within the windows of one kind, and the move between the kinds with its standard error.
+    fn steadiness(&self, work: &[f64], rounding: f64) -> (f64, Option<(f64, f64)>) {
+        let (alone, burdened) = self.split(work);
+        let (mean, spread) = moments(&alone);
+        let noise = (spread * spread - rounding * rounding).max(0.0).sqrt();
+        if burdened.len() < 2 || self.burden < BURDEN_MIN {
+            return (noise, None);
+        }
+        let (slowed, spread_slowed) = moments(&burdened);
+        let error = (spread * spread / alone.len() as f64
+            + spread_slowed * spread_slowed / burdened.len() as f64)
+            .sqrt();
+        (noise, Some((slowed - mean, error)))
+    }
+
+    /// Why a cluster cannot be the work.
+    fn refusal(&self, cluster: &Cluster) -> Option<String> {
+        let waits = |m: &usize| self.seen.points.get(*m).is_none_or(|p| p.waits);
+        if cluster.members.iter().all(waits) {
+            return Some("in loops that only wait".to_owned());
+        }
+        if !cluster.noise.is_finite() {
+            return Some("silent for a while though the program was at work".to_owned());
+        }
+        if cluster.noise > UNSTEADY {
+            return Some(format!(
+                "not steady (executions per CPU second vary by {:.0} %)",
+                cluster.noise * 100.0
+            ));
+        }
+        if let Some((moved, error)) = cluster.response
+            && moved > 3.0 * error
+            && moved > 0.5 * self.burden
+        {
+            return Some(format!(
+                "waiting or polling (run {:.1} % more often per CPU second while the program is slowed by {:.1} %)",
+                moved * 100.0,
+                self.burden * 100.0
+            ));
+        }
+        if cluster.coverage < COVERAGE_MIN && cluster.agrees.is_none() && !cluster.agrees_weakly {
+            return Some(format!(
+                "of little weight (on the stack {:.0} % of the time at most)",
+                cluster.coverage * 100.0
+            ));
+        }
+        None
+    }
+
+    /// Whether two clusters say the same about a change that makes the program faster or slower.
+    fn same_effect(&self, a: &Cluster, b: &Cluster) -> bool {
+        let Some(ratios) = a.series.ratios(&b.series.0) else {
+            return false;
+        };
+        let (alone, burdened) = self.split(&ratios);
+        if burdened.len() < 2 || self.burden < BURDEN_MIN {
+            return false;
+        }
+        let ((before, spread_before), (after, spread_after)) = (moments(&alone), moments(&burdened));
+        let error = (spread_before * spread_before / alone.len() as f64
+            + spread_after * spread_after / burdened.len() as f64)
+            .sqrt();
+        (after - before).abs() + error <= SAME_EFFECT * self.burden
+    }
+
+    fn among(&self, mut eligible: Vec<Cluster>) -> Choice {
+        // A signal from outside decides; the nearest to requests first, then the cluster that keeps to it best.
+        let agreeing = (0..eligible.len())
+            .filter_map(|i| eligible.get(i).and_then(|c| c.agrees).map(|a| (i, a)))
+            .min_by(|(i, a), (j, b)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(i.cmp(j)));
+        if let Some((best, (signal, variation))) = agreeing {
+            let name = self.seen.signals.get(signal).map_or("", |s| s.name.as_str());
+            let why = format!("keeps a constant ratio to {name} (±{:.1} %)", variation * 100.0);
+            return self.take(&eligible.swap_remove(best), &why);
+        }
+        eligible.sort_by(|a, b| {
+            b.functions
+                .cmp(&a.functions)
+                .then(b.members.len().cmp(&a.members.len()))
+                .then(a.noise.total_cmp(&b.noise))
+        });
+        let others = eligible.split_off(1);
+        let Some(first) = eligible.pop() else {
+            return Choice::Abstained("no cluster is left".to_owned());
+        };
+        let (equal, rivals): (Vec<Cluster>, Vec<Cluster>) =
+            others.into_iter().partition(|o| self.same_effect(&first, o));
+        let outweighed = |rival: &Cluster| {
+            first.functions as f64 >= BY_FAR * rival.functions as f64
+                || rival.noise > BY_FAR * first.noise + 0.005
+                || (first.agrees_weakly && !rival.agrees_weakly)
+        };
+        if let Some(rival) = rivals.iter().find(|r| !outweighed(r)) {
+            return Choice::Abstained(format!(
+                "two clusters of points that do not keep their ratio could be the work ({} of {} functions, ±{:.1} % per \
+                 CPU second; {} of {} functions, ±{:.1} %), and nothing from outside decides between them",
+                points(first.members.len()),
+                first.functions,
+                first.noise * 100.0,
+                points(rival.members.len()),
+                rival.functions,
+                rival.noise * 100.0,
+            ));
+        }
+        let turns = |m: &usize| {
+            self.seen
+                .points
+                .get(*m)
+                .is_some_and(|p| matches!(p.kind, PointKind::Loop | PointKind::Branch) && p.coverage >= 0.5)
+        };
+        if first.functions < 2 && !first.members.iter().any(turns) {
+            return Choice::Abstained(
+                "the points that are steady lie all in one function that is not at work most of the time"
+                    .to_owned(),
+            );
+        }
+        let why = match (rivals.len(), equal.len()) {
+            (0, 0) => "all steady points keep their ratios".to_owned(),
+            (0, _) => "all clusters move together while the program is slowed".to_owned(),
+            _ => "it runs through more functions, or more steadily, than the others".to_owned(),
+        };
+        // Of those that say the same the steadiest.
+        let best = equal
+            .into_iter()
+            .filter(|c| c.noise < first.noise / BY_FAR && c.functions * 2 >= first.functions)
+            .min_by(|a, b| a.noise.total_cmp(&b.noise));
+        self.take(best.as_ref().unwrap_or(&first), &why)
+    }
+
+    /// The member of a cluster that is counted: neither coarse nor dear.
+    fn take(&self, cluster: &Cluster, why: &str) -> Choice {
+        let usable = cluster
+            .members
+            .iter()
+            .copied()
+            .filter(|m| self.seen.points.get(*m).is_some_and(|p| !p.waits));
+        let badness = |m: usize| {
+            let (rate, cost) = (self.rate(m), self.cost(m));
+            let coarse = (RATE_GOOD / rate).max(1.0).log10();
+            let dear = (cost / self.limits.cost).max(1.0).log10();
+            coarse + dear
+        };
+        let Some(point) = usable.clone().min_by(|a, b| {
+            badness(*a)
+                .total_cmp(&badness(*b))
+                .then(self.rate(*a).total_cmp(&self.rate(*b)))
+                .then(a.cmp(b))
+        }) else {
+            return Choice::Abstained("the points of the best cluster only wait".to_owned());
+        };
+        let function = |m: usize| self.seen.points.get(m).map(|p| p.function);
+        let witness = usable
+            .filter(|m| *m != point && badness(*m) <= badness(point) + 0.5)
+            .min_by(|a, b| {
+                (function(*a) == function(point))
+                    .cmp(&(function(*b) == function(point)))
+                    .then(self.rate(*a).total_cmp(&self.rate(*b)))
+                    .then(a.cmp(b))
+            });
+        let cost = self.cost(point) + witness.map_or(0.0, |w| self.cost(w));
+        let slowed = if cluster.response.is_some() {
+            format!(
+                ", also while the program is slowed by {:.1} %",
+                self.burden * 100.0
+            )
+        } else {
+            String::new()
+        };
+        Choice::Chosen(Chosen {
+            point,
+            witness,
+            rate: self.rate(point),
+            noise: cluster.noise,
+            duty: (self.limits.cost / cost.max(1e-12)).min(1.0),
+            reason: format!(
+                "{} in {} keep a constant ratio{slowed}; {why}",
+                points(cluster.members.len()),
+                plural(cluster.functions, "function")
+            ),
+            cluster: cluster.members.clone(),
+        })
+    }
+}
+
+fn points(n: usize) -> String {
+    plural(n, "point")
+}
+
+fn plural(n: usize, what: &str) -> String {
+    if n == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{n} {what}s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A little noise that does not repeat.
+    fn wobble(seed: usize, window: usize) -> f64 {
+        let x = (seed * 7919 + window * 104_729) % 1009;
+        x as f64 / 1009.0 - 0.5
+    }
+
+    const WINDOWS: usize = 12;
+
+    fn burdened(window: usize) -> bool {
+        matches!(window % 4, 1 | 2)
+    }
+
+    /// A program on one CPU whose work slows by a tenth while it is burdened.
+    fn program() -> Observation {
+        Observation {
+            seconds: vec![0.5; WINDOWS],
+            cpu: (0..WINDOWS).map(|w| 0.5 * (1.0 + 0.01 * wobble(1, w))).collect(),
+            burden: (0..WINDOWS)
+                .map(|w| if burdened(w) { 0.1 } else { 0.0 })
+                .collect(),
+            waiting: 0.0,
+            points: vec![],
+            signals: vec![],
+        }
+    }
+
+    /// Units of work in each window.
+    fn work(per_second: f64) -> Vec<f64> {
+        (0..WINDOWS)
+            .map(|w| {
+                let slow = if burdened(w) { 0.9 } else { 1.0 };
+                0.5 * per_second * slow * (1.0 + 0.02 * wobble(2, w))
+            })
+            .collect()
+    }
+
+    fn point(function: u64, coverage: f64, counts: &[f64], per_unit: f64) -> Point {
+        Point {
+            function,
+            kind: PointKind::Entry,
+            coverage,
+            waits: false,
+            counts: counts.iter().map(|c| (c * per_unit).round() as u64).collect(),
+        }
+    }
+
+    fn chosen(choice: Choice) -> Chosen {
+        match choice {
+            Choice::Chosen(c) => c,
+            Choice::Abstained(why) => panic!("{why}"),
+        }
+    }
+
+    fn abstained(choice: Choice) -> String {
+        match choice {
+            Choice::Abstained(why) => why,
+            Choice::Chosen(c) => panic!("{c:?}"),
+        }
+    }
+
+    #[test]
+    fn points_that_move_together_are_one_cluster_and_the_cheapest_of_them_counts() {
+        let mut seen = program();
+        let units = work(2_000.0);
+        seen.points = vec![
+            point(1, 0.9, &units, 1.0),
+            point(2, 0.8, &units, 20.0),
+            point(3, 0.7, &units, 0.1),
+        ];
+        let c = chosen(choose(&seen, Limits::default()));
+        assert_eq!(c.cluster, [0, 1, 2]);
+        assert!(c.point == 0 || c.point == 2, "{c:?}");
+        assert_eq!(c.duty, 1.0);
+        assert!(c.noise < 0.03);
+        assert!(c.reason.contains("3 points in 3 functions"), "{}", c.reason);
+    }
+
+    #[test]
+    fn a_program_that_spins_is_abstained_from() {
+        let mut seen = program();
+        let turns: Vec<f64> = (0..WINDOWS).map(|_| 5_000.0).collect();
+        seen.points = vec![point(1, 0.9, &turns, 1.0), point(2, 0.9, &turns, 0.5)];
+        for p in &mut seen.points {
+            p.waits = true;
+        }
+        assert!(abstained(choose(&seen, Limits::default())).contains("only wait"));
+        // Its loops are not known to wait, but they turn more often while the work is slowed.
+        let eager: Vec<f64> = (0..WINDOWS)
+            .map(|w| if burdened(w) { 9_000.0 } else { 5_000.0 })
+            .collect();
+        seen.points = vec![point(1, 0.9, &eager, 1.0), point(2, 0.9, &eager, 0.5)];
+        assert!(abstained(choose(&seen, Limits::default())).contains("polling"));
+        seen.waiting = 0.8;
+        assert!(abstained(choose(&seen, Limits::default())).contains("CPU time is no measure"));
+    }
+
+    /// The event loop of a server turns less often for each request when it is slow: it takes larger batches.
+    fn server() -> Observation {
+        let mut seen = program();
+        let requests = work(8_000.0);
+        let turns: Vec<f64> = requests
+            .iter()
+            .enumerate()
+            .map(|(w, r)| r * if burdened(w) { 0.10 } else { 0.15 } * (1.0 + 0.04 * wobble(3, w)))
+            .collect();
+        seen.points = vec![
+            point(1, 0.95, &turns, 1.0),
+            point(2, 0.9, &turns, 1.0),
+            point(3, 0.6, &requests, 1.0),
+            point(4, 0.5, &requests, 1.0),
+        ];
+        seen
+    }
+
+    #[test]
+    fn a_signal_from_outside_decides_between_requests_and_turns_of_the_event_loop() {
+        let mut seen = server();
+        seen.signals = vec![Signal {
+            name: "TCP segments received".to_owned(),
+            weak: false,
+            counts: work(8_000.0),
+        }];
+        let c = chosen(choose(&seen, Limits::default()));
+        assert_eq!(c.cluster, [2, 3], "{}", c.reason);
+        assert!(c.reason.contains("TCP segments received"));
+        // Without it nothing does.
+        seen.signals.clear();
+        for p in &mut seen.points {
+            p.coverage = 0.9;
+        }
+        let choice = choose(&seen, Limits::default());
+        match choice {
+            Choice::Abstained(why) => assert!(why.contains("do not keep their ratio"), "{why}"),
+            // The turns wobble: the steadier cluster may be taken, but never the turns.
+            Choice::Chosen(c) => assert_eq!(c.cluster, [2, 3]),
+        }
+    }
+
+    #[test]
+    fn a_point_that_is_too_dear_is_counted_part_of_the_time() {
+        let mut seen = program();
+        let units = work(40_000.0);
+        seen.points = vec![point(1, 0.9, &units, 1.0), point(2, 0.9, &units, 1.0)];
+        let c = chosen(choose(&seen, Limits::default()));
+        assert!(c.duty < 0.2 && c.duty > 0.05, "{c:?}");
+    }
+
+    #[test]
+    fn what_is_rare_short_silent_or_broken_is_no_meter() {
+        let none = |seen: &Observation| abstained(choose(seen, Limits::default()));
+        let mut seen = program();
+        assert!(none(&seen).contains("at least 10 times a second"));
+        seen.points = vec![point(1, 0.9, &work(4.0), 1.0)];
+        assert!(none(&seen).contains("at least 10 times a second"));
+        seen.points = vec![point(1, 0.01, &work(500.0), 1.0)];
+        assert!(none(&seen).contains("little weight"));
+        seen.points = vec![point(1, 0.9, &work(500.0), 1.0)];
+        seen.points[0].counts[3] = 0;
+        assert!(none(&seen).contains("silent"));
+        seen.points[0].counts.pop();
+        assert!(none(&seen).contains("windows"));
+        seen.points.clear();
+        seen.cpu[0] = 0.0;
+        assert!(none(&seen).contains("rested"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_order_of_the_points_does_not_matter(rates in proptest::collection::vec(400.0f64..5_000.0, 1..12), turn in 0usize..12) {
+            let mut seen = program();
+            let units = work(1.0);
+            seen.points = rates
+                .iter()
+                .enumerate()
+                .map(|(i, r)| point(i as u64, 0.9, &units, *r))
+                .collect();
+            let first = choose(&seen, Limits::default());
+            let by = turn % seen.points.len();
+            seen.points.rotate_left(by);
+            let second = choose(&seen, Limits::default());
+            match (first, second) {
+                (Choice::Chosen(a), Choice::Chosen(b)) => {
+                    proptest::prop_assert_eq!(a.rate, b.rate);
+                    proptest::prop_assert_eq!(a.cluster.len(), b.cluster.len());
+                }
+                (Choice::Abstained(_), Choice::Abstained(_)) => {}
+                other => proptest::prop_assert!(false, "{:?}", other),
+            }
+        }
+
+        #[test]
+        fn nothing_that_waits_is_ever_chosen(
+            waits in proptest::collection::vec(proptest::bool::ANY, 2..10),
+            rate in 50.0f64..20_000.0,
+        ) {
+            let mut seen = program();
+            let units = work(rate);
+            seen.points = waits
+                .iter()
+                .enumerate()
+                .map(|(i, w)| Point { waits: *w, ..point(i as u64, 0.9, &units, 1.0) })
+                .collect();
+            if let Choice::Chosen(c) = choose(&seen, Limits::default()) {
+                proptest::prop_assert!(!seen.points[c.point].waits);
+                proptest::prop_assert!(c.witness.is_none_or(|w| !seen.points[w].waits));
+            }
+        }
+
+        #[test]
+        fn any_counts_get_an_answer(
+            counts in proptest::collection::vec(proptest::collection::vec(0u64..u64::MAX / 2, WINDOWS), 0..6),
+            coverage in 0.0f64..1.0,
+        ) {
+            let mut seen = program();
+            seen.points = counts
+                .into_iter()
+                .enumerate()
+                .map(|(i, counts)| Point { counts, ..point(i as u64, coverage, &[], 1.0) })
+                .collect();
+            if let Choice::Chosen(c) = choose(&seen, Limits::default()) {
+                proptest::prop_assert!(c.point < seen.points.len() && c.duty > 0.0 && c.duty <= 1.0);
+            }
+        }
+    }
+}
