@@ -85,8 +85,6 @@ pub enum Command {
     Report(commands::report::Report),
     /// Show what would be tried and why, changing nothing.
     Plan(commands::plan::Plan),
-    /// Show what a person could do and homeostat may not; do it, or do not see it again.
-    Advice(commands::advice::Advice),
     /// Undo one change or all of them.
     Undo(commands::undo::Undo),
     /// Undo what a dead daemon left behind.
@@ -103,6 +101,8 @@ pub enum Command {
     Locality(commands::locality::Locality),
     /// Show whether memory is short, what it is used for, who reads files, and who waits for pages.
     Memory(commands::memory::Memory),
+    /// Show how the work of programs can be counted from outside, and try it live.
+    Meter(commands::meter::Meter),
     /// Show and change the settings of the kernel, with who set each.
     Tunable(commands::tunable::Tunable),
     /// Record what the mind sees and decides, changing nothing, for a bug report.
@@ -160,6 +160,11 @@ impl Context {
     /// The directory of what the daemon keeps for this boot.
     pub fn run_directory(&self) -> PathBuf {
         self.lenient_settings().paths.run_directory
+    }
+
+    /// What a person configured about meters.
+    pub fn meter_settings(&self) -> homeostat_daemon::settings::MeterSettings {
+        self.lenient_settings().meters
     }
 
     /// The directory of the journal and the history.
@@ -232,7 +237,6 @@ impl Command {
             Self::History(c) => c.run(context),
             Self::Report(c) => c.run(context),
             Self::Plan(c) => c.run(context),
-            Self::Advice(c) => c.run(context),
             Self::Undo(c) => c.run(context),
             Self::Restore(c) => c.run(context),
             Self::Pause(c) => c.run(context),
@@ -241,6 +245,7 @@ impl Command {
             Self::Topology(c) => c.run(context),
             Self::Locality(c) => c.run(context),
             Self::Memory(c) => c.run(context),
+            Self::Meter(c) => c.run(context),
             Self::Tunable(c) => c.run(context),
             Self::Record(c) => c.run(context),
             Self::Replay(c) => c.run(context),

@@ -11,6 +11,7 @@ pub mod dossier;
 pub mod greeting;
 pub mod log;
 pub mod memory;
+pub mod meters;
 pub mod metrics;
 pub mod notify;
 pub mod places;

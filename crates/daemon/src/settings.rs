@@ -8,12 +8,11 @@
 //! from the serialised defaults, words from the doc comments of the fields. So neither can fall behind.
 
 mod catalogue;
-pub mod muted;
 
 use crate::api::near_names;
 use crate::metrics;
 use homeostat_engine::Policy;
-use homeostat_linux::meters::MeterSettings;
+pub use homeostat_linux::meters::MeterSettings;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;

@@ -1,6 +1,5 @@
 //! The subcommands, one file each. To add one: a file here, a variant of [`crate::Command`].
 
-pub mod advice;
 pub mod config;
 pub mod demo;
 pub mod doctor;
@@ -9,6 +8,7 @@ pub mod explain;
 pub mod history;
 pub mod locality;
 pub mod memory;
+pub mod meter;
 pub mod pause;
 pub mod plan;
 pub mod record;

@@ -1,0 +1,141 @@
+//! `homeostat meter`: how the work of programs can be counted from outside, and how well.
+
+use crate::failure::Failure;
+use crate::{Context, render};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use homeostat_daemon::client::ClientError;
+use homeostat_daemon::meters::{self, Choice, Observer};
+use homeostat_model::{Nanoseconds, WorkloadId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Show how the work of programs can be counted from outside, and try it live.
+///
+/// Works with and without the daemon, and changes no program; counting through probes costs the program a little
+/// while it lasts. As root it sees every workload, else those of the user.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat meter list                     the busiest workloads and what could count their work
+  homeostat meter test redis-server        all meters of one workload, live: rate, noise, cost
+  homeostat meter test 4711 --seconds 60   the workload of a process, watched longer
+  homeostat meter known                    programs whose work is counted without configuration")]
+pub struct Meter {
+    /// What to do.
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// List which meters could count the work of workloads; nothing is opened.
+    #[command(after_help = "EXAMPLES
+  homeostat meter list
+  homeostat meter list postgres
+  homeostat meter list --json | jq '.workloads[].meters[] | select(.refused == null)'")]
+    List {
+        /// A workload's name, a process id, or a program; without it the busiest.
+        workload: Option<String>,
+        /// Every workload, not only the busiest.
+        #[arg(long, short, conflicts_with = "workload")]
+        all: bool,
+    },
+    /// Open all meters of a workload and judge them as the daemon would: rate, noise, smallest provable effect, cost.
+    ///
+    /// Progress points have to be found first, which takes some twenty seconds and about one second of the program's CPU
+    /// time.
+    #[command(after_help = "EXAMPLES
+  homeostat meter test redis-server
+  homeostat meter test 4711 --seconds 60
+  homeostat meter test 4711 --class points        only what can be found in its code
+  homeostat meter test 4711 --json | jq '.meters[] | select(.taken)'")]
+    Test {
+        /// A workload's name, a process id, or a program.
+        workload: String,
+        /// Seconds to watch.
+        #[arg(long, default_value_t = 45, value_parser = clap::value_parser!(u32).range(i64::from(meters::SECONDS_MIN)..=3600))]
+        seconds: u32,
+        /// Open meters of these classes only.
+        #[arg(long, value_name = "CLASS", value_parser = PossibleValuesParser::new(meters::CLASSES))]
+        class: Vec<String>,
+    },
+    /// Show the table of programs whose work is counted without configuration.
+    #[command(after_help = "EXAMPLES
+  homeostat meter known
+  homeostat meter known --json | jq '.meters[] | {programs, meter, unit}'")]
+    Known,
+}
+
+impl Meter {
+    /// Looks and shows.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        match self.what {
+            What::Known => {
+                let table = meters::known();
+                context
+                    .terminal
+                    .show(&table, |look| render::known_meters(&table, look))
+            }
+            What::List { workload, all } => {
+                let mut observer = begin(context)?;
+                let id = workload.map(|name| find(&observer, &name)).transpose()?;
+                let most = if all { usize::MAX } else { meters::SHOWN };
+                let listing = observer
+                    .list(id.as_ref(), most)
+                    .map_err(|e| Failure::from_error(&e))?;
+                context
+                    .terminal
+                    .show(&listing, |look| render::meter_list(&listing, id.is_some(), look))
+            }
+            What::Test {
+                workload,
+                seconds,
+                class,
+            } => test(context, &workload, seconds, &class),
+        }
+    }
+}
+
+fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> Result<(), Failure> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone())
+            .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    }
+    let mut observer = begin(context)?;
+    let id = find(&observer, workload)?;
+    let terminal = &context.terminal;
+    let live = terminal.is_terminal && !terminal.json;
+    let seen = observer
+        .test(&id, classes, Nanoseconds::from_secs(u64::from(seconds)), |test| {
+            let shown = !live
+                || terminal
+                    .clear()
+                    .and_then(|()| terminal.show(test, |look| render::meter_test(test, look)))
+                    .is_ok();
+            shown && !interrupted.load(Ordering::Relaxed)
+        })
+        .map_err(|e| Failure::from_error(&e))?;
+    if live {
+        terminal.clear()?;
+    }
+    terminal.show(&seen, |look| render::meter_test(&seen, look))
+}
+
+fn begin(context: &Context) -> Result<Observer, Failure> {
+    Observer::begin(&context.meter_settings()).map_err(|e| Failure::from_error(&e))
+}
+
+fn find(observer: &Observer, name: &str) -> Result<WorkloadId, Failure> {
+    let (near, ambiguous) = match observer.find(name) {
+        Choice::One(id) => return Ok(id),
+        Choice::Near(near) => (near, false),
+        Choice::Several(several) => (several, true),
+    };
+    Err(ClientError::WorkloadNotFound {
+        workload: name.to_owned(),
+        near,
+        ambiguous,
+    }
+    .into())
+}

@@ -1,0 +1,159 @@
+//! `homeostat meter` as people read it.
+
+use super::heading;
+use super::text::{Look, Tone, percent, plural, table, wrap};
+use homeostat_daemon::meters::{Known, Listing, Test, Tried};
+use std::fmt::Write;
+
+/// A number of counts a second, short.
+fn rate(x: f64) -> String {
+    match x {
+        _ if x >= 1e9 => format!("{:.1} G", x / 1e9),
+        _ if x >= 1e7 => format!("{:.1} M", x / 1e6),
+        _ if x >= 1e5 => format!("{:.0} k", x / 1e3),
+        _ if x >= 100.0 => format!("{x:.0}"),
+        _ if x > 0.0 => format!("{x:.1}"),
+        _ => "0".to_owned(),
+    }
+}
+
+fn share(x: Option<f64>) -> String {
+    x.map_or_else(|| "-".to_owned(), |x| percent(x, 1))
+}
+
+/// Meters that were tried, those that can be used first.
+pub fn meter_test(t: &Test, look: &Look) -> String {
+    let mut out = format!(
+        "{} (process {}, {}): {:.2} CPUs, watched for {:.0} s\n",
+        t.name, t.pid, t.program, t.cpus, t.seconds
+    );
+    match t.meters.iter().find(|m| m.taken) {
+        Some(m) => {
+            let _ = writeln!(
+                out,
+                "{} {}, in units of: {}",
+                look.paint(Tone::Good, "its work is counted by"),
+                m.id,
+                m.unit
+            );
+        }
+        None => {
+            let text = "none of its meters can be trusted so far, so it would not be touched";
+            let _ = writeln!(out, "{}", look.paint(Tone::Warn, text));
+        }
+    }
+    let opened: Vec<&Tried> = t.meters.iter().filter(|m| m.rate.is_some()).collect();
+    if !opened.is_empty() {
+        heading("Tried", look, &mut out);
+        let rows: Vec<Vec<String>> = opened
+            .iter()
+            .map(|m| {
+                vec![
+                    format!("{} {}", if m.taken { "*" } else { " " }, m.id),
+                    m.rate.map_or_else(|| "-".to_owned(), rate),
+                    share(m.noise),
+                    share(m.detectable),
+                    percent(m.cost, 2),
+                    m.why.clone(),
+                ]
+            })
+            .collect();
+        let titles = ["  METER", "PER SECOND", "NOISE", "PROVABLE", "COST", "WHY"];
+        out.push_str(&table(&titles, &rows, look));
+        out.push_str(&wrap(
+            "NOISE: how much work per CPU second varies over blocks of 4 s. PROVABLE: smallest effect that a trial of 20 \
+             minutes could prove with it. COST: share of the program's CPU time.",
+            "  ",
+            look.width,
+        ));
+    }
+    for m in &t.meters {
+        if let Some(story) = &m.story {
+            heading(&format!("How {} was found", m.id), look, &mut out);
+            out.push_str(&wrap(story, "  ", look.width));
+        }
+    }
+    let shut: Vec<Vec<String>> = t
+        .meters
+        .iter()
+        .filter(|m| m.rate.is_none())
+        .map(|m| vec![m.id.clone(), m.why.clone()])
+        .collect();
+    if !shut.is_empty() {
+        heading("Could not be opened", look, &mut out);
+        out.push_str(&table(&["METER", "WHY"], &shut, look));
+    }
+    out
+}
+
+/// Meters of workloads, not tried.
+pub fn meter_list(l: &Listing, one: bool, look: &Look) -> String {
+    let mut out = String::new();
+    for w in &l.workloads {
+        heading(
+            &format!(
+                "{} (process {}, {}): {:.2} CPUs",
+                w.name, w.pid, w.program, w.cpus
+            ),
+            look,
+            &mut out,
+        );
+        let rows: Vec<Vec<String>> = w
+            .meters
+            .iter()
+            // All reasons for one; for many only what can be used.
+            .filter(|m| one || m.refused.is_none())
+            .map(|m| {
+                let remark = match &m.refused {
+                    Some(why) => format!("not usable: {why}"),
+                    None if m.cost_per_count_ns > 0 => {
+                        format!(
+                            "{}; costs {:.1} µs each",
+                            m.unit,
+                            m.cost_per_count_ns as f64 / 1e3
+                        )
+                    }
+                    None => m.unit.clone(),
+                };
+                vec![m.id.clone(), m.class.clone(), remark]
+            })
+            .collect();
+        if rows.is_empty() {
+            out.push_str("  nothing can count its work\n");
+        } else {
+            out.push_str(&table(&["METER", "CLASS", "COUNTS"], &rows, look));
+        }
+    }
+    if l.workloads_left_out > 0 {
+        let _ = writeln!(
+            out,
+            "\n{} more: homeostat meter list --all",
+            plural(u64::from(l.workloads_left_out), "workload")
+        );
+    }
+    out.push_str("\nhow good they are: homeostat meter test WORKLOAD\n");
+    out
+}
+
+/// Programs that are known.
+pub fn known_meters(k: &Known, look: &Look) -> String {
+    let rows: Vec<Vec<String>> = k
+        .meters
+        .iter()
+        .map(|m| {
+            vec![
+                m.programs.first().cloned().unwrap_or_default(),
+                m.meter.clone(),
+                m.unit.clone(),
+                format!("{}. Costs {}.", m.remark, m.cost),
+            ]
+        })
+        .collect();
+    let mut out = table(
+        &["PROGRAM", "METER", "UNIT", "WHEN AND AT WHAT COST"],
+        &rows,
+        look,
+    );
+    out.push_str("\nothers: name a meter under [meters.configured] (docs/configuration.md)\n");
+    out
+}
