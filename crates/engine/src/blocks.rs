@@ -47,9 +47,15 @@ impl Objective {
         }
     }
 
-    /// Which of the two judges this load, and why.
-    pub(crate) fn of(load: &Load) -> (Self, &'static str) {
-        if !load.saturated {
+    /// Which of the two judges this load, and why; `offered`: a trial has shown that its work is what is asked of it.
+    pub(crate) fn of(load: &Load, offered: bool) -> (Self, &'static str) {
+        if offered {
+            (
+                Self::CpuPerWork,
+                "a trial has shown that the load is limited by what is offered: its work stayed the same while its CPU \
+                 time fell",
+            )
+        } else if !load.saturated {
             (
                 Self::CpuPerWork,
                 "the load is limited by what is offered: a faster program does the same work with less CPU",

@@ -1066,7 +1066,7 @@ impl Engine {
                 self.out.push(Command::CloseMeter(id.clone(), meter));
             }
         }
-        (w.objective, w.objective_reason) = Objective::of(&w.load);
+        (w.objective, w.objective_reason) = Objective::of(&w.load, w.offered);
         // What was read while the meter was judged is passive history too.
         w.observed_since = w.judging_since;
         w.window_from = now;

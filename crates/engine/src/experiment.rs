@@ -3,7 +3,7 @@
 //! The state machine is pure and small: it is told that a switch settled or that time passed, and answers with what
 //! it needs next ([`Need`]). The engine turns needs into commands.
 
-use crate::blocks::{BREAKER_SPAN, Block, BlockState};
+use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::retrace::Traced;
@@ -42,6 +42,10 @@ const ROLLOUT_ERRORS: f64 = 1.645;
 const ROLLOUT_CONFIDENCE: f64 = 0.90;
 /// Largest level of the trial that ends a rollout by round trips.
 const ALPHA_MAX: f64 = 0.5;
+/// CPU time counts as saved when it is proven by so many standard errors …
+const SAVED_ERRORS: f64 = 4.0;
+/// … and work as the same when it moved by at most this share of what was saved.
+const WORK_STAYED: f64 = 0.25;
 
 /// Where the experiment is.
 #[derive(Clone, Debug)]
@@ -123,6 +127,8 @@ pub(crate) struct Experiment {
     pub(crate) parts: Vec<Vec<ActionId>>,
     /// What must not be harmed meanwhile.
     pub(crate) rails: Vec<Guardrail>,
+    /// What members that are judged by their work per second save of their CPU time.
+    savings: Vec<Saving>,
     /// Meters of neighbours that were opened for that.
     pub(crate) borrowed: Vec<(WorkloadId, MeterId)>,
     /// Pieces that follow what was tried once it has proven a gain.
@@ -148,9 +154,28 @@ pub(crate) struct Experiment {
     slowest_switch: Nanoseconds,
 }
 
+/// The work of a member per second and per CPU second, to be compared.
+#[derive(Clone, Debug)]
+struct Saving {
+    work: Guardrail,
+    cpu: Guardrail,
+}
+
+impl Saving {
+    fn of(member: &Member) -> Option<Self> {
+        let by = |objective| Guardrail::new(member.clone(), objective);
+        (member.objective == Objective::WorkPerSecond).then(|| Self {
+            work: by(Objective::WorkPerSecond),
+            cpu: by(Objective::CpuPerWork),
+        })
+    }
+}
+
 impl Experiment {
     pub(crate) fn new(setup: Setup, breaker: Breaker) -> Self {
+        let savings = setup.panel.members().iter().filter_map(Saving::of).collect();
         Self {
+            savings,
             coins: Coins::new(setup.seed, setup.id),
             trial: Trial::new(setup.parameters.clone()),
             breaker,
@@ -546,7 +571,8 @@ impl Experiment {
                             self.breaker.off_block(record.score);
                         }
                         let score = record.score;
-                        for rail in &mut self.rails {
+                        let savings = self.savings.iter_mut().flat_map(|s| [&mut s.work, &mut s.cpu]);
+                        for rail in self.rails.iter_mut().chain(savings) {
                             if let Some(series) = series(rail.workload()) {
                                 rail.observe(series, record.on, measured_from, now);
                             }
@@ -729,6 +755,23 @@ impl Experiment {
             upper: e.upper,
             confidence: e.confidence,
         }
+    }
+
+    /// Whether a member that was judged by its work per second turned out to have a load that is limited by what is offered:
+    /// with the change on it used less CPU time for its work, and did no more of it. Whoever is saturated would have done
+    /// more.
+    pub(crate) fn shows_an_offered_load(&self, member: &Member) -> bool {
+        let Some(seen) = self.savings.iter().find(|s| s.work.is_of(member)) else {
+            return false;
+        };
+        seen.work
+            .change()
+            .zip(seen.cpu.change())
+            .is_some_and(|((work, _), (saved, error))| {
+                saved >= panel::GUARDRAIL_FALL
+                    && saved >= SAVED_ERRORS * error
+                    && work.abs() <= saved * WORK_STAYED
+            })
     }
 
     /// What a member of a joint trial gained by itself (log units), and the standard error of that.

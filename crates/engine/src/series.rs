@@ -13,8 +13,9 @@ const MACHINE_IDLE_MIN: f64 = 0.05;
 /// … and a workload is what uses it up when it takes at least this share of its CPUs.
 const MACHINE_SHARE_MIN: f64 = 0.25;
 /// A program that keeps n threads runnable all the time shows n CPUs of running and waiting to run; this far off
-/// still counts.
-const WHOLE_CPU_SLACK: f64 = 0.10;
+/// still counts. More would take an offered load of about n CPUs for one: then nothing that saves CPU time shows in
+/// its work per second, while one that is saturated all the same shows in its work per CPU second what it gains.
+const WHOLE_CPU_SLACK: f64 = 0.03;
 
 /// Samples come on a beat, but not on the microsecond: an edge that is missed by less than this counts as met.
 pub(crate) const EDGE_TOLERANCE: Nanoseconds = Nanoseconds::from_millis(100);

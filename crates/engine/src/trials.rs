@@ -1361,6 +1361,14 @@ impl Engine {
             self.postpone(&e, &living);
         } else if panel.is_joint() {
             self.refuse_joint(&e, verdict, &living);
+        } else if let (true, Verdict::Rejected | Verdict::Inconclusive, Some(m)) =
+            (e.shows_an_offered_load(panel.lead()), verdict, living.first())
+        {
+            let text = format!(
+                "{verdict} by experiment {id}: {}; the change was undone",
+                e.reason
+            );
+            self.judge_by_cpu(&e, &m.workload, &text);
         } else {
             if verdict != Verdict::Aborted || e.own_end {
                 self.remember(&e.setup.strategy, panel.members(), verdict, e.effect());
@@ -1502,6 +1510,29 @@ impl Engine {
         self.summarise(workload);
     }
 
+    /// The trial asked the wrong question: the work of this workload is what is offered to it, and from now on its CPU time
+    /// per unit of work judges. Nothing is held against the change; the strategies are asked again.
+    fn judge_by_cpu(&mut self, e: &Experiment, workload: &WorkloadId, text: &str) {
+        let improved = self.guards.any(workload);
+        let Some(w) = self.workloads.get_mut(workload) else {
+            return;
+        };
+        w.offered = true;
+        (w.objective, w.objective_reason) = Objective::of(&w.load, true);
+        let text = format!(
+            "{text}. From now on its work per CPU second judges, because {}",
+            w.objective_reason
+        );
+        let stage = if improved {
+            Stage::Improved
+        } else {
+            Stage::Observed
+        };
+        self.decide(workload, stage, text, false);
+        self.look_further(workload, e.washout);
+        self.summarise(workload);
+    }
+
     /// Whether a member of a joint trial that proved no gain is tried once more: those whose own work speaks for it, and all
     /// but the one to blame when the trial was broken off for a reason that lies in the whole.
     fn goes_on_alone(&self, e: &Experiment, verdict: Verdict, m: &Member) -> bool {
@@ -1526,7 +1557,9 @@ impl Engine {
         let outcome = |m: &Member| MemberOutcome {
             workload: m.workload.clone(),
             verdict: if verdict != Verdict::Accepted
-                && (e.orphans.contains(&m.workload) || self.goes_on_alone(e, verdict, m))
+                && (e.orphans.contains(&m.workload)
+                    || self.goes_on_alone(e, verdict, m)
+                    || e.shows_an_offered_load(m))
             {
                 Verdict::Aborted
             } else {
@@ -1557,6 +1590,10 @@ impl Engine {
                 e.reason
             );
             let blamed = e.blamed.contains(id);
+            if !blamed && verdict != Verdict::Aborted && e.shows_an_offered_load(m) {
+                self.judge_by_cpu(e, id, &text);
+                continue;
+            }
             if blamed && let Some(w) = self.workloads.get_mut(id) {
                 w.alone_until = now + ALONE;
             }

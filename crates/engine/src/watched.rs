@@ -52,6 +52,8 @@ pub(crate) struct Watched {
     pub(crate) objective: Objective,
     /// Why that one judges.
     pub(crate) objective_reason: &'static str,
+    /// Whether a trial has shown that its work is what is asked of it, however busy it looked.
+    pub(crate) offered: bool,
     /// Since when the chosen meter is read without anything being tried.
     pub(crate) observed_since: Nanoseconds,
     /// Memory map for the decision at hand.
@@ -106,6 +108,7 @@ impl Watched {
             meter: None,
             objective: Objective::WorkPerSecond,
             objective_reason: "",
+            offered: false,
             observed_since: now,
             memory: None,
             locality: None,

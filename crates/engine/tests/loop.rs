@@ -197,6 +197,8 @@ struct Plant {
     alive: bool,
     /// Share of a CPU that it uses, and of its work that it does.
     busy: f64,
+    /// Its work is what is offered to it: what it gains, it saves of its CPU time.
+    offered: bool,
 }
 
 fn plant(name: &'static str, gain: f64) -> Plant {
@@ -208,6 +210,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         metered: true,
         alive: true,
         busy: 1.0,
+        offered: false,
     }
 }
 
@@ -567,7 +570,9 @@ impl World {
         let mut samples = vec![];
         for (i, p) in plants.iter().enumerate().filter(|(_, p)| p.alive) {
             let id = WorkloadId::new(p.name);
-            let rate = 1000.0 * p.busy * self.factor(p) * (p.noise * self.noise()).exp();
+            let factor = self.factor(p);
+            let (faster, saves) = if p.offered { (1.0, factor) } else { (factor, 1.0) };
+            let rate = 1000.0 * p.busy * faster * (p.noise * self.noise()).exp();
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
@@ -598,8 +603,8 @@ impl World {
                 age: Nanoseconds::from_secs(self.second),
                 processes: 1,
                 threads: 1,
-                cpu: Nanoseconds::from_secs_f64(p.busy),
-                cpu_busiest: Nanoseconds::from_secs_f64(p.busy),
+                cpu: Nanoseconds::from_secs_f64(p.busy / saves),
+                cpu_busiest: Nanoseconds::from_secs_f64(p.busy / saves),
                 runqueue_wait: Nanoseconds::ZERO,
                 faults_minor: 0,
                 faults_major: 0,
@@ -666,6 +671,36 @@ fn a_real_gain_is_accepted_and_stays() {
     assert_eq!(world.stage("good"), Stage::Improved);
     assert!(world.on.values().any(|(_, on)| *on) || world.engine.view().experiments.is_empty());
     assert_eq!(world.engine.view().in_force.len(), 1);
+}
+
+#[test]
+fn an_offered_load_that_looks_like_a_busy_thread_is_judged_by_its_cpu_time_once_a_trial_has_shown_it() {
+    let offered = Plant {
+        offered: true,
+        ..plant("offered", 0.25)
+    };
+    let mut world = World::new(vec![offered, plant("nothing", 0.0)], policy(), Memory::default());
+    world.run(1200);
+    let of = |name: &str| -> Vec<(Verdict, String)> {
+        let records = world.records.iter().filter(|r| r.workload.as_str() == name);
+        records
+            .map(|r| (r.verdict.unwrap(), r.objective.clone()))
+            .collect()
+    };
+    assert_eq!(
+        of("offered"),
+        [
+            (Verdict::Rejected, "work per second".to_owned()),
+            (Verdict::Accepted, "work per CPU second".to_owned())
+        ]
+    );
+    let told = world
+        .stories
+        .iter()
+        .any(|s| s.contains("From now on its work per CPU second judges"));
+    assert!(told, "{:#?}", world.stories);
+    // A saturated program that gains nothing saves no CPU time either.
+    assert_eq!(of("nothing"), [(Verdict::Rejected, "work per second".to_owned())]);
 }
 
 #[test]
