@@ -28,8 +28,13 @@
 //!   whole demand, with that of the workloads already placed there, leaves head room (`utilisation_max`), or the
 //!   machine is so full that the domain would be no fuller than the rest.
 //! * When threads that had a core each must now share one: no more running threads per core than now, or than
-//!   `threads_per_core_max` (two in the profile `aso-classic`, as ASO did). Where a partition's idle cores go back to a
-//!   shared pool, two threads on a core free another core; there only the head room counts.
+//!   `threads_per_core_max` (two in the profile `aso-classic`, as ASO did), unless event counters say that it pays: what
+//!   a thread computes takes longer on a shared core, what it waits for does not, and a program that waits for memory
+//!   nearly all the time gains more from being near to it (`sharing_gain_min`; with a hardware thread for each that
+//!   runs). Where a partition's idle cores go back to a shared pool, two threads on a core free another core; there only
+//!   the head room counts.
+//! * When the links are full and memory stays behind: threads on fewer nodes ask more of the links of those. The
+//!   prediction counts it.
 //! * When the memory lies elsewhere and cannot follow; the prediction counts that, and the trial measures it.
 //! * On a quiet machine the scheduler keeps threads at home by itself; binding by hand cost 5 % there (seed 000 §5.3).
 //! * When processes that are kept on one domain each get unevenly busy: a domain then waits while another idles. Not
@@ -80,6 +85,15 @@ const DENSITY_WOBBLE: f64 = 1.25;
 const CROWDING: f64 = 0.15;
 /// Of places that gain as much, the one to which less has to be moved: worth of a move of all the memory.
 const MOVING: f64 = 0.01;
+/// Threads and memory together in one place gain so many times as much as threads alone in another: then they go there.
+const FAR_BETTER: f64 = 1.25;
+/// Threads that a thread meets on its core by chance where one runs per core on average (of many on many cores, each
+/// placed without knowing of the others, it is 1; the scheduler looks for an idle core first).
+const MET_BY_CHANCE: f64 = 0.5;
+/// Sets are looked at in which threads would have room only if each became so many times as fast.
+const FASTER_MOST: f64 = 4.0;
+/// What a set in which threads share cores more than now must promise beyond one in which they do not.
+const SHARING: f64 = 0.05;
 /// Capability of an effector that keeps each process of a workload on one domain, with its memory.
 const SPLIT: &str = "placement.threads.split";
 /// Capability of an effector that places threads and their memory in one change.
@@ -147,6 +161,16 @@ const THREADS_PER_CORE_MAX: Setting = Setting {
     high: 8.0,
     help: "running threads per core that a placement may lead to where there were fewer before (classic: two, seed \
            000 Table 3)",
+};
+const SHARING_GAIN: Setting = Setting {
+    strategy: ID,
+    name: "sharing_gain_min",
+    default: 0.1,
+    classic: 10.0,
+    low: 0.0,
+    high: 10.0,
+    help: "predicted gain, with the price of sharing cores taken off, from which more running threads per core than \
+           threads_per_core_max are tried where event counters tell that price (0.1 = 10 %; classic: never)",
 };
 const STEADY_MIN: Setting = Setting {
     strategy: ID,
@@ -229,6 +253,7 @@ impl Strategy for CacheAffinity {
             PROCESS_LIFE_MIN,
             UTILISATION_MAX,
             THREADS_PER_CORE_MAX,
+            SHARING_GAIN,
             STEADY_MIN,
             OVERSUBSCRIPTION_MAX,
             MACHINE_BUSY_MIN,
@@ -356,6 +381,8 @@ struct Candidate {
     used: f64,
     /// How much fuller than the machine it becomes: each thread gets so much less time. 1 = no fuller.
     slower: f64,
+    /// Where threads share cores more than the limits allow.
+    sharing: Option<Sharing>,
     /// Share of its cores that others use.
     others: f64,
     predicted: Effect,
@@ -365,6 +392,15 @@ struct Candidate {
     value: f64,
     /// The memory that goes along.
     moved: Option<Move>,
+}
+
+/// Threads that share cores more than the limits allow.
+#[derive(Clone, Copy)]
+struct Sharing {
+    /// How many times as many threads share a core as now.
+    times: f64,
+    /// Threads of the workload that may run there, with a hardware thread for each.
+    room: f64,
 }
 
 /// What a domain or set may become.
@@ -383,6 +419,11 @@ struct Question<'a> {
     limits: Limits,
     now: &'a Picture,
     place: Place<'a>,
+    /// Share of a set's hardware threads that may be used where threads share cores more than the limits allow; `None`
+    /// where the price of that is not known.
+    threads_used: Option<f64>,
+    /// Whether all its threads run all the time.
+    steady: bool,
 }
 
 impl Question<'_> {
@@ -395,9 +436,11 @@ impl Question<'_> {
 
     /// The gain predicted of another picture, in domains that are so much fuller; and the part of it that does not
     /// count on more room in the caches.
-    fn gain(&self, after: &Picture, slower: f64) -> (Effect, f64) {
-        let by_place = self.place.gain(after, false).estimate;
-        let mut predicted = self.place.gain(after, !self.seen.neighbours.is_empty());
+    fn gain(&self, after: &Picture, slower: f64, sharing: Option<Sharing>) -> (Effect, f64) {
+        let sharing = sharing.map_or(1.0, |s| s.times);
+        let by_place = self.place.gain_sharing(after, false, sharing).estimate;
+        let crowd = !self.seen.neighbours.is_empty();
+        let mut predicted = self.place.gain_sharing(after, crowd, sharing);
         for end in [
             &mut predicted.estimate,
             &mut predicted.lower,
@@ -438,6 +481,8 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     };
     let now = Picture::of(locality);
     let shares = shares_memory(locality);
+    let counters = locality.counters.as_ref();
+    let priced = counters.is_some_and(|c| c.memory_stall_share.is_finite());
     let question = Question {
         seen,
         locality,
@@ -445,12 +490,31 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         demand: &demand,
         limits,
         now: &now,
-        place: Place::of(&now, &domains, locality.counters.as_ref(), shares),
+        place: Place::of(&now, &domains, counters, shares).with_links(&now, demand.own_share),
+        threads_used: (priced && demand.density <= FULL * domains.threads_per_core).then_some(if steady {
+            1.0
+        } else {
+            UTILISATION_MAX.value(policy)
+        }),
+        steady,
     };
     let candidates = candidates(&question);
     let along = candidates_with_memory(&question, &candidates);
-    let alone = candidates.into_iter().reduce(better);
-    let best = match (alone, along.into_iter().reduce(better)) {
+    let least = SHARING_GAIN.value(policy);
+    let pays = |c: &Candidate| {
+        c.sharing.is_none_or(|s| {
+            // An offered load runs fewer threads when each is faster.
+            let faster = if steady || seen.load.saturated {
+                0.0
+            } else {
+                c.predicted.lower.max(0.0)
+            };
+            c.predicted.estimate >= least && demand.own_running / (1.0 + faster) <= s.room
+        })
+    };
+    let alone = candidates.into_iter().filter(pays).reduce(better);
+    let best = match (alone, along.into_iter().filter(pays).reduce(better)) {
+        (None, Some(together)) if together.by_place >= TOGETHER_GAIN.value(policy) => Some(together),
         (Some(alone), Some(together)) if is_worth_moving(policy, &alone, &together) => Some(together),
         (alone, _) => alone,
     };
@@ -466,10 +530,14 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
 }
 
 /// Whether the memory should go along: the place alone gains little that is sure, and much more with it. A place that is
-/// tried for the room in its caches alone, and gains none, would leave the memory where it is for long.
+/// tried for the room in its caches alone, and gains none, would leave the memory where it is for long. So it is with
+/// threads that would go to another place without their memory, where it can only follow them: by far the best place for
+/// both comes before a good one for the threads.
 fn is_worth_moving(policy: &Policy, alone: &Candidate, together: &Candidate) -> bool {
-    alone.by_place < TOGETHER_BELOW.value(policy)
-        && together.by_place - alone.by_place >= TOGETHER_GAIN.value(policy)
+    let more = together.by_place - alone.by_place >= TOGETHER_GAIN.value(policy);
+    let elsewhere =
+        alone.members != together.members && 1.0 + together.by_place >= (1.0 + alone.by_place) * FAR_BETTER;
+    more && (alone.by_place < TOGETHER_BELOW.value(policy) || elsewhere)
 }
 
 /// The proposal to use that set, or why it is not made.
@@ -526,14 +594,17 @@ fn propose(question: &Question<'_>, best: Candidate) -> Opinion {
         ),
         None => (moved_to(now, &members), String::new()),
     };
+    let holds = match best.sharing {
+        Some(s) => format!("{:.1} times as many threads on a core as now", s.times),
+        None => format!("{:.0} % of its cores used", best.used * 100.0),
+    };
     let hypothesis = format!(
-        "{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {:.0} % of its cores \
-         used{along}; memory then local {:.0} % (predicted {gain})",
+        "{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {holds}{along}; memory \
+         then local {:.0} % (predicted {gain})",
         demand.own_running,
         now.spread(),
         domains.list.len(),
         name(&members, &cpus),
-        best.used * 100.0,
         after.local(domains) * 100.0,
     );
     let mut risk = format!(
@@ -580,6 +651,7 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
         limits,
         now,
         place,
+        ..
     } = question;
     let policy = seen.policy;
     let processes = seen.workload.processes.len() as f64;
@@ -738,7 +810,7 @@ fn candidates(question: &Question<'_>) -> Vec<Candidate> {
     let mut out: Vec<Candidate> = (0..all)
         .filter_map(|position| candidate(vec![position], question))
         .collect();
-    if !out.is_empty() {
+    if out.iter().any(|c| c.sharing.is_none()) {
         return out;
     }
     let mut groups: BTreeMap<(u8, usize), Vec<usize>> = BTreeMap::new();
@@ -766,8 +838,11 @@ fn candidates(question: &Question<'_>) -> Vec<Candidate> {
         for size in 2..=most {
             let members: Vec<usize> = order.iter().take(size).map(|(_, p)| *p).collect();
             if let Some(found) = candidate(members, question) {
+                let roomy = found.sharing.is_none();
                 out.push(found);
-                break;
+                if roomy {
+                    break;
+                }
             }
         }
     }
@@ -791,30 +866,63 @@ fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> 
     let used = (others + demand.own) / cores;
     // On a full machine threads share cores anyway, and being fuller counts as slower below.
     let collides = limits.mean <= FULL && domains.running_on_core(used) > limits.density;
-    if used > limits.used || collides {
-        return None;
-    }
-    // A domain that becomes fuller than the machine was gives each thread less time.
-    let slower = (used.max(1e-9) / limits.mean.max(FULL)).max(1.0);
-    let (predicted, by_place) = question.gain(&moved_to(question.now, &list), slower);
+    let sharing = if used > limits.used || collides {
+        Some(sharing(&members, cores, question)?)
+    } else {
+        None
+    };
+    // A domain that becomes fuller than the machine was gives each thread less time; one in which threads share cores has
+    // a hardware thread for each.
+    let slower = match sharing {
+        Some(_) => 1.0,
+        None => (used.max(1e-9) / limits.mean.max(FULL)).max(1.0),
+    };
+    let (predicted, by_place) = question.gain(&moved_to(question.now, &list), slower, sharing);
     Some(Candidate {
-        value: predicted.estimate - CROWDING * others / cores,
+        value: value(&predicted, others / cores, sharing),
         others: others / cores,
         members,
         used,
         slower,
+        sharing,
         predicted,
         by_place,
         moved: None,
     })
 }
 
+/// What sharing cores would mean if the workload were kept on these domains. `None` where its price is not known, or where
+/// even much faster threads would find no room.
+fn sharing(members: &[usize], cores: f64, question: &Question<'_>) -> Option<Sharing> {
+    let Question {
+        domains,
+        demand,
+        threads_used,
+        steady,
+        ..
+    } = question;
+    let threads = domains.threads_per_core;
+    let others: f64 = members.iter().filter_map(|i| demand.placed_running.get(*i)).sum();
+    let room = cores * threads * (*threads_used)? - others;
+    // Threads that come and go meet by chance on cores of which others are idle.
+    let by_chance = if *steady { 0.0 } else { MET_BY_CHANCE };
+    let on_a_core = |density: f64| (density.max(1.0) + by_chance * density.min(1.0)).min(threads);
+    (demand.own_running <= FASTER_MOST * room).then(|| Sharing {
+        times: on_a_core((demand.own_running + others) / cores) / on_a_core(demand.density),
+        room,
+    })
+}
+
+/// What a set is worth in the choice between several.
+fn value(predicted: &Effect, others: f64, sharing: Option<Sharing>) -> f64 {
+    predicted.estimate - CROWDING * others - sharing.map_or(0.0, |_| SHARING)
+}
+
 /// The same sets with the memory moved there, where that can be done in one change that is switched back and forth.
 fn candidates_with_memory(question: &Question<'_>, candidates: &[Candidate]) -> Vec<Candidate> {
     let seen = question.seen;
-    let little = |c: &Candidate| c.by_place < TOGETHER_BELOW.value(seen.policy);
     let may = seen.machine.can(WITH_MEMORY) && memory_affinity::is_allowed(seen);
-    if !may || !candidates.iter().any(little) {
+    if !may {
         return Vec::new();
     }
     let resident = prediction::resident(question.locality).0.max(1) as f64;
@@ -827,9 +935,10 @@ fn candidates_with_memory(question: &Question<'_>, candidates: &[Candidate]) -> 
             let moved = memory_affinity::planned(seen, question.locality, &threads, &home)
                 .ok()
                 .filter(|m| m.quick)?;
-            let (predicted, by_place) = question.gain(&moved.after, c.slower);
+            let (predicted, by_place) = question.gain(&moved.after, c.slower, c.sharing);
+            let moving = MOVING * moved.bytes.0 as f64 / resident;
             Some(Candidate {
-                value: predicted.estimate - CROWDING * c.others - MOVING * moved.bytes.0 as f64 / resident,
+                value: value(&predicted, c.others, c.sharing) - moving,
                 members: c.members.clone(),
                 moved: Some(moved),
                 predicted,
@@ -874,7 +983,7 @@ fn name(members: &[&Domain], cpus: &[CpuId]) -> String {
 mod tests {
     use super::*;
     use crate::common::testing::{Chip, Scene, available, chips, machine};
-    use homeostat_model::{Bytes, NodeId, ProcessId};
+    use homeostat_model::{Bytes, Counters, NodeId, ProcessId};
 
     fn cpus(proposal: &Proposal) -> Vec<u32> {
         match &proposal.target {
@@ -1245,13 +1354,16 @@ mod tests {
             })
         };
         assert_eq!(cpus(&scene(8).proposal(&CacheAffinity)).len(), 16);
-        // Of twice as many threads half wait, and may run at any time.
-        let two = scene(16).proposal(&CacheAffinity);
+        // Of twice as many threads half wait, and may run at any time; what that costs, nobody knows here.
+        let two = scene(16)
+            .with(|s| s.locality().counters = None)
+            .proposal(&CacheAffinity);
         assert_eq!(cpus(&two).len(), 32, "{}", two.hypothesis);
         // ASO let two share a core anyway.
         assert_eq!(cpus(&scene(16).classic().proposal(&CacheAffinity)).len(), 16);
         // A chip that others use in part has no core for each.
         let taken = scene(8).with(|s| {
+            s.locality().counters = None;
             for chip in 0..4 {
                 s.neighbour(1.0, Some(chip));
             }
@@ -1261,6 +1373,68 @@ mod tests {
             !matches!(&target, Opinion::Propose(p) if cpus(p).len() == 16),
             "{target:?}"
         );
+    }
+
+    /// Twelve threads that always run and do little but wait for memory, which lies on four boards.
+    fn chase() -> Scene {
+        Scene::new(machine(&chips(4, 1), 4), 12.0, 1.0).with(|s| {
+            s.locality().threads = 12;
+            s.counters().memory_stall_share = 0.95;
+            s.counters().cache_to_cache_stall_share = 0.0;
+            s.machine.capabilities.push(available(WITH_MEMORY));
+            s.neighbour(12.0, None);
+        })
+    }
+
+    #[test]
+    fn threads_that_wait_for_memory_share_cores_beside_it() {
+        let p = chase().proposal(&CacheAffinity);
+        assert_eq!(cpus(&p).len(), 32, "{}", p.hypothesis);
+        assert!(
+            p.hypothesis
+                .contains("1.5 times as many threads on a core as now")
+                && p.hypothesis.contains("memory then local 100 %"),
+            "{}",
+            p.hypothesis
+        );
+        assert!(p.predicted.estimate > 0.5, "{}", p.predicted);
+        // Beside its memory already, without a move.
+        let beside = chase().with(|s| memory_on(s, &[0.0, 1.0, 0.0, 0.0]));
+        let p = beside.proposal(&CacheAffinity);
+        assert_eq!((cpus(&p), p.arguments.len()), (chip(1), 0), "{}", p.hypothesis);
+    }
+
+    #[test]
+    fn threads_do_not_share_cores_where_that_costs_more_or_nobody_knows() {
+        let keeps_apart = |s: Scene| match s.opinion(&CacheAffinity) {
+            Opinion::Propose(p) => assert!(cpus(&p).len() > 32, "{}", p.hypothesis),
+            Opinion::Decline(_) => {}
+            other => panic!("{other:?}"),
+        };
+        keeps_apart(chase().with(|s| s.counters().memory_stall_share = 0.2));
+        keeps_apart(chase().with(|s| s.locality().counters = None));
+        // Without a hardware thread for each of those that run there.
+        keeps_apart(chase().with(|s| {
+            s.neighbours.clear();
+            (0..4).for_each(|chip| s.neighbour(21.0, Some(chip)));
+        }));
+        // Nor without head room for a load that may grow.
+        let offered = |running: f64| {
+            let grows = Scene::new(machine(&chips(4, 1), 4), running, 1.0);
+            grows.with(|s| {
+                s.load.saturated = false;
+                s.locality().threads = 64;
+                *s.counters() = Counters {
+                    memory_stall_share: 0.95,
+                    cache_to_cache_stall_share: 0.0,
+                    ..*s.counters()
+                };
+                memory_on(s, &[0.9, 0.1, 0.0, 0.0]);
+                s.machine_sample.memory_free = Bytes(0);
+            })
+        };
+        assert_eq!(cpus(&offered(20.0).proposal(&CacheAffinity)), chip(0));
+        keeps_apart(offered(60.0));
     }
 
     /// 64 workers with private memory that fill 80 % of a machine of two nodes.

@@ -255,6 +255,10 @@ pub(crate) struct Demand {
     pub(crate) density: f64,
     /// Cores asked for by placed neighbours, by position of the domain.
     pub(crate) placed: Vec<f64>,
+    /// Running threads of placed neighbours, by position of the domain.
+    pub(crate) placed_running: Vec<f64>,
+    /// Share of all running threads that are of the workload.
+    pub(crate) own_share: f64,
 }
 
 impl Demand {
@@ -270,21 +274,24 @@ impl Demand {
         } else {
             domains.core_use(1.0)
         };
-        let mut placed = vec![0.0; domains.list.len()];
+        let mut placed_running = vec![0.0; domains.list.len()];
         for neighbour in seen.neighbours {
             for (domain, share) in placed_shares(neighbour, domains) {
-                if let Some(load) = placed.get_mut(domain) {
-                    *load += neighbour.cpus.max(0.0) * worth * share;
+                if let Some(load) = placed_running.get_mut(domain) {
+                    *load += neighbour.cpus.max(0.0) * share;
                 }
             }
         }
+        let running = own_running + others;
         Self {
             own: own_running * worth,
             own_running,
             own_cores: own_running / density.max(1.0),
-            total: (own_running + others) * worth,
+            total: running * worth,
             density,
-            placed,
+            placed: placed_running.iter().map(|threads| threads * worth).collect(),
+            placed_running,
+            own_share: if running > 0.0 { own_running / running } else { 1.0 },
         }
     }
 
