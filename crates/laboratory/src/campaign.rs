@@ -1403,7 +1403,7 @@ impl Drawn {
         let names = spec.programs.iter().map(|p| p.name.clone()).collect();
         spec.surroundings.fragmentation = among(&mut random, &[0.0, 0.1, 0.5, 0.95]);
         if rough {
-            roughen(&mut spec.programs, &mut spec.surroundings, seed);
+            roughen(&mut spec.programs, &mut spec.surroundings);
         }
         Ok(Self {
             platform: SimPlatform::new(World::new(spec)?),

@@ -6,7 +6,7 @@
 //! are missed are shown as misses with the reason. P18 is a table of another report; it belongs to `homeostat compare`.
 //!
 //! Every run is made with several seeds: a number is the median over them, shown with its range, and met or missed by the
-//! median. Made again with rough signals ([`roughen`]), it says whether the verdict depends on the machine being kind.
+//! median. Made again with rough signals ([`Scenario::roughen`]), it says whether the verdict depends on the machine being kind.
 //!
 //! How much a met row means is in the column *kind*: a fitted number agrees because a constant was chosen for it, a
 //! predicted one because the model is right. *Left out* is the deviation of the model's answer when the row was left out
@@ -15,8 +15,6 @@
 use crate::report::{PublishedCurve, PublishedPoint, means, number, table};
 use crate::run::{Arm, Outcome, Point, Progress, RunError, run_all};
 use crate::scenario::{self, Scenario, ScenarioError, Window};
-use homeostat_simulator::behaviour::Load;
-use homeostat_simulator::noise::NoiseSpec;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -1077,28 +1075,6 @@ fn figures() -> Vec<Figure> {
     ]
 }
 
-/// The same scenario where signals are as bad as the specification of the experiments knows them: work that comes and goes in
-/// waves, steps, heavy tails and stalls ([`NoiseSpec::ROUGH`], the same for every program and seed, unlike
-/// [`Scenario::roughen`]), arrivals alike, meters with five times the noise, event counters with a bias.
-pub fn roughen(scenario: &mut Scenario) {
-    /// Noise of the event counters from look to look, and standard deviation of their bias (assumed).
-    const COUNTERS: (f64, f64) = (0.05, 0.12);
-    const METERS: f64 = 5.0;
-    for program in &mut scenario.programs {
-        program.noise = NoiseSpec::ROUGH;
-        if matches!(program.load, Load::Open { .. }) {
-            program.arrival_noise = NoiseSpec::ROUGH;
-        }
-        for meter in &mut program.meters {
-            meter.cv *= METERS;
-        }
-    }
-    (
-        scenario.surroundings.counter_cv,
-        scenario.surroundings.counter_bias,
-    ) = COUNTERS;
-}
-
 /// Makes all runs and holds them against what was published. `go_on` sees the progress and may break it off by answering
 /// false.
 ///
@@ -1217,7 +1193,7 @@ fn outcome(wanted: &Wanted, turn: &Turn, go_on: &dyn Fn(f64) -> bool) -> Result<
     let mut scenario: Scenario = scenario::find(wanted.scenario)?;
     scenario.seed += turn.seed;
     if turn.rough {
-        roughen(&mut scenario);
+        scenario.roughen();
     }
     if let Some(strategies) = wanted.strategies {
         scenario.strategies = Some(strategies.iter().map(|s| (*s).to_owned()).collect());
@@ -1585,8 +1561,8 @@ const ROUGH_INTRODUCTION: &str = "
 
 The same runs where signals are as bad as on real machines: the work of every program, and what arrives where it comes from \
 outside, varies by 5 % with a correlation of .8 from second to second and heavy tails, in waves of 10 % an hour, in steps of \
-10 % every five minutes, with a stall every 200 s; meters have five times the usual noise; event counters have 5 % noise and a \
-bias of about 12 % each. Gains are against the same seed left alone, whose program has the same noise. Numbers that are no \
+10 % every five minutes, with a stall every 200 s; meters have five times the usual noise and wander by 2 %; event counters have \
+10 % noise and a bias of about 20 % each (`crates/simulator/src/rough.rs`). Gains are against the same seed left alone, whose program has the same noise. Numbers that are no \
 gains (cores, transactions) move with the mean of the noise. When this was first made, placement and page moves were proven \
 as before, but large pages of a pool of 90 GB or more mostly were not: one block of their trial lasts minutes, in which \
 waves and steps hide 4 to 10 %. What is not proven is undone, so such a row shows 0 instead of its gain, not a loss.
@@ -1715,6 +1691,7 @@ fn markdown_table(head: &[&str], rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homeostat_simulator::noise::NoiseSpec;
 
     #[test]
     fn tolerances_hold_what_they_say() {
@@ -1821,7 +1798,7 @@ mod tests {
     fn rough_signals_change_what_is_seen_and_nothing_else() {
         let plain = scenario::find("p1").unwrap();
         let mut rough = plain.clone();
-        roughen(&mut rough);
+        rough.roughen();
         assert_eq!(rough.programs[0].noise, NoiseSpec::ROUGH);
         assert_eq!(rough.programs[0].arrival_noise, NoiseSpec::ROUGH, "an open load");
         assert!(rough.surroundings.counter_bias > 0.0);
@@ -1831,7 +1808,7 @@ mod tests {
         assert_eq!(rough, plain);
         assert!(NoiseSpec::ROUGH.complaints().is_empty());
         let mut closed = scenario::find("p8").unwrap();
-        roughen(&mut closed);
+        closed.roughen();
         assert_eq!(closed.programs[0].arrival_noise, NoiseSpec::QUIET);
     }
 

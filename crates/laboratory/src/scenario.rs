@@ -380,7 +380,7 @@ impl Scenario {
 
     /// Makes its signals rough; see [`homeostat_simulator::rough`].
     pub fn roughen(&mut self) {
-        roughen(&mut self.programs, &mut self.surroundings, self.seed);
+        roughen(&mut self.programs, &mut self.surroundings);
     }
 
     /// The layout of its machine.
