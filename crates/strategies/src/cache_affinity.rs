@@ -33,8 +33,6 @@
 //!   nearly all the time gains more from being near to it (`sharing_gain_min`; with a hardware thread for each that
 //!   runs). Where a partition's idle cores go back to a shared pool, two threads on a core free another core; there only
 //!   the head room counts.
-//! * When the links are full and memory stays behind: threads on fewer nodes ask more of the links of those. The
-//!   prediction counts it.
 //! * When the memory lies elsewhere and cannot follow; the prediction counts that, and the trial measures it.
 //! * On a quiet machine the scheduler keeps threads at home by itself; binding by hand cost 5 % there (seed 000 §5.3).
 //! * When processes that are kept on one domain each get unevenly busy: a domain then waits while another idles. Not
@@ -490,7 +488,7 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         demand: &demand,
         limits,
         now: &now,
-        place: Place::of(&now, &domains, counters, shares).with_links(&now, demand.own_share),
+        place: Place::of(&now, &domains, counters, shares),
         threads_used: (priced && demand.density <= FULL * domains.threads_per_core).then_some(if steady {
             1.0
         } else {

@@ -257,8 +257,6 @@ pub(crate) struct Demand {
     pub(crate) placed: Vec<f64>,
     /// Running threads of placed neighbours, by position of the domain.
     pub(crate) placed_running: Vec<f64>,
-    /// Share of all running threads that are of the workload.
-    pub(crate) own_share: f64,
 }
 
 impl Demand {
@@ -282,16 +280,14 @@ impl Demand {
                 }
             }
         }
-        let running = own_running + others;
         Self {
             own: own_running * worth,
             own_running,
             own_cores: own_running / density.max(1.0),
-            total: running * worth,
+            total: (own_running + others) * worth,
             density,
             placed: placed_running.iter().map(|threads| threads * worth).collect(),
             placed_running,
-            own_share: if running > 0.0 { own_running / running } else { 1.0 },
         }
     }
 

@@ -22,12 +22,6 @@ const OTHER_CACHE_NS: f64 = 100.0;
 const LINK_SERVICE_NS: f64 = 40.0;
 /// Use of a link above which the queue formula says nothing.
 const LINK_MAX: f64 = 0.99;
-/// How much of a link the same traffic takes, relative to one between two nodes of a board: that of a node to all other
-/// boards is half as wide, memory itself five times (POWER7: 8, 21.4 and 100 GB/s; model-fit 3.1).
-const FAR_LINK: f64 = 2.0;
-const MEMORY_LINK: f64 = 0.2;
-/// Use of the busiest link from which it is predicted what another place asks of the links; with less there is room.
-const LINK_FULL: f64 = 0.7;
 /// Misses grow with the number of caches that several programs' data are spread over, by this exponent: estimate
 /// and upper end (.47 was fitted; the lower end is 0).
 const FOOTPRINT: f64 = 0.25;
@@ -234,98 +228,6 @@ pub(crate) struct Place<'a> {
     /// Mean latency of a line of another thread (ns).
     lines: f64,
     spread: f64,
-    /// Use of the links, where it is to be predicted and not only taken as it is.
-    links: Option<Links>,
-}
-
-/// How the use of links follows from where threads and memory are.
-struct Links {
-    /// Board of each node.
-    boards: BTreeMap<NodeId, usize>,
-    /// Use of the busiest link now.
-    used: f64,
-    /// Share of the traffic now that is of the workload.
-    own: f64,
-    now: Pressure,
-}
-
-/// What a unit of traffic asks of the busiest link of each kind.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Pressure {
-    /// Between two nodes of a board.
-    near: f64,
-    /// Of a node to all other boards.
-    far: f64,
-    /// The memory of a node.
-    memory: f64,
-}
-
-impl Pressure {
-    fn of(picture: &Picture, domains: &Domains, boards: &BTreeMap<NodeId, usize>) -> Self {
-        let mut running: BTreeMap<NodeId, f64> = BTreeMap::new();
-        for (llc, share) in &picture.running {
-            if let Some(node) = domains.node_of(*llc) {
-                *running.entry(node).or_default() += share;
-            }
-        }
-        let loose = 1.0 - picture.apart;
-        let mut out = Self {
-            near: 0.0,
-            far: 0.0,
-            memory: 0.0,
-        };
-        for (node, share) in &running {
-            let board = boards.get(node);
-            let mut far = 0.0;
-            for (other, memory) in picture.memory.iter().filter(|(other, _)| *other != node) {
-                let part = share * memory * loose;
-                if boards.get(other) == board {
-                    out.near = out.near.max(part);
-                } else {
-                    far += part * FAR_LINK;
-                }
-            }
-            out.far = out.far.max(far);
-        }
-        for (node, memory) in &picture.memory {
-            let apart = picture.apart * running.get(node).copied().unwrap_or(0.0);
-            out.memory = out.memory.max((loose * memory + apart) * MEMORY_LINK);
-        }
-        out
-    }
-
-    /// Of links between nodes.
-    fn between(self) -> f64 {
-        self.near.max(self.far)
-    }
-}
-
-impl Links {
-    /// Use of links between nodes and of memory when the workload is so much faster in another picture: what others ask
-    /// stays as it is, and they are taken to be spread as the workload is now.
-    fn after(&self, after: Pressure, gain: f64) -> Pressure {
-        let all = self.now.between().max(self.now.memory);
-        if all <= 0.0 {
-            return self.now;
-        }
-        let of = |now: f64, after: f64| {
-            self.used * ((1.0 - self.own) * now + self.own * after * (1.0 + gain)) / all
-        };
-        Pressure {
-            // Links that the workload does not use do not keep it waiting.
-            near: if after.near > 0.0 {
-                of(self.now.near, after.near)
-            } else {
-                0.0
-            },
-            far: if after.far > 0.0 {
-                of(self.now.far, after.far)
-            } else {
-                0.0
-            },
-            memory: of(self.now.memory, after.memory),
-        }
-    }
 }
 
 impl<'a> Place<'a> {
@@ -350,27 +252,7 @@ impl<'a> Place<'a> {
             memory: accesses(now, domains, counted, waiting),
             lines: now.intervention(domains, waiting).max(1.0),
             spread: now.spread(),
-            links: None,
         }
-    }
-
-    /// The same with the use of links predicted where they are full now, of whose traffic this share is of the workload:
-    /// threads that are brought to fewer nodes ask more of the links of those.
-    pub(crate) fn with_links(self, now: &Picture, own: f64) -> Self {
-        let used = self
-            .counters
-            .map(|c| c.busiest_link)
-            .filter(|used| *used >= LINK_FULL);
-        let links = used.map(|used| {
-            let boards = self.domains.list.iter().map(|d| (d.node, d.board)).collect();
-            Links {
-                now: Pressure::of(now, self.domains, &boards),
-                boards,
-                used: used.clamp(0.0, LINK_MAX),
-                own: if own.is_finite() { own.clamp(0.0, 1.0) } else { 1.0 },
-            }
-        });
-        Self { links, ..self }
     }
 
     /// Gain in instructions per cycle when it goes from here to another picture. `crowd`: whether other programs use the
@@ -382,36 +264,16 @@ impl<'a> Place<'a> {
     /// The same where so many times as many threads share a core as now: what a thread computes takes so much longer, what
     /// it waits for does not.
     pub(crate) fn gain_sharing(&self, after: &Picture, crowd: bool, sharing: f64) -> Effect {
-        // Both are straight lines in the waiting time at a link.
-        let memory = |waiting: f64| accesses(after, self.domains, None, waiting);
-        let lines = |waiting: f64| after.intervention(self.domains, waiting);
-        let (memory, lines) = ((memory(0.0), memory(1.0)), (lines(0.0), lines(1.0)));
-        let at = |(without, with): (f64, f64), waiting: f64| without + (with - without) * waiting;
-        let links = self
-            .links
-            .as_ref()
-            .map(|links| (links, Pressure::of(after, self.domains, &links.boards)));
+        let memory = accesses(after, self.domains, None, self.waiting) / self.memory;
+        let caches = after.intervention(self.domains, self.waiting) / self.lines;
         let spread = if crowd { after.spread() / self.spread } else { 1.0 };
         let gain = |memory_share: f64, cache_share: f64, belief: f64, exponent: f64| {
-            let with = |waiting: f64, longer: f64| {
-                let memory = 1.0 + belief * ((at(memory, waiting) + longer) / self.memory - 1.0);
-                let caches = 1.0 + belief * (at(lines, waiting) / self.lines - 1.0);
-                let rest = (1.0 - memory_share - cache_share).max(0.0);
-                let cycles =
-                    rest * sharing + memory_share * memory * spread.powf(exponent) + cache_share * caches;
-                1.0 / cycles.max(0.05) - 1.0
-            };
-            match &links {
-                None => with(self.waiting, 0.0),
-                Some((links, pressure)) => settle(|gain| {
-                    let used = links.after(*pressure, gain);
-                    let before = links.after(links.now, 0.0).memory;
-                    with(
-                        queue(used.between()),
-                        (queue(used.memory) - queue(before)).max(0.0),
-                    )
-                }),
-            }
+            let memory = 1.0 + belief * (memory - 1.0);
+            let caches = 1.0 + belief * (caches - 1.0);
+            let rest = (1.0 - memory_share - cache_share).max(0.0);
+            let cycles =
+                rest * sharing + memory_share * memory * spread.powf(exponent) + cache_share * caches;
+            1.0 / cycles.max(0.05) - 1.0
         };
         let share = |x: f64| if x.is_finite() { x.clamp(0.0, 0.95) } else { 0.0 };
         let (estimate, lower, upper) = match self.counters {
@@ -686,33 +548,6 @@ mod tests {
             ..counters
         };
         assert!(of_place(&now, &good, &domains, Some(&home), false).estimate < 0.0);
-    }
-
-    #[test]
-    fn threads_on_fewer_nodes_ask_more_of_full_links_unless_their_memory_comes_along() {
-        let domains = Domains::of(&machine(&crate::common::testing::chips(8, 2), 4));
-        let even: Vec<(u32, f64)> = (0..8).map(|i| (i, 0.125)).collect();
-        let now = picture(&even.iter().map(|(i, s)| (32 * i, *s)).collect::<Vec<_>>(), &even);
-        let gain = |links: f64, own: f64, after: &Picture| {
-            let counters = Counters {
-                memory_stall_share: 0.8,
-                local_share: 0.125,
-                busiest_link: links,
-                ..Counters::default()
-            };
-            let place = Place::of(&now, &domains, Some(&counters), true).with_links(&now, own);
-            assert!(place.gain(&now, false).estimate.abs() < 1e-6);
-            place.gain(after, false).estimate
-        };
-        let fewer = now.with_running([(LlcId(0), 0.5), (LlcId(32), 0.5)].into_iter());
-        // Half of it from the other node of the board.
-        let along = picture(&[(0, 0.5), (32, 0.5)], &[(0, 0.5), (1, 0.5)]);
-        assert!(gain(0.1, 1.0, &fewer).abs() < 0.15);
-        assert!(gain(0.95, 1.0, &fewer) < -0.3, "{}", gain(0.95, 1.0, &fewer));
-        assert!(gain(0.95, 0.01, &fewer) > gain(0.95, 1.0, &fewer) + 0.1);
-        assert!(gain(0.95, 0.3, &along) > 0.5, "{}", gain(0.95, 0.3, &along));
-        // Unknown links promise nothing and cost nothing.
-        assert!(gain(f64::NAN, 1.0, &fewer).abs() < 0.15);
     }
 
     #[test]
