@@ -85,6 +85,8 @@ pub enum Command {
     Report(commands::report::Report),
     /// Show what would be tried and why, changing nothing.
     Plan(commands::plan::Plan),
+    /// Show what a person could do and homeostat may not; do it, or do not see it again.
+    Advice(commands::advice::Advice),
     /// Undo one change or all of them.
     Undo(commands::undo::Undo),
     /// Undo what a dead daemon left behind.
@@ -237,6 +239,7 @@ impl Command {
             Self::History(c) => c.run(context),
             Self::Report(c) => c.run(context),
             Self::Plan(c) => c.run(context),
+            Self::Advice(c) => c.run(context),
             Self::Undo(c) => c.run(context),
             Self::Restore(c) => c.run(context),
             Self::Pause(c) => c.run(context),

@@ -41,6 +41,7 @@ const COMMANDS: &[&str] = &[
     "history",
     "report",
     "plan",
+    "advice",
     "undo",
     "restore",
     "pause",

@@ -95,6 +95,17 @@ fn a_daemon_starts_answers_reloads_and_stops_clean() {
         Some(4)
     );
     assert_eq!(daemon.ask(&["undo", "999"]).status.code(), Some(4));
+    assert!(json(&daemon.ask(&["advice", "--json"]))["advice"].is_array());
+    assert_eq!(
+        daemon.ask(&["advice", "apply", "no-such-advice"]).status.code(),
+        Some(4)
+    );
+    assert_eq!(
+        json(&daemon.ask(&["--json", "advice", "mute", "x/y"]))["in_force"],
+        true
+    );
+    assert_eq!(json(&daemon.ask(&["advice", "--json"]))["muted"][0], "x/y");
+    assert!(daemon.ask(&["advice", "unmute", "x/y"]).status.success());
     assert!(daemon.ask(&["undo", "--all"]).status.success());
     assert!(daemon.ask(&["plan"]).status.success());
     assert!(

@@ -307,6 +307,18 @@ pub struct Advice {
     pub remedy: String,
     /// What it costs or risks.
     pub risk: String,
+    /// The setting of the kernel that does it, where one does (`homeostat advice apply ID`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setting: Option<AdvisedSetting>,
+}
+
+/// The setting of the kernel that does what an advice says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdvisedSetting {
+    /// File of the setting below `/proc/sys` or `/sys`.
+    pub path: String,
+    /// The value.
+    pub value: String,
 }
 
 impl From<&homeostat_model::Advice> for Advice {
@@ -317,6 +329,10 @@ impl From<&homeostat_model::Advice> for Advice {
             finding: a.finding.clone(),
             remedy: a.remedy.clone(),
             risk: a.risk.clone(),
+            setting: a.setting.as_ref().map(|s| AdvisedSetting {
+                path: s.path.clone(),
+                value: s.value.clone(),
+            }),
         }
     }
 }

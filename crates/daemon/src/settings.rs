@@ -8,6 +8,7 @@
 //! from the serialised defaults, words from the doc comments of the fields. So neither can fall behind.
 
 mod catalogue;
+pub mod muted;
 
 use crate::api::near_names;
 use crate::metrics;

@@ -345,6 +345,9 @@ impl Engine {
 
     pub(crate) fn advise(&mut self, advice: Vec<Advice>) {
         for a in advice {
+            if self.policy.muted_advice.contains(&a.id) {
+                continue;
+            }
             let new = !self.advice.contains_key(&a.id);
             if new && self.advice.len() >= ADVICE_MAX {
                 continue;
@@ -448,6 +451,8 @@ impl Engine {
     fn configure(&mut self, mut policy: Policy) {
         policy.seed = self.policy.seed;
         self.policy = policy;
+        let muted = &self.policy.muted_advice;
+        self.advice.retain(|id, _| !muted.contains(id));
         self.judge_strategies();
         if self.policy.mode != Mode::Act {
             let real: Vec<ExperimentId> = self

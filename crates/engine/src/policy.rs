@@ -117,6 +117,8 @@ pub struct Policy {
     pub workloads: Vec<WorkloadRule>,
     /// Strategy id to on/off for the whole host.
     pub strategies: BTreeMap<String, bool>,
+    /// Ids of advice that nobody wants to see again (`homeostat advice mute ID`).
+    pub muted_advice: Vec<String>,
     /// Which set of thresholds the strategies use: `homeostat` or `aso-classic`; or `autotune-classic`, with which autotune
     /// looks after the file cache, by its own rules and without trials.
     pub profile: Profile,
@@ -159,6 +161,7 @@ impl Default for Policy {
             bloat_max: 0.01,
             workloads: Vec::new(),
             strategies: BTreeMap::new(),
+            muted_advice: Vec::new(),
             profile: Profile::Homeostat,
             settings: BTreeMap::new(),
         }

@@ -2,7 +2,6 @@
 //! The same list goes to the coverage-guided fuzzer (`tools/fuzz`).
 
 use homeostat_linux::parsers;
-use std::fmt::Write as _;
 
 /// Damaged inputs that each parser is given.
 const TRIES: u32 = 3_000;
@@ -22,20 +21,14 @@ impl Dice {
     }
 }
 
-/// A real input for each parser.
+/// A real input for each parser: what `fuzz/seeds` has, or something of this process.
 fn seed(name: &str) -> Vec<u8> {
     let own = |file: &str| std::fs::read(format!("/proc/self/{file}")).unwrap_or_default();
     match name {
-        "environment" => b"HOMEOSTAT=never\0HOMEOSTAT_STRATEGIES=large_pages=off,prefetch=on\0PATH=/bin\0".to_vec(),
-        "cgroup" => b"12:memory:/docker/0123456789abcdef/x\n1:name=systemd:/a\n0::/system.slice/redis-server.service\n".to_vec(),
         "stat" | "thread-stat" => own("stat"),
-        "schedstat" => own("schedstat"),
         "maps" | "maps-of-code" | "code-mappings" => own("maps"),
-        "smaps" => own("smaps"),
-        "status" => own("status"),
-        "numa-maps" => b"7f00 default anon=3 dirty=3 active=0 N0=1 N1=2 kernelpagesize_kB=4\n7f10 bind:0-1 file=/lib/x\\040y mapped=7 N0=7\n".to_vec(),
-        "sched" => b"name (1, #threads: 1)\nse.nr_migrations : 12\nnr_switches : 3\n".to_vec(),
-        "process-io" | "io" => b"rchar: 1\nread_bytes: 4096\npos:\t12\nvoluntary_ctxt_switches:\t5\n".to_vec(),
+        "schedstat" | "smaps" | "status" => own(name),
+        "elf" => own("exe"),
         "progress" => {
             let mut file = vec![0; homeostat_progress::layout::file_size(2)];
             let header = homeostat_progress::layout::Header {
@@ -50,30 +43,9 @@ fn seed(name: &str) -> Vec<u8> {
             file[..head.len()].copy_from_slice(&head);
             file
         }
-        "progress-file-name" => b"12-34567".to_vec(),
-        "elf" => own("exe"),
-        // The header of the unwinder's table with two functions; push rbx, a loop around a call, ret.
-        "code-functions" => [&[1u8, 0x1b, 3, 0x3b, 0, 0, 0, 0, 2, 0, 0, 0][..], &[0x10; 16]].concat(),
-        "code" => vec![0x53, 0xe8, 0, 0, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xff, 0xcb, 0x75, 0xf3, 0x5b, 0xc3],
-        "memcached" => b"STAT cmd_get 12\r\nSTAT cmd_set 1\r\nEND\r\n".to_vec(),
-        "prometheus" => b"orders_total{shop=\"a\"}\n# TYPE orders_total counter\norders_total{shop=\"a\",x=\"\\\"\"} 3\n".to_vec(),
-        "prometheus-chunks" => b"5\r\nhello\r\n0\r\n\r\n".to_vec(),
-        "redis" => {
-            let info = "# Stats\r\ntotal_commands_processed:123\r\n";
-            let mut answer = String::new();
-            let _ = write!(answer, "${}\r\n{info}\r\n", info.len());
-            answer.into_bytes()
-        }
-        "tcp-listeners" => b"  sl  local_address rem_address   st\n   0: 0100007F:18EB 00000000:0000 0A 0:0 0:0 0 0 0 12345 1\n".to_vec(),
-        "unix-listeners" => b"Num RefCount Protocol Flags Type St Inode Path\n0: 2 0 00010000 0001 01 12345 /run/x\n".to_vec(),
-        "sockets" => {
-            let mut message = vec![0; 128];
-            message[0] = 128;
-            message[4] = 20;
-            message
-        }
-        // The test says that the parser has no real input here.
-        _ => Vec::new(),
+        // The test says that a parser has no real input.
+        _ => std::fs::read(format!("{}/../../fuzz/seeds/{name}", env!("CARGO_MANIFEST_DIR")))
+            .unwrap_or_default(),
     }
 }
 
@@ -121,7 +93,10 @@ fn no_damaged_input_is_more_than_refused() {
     for (number, (name, parse)) in parsers::all().enumerate() {
         let mut seed = seed(name);
         seed.truncate(SEED_BYTES_MAX);
-        assert!(!seed.is_empty(), "the parser {name} has no real input here");
+        assert!(
+            !seed.is_empty(),
+            "the parser {name} has no real input: put one into fuzz/seeds"
+        );
         parse(&seed);
         let mut dice = Dice(number as u64);
         for attempt in 0..TRIES {

@@ -208,4 +208,16 @@ pub struct Advice {
     pub remedy: String,
     /// What it costs or risks.
     pub risk: String,
+    /// The setting of the kernel that does it, where one does: whoever accepts the advice can have it set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setting: Option<AdvisedSetting>,
+}
+
+/// A value that a person could give a setting of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdvisedSetting {
+    /// File of the setting below `/proc/sys` or `/sys`.
+    pub path: String,
+    /// The value.
+    pub value: String,
 }

@@ -19,8 +19,8 @@ pub mod workload;
 
 pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use experiment::{
-    Advice, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MemberOutcome, StrategyId,
-    Verdict,
+    Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord,
+    MemberOutcome, StrategyId, Verdict,
 };
 pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};

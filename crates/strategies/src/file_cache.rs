@@ -285,6 +285,7 @@ fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64)
                      256 MiB beside what it needs itself cost a reader nothing"
                 .into(),
             risk: "a limit below what the reader itself needs slows it down".into(),
+            setting: None,
         }],
         reason: finding,
     })

@@ -54,8 +54,8 @@ use crate::common::{AGE_HELP, age_min, capable, gain_min, prediction, too_young}
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{
-    Advice, Bytes, Effect, EffectorId, Machine, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion,
-    Nanoseconds, StrategyId,
+    Advice, AdvisedSetting, Bytes, Effect, EffectorId, Machine, MemoryAdvice, MemoryKind, MemoryMap,
+    MemoryRegion, Nanoseconds, StrategyId,
 };
 use std::collections::BTreeMap;
 
@@ -207,6 +207,10 @@ impl Strategy for LargePages {
                         .into(),
                     risk: "none by itself: with madvise only programs that ask, and homeostat's trials, get them"
                         .into(),
+                    setting: Some(AdvisedSetting {
+                        path: "/sys/kernel/mm/transparent_hugepage/enabled".into(),
+                        value: "madvise".into(),
+                    }),
                 }],
                 reason,
             });
@@ -591,6 +595,10 @@ fn alignment_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
         ),
         remedy: first.into(),
         risk: "a restart of the program; the setting alone changes nothing for running programs".into(),
+        setting: (shmem == "never").then(|| AdvisedSetting {
+            path: "/sys/kernel/mm/transparent_hugepage/shmem_enabled".into(),
+            value: "advise".into(),
+        }),
     }
 }
 
@@ -611,6 +619,7 @@ fn several_mappers_advice(seen: &Seen<'_>, region: &MemoryRegion) -> Advice {
                  it; compare its throughput before and after"
             .into(),
         risk: "a restart of the program; memory that it reserves but does not use may become resident".into(),
+        setting: None,
     }
 }
 

@@ -173,6 +173,7 @@ impl Strategy for Prefetch {
                     finding: format!("the event counters of this machine do not tell {what}"),
                     remedy: remedy.into(),
                     risk: "none for the programs".into(),
+                    setting: None,
                 }],
             });
         }

@@ -1,5 +1,6 @@
 //! The subcommands, one file each. To add one: a file here, a variant of [`crate::Command`].
 
+pub mod advice;
 pub mod config;
 pub mod demo;
 pub mod doctor;

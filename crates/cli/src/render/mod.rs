@@ -249,8 +249,24 @@ fn advice(list: &[Advice], look: &Look, out: &mut String) {
         if !a.risk.is_empty() {
             out.push_str(&wrap(&format!("risk: {}", a.risk), "    ", look.width));
         }
-        let _ = writeln!(out, "    id: {}", a.id);
+        let _ = match a.setting {
+            Some(_) => writeln!(out, "    id: {}  (homeostat advice apply)", a.id),
+            None => writeln!(out, "    id: {}", a.id),
+        };
     }
+}
+
+/// `homeostat advice`.
+pub fn advice_list(list: &[Advice], muted: &[String], look: &Look) -> String {
+    let mut out = String::new();
+    if list.is_empty() {
+        out.push_str("There is no advice: nothing was found that a person could do and homeostat may not.\n");
+    }
+    advice(list, look, &mut out);
+    if !muted.is_empty() {
+        let _ = writeln!(out, "Muted: {}", muted.join(", "));
+    }
+    out
 }
 
 /// `homeostat explain`.

@@ -183,6 +183,7 @@ fn view() -> View {
             remedy: "write advise to /sys/kernel/mm/transparent_hugepage/shmem_enabled and restart the unit"
                 .into(),
             risk: "a restart".into(),
+            setting: None,
         }],
         budget: BudgetView {
             own_cpu: 0.0007,

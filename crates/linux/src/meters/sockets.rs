@@ -287,7 +287,8 @@ pub(super) fn messages(mut data: &[u8], each: &mut impl FnMut(Connection)) -> Re
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
                 let code = u32_at(body, 0).map_or(0, |c| (c as i32).wrapping_neg());
-                return Err(if code > 0 {
+                // The kernel's error numbers end at 4095; found by the fuzzer.
+                return Err(if (1..4096).contains(&code) {
                     Errno::from_raw_os_error(code)
                 } else {
                     Errno::BADMSG
@@ -393,5 +394,18 @@ mod tests {
             }
         }
         assert_eq!(messages(&message[..20], &mut |_| {}), Err(Errno::BADMSG));
+        // An error: its number, negative. One that no error has (found by fuzzing) is a broken answer.
+        for (number, expected) in [
+            (-1, Errno::PERM),
+            (-4096, Errno::BADMSG),
+            (i32::MIN, Errno::BADMSG),
+            (5, Errno::BADMSG),
+        ] {
+            let mut error = [0u8; MESSAGE_HEADER + 4];
+            error[0] = error.len() as u8;
+            error[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
+            error[MESSAGE_HEADER..].copy_from_slice(&i32::to_ne_bytes(number));
+            assert_eq!(messages(&error, &mut |_| {}), Err(expected), "{number}");
+        }
     }
 }

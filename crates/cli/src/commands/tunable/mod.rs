@@ -1,6 +1,6 @@
 //! `homeostat tunable`: the settings of the kernel, who set them, and their change by hand.
 
-mod text;
+pub(crate) mod text;
 
 use crate::Context;
 use crate::failure::{Failure, Kind};
@@ -170,7 +170,7 @@ impl From<TunableError> for Failure {
     }
 }
 
-fn places(context: &Context, root: Option<PathBuf>) -> Places {
+pub(crate) fn places(context: &Context, root: Option<PathBuf>) -> Places {
     Places {
         root,
         state_directory: context.state_directory(),

@@ -213,7 +213,7 @@ fn one(t: &Tunable, watched_since: Option<u64>, look: &Look) -> String {
 }
 
 /// `homeostat tunable set` and `unset`.
-pub(super) fn changed(done: &Changed, back: bool, look: &Look) -> String {
+pub(crate) fn changed(done: &Changed, back: bool, look: &Look) -> String {
     if done.changes.is_empty() {
         return "Nothing is set by `homeostat tunable set`.\n".into();
     }

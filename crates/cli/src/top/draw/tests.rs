@@ -137,6 +137,7 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
             finding: "found".into(),
             remedy: "do it".into(),
             risk: "little".into(),
+            setting: None,
         }],
         budget: Budget {
             own_cpu: 0.003,

@@ -1,0 +1,134 @@
+//! Advice that nobody wants to see again: a drop-in of its own, so that a person sees it and can take it back by hand.
+
+use super::{MAIN_FILE, SettingsErrors, Sources, load};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Name of the drop-in; the last in the order of names, so that no other one hides it.
+const FILE: &str = "zz-muted-advice.toml";
+
+/// Why advice could not be muted. The configuration is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum MuteError {
+    /// The configuration can not be read as it is.
+    #[error(transparent)]
+    Configuration(#[from] SettingsErrors),
+    /// The drop-in can not be written.
+    #[error("{}: cannot be written: {source}\n  hint: as root; or write policy.muted_advice into your configuration by hand", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not muted.
+    #[error("{id:?} is not muted{}", if .muted.is_empty() { "; nothing is".to_owned() } else { format!("; muted: {}", .muted.join(", ")) })]
+    NotMuted {
+        /// What was asked for.
+        id: String,
+        /// What is muted.
+        muted: Vec<String>,
+    },
+}
+
+/// The ids that are muted.
+///
+/// # Errors
+/// The configuration can not be read.
+pub fn muted(sources: &Sources) -> Result<Vec<String>, MuteError> {
+    Ok(load(sources)?.settings.policy.muted_advice)
+}
+
+/// Mutes an id, or lets it speak again. Returns the drop-in.
+///
+/// # Errors
+/// [`MuteError`].
+pub fn set_muted(sources: &Sources, id: &str, mute: bool) -> Result<PathBuf, MuteError> {
+    let mut ids = muted(sources)?;
+    let was = ids.iter().any(|known| known == id);
+    match (mute, was) {
+        (true, false) => ids.push(id.to_owned()),
+        (false, true) => ids.retain(|known| known != id),
+        (true, true) => {}
+        (false, false) => {
+            return Err(MuteError::NotMuted {
+                id: id.to_owned(),
+                muted: ids,
+            });
+        }
+    }
+    let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
+    let path = main.with_extension("d").join(FILE);
+    write(&path, &text(&ids)).map_err(|source| MuteError::File {
+        path: path.clone(),
+        source,
+    })?;
+    Ok(path)
+}
+
+fn text(ids: &[String]) -> String {
+    let mut text = String::from(
+        "# Advice that nobody wants to see again. `homeostat advice mute ID` adds to it, `unmute ID` takes one out.\n[policy]\nmuted_advice = [\n",
+    );
+    for id in ids {
+        text.push_str(&format!("    {},\n", toml::Value::String(id.clone())));
+    }
+    text.push_str("]\n");
+    text
+}
+
+/// Whole or not at all: a daemon that reads the configuration meanwhile must not meet half a file.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(directory)?;
+    let new = path.with_extension("new");
+    let mut file = std::fs::File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_muted_and_speaks_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let main = directory.path().join("homeostat.toml");
+        std::fs::write(&main, "[policy]\nmuted_advice = [\"a\"]\n").unwrap();
+        let sources = Sources {
+            file: Some(main),
+            set: Vec::new(),
+        };
+        let file = set_muted(&sources, "b/\"c\"\n", true).unwrap();
+        assert_eq!(muted(&sources).unwrap(), ["a", "b/\"c\"\n"]);
+        set_muted(&sources, "a", true).unwrap();
+        set_muted(&sources, "a", false).unwrap();
+        assert_eq!(muted(&sources).unwrap(), ["b/\"c\"\n"]);
+        let said = set_muted(&sources, "z", false).unwrap_err().to_string();
+        assert!(said.starts_with("\"z\" is not muted; muted: b/"), "{said}");
+        assert!(std::fs::read_to_string(&file).unwrap().starts_with("# Advice"));
+        assert_eq!(
+            std::fs::read_dir(file.parent().unwrap()).unwrap().count(),
+            1,
+            "no half file stays"
+        );
+    }
+
+    #[test]
+    fn a_broken_configuration_is_not_written_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let main = directory.path().join("homeostat.toml");
+        std::fs::write(&main, "[policy\n").unwrap();
+        let sources = Sources {
+            file: Some(main),
+            set: Vec::new(),
+        };
+        assert!(matches!(
+            set_muted(&sources, "a", true),
+            Err(MuteError::Configuration(_))
+        ));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}
