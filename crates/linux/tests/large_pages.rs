@@ -147,8 +147,13 @@ fn victim() {
     if kind == "forked" {
         // SAFETY: the child calls nothing but async-signal-safe functions until it is killed with its parent.
         unsafe {
+            let parent = libc::getpid();
             if libc::fork() == 0 {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // A parent that was killed before that line sends no signal any more.
+                if libc::getppid() != parent {
+                    libc::_exit(0);
+                }
                 loop {
                     libc::pause();
                 }

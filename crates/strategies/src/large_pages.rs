@@ -279,11 +279,13 @@ fn size_name(bytes: Bytes) -> String {
 fn switched_off(seen: &Seen<'_>) -> Option<String> {
     let settings = &seen.machine_sample.huge_pages;
     (settings.enabled.0 == "never").then(|| {
-        let by = settings
-            .enabled_set_by
-            .as_deref()
-            .unwrap_or("the kernel's own default");
-        format!("transparent huge pages are switched off (enabled = never, set by {by})")
+        let set = match settings.enabled_set_by.as_deref() {
+            None => "the kernel's own default".to_owned(),
+            // "at run time", where nothing on the machine says by whom.
+            Some(when) if when.starts_with("at ") => format!("set {when}"),
+            Some(by) => format!("set by {by}"),
+        };
+        format!("transparent huge pages are switched off (enabled = never, {set})")
     })
 }
 
