@@ -30,12 +30,14 @@ const AGREES: f64 = 0.03;
 const COVERAGE_MIN: f64 = 0.15;
 /// Work per CPU second may vary by this from window to window, beside rounding.
 const UNSTEADY: f64 = 0.5;
+/// Fewest executions in a window, on average: rounding to whole counts is then 2 %.
+const COUNTS_MIN: f64 = 25.0;
 /// Fewest windows.
 const WINDOWS_MIN: usize = 6;
 /// A signal counts when it fires this often a second.
 const SIGNAL_RATE_MIN: f64 = 20.0;
 /// The program was slowed enough to learn from it when it lost this share of its CPU time.
-const BURDEN_MIN: f64 = 0.015;
+const BURDEN_MIN: f64 = 0.02;
 /// Two clusters say the same about a change when their ratio moves by less than this share of how much the program was
 /// slowed.
 const SAME_EFFECT: f64 = 0.2;
@@ -43,6 +45,8 @@ const SAME_EFFECT: f64 = 0.2;
 const BY_FAR: f64 = 1.6;
 /// A program that spends more than this share of its time in loops that wait cannot be judged by CPU time.
 const WAITING_MAX: f64 = 0.4;
+/// Clocks of programs tick up to this often a second.
+const CLOCK_RATE: f64 = 150.0;
 /// Rates that are neither coarse nor dear (per second).
 const RATE_GOOD: f64 = 100.0;
 
@@ -285,14 +289,18 @@ impl Judge<'_> {
     }
 
     fn choose(&self) -> Choice {
+        // What runs a few times in a window keeps any ratio, within rounding.
+        let least = self
+            .limits
+            .rate_min
+            .max(COUNTS_MIN * self.seen.seconds.len() as f64 / self.seconds());
         let frequent: Vec<usize> = (0..self.seen.points.len())
-            .filter(|p| self.rate(*p) >= self.limits.rate_min)
+            .filter(|p| self.rate(*p) >= least)
             .collect();
         if frequent.is_empty() {
             return Choice::Abstained(format!(
-                "none of {} places that were seen at work runs at least {:.0} times a second and can be counted",
+                "none of {} places that were seen at work runs at least {least:.0} times a second and can be counted",
                 self.seen.points.len(),
-                self.limits.rate_min
             ));
         }
         let clusters = self.clusters(frequent);
@@ -442,6 +450,25 @@ impl Judge<'_> {
                 self.burden * 100.0
             ));
         }
+        // What runs by a clock is steady, and so is what runs by CPU time: neither is work.
+        let slow = cluster.members.iter().all(|m| self.rate(*m) < CLOCK_RATE);
+        match cluster.response {
+            Some((moved, error)) if moved - 2.0 * error > -0.3 * self.burden => {
+                return Some(format!(
+                    "running by a clock (their rate per CPU second moves by {:+.1} % while the program is slowed by {:.1} %)",
+                    moved * 100.0,
+                    self.burden * 100.0
+                ));
+            }
+            Some((moved, error)) if moved + error < -0.2 * self.burden => {}
+            _ if slow && cluster.agrees.is_none() => {
+                return Some(format!(
+                    "perhaps running by a clock (less than {CLOCK_RATE:.0} times a second, and not seen to fall while the \
+                     program is slowed)"
+                ));
+            }
+            _ => {}
+        }
         if cluster.coverage < COVERAGE_MIN && cluster.agrees.is_none() && !cluster.agrees_weakly {
             return Some(format!(
                 "of little weight (on the stack {:.0} % of the time at most)",
@@ -506,13 +533,8 @@ impl Judge<'_> {
                 rival.noise * 100.0,
             ));
         }
-        let turns = |m: &usize| {
-            self.seen
-                .points
-                .get(*m)
-                .is_some_and(|p| matches!(p.kind, PointKind::Loop | PointKind::Branch) && p.coverage >= 0.5)
-        };
-        if first.functions < 2 && !first.members.iter().any(turns) {
+        let weighty = |m: &usize| self.seen.points.get(*m).is_some_and(|p| p.coverage >= 0.5);
+        if first.functions < 2 && !first.members.iter().any(weighty) {
             return Choice::Abstained(
                 "the points that are steady lie all in one function that is not at work most of the time"
                     .to_owned(),
@@ -741,6 +763,20 @@ mod tests {
     }
 
     #[test]
+    fn what_runs_by_a_clock_is_not_work_however_steady() {
+        let mut seen = program();
+        let ticks: Vec<f64> = seen.cpu.iter().map(|cpu| cpu * 1_000.0).collect();
+        seen.points = vec![point(1, 0.9, &ticks, 1.0), point(2, 0.9, &ticks, 2.0)];
+        assert!(abstained(choose(&seen, Limits::default())).contains("clock"));
+        // Where the program could not be slowed, only what is too fast for a clock is believed.
+        seen.burden = vec![0.0; WINDOWS];
+        assert!(matches!(choose(&seen, Limits::default()), Choice::Chosen(_)));
+        let slow: Vec<f64> = seen.cpu.iter().map(|cpu| cpu * 100.0).collect();
+        seen.points = vec![point(1, 0.9, &slow, 1.0), point(2, 0.9, &slow, 1.0)];
+        assert!(abstained(choose(&seen, Limits::default())).contains("clock"));
+    }
+
+    #[test]
     fn a_point_that_is_too_dear_is_counted_part_of_the_time() {
         let mut seen = program();
         let units = work(40_000.0);
@@ -753,9 +789,9 @@ mod tests {
     fn what_is_rare_short_silent_or_broken_is_no_meter() {
         let none = |seen: &Observation| abstained(choose(seen, Limits::default()));
         let mut seen = program();
-        assert!(none(&seen).contains("at least 10 times a second"));
-        seen.points = vec![point(1, 0.9, &work(4.0), 1.0)];
-        assert!(none(&seen).contains("at least 10 times a second"));
+        assert!(none(&seen).contains("at least 50 times a second"));
+        seen.points = vec![point(1, 0.9, &work(40.0), 1.0)];
+        assert!(none(&seen).contains("at least 50 times a second"));
         seen.points = vec![point(1, 0.01, &work(500.0), 1.0)];
         assert!(none(&seen).contains("little weight"));
         seen.points = vec![point(1, 0.9, &work(500.0), 1.0)];

@@ -16,14 +16,14 @@ use homeostat_model::{ProcessId, Workload};
 use homeostat_points::HIT_COST;
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest search.
-const TIME_MAX: Duration = Duration::from_secs(30);
+const TIME_MAX: Duration = Duration::from_secs(40);
 /// Most CPU time that the probes of a search may take from the program (seconds).
 const COST_MAX: f64 = 1.0;
 /// Threads that are sampled: the busiest.
@@ -35,8 +35,10 @@ const SAMPLES_PER_SECOND: u64 = 99;
 /// Samples that are enough, and fewest that say something.
 const SAMPLES_ENOUGH: usize = 400;
 const SAMPLES_MIN: usize = 40;
-/// Longest sampling.
-const SAMPLING_MAX: Duration = Duration::from_secs(5);
+/// After the usual time so many will do; a program that gets little CPU time is looked at for longer.
+const SAMPLES_FAIR: usize = 200;
+const SAMPLING_USUAL: Duration = Duration::from_secs(4);
+const SAMPLING_MAX: Duration = Duration::from_secs(12);
 /// Words of the stack that are looked at in one sample.
 const FRAMES_MAX: usize = 96;
 /// Most candidates that are counted.
@@ -47,8 +49,10 @@ const FIRST_TIME: Duration = Duration::from_millis(5);
 const FIRST_PAY: Duration = Duration::from_millis(2);
 /// A program that is given little CPU time is waited for this many times as long.
 const PATIENCE: u32 = 6;
+/// … and at least so long: on a busy machine a turn may take that.
+const PATIENCE_MIN: Duration = Duration::from_millis(300);
 /// More often than this is never counted.
-const FLOOD: f64 = 60_000.0;
+const FLOOD: f64 = 150_000.0;
 /// What was seen less often in the first round is counted again, longer.
 const RARE: f64 = 3_000.0;
 const SECOND_TIME: Duration = Duration::from_millis(120);
@@ -56,12 +60,16 @@ const SECOND_PAY: Duration = Duration::from_millis(8);
 const SECOND_CHUNK: usize = 128;
 /// Busy in the second round, which was meant for what is rare.
 const BUSY: f64 = 8_000.0;
-const SECOND_TRIES: u32 = 3;
+const SECOND_TRIES: u32 = 5;
 /// Places that go into the last round, in all and of one function.
 const LAST_MAX: usize = 64;
 const LAST_OF_FUNCTION: usize = 16;
-/// Share of the program's CPU time that they may cost together.
-const LAST_COST: f64 = 0.03;
+/// … and of those that are dear, of one rate (rates differ by this logarithm).
+const LAST_ALIKE: usize = 4;
+const ALIKE: f64 = 0.25;
+/// Share of the program's CPU time that they may cost together: of a server whose every place runs for each of a hundred
+/// thousand requests a second, few can be counted at all. The dearer they are, the shorter are the windows.
+const LAST_COST: f64 = 0.3;
 /// Processes that get a link each, when a file cannot be counted as a whole.
 const LINKS_MAX: usize = 8;
 
@@ -342,6 +350,9 @@ impl<'a> Search<'a> {
         let mut new = Vec::new();
         let begun = Instant::now();
         while begun.elapsed() < SAMPLING_MAX && samples.len() < SAMPLES_ENOUGH {
+            if samples.len() >= SAMPLES_FAIR && begun.elapsed() >= SAMPLING_USUAL {
+                break;
+            }
             std::thread::sleep(Duration::from_millis(100));
             self.go_on()?;
             for (process, sampler) in &mut samplers {
@@ -532,7 +543,7 @@ impl<'a> Search<'a> {
             cpu = self.cpu() - start;
             let hits: u64 = after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).sum();
             paid = hits as f64 * HIT_COST;
-            let patience = enough * PATIENCE;
+            let patience = (enough * PATIENCE).max(PATIENCE_MIN);
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
             }
@@ -607,56 +618,56 @@ impl<'a> Search<'a> {
                 self.candidates
             ));
         }
-        self.keep_the_best();
-        // The rates of the busy ones are rough: those that are left are made sure of, until they all fit.
-        for _ in 0..SECOND_TRIES {
-            let all: Vec<usize> = (0..self.spots.len()).collect();
-            let before = all.len();
-            let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
-            for (spot, rate) in self.spots.iter_mut().zip(rates) {
-                spot.rate = rate;
-            }
-            self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
-            self.keep_the_best();
-            if self.spots.len() == before {
-                break;
-            }
+        self.keep_the_best(1.0);
+        // The rates of the busy ones are rough: those that are left are made sure of.
+        let all: Vec<usize> = (0..self.spots.len()).collect();
+        let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
+        for (spot, rate) in self.spots.iter_mut().zip(rates) {
+            spot.rate = rate;
         }
+        self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
+        self.keep_the_best(1.5);
         if self.spots.is_empty() {
             return Err("every place where it was seen at work runs too often to be counted".to_owned());
         }
         Ok(())
     }
 
-    /// Keeps as many as can be counted at once, of many functions, the cheaper of each.
-    fn keep_the_best(&mut self) {
+    /// Keeps as many as can be counted at once, of many functions and of different rates: what runs equally often is
+    /// probably the same work. `slack`: how far beyond the room.
+    fn keep_the_best(&mut self, slack: f64) {
         let cpus = self.cpus.max(0.02);
-        let room = LAST_COST * cpus / HIT_COST;
-        let mut of_function: BTreeMap<u64, usize> = BTreeMap::new();
-        let mut kept: Vec<Spot> = Vec::new();
-        let mut together = 0.0;
-        // First what would not be dear alone, in the order of promise; then, if there is room, the dear ones.
-        let dear = |s: &Spot| s.rate * HIT_COST > self.limits.cost * 4.0 * cpus;
+        let room = slack * LAST_COST * cpus / HIT_COST;
+        // What would be cheap enough alone goes first, in the order of promise.
+        let dear = |s: &Spot| s.rate * HIT_COST > self.limits.cost * cpus;
         let (cheap, costly): (Vec<Spot>, Vec<Spot>) = self.spots.drain(..).partition(|s| !dear(s));
-        let costly_first = costly.len().min(8);
-        let order = cheap
-            .iter()
-            .take(LAST_MAX / 2)
-            .chain(costly.iter().take(costly_first))
-            .chain(cheap.iter().skip(LAST_MAX / 2))
-            .chain(costly.iter().skip(costly_first));
-        for spot in order {
-            let same = of_function.entry(spot.function).or_default();
-            if kept.len() >= LAST_MAX || *same >= LAST_OF_FUNCTION || together + spot.rate > room * 2.0 {
-                continue;
+        let mut kept: Vec<Spot> = Vec::new();
+        let mut left = room;
+        for (list, most, alike) in [
+            (cheap, LAST_MAX * 3 / 4, LAST_OF_FUNCTION),
+            (costly, LAST_MAX, LAST_ALIKE),
+        ] {
+            let mut of_function: BTreeMap<u64, usize> = BTreeMap::new();
+            let mut of_rate: BTreeMap<i64, usize> = BTreeMap::new();
+            let mut taken: BTreeSet<(usize, u64)> = BTreeSet::new();
+            // The first of each function before the second of any.
+            for turn in 0..LAST_OF_FUNCTION {
+                for spot in &list {
+                    let same = of_function.entry(spot.function).or_default();
+                    let as_often = of_rate
+                        .entry((spot.rate.max(1.0).ln() / ALIKE) as i64)
+                        .or_default();
+                    if *same > turn || *as_often >= alike || kept.len() >= most || spot.rate > left {
+                        continue;
+                    }
+                    if taken.insert((spot.image, spot.offset)) {
+                        *same += 1;
+                        *as_often += 1;
+                        left -= spot.rate;
+                        kept.push(spot.clone());
+                    }
+                }
             }
-            // The dear ones may fill the room, but not more than one of them beyond it.
-            if together > room && dear(spot) {
-                continue;
-            }
-            *same += 1;
-            together += spot.rate;
-            kept.push(spot.clone());
         }
         self.spots = kept;
     }

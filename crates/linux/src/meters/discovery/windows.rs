@@ -1,5 +1,5 @@
 //! The last round of a search: the points that are left are counted in windows, in half of which the program is slowed
-//! a little by probes on busy places. What keeps its ratios even then can be trusted.
+//! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
 
 use super::search::{CANDIDATES_MAX, Search, Spot};
 use super::signals::Signals;
@@ -11,15 +11,19 @@ use std::time::{Duration, Instant};
 
 /// Windows of the last round.
 const WINDOWS: usize = 16;
-const WINDOW: Duration = Duration::from_millis(400);
-/// Share of its CPU time by which the program is slowed in half of them.
-const BURDEN: f64 = 0.06;
-/// At this share (and so many seconds of CPU time) they are taken off.
-const BURDEN_MAX: f64 = 0.15;
-const BURDEN_GRACE: f64 = 0.003;
-/// … and how long and at what cost it is made sure of.
-const BURDEN_TIME: Duration = Duration::from_millis(60);
-const BURDEN_PAY: Duration = Duration::from_millis(10);
+/// Length of a window of points that are cheap (CPU time of a program on one CPU), and of the shortest.
+const WINDOW: f64 = 0.4;
+const WINDOW_MIN: f64 = 0.1;
+/// Share of the CPU time up to which points are cheap.
+const CHEAP: f64 = 0.03;
+/// A program that is given little CPU time is waited for this many times as long.
+const PATIENCE: f64 = 6.0;
+/// Share of its CPU time that the program pays in half of them, in one piece at their beginning.
+const BURDEN: f64 = 0.10;
+/// Most places that it pays for: the busiest.
+const BURDEN_SPOTS: usize = 8;
+/// How often it is looked whether it has paid enough: some places run a million times a second.
+const BURDEN_BEAT: Duration = Duration::from_millis(2);
 
 /// What a window of the last round has shown.
 struct Window {
@@ -28,7 +32,6 @@ struct Window {
     counts: Vec<u64>,
     /// Hits of the places that are to slow the program.
     extra: u64,
-    too_much: bool,
 }
 
 impl Search<'_> {
@@ -39,7 +42,6 @@ impl Search<'_> {
         // Beyond the points: the numbers of their counters.
         let burden = self.burden(busy);
         self.spots.extend(burden);
-        self.fit_burden(points)?;
         let all: Vec<usize> = (0..self.spots.len()).collect();
         let (mine, slow) = all.split_at(points);
         let mut signals = Signals::open(self.root, self.workload);
@@ -49,34 +51,21 @@ impl Search<'_> {
             signals: signals.names(),
             ..Observation::default()
         };
+        let cpus = self.cpus.max(0.02);
+        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * HIT_COST / cpus;
+        let length = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
         let links = self.attach(mine)?;
-        let mut slowing: Option<Vec<Link>> = None;
-        let mut slow = slow.to_vec();
-        let mut window = 0;
-        while window < WINDOWS {
-            // Off, on, on, off: a drift falls on both alike.
-            let on = matches!(window % 4, 1 | 2) && !slow.is_empty();
-            if on && slowing.is_none() {
-                slowing = Some(self.attach(&slow)?);
-            } else if !on {
-                slowing = None;
-            }
+        for window in 0..WINDOWS {
             self.go_on()?;
+            // Off, on, on, off: a drift falls on both alike.
+            let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
             let outside = signals.read(self.workload);
-            let seen = self.window(mine, &slow);
+            let seen = self.window(mine, slow, length)?;
             let now = signals.read(self.workload);
             self.hits += seen.counts.iter().sum::<u64>() + seen.extra;
-            if seen.too_much {
-                // Busier than they seemed: then without them, and this window does not count.
-                slowing = None;
-                slow.clear();
-                continue;
-            }
-            window += 1;
             observation.seconds.push(seen.seconds);
             observation.cpu.push(seen.cpu);
-            // Only what was meant: stray hits while the probes go are nothing.
-            let burden = if on && seen.cpu > 0.0 {
+            let burden = if seen.cpu > 0.0 {
                 seen.extra as f64 * HIT_COST / seen.cpu
             } else {
                 0.0
@@ -89,84 +78,70 @@ impl Search<'_> {
                 signal.counts.push((now - then).max(0.0));
             }
         }
-        drop((links, slowing));
+        drop(links);
         self.spots.truncate(points);
         Ok(observation)
     }
 
-    /// Counts for the length of a window, or until those that are to slow the program do so too much.
-    fn window(&self, mine: &[usize], slow: &[usize]) -> Window {
+    /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
+    fn window(&self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, String> {
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let difference = |now: Vec<u64>, then: &[u64]| -> Vec<u64> {
             now.iter().zip(then).map(|(n, t)| n.saturating_sub(*t)).collect()
         };
-        let mut too_much = false;
-        while begun.elapsed() < WINDOW && !too_much {
-            std::thread::sleep(WINDOW / 10);
+        let mut slowing = if slow.is_empty() {
+            None
+        } else {
+            Some(self.attach(slow)?)
+        };
+        let share = BURDEN * length * self.cpus.max(0.02);
+        loop {
+            let used = self.cpu() - cpu;
+            let elapsed = begun.elapsed().as_secs_f64();
+            if elapsed >= length && (used >= 0.8 * length * self.cpus || elapsed >= PATIENCE * length) {
+                break;
+            }
+            if slowing.is_none() {
+                std::thread::sleep(Duration::from_secs_f64(length / 20.0));
+                continue;
+            }
+            std::thread::sleep(BURDEN_BEAT);
             let paid = difference(self.read(slow), &extra).iter().sum::<u64>() as f64 * HIT_COST;
-            too_much = paid > BURDEN_MAX * (self.cpu() - cpu) + BURDEN_GRACE;
+            if paid >= share {
+                slowing.take().into_iter().for_each(let_go);
+            }
         }
-        Window {
+        let seen = Window {
             seconds: begun.elapsed().as_secs_f64(),
             cpu: self.cpu() - cpu,
             counts: difference(self.read(mine), &counts),
             extra: difference(self.read(slow), &extra).iter().sum(),
-            too_much,
-        }
+        };
+        drop(slowing);
+        Ok(seen)
     }
 
-    /// Busy places whose probes together slow the program by about [`BURDEN`].
+    /// The busiest places that are not counted themselves.
     fn burden(&self, busy: &[Spot]) -> Vec<Spot> {
-        let cpus = self.cpus.max(0.02);
-        let wanted = BURDEN * cpus / HIT_COST;
         let taken: BTreeSet<(usize, u64)> = self.spots.iter().map(|s| (s.image, s.offset)).collect();
         let mut candidates: Vec<&Spot> = busy
             .iter()
-            .filter(|s| !taken.contains(&(s.image, s.offset)) && s.rate <= wanted * 1.5)
+            .filter(|s| !taken.contains(&(s.image, s.offset)))
             .collect();
         candidates.sort_by(|a, b| b.rate.total_cmp(&a.rate).then(a.offset.cmp(&b.offset)));
-        let mut together = 0.0;
-        let mut chosen = Vec::new();
-        let room = CANDIDATES_MAX.saturating_sub(self.spots.len());
-        for spot in candidates.into_iter().take(room) {
-            if together + spot.rate <= wanted * 3.0 {
-                together += spot.rate;
-                chosen.push(spot.clone());
-            }
-        }
-        // Too little to be felt is only noise.
-        if together < wanted * 0.3 {
-            Vec::new()
-        } else {
-            chosen
-        }
+        let room = CANDIDATES_MAX.saturating_sub(self.spots.len()).min(BURDEN_SPOTS);
+        candidates.into_iter().take(room).cloned().collect()
     }
+}
 
-    /// The rates of busy places are known roughly: measures them together and leaves out what is too much.
-    fn fit_burden(&mut self, points: usize) -> Result<(), String> {
-        let slow: Vec<usize> = (points..self.spots.len()).collect();
-        if slow.is_empty() {
-            return Ok(());
-        }
-        let rates = self.count(&slow, BURDEN_TIME, BURDEN_PAY)?;
-        let wanted = BURDEN * self.cpus.max(0.02) / HIT_COST;
-        let mut together = 0.0;
-        let mut fits: Vec<Spot> = Vec::new();
-        let slowing = self.spots.split_off(points);
-        for (mut spot, rate) in slowing.into_iter().zip(rates) {
-            if together + rate <= wanted * 1.3 {
-                together += rate;
-                spot.rate = rate;
-                fits.push(spot);
-            }
-        }
-        // Too little to be felt is only noise.
-        if together >= wanted * 0.3 {
-            self.spots.extend(fits);
-        }
-        Ok(())
-    }
+/// The kernel takes the breakpoints out first and then waits some 40 ms, for which the window does not wait. When no
+/// thread can be made the links are dropped here: slower, not wrong.
+fn let_go(links: Vec<Link>) {
+    let _ = std::thread::Builder::new()
+        .name("points-close".to_owned())
+        .stack_size(64 * 1024)
+        .spawn(move || drop(links));
 }
 
 fn point(spot: &Spot) -> Point {
