@@ -13,6 +13,7 @@
 use crate::engine::Engine;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{Command, DecisionRecord, Fault, FaultKind, Story};
+use crate::relief;
 use crate::view::Stage;
 use homeostat_model::action::Target;
 use homeostat_model::{
@@ -109,9 +110,16 @@ impl Engine {
         }
     }
 
-    /// How often the controllers want the host to be looked at; `None` without one.
-    pub(crate) fn steering_every(&self) -> Option<Nanoseconds> {
-        self.steered.iter().map(|s| s.controller.every()).min()
+    /// How often the host is to be looked at, although nobody is looked at in detail: as often as the controllers want it,
+    /// and often enough to see soon that memory has become short, where a strategy can do something about it.
+    pub(crate) fn host_every(&self) -> Option<Nanoseconds> {
+        let relieves = self
+            .strategies
+            .iter()
+            .any(|s| s.relieves() && !self.refusals.contains_key(&s.id()));
+        let relief = (relieves && self.policy.mode == Mode::Act).then_some(relief::LOOK_EVERY);
+        let controllers = self.steered.iter().map(|s| s.controller.every());
+        controllers.chain(relief).min()
     }
 
     /// Shows the controllers the last sample, and brings files to where they want them.

@@ -143,6 +143,8 @@ pub struct Engine {
     pub(crate) turn_over_since: Option<Nanoseconds>,
     /// When memory was short last.
     pub(crate) short_at: Option<Nanoseconds>,
+    /// When that began.
+    pub(crate) short_since: Option<Nanoseconds>,
     /// The controllers at work.
     pub(crate) steered: Vec<Steered>,
     pub(crate) out: Vec<Command>,
@@ -194,6 +196,7 @@ impl Engine {
             restless: BTreeMap::new(),
             turn_over_since: None,
             short_at: None,
+            short_since: None,
             steered: Vec::new(),
             out: Vec::new(),
             policy,
@@ -253,7 +256,8 @@ impl Engine {
             scan_every: Nanoseconds::from_secs_f64(scan_s),
             detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
             detail,
-            host_every: self.steering_every(),
+            in_a_hurry: self.in_a_hurry(),
+            host_every: self.host_every(),
         }
     }
 
@@ -675,7 +679,12 @@ impl Engine {
             w.series.forget(self.now.saturating_sub(AT_REST));
         }
         w.load = w.series.load(self.now, self.machine.cpus.len());
+        let is_due = w.growth.note(self.now, sample.resident.0);
+        let id = sample.id.clone();
         w.sample = Some(sample);
+        if is_due {
+            self.judge_growth(&id);
+        }
     }
 
     /// Sends finished observation windows to the history.

@@ -28,6 +28,7 @@ mod blocks;
 mod coins;
 mod engine;
 mod experiment;
+mod growth;
 mod guard;
 mod meters;
 mod panel;

@@ -205,7 +205,9 @@ pub struct SamplingPlan {
     pub detail_every: Nanoseconds,
     /// Whom to sample in detail; empty = no detailed sampling.
     pub detail: Vec<WorkloadId>,
-    /// Longest time between two looks at the host, for a controller; `None` = as the rest comes.
+    /// Memory has just become short: scans may cost more until it is known who takes it.
+    pub in_a_hurry: bool,
+    /// Longest time between two looks at the host; `None` = as the rest comes.
     pub host_every: Option<Nanoseconds>,
 }
 

@@ -29,8 +29,12 @@ use homeostat_statistics::block_length::Choice;
 const REFAULTS_SHORT: f64 = 50.0;
 /// … and for so long after.
 const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
+/// Whether it is, is looked at this often, at least (seed 003: every 4 seconds); it costs some 100 µs.
+pub(crate) const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(4);
 /// While it is, all processes are looked at at least so often (seconds): who reads is seen from two looks.
 pub(crate) const SCAN_SHORT_S: f64 = 2.0;
+/// For so long after it became short, scans of all processes may cost more.
+const HURRY: Nanoseconds = Nanoseconds::from_secs(300);
 /// After an attempt the next one on the same workload waits for this.
 const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Faults that wait for storage, per second, from which a program counts as using memory that is not resident …
@@ -53,10 +57,20 @@ impl Engine {
         self.short_at.is_some_and(|at| self.now - at < SHORT_FOR)
     }
 
+    /// Whether memory has become short not long ago, and nobody is protected yet: then it is looked more often who takes it.
+    pub(crate) fn in_a_hurry(&self) -> bool {
+        let is_new = self.short_since.is_some_and(|at| self.now - at < HURRY);
+        is_new && self.short_of_memory() && !self.experiments.values().any(|e| e.setup.urgent)
+    }
+
     /// Notes whether the last interval shows a shortage.
     pub(crate) fn note_shortage(&mut self) {
+        if !self.short_of_memory() {
+            self.short_since = None;
+        }
         if refaults_per_s(&self.machine_sample, self.machine_interval) >= REFAULTS_SHORT {
             self.short_at = Some(self.now);
+            self.short_since.get_or_insert(self.now);
         }
     }
 

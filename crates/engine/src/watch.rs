@@ -143,6 +143,8 @@ impl Watch {
     /// `probation_pairs`: pairs of the probation; `floor`: CPUs below which nothing is tried.
     pub(crate) fn new(e: &Experiment, probation_pairs: u32, floor: f64) -> Self {
         let panel = e.setup.panel.clone();
+        // Who is protected from losing its pages waits for storage without them, and uses no CPU: that is no rest.
+        let floor = if e.setup.urgent { 0.0 } else { floor };
         // A trial that ended after few blocks may believe in too small a scale, which would cost a good change its place.
         let scale = e.trial.estimate().scale.max(e.setup.parameters.scale_prior / 2.0);
         let count = panel.members().len() as f64;
@@ -459,7 +461,8 @@ impl Watch {
             _ => self.probation.state(),
         };
         let mut hurt = None;
-        let mut suspicious = self.detector.level() >= SUSPECT_LEVEL
+        // Of small stakes the level rises to that by itself: a pair that gained is no reason to look again.
+        let mut suspicious = (self.detector.level() >= SUSPECT_LEVEL && difference < HOLDBACK_FLOOR)
             || difference < HOLDBACK_FLOOR - SUSPECT_SCALES * self.scale;
         let said = said(&on.rails, &off.rails);
         for (r, said) in self.rails.iter_mut().zip(said) {
@@ -470,7 +473,7 @@ impl Watch {
             };
             remember(&mut r.recent, difference);
             let alarm = r.detector.observe(difference);
-            suspicious |= r.detector.level() >= SUSPECT_LEVEL
+            suspicious |= (r.detector.level() >= SUSPECT_LEVEL && difference < -GUARDRAIL_FALL)
                 || difference < -GUARDRAIL_FALL - SUSPECT_SCALES * r.scale;
             if alarm && hurt.is_none() {
                 hurt = Some((r.neighbour, r.describe()));

@@ -1,6 +1,7 @@
 //! One workload as the mind follows it: from first sight to a change in force or a reasoned refusal.
 
 use crate::blocks::Objective;
+use crate::growth::Growth;
 use crate::meters::Assessment;
 use crate::series::Series;
 use crate::strategy::{Load, Proposal};
@@ -85,6 +86,8 @@ pub(crate) struct Watched {
     pub(crate) relief_at: Nanoseconds,
     /// Start of the observation window that goes to the history next.
     pub(crate) window_from: Nanoseconds,
+    /// Its resident memory over a long time.
+    pub(crate) growth: Growth,
     /// Gone from the machine; kept until its changes are closed.
     pub(crate) gone: bool,
 }
@@ -125,6 +128,7 @@ impl Watched {
             retry_at: Nanoseconds::ZERO,
             relief_at: Nanoseconds::ZERO,
             window_from: now,
+            growth: Growth::default(),
             gone: false,
         }
     }

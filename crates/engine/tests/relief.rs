@@ -454,3 +454,43 @@ fn what_a_person_took_back_is_not_made_again_at_once() {
     world.run(400);
     assert_eq!(world.applied.len(), 2, "ten minutes later it is looked at again");
 }
+
+#[test]
+fn a_reader_that_becomes_the_important_one_ends_it() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    world.reads = true;
+    world.run(400);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Accepted, "{reason}");
+    assert!(world.is_contained());
+    // From now on it reads the same data again and again, and the limit takes half of its work.
+    world.price = 0.5;
+    // Its probes are some 40 minutes apart, because each costs the program nearly all of its work; then at once again.
+    world.run(4 * 3600);
+    assert!(!world.is_contained(), "its guard sees the loss of the neighbour");
+}
+
+#[test]
+fn who_takes_memory_is_looked_for_in_a_hurry_for_a_while_only() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    let plan = world.engine.sampling();
+    assert!(!plan.in_a_hurry);
+    assert_eq!(plan.host_every, Some(Nanoseconds::from_secs(4)), "also at rest");
+    // Nobody is protected while it is paused.
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.reads = true;
+    world.run(10);
+    assert!(world.engine.sampling().in_a_hurry);
+    world.run(400);
+    assert!(!world.engine.sampling().in_a_hurry, "memory is still short");
+    world.reads = false;
+    world.run(120);
+    world.reads = true;
+    world.run(10);
+    assert!(world.engine.sampling().in_a_hurry, "short again");
+    world.step(Event::Operator(OperatorRequest::Resume));
+    world.run(5);
+    assert!(world.contained_at().is_some() && !world.engine.sampling().in_a_hurry);
+}

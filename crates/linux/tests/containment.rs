@@ -315,6 +315,42 @@ fn a_reader_that_ended_is_no_reader_and_one_that_was_born_since_joins() {
 }
 
 #[test]
+fn a_group_that_was_removed_while_it_was_in_force_owes_nothing() {
+    let Some(mut scene) = Scene::new("removed") else {
+        return;
+    };
+    let mut effectors = registry();
+    let record = effectors.prepare(&scene.action(6)).unwrap();
+    let group = PathBuf::from(&record.found["group"]);
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert!(group.exists());
+    for child in &mut scene.children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    // As a service manager does with the groups of a unit that has ended.
+    for _ in 0..200 {
+        if fs::remove_dir(&group).is_ok() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(!group.exists());
+    let said = effectors.review(&BTreeMap::new());
+    assert!(said.len() == 1 && said[0].1.contains("has ended"), "{said:?}");
+    assert!(matches!(
+        drive(&mut effectors, &record, Direction::Apply),
+        Err(PlatformError::Vanished { .. })
+    ));
+    // By this process and by a fresh one, as often as anybody likes.
+    for _ in 0..2 {
+        assert!(drive(&mut effectors, &record, Direction::Undo).unwrap().done);
+        assert!(drive(&mut registry(), &record, Direction::Undo).unwrap().done);
+    }
+    assert!(scene.below().is_empty());
+}
+
+#[test]
 fn a_group_that_somebody_limited_and_impossible_wishes_are_refused() {
     let Some(scene) = Scene::new("choice") else { return };
     let mut effectors = registry();

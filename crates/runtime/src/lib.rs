@@ -23,8 +23,8 @@ pub use recording::{Recorder, RecordingError};
 pub use recovery::{RecoveryReport, restore};
 
 use homeostat_engine::{
-    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, Stage, Story, Strategy,
-    View,
+    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, SamplingPlan, Stage,
+    Story, Strategy, View,
 };
 use homeostat_model::{
     Action, ActionId, Direction, ExperimentKind, Nanoseconds, Progress, UndoRecord, Verdict,
@@ -36,6 +36,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Share of one CPU that scanning may take at rest; scans are spread out until it holds.
 const SCAN_SHARE: f64 = 0.001;
+/// … and for a while after memory became short: who takes it is seen from two scans, and who loses it cannot wait.
+const SCAN_SHARE_HURRIED: f64 = 0.01;
 /// Longest time between scans, however dear.
 const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 /// Wait after an effector said "not now".
@@ -102,6 +104,8 @@ pub struct Runtime<P, C> {
     next_detail: Nanoseconds,
     /// When the last look was taken.
     looked_at: Nanoseconds,
+    /// When the last scan was made, and the CPU time that it took.
+    scanned: (Nanoseconds, Nanoseconds),
     next_prune: Nanoseconds,
     journal_warned: bool,
     /// A coin could not be written down: no change is switched on until one can.
@@ -184,6 +188,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             next_scan: now,
             next_detail: now,
             looked_at: now,
+            scanned: (now, Nanoseconds::ZERO),
             next_prune: now + PRUNE_EVERY,
             journal_warned: false,
             coin_missing: false,
@@ -262,7 +267,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
 
     fn sample_if_due(&mut self, now: Nanoseconds) {
         let plan = self.engine.sampling();
-        let scan = now >= self.next_scan;
+        let scan = now >= self.scan_due(&plan);
         let detail = !plan.detail.is_empty() && now >= self.next_detail;
         let host = plan.host_every.is_some_and(|every| now >= self.looked_at + every);
         if !scan && !detail && !host {
@@ -291,8 +296,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
         if scan {
             let cost = self.clock.cpu_time().saturating_sub(used);
-            let spread = Nanoseconds::from_secs_f64(cost.as_secs_f64() / SCAN_SHARE).min(SCAN_EVERY_MAX);
-            self.next_scan = now + plan.scan_every.max(spread);
+            self.scanned = (now, cost);
+            self.next_scan = now + plan.scan_every.max(spread(cost, SCAN_SHARE));
         }
         if detail {
             // Keep the beat; after a long delay start a new one.
@@ -303,12 +308,23 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
+    /// When the next scan of all processes is due.
+    fn scan_due(&self, plan: &SamplingPlan) -> Nanoseconds {
+        let (at, cost) = self.scanned;
+        if plan.in_a_hurry {
+            let hurried = at + plan.scan_every.max(spread(cost, SCAN_SHARE_HURRIED));
+            hurried.min(self.next_scan)
+        } else {
+            self.next_scan
+        }
+    }
+
     fn wake_at(&self) -> Nanoseconds {
         if !self.events.is_empty() {
             return self.clock.now();
         }
         let plan = self.engine.sampling();
-        let mut at = self.next_scan;
+        let mut at = self.scan_due(&plan);
         if !plan.detail.is_empty() {
             at = at.min(self.next_detail);
         }
@@ -631,6 +647,11 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
         }
     }
+}
+
+/// Time between scans that keeps a scan of this cost to this share of one CPU.
+fn spread(cost: Nanoseconds, share: f64) -> Nanoseconds {
+    Nanoseconds::from_secs_f64(cost.as_secs_f64() / share).min(SCAN_EVERY_MAX)
 }
 
 /// Whether a record is about a setting.

@@ -236,6 +236,45 @@ mod tests {
     }
 
     #[test]
+    fn of_ten_thousand_open_files_a_few_are_looked_at() {
+        const FILES: u64 = 10_000;
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut sensor = ReadSensor::new(root.clone());
+        let directory = root.path("/proc/7/fdinfo");
+        fs::create_dir_all(&directory).unwrap();
+        let step = 1u64 << 20;
+        // Each file is read on by a MiB between two looks.
+        let read_to = |round: u64| {
+            let called = round * FILES * step;
+            let io = format!("rchar: {called}\nsyscr: {}\nread_bytes: {called}\n", called >> 18);
+            fs::write(root.path("/proc/7/io"), io).unwrap();
+            for file in 0..FILES {
+                fs::write(
+                    directory.join(file.to_string()),
+                    format!("pos:\t{}\n", round * step),
+                )
+                .unwrap();
+            }
+        };
+        for round in 0..3 {
+            read_to(round);
+            let reads = sensor.look(&workload(&[7]));
+            assert!(reads.in_sequence.0 <= FILES_MAX as u64 * step, "{reads:?}");
+            if round == 2 {
+                assert_eq!(
+                    reads.from_storage.0,
+                    FILES * step,
+                    "what it reads is known all the same"
+                );
+                assert!(reads.in_sequence.0 > 0);
+            }
+        }
+        let kept: usize = sensor.known.values().map(|k| k.positions.len()).sum();
+        assert!(kept <= FILES_MAX, "{kept}");
+    }
+
+    #[test]
     fn a_process_that_ended_reads_nothing() {
         let tree = tempfile::tempdir().unwrap();
         let mut sensor = ReadSensor::new(Root::new(tree.path()));
