@@ -548,15 +548,13 @@ impl Sensors for LinuxPlatform {
                 });
             }
             let mut open = kind.open(&self.root, &workload, meter)?;
-            // The first difference starts here.
-            let count = open.read(&workload)?;
-            self.meters.insert(
-                key,
-                OpenMeter {
-                    meter: open,
-                    last: Some((count, self.clock.now())),
-                },
-            );
+            // The first difference starts here, or with the first reading of a meter that has to be found first.
+            let last = match open.read(&workload) {
+                Ok(count) => Some((count, self.clock.now())),
+                Err(PlatformError::Busy { .. }) => None,
+                Err(e) => return Err(e),
+            };
+            self.meters.insert(key, OpenMeter { meter: open, last });
             return Ok(());
         }
         Err(PlatformError::Unsupported {

@@ -200,3 +200,39 @@ fn a_program_that_only_waits_has_no_point() {
     eprintln!("refused: {why}");
     assert!(why.len() > 20);
 }
+
+#[test]
+fn the_platform_opens_a_meter_that_has_to_be_found_first() {
+    use homeostat_linux::LinuxPlatform;
+    use homeostat_platform::{SampleRequest, Sensors};
+
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = build(directory.path()) else {
+        return;
+    };
+    let file = directory.path().join("count");
+    let victim = Victim(Command::new(&program).arg("work").arg(&file).spawn().unwrap());
+    let pid = victim.0.id() as i32;
+    let mut platform = LinuxPlatform::new(Root::default());
+    let snapshot = platform
+        .sample(&SampleRequest {
+            scan: true,
+            detail: vec![],
+        })
+        .unwrap();
+    let found = snapshot.workloads.unwrap_or_default();
+    let Some(subject) = found.iter().find(|w| w.processes.iter().any(|p| p.pid == pid)) else {
+        eprintln!("skipped: the scan does not show the program as a workload");
+        return;
+    };
+    let id = MeterId::from("points");
+    let offered = platform.find_meters(&subject.id).unwrap();
+    let candidate = offered.iter().find(|c| c.id == id).unwrap();
+    if let Some(why) = &candidate.refused {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    // It is still being looked for, and open all the same.
+    platform.open_meter(&subject.id, &id).unwrap();
+    platform.close_meter(&subject.id, &id);
+}
