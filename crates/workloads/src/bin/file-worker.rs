@@ -9,6 +9,7 @@ use homeostat_workloads::{
     WorkFile,
 };
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ struct Arguments {
     /// Time to run, in seconds, after the file has been created.
     #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     seconds: u64,
-    /// The file (default: a new one in the directory for temporary files).
+    /// The file, or a disk (default: a new one in the directory for temporary files).
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
     /// How it is touched.
@@ -159,7 +160,8 @@ fn open(arguments: &Arguments, file: &WorkFile, session: &Session) -> Result<Sou
         .write(arguments.by == By::Mapping)
         .open(path)
         .map_err(failed("open"))?;
-    let bytes = opened.metadata().map_err(failed("look at"))?.len();
+    // Not the size in its inode, which is zero for a disk.
+    let bytes = (&opened).seek(SeekFrom::End(0)).map_err(failed("look at"))?;
     // A file that was not filled to its end, because the program is to stop, is not worked on.
     if bytes < arguments.mib * MIB && !session.stopping() {
         return Err(WorkerError::Short {

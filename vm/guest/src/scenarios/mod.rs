@@ -8,6 +8,7 @@ mod badly_placed;
 mod balancing;
 mod comparison;
 mod daemons;
+mod file_cache;
 mod groups;
 mod hotplug;
 mod large_pages;
@@ -98,6 +99,7 @@ const ALL: &[(&str, Scenario)] = &[
     ("placement-tests", placement_tests::pass_here),
     ("cpus-set-aside", set_aside::are_no_room),
     ("balancing-is-tried", balancing::tried_and_put_back),
+    ("reader-is-contained", file_cache::reader_is_contained),
 ];
 
 /// Part of the machine's time that one scenario may take, so that one that hangs leaves some to the others.

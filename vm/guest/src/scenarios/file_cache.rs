@@ -1,0 +1,416 @@
+//! A big reader kept to a little memory, in control groups of version 2: daemons beside each other, each with a program on
+//! a mapped file and a reader in a slice that is too small for both. Each contains its reader, and it ends in another way:
+//! kill -9 in mid-trial and `restore`, and a person who sets the limit meanwhile. That the reader's group goes away, and a
+//! reader that is moved into a group made for it, is tried on the host (`crates/linux/tests/containment.rs`, version 1).
+//!
+//! The files are disks made of holes (`loop` over a sparse file in memory): reading them is reading from storage for the
+//! kernel's books, and costs no memory but the page cache's. (Not `brd`: up to Linux 6.2 what it delivers is in no book.)
+//! Such a disk does not wait, so what the program loses is small; the verdict is not asked for.
+
+use super::Context;
+use super::programs::Program;
+use super::trials::HURRIED;
+use crate::daemon::{Daemon, ask, json};
+use crate::instruments::{text, write};
+use crate::{Failure, ensure};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// Memory of a slice, of it the working set of the program, and the reader's file, in MiB.
+const SLICE_MIB: u64 = 80;
+const WORKER_MIB: &str = "56";
+const READER_MIB: &str = "2048";
+/// The module of such disks, as the host put it there, and the size of a disk: more than all memory, or a reader outside of a
+/// slice would find its file there.
+const MODULE: &str = "/modules/loop.ko";
+const DISK_BYTES: u64 = 2 << 30;
+/// What a person sets.
+const THEIRS: &str = "104857600";
+/// Nothing of what is looked for is large in an emulated machine.
+const STRATEGY: &str = "\
+cache_affinity = false
+memory_affinity = false
+numa_balancing = false
+[policy.settings.file_cache]
+faults_min = 1
+loss_min_mib_per_s = 0.5
+stream_min_mib_per_s = 1
+limit_mib = 16
+";
+const TICK: Duration = Duration::from_millis(100);
+
+/// How a containment ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// kill -9 of the daemon, then `homeostat restore`.
+    Killed,
+    /// A person sets the limit.
+    Person,
+}
+
+impl End {
+    const ALL: [Self; 2] = [Self::Killed, Self::Person];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Killed => "killed",
+            Self::Person => "person",
+        }
+    }
+}
+
+/// Everything of a slice and its groups that can be set, and who is in them.
+type Settings = BTreeMap<String, String>;
+
+/// One daemon with a program and a reader.
+struct Room {
+    end: End,
+    slice: PathBuf,
+    worker: Option<Program>,
+    reader: Option<Program>,
+    found: Settings,
+    daemon: Option<Daemon>,
+    directory: PathBuf,
+    is_contained: bool,
+}
+
+impl Room {
+    fn start(context: &Context, end: End, number: usize) -> Result<Self, Failure> {
+        let name = end.name();
+        let slice = Path::new(ROOT).join(format!("tight-{name}.slice"));
+        make(&slice)?;
+        write(slice.join("cgroup.subtree_control"), "+memory")?;
+        write(slice.join("memory.max"), &(SLICE_MIB << 20).to_string())?;
+        for unit in ["worker", "reader"] {
+            make(&slice.join(format!("{name}-{unit}.service")))?;
+        }
+        let worker = Program::start(
+            "file-worker",
+            &[
+                WORKER_MIB,
+                "86400",
+                "--file",
+                &disk(2 * number),
+                "--pause",
+                "300",
+                "--duty",
+                "30",
+            ],
+        )?;
+        write(
+            slice.join(format!("{name}-worker.service/cgroup.procs")),
+            &worker.pid().to_string(),
+        )?;
+        let mut room = Self {
+            end,
+            slice,
+            worker: Some(worker),
+            reader: None,
+            found: Settings::new(),
+            daemon: None,
+            directory: context.directory.join(name),
+            is_contained: false,
+        };
+        room.start_reader(number)?;
+        room.found = room.settings()?;
+        room.daemon = Some(Daemon::start(&room.directory, &configuration(end))?);
+        Ok(room)
+    }
+
+    fn group(&self, unit: &str) -> PathBuf {
+        self.slice.join(format!("{}-{unit}.service", self.end.name()))
+    }
+
+    fn log(&self) -> String {
+        crate::daemon::log(&self.directory)
+    }
+
+    fn start_reader(&mut self, number: usize) -> Result<(), Failure> {
+        let disk = disk(2 * number + 1);
+        let reader = Program::start(
+            "file-reader",
+            &[READER_MIB, "86400", "--file", &disk, "--duty", "10"],
+        )?;
+        write(
+            self.group("reader").join("cgroup.procs"),
+            &reader.pid().to_string(),
+        )?;
+        self.reader = Some(reader);
+        Ok(())
+    }
+
+    /// All that can be set of the slice and its groups, who is in them, and where the reader is.
+    fn settings(&self) -> Result<Settings, Failure> {
+        let mut out = Settings::new();
+        for group in [self.slice.clone(), self.group("worker"), self.group("reader")] {
+            if !group.exists() {
+                continue;
+            }
+            for file in [
+                "memory.min",
+                "memory.low",
+                "memory.high",
+                "memory.max",
+                "memory.oom.group",
+                "cgroup.subtree_control",
+                "cgroup.procs",
+            ] {
+                let path = group.join(file);
+                out.insert(path.display().to_string(), text(&path)?);
+            }
+        }
+        if let Some(reader) = &self.reader {
+            out.insert("the reader's group".into(), group_of(reader.pid())?);
+        }
+        Ok(out)
+    }
+
+    /// What limits the reader now; `None` when nothing does.
+    fn limit(&self) -> Result<Option<String>, Failure> {
+        let high = text(self.group("reader").join("memory.high"))?;
+        Ok((high != "max").then_some(high))
+    }
+
+    fn as_found(&self, when: &str) -> Result<(), Failure> {
+        let now = self.settings()?;
+        let differ: Vec<String> = now
+            .iter()
+            .filter(|(key, value)| self.found.get(*key) != Some(value))
+            .map(|(key, value)| format!("{key} is {value}, found {:?}", self.found.get(key)))
+            .collect();
+        ensure!(
+            differ.is_empty(),
+            "{}: {when} {}; the daemon's log:\n{}",
+            self.end.name(),
+            differ.join("; "),
+            self.log()
+        );
+        Ok(())
+    }
+
+    /// Looks once, and does what is due.
+    fn turn(&mut self, context: &Context) -> Result<(), Failure> {
+        let Some(daemon) = &mut self.daemon else {
+            return Ok(());
+        };
+        daemon.must_live("its trial was over")?;
+        if self.is_contained {
+            return self.wait_for_the_end(context);
+        }
+        let Some(limit) = self.limit()? else {
+            return Ok(());
+        };
+        self.is_contained = true;
+        match self.end {
+            End::Killed => self.kill(context, &limit),
+            End::Person => write(self.group("reader").join("memory.high"), THEIRS),
+        }
+    }
+
+    fn kill(&mut self, context: &Context, limit: &str) -> Result<(), Failure> {
+        let name = self.end.name();
+        let Some(daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        daemon.kill()?;
+        let told = restore(&self.directory)?;
+        ensure!(
+            told == (1, 0),
+            "{name}: restore after kill -9 has undone {} changes, and failed with {}",
+            told.0,
+            told.1
+        );
+        self.as_found("after kill -9 and restore")?;
+        ensure!(
+            restore(&self.directory)? == (0, 0),
+            "{name}: restore found something the second time"
+        );
+        let left = made_groups()?;
+        ensure!(
+            left.is_empty(),
+            "{name}: groups that were made are left: {left:?}"
+        );
+        context.note(&format!(
+            "{name}: killed while the reader had {limit} bytes; restore put every value back"
+        ));
+        Ok(())
+    }
+
+    fn wait_for_the_end(&mut self, context: &Context) -> Result<(), Failure> {
+        let name = self.end.name();
+        if self.end == End::Person {
+            let now = text(self.group("reader").join("memory.high"))?;
+            ensure!(now == THEIRS, "{name}: what the person set became {now}");
+        }
+        // The log, not `status`: to start a program takes seconds here.
+        let log = self.log();
+        let Some(outcome) = log.lines().find(|l| l.contains("aborted by experiment")) else {
+            return Ok(());
+        };
+        let outcome = outcome.trim().to_owned();
+        let Some(daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        let ended = daemon.stop()?;
+        ensure!(ended.success(), "{name}: after SIGTERM it ended with {ended}");
+        ensure!(
+            restore(&self.directory)? == (0, 0),
+            "{name}: something was still owed"
+        );
+        if self.end == End::Person {
+            let group = self.group("reader");
+            let now = text(group.join("memory.high"))?;
+            ensure!(now == THEIRS, "{name}: in the end memory.high is {now}");
+            write(group.join("memory.high"), "max")?;
+        }
+        self.as_found("in the end")?;
+        context.note(&format!("{name}: withdrawn: {outcome}"));
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.daemon = None;
+        self.worker = None;
+        self.reader = None;
+        for unit in ["worker", "reader"] {
+            let _ = std::fs::remove_dir(self.group(unit));
+        }
+        let _ = std::fs::remove_dir(&self.slice);
+    }
+}
+
+/// Only these two are the business of the daemon.
+fn configuration(end: End) -> String {
+    let name = end.name();
+    let rule = |pattern: &str| format!("[[policy.workloads]]\nmatch = \"{pattern}\"\n");
+    let never = |pattern: &str| format!("{}never = true\n", rule(pattern));
+    let reader = rule(&format!("{name}-reader.service"));
+    // Who declines keeps its meter for so long: relief needs one.
+    let hurried = HURRIED.replace("reconsider_s = 10\n", "reconsider_s = 600\n");
+    format!(
+        "{hurried}{STRATEGY}{}{reader}{}",
+        rule(&format!("{name}-worker.service")),
+        never("*")
+    )
+}
+
+/// Changes that `restore` has undone, and those that it could not undo.
+fn restore(directory: &Path) -> Result<(usize, usize), Failure> {
+    let told = json(&ask(directory, &["restore", "--json"])?)?;
+    let count = |key: &str| told[key].as_array().map_or(0, Vec::len);
+    Ok((count("undone"), count("failed")))
+}
+
+fn disk(number: usize) -> String {
+    format!("/dev/loop{number}")
+}
+
+fn make(group: &Path) -> Result<(), Failure> {
+    // What a scenario that failed left behind.
+    let _ = std::fs::remove_dir(group);
+    std::fs::create_dir(group).map_err(Failure::system(format!("making {}", group.display())))
+}
+
+/// The control group of a process, as the kernel names it.
+fn group_of(pid: i32) -> Result<String, Failure> {
+    let groups = text(format!("/proc/{pid}/cgroup"))?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    path.map(str::to_owned)
+        .ok_or_else(|| Failure::Broken(format!("process {pid} is in no group: {groups}")))
+}
+
+/// The groups that homeostat made below the root.
+fn made_groups() -> Result<Vec<String>, Failure> {
+    let entries = std::fs::read_dir(ROOT).map_err(Failure::system("listing the groups"))?;
+    Ok(entries
+        .filter_map(Result::ok)
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("homeostat-reader-"))
+        .collect())
+}
+
+/// Runs a command of busybox.
+fn busybox(arguments: &[&str]) -> Result<(), Failure> {
+    let done = Command::new("/bin/busybox")
+        .args(arguments)
+        .output()
+        .map_err(Failure::system("starting busybox"))?;
+    ensure!(
+        done.status.success(),
+        "{}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&done.stderr)
+    );
+    Ok(())
+}
+
+/// Disks of holes, two for each room; taken apart when dropped.
+struct Disks;
+
+impl Disks {
+    const COUNT: usize = 2 * End::ALL.len();
+
+    fn make(context: &Context) -> Result<Self, Failure> {
+        if !Path::new("/sys/module/loop").exists() {
+            busybox(&["insmod", MODULE, &format!("max_loop={}", Self::COUNT)])?;
+        }
+        let disks = Self;
+        for number in 0..Self::COUNT {
+            let path = context.directory.join(format!("disk{number}"));
+            let file = std::fs::File::create(&path).map_err(Failure::system("making a file of holes"))?;
+            file.set_len(DISK_BYTES)
+                .map_err(Failure::system("making a file of holes"))?;
+            busybox(&["losetup", &disk(number), &path.display().to_string()])?;
+        }
+        Ok(disks)
+    }
+}
+
+impl Drop for Disks {
+    fn drop(&mut self) {
+        for number in 0..Self::COUNT {
+            let _ = busybox(&["losetup", "-d", &disk(number)]);
+        }
+    }
+}
+
+/// Containments and their ends.
+pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
+    let _disks = Disks::make(context)?;
+    write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
+    let mut rooms = Vec::new();
+    for (number, end) in End::ALL.into_iter().enumerate() {
+        rooms.push(Room::start(context, end, number)?);
+    }
+    let begin = Instant::now();
+    // The supervisor ends this scenario when its time is over; a little before that the logs can still be told.
+    let patience = context.expected.limit * 2 / 5;
+    loop {
+        for room in &mut rooms {
+            room.turn(context)?;
+        }
+        let open: Vec<&Room> = rooms.iter().filter(|r| r.daemon.is_some()).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        ensure!(
+            begin.elapsed() < patience,
+            "not over within {} s: {}",
+            patience.as_secs(),
+            open.iter()
+                .map(|r| format!(
+                    "{} (contained: {}), its log:\n{}",
+                    r.end.name(),
+                    r.is_contained,
+                    r.log()
+                ))
+                .collect::<String>()
+        );
+        std::thread::sleep(TICK);
+    }
+}
