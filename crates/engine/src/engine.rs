@@ -533,7 +533,7 @@ impl Engine {
             .push_back((snapshot.interval.as_secs_f64(), snapshot.own_cpu.as_secs_f64()));
         for tuner in self.machine_sample.other_tuners.clone() {
             self.tell_host(
-                format!("another tuner runs here: {tuner}; what it sets is left to it"),
+                format!("another tuner runs here: {tuner}; what it sets counts as chosen by a person"),
                 false,
             );
         }

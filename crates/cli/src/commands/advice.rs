@@ -85,7 +85,8 @@ impl From<MuteError> for Failure {
         match e {
             MuteError::Configuration(errors) => Self::Configuration(errors),
             MuteError::NotMuted { .. } => Self::Report(Kind::NotFound, e.to_string()),
-            MuteError::File { .. } => Self::from_error(&e),
+            MuteError::NoId(_) => Self::Report(Kind::Usage, e.to_string()),
+            MuteError::File { .. } | MuteError::Overridden(_) => Self::from_error(&e),
         }
     }
 }
@@ -149,8 +150,13 @@ fn apply(context: &Context, id: &str, force: bool, dry_run: bool) -> Result<(), 
 
 fn mute(context: &Context, id: String, mute: bool) -> Result<(), Failure> {
     let file = muted::set_muted(&context.sources, &id, mute)?;
-    let in_force = match Client::connect(&context.socket()).and_then(|mut daemon| daemon.reload()) {
-        Ok(_) => true,
+    let told = Client::connect(&context.socket()).and_then(|mut daemon| {
+        daemon.reload()?;
+        daemon.status()
+    });
+    let in_force = match told {
+        // A daemon that reads another configuration still shows it.
+        Ok(status) => !mute || !status.advice.iter().any(|a| a.id == id),
         Err(ClientError::NotRunning(_)) => false,
         Err(e) => return Err(e.into()),
     };
@@ -170,7 +176,7 @@ fn mute(context: &Context, id: String, mute: bool) -> Result<(), Failure> {
             if in_force {
                 ""
             } else {
-                "; no daemon runs, the next one will know"
+                "; no daemon that reads this file runs, the next one will know"
             },
         )
     })

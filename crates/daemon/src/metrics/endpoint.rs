@@ -2,7 +2,8 @@
 //!
 //! Whoever may open a connection from this machine may read it, names of workloads included; that is why it is off by
 //! default. Nothing can be asked for but the one text. One connection is served at a time, with a limit on the size of
-//! the request and on the time that it may take, so that nobody can hold it for long or make it grow. A request that
+//! the request and on the time that it may take, so that nobody can make it grow or hold up anything else of the daemon. A
+//! user of this machine who opens connections all the time can keep others from the metrics, and from nothing else. A request that
 //! names another host is refused: a web page in somebody's browser could otherwise have its own name point here.
 
 use super::render;
@@ -21,8 +22,11 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 const REQUEST_BYTES_MAX: usize = 8 * 1024;
 /// Most headers that are looked at; a scraper sends about six.
 const HEADERS_MAX: usize = 64;
-/// Longest time that a caller may take for its request, and for reading the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest time that a caller may take for its request: a scraper sends it as soon as it is connected, and who only
+/// connects must not hold up the others for long.
+const REQUEST_PATIENCE: Duration = Duration::from_millis(200);
+/// Longest time that a caller may take for reading the answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// Stack of the serving thread.
 const STACK_BYTES: usize = 256 * 1024;
 
@@ -110,7 +114,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::SeqCst);
         // Ends a blocked accept().
-        let _ = TcpStream::connect_timeout(&self.address, PATIENCE);
+        let _ = TcpStream::connect_timeout(&self.address, ANSWER_PATIENCE);
         if let Some(serving) = self.serving.take() {
             let _ = serving.join();
         }
@@ -133,7 +137,7 @@ fn serve(listener: &TcpListener, board: &Board, stopping: &AtomicBool) {
 }
 
 fn answer(mut stream: TcpStream, board: &Board) -> std::io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
     let request = read_request(&mut stream)?;
     let (code, content_type, body) = match judge(&request) {
         Ok(()) => {
@@ -153,7 +157,7 @@ fn answer(mut stream: TcpStream, board: &Board) -> std::io::Result<()> {
 
 /// Reads up to the empty line that ends the head of a request.
 fn read_request(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + REQUEST_PATIENCE;
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while request.len() < REQUEST_BYTES_MAX && !request.windows(4).any(|w| w == b"\r\n\r\n") {

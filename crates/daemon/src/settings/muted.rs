@@ -1,8 +1,13 @@
 //! Advice that nobody wants to see again: a drop-in of its own, so that a person sees it and can take it back by hand.
 
 use super::{MAIN_FILE, SettingsErrors, Sources, load};
+use rustix::fs::FlockOperation;
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+
+/// Longest id in bytes: those of strategies have a topic and the name of a workload.
+const ID_BYTES_MAX: usize = 400;
 
 /// Name of the drop-in; the last in the order of names, so that no other one hides it.
 const FILE: &str = "zz-muted-advice.toml";
@@ -21,6 +26,14 @@ pub enum MuteError {
         /// Why.
         source: io::Error,
     },
+    /// Not the id of any advice.
+    #[error(
+        "{0:?} is no id of advice: those have 1 to {ID_BYTES_MAX} bytes and no control characters\n  hint: `homeostat advice` shows them"
+    )]
+    NoId(String),
+    /// Another file says otherwise, and it is read later.
+    #[error("{}: written, but a file that is read later sets policy.muted_advice, too\n  hint: move the list from there to here, or the id into that list", .0.display())]
+    Overridden(PathBuf),
     /// It is not muted.
     #[error("{id:?} is not muted{}", if .muted.is_empty() { "; nothing is".to_owned() } else { format!("; muted: {}", .muted.join(", ")) })]
     NotMuted {
@@ -44,6 +57,17 @@ pub fn muted(sources: &Sources) -> Result<Vec<String>, MuteError> {
 /// # Errors
 /// [`MuteError`].
 pub fn set_muted(sources: &Sources, id: &str, mute: bool) -> Result<PathBuf, MuteError> {
+    if id.is_empty() || id.len() > ID_BYTES_MAX || id.chars().any(char::is_control) {
+        return Err(MuteError::NoId(id.to_owned()));
+    }
+    let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
+    let path = main.with_extension("d").join(FILE);
+    let failed = |source| MuteError::File {
+        path: path.clone(),
+        source,
+    };
+    // Whoever does the same at this moment waits: of two lists, one would be lost.
+    let _lock = lock(&path).map_err(failed)?;
     let mut ids = muted(sources)?;
     let was = ids.iter().any(|known| known == id);
     match (mute, was) {
@@ -57,13 +81,20 @@ pub fn set_muted(sources: &Sources, id: &str, mute: bool) -> Result<PathBuf, Mut
             });
         }
     }
-    let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
-    let path = main.with_extension("d").join(FILE);
-    write(&path, &text(&ids)).map_err(|source| MuteError::File {
-        path: path.clone(),
-        source,
-    })?;
+    write(&path, &text(&ids)).map_err(failed)?;
+    if muted(sources)?.iter().any(|known| known == id) != mute {
+        return Err(MuteError::Overridden(path));
+    }
     Ok(path)
+}
+
+/// The lock of the directory of drop-ins, which is made if it is not there; given back when dropped.
+fn lock(path: &Path) -> io::Result<File> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(directory)?;
+    let directory = File::open(directory)?;
+    rustix::fs::flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
 }
 
 fn text(ids: &[String]) -> String {
@@ -79,10 +110,8 @@ fn text(ids: &[String]) -> String {
 
 /// Whole or not at all: a daemon that reads the configuration meanwhile must not meet half a file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(directory)?;
     let new = path.with_extension("new");
-    let mut file = std::fs::File::create(&new)?;
+    let mut file = File::create(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, path)
@@ -101,11 +130,11 @@ mod tests {
             file: Some(main),
             set: Vec::new(),
         };
-        let file = set_muted(&sources, "b/\"c\"\n", true).unwrap();
-        assert_eq!(muted(&sources).unwrap(), ["a", "b/\"c\"\n"]);
+        let file = set_muted(&sources, "b/\"c\"", true).unwrap();
+        assert_eq!(muted(&sources).unwrap(), ["a", "b/\"c\""]);
         set_muted(&sources, "a", true).unwrap();
         set_muted(&sources, "a", false).unwrap();
-        assert_eq!(muted(&sources).unwrap(), ["b/\"c\"\n"]);
+        assert_eq!(muted(&sources).unwrap(), ["b/\"c\""]);
         let said = set_muted(&sources, "z", false).unwrap_err().to_string();
         assert!(said.starts_with("\"z\" is not muted; muted: b/"), "{said}");
         assert!(std::fs::read_to_string(&file).unwrap().starts_with("# Advice"));
@@ -129,6 +158,33 @@ mod tests {
             set_muted(&sources, "a", true),
             Err(MuteError::Configuration(_))
         ));
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert!(!directory.path().join("homeostat.d").join(FILE).exists());
+        for wrong in ["", "a\nb", &"x".repeat(401)] {
+            assert!(matches!(set_muted(&sources, wrong, true), Err(MuteError::NoId(_))));
+        }
+    }
+
+    #[test]
+    fn many_at_once_are_all_muted_and_a_later_file_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let main = directory.path().join("homeostat.toml");
+        std::fs::write(&main, "").unwrap();
+        let sources = Sources {
+            file: Some(main),
+            set: Vec::new(),
+        };
+        std::thread::scope(|scope| {
+            for i in 0..8 {
+                let sources = &sources;
+                scope.spawn(move || set_muted(sources, &format!("id{i}"), true).unwrap());
+            }
+        });
+        assert_eq!(muted(&sources).unwrap().len(), 8);
+        let later = directory.path().join("homeostat.d/zzz.toml");
+        std::fs::write(later, "[policy]\nmuted_advice = []\n").unwrap();
+        assert!(matches!(
+            set_muted(&sources, "late", true),
+            Err(MuteError::Overridden(_))
+        ));
     }
 }

@@ -220,6 +220,17 @@ pub(super) fn is_program(workload: &Workload, names: &[&str]) -> bool {
     names.iter().any(|n| *n == workload.program || *n == file)
 }
 
+/// Real, effective, saved and file system user id.
+pub(super) fn user_ids(status: &str) -> Vec<u32> {
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Uid:"))
+        .unwrap_or_default();
+    line.split_ascii_whitespace()
+        .filter_map(|n| n.parse().ok())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

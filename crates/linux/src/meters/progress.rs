@@ -4,7 +4,9 @@
 //! without following a link, owned by the user of the process (or root), and name the process by number and
 //! start time. It is read, never mapped: a file that shrinks cannot hurt.
 
-use super::common::{Cumulative, fault, not_mine, now_ticks, open_process, read_at, refused, usable};
+use super::common::{
+    Cumulative, fault, not_mine, now_ticks, open_process, read_at, refused, usable, user_ids,
+};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
@@ -105,7 +107,15 @@ impl File {
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )
-        .and_then(|tree| rustix::fs::openat2(&tree, &relative, flags, Mode::empty(), ResolveFlags::IN_ROOT));
+        .and_then(|tree| {
+            rustix::fs::openat2(
+                &tree,
+                &relative,
+                flags,
+                Mode::empty(),
+                ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+            )
+        });
         let opened = match opened {
             // No permission to look through the process's root, or a tree without it: our own view.
             Err(Errno::ACCESS | Errno::PERM | Errno::NOSYS | Errno::NOENT) => rustix::fs::open(
@@ -130,6 +140,14 @@ impl File {
                 &format!("it belongs to user {}, not to the process's", stat.st_uid),
             ));
         }
+        // A workload can mount what it likes there. Files of the kernel have no size, and reading one may wait, or take
+        // something away from its real reader; a file in user space may answer when it likes.
+        if !is_plain_storage(&fd) {
+            return Err(refuse(process, "it does not lie on ordinary storage"));
+        }
+        if u64::try_from(stat.st_size).unwrap_or(0) < layout::HEADER_SIZE as u64 {
+            return Err(refuse(process, "it is shorter than its header"));
+        }
         let mut head = [0u8; layout::HEADER_SIZE];
         let n = pread_full(&fd, &mut head).map_err(|e| refuse(process, &e.to_string()))?;
         let header = Header::parse(&head[..n], u64::try_from(stat.st_size).unwrap_or(0))
@@ -145,6 +163,24 @@ impl File {
         let n = pread_full(&self.fd, buffer)?;
         layout::sum_slots(&buffer[..n], self.header.slots).ok_or(Errno::IO)
     }
+}
+
+/// Whether a file lies on a file system whose reads only take bytes from memory or a disk: not on one of the kernel's own
+/// (proc, sysfs, tracefs, control groups …) nor on one that a program or another machine answers for.
+fn is_plain_storage(fd: &OwnedFd) -> bool {
+    // From include/uapi/linux/magic.h: tmpfs, ramfs, ext, xfs, btrfs, overlayfs, f2fs, bcachefs; and zfs.
+    const PLAIN: [u64; 9] = [
+        0x0102_1994,
+        0x8584_58f6,
+        0xef53,
+        0x5846_5342,
+        0x9123_683e,
+        0x794c_7630,
+        0xf2f5_2010,
+        0xca45_1a4e,
+        0x2fc1_2fc1,
+    ];
+    rustix::fs::fstatfs(fd).is_ok_and(|s| PLAIN.contains(&(s.f_type as u64 & 0xffff_ffff)))
 }
 
 fn refuse(process: ProcessId, why: &str) -> PlatformError {
@@ -176,17 +212,6 @@ fn innermost_pid(status: &str) -> Option<u32> {
         .last()?
         .parse()
         .ok()
-}
-
-/// Real, effective, saved and file system user id.
-fn user_ids(status: &str) -> Vec<u32> {
-    let line = status
-        .lines()
-        .find_map(|l| l.strip_prefix("Uid:"))
-        .unwrap_or_default();
-    line.split_ascii_whitespace()
-        .filter_map(|n| n.parse().ok())
-        .collect()
 }
 
 struct ProgressMeter {

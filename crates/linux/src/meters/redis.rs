@@ -1,7 +1,9 @@
 //! Redis and its relatives (Valkey, KeyDB, Dragonfly): `total_commands_processed` of `INFO stats`, less our own
 //! commands, over a connection that stays open. One question per reading, answered in about 50 µs by the server.
 
-use super::common::{Cumulative, is_program, not_mine, refused, usable};
+use super::common::{
+    Cumulative, fault, is_program, not_mine, open_process, read_at, refused, usable, user_ids,
+};
 use super::connection::{Connection, Deadline, Endpoint};
 use super::{Meter, MeterKind, MeterSettings, listeners};
 use crate::Root;
@@ -70,6 +72,8 @@ impl MeterKind for Redis {
 }
 
 struct Server {
+    /// Whom the password may be told to.
+    users: Vec<u32>,
     endpoint: Endpoint,
     connection: Option<Connection>,
     /// Commands of ours that the server has counted or will have counted before the next answer.
@@ -101,8 +105,10 @@ impl RedisMeter {
     /// Finds the socket of a process on which a Redis answers.
     fn find(&self, process: ProcessId) -> Result<(Server, u64), PlatformError> {
         let hint = "unixsocket in its configuration";
+        let users = self.users(process)?;
         listeners::first_that_answers(&self.root, process, refusal, hint, |endpoint| {
             let mut server = Server {
+                users: users.clone(),
                 endpoint,
                 connection: None,
                 own: 0,
@@ -110,6 +116,18 @@ impl RedisMeter {
             let count = self.ask(&mut server)?;
             Ok((server, count))
         })
+    }
+
+    /// Whom the password may be told to, if there is one: the users that the process runs as.
+    fn users(&self, process: ProcessId) -> Result<Vec<u32>, PlatformError> {
+        if self.password.is_none() {
+            return Ok(Vec::new());
+        }
+        let target = format!("process {process}");
+        let dir = open_process(&self.root, process)?;
+        let mut buffer = [0u8; 8192];
+        let n = read_at(&dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
+        Ok(user_ids(&String::from_utf8_lossy(&buffer[..n])))
     }
 
     /// Commands that the server has processed for others. Reconnects once when the connection was lost.
@@ -129,7 +147,7 @@ impl RedisMeter {
             None => {
                 let mut c = Connection::open(&server.endpoint, deadline)?;
                 if let Some(file) = &self.password {
-                    let words = password(file)?;
+                    let words = password(file, &server.users)?;
                     let mut command = vec![b"AUTH".as_slice()];
                     command.extend(words.iter().map(Vec::as_slice));
                     server.own += 1;
@@ -320,8 +338,9 @@ pub(super) fn commands(info: &str) -> Option<u64> {
         .ok()
 }
 
-/// The words of a password file: `PASSWORD` or `USER PASSWORD`. Others must not be able to read it.
-fn password(file: &Path) -> Result<Vec<Vec<u8>>, Fault> {
+/// The words of a password file: `PASSWORD` or `USER PASSWORD`. Others must not be able to read it, and who owns it is whom
+/// it is told to: a process chooses its own name, and must not get a password by it.
+fn password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
     let fail = |why: String| Fault::Password(format!("the password file {}: {why}", file.display()));
     let fd = rustix::fs::open(
         file,
@@ -332,6 +351,17 @@ fn password(file: &Path) -> Result<Vec<Vec<u8>>, Fault> {
     let stat = rustix::fs::fstat(&fd).map_err(|e| fail(e.to_string()))?;
     if stat.st_mode & 0o007 != 0 {
         return Err(fail("every user may access it; chmod 600 it".to_owned()));
+    }
+    if !users.contains(&stat.st_uid) {
+        let server = users
+            .get(1)
+            .or(users.first())
+            .map_or("?".to_owned(), u32::to_string);
+        return Err(fail(format!(
+            "it belongs to user {}, and only a server of that user is told the password; this one runs as user {server}: if it \
+             is yours, chown {server} it",
+            stat.st_uid
+        )));
     }
     let mut buffer = [0u8; 4096];
     let n = super::common::read_full(&fd, &mut buffer).map_err(|e| fail(e.to_string()))?;
@@ -369,10 +399,11 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("p");
+        let own = rustix::process::geteuid().as_raw();
         let write = |text: &str, mode| {
             std::fs::write(&file, text).unwrap();
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-            password(&file)
+            password(&file, &[0, own, 4242])
         };
         assert_eq!(write("secret\n", 0o600).ok(), Some(vec![b"secret".to_vec()]));
         assert_eq!(
@@ -383,9 +414,14 @@ mod tests {
             assert!(matches!(write(text, mode), Err(Fault::Password(_))));
         }
         assert!(matches!(
-            password(&dir.path().join("none")),
+            password(&dir.path().join("none"), &[own]),
             Err(Fault::Password(_))
         ));
+        write("secret", 0o600).ok();
+        let Err(Fault::Password(why)) = password(&file, &[own + 1; 4]) else {
+            unreachable!("a stranger is told nothing");
+        };
+        assert!(why.contains(&format!("chown {}", own + 1)), "{why}");
     }
 
     #[test]

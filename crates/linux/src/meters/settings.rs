@@ -13,8 +13,9 @@ pub struct MeterSettings {
     /// Further meters by workload: `uprobe:BINARY:SYMBOL`, `usdt:BINARY:PROVIDER:NAME`,
     /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`.
     pub configured: BTreeMap<String, Vec<String>>,
-    /// File with the password of a Redis server, by workload: one line, `PASSWORD` or `USER PASSWORD`. Name the
-    /// unit rather than the program: whatever process answers to the name is given the password.
+    /// File with the password of a Redis server, by workload: one line, `PASSWORD` or `USER PASSWORD`. The file must
+    /// belong to the user that the server runs as (`chown redis`): a process chooses its own name, and only one of that
+    /// user is told the password.
     pub redis_password_files: BTreeMap<String, PathBuf>,
     /// Directory of the progress files, as the programs see it.
     pub progress_directory: PathBuf,

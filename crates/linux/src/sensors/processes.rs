@@ -600,7 +600,10 @@ impl ProcessTable {
                 entry.unread = false;
                 if let Some((arguments, tuner)) = told.arguments {
                     entry.member.arguments = arguments;
-                    entry.tuner = tuners::by_program(&entry.member.program).or(tuner);
+                    // Whoever is not root tunes nothing of the machine, whatever the name.
+                    entry.tuner = tuners::by_program(&entry.member.program)
+                        .or(tuner)
+                        .filter(|_| entry.member.user == 0);
                 }
                 entry.member.choice = told.choice;
                 entry.member.choice.tuned.extend(tuned);
