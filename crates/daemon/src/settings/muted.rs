@@ -160,7 +160,10 @@ mod tests {
         ));
         assert!(!directory.path().join("homeostat.d").join(FILE).exists());
         for wrong in ["", "a\nb", &"x".repeat(401)] {
-            assert!(matches!(set_muted(&sources, wrong, true), Err(MuteError::NoId(_))));
+            assert!(matches!(
+                set_muted(&sources, wrong, true),
+                Err(MuteError::NoId(_))
+            ));
         }
     }
 
