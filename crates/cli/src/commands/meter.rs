@@ -77,7 +77,7 @@ impl Meter {
                     .show(&table, |look| render::known_meters(&table, look))
             }
             What::List { workload, all } => {
-                let mut observer = begin(context)?;
+                let mut observer = begin(context, false)?;
                 let id = workload.map(|name| find(&observer, &name)).transpose()?;
                 let most = if all { usize::MAX } else { meters::SHOWN };
                 let listing = observer
@@ -102,7 +102,8 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
         signal_hook::flag::register(signal, interrupted.clone())
             .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
     }
-    let mut observer = begin(context)?;
+    // Whoever asks for points by name wants them looked for, whatever the daemon does.
+    let mut observer = begin(context, classes.iter().any(|c| c == "points"))?;
     let id = find(&observer, workload)?;
     let terminal = &context.terminal;
     let live = terminal.is_terminal && !terminal.json;
@@ -122,8 +123,10 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
     terminal.show(&seen, |look| render::meter_test(&seen, look))
 }
 
-fn begin(context: &Context) -> Result<Observer, Failure> {
-    Observer::begin(&context.meter_settings()).map_err(|e| Failure::from_error(&e))
+fn begin(context: &Context, points: bool) -> Result<Observer, Failure> {
+    let mut settings = context.meter_settings();
+    settings.progress_points |= points;
+    Observer::begin(&settings).map_err(|e| Failure::from_error(&e))
 }
 
 fn find(observer: &Observer, name: &str) -> Result<WorkloadId, Failure> {

@@ -75,7 +75,7 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
         Box::new(kernel::Kernel),
         Box::new(sockets::Sockets),
         Box::new(tracepoints::Tracepoints::new()),
-        Box::new(discovery::Points::new()),
+        Box::new(discovery::Points::new(settings)),
         Box::new(processor::Processor),
         Box::new(unclaimed::Unclaimed::new(settings)),
     ]

@@ -19,6 +19,10 @@ pub struct MeterSettings {
     pub redis_password_files: BTreeMap<String, PathBuf>,
     /// Directory of the progress files, as the programs see it.
     pub progress_directory: PathBuf,
+    /// Look for progress points in the code of programs that tell nothing. Off unless set: breakpoints are put into
+    /// programs, and what docs/meters.md names as open must not meet a program that means harm. `homeostat meter test
+    /// --class points` looks for them once, when a person asks.
+    pub progress_points: bool,
 }
 
 impl Default for MeterSettings {
@@ -27,6 +31,7 @@ impl Default for MeterSettings {
             configured: BTreeMap::new(),
             redis_password_files: BTreeMap::new(),
             progress_directory: PathBuf::from(homeostat_progress::layout::DIRECTORY),
+            progress_points: false,
         }
     }
 }

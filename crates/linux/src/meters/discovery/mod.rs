@@ -16,7 +16,7 @@ mod signals;
 mod windows;
 
 use super::common::{not_mine, open_process, refused, usable};
-use super::{Meter, MeterKind};
+use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use crate::sys::bpf::Counters;
 use active::Active;
@@ -53,14 +53,17 @@ type Memory = Arc<Mutex<BTreeMap<Key, Known>>>;
 
 /// The kind.
 pub(super) struct Points {
+    /// Whether a person wants them.
+    wanted: bool,
     memory: Memory,
     /// Whether this kernel and this user can count so, once tried.
     possible: Option<Result<(), String>>,
 }
 
 impl Points {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(settings: &MeterSettings) -> Self {
         Self {
+            wanted: settings.progress_points,
             memory: Memory::default(),
             possible: None,
         }
@@ -83,6 +86,9 @@ impl Points {
     }
 
     fn check(&mut self, root: &Root, workload: &Workload) -> Result<Key, String> {
+        if !self.wanted {
+            return Err("progress points are not looked for unless meters.progress_points = true".to_owned());
+        }
         if !root.is_live() {
             return Err("this is a captured tree, not the running machine".to_owned());
         }
