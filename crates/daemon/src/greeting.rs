@@ -56,6 +56,9 @@ pub fn lines(loaded: &Loaded, machine: &Machine, strategies: &[Box<dyn Strategy>
                 false,
             ));
             refused += 1;
+        } else if strategy.works_in(policy.profile).is_err() {
+            // What belongs to another profile says nothing about the machine.
+            refused += 1;
         } else if let Err(why) = strategy.usable(machine, policy.profile) {
             said.push((format!("strategy {id} is refused: {why}"), false));
             refused += 1;

@@ -22,6 +22,11 @@ const LISTED_MAX: usize = 200;
 impl Engine {
     /// What people see.
     pub fn view(&self) -> View {
+        let profile = self.policy.profile;
+        let other_profile = |id: &homeostat_model::StrategyId| {
+            let mut all = self.strategies.iter();
+            all.any(|s| s.id() == *id && s.works_in(profile).is_err())
+        };
         let mut workloads: Vec<WorkloadView> = self
             .workloads
             .values()
@@ -51,6 +56,8 @@ impl Engine {
             machine_refusals: self
                 .refusals
                 .iter()
+                // What belongs to another profile says nothing about the machine.
+                .filter(|(id, _)| !other_profile(id))
                 .map(|(id, why)| format!("{id}: {why}"))
                 .collect(),
             workloads,
