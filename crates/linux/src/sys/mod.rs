@@ -9,4 +9,5 @@ pub mod moves;
 pub mod numa;
 pub mod perf;
 pub mod probe;
+mod ring;
 pub mod stacks;

@@ -6,11 +6,8 @@
 //! [`RING_BYTES`] per CPU. What does not fit in a ring between two reads is lost, and counted.
 
 use super::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
+use super::ring::Ring;
 use rustix::io::Errno;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most CPUs that are watched: 36 KiB of locked memory each.
 pub const CPUS_MAX: usize = 512;
@@ -47,92 +44,21 @@ const PERF_SAMPLE_CPU: u64 = 1 << 7;
 const FLAG_WATERMARK: u64 = 1 << 14;
 const PERF_RECORD_LOST: u32 = 2;
 const PERF_RECORD_SAMPLE: u32 = 9;
-/// Places of `data_head` and `data_tail` in `struct perf_event_mmap_page`.
-const HEAD_AT: usize = 1024;
-const TAIL_AT: usize = 1032;
-
 /// The ring of one CPU.
-struct Ring {
-    _event: OwnedFd,
-    /// Start of the mapping: one page of state, then the records.
-    base: NonNull<u8>,
-    length: usize,
-    page: usize,
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: exactly the range that `open` mapped; no reference into it outlives a call of `read`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
-    }
-}
-
-impl Ring {
-    fn open(cpu: u32) -> Result<Self, OpenError> {
-        let mut attributes = Attributes {
-            kind: PERF_TYPE_SOFTWARE,
-            config: PERF_COUNT_SW_CPU_MIGRATIONS,
-            sample_period: 1,
-            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_CPU,
-            // Nobody waits for the ring: it is read when it suits us.
-            flags: FLAG_WATERMARK,
-            wakeup: RING_BYTES as u32,
-            ..Attributes::default()
-        };
-        let cpu = i32::try_from(cpu).map_err(|_| OpenError::Unsupported(Errno::INVAL))?;
-        let event = attributes.open(-1, cpu, -1).map_err(classify)?;
-        let page = rustix::param::page_size();
-        let length = page + RING_BYTES.next_multiple_of(page);
-        // SAFETY: maps fresh address space of the kernel's choice over our own descriptor.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                event.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            let error = Errno::from_io_error(&io::Error::last_os_error());
-            return Err(classify(error.unwrap_or(Errno::INVAL)));
-        }
-        let base = NonNull::new(base.cast()).ok_or(OpenError::Unsupported(Errno::FAULT))?;
-        Ok(Self {
-            _event: event,
-            base,
-            length,
-            page,
-        })
-    }
-
-    fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: `at` is one of the two constants above, aligned to eight and inside the first page, which stays mapped
-        // as long as `self`; kernel and program use these words atomically.
-        unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
-    }
-
-    fn read(&mut self, into: &mut Moves) {
-        // Acquire: the records before the head are written before it.
-        let head = self.word(HEAD_AT).load(Ordering::Acquire);
-        let tail = self.word(TAIL_AT).load(Ordering::Relaxed);
-        let size = (self.length - self.page) as u64;
-        let used = head.wrapping_sub(tail).min(size);
-        let mut records = vec![0u8; used as usize];
-        let start = (tail % size) as usize;
-        let first = records.len().min(size as usize - start);
-        // SAFETY: both pieces lie in the data part of the mapping (`start + first <= size`, and the rest begins at its
-        // start and is shorter than `size`); the kernel does not write what lies between tail and head.
-        unsafe {
-            let data = self.base.as_ptr().add(self.page);
-            std::ptr::copy_nonoverlapping(data.add(start), records.as_mut_ptr(), first);
-            std::ptr::copy_nonoverlapping(data, records.as_mut_ptr().add(first), records.len() - first);
-        }
-        // Release: we are done with them.
-        self.word(TAIL_AT).store(head, Ordering::Release);
-        parse(&records, into);
-    }
+fn open(cpu: u32) -> Result<Ring, OpenError> {
+    let mut attributes = Attributes {
+        kind: PERF_TYPE_SOFTWARE,
+        config: PERF_COUNT_SW_CPU_MIGRATIONS,
+        sample_period: 1,
+        sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_CPU,
+        // Nobody waits for the ring: it is read when it suits us.
+        flags: FLAG_WATERMARK,
+        wakeup: RING_BYTES as u32,
+        ..Attributes::default()
+    };
+    let cpu = i32::try_from(cpu).map_err(|_| OpenError::Unsupported(Errno::INVAL))?;
+    let event = attributes.open(-1, cpu, -1).map_err(classify)?;
+    Ring::map(event, RING_BYTES).map_err(classify)
 }
 
 /// Takes the records apart; what is not understood is passed over by its length.
@@ -209,7 +135,7 @@ impl MoveWatch {
             if rings.len() == CPUS_MAX {
                 return Err(OpenError::Unsupported(Errno::TOOBIG));
             }
-            match Ring::open(cpu) {
+            match open(cpu) {
                 Ok(ring) => rings.push(ring),
                 Err(OpenError::Unsupported(Errno::NODEV)) => {}
                 Err(error) => return Err(error),
@@ -222,7 +148,7 @@ impl MoveWatch {
     pub fn read(&mut self) -> Moves {
         let mut moves = Moves::default();
         for ring in &mut self.rings {
-            ring.read(&mut moves);
+            parse(&ring.read(), &mut moves);
         }
         moves.list.sort_unstable();
         moves

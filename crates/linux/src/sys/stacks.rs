@@ -5,11 +5,8 @@
 //! Cost: the kernel copies the piece of stack at each sample, about 2 µs for 16 KiB.
 
 use super::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
+use super::ring::Ring;
 use rustix::io::Errno;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of stack in each sample.
 pub const STACK_BYTES: u32 = 16 * 1024;
@@ -39,8 +36,6 @@ const FLAG_WATERMARK: u64 = 1 << 14;
 const PERF_RECORD_SAMPLE: u32 = 9;
 /// `PERF_SAMPLE_REGS_ABI_64`.
 const ABI_64: u64 = 2;
-const HEAD_AT: usize = 1024;
-const TAIL_AT: usize = 1032;
 
 /// Registers asked for: stack pointer and instruction pointer, in the order of their bits (arch/*/include/uapi/asm/
 /// perf_regs.h).
@@ -52,20 +47,7 @@ const REGISTERS: u64 = 1 << 31 | 1 << 32;
 const REGISTERS: u64 = 0;
 
 /// Samples of one thread.
-pub struct Sampler {
-    _event: OwnedFd,
-    /// Start of the mapping: one page of state, then the records.
-    base: NonNull<u8>,
-    length: usize,
-    page: usize,
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        // SAFETY: exactly the range that `open` mapped; no reference into it outlives a call of `read`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
-    }
-}
+pub struct Sampler(Ring);
 
 impl Sampler {
     /// Takes samples of a thread from now on, so many per second of its CPU time.
@@ -86,58 +68,12 @@ impl Sampler {
             ..Attributes::default()
         };
         let event = attributes.open(thread, -1, -1).map_err(classify)?;
-        let page = rustix::param::page_size();
-        let length = page + RING_BYTES.next_multiple_of(page);
-        // SAFETY: maps fresh address space of the kernel's choice over our own descriptor.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                event.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            let error = Errno::from_io_error(&io::Error::last_os_error());
-            return Err(classify(error.unwrap_or(Errno::INVAL)));
-        }
-        let base = NonNull::new(base.cast()).ok_or(OpenError::Unsupported(Errno::FAULT))?;
-        Ok(Self {
-            _event: event,
-            base,
-            length,
-            page,
-        })
-    }
-
-    fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: `at` is one of the two constants above, aligned to eight and inside the first page, which stays mapped
-        // as long as `self`; kernel and program use these words atomically.
-        unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
+        Ring::map(event, RING_BYTES).map(Self).map_err(classify)
     }
 
     /// Takes what has come since the last call. What did not fit into the ring meanwhile is lost.
     pub fn read(&mut self, into: &mut Vec<Sample>) {
-        // Acquire: the records before the head are written before it.
-        let head = self.word(HEAD_AT).load(Ordering::Acquire);
-        let tail = self.word(TAIL_AT).load(Ordering::Relaxed);
-        let size = (self.length - self.page) as u64;
-        let used = head.wrapping_sub(tail).min(size);
-        let mut records = vec![0u8; used as usize];
-        let start = (tail % size) as usize;
-        let first = records.len().min(size as usize - start);
-        // SAFETY: both pieces lie in the data part of the mapping (`start + first <= size`, and the rest begins at its
-        // start and is shorter than `size`); the kernel does not write what lies between tail and head.
-        unsafe {
-            let data = self.base.as_ptr().add(self.page);
-            std::ptr::copy_nonoverlapping(data.add(start), records.as_mut_ptr(), first);
-            std::ptr::copy_nonoverlapping(data, records.as_mut_ptr().add(first), records.len() - first);
-        }
-        // Release: we are done with them.
-        self.word(TAIL_AT).store(head, Ordering::Release);
-        parse(&records, into);
+        parse(&self.0.read(), into);
     }
 }
 

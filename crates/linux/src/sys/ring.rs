@@ -1,0 +1,89 @@
+//! The ring into which the kernel writes the records of a perf event (perf_event_open(2), "MMAP layout"): mapped, read when it
+//! suits us, unmapped. What does not fit between two reads is lost.
+
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Places of `data_head` and `data_tail` in `struct perf_event_mmap_page`.
+const HEAD_AT: usize = 1024;
+const TAIL_AT: usize = 1032;
+
+/// The ring of one event, which lives as long.
+pub(super) struct Ring {
+    _event: OwnedFd,
+    /// Start of the mapping: one page of state, then the records.
+    base: NonNull<u8>,
+    length: usize,
+    page: usize,
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `map` mapped; no reference into it outlives a call of `read`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+impl Ring {
+    /// Maps a ring of so many bytes, a power of two, over an event.
+    ///
+    /// # Errors
+    /// Whatever mmap(2) says: most often that no more memory may be locked.
+    pub(super) fn map(event: OwnedFd, bytes: usize) -> Result<Self, Errno> {
+        let page = rustix::param::page_size();
+        let length = page + bytes.next_multiple_of(page);
+        // SAFETY: maps fresh address space of the kernel's choice over our own descriptor.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                event.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            let error = Errno::from_io_error(&io::Error::last_os_error());
+            return Err(error.unwrap_or(Errno::INVAL));
+        }
+        let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
+        Ok(Self {
+            _event: event,
+            base,
+            length,
+            page,
+        })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: `at` is one of the two constants above, aligned to eight and inside the first page, which stays mapped
+        // as long as `self`; kernel and program use these words atomically.
+        unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
+    }
+
+    /// Takes the records that have come since the last call.
+    pub(super) fn read(&mut self) -> Vec<u8> {
+        // Acquire: the records before the head are written before it.
+        let head = self.word(HEAD_AT).load(Ordering::Acquire);
+        let tail = self.word(TAIL_AT).load(Ordering::Relaxed);
+        let size = (self.length - self.page) as u64;
+        let used = head.wrapping_sub(tail).min(size);
+        let mut records = vec![0u8; used as usize];
+        let start = (tail % size) as usize;
+        let first = records.len().min(size as usize - start);
+        // SAFETY: both pieces lie in the data part of the mapping (`start + first <= size`, and the rest begins at its
+        // start and is shorter than `size`); the kernel does not write what lies between tail and head.
+        unsafe {
+            let data = self.base.as_ptr().add(self.page);
+            std::ptr::copy_nonoverlapping(data.add(start), records.as_mut_ptr(), first);
+            std::ptr::copy_nonoverlapping(data, records.as_mut_ptr().add(first), records.len() - first);
+        }
+        // Release: we are done with them.
+        self.word(TAIL_AT).store(head, Ordering::Release);
+        records
+    }
+}
