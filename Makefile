@@ -25,10 +25,10 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run deb test-deb test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
+.PHONY: help build run deb test-deb test-systemd test-container test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the program and the workloads, optimised
 	$(BUILD) -p homeostat-cli -p homeostat-workloads
@@ -84,6 +84,12 @@ deb: build ## a Debian package, in build/
 
 test-deb: deb ## install, run, upgrade and purge it in a clean root (as root; needs debootstrap and the network)
 	tools/test-deb "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+
+test-systemd: deb ## boot an emulated Debian with the package and systemd, and try the service (as root; needs debootstrap, QEMU and the network)
+	vm/systemd-test "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+
+test-container: deb ## build the container image, and kill, restore and stop it in trials (as root; needs podman)
+	tools/test-container
 
 fuzz: ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
 	tools/fuzz

@@ -1,5 +1,6 @@
 //! Tells systemd how we are, over the socket it names in the environment (sd_notify(3)).
 
+use homeostat_engine::View;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -8,6 +9,8 @@ use std::time::Duration;
 /// The service manager, if there is one.
 pub struct Manager {
     socket: Option<(UnixDatagram, SocketAddr)>,
+    /// What it was told last of how we are.
+    said: String,
     /// How often it wants to hear from us.
     pub watchdog: Option<Duration>,
 }
@@ -17,6 +20,7 @@ impl Manager {
     pub fn none() -> Self {
         Self {
             socket: None,
+            said: String::new(),
             watchdog: None,
         }
     }
@@ -37,6 +41,7 @@ impl Manager {
             .and_then(|us| us.parse::<u64>().ok());
         Self {
             socket: address.and_then(|a| UnixDatagram::unbound().ok().map(|s| (s, a))),
+            said: String::new(),
             // sd_watchdog_enabled(3) recommends half of the period.
             watchdog: period
                 .filter(|us| for_us && *us > 0)
@@ -50,6 +55,29 @@ impl Manager {
             let _ = socket.send_to_addr(message.as_bytes(), address);
         }
     }
+
+    /// Says in one line how we are, for `systemctl status`; nothing when that is what was said last.
+    pub fn tell_state(&mut self, view: &View) {
+        if self.socket.is_none() {
+            return;
+        }
+        let line = state(view);
+        if line != self.said {
+            self.tell(&format!("STATUS={line}"));
+            self.said = line;
+        }
+    }
+}
+
+/// The state in one line: numbers only, so that nothing that a workload chose is in it.
+fn state(view: &View) -> String {
+    let measured = view.workloads.iter().filter(|w| w.meter.is_some()).count();
+    let doing = if view.paused { "paused" } else { view.mode.as_str() };
+    format!(
+        "{doing}; workloads measured: {measured}, trials running: {}, changes in force: {}",
+        view.experiments.len(),
+        view.in_force.len()
+    )
 }
 
 #[cfg(test)]
@@ -61,16 +89,32 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let receiver = UnixDatagram::bind(&path).unwrap();
-        let manager = Manager {
+        let mut manager = Manager {
             socket: Some((
                 UnixDatagram::unbound().unwrap(),
                 SocketAddr::from_pathname(&path).unwrap(),
             )),
+            said: String::new(),
             watchdog: None,
         };
         manager.tell("READY=1");
         let mut buffer = [0; 64];
         let n = receiver.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..n], b"READY=1");
+        let mut view = View {
+            mode: "act".into(),
+            ..View::default()
+        };
+        let mut buffer = [0; 200];
+        manager.tell_state(&view);
+        let n = receiver.recv(&mut buffer).unwrap();
+        let all_idle = "STATUS=act; workloads measured: 0, trials running: 0, changes in force: 0";
+        assert_eq!(std::str::from_utf8(&buffer[..n]).unwrap(), all_idle);
+        // What has not changed is not said again: the next message is of another state.
+        manager.tell_state(&view);
+        view.paused = true;
+        manager.tell_state(&view);
+        let n = receiver.recv(&mut buffer).unwrap();
+        assert!(buffer[..n].starts_with(b"STATUS=paused;"));
     }
 }

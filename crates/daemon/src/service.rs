@@ -374,8 +374,10 @@ impl Service<'_> {
         }
     }
 
-    fn publish(&self) {
-        self.board.publish(self.driven.view());
+    fn publish(&mut self) {
+        let view = self.driven.view();
+        self.manager.tell_state(&view);
+        self.board.publish(view);
     }
 
     fn tell(&self, repetition: &mut Repetition, story: &Story) {
