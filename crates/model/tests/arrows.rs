@@ -101,3 +101,48 @@ fn every_arrow_points_the_way_architecture_md_says() {
         "every crate stands in the table of arrows"
     );
 }
+
+/// The parsers are fuzzed in a workspace of their own (`tools/fuzz`), with a lock file of its own: nothing else here would
+/// notice that it is behind.
+#[test]
+fn the_lock_file_of_the_fuzzer_knows_what_the_crates_depend_on() {
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .no_deps()
+        .other_options(vec!["--offline".to_owned()])
+        .exec()
+        .expect("cargo metadata works");
+    let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/Cargo.lock"))
+        .expect("fuzz/Cargo.lock can be read");
+    let quoted = |line: &str| line.split('"').nth(1).map(str::to_owned);
+    let mut compared = 0;
+    for block in lock.split("[[package]]").skip(1) {
+        let name = block.lines().find(|l| l.starts_with("name = ")).and_then(quoted);
+        let Some(package) = metadata
+            .packages
+            .iter()
+            .find(|p| Some(p.name.as_str()) == name.as_deref())
+        else {
+            continue;
+        };
+        // An entry is a name, and a version after it where there are several.
+        let locked: BTreeSet<String> = block
+            .lines()
+            .filter(|l| l.starts_with(" \""))
+            .filter_map(|l| quoted(l)?.split(' ').next().map(str::to_owned))
+            .collect();
+        let needed: BTreeSet<String> = package
+            .dependencies
+            .iter()
+            .filter(|d| d.kind != cargo_metadata::DependencyKind::Development)
+            .map(|d| d.name.clone())
+            .collect();
+        assert_eq!(
+            locked, needed,
+            "fuzz/Cargo.lock is behind {}; run: cargo metadata --manifest-path fuzz/Cargo.toml",
+            package.name
+        );
+        compared += 1;
+    }
+    assert!(compared >= 4, "only {compared} crates of ours in fuzz/Cargo.lock");
+}

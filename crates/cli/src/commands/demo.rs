@@ -166,9 +166,12 @@ impl Demo {
         let arguments = [&mib.to_string(), "64", "1", "900", "--order", "random"];
         let child = Workload::start(&latency, &arguments, &scratch, "latency")
             .map_err(|e| Failure::from_error(&e))?;
-        summary
-            .workloads
-            .push(stage.prove("latency", &child, VERDICT_UNTIL.saturating_sub(begin.elapsed()), &mut summary.restored)?);
+        summary.workloads.push(stage.prove(
+            "latency",
+            &child,
+            VERDICT_UNTIL.saturating_sub(begin.elapsed()),
+            &mut summary.restored,
+        )?);
         drop(child);
 
         let left = VERDICT_UNTIL.saturating_sub(begin.elapsed());
