@@ -70,6 +70,9 @@ pub fn change(
 
 /// Takes a change back. False: there was nothing left to take back.
 ///
+/// That it is kept no longer is on disk before the first step: a start that found it kept would leave what is half undone
+/// as it is. A journal that cannot be written holds nobody up who wants his setting back.
+///
 /// # Errors
 /// [`ByHandError`]; the undo stays owed.
 pub fn take_back(
@@ -82,6 +85,9 @@ pub fn take_back(
         .find(id)
         .map(|owed| owed.record.clone())
         .ok_or(ByHandError::NotFound(id))?;
+    if journal.is_kept(id) {
+        let _ = journal.undoing(id);
+    }
     let taken =
         recovery::drive(effectors, clock, &record, Direction::Undo).map_err(|why| ByHandError::Undo {
             id,

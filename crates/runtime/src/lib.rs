@@ -8,7 +8,8 @@
 //! 2. the record is on disk ([`Journal::intend`] synced); nothing has changed, recovery undoes nothing.
 //! 3. slices of the change; recovery undoes what was done, from the record alone.
 //! 4. `applied` is noted; recovery undoes all.
-//! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do.
+//! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do. Of what was kept over a stop it is
+//!    noted first that its undo begins: recovery leaves alone what is kept.
 //! 6. `closed` is noted; nothing is owed.
 
 pub mod by_hand;
@@ -44,6 +45,9 @@ const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
 /// Times in a row that an effector may say "not now" before the action counts as failed.
 const BUSY_MAX: u32 = 15;
+/// Times that an undo of what is kept waits ([`BUSY_WAIT`]) for a journal that cannot be written: then it goes on without, since
+/// who wants it back must not depend on the disk.
+const UNNOTED_MAX: u32 = 5;
 /// Longest pause between two slices, whatever the effector asks for: an undo must not wait for ever.
 const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 /// The wait after slices that get no further doubles so often, to about a second.
@@ -84,6 +88,8 @@ struct Pending {
     busy: u32,
     /// Slices in a row that got no further.
     idle: u32,
+    /// Times that the journal could not be told that it is kept no longer.
+    unnoted: u32,
     /// Most units finished so far.
     finished: u64,
 }
@@ -410,6 +416,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 }
                 self.pending.remove(&action);
             }
+            // What was kept over an earlier stop is written down already.
+            Command::Keep(action) if self.journal.is_kept(action) => {}
             Command::Keep(action) => {
                 let result = self.journal.kept(action);
                 self.journal_result(result);
@@ -544,6 +552,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 due: self.clock.now(),
                 busy: 0,
                 idle: 0,
+                unnoted: 0,
                 finished: 0,
             },
         );
@@ -578,6 +587,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 due: self.clock.now(),
                 busy: 0,
                 idle: 0,
+                unnoted: 0,
                 finished: 0,
             },
         );
@@ -596,7 +606,30 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
+    /// Before the first step of an undo: writes down that what is kept is so no longer. False: that could not be written, and
+    /// the undo waits.
+    fn may_undo(&mut self, id: ActionId) -> bool {
+        if !self.journal.is_kept(id) {
+            return true;
+        }
+        let noted = self.journal.undoing(id);
+        let failed = noted.is_err();
+        self.journal_result(noted);
+        match self.pending.get_mut(&id) {
+            Some(pending) if failed && pending.unnoted < UNNOTED_MAX => {
+                pending.unnoted += 1;
+                pending.due = self.clock.now() + BUSY_WAIT;
+                false
+            }
+            _ => true,
+        }
+    }
+
     fn advance(&mut self, id: ActionId) {
+        let undoes = |p: &Pending| p.direction == Direction::Undo;
+        if self.pending.get(&id).is_some_and(undoes) && !self.may_undo(id) {
+            return;
+        }
         let (Some(pending), Some(record)) = (self.pending.get_mut(&id), self.records.get(&id)) else {
             return;
         };

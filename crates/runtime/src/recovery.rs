@@ -70,6 +70,11 @@ pub fn restore(
             report.kept.push((id, text));
             continue;
         }
+        if kept {
+            // What is kept is left alone by the next start: it must not say so of what is half undone. If that cannot be
+            // written down, it is undone all the same: a person wants it, and what cannot be closed either is told.
+            let _ = journal.undoing(id);
+        }
         match undo(effectors, clock, &record) {
             Ok(true) => {
                 close(journal, id, &mut report);

@@ -17,6 +17,7 @@
 //! |---|---|---|
 //! | [`intend`](Journal::intend) | synced: the undo is owed | nothing is owed in memory; do not act. A crash now may find the undo owed nevertheless: harmless, undo is idempotent |
 //! | [`applied`](Journal::applied), [`undoing`](Journal::undoing) | written, not synced: they change how far an action got, never whether it is owed | unchanged; the undo stays owed |
+//! | [`undoing`](Journal::undoing) of what is kept | synced: it is no longer kept, and a start that finds it undoes it | it is still kept: a start would leave it as it is |
 //! | [`kept`](Journal::kept) | synced | unchanged |
 //! | [`closed`](Journal::closed) | synced: nothing is owed | still owed: call again, or undo again after a restart |
 //! | [`note`](Journal::note) | synced: the block may start | the coin is not fixed: do not start the block |
@@ -85,6 +86,7 @@ pub const FAULT_POINTS: &[&str] = &[
     "applied.after_write",
     "undoing.before_write",
     "undoing.after_write",
+    "undoing.after_sync",
     "kept.before_write",
     "kept.after_write",
     "kept.after_sync",
@@ -451,6 +453,11 @@ const UNDOING: Kind = Kind {
     leave: RESERVE_BYTES / 4,
     what: "write that an undo began",
 };
+/// A start leaves alone what is kept: that this is so no longer must be as sure as that it was.
+const UNDOING_KEPT: Kind = Kind {
+    after_sync: Some("undoing.after_sync"),
+    ..UNDOING
+};
 const KEPT: Kind = Kind {
     before_write: "kept.before_write",
     after_write: "kept.after_write",
@@ -570,13 +577,16 @@ impl Journal {
         self.append(&APPLIED, Event::Applied(id))
     }
 
-    /// Notes that the undo of the action has begun. (In a switchback the action may be applied again later.)
+    /// Notes that the undo of the action has begun. (In a switchback the action may be applied again later.) Of what is
+    /// kept this is synced, and comes before the first step of the undo: a start that found it kept would take it for
+    /// being in force.
     ///
     /// # Errors
     /// The undo stays owed as before.
     pub fn undoing(&mut self, id: ActionId) -> Result<(), JournalError> {
         self.must_owe(id)?;
-        self.append(&UNDOING, Event::Undoing(id))
+        let kind = if self.is_kept(id) { &UNDOING_KEPT } else { &UNDOING };
+        self.append(kind, Event::Undoing(id))
     }
 
     /// Notes that the action is left in force on purpose over a stop of the daemon.
@@ -645,6 +655,11 @@ impl Journal {
     /// What is owed, by action number.
     pub fn owed(&self) -> impl DoubleEndedIterator<Item = &Owed> {
         self.books.owed.values()
+    }
+
+    /// Whether the action is left in force on purpose: a start that finds it so does not undo it.
+    pub fn is_kept(&self, id: ActionId) -> bool {
+        self.find(id).is_some_and(|owed| owed.state == OwedState::Kept)
     }
 
     /// What is owed for this action.

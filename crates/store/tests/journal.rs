@@ -162,6 +162,7 @@ fn script() -> Vec<Step> {
         Kept(2),
         Intend(5),
         Coin(4, 0, true),
+        Undoing(2),
         Closed(2),
         Intend(7),
     ]
