@@ -1,8 +1,10 @@
 //! Two-pool paging: memory that a program wrote and pages of files compete for the same frames.
 //!
 //! machine-model B.1 point 11. A program that rewrites its memory touches pages at a rate; what is not resident is a
-//! fault that waits for the disk. A reader of files fills the other pool. When memory is full, frames are taken from the
-//! file pool while it is above its ceiling, else from both in proportion to their size.
+//! fault that waits for the disk. A reader of files fills the other pool; one that reads the same file over and over finds
+//! it in memory once all of it is there, and not before: what a stream needs next is always what was taken first. When
+//! memory is full, frames are taken from the file pool while it is above its ceiling, else from both in proportion to
+//! their size.
 
 use crate::disk::Disk;
 use homeostat_model::Bytes;
@@ -113,8 +115,12 @@ pub struct Wants {
     pub working_pages: f64,
     /// Pages that they touch per second when none is missing.
     pub touches_per_s: f64,
-    /// Pages of files that the readers read per second.
+    /// Pages of files that the readers read per second from an idle disk.
     pub file_pages_per_s: f64,
+    /// Pages of the file that they read over and over; 0 = it never ends.
+    pub file_pages: f64,
+    /// Pages that they read per second once all of it is in memory.
+    pub cached_pages_per_s: f64,
 }
 
 /// The state of the pools.
@@ -129,7 +135,9 @@ pub struct TwoPool {
     quiet: u32,
     speed: f64,
     read_speed: f64,
+    reads: f64,
     faults: f64,
+    paged_out: f64,
 }
 
 impl TwoPool {
@@ -144,7 +152,9 @@ impl TwoPool {
             quiet: 0,
             speed: 1.0,
             read_speed: 1.0,
+            reads: 0.0,
             faults: 0.0,
+            paged_out: 0.0,
             spec,
         }
     }
@@ -153,6 +163,12 @@ impl TwoPool {
     pub fn populate(&mut self, pages: f64) {
         let room = self.memory_pages - self.spec.reserve_pages as f64 - self.anonymous - self.file;
         self.anonymous += pages.min(room.max(0.0));
+    }
+
+    /// A writer asks for memory that it has not written yet: nothing has to be read, and what there is no room for is taken
+    /// from both pools in the next tick.
+    pub fn allocate(&mut self, pages: f64) {
+        self.anonymous = (self.anonymous + pages.max(0.0)).min(self.memory_pages);
     }
 
     /// A writer ends: its share of the pool is free.
@@ -168,7 +184,12 @@ impl TwoPool {
         } else {
             0.0
         };
-        let stream = wants.file_pages_per_s * page;
+        let is_cached = wants.file_pages > 0.0 && self.file >= wants.file_pages;
+        let stream = if is_cached {
+            0.0
+        } else {
+            wants.file_pages_per_s * page
+        };
         let others = if self.spec.queue {
             self.spec.disk.busy(0.0, Bytes((stream * self.read_speed) as u64))
         } else {
@@ -184,7 +205,16 @@ impl TwoPool {
             stream
         };
         self.read_speed = if stream > 0.0 { got / stream } else { 1.0 };
+        self.reads = if is_cached {
+            wants.cached_pages_per_s
+        } else {
+            got / page
+        };
         self.file += got / page * TICK_S;
+        if wants.file_pages > 0.0 && stream > 0.0 {
+            self.file = self.file.min(wants.file_pages);
+        }
+        self.paged_out = 0.0;
         let over = (self.anonymous + self.file + self.spec.reserve_pages as f64 - self.memory_pages).max(0.0);
         if over > 0.0 {
             let both = self.anonymous + self.file;
@@ -195,7 +225,9 @@ impl TwoPool {
             };
             let from_file = (over * share).min(self.file);
             self.file -= from_file;
-            self.anonymous = (self.anonymous - (over - from_file)).max(0.0);
+            let from_programs = (over - from_file).min(self.anonymous);
+            self.anonymous -= from_programs;
+            self.paged_out = from_programs / TICK_S;
         }
         let above = self.file - self.ceiling * self.memory_pages;
         if above > 0.0 {
@@ -239,6 +271,14 @@ impl TwoPool {
     /// Speed of the readers relative to an idle disk, 0..1.
     pub fn read_speed(&self) -> f64 {
         self.read_speed
+    }
+    /// Pages per second that the readers get, from the disk or from memory.
+    pub fn reads(&self) -> f64 {
+        self.reads
+    }
+    /// Pages per second that are taken from the writers, and written to paging space.
+    pub fn paged_out(&self) -> f64 {
+        self.paged_out
     }
     /// Page-ins per second.
     pub fn faults(&self) -> f64 {
@@ -293,6 +333,7 @@ mod tests {
                         working_pages: 60_000.0,
                         touches_per_s: 40_000.0,
                         file_pages_per_s: if at >= 52.0 { 2500.0 } else { 0.0 },
+                        ..Wants::default()
                     },
                 );
                 (at, pools.speed(), pools.file_share())
@@ -343,6 +384,7 @@ mod tests {
                     working_pages: 1000.0,
                     touches_per_s: 1e5,
                     file_pages_per_s: 10.0,
+                    ..Wants::default()
                 },
             );
         }
@@ -365,11 +407,58 @@ mod tests {
                         working_pages: 60_000.0,
                         touches_per_s: 1e4,
                         file_pages_per_s: 15_000.0,
+                        ..Wants::default()
                     },
                 );
             }
             pools.speed()
         };
         assert!(run(true) < run(false) * 0.8, "{} {}", run(true), run(false));
+    }
+
+    #[test]
+    fn a_file_that_fits_is_read_from_memory_after_the_first_time_and_one_that_does_not_never() {
+        let wants = |file_pages| Wants {
+            file_pages_per_s: 2500.0,
+            file_pages,
+            cached_pages_per_s: 20_000.0,
+            ..Wants::default()
+        };
+        // 512 MiB are 131,072 pages.
+        for (file_pages, last) in [(50_000.0, 20_000.0), (140_000.0, 2500.0)] {
+            let mut pools = TwoPool::new(PagingSpec::default());
+            for i in 0..1000 {
+                pools.tick(f64::from(i) * TICK_S, wants(file_pages));
+                if i < 150 {
+                    assert_eq!(pools.reads(), 2500.0);
+                }
+            }
+            assert_eq!(pools.reads(), last, "{file_pages}");
+            assert!(pools.file_share() <= 1.0);
+        }
+    }
+
+    #[test]
+    fn what_is_taken_from_the_writers_is_counted_and_nothing_else_is() {
+        let mut pools = TwoPool::new(PagingSpec::default());
+        pools.populate(60_000.0);
+        let page = pools.page().0 as f64;
+        let mut resident = 60_000.0;
+        for i in 0..600 {
+            let wants = Wants {
+                working_pages: 60_000.0,
+                touches_per_s: 40_000.0,
+                file_pages_per_s: 2500.0,
+                ..Wants::default()
+            };
+            pools.tick(f64::from(i) * TICK_S, wants);
+            resident += (pools.faults() - pools.paged_out()) * TICK_S;
+            assert!((resident - pools.anonymous().0 as f64 / page).abs() < 1.0, "{i}");
+        }
+        assert!(pools.paged_out() > 0.0);
+        // New memory is there at once, and what it displaces goes in the next tick.
+        pools.allocate(40_000.0);
+        pools.tick(60.0, Wants::default());
+        assert!(pools.paged_out() > 0.0 && pools.unused().0 == 0);
     }
 }

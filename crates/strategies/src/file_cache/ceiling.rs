@@ -5,11 +5,13 @@
 //! see anything, takes ten intervals to get there, and comes back to the same cliff every minute.
 //!
 //! Approach: *loss* is one number between 0 and 1, the largest of the share of time in which tasks stand still for memory
-//! (PSI) and of the rates at which protected programs get back what was taken from them. While there is loss the ceiling
-//! falls by a share in proportion to it, from what files use now. When it has been quiet for a while it rises: fast to
-//! nine tenths of where it hurt last, then slowly. Each loss that follows a rise doubles the wait before the next rise
-//! (damping), and between the two levels of loss nothing moves (hysteresis). So it settles below the cliff and looks over
-//! it ever more rarely, and files get all memory that nobody misses.
+//! (PSI) and of the rates at which protected programs get back what was taken from them. While there is loss and more is
+//! taken, the ceiling falls by a share in proportion to the loss, from what files use now. A program that is only getting its
+//! pages back needs time and no lower ceiling: to go on would take from files what nobody misses (wind-up). When it has been
+//! quiet for a while the ceiling rises: fast to nine tenths of where it began to hurt last, then slowly. Each loss that follows
+//! a rise doubles the wait before the next rise (damping), and between the two levels of loss nothing moves (hysteresis). So
+//! it settles below the cliff and looks over it ever more rarely, and files get all memory that nobody misses.
+//! How far gain and delay may be off is in docs/file-cache-simulated.md.
 //!
 //! Units: shares of the memory, 0 to 1.
 
@@ -24,8 +26,10 @@ pub struct Gains {
     pub loss_high: f64,
     /// Up to this loss it may rise.
     pub loss_low: f64,
-    /// Share by which it falls per step at full loss.
+    /// Share by which it falls per step at full loss …
     pub fall: f64,
+    /// … and at most, whatever the gain: what was taken too much comes back slowly.
+    pub fall_most: f64,
     /// Share of the memory by which it rises per step below nine tenths of where it hurt last …
     pub rise_fast: f64,
     /// … and above.
@@ -36,6 +40,8 @@ pub struct Gains {
     pub wait_max: Nanoseconds,
     /// Pages per second that come back to protected programs which count as full loss.
     pub refaults_full: f64,
+    /// From so many pages per second on that are taken from them it counts as taking.
+    pub taken_min: f64,
 }
 
 impl Default for Gains {
@@ -45,11 +51,13 @@ impl Default for Gains {
             loss_high: 0.05,
             loss_low: 0.01,
             fall: 0.5,
+            fall_most: 0.5,
             rise_fast: 0.02,
             rise_slow: 0.0025,
             wait_min: Nanoseconds::from_secs(30),
             wait_max: Nanoseconds::from_secs(640),
             refaults_full: 500.0,
+            taken_min: 5.0,
         }
     }
 }
@@ -63,6 +71,8 @@ pub struct Sample {
     pub stalled: f64,
     /// Pages per second that came back to protected programs: from swap, or of files that had been taken.
     pub refaults: f64,
+    /// Pages per second that were taken from protected programs.
+    pub taken: f64,
     /// Share of the memory that holds pages of files.
     pub files: f64,
 }
@@ -78,6 +88,8 @@ pub struct Ceiling {
     wait: Nanoseconds,
     /// Whether it has risen since it fell last.
     risen: bool,
+    /// Whether it has fallen since it was quiet last.
+    fallen: bool,
 }
 
 impl Ceiling {
@@ -89,6 +101,7 @@ impl Ceiling {
             quiet_since: None,
             wait: gains.wait_min,
             risen: false,
+            fallen: false,
             gains,
         }
     }
@@ -113,15 +126,11 @@ impl Ceiling {
             .clamp(0.0, 1.0);
         if loss >= g.loss_high {
             self.quiet_since = None;
-            if self.risen {
-                self.wait = (self.wait * 2).min(g.wait_max);
-                self.risen = false;
-                // Where it rose to is where it hurts.
-                self.cliff = self.ceiling;
+            if sample.taken >= g.taken_min {
+                self.fall(loss, sample.files);
             }
-            let used = self.ceiling.min(sample.files.max(g.floor));
-            self.ceiling = (used * (1.0 - g.fall * loss)).max(g.floor);
         } else if loss <= g.loss_low {
+            self.fallen = false;
             let since = *self.quiet_since.get_or_insert(sample.at);
             if sample.at - since >= self.wait && self.ceiling < 1.0 {
                 let step = if self.ceiling < 0.9 * self.cliff {
@@ -142,6 +151,21 @@ impl Ceiling {
         }
         (self.ceiling != before).then_some(self.ceiling)
     }
+
+    fn fall(&mut self, loss: f64, files: f64) {
+        let g = self.gains;
+        if self.risen {
+            self.wait = (self.wait * 2).min(g.wait_max);
+            self.risen = false;
+        }
+        let used = self.ceiling.min(files.max(g.floor));
+        if !self.fallen {
+            // Where it began is where it hurts.
+            self.cliff = used;
+            self.fallen = true;
+        }
+        self.ceiling = (used * (1.0 - (g.fall * loss).min(g.fall_most))).max(g.floor);
+    }
 }
 
 #[cfg(test)]
@@ -151,6 +175,8 @@ mod tests {
 
     /// Seconds between two steps.
     const STEP: u64 = 2;
+    /// Pages of the plant's memory: 1 GiB.
+    const MEMORY_PAGES: f64 = 262_144.0;
 
     /// Two pools that compete for frames: a program whose working set comes back at a bounded rate, and a reader that fills
     /// whatever it is given.
@@ -164,8 +190,9 @@ mod tests {
     }
 
     impl Plant {
-        fn run(&mut self, ceiling: f64, seconds: f64) -> f64 {
-            let (tick, mut missed) = (0.1, 0.0);
+        /// Shares of the memory per second that came back to the program and that were taken from it.
+        fn run(&mut self, ceiling: f64, seconds: f64) -> (f64, f64) {
+            let (tick, mut missed, mut taken) = (0.1, 0.0, 0.0);
             let ticks = (seconds / tick) as usize;
             for _ in 0..ticks {
                 let missing = (self.working - self.program).max(0.0);
@@ -181,9 +208,10 @@ mod tests {
                 };
                 self.files -= from_files.min(self.files);
                 self.program -= over - from_files;
+                taken += over - from_files;
                 self.files = self.files.min(ceiling.max(self.files - 0.2 * tick));
             }
-            missed / seconds
+            (missed / seconds, taken / seconds)
         }
     }
 
@@ -199,12 +227,13 @@ mod tests {
         let mut c = Ceiling::new(gains);
         let (mut turns, mut direction, mut lost) = (0, 0.0, 0.0);
         for i in 0..steps {
-            let missed = plant.run(c.share(), STEP as f64);
+            let (missed, taken) = plant.run(c.share(), STEP as f64);
             let before = c.share();
             c.step(&Sample {
                 at: Nanoseconds::from_secs(i * STEP),
                 stalled: (missed / back).min(1.0),
                 refaults: 0.0,
+                taken: taken * MEMORY_PAGES,
                 files: plant.files,
             });
             let moved = c.share() - before;
@@ -238,6 +267,7 @@ mod tests {
             at: at(0),
             stalled: 1.0,
             refaults: 0.0,
+            taken: 100.0,
             files: 0.8,
         });
         assert!((c.share() - 0.4).abs() < 1e-12);
@@ -252,12 +282,30 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_only_gets_its_pages_back_lowers_nothing() {
+        let mut c = Ceiling::new(Gains::default());
+        let loss = |second, taken| Sample {
+            at: Nanoseconds::from_secs(second),
+            stalled: 0.5,
+            refaults: 400.0,
+            taken,
+            files: 0.6,
+        };
+        let fell = c.step(&loss(2, 300.0)).unwrap();
+        for second in 2..60 {
+            assert_eq!(c.step(&loss(2 * second, 0.0)), None);
+        }
+        assert!(c.step(&loss(120, 300.0)).unwrap() < fell);
+    }
+
+    #[test]
     fn between_the_two_levels_nothing_moves() {
         let mut c = Ceiling::new(Gains::default());
         for i in 0..100 {
             let sample = Sample {
                 at: Nanoseconds::from_secs(i),
                 stalled: 0.03,
+                taken: 1000.0,
                 files: 0.5,
                 ..Sample::default()
             };
@@ -274,6 +322,7 @@ mod tests {
             let loss = Sample {
                 at: Nanoseconds::from_secs(second),
                 refaults: 1000.0,
+                taken: 1000.0,
                 files: 0.5,
                 ..Sample::default()
             };
@@ -295,11 +344,11 @@ mod tests {
     proptest! {
         #[test]
         fn the_ceiling_stays_in_its_range_whatever_is_seen(
-            samples in proptest::collection::vec((0.0..2.0f64, 0.0..1e5f64, 0.0..1.0f64), 1..300)
+            samples in proptest::collection::vec((0.0..2.0f64, 0.0..1e5f64, 0.0..1e5f64, 0.0..1.0f64), 1..300)
         ) {
             let mut c = Ceiling::new(Gains::default());
-            for (i, (stalled, refaults, files)) in samples.into_iter().enumerate() {
-                c.step(&Sample { at: Nanoseconds::from_secs(i as u64), stalled, refaults, files });
+            for (i, (stalled, refaults, taken, files)) in samples.into_iter().enumerate() {
+                c.step(&Sample { at: Nanoseconds::from_secs(i as u64), stalled, refaults, taken, files });
                 prop_assert!((0.03..=1.0).contains(&c.share()));
                 prop_assert!(c.wait() <= Nanoseconds::from_secs(640));
             }
