@@ -15,8 +15,10 @@ const POINTS_MAX: usize = 64;
 const POINTS_MIN: usize = 24;
 /// … over at least this time.
 const WINDOW_MIN: Nanoseconds = Nanoseconds::from_secs(1800);
-/// Distance of figures at the start.
+/// Distance of figures at the start …
 const EVERY: Nanoseconds = Nanoseconds::from_secs(60);
+/// … and at most: the ring then reaches back three days or so, and the oldest figure goes.
+const EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(3840);
 /// Growth that is worth telling: so much …
 const GROWN_MIN: u64 = 32 * 1024 * 1024;
 /// … and this share of what there was.
@@ -50,7 +52,8 @@ pub(crate) struct Suspect {
     /// Resident then and now, in bytes.
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// Bytes per second.
+    /// Bytes per second: over the whole window or over its last quarter, whichever is more. A leak may quicken with the load,
+    /// and how long memory lasts is better told too short than too long.
     pub(crate) rate: f64,
 }
 
@@ -65,12 +68,16 @@ impl Growth {
             return false;
         }
         if self.points.len() == POINTS_MAX {
-            let mut keep = false;
-            self.points.retain(|_| {
-                keep = !keep;
-                keep
-            });
-            self.every = self.every * 2;
+            if self.every < EVERY_MAX {
+                let mut keep = false;
+                self.points.retain(|_| {
+                    keep = !keep;
+                    keep
+                });
+                self.every = self.every * 2;
+            } else {
+                self.points.pop_front();
+            }
         }
         self.points.push_back((now, bytes));
         true
@@ -93,19 +100,24 @@ impl Growth {
         if fallen as f64 > FALLEN_MAX * grown as f64 {
             return None;
         }
+        let mut rate = grown as f64 / length.as_secs_f64();
         for part in [2, 4] {
             let from_index = self.points.len() - 1 - (self.points.len() - 1) / part;
             let (at, then) = self.points[from_index];
-            let share = (now - at).as_secs_f64() / length.as_secs_f64();
-            if (to.saturating_sub(then) as f64) < LATER_MIN * share * grown as f64 {
+            let later = to.saturating_sub(then) as f64;
+            let seconds = (now - at).as_secs_f64();
+            if later < LATER_MIN * seconds / length.as_secs_f64() * grown as f64 {
                 return None;
+            }
+            if part == 4 {
+                rate = rate.max(later / seconds);
             }
         }
         Some(Suspect {
             since,
             from,
             to,
-            rate: grown as f64 / length.as_secs_f64(),
+            rate,
         })
     }
 }
@@ -166,6 +178,21 @@ mod tests {
     }
 
     #[test]
+    fn a_leak_that_quickens_is_told_with_its_latest_rate() {
+        let s = after(60, |m| {
+            500 * MIB
+                + if m < 40 {
+                    m * MIB
+                } else {
+                    40 * MIB + (m - 40) * 4 * MIB
+                }
+        })
+        .suspect()
+        .unwrap();
+        assert!((s.rate * 60.0 / MIB as f64 - 4.0).abs() < 0.1, "{s:?}");
+    }
+
+    #[test]
     fn nonsense_near_the_end_of_the_numbers_is_no_growth() {
         // Found by the fault campaign, seed 35.
         let wild = after(60, |m| if m % 2 == 0 { u64::MAX - m } else { m });
@@ -201,6 +228,15 @@ mod tests {
 
     #[test]
     fn the_ring_is_bounded_and_reaches_back() {
+        let mut growth = Growth::default();
+        for minute in 0..30_000 {
+            growth.note(Nanoseconds::from_secs(minute * 60), 500 * MIB + minute * MIB);
+        }
+        assert!(growth.points.len() <= POINTS_MAX);
+        assert_eq!(growth.every, EVERY_MAX, "three weeks");
+        let days =
+            (growth.points.back().unwrap().0 - growth.points.front().unwrap().0).as_secs_f64() / 86400.0;
+        assert!((2.0..4.0).contains(&days), "{days}");
         let mut growth = Growth::default();
         for second in 0..200_000 {
             growth.note(Nanoseconds::from_secs(second), 500 * MIB + second * MIB / 60);

@@ -2,7 +2,8 @@
 //!
 //! **Apply** writes the argument `value`, **undo** the value found; both are read back. Whoever writes another value in
 //! between wins: Apply ends in a conflict, and the undo leaves it as it is. When the kernel takes a value and makes another
-//! of it (it rounds), what was found is put back at once and the action is rejected.
+//! of it (it rounds), what was found is put back at once and the action is rejected. A person's write between ours and our
+//! look at it reads the same as rounding; it is told from it by a second try ([`settle`]).
 //!
 //! Some settings come in pairs of which only one counts ([`PAIRS`]): writing one sets the other to zero, and zero cannot
 //! be written. The undo then writes the other one.
@@ -81,39 +82,34 @@ impl Setting {
         let is_others = now != *goal && (now != *source || was_left_so);
         if is_others {
             self.theirs.insert(file.clone());
-            return match direction {
-                Direction::Apply => Err(PlatformError::Conflict {
-                    what: file,
-                    expected: goal.clone(),
-                    found: now,
-                }),
-                Direction::Undo => Ok(Progress {
-                    done: true,
-                    total: 1,
-                    skipped: BTreeMap::from([("changed by somebody else".to_owned(), 1)]),
-                    verified: true,
-                    ..Progress::default()
-                }),
-            };
+            return theirs(direction, file, goal, now);
         }
         if now != *goal {
-            match (direction, record.found.get("other"), other_of(&file)) {
+            let root = &self.root;
+            let other = other_of(&file).zip(record.found.get("other"));
+            let mut write = |value: &str| match other {
                 // Zero means that the other one counted.
-                (Direction::Undo, Some(value), Some(other)) if goal == "0" && value != "0" => {
-                    put(&self.root, other, value)?;
+                Some((other, found)) if direction == Direction::Undo && value == "0" && found != "0" => {
+                    put(root, other, found)
                 }
-                _ => put(&self.root, &file, goal)?,
-            }
-            let after = read(&self.root, &file)?;
-            if after != *goal {
-                if direction == Direction::Apply {
-                    put(&self.root, &file, &found)?;
+                _ => put(root, &file, value),
+            };
+            match settle(goal, &mut write, &mut || read(root, &file))? {
+                Settled::There => {}
+                Settled::Theirs(value) => {
+                    self.theirs.insert(file.clone());
+                    return theirs(direction, file, goal, value);
                 }
-                return Err(PlatformError::Rejected {
-                    what: file,
-                    value: goal.clone(),
-                    errno: format!("it read {after} afterwards"),
-                });
+                Settled::Rounded(after) => {
+                    if direction == Direction::Apply {
+                        put(root, &file, &found)?;
+                    }
+                    return Err(PlatformError::Rejected {
+                        what: file,
+                        value: goal.clone(),
+                        errno: format!("it read {after} afterwards"),
+                    });
+                }
             }
         }
         let left = Left {
@@ -216,6 +212,60 @@ impl Effector for Setting {
             Holder::Unknown
         }
     }
+}
+
+/// What is answered when somebody else has set the file: the person wins.
+fn theirs(direction: Direction, file: String, goal: &str, found: String) -> Result<Progress, PlatformError> {
+    match direction {
+        Direction::Apply => Err(PlatformError::Conflict {
+            what: file,
+            expected: goal.to_owned(),
+            found,
+        }),
+        Direction::Undo => Ok(Progress {
+            done: true,
+            total: 1,
+            skipped: BTreeMap::from([("changed by somebody else".to_owned(), 1)]),
+            verified: true,
+            ..Progress::default()
+        }),
+    }
+}
+
+/// What became of a value that was written.
+#[derive(Debug, PartialEq, Eq)]
+enum Settled {
+    /// It is there.
+    There,
+    /// The kernel made another of it, this one.
+    Rounded(String),
+    /// Somebody else wrote at the same time, and has their value back.
+    Theirs(String),
+}
+
+/// Writes a value and looks whether it is there. When another one is, it is written once more: the kernel rounds the same way
+/// every time, a person has written only once. What a person wrote is put back.
+fn settle(
+    goal: &str,
+    write: &mut dyn FnMut(&str) -> Result<(), PlatformError>,
+    read: &mut dyn FnMut() -> Result<String, PlatformError>,
+) -> Result<Settled, PlatformError> {
+    write(goal)?;
+    let first = read()?;
+    if first == goal {
+        return Ok(Settled::There);
+    }
+    write(goal)?;
+    let second = read()?;
+    if second == first {
+        return Ok(Settled::Rounded(first));
+    }
+    // Whoever wrote between the second try and this look has the last word.
+    if second != goal {
+        return Ok(Settled::Theirs(second));
+    }
+    write(&first)?;
+    Ok(Settled::Theirs(first))
 }
 
 fn other_of(file: &str) -> Option<&'static str> {
@@ -381,6 +431,39 @@ mod tests {
             .unwrap();
         assert_eq!(undone.skipped.len(), 1);
         assert_eq!(now(&root, FILE), "33");
+    }
+
+    /// A setting that makes of a value what `takes` says, and into which a person writes after the first look at it.
+    fn settled(takes: fn(u64) -> u64, person: Option<&str>) -> (Settled, String) {
+        use std::cell::RefCell;
+        let value = RefCell::new("60".to_owned());
+        let writes = RefCell::new(0);
+        let mut write = |text: &str| {
+            *value.borrow_mut() = takes(text.parse().unwrap()).to_string();
+            *writes.borrow_mut() += 1;
+            Ok(())
+        };
+        let mut read = || {
+            if let Some(theirs) = person
+                && *writes.borrow() == 1
+            {
+                theirs.clone_into(&mut value.borrow_mut());
+            }
+            Ok(value.borrow().clone())
+        };
+        let outcome = settle("10", &mut write, &mut read).unwrap();
+        (outcome, value.into_inner())
+    }
+
+    #[test]
+    fn a_person_s_write_at_the_same_moment_is_told_from_rounding_and_stays() {
+        assert_eq!(settled(|v| v, None), (Settled::There, "10".into()));
+        let rounds = |v| v / 4 * 4;
+        assert_eq!(settled(rounds, None), (Settled::Rounded("8".into()), "8".into()));
+        assert_eq!(
+            settled(|v| v, Some("33")),
+            (Settled::Theirs("33".into()), "33".into())
+        );
     }
 
     #[test]

@@ -73,7 +73,8 @@ impl MemorySettings {
             .map(|(i, value)| {
                 let holder = holder(FILES[i]);
                 let place = places.and_then(|p| p[i].clone());
-                let is_default = defaults[i].as_ref().is_none_or(|d| *d == value.to_string());
+                // Where the kernel's own value is not known, nobody's is not assumed.
+                let is_default = defaults[i].as_ref().is_some_and(|d| *d == value.to_string());
                 let set_by = match (place, holder) {
                     (Some(place), _) => Some(place),
                     (None, Holder::Homeostat) => None,
