@@ -20,6 +20,7 @@ use crate::protocol::Command;
 use crate::strategy::{Opinion, Proposal};
 use crate::view::Stage;
 use crate::watched::Proposed;
+use homeostat_model::action::Target;
 use homeostat_model::{
     ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId, WorkloadSample,
 };
@@ -41,6 +42,8 @@ const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 const FAULTS_MIN: f64 = 5.0;
 /// … or bytes per second that it reads from storage.
 const READS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// For the sake of one workload so many readers are contained at most.
+const READERS_MAX: usize = 4;
 /// A block is measured for at least this long where the settings offer it (seconds): losses and recoveries take a second
 /// or two, and are large.
 const MEASURED_S: f64 = 5.0;
@@ -104,18 +107,31 @@ impl Engine {
                 continue;
             }
             let strategy = self.strategies[index].id();
-            if self.has_enough(id, &strategy).is_some() || self.strategy_refusal(id, &strategy).is_some() {
+            if self.strategy_refusal(id, &strategy).is_some() {
                 continue;
             }
             if let Some(Opinion::Propose(proposal)) = self.opinion(id, index)
                 && proposal.urgent
                 && !self.in_force_already(id, &proposal)
+                && self.may_be_added(id, &strategy, &proposal)
             {
                 self.propose_relief(id, strategy, *proposal);
                 return true;
             }
         }
         false
+    }
+
+    /// Whether a change of a strategy may be made beside what is in force of it. Another reader is another change, and no time
+    /// is to be lost; for all else the strategy waits as for any workload that has what it proposed.
+    fn may_be_added(&self, id: &WorkloadId, strategy: &StrategyId, proposal: &Proposal) -> bool {
+        match proposal.target {
+            Target::Reader(_) => {
+                let of_it = self.guards.of(id).filter(|g| g.strategy == *strategy);
+                of_it.count() < READERS_MAX
+            }
+            _ => self.has_enough(id, strategy).is_none(),
+        }
     }
 
     /// What a person took back is not made again at once, however short memory is: for this workload, or for all.

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use homeostat_engine::{
-    Command, Declined, Engine, Event, Memory, OperatorRequest, Opinion, Policy, Proposal, Seen, Stage,
-    Strategy,
+    Command, Declined, Engine, Event, Memory, Neighbour, OperatorRequest, Opinion, Policy, Proposal, Seen,
+    Stage, Strategy,
 };
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
@@ -56,7 +56,13 @@ impl Strategy for Protect {
         true
     }
     fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let reader = seen.neighbours.iter().find(|n| n.reads.from_storage.0 > 0);
+        let is_contained = |n: &&Neighbour| {
+            seen.held
+                .iter()
+                .any(|h| matches!(&h.target, Target::Reader(r) if r.workload == n.id))
+        };
+        let mut readers = seen.neighbours.iter().filter(|n| n.reads.from_storage.0 > 0);
+        let reader = readers.find(|n| !is_contained(n));
         match reader {
             Some(reader) if seen.sample.faults_major > 0 => proposal(
                 Target::Reader(FileReader {
@@ -92,17 +98,21 @@ impl Strategy for Other {
     }
 }
 
-/// A machine with a program, a reader that starts later, and a third program.
+/// A machine with a program, two readers that start later, and a third program.
 struct World {
     engine: Engine,
     second: u64,
     reads: bool,
+    /// Whether the other reader reads.
+    other_reads: bool,
     third: bool,
     /// What the reader costs the program, and the limit the reader (shares of their work).
     loss: f64,
     price: f64,
     on: BTreeMap<ActionId, bool>,
     whose: BTreeMap<ActionId, String>,
+    /// The reader that an action contains.
+    contains: BTreeMap<ActionId, String>,
     open: BTreeSet<WorkloadId>,
     applied: Vec<(u64, String)>,
     verdicts: Vec<(ExperimentId, String, Verdict, String)>,
@@ -110,7 +120,7 @@ struct World {
     noise: u64,
 }
 
-const NAMES: [&str; 3] = ["program", "reader", "third"];
+const NAMES: [&str; 4] = ["program", "reader", "third", "other reader"];
 
 impl World {
     fn new(loss: f64, price: f64) -> Self {
@@ -130,11 +140,13 @@ impl World {
             ),
             second: 0,
             reads: false,
+            other_reads: false,
             third: false,
             loss,
             price,
             on: BTreeMap::new(),
             whose: BTreeMap::new(),
+            contains: BTreeMap::new(),
             open: BTreeSet::new(),
             applied: vec![],
             verdicts: vec![],
@@ -149,14 +161,22 @@ impl World {
             .any(|(id, on)| *on && self.whose.get(id).is_some_and(|e| e == "contain"))
     }
 
+    /// Whether this reader is contained now.
+    fn contains(&self, reader: &str) -> bool {
+        self.contains
+            .iter()
+            .any(|(id, name)| name == reader && self.on.get(id) == Some(&true))
+    }
+
     fn snapshot(&mut self) -> Snapshot {
-        let contained = self.is_contained();
-        let loses = self.reads && !contained;
+        let contained = self.contains("reader");
+        let loses = (self.reads && !contained) || (self.other_reads && !self.contains("other reader"));
+        let reading = self.reads || self.other_reads;
         let second = Nanoseconds::from_secs(1);
         let (mut workloads, mut samples) = (vec![], vec![]);
         for (i, name) in NAMES.iter().enumerate() {
-            let is_reader = i == 1;
-            if (is_reader && !self.reads) || (i == 2 && !self.third) {
+            let is_reader = i == 1 || i == 3;
+            if (i == 1 && !self.reads) || (i == 2 && !self.third) || (i == 3 && !self.other_reads) {
                 continue;
             }
             self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -223,11 +243,11 @@ impl World {
                 cpu_busy: second,
                 // Tasks wait for memory all the time, which puts other trials off.
                 pressure_memory: Pressure {
-                    some: if self.reads { second } else { Nanoseconds::ZERO },
+                    some: if reading { second } else { Nanoseconds::ZERO },
                     full: Nanoseconds::ZERO,
                 },
                 paging: Paging {
-                    refaults_file: if self.reads { 10_000 } else { 0 },
+                    refaults_file: if reading { 10_000 } else { 0 },
                     ..Paging::default()
                 },
                 ..MachineSample::default()
@@ -263,6 +283,9 @@ impl World {
                 Command::Apply(action) => {
                     self.applied.push((self.second, action.effector.to_string()));
                     self.whose.insert(action.id, action.effector.to_string());
+                    if let Target::Reader(reader) = &action.target {
+                        self.contains.insert(action.id, reader.workload.to_string());
+                    }
                     self.on.insert(action.id, true);
                     self.settled(action.id, Direction::Apply);
                 }
@@ -493,4 +516,29 @@ fn who_takes_memory_is_looked_for_in_a_hurry_for_a_while_only() {
     world.step(Event::Operator(OperatorRequest::Resume));
     world.run(5);
     assert!(world.contained_at().is_some() && !world.engine.sampling().in_a_hurry);
+}
+
+#[test]
+fn another_reader_is_contained_after_the_first() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    world.reads = true;
+    world.run(400);
+    assert_eq!(world.verdict_of("protect").unwrap().0, Verdict::Accepted);
+    world.other_reads = true;
+    // Well before the strategy would be asked again about a program that has what it proposed.
+    world.run(90);
+    assert!(
+        world.contains("reader") && world.contains("other reader"),
+        "{:?}",
+        world.contains
+    );
+    world.run(400);
+    let accepted = world.verdicts.iter().filter(|v| v.2 == Verdict::Accepted).count();
+    assert_eq!(accepted, 2, "{:?}", world.verdicts);
+    assert!(world.contains("reader") && world.contains("other reader"));
+    // The first ends: the other one stays contained.
+    world.reads = false;
+    world.run(60);
+    assert!(world.contains("other reader"), "{:?}", world.on);
 }

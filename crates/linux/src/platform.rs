@@ -485,6 +485,7 @@ impl Sensors for LinuxPlatform {
             (None, self.sample_detail(&request.detail)?)
         };
         self.counters.sweep(self.clock.now());
+        self.effectors.tick();
         machine.other_tuners.clone_from(&self.other_tuners);
         let (at_before, own_before) = self.before.unwrap_or((at, own_cpu_total));
         self.before = Some((at, own_cpu_total));

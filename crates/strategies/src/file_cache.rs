@@ -3,7 +3,8 @@
 //! ## What
 //! Protects a program from a big reader. A backup, a log scan, a copy of a large file reads gigabytes once; the kernel
 //! keeps what was read last, and takes the pages that other programs work on. The reader is kept to a little memory while
-//! it reads: its own old pages make room for its new ones.
+//! it reads: its own old pages make room for its new ones. Several readers are contained one after another, each for
+//! reasons of its own, up to four for the sake of one program.
 //!
 //! ## Why it helps
 //! A program that works on a mapped or cached file (a database beyond its own buffers, a search index, a key-value
@@ -26,13 +27,16 @@
 //! first proposal, which begins its trial: the reader is released and contained again by coins, and the work per second
 //! of the program decides. How much it gains is not predicted: from a tenth to a thousandfold.
 //!
-//! Left alone are readers in containers, in delegated control groups, in groups with a limit that somebody set, and those
-//! that a person excluded. In control groups of version 2 a reader must have a group of its own (a unit or a scope), or
-//! be in the root group.
+//! Left alone are readers in delegated control groups, in groups with a limit that somebody set, and those that a person
+//! excluded. In control groups of version 2 a reader must have a group of its own (a unit or a scope), or be in the root
+//! group. A container's limits belong to whoever runs it: of a reader in one, what it has read and left behind is dropped
+//! instead, about once a second, and only pages that were not in memory before it came. That protects where a second of
+//! its reading is little beside the memory.
 //!
 //! ## Undo
 //! The reader's processes are moved back to the control group they came from, and the group that was made for them is
 //! removed; a limit that was set on the reader's own group is taken away. A limit or a move by somebody else ends it.
+//! Of dropped pages there is nothing to put back: whoever needs one reads it again.
 //!
 //! ## References
 //! Seed 003 (Trent: autotune), which lowers the share of memory that files may use while programs wait for their pages;
@@ -106,8 +110,9 @@ const REFAULTS_MIN: f64 = 50.0;
 /// Pages that were taken are back, and those that are to go are gone, within three times this: measured with 256 MiB on a
 /// disk of 0.4 GB/s, 4 and 8 seconds.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(2500);
-/// How the effector begins the sentence by which it says that a containment is over.
-const OVER: &str = "memory_containment: ";
+/// The effectors; each begins with its name the sentence by which it says that its change is over.
+const CONTAINMENT: &str = "memory_containment";
+const DROPPING: &str = "page_dropping";
 /// Processes of a reader at most: what the effector takes.
 const PROCESSES_MAX: usize = 512;
 /// What is expected when nothing is known. A wide guess: nothing at hand tells what the program does with its pages.
@@ -162,9 +167,15 @@ impl Strategy for FileCache {
                  least {REFAULTS_MIN:.0})"
             ));
         }
+        let is_contained = |n: &Neighbour| {
+            seen.held
+                .iter()
+                .any(|h| matches!(&h.target, Target::Reader(r) if r.workload == n.id))
+        };
         let readers: Vec<(&Neighbour, f64)> = seen
             .neighbours
             .iter()
+            .filter(|n| !is_contained(n))
             .filter_map(|n| Some((n, stream(seen, &n.reads, n.interval)?)))
             .collect();
         let Some((reader, rate)) = readers
@@ -188,12 +199,12 @@ impl Strategy for FileCache {
     }
 
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
-        seen.workload
-            .choice
-            .tuned
-            .iter()
-            .find_map(|sentence| sentence.strip_prefix(OVER))
-            .map(str::to_owned)
+        seen.workload.choice.tuned.iter().find_map(|sentence| {
+            let (effector, why) = sentence.split_once(": ")?;
+            [CONTAINMENT, DROPPING]
+                .contains(&effector)
+                .then(|| why.to_owned())
+        })
     }
 }
 
@@ -261,9 +272,6 @@ fn refusal(reader: &Neighbour) -> Option<String> {
     if let Some(why) = &reader.left_alone {
         return Some(why.clone());
     }
-    if reader.kind == WorkloadKind::Container {
-        return Some("it is a container, whose limits belong to whoever runs it".into());
-    }
     if reader.processes.is_empty() || reader.processes.len() > PROCESSES_MAX {
         return Some(format!("it has {} processes", reader.processes.len()));
     }
@@ -292,6 +300,7 @@ fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64)
 }
 
 fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Proposal {
+    let is_container = reader.kind == WorkloadKind::Container;
     let own = reader.resident.0.saturating_mul(2);
     let wanted = own.saturating_add((LIMIT.value(seen.policy) * MIB) as u64);
     // Whole MiB: the kernel rounds limits to pages.
@@ -300,13 +309,18 @@ fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Propos
     Proposal {
         hypothesis: format!(
             "{loss} while {} reads {rate:.0} MiB/s from storage from beginning to end ({:.0} % of it found in memory) and \
-             pushes its pages out; {limit} are enough for {}",
+             pushes its pages out; {}",
             reader.id,
             (100.0 - percent(reader.reads.from_storage.0, reader.reads.called.0)).max(0.0),
-            reader.id,
+            if is_container {
+                "its limits belong to whoever runs the container, but what it has read and left behind can be dropped"
+                    .to_owned()
+            } else {
+                format!("{limit} are enough for {}", reader.id)
+            },
         ),
         predicted: seen.known.unwrap_or(GUESS),
-        effector: EffectorId::from("memory_containment"),
+        effector: EffectorId::from(if is_container { DROPPING } else { CONTAINMENT }),
         target: Target::Reader(FileReader {
             workload: reader.id.clone(),
             processes: reader.processes.clone(),
@@ -327,6 +341,7 @@ fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Propos
 mod tests {
     use super::*;
     use crate::common::testing::{Scene, chips, machine};
+    use homeostat_engine::Held;
     use homeostat_model::ProcessId;
 
     const SECOND: Nanoseconds = Nanoseconds::from_secs(1);
@@ -412,14 +427,54 @@ mod tests {
     }
 
     #[test]
-    fn whoever_a_person_or_a_container_owns_is_left_alone_with_advice() {
+    fn of_several_readers_the_next_is_meant_when_the_first_is_contained() {
+        let two = scene().with(|s| {
+            let mut smaller = reader(s).clone();
+            smaller.id = "cp".into();
+            smaller.reads.from_storage = mib(100);
+            smaller.reads.called = mib(100);
+            s.neighbours.push(smaller);
+            s.held.push(Held {
+                strategy: ID.into(),
+                target: Target::Reader(FileReader {
+                    workload: "dd".into(),
+                    processes: Vec::new(),
+                    limit: mib(36),
+                }),
+                effect: GUESS,
+            });
+        });
+        match two.proposal(&FileCache).target {
+            Target::Reader(r) => assert_eq!(r.workload.as_str(), "cp"),
+            other => panic!("{other:?}"),
+        }
+        let one = two.with(|s| {
+            s.neighbours.pop();
+        });
+        assert!(one.reason(&FileCache).contains("no other workload"));
+    }
+
+    #[test]
+    fn of_a_container_only_what_it_left_behind_is_dropped() {
+        let p = scene()
+            .with(|s| reader(s).kind = WorkloadKind::Container)
+            .proposal(&FileCache);
+        assert_eq!(p.effector.as_str(), "page_dropping");
+        assert!(
+            p.urgent && p.hypothesis.contains("can be dropped"),
+            "{}",
+            p.hypothesis
+        );
+    }
+
+    #[test]
+    fn whom_a_person_excluded_is_left_alone_with_advice() {
         for (change, why) in [
             (
                 (|n: &mut Neighbour| n.left_alone = Some("left alone: by a person".into()))
                     as fn(&mut Neighbour),
                 "by a person",
             ),
-            (|n| n.kind = WorkloadKind::Container, "container"),
             (|n| n.processes.clear(), "0 processes"),
         ] {
             let declined = scene().with(|s| change(reader(s))).declined(&FileCache);
@@ -470,6 +525,8 @@ mod tests {
             ];
         });
         assert_eq!(s.unwanted(&FileCache).as_deref(), Some("the reader dd has ended"));
+        let s = scene().with(|s| s.workload.choice.tuned = vec!["page_dropping: it has ended".into()]);
+        assert_eq!(s.unwanted(&FileCache).as_deref(), Some("it has ended"));
         assert_eq!(scene().unwanted(&FileCache), None);
     }
 }

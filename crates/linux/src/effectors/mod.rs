@@ -9,6 +9,7 @@ pub(crate) mod memory_group;
 mod numa_balancing;
 mod pacing;
 mod page_blocks;
+mod page_dropping;
 mod page_moves;
 mod page_placement;
 mod placebo;
@@ -63,6 +64,8 @@ pub trait Effector {
         let _ = workloads;
         Vec::new()
     }
+    /// At every sample: goes on with changes that are work and no state. At most some 20 ms.
+    fn tick(&mut self) {}
     /// Takes a change over that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
     fn adopt(&mut self, record: &UndoRecord) {
         let _ = record;
@@ -98,6 +101,7 @@ impl Registry {
                 Box::new(large_pages::LargePages::new(root.clone())),
                 Box::new(memory_containment::MemoryContainment::new(root.clone())),
                 Box::new(numa_balancing::NumaBalancing::new(root.clone())),
+                Box::new(page_dropping::PageDropping::new(root.clone())),
                 Box::new(page_placement::PagePlacement::new(root.clone())),
                 Box::new(placebo::Placebo::new(root.clone())),
                 Box::new(prefetch::Prefetch::new(root.clone())),
@@ -125,6 +129,13 @@ impl Registry {
             .iter_mut()
             .flat_map(|effector| effector.review(workloads))
             .collect()
+    }
+
+    /// Goes on with the changes in force that are work and no state: see [`Effector::tick`].
+    pub fn tick(&mut self) {
+        for effector in &mut self.effectors {
+            effector.tick();
+        }
     }
 
     /// Whose value a setting of the host, a file, has.
