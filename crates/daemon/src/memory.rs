@@ -3,11 +3,13 @@
 //! daemon. The same rules as in [`crate::api`] hold.
 
 use crate::api::SCHEMA;
+use homeostat_linux::sensors::group_memory::{self, GroupCounts, GroupMemory};
 use homeostat_linux::sensors::paging;
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
-use homeostat_model::{Bytes, Nanoseconds, Paging, WorkloadSample};
+use homeostat_model::{Bytes, Nanoseconds, Paging, Snapshot, WorkloadId, WorkloadSample};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Workloads that are shown when nobody asks for more.
@@ -30,6 +32,8 @@ const READER_MIN: f64 = 16.0 * 1024.0 * 1024.0;
 const FROM_MEMORY_MAX: f64 = 0.2;
 /// Faults per second that wait for storage from which a workload waits for its pages.
 const FAULTS_MIN: f64 = 5.0;
+/// Control groups that are looked at.
+const GROUPS_MAX: usize = 256;
 
 /// What `homeostat memory` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,6 +122,34 @@ pub struct WorkloadMemory {
     pub faults_major_per_s: f64,
     /// `reads a lot once`, `waits for its pages`, or nothing.
     pub remark: String,
+    /// What the control group of its first process counts; `null` where none does.
+    pub group: Option<Group>,
+}
+
+/// A control group that counts memory. Pages are counted where they were first used: what a program reads of files is in its
+/// group, also when it has ended, and what another group read before is not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its directory.
+    pub path: String,
+    /// Memory that no file backs.
+    pub anonymous_bytes: u64,
+    /// Pages of files.
+    pub file_bytes: u64,
+    /// … of which used lately.
+    pub file_active_bytes: u64,
+    /// … and not.
+    pub file_inactive_bytes: u64,
+    /// Shared memory, and files in memory.
+    pub shared_bytes: u64,
+    /// Pages that wait to be written.
+    pub unwritten_bytes: u64,
+    /// Pages of files a second that were needed again after they had been taken from it.
+    pub refaults_file_per_s: f64,
+    /// Pages of programs, likewise.
+    pub refaults_anonymous_per_s: f64,
+    /// What limits it; `null` where nothing does.
+    pub limit_bytes: Option<u64>,
 }
 
 /// Watches for so long and tells what was seen. Changes nothing. As root it sees what every workload reads, else only those
@@ -137,9 +169,10 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     // The first look begins the counts, the second learns where in its files everybody is.
     platform.sample(&scan)?;
     clock.sleep(Nanoseconds(length.0 / 4));
-    platform.sample(&scan)?;
+    let before = groups(&root, &platform.sample(&scan)?);
     clock.sleep(Nanoseconds(length.0 - length.0 / 4));
     let snapshot = platform.sample(&scan)?;
+    let after = groups(&root, &snapshot);
     let seconds = snapshot.interval.as_secs_f64();
     let used = paging::read_use(&root).unwrap_or_default();
     let has_pressure = homeostat_linux::sensors::pressure::read(&root, "memory").is_some();
@@ -148,7 +181,16 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     };
     let stalled_some = share(snapshot.machine.pressure_memory.some);
     let rates = rates(&snapshot.machine.paging, seconds);
-    let mut workloads: Vec<WorkloadMemory> = snapshot.samples.iter().map(row).collect();
+    let mut workloads: Vec<WorkloadMemory> = snapshot
+        .samples
+        .iter()
+        .map(|sample| WorkloadMemory {
+            group: after
+                .get(&sample.id)
+                .map(|group| since(group, before.get(&sample.id), seconds)),
+            ..row(sample)
+        })
+        .collect();
     workloads.sort_by(|a, b| {
         let key = |w: &WorkloadMemory| {
             (
@@ -188,6 +230,38 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
         workloads,
         workloads_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
     })
+}
+
+/// The control group of each workload that is shown, by its first process.
+fn groups(root: &Root, snapshot: &Snapshot) -> BTreeMap<WorkloadId, GroupMemory> {
+    let all = snapshot.workloads.as_deref().unwrap_or_default();
+    all.iter()
+        .filter(|w| snapshot.samples.iter().any(|s| s.id == w.id))
+        .take(GROUPS_MAX)
+        .filter_map(|w| Some((w.id.clone(), group_memory::of(root, w.processes.first()?.pid)?)))
+        .collect()
+}
+
+/// A group, and what came back in it since it was looked at before.
+fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group {
+    let before = before.filter(|b| b.path == now.path);
+    let per_s = |of: fn(&GroupCounts) -> u64| match before {
+        Some(before) if seconds > 0.0 => of(&now.counts).saturating_sub(of(&before.counts)) as f64 / seconds,
+        _ => 0.0,
+    };
+    let counts = &now.counts;
+    Group {
+        path: now.path.clone(),
+        anonymous_bytes: counts.anonymous.0,
+        file_bytes: counts.file.0,
+        file_active_bytes: counts.file_active.0,
+        file_inactive_bytes: counts.file_inactive.0,
+        shared_bytes: counts.shared.0,
+        unwritten_bytes: counts.unwritten.0,
+        refaults_file_per_s: per_s(|c| c.refaults_file),
+        refaults_anonymous_per_s: per_s(|c| c.refaults_anonymous),
+        limit_bytes: now.limit.map(|limit| limit.0),
+    }
 }
 
 fn rates(paging: &Paging, seconds: f64) -> Rates {
@@ -241,6 +315,7 @@ fn row(sample: &WorkloadSample) -> WorkloadMemory {
         from_memory,
         faults_major_per_s: faults,
         remark: remark.into(),
+        group: None,
     }
 }
 
@@ -329,6 +404,7 @@ mod tests {
             from_memory: None,
             faults_major_per_s: 100.0,
             remark: String::new(),
+            group: None,
         }
     }
 
@@ -355,6 +431,32 @@ mod tests {
         assert_eq!(judge(&r, None, &[]).0, "short");
         assert_eq!(judge(&quiet(), Some(0.02), &[]).0, "tight");
         assert_eq!(judge(&quiet(), Some(0.2), &[]).0, "short");
+    }
+
+    #[test]
+    fn what_came_back_in_a_group_is_counted_between_two_looks_at_the_same_group() {
+        let group = |path: &str, refaults_file| GroupMemory {
+            path: path.into(),
+            counts: GroupCounts {
+                refaults_file,
+                file: Bytes(7),
+                ..GroupCounts::default()
+            },
+            limit: Some(Bytes(9)),
+        };
+        let (before, now) = (group("/a", 100), group("/a", 400));
+        let told = since(&now, Some(&before), 3.0);
+        assert_eq!(
+            (told.refaults_file_per_s, told.file_bytes, told.limit_bytes),
+            (100.0, 7, Some(9))
+        );
+        for other in [None, Some(&group("/b", 0))] {
+            assert_eq!(
+                since(&now, other, 3.0).refaults_file_per_s,
+                0.0,
+                "moved meanwhile"
+            );
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! fuzzer (`fuzz/`). Nothing else uses this list. A new parser belongs into it.
 
 use crate::meters;
-use crate::sensors::{choice, grouping, locality, processes, reads, regions};
+use crate::sensors::{choice, group_memory, grouping, locality, processes, reads, regions};
 use homeostat_model::Bytes;
 use homeostat_progress::layout;
 
@@ -20,6 +20,9 @@ const SENSORS: &[Parser] = &[
     }),
     ("cgroup", |bytes| {
         let _ = grouping::place(bytes);
+    }),
+    ("memory-stat", |bytes| {
+        let _ = group_memory::parse(bytes);
     }),
     ("stat", |bytes| {
         let _ = processes::parse_stat(bytes);

@@ -2,7 +2,8 @@
 
 use super::heading;
 use super::text::{Look, bytes, plural, table, wrap};
-use homeostat_daemon::memory::Memory;
+use homeostat_daemon::memory::{Group, Memory};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Whether memory is short and why, what it is used for, and the workloads.
@@ -87,5 +88,142 @@ pub fn memory(m: &Memory, look: &Look) -> String {
         "  ",
         look.width,
     ));
+    groups(m, look, &mut out);
     out
+}
+
+/// What the control groups of these workloads count, each group once.
+fn groups(m: &Memory, look: &Look, out: &mut String) {
+    let mut all: BTreeMap<&str, (&Group, Vec<&str>)> = BTreeMap::new();
+    for w in &m.workloads {
+        if let Some(group) = &w.group {
+            let entry = all.entry(&group.path).or_insert((group, Vec::new()));
+            entry.1.push(&w.name);
+        }
+    }
+    if all.is_empty() {
+        return;
+    }
+    heading("Their control groups", look, out);
+    let rows: Vec<Vec<String>> = all
+        .values()
+        .map(|(g, names)| {
+            let shown = names.first().copied().unwrap_or_default();
+            let more = names.len().saturating_sub(1);
+            vec![
+                if more > 0 {
+                    format!("{shown} and {more} more")
+                } else {
+                    shown.to_owned()
+                },
+                bytes(g.anonymous_bytes),
+                bytes(g.file_active_bytes),
+                bytes(g.file_inactive_bytes),
+                g.limit_bytes.map_or_else(|| "-".to_owned(), bytes),
+                format!("{:.0}", g.refaults_file_per_s + g.refaults_anonymous_per_s),
+            ]
+        })
+        .collect();
+    out.push_str(&table(
+        &["OF", "PROGRAMS", "FILES USED", "FILES NOT", "LIMIT", "BACK/S"],
+        &rows,
+        look,
+    ));
+    out.push_str(&wrap(
+        "PROGRAMS: memory with no file behind it. FILES USED, NOT: pages of files used lately, and not. BACK/S: pages needed \
+         again after they had been taken from the group.",
+        "  ",
+        look.width,
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::Look;
+    use super::*;
+    use homeostat_daemon::memory::{Rates, WorkloadMemory};
+
+    fn seen(workloads: Vec<WorkloadMemory>) -> Memory {
+        Memory {
+            schema: 1,
+            interval_s: 4.0,
+            verdict: "enough".into(),
+            why: Vec::new(),
+            total_bytes: 1 << 30,
+            free_bytes: 0,
+            available_bytes: 0,
+            anonymous_bytes: 0,
+            file_bytes: 0,
+            file_active_bytes: 0,
+            file_inactive_bytes: 0,
+            mapped_bytes: 0,
+            shared_bytes: 0,
+            kernel_reclaimable_bytes: 0,
+            unwritten_bytes: 0,
+            swap_total_bytes: 0,
+            swap_used_bytes: 0,
+            stalled_some: None,
+            stalled_full: None,
+            rates: Rates {
+                swapped_in_per_s: 0.0,
+                swapped_out_per_s: 0.0,
+                faults_major_per_s: 0.0,
+                refaults_anonymous_per_s: 0.0,
+                refaults_file_per_s: 0.0,
+                scanned_per_s: 0.0,
+                stolen_per_s: 0.0,
+                stolen_directly: None,
+                scans_per_steal: None,
+            },
+            workloads,
+            workloads_left_out: 0,
+        }
+    }
+
+    fn workload(name: &str, path: Option<&str>) -> WorkloadMemory {
+        WorkloadMemory {
+            name: name.into(),
+            resident_bytes: 1 << 20,
+            from_storage_bytes_per_s: 0.0,
+            from_memory: None,
+            faults_major_per_s: 0.0,
+            remark: String::new(),
+            group: path.map(|path| Group {
+                path: path.into(),
+                anonymous_bytes: 3 << 20,
+                file_bytes: 12 << 20,
+                file_active_bytes: 5 << 20,
+                file_inactive_bytes: 7 << 20,
+                shared_bytes: 0,
+                unwritten_bytes: 0,
+                refaults_file_per_s: 40.0,
+                refaults_anonymous_per_s: 2.0,
+                limit_bytes: None,
+            }),
+        }
+    }
+
+    #[test]
+    fn each_group_is_told_once_and_machines_without_say_nothing() {
+        let look = Look {
+            width: 100,
+            color: false,
+            now_unix: 0,
+        };
+        let text = memory(&seen(vec![workload("a", None)]), &look);
+        assert!(!text.contains("control groups"), "{text}");
+        let text = memory(
+            &seen(vec![
+                workload("db", Some("/x")),
+                workload("db-backup", Some("/x")),
+                workload("web", Some("/y")),
+            ]),
+            &look,
+        );
+        assert_eq!(text.matches("db and 1 more").count(), 1, "{text}");
+        let web = text.lines().rfind(|l| l.trim_start().starts_with("web")).unwrap();
+        for part in ["3.0 MiB", "5.0 MiB", "7.0 MiB", "42"] {
+            assert!(web.contains(part), "{web}");
+        }
+    }
 }

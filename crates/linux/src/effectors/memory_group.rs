@@ -45,9 +45,9 @@ impl Version {
 
 /// A group that counts memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MemoryGroup {
+pub(crate) struct MemoryGroup {
     /// Absolute path below the root.
-    pub(super) path: String,
+    pub(crate) path: String,
     pub(super) version: Version,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn hierarchy(root: &Root) -> Option<(&'static str, bool)> {
 
 impl MemoryGroup {
     /// The group of a process; `None` where there is none, or it lies outside of our own view.
-    pub(super) fn of(root: &Root, pid: i32) -> Option<Self> {
+    pub(crate) fn of(root: &Root, pid: i32) -> Option<Self> {
         let (mount, is_version_one) = hierarchy(root)?;
         let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
         let path = text.lines().find_map(|line| {
@@ -136,7 +136,7 @@ impl MemoryGroup {
     }
 
     /// What limits it, in bytes; `None` where nothing does.
-    pub(super) fn limit(&self, root: &Root) -> io::Result<Option<u64>> {
+    pub(crate) fn limit(&self, root: &Root) -> io::Result<Option<u64>> {
         let text = self.read(root, self.version.limit_file())?;
         if text == "max" {
             return Ok(None);

@@ -5,6 +5,7 @@ pub mod bytes;
 pub mod choice;
 pub mod counters;
 pub mod files;
+pub mod group_memory;
 pub mod grouping;
 pub mod gzip;
 pub mod host;
