@@ -126,6 +126,27 @@ pub struct Test {
     pub cpus: f64,
     /// Its meters, those closest to the work first.
     pub meters: Vec<Tried>,
+    /// How long its threads run from the end of a wait to the next wait; absent when that was not looked at, cannot be seen,
+    /// or they never waited.
+    pub spans: Option<Spans>,
+}
+
+/// Spans of a workload's threads from the moment at which they begin to run after a wait to their next wait: in a server the
+/// time that a request is worked at.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spans {
+    /// How many were seen.
+    pub count: u64,
+    /// Threads that were followed.
+    pub threads: u64,
+    /// Half of the spans are shorter (seconds).
+    pub median_s: f64,
+    /// Standard deviation of that over blocks of the time, as a share; absent when there were too few spans.
+    pub median_noise: Option<f64>,
+    /// 99 of 100 spans are shorter (seconds).
+    pub p99_s: f64,
+    /// Standard deviation of that over blocks of the time, as a share; absent when there were too few spans.
+    pub p99_noise: Option<f64>,
 }
 
 /// A meter that was tried.
@@ -302,6 +323,11 @@ impl Observer {
                 candidate.refused = Some(e.to_string());
             }
         }
+        // Without it the meters are shown all the same.
+        let mut spans = classes
+            .is_empty()
+            .then(|| homeostat_linux::meters::Spans::open(&Root::default(), &workload).ok())
+            .flatten();
         let mut intervals: Vec<MeterInterval> = Vec::new();
         let mut ends: Vec<Nanoseconds> = Vec::new();
         let begun = self.clock.now();
@@ -330,13 +356,19 @@ impl Observer {
                 intervals.push(interval(&sample));
                 ends.push(self.clock.now());
             }
-            go_on = seen(&Test::new(&workload, &candidates, &intervals, &ends));
+            if let Some(spans) = &mut spans {
+                spans.read();
+            }
+            let mut test = Test::new(&workload, &candidates, &intervals, &ends);
+            test.spans = spans.as_ref().and_then(Spans::of);
+            go_on = seen(&test);
         }
         for candidate in &candidates {
             self.platform.close_meter(id, &candidate.id);
         }
         self.add_findings(id, &mut candidates);
         let mut test = Test::new(&workload, &candidates, &intervals, &ends);
+        test.spans = spans.as_ref().and_then(Spans::of);
         for (tried, candidate) in test.meters.iter_mut().zip(&candidates) {
             tried.story = self.platform.meter_story(id, &candidate.id);
         }
@@ -379,6 +411,20 @@ fn class(class: MeterClass) -> &'static str {
         MeterClass::Kernel => "kernel",
         MeterClass::Points => "points",
         MeterClass::Hardware => "hardware",
+    }
+}
+
+impl Spans {
+    fn of(spans: &homeostat_linux::meters::Spans) -> Option<Self> {
+        let seen = spans.report()?;
+        Some(Self {
+            count: seen.count,
+            threads: seen.threads as u64,
+            median_s: seen.median.seconds,
+            median_noise: seen.median.noise,
+            p99_s: seen.p99.seconds,
+            p99_noise: seen.p99.noise,
+        })
     }
 }
 
@@ -454,6 +500,7 @@ impl Test {
             seconds,
             cpus: if seconds > 0.0 { cpu / seconds } else { 0.0 },
             meters,
+            spans: None,
         }
     }
 }

@@ -27,9 +27,9 @@ pub(crate) const TIERS: [&[MeterClass]; 3] = [
     &[MeterClass::Probe],
     &[MeterClass::Points],
 ];
-/// Samples that progress points may take to be found before they are taken for silent: the search takes up to half a
-/// minute.
-const SEARCH_SAMPLES: usize = 40;
+/// Samples that progress points may take to be found before they are taken for silent: a search takes up to 40 s, and waits
+/// up to two minutes for those of other programs, which are made one at a time.
+const SEARCH_SAMPLES: usize = 170;
 
 /// The next tier worth opening: one that has something to offer. Points are looked for only when nothing else will do,
 /// for the search costs the workload a little; probes also when kernel work would.

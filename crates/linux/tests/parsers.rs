@@ -26,7 +26,7 @@ fn seed(name: &str) -> Vec<u8> {
     let own = |file: &str| std::fs::read(format!("/proc/self/{file}")).unwrap_or_default();
     match name {
         "stat" | "thread-stat" => own("stat"),
-        "maps" | "maps-of-code" | "code-mappings" => own("maps"),
+        "maps" | "code-mappings" => own("maps"),
         "schedstat" | "smaps" | "status" => own(name),
         "elf" => own("exe"),
         "progress" => {

@@ -126,6 +126,8 @@ pub struct Limits {
     pub cost: f64,
     /// Fewest executions a second.
     pub rate_min: f64,
+    /// Cost of a hit in seconds of the program's CPU time.
+    pub hit_cost: f64,
 }
 
 impl Default for Limits {
@@ -133,6 +135,7 @@ impl Default for Limits {
         Self {
             cost: 0.005,
             rate_min: 10.0,
+            hit_cost: HIT_COST,
         }
     }
 }
@@ -285,7 +288,7 @@ impl Judge<'_> {
 
     /// Share of the program's CPU time that counting a point costs.
     fn cost(&self, point: usize) -> f64 {
-        self.counts(point).0.iter().sum::<f64>() * HIT_COST / self.seen.cpu.iter().sum::<f64>()
+        self.counts(point).0.iter().sum::<f64>() * self.limits.hit_cost / self.seen.cpu.iter().sum::<f64>()
     }
 
     fn choose(&self) -> Choice {

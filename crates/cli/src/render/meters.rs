@@ -21,6 +21,15 @@ fn share(x: Option<f64>) -> String {
     x.map_or_else(|| "-".to_owned(), |x| percent(x, 1))
 }
 
+/// A time in seconds, in the unit that suits it.
+fn time(seconds: f64) -> String {
+    match seconds {
+        _ if seconds >= 1.0 => format!("{seconds:.2} s"),
+        _ if seconds >= 1e-3 => format!("{:.2} ms", seconds * 1e3),
+        _ => format!("{:.1} µs", seconds * 1e6),
+    }
+}
+
 /// Meters that were tried, those that can be used first.
 pub fn meter_test(t: &Test, look: &Look) -> String {
     let mut out = format!(
@@ -66,6 +75,21 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
             "  ",
             look.width,
         ));
+    }
+    if let Some(spans) = &t.spans {
+        heading("How long it works at once", look, &mut out);
+        let text = format!(
+            "Half of the times from the end of a wait of one of its threads to its next wait are within {} (± {}), 99 of \
+             100 within {} (± {}): {} in {}. In a server whose threads wait for requests this is the time that a request is \
+             worked at.",
+            time(spans.median_s),
+            share(spans.median_noise),
+            time(spans.p99_s),
+            share(spans.p99_noise),
+            plural(spans.count, "time"),
+            plural(spans.threads, "thread"),
+        );
+        out.push_str(&wrap(&text, "  ", look.width));
     }
     for m in &t.meters {
         if let Some(story) = &m.story {

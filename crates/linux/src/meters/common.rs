@@ -164,6 +164,26 @@ pub(crate) fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Ve
     Ok((numbers, false))
 }
 
+/// Whether a file lies on a file system whose reads only take bytes from memory or a disk: not on one of the kernel's own
+/// (proc, sysfs, tracefs, control groups …) nor on one that a program or another machine answers for.
+pub(super) fn is_ordinary_storage(fd: &OwnedFd) -> bool {
+    // From include/uapi/linux/magic.h: tmpfs, ramfs, ext, xfs, btrfs, overlayfs, f2fs, bcachefs, squashfs, erofs; and zfs.
+    const ORDINARY: [u64; 11] = [
+        0x0102_1994,
+        0x8584_58f6,
+        0xef53,
+        0x5846_5342,
+        0x9123_683e,
+        0x794c_7630,
+        0xf2f5_2010,
+        0xca45_1a4e,
+        0x7371_7368,
+        0xe0f5_e1e2,
+        0x2fc1_2fc1,
+    ];
+    rustix::fs::fstatfs(fd).is_ok_and(|s| ORDINARY.contains(&(s.f_type as u64 & 0xffff_ffff)))
+}
+
 /// An error of the kernel about a process, in the words of the seam.
 pub(super) fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
     match errno {

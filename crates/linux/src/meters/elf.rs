@@ -3,6 +3,8 @@
 //!
 //! Files are read piece by piece through a cache; nothing is run and nothing trusted: every number is checked.
 
+use super::elf64::Outline;
+use super::go;
 use object::read::{Object, ObjectSection, ObjectSegment, ObjectSymbol, ReadCache};
 use object::{Architecture, SymbolKind};
 use std::fs::File;
@@ -12,6 +14,8 @@ use std::os::unix::fs::FileExt;
 const SYMBOLS_MAX: usize = 4_000_000;
 /// Largest symbol table (with its names) that is read: it passes through our memory.
 const TABLE_MAX: u64 = 32 * 1024 * 1024;
+/// Largest symbol table that is looked at at all.
+const TABLES_MAX: u64 = 128 * 1024 * 1024;
 /// Most bytes of probe notes.
 const NOTES_MAX: u64 = 4 * 1024 * 1024;
 /// Most places of one static probe.
@@ -70,6 +74,11 @@ fn with_elf<T>(
     file: &File,
     look: impl FnOnce(&Elf<'_>, &File) -> Result<T, ElfError>,
 ) -> Result<T, ElfError> {
+    // The general reader takes whole tables into memory on the file's word; how large they are is looked at before.
+    let outline = Outline::read(file).map_err(ElfError::Malformed)?;
+    if outline.symbols_size() > TABLES_MAX {
+        return Err(ElfError::Malformed("its symbol table is too large".to_owned()));
+    }
     let copy = file
         .try_clone()
         .map_err(|e| ElfError::Unreadable(e.to_string()))?;
@@ -91,10 +100,24 @@ pub(super) fn function(file: &File, symbol: Symbol<'_>) -> Result<(String, Site)
                 found = best(elf.symbols(), symbol);
             }
         }
+        let found = found.or_else(|| go_function(file, symbol));
         let (name, address) = found.ok_or_else(|| ElfError::NoSymbol(wanted.to_owned()))?;
         let offset = code_offset(elf, address).ok_or_else(|| ElfError::NotCode(name.clone()))?;
         Ok((name, entry(elf.architecture(), file, offset)?))
     })
+}
+
+/// A function of a Go program, which keeps its names when it is stripped.
+fn go_function(file: &File, symbol: Symbol<'_>) -> Option<(String, u64)> {
+    let Symbol::Exact(name) = symbol else {
+        return None;
+    };
+    let outline = Outline::read(file).ok()?;
+    let (_, data) = go::SECTIONS
+        .iter()
+        .find_map(|section| outline.contents(file, section, TABLE_MAX))?;
+    let text = outline.range(".text").map_or(0, |r| r.0);
+    Some((name.to_owned(), go::function(text, &data, name)?))
 }
 
 fn best<'d, S: ObjectSymbol<'d>>(
@@ -163,7 +186,7 @@ fn entry(architecture: Architecture, file: &File, offset: u64) -> Result<Site, E
         && is_push(after)
     {
         return Ok(Site {
-            offset: offset + 4,
+            offset: offset.saturating_add(4),
             semaphore: 0,
             cheap: true,
         });
@@ -302,7 +325,7 @@ fn parse_note(data: &[u8], order: Order) -> Option<(Option<Note<'_>>, &[u8])> {
     let description_size = order.u32(data.get(4..)?)? as usize;
     let kind = order.u32(data.get(8..)?)?;
     let name = data.get(12..)?.get(..name_size)?;
-    let description_at = 12 + name_size.checked_next_multiple_of(4)?;
+    let description_at = name_size.checked_next_multiple_of(4)?.checked_add(12)?;
     let description = data.get(description_at..)?.get(..description_size)?;
     let next = description_at.checked_add(description_size.checked_next_multiple_of(4)?)?;
     let rest = data.get(next.min(data.len())..)?;

@@ -85,6 +85,14 @@ pub fn known_meters() -> Vec<KnownMeter> {
         "nothing (system calls: at most 0.23 µs a count)",
         "used when two kinds of it keep a constant ratio to each other",
     ));
+    all.push(own(
+        &["(any)", "python3", "ruby", "perl"],
+        "points",
+        "turn of its work",
+        "at most 0.5 % of its CPU time; the search at most 1 s of it",
+        "places in its own code that follow its work, looked for when nothing else will do: compiled programs, Go, and \
+         interpreters without a compiler of their own",
+    ));
     all
 }
 

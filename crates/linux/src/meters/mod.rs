@@ -1,9 +1,12 @@
 //! How useful work is counted, one file per kind of meter. To add one: a file here, a line in [`kinds`].
 
+mod code_file;
 pub(crate) mod common;
 mod connection;
 mod discovery;
 mod elf;
+mod elf64;
+mod go;
 mod jvm;
 mod kernel;
 mod known;
@@ -17,6 +20,7 @@ mod prometheus;
 mod redis;
 mod settings;
 mod sockets;
+mod spans;
 mod tasks;
 mod tracepoints;
 mod unclaimed;
@@ -26,6 +30,7 @@ pub use discovery::{PointsReport, find_points};
 pub use known::{KnownMeter, known_meters};
 pub use points::{KnownPoint, Place, known_points};
 pub use settings::MeterSettings;
+pub use spans::{Quantile, Spans, SpansReport};
 
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterId, Workload};

@@ -1,8 +1,9 @@
 //! The parsers of the meters, as functions of bytes.
 
 use super::connection::{Connection, Deadline};
-use super::{discovery, elf, kernel, listeners, memcached, prometheus, redis, sockets, uprobe};
+use super::{code_file, discovery, elf, elf64, go, kernel, listeners, memcached, prometheus, redis, sockets};
 use crate::parsers::Parser;
+use homeostat_points::code::{Function, Surroundings};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -44,22 +45,29 @@ pub(crate) const ALL: &[Parser] = &[
     ("unix-listeners", |bytes| {
         let _ = listeners::unix_listeners(&String::from_utf8_lossy(bytes), &BTreeSet::from([0, 1, 12345]), 1);
     }),
-    ("maps-of-code", |bytes| {
-        String::from_utf8_lossy(bytes).lines().for_each(|line| {
-            let _ = uprobe::mapped_code(line);
-        });
-    }),
     ("code-mappings", |bytes| {
-        let _ = discovery::image::code_mappings(&String::from_utf8_lossy(bytes));
+        let _ = code_file::code_mappings(&String::from_utf8_lossy(bytes));
     }),
     ("code-functions", |bytes| {
-        let _ = discovery::image::frame_table(0x1000, bytes);
-        let _ = discovery::image::go_table(0x1000, bytes);
+        let _ = go::functions(0x1000, bytes);
+        let _ = go::function(0x1000, bytes, "main.main");
+        let (header, frames) = bytes.split_at(bytes.len() / 2);
+        let part = |address, data| discovery::unwind::Section { address, data };
+        let _ = discovery::unwind::functions(part(0x1000, header), part(0x2000, frames));
     }),
     ("code", |bytes| {
-        if let Some(function) = homeostat_points::code::Function::decode(0x1000, bytes) {
-            for at in [0, 1, bytes.len() as u64 / 2, bytes.len() as u64] {
-                let _ = function.around(0x1000 + at, at % 2 == 0);
+        let seen = [0x1000 + bytes.len() as u64 / 2];
+        for (seen, calls) in [(&seen[..0], true), (&seen[..], false)] {
+            let begins = |at: u64| at.is_multiple_of(2);
+            let known = Surroundings {
+                begins: &begins,
+                seen,
+                calls,
+            };
+            if let Some(function) = Function::decode(0x1000, bytes, &known) {
+                for at in [0, 1, bytes.len() as u64 / 2, bytes.len() as u64] {
+                    let _ = function.around(0x1000 + at, at % 2 == 0);
+                }
             }
         }
     }),
@@ -82,5 +90,8 @@ fn executable(bytes: &[u8]) {
     if file.write_all_at(bytes, 0).is_ok() {
         let _ = elf::function(&file, elf::Symbol::Exact("main"));
         let _ = elf::static_probe(&file, "a", "b");
+        if let Ok(outline) = elf64::Outline::read(&file) {
+            let _ = outline.functions(&file, 1 << 20);
+        }
     }
 }

@@ -38,6 +38,27 @@ const REDIS: &[&str] = &[
     "valkey-check-rdb",
 ];
 
+/// Servers written in Go that answer through its `net/http`.
+const GO_SERVERS: &[&str] = &[
+    "caddy",
+    "traefik",
+    "prometheus",
+    "alertmanager",
+    "grafana",
+    "grafana-server",
+    "etcd",
+    "minio",
+    "gitea",
+    "consul",
+    "vault",
+    "nomad",
+    "influxd",
+    "loki",
+    "registry",
+];
+/// Programs that have RocksDB linked in.
+const ROCKSDB: &[&str] = &["kvrocks", "tikv-server", "arangod", "db_bench"];
+
 const POINTS: &[KnownPoint] = &[
     KnownPoint {
         programs: REDIS,
@@ -87,6 +108,31 @@ const POINTS: &[KnownPoint] = &[
         place: Place::Function("ap_read_request"),
         unit: "request",
         remark: "once per request that begins (and once per idle connection that ends)",
+    },
+    KnownPoint {
+        programs: &["haproxy"],
+        place: Place::Function("http_create_txn"),
+        unit: "HTTP request",
+        remark: "once per HTTP request since version 2.1; in builds that export their symbols (USE_BACKTRACE, the default on \
+                 Linux with glibc)",
+    },
+    KnownPoint {
+        programs: GO_SERVERS,
+        place: Place::Function("net/http.serverHandler.ServeHTTP"),
+        unit: "HTTP request",
+        remark: "once per HTTP request of Go's own server; found in stripped programs, too, which keep Go's table of functions",
+    },
+    KnownPoint {
+        programs: ROCKSDB,
+        place: Place::FunctionContaining("7rocksdb6DBImpl9WriteImpl"),
+        unit: "batch of writes",
+        remark: "once per batch that is written, where the engine is linked into the program and its symbols are there",
+    },
+    KnownPoint {
+        programs: ROCKSDB,
+        place: Place::FunctionContaining("7rocksdb6DBImpl7GetImpl"),
+        unit: "read",
+        remark: "once per key that is read, where the engine is linked into the program and its symbols are there",
     },
     KnownPoint {
         programs: &["node", "nodejs"],

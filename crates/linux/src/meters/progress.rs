@@ -5,7 +5,8 @@
 //! start time. It is read, never mapped: a file that shrinks cannot hurt.
 
 use super::common::{
-    Cumulative, fault, not_mine, now_ticks, open_process, read_at, refused, usable, user_ids,
+    Cumulative, fault, is_ordinary_storage, not_mine, now_ticks, open_process, read_at, refused, usable,
+    user_ids,
 };
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
@@ -142,7 +143,7 @@ impl File {
         }
         // A workload can mount what it likes there. Files of the kernel have no size, and reading one may wait, or take
         // something away from its real reader; a file in user space may answer when it likes.
-        if !is_plain_storage(&fd) {
+        if !is_ordinary_storage(&fd) {
             return Err(refuse(process, "it does not lie on ordinary storage"));
         }
         if u64::try_from(stat.st_size).unwrap_or(0) < layout::HEADER_SIZE as u64 {
@@ -163,24 +164,6 @@ impl File {
         let n = pread_full(&self.fd, buffer)?;
         layout::sum_slots(&buffer[..n], self.header.slots).ok_or(Errno::IO)
     }
-}
-
-/// Whether a file lies on a file system whose reads only take bytes from memory or a disk: not on one of the kernel's own
-/// (proc, sysfs, tracefs, control groups …) nor on one that a program or another machine answers for.
-fn is_plain_storage(fd: &OwnedFd) -> bool {
-    // From include/uapi/linux/magic.h: tmpfs, ramfs, ext, xfs, btrfs, overlayfs, f2fs, bcachefs; and zfs.
-    const PLAIN: [u64; 9] = [
-        0x0102_1994,
-        0x8584_58f6,
-        0xef53,
-        0x5846_5342,
-        0x9123_683e,
-        0x794c_7630,
-        0xf2f5_2010,
-        0xca45_1a4e,
-        0x2fc1_2fc1,
-    ];
-    rustix::fs::fstatfs(fd).is_ok_and(|s| PLAIN.contains(&(s.f_type as u64 & 0xffff_ffff)))
 }
 
 fn refuse(process: ProcessId, why: &str) -> PlatformError {

@@ -5,6 +5,7 @@
 //! reading finds them; what they did before that is not counted. A counter per CPU covers every process that
 //! runs, which is right for a probe on a program that only this workload runs.
 
+use super::code_file::CodeFile;
 use super::common::{PROCESSES_MAX, numbers_in, open_process};
 use crate::Root;
 use crate::sensors::counters::ERROR_MAX;
@@ -12,14 +13,15 @@ use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_backgro
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::sync::Arc;
 
 /// What is counted, owned.
 #[derive(Clone, Debug)]
 pub(super) enum Counted {
     Uprobe {
         source: u32,
-        file: CString,
+        /// Held open: what the place was found in is what the kernel is given.
+        file: Arc<CodeFile>,
         offset: u64,
         semaphore: u32,
     },
@@ -38,7 +40,7 @@ impl Counted {
                 semaphore,
             } => Event::Uprobe {
                 source: *source,
-                file,
+                file: file.kernel_path(),
                 offset: *offset,
                 semaphore: *semaphore,
             },

@@ -10,7 +10,9 @@
 //!
 //! Whether the place is reached at all (a function may be inlined) is judged from the readings.
 
-use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, read_full, refused, usable};
+use super::code_file::{CodeFile, mappings};
+use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, refused, usable};
+use super::discovery::has_shadow_stack;
 use super::elf::{self, ElfError, Site, Symbol};
 use super::points::{KnownPoint, Place, known_points};
 use super::tasks::{Counted, CpuCounters, Limits, TaskCounters, online_cpus, threads};
@@ -19,9 +21,8 @@ use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 /// Cost of one hit on an instruction that the kernel emulates, and on one that it steps through (measured:
 /// 0.76 to 0.82 µs and 9.5 to 9.7 µs in a virtual machine).
@@ -41,8 +42,6 @@ const EXCLUSIVE_CHECK_EVERY: u32 = 16;
 const SCAN_MAX: usize = 100_000;
 /// Most answers kept about files.
 const CACHE_MAX: usize = 256;
-/// Most that is read of the list of mappings, when the binary is a library.
-const MAPS_MAX: usize = 4 * 1024 * 1024;
 
 /// Whether an id is one of this kind.
 pub(super) fn is_mine(id: &str) -> bool {
@@ -114,14 +113,8 @@ impl Wanted {
     }
 }
 
-/// A file as it was when we looked into it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct FileState {
-    device: u64,
-    inode: u64,
-    changed: (i64, i64),
-    size: u64,
-}
+/// A file as it was when we looked into it: device and inode, last change, size.
+type FileState = ((u64, u64), (i64, i64), u64);
 
 /// Answers about files: reading the symbols of a large one takes tens of milliseconds.
 type Cache = BTreeMap<(FileState, String), Result<(String, Vec<Site>), ElfError>>;
@@ -151,7 +144,7 @@ impl Uprobe {
         if let Some(answer) = self.cache.get(&key) {
             return answer.clone();
         }
-        let answer = look(&binary.file);
+        let answer = look(binary.file.file());
         if self.cache.len() >= CACHE_MAX {
             self.cache.clear();
         }
@@ -224,6 +217,7 @@ impl Uprobe {
         let (_, sites) = self
             .look(&binary, id, |file| wanted.sites(file).map(|s| (String::new(), s)))
             .map_err(|e| refuse(e.to_string()))?;
+        shadowed(root, workload, &binary, &sites).map_err(refuse)?;
         let way = Way::choose(root, workload, &binary, &sites).map_err(refuse)?;
         let source = source(root).map_err(refuse)?;
         Ok(Prepared {
@@ -291,7 +285,7 @@ impl MeterKind for Uprobe {
             way,
             source,
         } = self.prepare(root, workload, id.as_str())?;
-        let file = CString::new(binary.path.clone()).map_err(|_| not_mine(id))?;
+        let file = binary.file.clone();
         let events: Vec<Counted> = sites
             .iter()
             .map(|s| Counted::Uprobe {
@@ -306,7 +300,7 @@ impl MeterKind for Uprobe {
             Way::Cpus => Box::new(CpuMeter {
                 root: root.clone(),
                 counters: CpuCounters::open(&online_cpus(root), &events)?,
-                file: binary.state,
+                file: binary.state.0,
                 readings: 0,
             }),
         })
@@ -335,6 +329,29 @@ fn cost(sites: &[Site]) -> Nanoseconds {
         COST_EMULATED
     } else {
         COST_STEPPED
+    }
+}
+
+/// Whether a place is a call, and a process has a shadow stack: the kernel acts a call out without writing that, and the
+/// return would end the process.
+fn shadowed(root: &Root, workload: &Workload, binary: &Binary, sites: &[Site]) -> Result<(), String> {
+    let call = |site: &Site| {
+        let code = binary.file.bytes(site.offset);
+        code.is_none_or(|c| c.first() == Some(&0xe8))
+    };
+    if !sites.iter().any(call) {
+        return Ok(());
+    }
+    let with = workload
+        .processes
+        .iter()
+        .take(PROCESSES_MAX)
+        .find(|p| has_shadow_stack(root, **p, 1));
+    match with {
+        None => Ok(()),
+        Some(process) => Err(format!(
+            "it begins with a call, which cannot be counted in process {process}: it has a shadow stack"
+        )),
     }
 }
 
@@ -371,16 +388,14 @@ impl Way {
         if few && single && threads <= cpus.max(4) {
             return Ok(Self::Threads);
         }
-        let stranger = if binary.is_main {
-            stranger(root, workload, binary.state)
+        // Where one file is shown as several, who else runs it cannot be told.
+        let whole = binary.is_main && !binary.file.is_layered();
+        let stranger = if whole {
+            stranger_of(root, workload, binary.file.identity())
         } else {
             None
         };
-        if binary.is_main
-            && stranger.is_none()
-            && cpus > 0
-            && cpus.saturating_mul(sites.len()) <= CPU_COUNTERS_MAX
-        {
+        if whole && stranger.is_none() && cpus > 0 && cpus.saturating_mul(sites.len()) <= CPU_COUNTERS_MAX {
             return Ok(Self::Cpus);
         }
         if few {
@@ -396,11 +411,6 @@ impl Way {
             ),
         })
     }
-}
-
-/// A process outside the workload that runs the file.
-fn stranger(root: &Root, workload: &Workload, file: FileState) -> Option<i32> {
-    stranger_of(root, workload, (file.device, file.inode))
 }
 
 /// A process outside the workload that runs the file with this device and inode.
@@ -438,49 +448,21 @@ fn parent(proc: &std::os::fd::OwnedFd, pid: i32) -> Option<i32> {
         .ok()
 }
 
-/// A file that the workload runs or has mapped.
+/// A file that the workload runs or has mapped, held open.
 struct Binary {
-    /// Path by which the kernel finds it from our side.
-    path: String,
-    file: File,
+    file: Arc<CodeFile>,
     state: FileState,
     /// The main executable, not a library.
     is_main: bool,
 }
 
 impl Binary {
-    fn open(path: String, is_main: bool) -> Result<Self, String> {
-        let fail = |e: std::io::Error| {
-            if e.kind() == std::io::ErrorKind::PermissionDenied {
-                format!("{path} cannot be opened: {e}; run homeostat as root")
-            } else {
-                format!("{path} cannot be opened: {e}; name a file that the process has mapped")
-            }
-        };
-        // Not blocking: a path from the configuration may turn out to be a pipe.
-        let file = rustix::fs::open(
-            &path,
-            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK,
-            rustix::fs::Mode::empty(),
-        )
-        .map(File::from)
-        .map_err(|e| fail(e.into()))?;
-        let m = file.metadata().map_err(fail)?;
-        if !m.is_file() {
-            return Err(format!("{path} is not a regular file"));
-        }
-        let state = FileState {
-            device: m.dev(),
-            inode: m.ino(),
-            changed: (m.mtime(), m.mtime_nsec()),
-            size: m.size(),
-        };
-        Ok(Self {
-            path,
-            file,
-            state,
+    fn new(file: CodeFile, is_main: bool) -> Self {
+        Self {
+            state: file.state(),
+            file: Arc::new(file),
             is_main,
-        })
+        }
     }
 
     fn process(root: &Root, workload: &Workload) -> Result<ProcessId, String> {
@@ -497,8 +479,7 @@ impl Binary {
     /// The main executable, even when its file was removed since.
     fn main(root: &Root, workload: &Workload) -> Result<Self, String> {
         let process = Self::process(root, workload)?;
-        let path = root.path(&format!("/proc/{process}/exe"));
-        Self::open(path.to_string_lossy().into_owned(), true)
+        Ok(Self::new(CodeFile::executable(root, process)?, true))
     }
 
     /// The file that an id names: the main executable by name or path, or a mapped library.
@@ -512,46 +493,17 @@ impl Binary {
             return Self::main(root, workload);
         }
         let process = Self::process(root, workload)?;
-        let dir = open_process(root, process).map_err(|e| e.to_string())?;
-        let maps = rustix::fs::openat(
-            &dir,
-            "maps",
-            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )
-        .map_err(|e| {
-            format!("the mappings of process {process} cannot be read: {e}; run homeostat as root")
-        })?;
-        let mut text = vec![0; 64 * 1024];
-        let mut used = 0;
-        while let Ok(n @ 1..) = read_full(&maps, &mut text[used..]) {
-            used += n;
-            if used == text.len() && used < MAPS_MAX {
-                text.resize(used * 2, 0);
-            }
-        }
-        let text = String::from_utf8_lossy(&text[..used]).into_owned();
-        let path = text
-            .lines()
-            .filter_map(mapped_code)
-            .find(|path| *path == name || (!name.contains('/') && path.rsplit('/').next() == Some(name)))
+        let mapping = mappings(root, process)
+            .into_iter()
+            .find(|m| m.path == name || (!name.contains('/') && m.path.rsplit('/').next() == Some(name)))
             .ok_or_else(|| {
                 format!(
-                    "process {process} has no code of {name} mapped; name the program or one of its libraries"
+                    "process {process} has no code of {name} mapped that can be seen; name the program or one of its \
+                     libraries, and run homeostat as root"
                 )
             })?;
-        // Through the process's root: the file may lie in a container.
-        let path = root.path(&format!("/proc/{process}/root{path}"));
-        Self::open(path.to_string_lossy().into_owned(), false)
+        Ok(Self::new(CodeFile::mapped(root, process, &mapping)?, false))
     }
-}
-
-/// Path of a mapping of code: `address perms offset dev inode path`.
-pub(super) fn mapped_code(line: &str) -> Option<&str> {
-    let mut fields = line.splitn(6, ' ');
-    let permissions = fields.nth(1)?;
-    let path = fields.nth(3)?.trim_start();
-    (permissions.as_bytes().get(2) == Some(&b'x') && path.starts_with('/')).then_some(path)
 }
 
 struct ThreadMeter(TaskCounters);
@@ -565,7 +517,8 @@ impl Meter for ThreadMeter {
 struct CpuMeter {
     root: Root,
     counters: CpuCounters,
-    file: FileState,
+    /// Device and inode.
+    file: (u64, u64),
     readings: u32,
 }
 
@@ -573,7 +526,7 @@ impl Meter for CpuMeter {
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         self.readings = self.readings.wrapping_add(1);
         if self.readings.is_multiple_of(EXCLUSIVE_CHECK_EVERY)
-            && let Some(pid) = stranger(&self.root, workload, self.file)
+            && let Some(pid) = stranger_of(&self.root, workload, self.file)
         {
             return Err(PlatformError::Vanished {
                 target: format!(
@@ -621,15 +574,5 @@ mod tests {
             );
         }
         assert!(Wanted::parse("x").is_err());
-    }
-
-    #[test]
-    fn mappings_of_code() {
-        let code = "7f00-7f01 r-xp 00000000 fe:00 12                         /usr/lib/my lib.so";
-        assert_eq!(mapped_code(code), Some("/usr/lib/my lib.so"));
-        assert_eq!(mapped_code(&code.replace("r-xp", "r--p")), None);
-        assert_eq!(mapped_code("7f00-7f01 r-xp 00000000 00:00 0 "), None);
-        assert_eq!(mapped_code("7f00-7f01 r-xp 00000000 00:00 0    [vdso]"), None);
-        assert_eq!(mapped_code(""), None);
     }
 }

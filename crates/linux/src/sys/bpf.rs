@@ -128,9 +128,9 @@ unsafe fn bpf(command: libc::c_int, attributes: &Attributes) -> Result<libc::c_i
 ///
 /// # Safety
 /// As of [`bpf`]; the command is one of those.
-unsafe fn descriptor(command: libc::c_int, attributes: &Attributes) -> Result<OwnedFd, OpenError> {
+unsafe fn descriptor(command: libc::c_int, attributes: &Attributes) -> Result<OwnedFd, Errno> {
     // SAFETY: as the caller vouches.
-    let fd = unsafe { bpf(command, attributes) }.map_err(classify)?;
+    let fd = unsafe { bpf(command, attributes) }?;
     // SAFETY: a descriptor that was made for us and nobody else knows.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -141,6 +141,20 @@ fn classify(errno: Errno) -> OpenError {
         Errno::SRCH => OpenError::Vanished,
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::AGAIN => OpenError::Busy(errno),
         _ => OpenError::Unsupported(errno),
+    }
+}
+
+/// What the answers to two links that cannot be made say: on a directory (`EBADF` where such links are known), and of a
+/// process -1 (`EINVAL` before the path is looked at, since processes are counted and not threads).
+fn verdict(directory: Option<Errno>, nobody: Option<Errno>) -> Result<(), OpenError> {
+    match (directory, nobody) {
+        (Some(Errno::BADF), Some(Errno::INVAL)) => Ok(()),
+        (Some(Errno::BADF), other) => Err(OpenError::Unsupported(other.unwrap_or(Errno::INVAL))),
+        (Some(other), _) => Err(match classify(other) {
+            OpenError::Vanished => OpenError::Unsupported(other),
+            known => known,
+        }),
+        (None, _) => Err(OpenError::Unsupported(Errno::INVAL)),
     }
 }
 
@@ -171,7 +185,7 @@ impl Counters {
             .u32(12, size.max(1))
             .name(28, b"homeostat");
         // SAFETY: no addresses in them; it makes a map.
-        let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }?;
+        let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify)?;
         let code = program(map.as_raw_fd());
         // The kernel asks for the licence of what it runs: both of this project's are compatible with its own.
         let license = c"Dual MIT/GPL";
@@ -183,7 +197,7 @@ impl Counters {
             .name(48, b"homeostat")
             .u32(68, BPF_TRACE_UPROBE_MULTI);
         // SAFETY: code of the stated length and a text that ends with a zero, both alive here; it makes a program.
-        let program = unsafe { descriptor(BPF_PROG_LOAD, &attributes) }?;
+        let program = unsafe { descriptor(BPF_PROG_LOAD, &attributes) }.map_err(classify)?;
         Ok(Self {
             map,
             program,
@@ -218,17 +232,35 @@ impl Counters {
             Some(Ok(pid)) if pid > 0 => pid,
             Some(_) => return Err(OpenError::Vanished),
         };
+        let link = self.link(file, &offsets, &cookies, process).map_err(classify)?;
+        Ok(Link { _link: link })
+    }
+
+    /// One link, as it is.
+    fn link(&self, file: &CStr, offsets: &[u64], cookies: &[u64], process: u32) -> Result<OwnedFd, Errno> {
+        let count = offsets.len().min(cookies.len());
         let attributes = Attributes::new()
             .u32(0, self.program.as_raw_fd() as u32)
             .u32(8, BPF_TRACE_UPROBE_MULTI)
             .u64(16, file.as_ptr() as u64)
             .u64(24, offsets.as_ptr() as u64)
             .u64(40, cookies.as_ptr() as u64)
-            .u32(48, places.len() as u32)
+            .u32(48, count as u32)
             .u32(56, process);
-        // SAFETY: a path that ends with a zero and two lists of the stated length, all alive here; it makes a link.
-        let link = unsafe { descriptor(BPF_LINK_CREATE, &attributes) }?;
-        Ok(Link { _link: link })
+        // SAFETY: a path that ends with a zero and two lists of at least the stated length, all alive here; it makes a link.
+        unsafe { descriptor(BPF_LINK_CREATE, &attributes) }
+    }
+
+    /// Whether this kernel counts many places at once, and by process. The first kernels that could took a thread for a
+    /// process, and would have left out all others of it.
+    ///
+    /// # Errors
+    /// [`OpenError`]: `Unsupported` when it does not, or not so.
+    pub fn reliable(&self) -> Result<(), OpenError> {
+        // Neither makes a link: a directory holds no code, and there is no process -1.
+        let directory = self.link(c"/", &[0], &[0], 0).err();
+        let nobody = self.link(c"/", &[0], &[0], u32::MAX).err();
+        verdict(directory, nobody)
     }
 
     /// The present value of a counter.
@@ -258,6 +290,31 @@ mod tests {
         assert_eq!(code.len() % 8, 0);
         assert_eq!(code[2 * 8..2 * 8 + 8], [0x18, 0x11, 0, 0, 0x34, 0x12, 0, 0]);
         assert_eq!(code[code.len() - 8], 0x95);
+    }
+
+    #[test]
+    fn kernels_that_count_threads_for_processes_are_not_used() {
+        let says = |directory, nobody| verdict(Some(directory), Some(nobody));
+        assert_eq!(says(Errno::BADF, Errno::INVAL), Ok(()));
+        // Linux 6.6 to 6.9: the process is not looked at before the path.
+        assert!(matches!(
+            says(Errno::BADF, Errno::BADF),
+            Err(OpenError::Unsupported(_))
+        ));
+        // Before 6.6 there are no such links.
+        assert!(matches!(
+            says(Errno::INVAL, Errno::INVAL),
+            Err(OpenError::Unsupported(_))
+        ));
+        assert!(matches!(
+            says(Errno::PERM, Errno::PERM),
+            Err(OpenError::Denied(_))
+        ));
+        assert!(matches!(
+            says(Errno::NOMEM, Errno::INVAL),
+            Err(OpenError::Busy(_))
+        ));
+        assert!(verdict(None, Some(Errno::INVAL)).is_err());
     }
 
     #[test]

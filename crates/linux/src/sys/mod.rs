@@ -12,3 +12,4 @@ pub mod perf;
 pub mod probe;
 mod ring;
 pub mod stacks;
+pub mod switches;

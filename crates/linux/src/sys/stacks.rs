@@ -2,6 +2,10 @@
 //! counter. Each sample holds the instruction and stack pointers of user mode and a copy of the top of the stack; who
 //! called whom is for the reader to find out.
 //!
+//! What lies on a stack may be anybody's password. What is read is wiped from our memory at once, and a sample wipes its copy
+//! when it is dropped. The kernel's ring cannot be written to (only its first page can); it goes back to the kernel, which
+//! clears its pages before anybody gets them, when the sampler is dropped.
+//!
 //! Cost: the kernel copies the piece of stack at each sample, about 2 µs for 16 KiB.
 
 use super::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
@@ -14,7 +18,7 @@ pub const STACK_BYTES: u32 = 16 * 1024;
 const RING_BYTES: usize = 512 * 1024;
 
 /// One sample.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Thread.
     pub thread: i32,
@@ -22,8 +26,27 @@ pub struct Sample {
     pub instruction: u64,
     /// Stack pointer.
     pub stack_pointer: u64,
+    stack: Vec<u64>,
+}
+
+impl Sample {
     /// Words of the stack from the stack pointer upwards.
-    pub stack: Vec<u64>,
+    pub fn stack(&self) -> &[u64] {
+        &self.stack
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        wipe(&mut self.stack);
+    }
+}
+
+/// Overwrites what was read, so that it does not stay in memory that is given back.
+fn wipe<T: Copy + Default>(words: &mut [T]) {
+    words.fill(T::default());
+    // The compiler has to believe that somebody looks at it.
+    std::hint::black_box(&mut *words);
 }
 
 const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
@@ -73,7 +96,9 @@ impl Sampler {
 
     /// Takes what has come since the last call. What did not fit into the ring meanwhile is lost.
     pub fn read(&mut self, into: &mut Vec<Sample>) {
-        parse(&self.0.read(), into);
+        let mut records = self.0.read();
+        parse(&records, into);
+        wipe(&mut records);
     }
 }
 
@@ -191,6 +216,16 @@ mod tests {
             broken[at] = 0xff;
             parse(&broken, &mut Vec::new());
         }
+    }
+
+    #[test]
+    fn what_was_read_is_wiped() {
+        let mut words = vec![0xdead_beef_u64; 64];
+        wipe(&mut words);
+        assert!(words.iter().all(|w| *w == 0));
+        let mut bytes = [7u8; 9];
+        wipe(&mut bytes);
+        assert_eq!(bytes, [0; 9]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 const PROGRAM: &str = r#"
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +43,22 @@ static void *never(void *p)
     return p;
 }
 
+static char **arguments;
+
+/* Becomes the program that the third argument names. */
+static void become(int number)
+{
+    char *other[] = {arguments[3], "work", arguments[2], NULL};
+    (void)number;
+    execv(other[0], other);
+    _exit(1);
+}
+
 int main(int argc, char **argv)
 {
+    arguments = argv;
+    if (argc > 3)
+        signal(SIGUSR1, become);
     if (argc > 2 && strcmp(argv[1], "work") == 0) {
         int fd = open(argv[2], O_RDWR | O_CREAT, 0600);
         uint64_t *count;
@@ -70,6 +85,42 @@ impl Drop for Victim {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+impl Victim {
+    /// Works, and counts in the file. It becomes `other` when it is told to.
+    fn work(program: &Path, file: &Path, other: &Path) -> Self {
+        let child = Command::new(program).arg("work").arg(file).arg(other).spawn();
+        Self(child.unwrap())
+    }
+
+    fn become_another(&self) {
+        let signalled = Command::new("kill")
+            .args(["-USR1", &self.0.id().to_string()])
+            .status();
+        assert!(signalled.unwrap().success());
+    }
+
+    /// Memory of its own, in KiB, within the code of the program that it runs: a page into which a breakpoint was put is its own
+    /// as long as that is there. `None` unless it runs this program.
+    fn own_code(&self, program: &Path) -> Option<u64> {
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.0.id())).unwrap();
+        let mut mine = false;
+        let mut found = None;
+        for line in smaps.lines() {
+            if let Some(permissions) = line
+                .split_once(' ')
+                .filter(|(range, _)| range.contains('-'))
+                .map(|(_, rest)| rest)
+            {
+                mine = permissions.starts_with("r-xp") && line.ends_with(&*program.to_string_lossy());
+            } else if mine && let Some(kib) = line.strip_prefix("Anonymous:") {
+                let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap();
+                found = Some(found.unwrap_or(0) + kib);
+            }
+        }
+        found
     }
 }
 
@@ -135,13 +186,12 @@ fn search(victim: &Workload) -> Result<Box<dyn Meter>, String> {
             Ok(_) => return Ok(meter),
             Err(PlatformError::Busy { .. }) => {}
             Err(e) => {
-                // What was found out is remembered, and told instead of another search.
-                let why = kind
-                    .find(&root, victim)
-                    .first()
-                    .and_then(|c| c.refused.clone())
-                    .unwrap();
-                assert!(e.to_string().contains(&why), "{e}; {why}");
+                // What was found out is remembered, and told instead of another search; a point that was found and then
+                // lost is looked for anew.
+                let why = e.to_string();
+                if let Some(told) = kind.find(&root, victim).first().and_then(|c| c.refused.clone()) {
+                    assert!(why.contains(&told), "{why}; {told}");
+                }
                 return Err(why);
             }
         }
@@ -157,8 +207,9 @@ fn a_point_follows_the_work_of_a_stripped_program() {
     let Some(program) = build(directory.path()) else {
         return;
     };
-    let file = directory.path().join("count");
-    let victim = Victim(Command::new(&program).arg("work").arg(&file).spawn().unwrap());
+    let (file, other) = (directory.path().join("count"), directory.path().join("other"));
+    std::fs::copy(&program, &other).unwrap();
+    let victim = Victim::work(&program, &file, &other);
     let subject = workload("victim", &[victim.0.id()]);
     let mut meter = match search(&subject) {
         Ok(meter) => meter,
@@ -202,6 +253,68 @@ fn a_point_follows_the_work_of_a_stripped_program() {
         early > 0.0 && early < 2.0 * late && late < 2.0 * early,
         "hits per unit of work: {early}, {late} ({steps:?})"
     );
+    // It becomes another program while it is counted: not a byte of that one is changed, and the meter ends.
+    let begun = Instant::now();
+    while victim.own_code(&program) == Some(0) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(600),
+            "no breakpoint was ever there"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    victim.become_another();
+    let ended = ends_without_touching(&mut *meter, &subject, &victim, &other);
+    assert!(ended.contains("another program"), "{ended}");
+}
+
+/// Why the meter ended. Until then there was no breakpoint in the code of the program that it had become.
+fn ends_without_touching(meter: &mut dyn Meter, subject: &Workload, victim: &Victim, other: &Path) -> String {
+    let begun = Instant::now();
+    loop {
+        let own = victim.own_code(other);
+        assert!(own.unwrap_or(0) == 0, "a breakpoint in another program: {own:?}");
+        match meter.read(subject) {
+            Ok(_) | Err(PlatformError::Busy { .. }) => {}
+            Err(e) => return e.to_string(),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(600));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_program_that_becomes_another_during_the_search_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = build(directory.path()) else {
+        return;
+    };
+    let (file, other) = (directory.path().join("count"), directory.path().join("other"));
+    std::fs::copy(&program, &other).unwrap();
+    let victim = Victim::work(&program, &file, &other);
+    let subject = workload("victim", &[victim.0.id()]);
+    let mut meter = match points().open(&Root::default(), &subject, &MeterId::from("points")) {
+        Ok(meter) => meter,
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            return;
+        }
+    };
+    // As soon as the first breakpoint was put into it.
+    let begun = Instant::now();
+    while victim.own_code(&program) == Some(0) {
+        match meter.read(&subject) {
+            Err(PlatformError::Busy { .. }) => {}
+            other => {
+                eprintln!("skipped: the search ended before a breakpoint was seen: {other:?}");
+                return;
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(600));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    victim.become_another();
+    let ended = ends_without_touching(&mut *meter, &subject, &victim, &other);
+    assert!(ended.contains("another program"), "{ended}");
 }
 
 #[test]

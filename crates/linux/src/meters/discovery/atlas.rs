@@ -1,14 +1,20 @@
 //! What addresses of a program mean: which file, which function, and what can be counted around them. Looked up once.
 
-use super::super::common::{fault, open_process, read_at};
-use super::image::{Image, Mapping, code_mappings};
+use super::super::code_file::{CodeFile, Mapping, mappings};
+use super::super::common::{fault, open_process};
+use super::image::Image;
+use super::strangers;
 use crate::Root;
-use homeostat_model::ProcessId;
-use homeostat_points::code::{Candidate, Function};
-use std::collections::BTreeMap;
+use homeostat_model::{ProcessId, Workload};
+use homeostat_points::code::{Candidate, Function, Surroundings};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Most that is read of a list of mappings.
-const MAPS_MAX: usize = 4 * 1024 * 1024;
+/// Most code that is taken apart in one search, in bytes: a program may be made to have functions without end.
+const CODE_MAX: usize = 4 * 1024 * 1024;
+/// Most files that are looked into.
+const IMAGES_MAX: usize = 128;
+/// Most addresses of one function at which it was seen at work that are followed.
+const SEEN_MAX: usize = 512;
 
 /// An address of the program, understood.
 #[derive(Clone)]
@@ -21,39 +27,114 @@ pub(super) struct Frame {
     pub(super) candidates: Vec<Candidate>,
 }
 
+/// What may be offered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// Whether calls may: not where a process has a shadow stack.
+    pub(super) calls: bool,
+    /// Whether places may that rest on where the program was seen: only in its own executable, and only when the probes are
+    /// for that one process.
+    pub(super) seen: bool,
+}
+
 /// What was looked up already.
-#[derive(Default)]
 pub(super) struct Atlas {
+    terms: Terms,
     maps: BTreeMap<ProcessId, Vec<Mapping>>,
-    /// By device and inode as the kernel writes them.
-    numbers: BTreeMap<(String, u64), usize>,
+    numbers: BTreeMap<((u32, u32), u64), usize>,
     /// `None` for a file that cannot be looked into.
     pub(super) images: Vec<Option<Image>>,
+    /// Why files were left out, for people.
+    pub(super) left_out: BTreeSet<String>,
     functions: BTreeMap<(usize, u64), Option<Function>>,
+    /// Where functions were seen at work.
+    seen: BTreeMap<(usize, u64), BTreeSet<u64>>,
     frames: BTreeMap<(usize, u64, bool), Option<Frame>>,
+    decoded: usize,
 }
 
 impl Atlas {
+    /// Reads what the processes have mapped.
+    pub(super) fn new(root: &Root, processes: &[ProcessId], terms: Terms) -> Self {
+        Self {
+            terms,
+            maps: processes.iter().map(|p| (*p, mappings(root, *p))).collect(),
+            numbers: BTreeMap::new(),
+            images: Vec::new(),
+            left_out: BTreeSet::new(),
+            functions: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            frames: BTreeMap::new(),
+            decoded: 0,
+        }
+    }
+
+    fn mapping(&self, process: ProcessId, address: u64) -> Option<&Mapping> {
+        self.maps
+            .get(&process)?
+            .iter()
+            .find(|m| (m.start..m.end).contains(&address))
+    }
+
+    /// Whether a process has code of a file at an address.
+    pub(super) fn is_code(&self, process: ProcessId, address: u64) -> bool {
+        self.mapping(process, address).is_some()
+    }
+
+    /// The file and the address, as the file numbers it, of an address of a process.
+    fn locate(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        process: ProcessId,
+        address: u64,
+    ) -> Option<(usize, u64)> {
+        let mapping = self.mapping(process, address)?.clone();
+        let offset = (address - mapping.start).checked_add(mapping.offset)?;
+        let image = self.image(root, workload, process, &mapping);
+        let at = self.images.get(image)?.as_ref()?.address(offset)?;
+        Some((image, at))
+    }
+
+    /// Notes where a process was seen: an instruction that it executed, or a word of its stack that may be where a call
+    /// comes back to. All of this goes before the first [`Self::resolve`].
+    pub(super) fn note(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        process: ProcessId,
+        address: u64,
+        returns: bool,
+    ) {
+        let Some((image, at)) = self.locate(root, workload, process, address) else {
+            return;
+        };
+        let Some(file) = self.images.get(image).and_then(Option::as_ref) else {
+            return;
+        };
+        // A word of the stack is believed when it stands behind the call of a function that is known.
+        if !self.terms.seen || !file.main || (returns && !file.is_behind_a_call(at)) {
+            return;
+        }
+        if let Some(function) = file.function(at) {
+            let seen = self.seen.entry((image, function)).or_default();
+            if seen.len() < SEEN_MAX {
+                seen.insert(at);
+            }
+        }
+    }
+
     /// What an address of a process is: an instruction at work, or where a call returns to. `None` for everything
     /// else that lies on a stack.
     pub(super) fn resolve(
         &mut self,
         root: &Root,
+        workload: &Workload,
         process: ProcessId,
         address: u64,
         returns: bool,
     ) -> Option<Frame> {
-        let maps = self
-            .maps
-            .entry(process)
-            .or_insert_with(|| mappings(root, process));
-        let mapping = maps.iter().find(|m| (m.start..m.end).contains(&address))?.clone();
-        let image = self.image(root, process, &mapping);
-        let at = self
-            .images
-            .get(image)?
-            .as_ref()?
-            .address(address - mapping.start + mapping.offset)?;
+        let (image, at) = self.locate(root, workload, process, address)?;
         if let Some(known) = self.frames.get(&(image, at, returns)) {
             return known.clone();
         }
@@ -62,36 +143,57 @@ impl Atlas {
         frame
     }
 
-    fn image(&mut self, root: &Root, process: ProcessId, mapping: &Mapping) -> usize {
+    fn image(&mut self, root: &Root, workload: &Workload, process: ProcessId, mapping: &Mapping) -> usize {
         if let Some(number) = self.numbers.get(&mapping.device_inode) {
             return *number;
         }
-        let main = is_main(root, process, mapping);
-        let path = if main {
-            root.path(&format!("/proc/{process}/exe"))
+        let image = if self.images.len() < IMAGES_MAX {
+            open(root, workload, process, mapping)
         } else {
-            root.path(&format!("/proc/{process}/root{}", mapping.path))
+            Err(format!("more than {IMAGES_MAX} files"))
         };
         let number = self.images.len();
         // A file that cannot be looked into is remembered as such.
-        self.images.push(Image::open(&path, main).ok());
-        self.numbers.insert(mapping.device_inode.clone(), number);
+        self.images
+            .push(image.map_err(|why| self.left_out.insert(why)).ok());
+        self.numbers.insert(mapping.device_inode, number);
         number
     }
 
     fn look(&mut self, image: usize, at: u64, returns: bool) -> Option<Frame> {
         let file = self.images.get(image)?.as_ref()?;
-        let start = file.function(at)?;
         // Where a call returns to may be the first address behind its function.
-        let start = if returns && start == at {
-            file.function(at.checked_sub(1)?)?
-        } else {
-            start
+        let start = match file.function(at) {
+            Some(start) if !(returns && start == at) => start,
+            _ if returns => file.function(at.checked_sub(1)?)?,
+            _ => return None,
         };
+        let (decoded, terms) = (&mut self.decoded, self.terms);
+        let seen: Vec<u64> = self
+            .seen
+            .get(&(image, start))
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect();
         let function = self
             .functions
             .entry((image, start))
-            .or_insert_with(|| Function::decode(start, &file.code(start)?))
+            .or_insert_with(|| {
+                let code = file.code(start)?;
+                *decoded = decoded.saturating_add(code.len());
+                if *decoded > CODE_MAX {
+                    return None;
+                }
+                let known = Surroundings {
+                    begins: &|a| file.begins(a),
+                    seen: &seen,
+                    // A process that executes another program keeps the probes in libraries that both use, until that is
+                    // seen, and the other may have a shadow stack.
+                    calls: terms.calls && file.main,
+                };
+                Function::decode(start, &code, &known)
+            })
             .as_ref()?;
         let fits = if returns {
             function.returns_to(at)
@@ -110,6 +212,20 @@ impl Atlas {
     }
 }
 
+fn open(root: &Root, workload: &Workload, process: ProcessId, mapping: &Mapping) -> Result<Image, String> {
+    let file = CodeFile::mapped(root, process, mapping)?;
+    let main = is_main(root, process, mapping);
+    if !main {
+        strangers::few(root, workload, mapping)?;
+    }
+    let name = if main {
+        workload.program.clone()
+    } else {
+        mapping.path.rsplit('/').next().unwrap_or_default().to_owned()
+    };
+    Image::new(file, main, mapping.device_inode, name)
+}
+
 /// Whether a mapping is of the process's main executable.
 fn is_main(root: &Root, process: ProcessId, mapping: &Mapping) -> bool {
     open_process(root, process)
@@ -117,21 +233,4 @@ fn is_main(root: &Root, process: ProcessId, mapping: &Mapping) -> bool {
             rustix::fs::readlinkat(&dir, "exe", Vec::new()).map_err(|e| fault(e, &process.to_string(), "exe"))
         })
         .is_ok_and(|exe| exe.to_bytes() == mapping.path.as_bytes())
-}
-
-/// Code that a process has mapped.
-fn mappings(root: &Root, process: ProcessId) -> Vec<Mapping> {
-    let text = open_process(root, process).ok().and_then(|dir| {
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            let n = read_at(&dir, "maps", &mut buffer).ok()?;
-            if n < buffer.len() || n >= MAPS_MAX {
-                buffer.truncate(n);
-                return Some(buffer);
-            }
-            buffer.resize(n * 2, 0);
-        }
-    });
-    text.map(|t| code_mappings(&String::from_utf8_lossy(&t)))
-        .unwrap_or_default()
 }

@@ -10,19 +10,28 @@
 
 mod active;
 mod atlas;
-pub(super) mod image;
+mod image;
+mod place;
+mod rehearsal;
+mod sampling;
 mod search;
 mod signals;
+mod strangers;
+mod turns;
+pub(super) mod unwind;
 mod windows;
 
+pub(super) use strangers::has_shadow_stack;
+
+use super::code_file::executable;
 use super::common::{not_mine, open_process, refused, usable};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use crate::sys::bpf::Counters;
+use crate::sys::perf::OpenError;
 use active::Active;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
-use homeostat_points::HIT_COST;
 use homeostat_points::choice::{Limits, Observation};
 use search::{Ended, Found};
 use std::collections::BTreeMap;
@@ -70,19 +79,27 @@ impl Points {
     }
 
     fn possible(&mut self) -> Result<(), String> {
-        self.possible
-            .get_or_insert_with(|| {
-                if !cfg!(target_arch = "x86_64") {
-                    return Err("points are found in code of x86-64 only; name a meter in the configuration".to_owned());
-                }
-                Counters::new(1).map(|_| ()).map_err(|e| {
-                    format!(
-                        "counting many places at once needs Linux 6.6 with BPF and uprobes, and CAP_BPF and CAP_PERFMON \
-                         ({e}); run homeostat as root"
-                    )
-                })
-            })
-            .clone()
+        if let Some(known) = &self.possible {
+            return known.clone();
+        }
+        if !cfg!(target_arch = "x86_64") {
+            return Err(
+                "points are found in code of x86-64 only; name a meter in the configuration".to_owned(),
+            );
+        }
+        let found = Counters::new(1).and_then(|counters| counters.reliable());
+        let now = matches!(found, Err(OpenError::Busy(_)));
+        let found = found.map_err(|e| {
+            format!(
+                "counting many places at once needs Linux 6.6 or later with BPF and uprobes, a kernel that counts by process \
+                 (6.10, or a stable one of then), and CAP_BPF and CAP_PERFMON ({e}); run homeostat as root"
+            )
+        });
+        // A lack of memory or descriptors passes.
+        if !now {
+            self.possible = Some(found.clone());
+        }
+        found
     }
 
     fn check(&mut self, root: &Root, workload: &Workload) -> Result<Key, String> {
@@ -95,12 +112,12 @@ impl Points {
         let main = *workload.processes.first().ok_or("it has no process")?;
         open_process(root, main).map_err(|e| e.to_string())?;
         self.possible()?;
-        if let Some(tracer) = search::tracer_of(root, main) {
+        if let Some(tracer) = strangers::tracer_of(root, main) {
             return Err(format!(
                 "process {main} is being traced by process {tracer}; points are looked for when it is not"
             ));
         }
-        let identity = active::executable(root, main).ok_or_else(|| {
+        let identity = executable(root, main).ok_or_else(|| {
             format!("the executable of process {main} cannot be looked at; run homeostat as root")
         })?;
         let key = (workload.id.clone(), main, identity);
@@ -134,7 +151,7 @@ impl MeterKind for Points {
                 };
                 MeterCandidate {
                     // The point and its witness.
-                    cost_per_count: Nanoseconds::from_secs_f64(2.0 * HIT_COST),
+                    cost_per_count: Nanoseconds::from_secs_f64(2.0 * rehearsal::known_cost()),
                     ..usable(ID, MeterClass::Points, &unit)
                 }
             }
@@ -154,7 +171,7 @@ impl MeterKind for Points {
         let key = self.check(root, workload).map_err(|why| unsupported(&why))?;
         let limits = Limits::default();
         if let Some(Known::Found { found, .. }) = lock(&self.memory).get(&key).cloned() {
-            let active = Active::open(root, workload, &found, limits.cost)?;
+            let active = Active::open(root, workload, &found, key.2, limits.cost)?;
             return Ok(Box::new(PointsMeter {
                 root: root.clone(),
                 memory: self.memory.clone(),
@@ -205,6 +222,13 @@ impl Points {
     }
 }
 
+fn not_yet(why: &str) -> PlatformError {
+    PlatformError::Busy {
+        what: "counting its work through progress points".to_owned(),
+        why: why.to_owned(),
+    }
+}
+
 fn unsupported(why: &str) -> PlatformError {
     PlatformError::Unsupported {
         what: "counting its work through progress points".to_owned(),
@@ -247,7 +271,8 @@ impl Meter for PointsMeter {
         match &mut self.state {
             State::Over(why) => Err(unsupported(why)),
             State::Active(active) => match active.read(workload) {
-                Ok(work) => Ok(work),
+                Ok(Some(work)) => Ok(work),
+                Ok(None) => Err(not_yet("its probes are being put on")),
                 Err(active::Lost::Vanished(e)) => Err(e),
                 // The place means something else now: it is looked for anew when the meter is opened next.
                 Err(active::Lost::Changed(why)) => {
@@ -257,10 +282,7 @@ impl Meter for PointsMeter {
                 }
             },
             State::Searching { receiver, .. } => match receiver.try_recv() {
-                Err(TryRecvError::Empty) => Err(PlatformError::Busy {
-                    what: "counting its work through progress points".to_owned(),
-                    why: "they are still being looked for".to_owned(),
-                }),
+                Err(TryRecvError::Empty) => Err(not_yet("they are still being looked for")),
                 Err(TryRecvError::Disconnected) => Err(self.nothing("the search broke off".to_owned())),
                 Ok(Ended { result: Err(why), .. }) => Err(self.nothing(why)),
                 Ok(Ended {
@@ -273,13 +295,10 @@ impl Meter for PointsMeter {
                         account,
                     };
                     remember(&self.memory, &self.key, known);
-                    let mut active = Active::open(&self.root, workload, &found, Limits::default().cost)?;
-                    let work = active.read(workload).map_err(|lost| match lost {
-                        active::Lost::Vanished(e) => e,
-                        active::Lost::Changed(why) => unsupported(&why),
-                    });
+                    let limit = Limits::default().cost;
+                    let active = Active::open(&self.root, workload, &found, self.key.2, limit)?;
                     self.state = State::Active(Box::new(active));
-                    work
+                    Err(not_yet("its probes are being put on"))
                 }
             },
         }

@@ -1,46 +1,35 @@
 //! The search for progress points in a running program: sample stacks, count candidates in rounds, judge.
 //!
 //! All of it is bounded: in time ([`TIME_MAX`]), in what it costs the program ([`COST_MAX`]), in the number of places.
-//! It runs on a thread of its own, seconds long; what it attaches is removed before it returns.
+//! It runs on a thread of its own, seconds long; what it attaches is removed before it returns. One search at a time: what
+//! it costs is one program's to pay, and the machine's to bear.
 
-use super::super::common::{ENTRIES_MAX, PROCESSES_MAX, numbers_in, open_process, read_at};
+use super::super::common::{ENTRIES_MAX, PROCESSES_MAX};
 use super::super::uprobe::stranger_of;
-use super::atlas::{Atlas, Frame};
+use super::atlas::{Atlas, Frame, Terms};
 use super::image::Image;
+use super::place::{Patched, Place, same_program};
+use super::rehearsal::rehearse;
+use super::strangers::{has_shadow_stack, tracer_of};
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
 use crate::sys::probe::process_cpu_time;
-use crate::sys::stacks::{Sample, Sampler};
 use homeostat_model::{ProcessId, Workload};
-use homeostat_points::HIT_COST;
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest search.
 const TIME_MAX: Duration = Duration::from_secs(40);
+/// Longest wait for the end of another search.
+const TURN_MAX: Duration = Duration::from_secs(120);
 /// Most CPU time that the probes of a search may take from the program (seconds).
 const COST_MAX: f64 = 1.0;
-/// Threads that are sampled: the busiest.
-const THREADS_MAX: usize = 8;
-/// How long it is looked at who is busy.
-const RANKING: Duration = Duration::from_millis(300);
-/// Samples per second of CPU time of a thread.
-const SAMPLES_PER_SECOND: u64 = 99;
-/// Samples that are enough, and fewest that say something.
-const SAMPLES_ENOUGH: usize = 400;
-const SAMPLES_MIN: usize = 40;
-/// After the usual time so many will do; a program that gets little CPU time is looked at for longer.
-const SAMPLES_FAIR: usize = 200;
-const SAMPLING_USUAL: Duration = Duration::from_secs(4);
-const SAMPLING_MAX: Duration = Duration::from_secs(12);
-/// Words of the stack that are looked at in one sample.
-const FRAMES_MAX: usize = 96;
 /// Most candidates that are counted.
 pub(super) const CANDIDATES_MAX: usize = 640;
 /// Candidates that are tried together for the first time, and for how long: some will run millions of times a second.
@@ -73,18 +62,8 @@ const LAST_COST: f64 = 0.3;
 /// Processes that get a link each, when a file cannot be counted as a whole.
 const LINKS_MAX: usize = 8;
 
-/// A place to be counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Path of the file by which the kernel finds it from our side.
-    pub(super) file: CString,
-    /// Offset of the instruction.
-    pub(super) offset: u64,
-    /// Whether hits of every process that runs the file count, as no other workload does.
-    pub(super) whole_file: bool,
-    /// For people: `redis-server+0x85333`.
-    pub(super) name: String,
-}
+/// Held by the search that runs.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// What was found.
 #[derive(Clone, Debug)]
@@ -92,6 +71,12 @@ pub(super) struct Found {
     pub(super) place: Place,
     pub(super) witness: Option<Place>,
     pub(super) chosen: Chosen,
+    /// Cost of a hit on this machine (seconds of CPU time).
+    pub(super) hit_cost: f64,
+    /// CPUs that it used.
+    pub(super) cpus: f64,
+    /// Programs that its processes ran (device and inode).
+    pub(super) executables: BTreeSet<(u64, u64)>,
 }
 
 /// How a search ended, and what it was.
@@ -105,10 +90,34 @@ pub(super) struct Ended {
     pub(super) account: String,
 }
 
+/// Waits for the end of another search, if there is one.
+fn turn(stop: &AtomicBool) -> Result<MutexGuard<'static, ()>, String> {
+    let begun = Instant::now();
+    loop {
+        match TURN.try_lock() {
+            Ok(guard) => return Ok(guard),
+            // A search that panicked left nothing behind that another would trip over.
+            Err(TryLockError::Poisoned(e)) => return Ok(PoisonError::into_inner(e)),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err("the search was called off".to_owned());
+        }
+        if begun.elapsed() > TURN_MAX {
+            return Err(format!(
+                "other programs were being searched for more than {} s; it is tried again later",
+                TURN_MAX.as_secs()
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// Searches. `stop` ends it early.
 pub(super) fn search(root: &Root, workload: &Workload, limits: Limits, stop: &AtomicBool) -> Ended {
-    let mut search = match Search::begin(root, workload, limits, stop) {
-        Ok(search) => search,
+    let begun = turn(stop).and_then(|turn| Ok((turn, Search::begin(root, workload, limits, stop)?)));
+    let (_turn, mut search) = match begun {
+        Ok(begun) => begun,
         Err(why) => {
             return Ended {
                 result: Err(why),
@@ -118,6 +127,7 @@ pub(super) fn search(root: &Root, workload: &Workload, limits: Limits, stop: &At
         }
     };
     let result = search.run();
+    search.finish();
     Ended {
         result,
         account: search.account(),
@@ -142,13 +152,14 @@ pub(super) struct Spot {
 pub(super) struct Search<'a> {
     pub(super) root: &'a Root,
     pub(super) workload: &'a Workload,
-    limits: Limits,
+    pub(super) limits: Limits,
     stop: &'a AtomicBool,
     begun: Instant,
-    processes: Vec<ProcessId>,
+    /// Its processes, and the program that each ran when the search began (device and inode).
+    subjects: Vec<(ProcessId, (u64, u64))>,
     counters: Counters,
     /// Files that hold its code; `None` for one that cannot be looked into.
-    images: Vec<Option<Image>>,
+    pub(super) images: Vec<Option<Image>>,
     pub(super) spots: Vec<Spot>,
     /// Share of the samples that were in loops that wait.
     pub(super) waiting: f64,
@@ -160,6 +171,8 @@ pub(super) struct Search<'a> {
     /// What each part of the search took: seconds, hits, and how many places it left.
     parts: Vec<(&'static str, f64, u64, usize)>,
     observation: Option<Observation>,
+    /// Threads that take probes off.
+    closing: Vec<JoinHandle<()>>,
 }
 
 impl<'a> Search<'a> {
@@ -169,22 +182,29 @@ impl<'a> Search<'a> {
         limits: Limits,
         stop: &'a AtomicBool,
     ) -> Result<Self, String> {
+        let hit_cost = rehearse()?;
         let counters = Counters::new(CANDIDATES_MAX as u32).map_err(|e| refusal(&e))?;
-        let processes: Vec<ProcessId> = workload.processes.iter().take(PROCESSES_MAX).copied().collect();
-        for process in &processes {
+        let mut subjects = Vec::new();
+        for process in workload.processes.iter().take(PROCESSES_MAX) {
             if let Some(tracer) = tracer_of(root, *process) {
                 return Err(format!(
                     "process {process} is being traced by process {tracer}; points are looked for when it is not"
                 ));
             }
+            subjects.extend(
+                super::super::code_file::executable(root, *process).map(|identity| (*process, identity)),
+            );
+        }
+        if subjects.is_empty() {
+            return Err("it has ended, or cannot be looked at: run homeostat as root".to_owned());
         }
         Ok(Self {
             root,
             workload,
-            limits,
+            limits: Limits { hit_cost, ..limits },
             stop,
             begun: Instant::now(),
-            processes,
+            subjects,
             counters,
             images: Vec::new(),
             spots: Vec::new(),
@@ -195,7 +215,40 @@ impl<'a> Search<'a> {
             cpus: 0.0,
             parts: Vec::new(),
             observation: None,
+            closing: Vec::new(),
         })
+    }
+
+    pub(super) fn processes(&self) -> impl Iterator<Item = ProcessId> {
+        self.subjects.iter().map(|(process, _)| *process)
+    }
+
+    /// What may be offered of this program's code.
+    fn terms(&self) -> Terms {
+        Terms {
+            calls: !self
+                .processes()
+                .any(|p| has_shadow_stack(self.root, p, ENTRIES_MAX)),
+            seen: self.subjects.len() == 1,
+        }
+    }
+
+    /// Waits until all probes are off: nothing is left when the search is over.
+    fn finish(&mut self) {
+        for thread in self.closing.drain(..) {
+            // One that panicked has dropped its links, too.
+            let _ = thread.join();
+        }
+    }
+
+    /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait. When no
+    /// thread can be made the links are dropped here: slower, not wrong.
+    pub(super) fn let_go(&mut self, links: Vec<Link>) {
+        let thread = std::thread::Builder::new()
+            .name("points-close".to_owned())
+            .stack_size(64 * 1024)
+            .spawn(move || drop(links));
+        self.closing.extend(thread);
     }
 
     fn account(&self) -> String {
@@ -205,14 +258,15 @@ impl<'a> Search<'a> {
             .map(|(name, seconds, hits, places)| {
                 format!(
                     "{name}: {seconds:.1} s, {:.2} s of its CPU time, {places} places left",
-                    *hits as f64 * HIT_COST
+                    *hits as f64 * self.limits.hit_cost
                 )
             })
             .collect();
         format!(
-            "{} samples of its stacks, {} places tried; {}",
+            "{} samples of its stacks, {} places tried, {:.2} µs a hit; {}",
             self.samples,
             self.candidates,
+            self.limits.hit_cost * 1e6,
             parts.join("; ")
         )
     }
@@ -224,7 +278,7 @@ impl<'a> Search<'a> {
         self.parts.push((
             name,
             self.begun.elapsed().as_secs_f64() - seconds,
-            self.hits - hits,
+            self.hits.saturating_sub(hits),
             self.spots.len(),
         ));
     }
@@ -232,11 +286,15 @@ impl<'a> Search<'a> {
     fn run(&mut self) -> Result<Found, String> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         let threads = self.busiest()?;
-        let samples = self.sample(&threads)?;
-        self.samples = samples.len();
+        let processes: Vec<ProcessId> = self.processes().collect();
+        let atlas = Atlas::new(self.root, &processes, self.terms());
+        let traces = self.sample(&threads, &atlas)?;
+        self.samples = traces.len();
         // Over the sampling, too: the longer the better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
-        self.spots = self.find_candidates(&samples)?;
+        self.spots = self.find_candidates(atlas, &traces)?;
+        drop(traces);
+        self.leave_out_the_patched()?;
         self.candidates = self.spots.len();
         self.part("sampling");
         let burden = self.first_round();
@@ -259,6 +317,9 @@ impl<'a> Search<'a> {
                     place,
                     witness,
                     chosen,
+                    hit_cost: self.limits.hit_cost,
+                    cpus: self.cpus,
+                    executables: self.subjects.iter().map(|s| s.1).collect(),
                 })
             }
         }
@@ -271,154 +332,34 @@ impl<'a> Search<'a> {
         if self.begun.elapsed() > TIME_MAX {
             return Err(format!("the search took more than {} s", TIME_MAX.as_secs()));
         }
-        let cost = self.hits as f64 * HIT_COST;
+        let cost = self.hits as f64 * self.limits.hit_cost;
         if cost > COST_MAX {
             return Err(format!(
                 "the search would have cost the program more than {COST_MAX} s of its CPU time"
             ));
         }
+        // Who has become another program since is not looked into any more, and neither are the others of its kind.
+        let (main, identity) = self.subjects.first().ok_or("it has no process")?;
+        same_program(self.root, *main, *identity)?;
         Ok(())
     }
 
     /// CPU time of all processes in seconds.
     pub(super) fn cpu(&self) -> f64 {
-        self.processes
-            .iter()
+        self.processes()
             .filter_map(|p| process_cpu_time(p.pid))
             .map(|ns| ns as f64 / 1e9)
             .sum()
     }
 
-    // ---- stacks -------------------------------------------------------------------------------------------------
-
-    /// Threads that use the most CPU time: (process, thread).
-    fn busiest(&self) -> Result<Vec<(ProcessId, i32)>, String> {
-        let before = self.run_times();
-        std::thread::sleep(RANKING);
-        let mut used: Vec<(u64, (ProcessId, i32))> = self
-            .run_times()
-            .into_iter()
-            .filter_map(|(key, now)| Some((now.checked_sub(*before.get(&key)?)?, key)))
-            .filter(|(ns, _)| *ns > 0)
-            .collect();
-        used.sort_unstable_by(|a, b| b.cmp(a));
-        used.truncate(THREADS_MAX);
-        let busy: u64 = used.iter().map(|(ns, _)| ns).sum();
-        if (busy as f64) < 0.05 * RANKING.as_nanos() as f64 {
-            return Err("it uses less than 5 % of a CPU, too little to see where it works".to_owned());
-        }
-        Ok(used.into_iter().map(|(_, key)| key).collect())
-    }
-
-    /// Time on a CPU of each thread in nanoseconds, from `schedstat`.
-    fn run_times(&self) -> BTreeMap<(ProcessId, i32), u64> {
-        let mut times = BTreeMap::new();
-        let mut buffer = [0u8; 128];
-        for process in &self.processes {
-            let Ok(dir) = open_process(self.root, *process) else {
-                continue;
-            };
-            let Ok((threads, _)) = numbers_in(&dir, "task", ENTRIES_MAX) else {
-                continue;
-            };
-            for thread in threads {
-                let time = read_at(&dir, &format!("task/{thread}/schedstat"), &mut buffer)
-                    .ok()
-                    .and_then(|n| {
-                        let text = std::str::from_utf8(buffer.get(..n)?).ok()?;
-                        text.split_ascii_whitespace().next()?.parse().ok()
-                    });
-                times.extend(time.map(|t: u64| ((*process, thread), t)));
-            }
-            if times.len() >= ENTRIES_MAX {
-                break;
-            }
-        }
-        times
-    }
-
-    fn sample(&self, threads: &[(ProcessId, i32)]) -> Result<Vec<(ProcessId, Sample)>, String> {
-        let mut samplers = Vec::new();
-        for (process, thread) in threads {
-            match Sampler::open(*thread, SAMPLES_PER_SECOND) {
-                Ok(sampler) => samplers.push((*process, sampler)),
-                Err(OpenError::Vanished) => {}
-                Err(e) => return Err(refusal(&e)),
-            }
-        }
-        let mut samples = Vec::new();
-        let mut new = Vec::new();
-        let begun = Instant::now();
-        while begun.elapsed() < SAMPLING_MAX && samples.len() < SAMPLES_ENOUGH {
-            if samples.len() >= SAMPLES_FAIR && begun.elapsed() >= SAMPLING_USUAL {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-            self.go_on()?;
-            for (process, sampler) in &mut samplers {
-                sampler.read(&mut new);
-                samples.extend(new.drain(..).map(|s| (*process, s)));
-            }
-        }
-        if samples.len() < SAMPLES_MIN {
-            return Err(format!(
-                "only {} samples of its stacks could be taken in {} s: it works too little",
-                samples.len(),
-                SAMPLING_MAX.as_secs()
-            ));
-        }
-        Ok(samples)
-    }
-
     // ---- candidates ---------------------------------------------------------------------------------------------
 
-    /// What may be counted around the places where the program was seen at work, the most promising first.
-    fn find_candidates(&mut self, samples: &[(ProcessId, Sample)]) -> Result<Vec<Spot>, String> {
-        let mut atlas = Atlas::default();
-        let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
-        let mut waiting = 0;
-        let mut outside = 0;
-        for (process, sample) in samples {
-            let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
-            match atlas.resolve(self.root, *process, sample.instruction, false) {
-                Some(frame) => {
-                    waiting += usize::from(frame.waits);
-                    note(&frame, 0, &mut here);
-                }
-                None => outside += 1,
-            }
-            let mut frames = 0;
-            for (depth, word) in sample.stack.iter().enumerate() {
-                if let Some(frame) = atlas.resolve(self.root, *process, *word, true) {
-                    note(&frame, depth + 1, &mut here);
-                    frames += 1;
-                    if frames >= FRAMES_MAX {
-                        break;
-                    }
-                }
-            }
-            for (key, (candidate, function, depth)) in here {
-                let entry = seen.entry(key).or_insert(Seen {
-                    candidate,
-                    function,
-                    samples: 0,
-                    depth: 0,
-                });
-                entry.samples += 1;
-                entry.depth += depth;
-            }
-        }
-        self.images = atlas.images;
-        self.waiting = waiting as f64 / samples.len() as f64;
-        if seen.is_empty() {
-            return Err(if outside * 2 > samples.len() {
-                "it works mostly in code that no file holds (compiled while it runs) or that cannot be taken apart; name \
-                 a meter in the configuration"
-                    .to_owned()
-            } else {
-                "no place where it works can be counted cheaply".to_owned()
-            });
-        }
+    /// The candidates of so many samples, the most promising first.
+    pub(super) fn rank(
+        &self,
+        seen: BTreeMap<(usize, u64), Seen>,
+        samples: usize,
+    ) -> Result<Vec<Spot>, String> {
         let mut spots: Vec<Spot> = seen
             .into_iter()
             .filter_map(|((image, address), s)| {
@@ -427,7 +368,7 @@ impl<'a> Search<'a> {
                     candidate: s.candidate,
                     offset: self.image(image)?.offset(address)?,
                     function: ((image as u64) << 48) ^ s.function,
-                    coverage: s.samples as f64 / samples.len() as f64,
+                    coverage: s.samples as f64 / samples as f64,
                     depth: s.depth as f64 / s.samples as f64,
                     rate: 0.0,
                 })
@@ -457,15 +398,18 @@ impl<'a> Search<'a> {
     }
 
     /// Whose executions of a file are counted: of these processes, or of all (`None`).
-    fn whose(&self, image: usize) -> Option<Vec<Option<i32>>> {
+    fn whose(&self, image: usize) -> Option<Vec<Option<ProcessId>>> {
         let image = self.image(image)?;
-        if let [one] = self.processes.as_slice() {
-            return Some(vec![Some(one.pid)]);
+        if let [(one, _)] = self.subjects.as_slice() {
+            return Some(vec![Some(*one)]);
         }
-        if image.main && stranger_of(self.root, self.workload, image.identity).is_none() {
+        if image.main
+            && !image.file.is_layered()
+            && stranger_of(self.root, self.workload, image.file.identity()).is_none()
+        {
             return Some(vec![None]);
         }
-        (self.processes.len() <= LINKS_MAX).then(|| self.processes.iter().map(|p| Some(p.pid)).collect())
+        (self.subjects.len() <= LINKS_MAX).then(|| self.processes().map(Some).collect())
     }
 
     /// Attaches; what the kernel refuses is left out.
@@ -480,12 +424,11 @@ impl<'a> Search<'a> {
             }
         }
         let mut links = Vec::new();
-        for (image, places) in by_image {
-            let Some(path) = self.image(image).and_then(|i| c_path(&i.path)) else {
-                continue;
-            };
-            for whose in self.whose(image).unwrap_or_default() {
-                self.attach_to(&path, &places, whose, &mut links)?;
+        for (number, places) in by_image {
+            for whose in self.whose(number).unwrap_or_default() {
+                if let Some(image) = self.image(number) {
+                    self.attach_to(image, &places, whose, &mut links)?;
+                }
             }
         }
         Ok(links)
@@ -493,24 +436,55 @@ impl<'a> Search<'a> {
 
     fn attach_to(
         &self,
-        path: &CString,
+        image: &Image,
         places: &[(u64, u32)],
-        whose: Option<i32>,
+        whose: Option<ProcessId>,
         links: &mut Vec<Link>,
     ) -> Result<(), String> {
-        match self.counters.attach(path, places, whose) {
+        let several = self.subjects.len() > 1;
+        if let Some((process, identity)) = self.subjects.iter().find(|(p, _)| Some(*p) == whose)
+            && let Err(why) = same_program(self.root, *process, *identity)
+        {
+            return if several { Ok(()) } else { Err(why) };
+        }
+        let attached = self
+            .counters
+            .attach(image.file.kernel_path(), places, whose.map(|p| p.pid));
+        match attached {
             Ok(link) => links.push(link),
             // A process of several may have ended.
-            Err(OpenError::Vanished) if self.processes.len() > 1 => {}
+            Err(OpenError::Vanished) if several => {}
             Err(OpenError::Vanished) => return Err("it has ended".to_owned()),
             // One of them cannot be probed: which, is found by halves.
             Err(OpenError::Unsupported(_)) if places.len() > 1 => {
                 let (a, b) = places.split_at(places.len() / 2);
-                self.attach_to(path, a, whose, links)?;
-                self.attach_to(path, b, whose, links)?;
+                self.attach_to(image, a, whose, links)?;
+                self.attach_to(image, b, whose, links)?;
             }
             Err(OpenError::Unsupported(_)) => {}
             Err(e) => return Err(refusal(&e)),
+        }
+        Ok(())
+    }
+
+    /// Leaves out the places where its memory is not what its file is: somebody has patched it, and may again.
+    fn leave_out_the_patched(&mut self) -> Result<(), String> {
+        let main = self.processes().next().ok_or("it has no process")?;
+        let patched = Patched::look(self.root, main).map_err(|e| e.to_string())?;
+        let before = self.spots.len();
+        let spots = std::mem::take(&mut self.spots);
+        self.spots = spots
+            .into_iter()
+            .filter(|s| {
+                self.image(s.image)
+                    .is_some_and(|i| patched.agrees(&i.file, &i.device_inode, s.offset, &[]))
+            })
+            .collect();
+        if self.spots.is_empty() && before > 0 {
+            return Err(
+                "its code in memory is not that of its file: it was patched while it ran, or its file was written over"
+                    .to_owned(),
+            );
         }
         Ok(())
     }
@@ -542,7 +516,7 @@ impl<'a> Search<'a> {
             after = self.read(spots);
             cpu = self.cpu() - start;
             let hits: u64 = after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).sum();
-            paid = hits as f64 * HIT_COST;
+            paid = hits as f64 * self.limits.hit_cost;
             let patience = (enough * PATIENCE).max(PATIENCE_MIN);
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
@@ -551,7 +525,8 @@ impl<'a> Search<'a> {
         drop(links);
         // Those that came while the probes were taken off were paid for, too.
         let last = self.read(spots);
-        self.hits += last.iter().zip(&before).map(|(l, b)| l - b).sum::<u64>();
+        let since = last.iter().zip(&before).map(|(l, b)| l.saturating_sub(*b));
+        self.hits = self.hits.saturating_add(since.sum());
         // What the probes did not take was left for the program itself.
         let own = (cpu - paid).max(0.1 * cpu).max(1e-6);
         Ok(after
@@ -637,9 +612,10 @@ impl<'a> Search<'a> {
     /// probably the same work. `slack`: how far beyond the room.
     fn keep_the_best(&mut self, slack: f64) {
         let cpus = self.cpus.max(0.02);
-        let room = slack * LAST_COST * cpus / HIT_COST;
+        let room = slack * LAST_COST * cpus / self.limits.hit_cost;
         // What would be cheap enough alone goes first, in the order of promise.
-        let dear = |s: &Spot| s.rate * HIT_COST > self.limits.cost * cpus;
+        let (hit_cost, limit) = (self.limits.hit_cost, self.limits.cost);
+        let dear = |s: &Spot| s.rate * hit_cost > limit * cpus;
         let (cheap, costly): (Vec<Spot>, Vec<Spot>) = self.spots.drain(..).partition(|s| !dear(s));
         let mut kept: Vec<Spot> = Vec::new();
         let mut left = room;
@@ -675,26 +651,17 @@ impl<'a> Search<'a> {
     fn place(&self, spot: usize) -> Option<Place> {
         let spot = self.spots.get(spot)?;
         let image = self.image(spot.image)?;
-        let file = if image.main {
-            self.workload.program.clone()
-        } else {
-            let path = image.path.to_string_lossy();
-            path.rsplit('/').next().unwrap_or_default().to_owned()
-        };
         Some(Place {
-            file: c_path(&image.path)?,
+            file: image.file.clone(),
+            device_inode: image.device_inode,
             offset: spot.offset,
             whole_file: self.whose(spot.image)?.first()?.is_none(),
-            name: format!("{file}+{:#x}", spot.offset),
+            name: format!("{}+{:#x}", image.name, spot.offset),
         })
     }
 }
 
-fn c_path(path: &std::path::Path) -> Option<CString> {
-    CString::new(path.as_os_str().as_bytes()).ok()
-}
-
-fn refusal(e: &OpenError) -> String {
+pub(super) fn refusal(e: &OpenError) -> String {
     match e {
         OpenError::Denied(_) => {
             format!(
@@ -710,35 +677,33 @@ fn refusal(e: &OpenError) -> String {
     }
 }
 
-/// Process that traces (ptrace) a process.
-pub(super) fn tracer_of(root: &Root, process: ProcessId) -> Option<i32> {
-    let dir = open_process(root, process).ok()?;
-    let mut buffer = [0u8; 4096];
-    let n = read_at(&dir, "status", &mut buffer).ok()?;
-    let text = String::from_utf8_lossy(buffer.get(..n)?).into_owned();
-    let tracer: i32 = text
-        .lines()
-        .find_map(|l| l.strip_prefix("TracerPid:"))?
-        .trim()
-        .parse()
-        .ok()?;
-    (tracer != 0).then_some(tracer)
-}
-
 /// A candidate over all samples.
-struct Seen {
+pub(super) struct Seen {
     candidate: Candidate,
     function: u64,
-    samples: usize,
-    depth: usize,
+    pub(super) samples: usize,
+    pub(super) depth: usize,
 }
 
-/// Notes the candidates around a frame once per sample, at the outermost depth.
-fn note(frame: &Frame, depth: usize, here: &mut BTreeMap<(usize, u64), (Candidate, u64, usize)>) {
-    for candidate in &frame.candidates {
-        let entry =
-            here.entry((frame.image, candidate.address))
-                .or_insert((*candidate, frame.function, depth));
-        entry.2 = entry.2.max(depth);
+impl Seen {
+    pub(super) fn new(candidate: Candidate, function: u64) -> Self {
+        Self {
+            candidate,
+            function,
+            samples: 0,
+            depth: 0,
+        }
+    }
+}
+
+impl Frame {
+    /// Notes the candidates around a frame once per sample, at the outermost depth.
+    pub(super) fn note(&self, depth: usize, here: &mut BTreeMap<(usize, u64), (Candidate, u64, usize)>) {
+        for candidate in &self.candidates {
+            let entry =
+                here.entry((self.image, candidate.address))
+                    .or_insert((*candidate, self.function, depth));
+            entry.2 = entry.2.max(depth);
+        }
     }
 }

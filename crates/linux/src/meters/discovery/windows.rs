@@ -3,8 +3,6 @@
 
 use super::search::{CANDIDATES_MAX, Search, Spot};
 use super::signals::Signals;
-use crate::sys::bpf::Link;
-use homeostat_points::HIT_COST;
 use homeostat_points::choice::{Observation, Point};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -52,7 +50,7 @@ impl Search<'_> {
             ..Observation::default()
         };
         let cpus = self.cpus.max(0.02);
-        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * HIT_COST / cpus;
+        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.limits.hit_cost / cpus;
         let length = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
         let links = self.attach(mine)?;
         for window in 0..WINDOWS {
@@ -62,11 +60,14 @@ impl Search<'_> {
             let outside = signals.read(self.workload);
             let seen = self.window(mine, slow, length)?;
             let now = signals.read(self.workload);
-            self.hits += seen.counts.iter().sum::<u64>() + seen.extra;
+            self.hits = self
+                .hits
+                .saturating_add(seen.counts.iter().sum::<u64>())
+                .saturating_add(seen.extra);
             observation.seconds.push(seen.seconds);
             observation.cpu.push(seen.cpu);
             let burden = if seen.cpu > 0.0 {
-                seen.extra as f64 * HIT_COST / seen.cpu
+                seen.extra as f64 * self.limits.hit_cost / seen.cpu
             } else {
                 0.0
             };
@@ -84,7 +85,7 @@ impl Search<'_> {
     }
 
     /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
-    fn window(&self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, String> {
+    fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, String> {
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let difference = |now: Vec<u64>, then: &[u64]| -> Vec<u64> {
@@ -107,9 +108,11 @@ impl Search<'_> {
                 continue;
             }
             std::thread::sleep(BURDEN_BEAT);
-            let paid = difference(self.read(slow), &extra).iter().sum::<u64>() as f64 * HIT_COST;
-            if paid >= share {
-                slowing.take().into_iter().for_each(let_go);
+            let paid = difference(self.read(slow), &extra).iter().sum::<u64>() as f64 * self.limits.hit_cost;
+            if paid >= share
+                && let Some(links) = slowing.take()
+            {
+                self.let_go(links);
             }
         }
         let seen = Window {
@@ -133,15 +136,6 @@ impl Search<'_> {
         let room = CANDIDATES_MAX.saturating_sub(self.spots.len()).min(BURDEN_SPOTS);
         candidates.into_iter().take(room).cloned().collect()
     }
-}
-
-/// The kernel takes the breakpoints out first and then waits some 40 ms, for which the window does not wait. When no
-/// thread can be made the links are dropped here: slower, not wrong.
-fn let_go(links: Vec<Link>) {
-    let _ = std::thread::Builder::new()
-        .name("points-close".to_owned())
-        .stack_size(64 * 1024)
-        .spawn(move || drop(links));
 }
 
 fn point(spot: &Spot) -> Point {

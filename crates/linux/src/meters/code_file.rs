@@ -1,0 +1,497 @@
+//! Files whose code a process runs, held open.
+//!
+//! The kernel puts breakpoints into files, and takes the file by a path. A path that leads through a process
+//! (`/proc/PID/exe`, `/proc/PID/root/…`) means another file as soon as the process executes another program: offsets that
+//! were found in one file would then be used in another, perhaps one that runs with privileges that its caller lacks. So a
+//! file is opened once, through the mapping that the process really runs (`/proc/PID/map_files/…`), looked into through
+//! that descriptor, and named to the kernel by the same descriptor (`/proc/self/fd/N`).
+
+use super::common::{fault, is_ordinary_storage, open_process, read_at};
+use crate::Root;
+use homeostat_model::ProcessId;
+use homeostat_platform::PlatformError;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// Most that is read of a list of mappings.
+const MAPS_MAX: usize = 4 * 1024 * 1024;
+/// Bytes of code that are compared between memory and file at a place that is to be counted.
+pub(super) const COMPARED: usize = 16;
+/// Breakpoint instruction of x86-64.
+const BREAKPOINT: u8 = 0xcc;
+const OVERLAYFS: u64 = 0x794c_7630;
+const BTRFS: u64 = 0x9123_683e;
+/// Attribute in which a file keeps the privileges that it gives to whoever executes it (capabilities(7)).
+const PRIVILEGES: &str = "security.capability";
+
+/// A piece of a process's address space that holds code of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Offset of its start in the file.
+    pub(super) offset: u64,
+    /// Major and minor number of the device, and inode.
+    pub(super) device_inode: ((u32, u32), u64),
+    /// As the process sees it; for people, and to tell the main executable.
+    pub(super) path: String,
+}
+
+/// The code of files in a list of mappings; what has no file (JIT code, the kernel's own page) or can be written is
+/// left out.
+pub(super) fn code_mappings(text: &str) -> Vec<Mapping> {
+    text.lines().filter_map(mapping).collect()
+}
+
+/// `start-end perms offset device inode path`.
+fn mapping(line: &str) -> Option<Mapping> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let permissions = fields.next()?.as_bytes();
+    let offset = fields.next()?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let inode: u64 = fields.next()?.parse().ok()?;
+    let path = fields.next()?.trim_start();
+    if permissions.get(2) != Some(&b'x')
+        || permissions.get(1) == Some(&b'w')
+        || inode == 0
+        || !path.starts_with('/')
+        || path.starts_with("/memfd:")
+        || path.starts_with("/dev/")
+    {
+        return None;
+    }
+    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+    let number = |s: &str| u32::from_str_radix(s, 16).ok();
+    let (start, end, offset) = (hex(start)?, hex(end)?, hex(offset)?);
+    // Every address of it is a place in the file.
+    (start < end && offset.checked_add(end - start).is_some()).then(|| Mapping {
+        start,
+        end,
+        offset,
+        device_inode: ((number(major).unwrap_or(0), number(minor).unwrap_or(0)), inode),
+        path: path.to_owned(),
+    })
+}
+
+/// Code that a process has mapped; empty when it cannot be read.
+pub(super) fn mappings(root: &Root, process: ProcessId) -> Vec<Mapping> {
+    open_process(root, process)
+        .ok()
+        .and_then(|dir| text_of(&dir, "maps", MAPS_MAX))
+        .map(|text| code_mappings(&text))
+        .unwrap_or_default()
+}
+
+/// The text of a file of a directory, as far as that many bytes.
+pub(super) fn text_of(dir: impl AsFd, name: &str, most: usize) -> Option<String> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let n = read_at(&dir, name, &mut buffer).ok()?;
+        if n < buffer.len() || n >= most {
+            buffer.truncate(n);
+            return Some(String::from_utf8_lossy(&buffer).into_owned());
+        }
+        buffer.resize(n * 2, 0);
+    }
+}
+
+/// Device and inode of the file that a process runs.
+pub(super) fn executable(root: &Root, process: ProcessId) -> Option<(u64, u64)> {
+    let dir = open_process(root, process).ok()?;
+    let stat = rustix::fs::statat(&dir, "exe", AtFlags::empty()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// A file with code, open as long as anything is counted in it.
+#[derive(Debug)]
+pub(super) struct CodeFile {
+    file: File,
+    /// Device and inode.
+    identity: (u64, u64),
+    /// Last change and size: a file that is written over is another one.
+    state: ((i64, i64), u64),
+    /// On a file system that shows one file as several, so that who else runs it cannot be told by device and inode.
+    layered: bool,
+    /// What the kernel is given: this process's own descriptor.
+    path: CString,
+}
+
+impl CodeFile {
+    /// The executable of a process, even when its file was removed since.
+    ///
+    /// # Errors
+    /// A sentence: it cannot be opened, or must not be counted in.
+    pub(super) fn executable(root: &Root, process: ProcessId) -> Result<Self, String> {
+        let dir = open_process(root, process).map_err(|e| e.to_string())?;
+        let name = format!("the executable of process {process}");
+        Self::open(&dir, "exe", &name)
+    }
+
+    /// The file behind a mapping of a process: what is mapped, whatever lies under that name by now.
+    ///
+    /// # Errors
+    /// As of [`Self::executable`]; also when the mapping is another one meanwhile.
+    pub(super) fn mapped(root: &Root, process: ProcessId, mapping: &Mapping) -> Result<Self, String> {
+        let dir = open_process(root, process).map_err(|e| e.to_string())?;
+        let at = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
+        let this = Self::open(&dir, &at, &mapping.path)?;
+        let device = (
+            rustix::fs::major(this.identity.0),
+            rustix::fs::minor(this.identity.0),
+        );
+        // Layers show numbers of their own; subvolumes of btrfs a device of their own.
+        let kind = kind_of_storage(&this.file);
+        let same = this.layered
+            || (this.identity.1 == mapping.device_inode.1
+                && (device == mapping.device_inode.0 || kind == Some(BTRFS)));
+        if same {
+            Ok(this)
+        } else {
+            Err(format!(
+                "{} is no longer what process {process} has mapped there",
+                mapping.path
+            ))
+        }
+    }
+
+    /// Our own executable: for trying things out on ourselves.
+    pub(super) fn own() -> Result<Self, String> {
+        let proc = rustix::fs::open(
+            "/proc/self",
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|e| format!("/proc/self cannot be opened: {e}; mount proc"))?;
+        Self::open(&proc, "exe", "our own executable")
+    }
+
+    fn open(dir: &OwnedFd, name: &str, called: &str) -> Result<Self, String> {
+        let say = |what: &str| format!("{called} {what}");
+        // Not blocking: what it is is known only when it is open.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(|e| match e {
+            Errno::ACCESS | Errno::PERM => say(&format!("cannot be opened: {e}; run homeostat as root")),
+            _ => say(&format!("cannot be opened: {e}")),
+        })?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| say(&format!("cannot be looked at: {e}")))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(say("is no regular file"));
+        }
+        if stat.st_mode & 0o6000 != 0 || gives_privileges(&fd) {
+            return Err(say(
+                "gives privileges to whoever executes it (set-user-id, set-group-id or capabilities): nothing is counted \
+                 in such files",
+            ));
+        }
+        if !is_ordinary_storage(&fd) {
+            return Err(say(
+                "lies on storage that a program or another machine answers for: nothing is counted in such files",
+            ));
+        }
+        let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
+        let file = File::from(fd);
+        Ok(Self {
+            layered: kind_of_storage(&file) == Some(OVERLAYFS),
+            identity: (stat.st_dev, stat.st_ino),
+            state: (
+                (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+                u64::try_from(stat.st_size).unwrap_or(0),
+            ),
+            file,
+            path,
+        })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Device and inode.
+    pub(super) fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+
+    /// What tells this state of this file from others: device, inode, last change, size.
+    pub(super) fn state(&self) -> ((u64, u64), (i64, i64), u64) {
+        (self.identity, self.state.0, self.state.1)
+    }
+
+    /// Whether who else runs it cannot be told.
+    pub(super) fn is_layered(&self) -> bool {
+        self.layered
+    }
+
+    /// Path by which the kernel finds this very file, as long as this lives.
+    pub(super) fn kernel_path(&self) -> &CStr {
+        &self.path
+    }
+
+    /// The bytes at a place, fewer at the end of the file.
+    pub(super) fn bytes(&self, offset: u64) -> Option<[u8; COMPARED]> {
+        let mut bytes = [0; COMPARED];
+        let mut used = 0;
+        while let Some(rest) = bytes.get_mut(used..).filter(|r| !r.is_empty()) {
+            match self.file.read_at(rest, offset.checked_add(used as u64)?) {
+                Ok(0) => break,
+                Ok(n) => used += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        (used > 0).then_some(bytes)
+    }
+}
+
+fn kind_of_storage(file: &File) -> Option<u64> {
+    rustix::fs::fstatfs(file)
+        .ok()
+        .map(|s| s.f_type as u64 & 0xffff_ffff)
+}
+
+/// Whether executing a file gives privileges beside those of its mode. What cannot be told counts as given.
+fn gives_privileges(file: &OwnedFd) -> bool {
+    let mut buffer = [0u8; 64];
+    !matches!(
+        rustix::fs::fgetxattr(file, PRIVILEGES, &mut buffer[..]),
+        Err(Errno::NODATA | Errno::OPNOTSUPP)
+    )
+}
+
+/// Memory of a process, to compare code with its file.
+pub(super) struct Memory {
+    file: File,
+    mappings: Vec<Mapping>,
+}
+
+impl Memory {
+    /// Opens the memory of a process.
+    ///
+    /// # Errors
+    /// Gone, or not permitted.
+    pub(super) fn open(root: &Root, process: ProcessId) -> Result<Self, PlatformError> {
+        let dir = open_process(root, process)?;
+        let target = format!("process {process}");
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&dir, "mem", flags, Mode::empty())
+            .map(File::from)
+            .map_err(|e| fault(e, &target, &format!("reading the memory of {target}")))?;
+        let mappings = text_of(&dir, "maps", MAPS_MAX)
+            .map(|text| code_mappings(&text))
+            .unwrap_or_default();
+        Ok(Self { file, mappings })
+    }
+
+    /// Whether what the process runs at a place is what the file holds there: not patched in its own memory by the program,
+    /// by a debugger, or by whoever else writes there. `device_inode`: of the mapping through which the file was opened.
+    /// `probed`: places of the file where a breakpoint may be one of ours; on the first byte it may always be one that is
+    /// just going.
+    pub(super) fn agrees(
+        &self,
+        device_inode: &((u32, u32), u64),
+        offset: u64,
+        bytes: &[u8; COMPARED],
+        probed: &[u64],
+    ) -> bool {
+        let mut found = false;
+        for mapping in &self.mappings {
+            let Some(within) = offset.checked_sub(mapping.offset) else {
+                continue;
+            };
+            let left = (mapping.end - mapping.start).saturating_sub(within);
+            if mapping.device_inode != *device_inode || left == 0 {
+                continue;
+            }
+            found = true;
+            let length = COMPARED.min(usize::try_from(left).unwrap_or(COMPARED));
+            let mut memory = [0; COMPARED];
+            let Some(part) = memory.get_mut(..length) else {
+                return false;
+            };
+            // No overflow: `within` is less than the mapping's length.
+            if self.file.read_exact_at(part, mapping.start + within).is_err() {
+                return false;
+            }
+            let same = (offset..)
+                .zip(part.iter().zip(bytes))
+                .all(|(at, (memory, file))| {
+                    memory == file || (*memory == BREAKPOINT && (at == offset || probed.contains(&at)))
+                });
+            if !same {
+                return false;
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn code_of_files_is_told_from_other_mappings() {
+        let text = "\
+55d0-55e0 r-xp 00002000 fe:00 1234                       /usr/bin/a b
+55e0-55f0 r--p 00002000 fe:00 1234                       /usr/bin/a b
+7000-7100 r-xp 00000000 00:00 0                          [vdso]
+7100-7200 rwxp 00000000 fe:00 99                         /tmp/jit
+7200-7300 r-xp 00000000 00:01 98                         /memfd:code (deleted)
+7300-7400 rwxp 00000000 00:00 0
+7500-7400 r-xp 00000000 fe:00 1234                       /usr/bin/backwards
+7400-7500 r-xp fffffffffffffff0 fe:00 1234               /usr/bin/beyond
+nonsense
+";
+        let found = code_mappings(text);
+        assert_eq!(
+            found,
+            [Mapping {
+                start: 0x55d0,
+                end: 0x55e0,
+                offset: 0x2000,
+                device_inode: ((0xfe, 0), 1234),
+                path: "/usr/bin/a b".to_owned(),
+            }]
+        );
+    }
+
+    fn own() -> ProcessId {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        ProcessId {
+            pid: std::process::id() as i32,
+            start_ticks: super::super::common::start_ticks(&stat).unwrap(),
+        }
+    }
+
+    /// Our own code, where it can be opened through its mapping.
+    fn own_code() -> Option<(Mapping, CodeFile)> {
+        let root = Root::default();
+        let exe = std::fs::read_link("/proc/self/exe").unwrap();
+        let mapping = mappings(&root, own())
+            .into_iter()
+            .find(|m| std::path::Path::new(&m.path) == exe)
+            .unwrap();
+        match CodeFile::mapped(&root, own(), &mapping) {
+            Ok(file) => Some((mapping, file)),
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_mapped_is_opened_and_its_memory_agrees_with_it() {
+        let Some((mapping, file)) = own_code() else {
+            return;
+        };
+        assert_eq!(Some(file.identity()), executable(&Root::default(), own()));
+        // The path leads to this file from inside.
+        let through = std::fs::metadata(file.kernel_path().to_str().unwrap()).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::ino(&through), file.identity().1);
+        let memory = Memory::open(&Root::default(), own()).unwrap();
+        let bytes = file.bytes(mapping.offset).unwrap();
+        assert!(memory.agrees(&mapping.device_inode, mapping.offset, &bytes, &[]));
+        let mut breakpoint = bytes;
+        breakpoint[0] ^= 1;
+        assert!(!memory.agrees(&mapping.device_inode, mapping.offset, &breakpoint, &[]));
+        let mut patched = bytes;
+        patched[COMPARED - 1] ^= 1;
+        assert!(!memory.agrees(&mapping.device_inode, mapping.offset, &patched, &[]));
+        assert!(
+            !memory.agrees(&mapping.device_inode, u64::MAX - 8, &bytes, &[]),
+            "not mapped"
+        );
+    }
+
+    #[test]
+    fn a_mapping_that_is_another_file_by_now_is_refused() {
+        let Some((mut mapping, _)) = own_code() else {
+            return;
+        };
+        mapping.device_inode.1 += 1;
+        let refused = CodeFile::mapped(&Root::default(), own(), &mapping);
+        match refused {
+            Err(why) => assert!(why.contains("no longer"), "{why}"),
+            Ok(file) => assert!(file.is_layered()),
+        }
+        mapping.end += 4096;
+        assert!(CodeFile::mapped(&Root::default(), own(), &mapping).is_err());
+    }
+
+    #[test]
+    fn files_that_give_privileges_and_what_is_no_file_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let dir = rustix::fs::open(
+            directory.path(),
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .unwrap();
+        std::fs::write(directory.path().join("program"), b"\x7fELF").unwrap();
+        let open = |name: &str| CodeFile::open(&dir, name, name);
+        if let Err(why) = open("program") {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        for mode in [0o4755, 0o2755, 0o6711] {
+            std::fs::set_permissions(
+                directory.path().join("program"),
+                std::fs::Permissions::from_mode(mode),
+            )
+            .unwrap();
+            let why = open("program").unwrap_err();
+            assert!(why.contains("gives privileges"), "{mode:o}: {why}");
+        }
+        // A pipe would keep whoever opens it waiting for a writer.
+        let pipe = directory.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        if made.is_ok_and(|s| s.success()) {
+            assert!(open("pipe").unwrap_err().contains("no regular file"));
+        }
+        assert!(open(".").is_err() && open("nothing").is_err());
+        let status = rustix::fs::open(
+            "/proc/self",
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .unwrap();
+        assert!(
+            CodeFile::open(&status, "status", "status")
+                .unwrap_err()
+                .contains("storage")
+        );
+    }
+
+    #[test]
+    fn a_file_with_capabilities_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("program");
+        std::fs::write(&file, b"\x7fELF").unwrap();
+        // VFS_CAP_REVISION_2 with CAP_NET_BIND_SERVICE permitted (include/uapi/linux/capability.h).
+        let mut value = Vec::new();
+        for n in [0x0200_0000u32, 1 << 10, 0, 0, 0] {
+            value.extend(n.to_le_bytes());
+        }
+        if let Err(e) = rustix::fs::setxattr(&file, PRIVILEGES, &value, rustix::fs::XattrFlags::empty()) {
+            eprintln!("skipped: this user or file system cannot give a file capabilities ({e})");
+            return;
+        }
+        let dir = rustix::fs::open(
+            directory.path(),
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .unwrap();
+        assert!(
+            CodeFile::open(&dir, "program", "program")
+                .unwrap_err()
+                .contains("gives privileges")
+        );
+    }
+}

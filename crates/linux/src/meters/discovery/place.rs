@@ -1,0 +1,59 @@
+//! A place in a program that is counted.
+
+use super::super::code_file::{CodeFile, Memory, executable};
+use crate::Root;
+use homeostat_model::ProcessId;
+use homeostat_platform::PlatformError;
+use std::sync::Arc;
+
+/// A place to be counted.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// The file, held open: what it was found in is what the kernel is given.
+    pub(super) file: Arc<CodeFile>,
+    /// Of the mapping through which the file was opened.
+    pub(super) device_inode: ((u32, u32), u64),
+    /// Offset of the instruction.
+    pub(super) offset: u64,
+    /// Whether hits of every process that runs the file count, as no other workload does.
+    pub(super) whole_file: bool,
+    /// For people: `redis-server+0x85333`.
+    pub(super) name: String,
+}
+
+/// Whether a process still runs the program that it ran before.
+///
+/// # Errors
+/// A sentence: it is gone, or runs another one.
+pub(super) fn same_program(root: &Root, process: ProcessId, identity: (u64, u64)) -> Result<(), String> {
+    match executable(root, process) {
+        Some(now) if now == identity => Ok(()),
+        Some(_) => Err(format!("process {process} runs another program now")),
+        None => Err(format!("process {process} has ended")),
+    }
+}
+
+/// What a process has in its memory, beside its files.
+pub(super) struct Patched(Memory);
+
+impl Patched {
+    /// Looks at a process.
+    ///
+    /// # Errors
+    /// Gone, or not permitted.
+    pub(super) fn look(root: &Root, process: ProcessId) -> Result<Self, PlatformError> {
+        Memory::open(root, process).map(Self)
+    }
+
+    /// Whether the code at a place is that of the file. `probed`: places of the file that we count.
+    pub(super) fn agrees(
+        &self,
+        file: &CodeFile,
+        device_inode: &((u32, u32), u64),
+        offset: u64,
+        probed: &[u64],
+    ) -> bool {
+        file.bytes(offset)
+            .is_some_and(|bytes| self.0.agrees(device_inode, offset, &bytes, probed))
+    }
+}

@@ -1,0 +1,189 @@
+//! The first part of a search: where the program is at work. Stacks of its busiest threads are sampled; of each only the
+//! words are kept that point into code, and what else lay there is wiped as soon as it was looked at: it may be anybody's
+//! password.
+
+use super::super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
+use super::atlas::Atlas;
+use super::search::{Search, Seen, Spot, refusal};
+use crate::sys::perf::OpenError;
+use crate::sys::stacks::Sampler;
+use homeostat_model::ProcessId;
+use homeostat_points::code::Candidate;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Threads that are sampled: the busiest.
+const THREADS_MAX: usize = 8;
+/// How long it is looked at who is busy.
+const RANKING: Duration = Duration::from_millis(300);
+/// Samples per second of CPU time of a thread.
+const SAMPLES_PER_SECOND: u64 = 99;
+/// Samples that are enough, and fewest that say something.
+const SAMPLES_ENOUGH: usize = 400;
+const SAMPLES_MIN: usize = 40;
+/// After the usual time so many will do; a program that gets little CPU time is looked at for longer.
+const SAMPLES_FAIR: usize = 200;
+const SAMPLING_USUAL: Duration = Duration::from_secs(4);
+const SAMPLING_MAX: Duration = Duration::from_secs(12);
+/// Words of the stack that are looked at in one sample.
+const FRAMES_MAX: usize = 96;
+
+/// A sample, as far as it is about code.
+pub(super) struct Trace {
+    process: ProcessId,
+    instruction: u64,
+    /// Words of the stack that point into code, with their distance from its top, the nearest first.
+    words: Vec<(usize, u64)>,
+}
+
+impl Search<'_> {
+    /// Threads that use the most CPU time: (process, thread).
+    pub(super) fn busiest(&self) -> Result<Vec<(ProcessId, i32)>, String> {
+        let before = self.run_times();
+        std::thread::sleep(RANKING);
+        let mut used: Vec<(u64, (ProcessId, i32))> = self
+            .run_times()
+            .into_iter()
+            .filter_map(|(key, now)| Some((now.checked_sub(*before.get(&key)?)?, key)))
+            .filter(|(ns, _)| *ns > 0)
+            .collect();
+        used.sort_unstable_by(|a, b| b.cmp(a));
+        used.truncate(THREADS_MAX);
+        let busy: u64 = used.iter().map(|(ns, _)| ns).sum();
+        if (busy as f64) < 0.05 * RANKING.as_nanos() as f64 {
+            return Err("it uses less than 5 % of a CPU, too little to see where it works".to_owned());
+        }
+        Ok(used.into_iter().map(|(_, key)| key).collect())
+    }
+
+    /// Time on a CPU of each thread in nanoseconds, from `schedstat`.
+    fn run_times(&self) -> BTreeMap<(ProcessId, i32), u64> {
+        let mut times = BTreeMap::new();
+        let mut buffer = [0u8; 128];
+        for process in self.processes() {
+            let Ok(dir) = open_process(self.root, process) else {
+                continue;
+            };
+            let Ok((threads, _)) = numbers_in(&dir, "task", ENTRIES_MAX) else {
+                continue;
+            };
+            for thread in threads {
+                let time = read_at(&dir, &format!("task/{thread}/schedstat"), &mut buffer)
+                    .ok()
+                    .and_then(|n| {
+                        let text = std::str::from_utf8(buffer.get(..n)?).ok()?;
+                        text.split_ascii_whitespace().next()?.parse().ok()
+                    });
+                times.extend(time.map(|t: u64| ((process, thread), t)));
+            }
+            if times.len() >= ENTRIES_MAX {
+                break;
+            }
+        }
+        times
+    }
+
+    pub(super) fn sample(&self, threads: &[(ProcessId, i32)], atlas: &Atlas) -> Result<Vec<Trace>, String> {
+        let mut samplers = Vec::new();
+        for (process, thread) in threads {
+            match Sampler::open(*thread, SAMPLES_PER_SECOND) {
+                Ok(sampler) => samplers.push((*process, sampler)),
+                Err(OpenError::Vanished) => {}
+                Err(e) => return Err(refusal(&e)),
+            }
+        }
+        let mut traces = Vec::new();
+        let mut new = Vec::new();
+        let begun = Instant::now();
+        while begun.elapsed() < SAMPLING_MAX && traces.len() < SAMPLES_ENOUGH {
+            if traces.len() >= SAMPLES_FAIR && begun.elapsed() >= SAMPLING_USUAL {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            self.go_on()?;
+            for (process, sampler) in &mut samplers {
+                sampler.read(&mut new);
+                // A sample wipes its stack when it is dropped.
+                traces.extend(new.drain(..).map(|sample| {
+                    Trace {
+                        process: *process,
+                        instruction: sample.instruction,
+                        words: sample
+                            .stack()
+                            .iter()
+                            .copied()
+                            .enumerate()
+                            .filter(|(_, word)| atlas.is_code(*process, *word))
+                            .collect(),
+                    }
+                }));
+            }
+        }
+        if traces.len() < SAMPLES_MIN {
+            return Err(format!(
+                "only {} samples of its stacks could be taken in {} s: it works too little",
+                traces.len(),
+                SAMPLING_MAX.as_secs()
+            ));
+        }
+        Ok(traces)
+    }
+
+    /// What may be counted around the places where the program was seen at work, the most promising first.
+    pub(super) fn find_candidates(
+        &mut self,
+        mut atlas: Atlas,
+        traces: &[Trace],
+    ) -> Result<Vec<Spot>, String> {
+        let (root, workload) = (self.root, self.workload);
+        for trace in traces {
+            self.go_on()?;
+            atlas.note(root, workload, trace.process, trace.instruction, false);
+            for (_, word) in &trace.words {
+                atlas.note(root, workload, trace.process, *word, true);
+            }
+        }
+        let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
+        let mut waiting = 0;
+        let mut outside = 0;
+        for trace in traces {
+            self.go_on()?;
+            let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
+            match atlas.resolve(root, workload, trace.process, trace.instruction, false) {
+                Some(frame) => {
+                    waiting += usize::from(frame.waits);
+                    frame.note(0, &mut here);
+                }
+                None => outside += 1,
+            }
+            trace
+                .words
+                .iter()
+                .filter_map(|(depth, word)| {
+                    let frame = atlas.resolve(root, workload, trace.process, *word, true)?;
+                    Some((depth + 1, frame))
+                })
+                .take(FRAMES_MAX)
+                .for_each(|(depth, frame)| frame.note(depth, &mut here));
+            for (key, (candidate, function, depth)) in here {
+                let entry = seen.entry(key).or_insert(Seen::new(candidate, function));
+                entry.samples += 1;
+                entry.depth += depth;
+            }
+        }
+        self.waiting = waiting as f64 / traces.len() as f64;
+        self.images = atlas.images;
+        if seen.is_empty() {
+            return Err(if let Some(why) = atlas.left_out.first() {
+                format!("no place where it works can be counted ({why})")
+            } else if outside * 2 > traces.len() {
+                "it works mostly in code that no file holds (compiled while it runs) or that cannot be taken apart; name \
+                 a meter in the configuration"
+                    .to_owned()
+            } else {
+                "no place where it works can be counted cheaply".to_owned()
+            });
+        }
+        self.rank(seen, traces.len())
+    }
+}
