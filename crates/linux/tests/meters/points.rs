@@ -145,24 +145,20 @@ fn build(directory: &Path) -> Option<PathBuf> {
     }
 }
 
-/// With points looked for.
-fn settings() -> MeterSettings {
-    MeterSettings {
-        progress_points: true,
-        ..MeterSettings::default()
-    }
-}
-
 #[test]
-fn points_are_not_looked_for_unless_a_person_says_so() {
+fn points_are_not_looked_for_when_a_person_says_no() {
     let own = workload("test", &[std::process::id()]);
-    let why = Meters::plain().refusal(&own, "points");
-    assert!(why.contains("meters.progress_points = true"), "{why}");
+    let settings = MeterSettings {
+        progress_points: false,
+        ..MeterSettings::default()
+    };
+    let why = Meters::new(&settings).refusal(&own, "points");
+    assert!(why.contains("meters.progress_points = false"), "{why}");
 }
 
 fn points() -> Box<dyn MeterKind> {
     let own = workload("test", &[std::process::id()]);
-    kinds(&settings())
+    kinds(&MeterSettings::default())
         .into_iter()
         .find_map(|mut kind| {
             let mine = kind
@@ -344,7 +340,7 @@ fn the_platform_opens_a_meter_that_has_to_be_found_first() {
     let file = directory.path().join("count");
     let victim = Victim(Command::new(&program).arg("work").arg(&file).spawn().unwrap());
     let pid = victim.0.id() as i32;
-    let mut platform = LinuxPlatform::with_meters(Root::default(), &settings());
+    let mut platform = LinuxPlatform::with_meters(Root::default(), &MeterSettings::default());
     let snapshot = platform
         .sample(&SampleRequest {
             scan: true,

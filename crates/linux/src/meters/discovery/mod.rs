@@ -104,7 +104,7 @@ impl Points {
 
     fn check(&mut self, root: &Root, workload: &Workload) -> Result<Key, String> {
         if !self.wanted {
-            return Err("progress points are not looked for unless meters.progress_points = true".to_owned());
+            return Err("meters.progress_points = false: progress points are not looked for".to_owned());
         }
         if !root.is_live() {
             return Err("this is a captured tree, not the running machine".to_owned());
