@@ -6,6 +6,7 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
+use crate::recovery::{self, Recovery};
 use crate::retrace::Traced;
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
@@ -31,8 +32,14 @@ const FIRST_SWITCH_SLOWER: u64 = 4;
 /// A change that took longer than this to make is switched off and on once before the first coin, so that the
 /// washout is right from the first block: blocks that a switch outlasts show less than there is.
 const REHEARSAL_FROM: Nanoseconds = Nanoseconds::from_secs(40);
-/// What protects from a loss stays on for so long before the first coin may release it.
+/// What protects from a loss stays on for so long before the first coin may release it …
 const FIRST_RELIEF: Nanoseconds = Nanoseconds::from_secs(10);
+/// … and for so long at most, if the program still gets faster …
+const FIRST_RELIEF_MAX: Nanoseconds = Nanoseconds::from_secs(60);
+/// … or where its meter was read for the first time when it was lost: it may have come back at once, or not begun to.
+const FIRST_RELIEF_UNSEEN: Nanoseconds = Nanoseconds::from_secs(30);
+/// What a protected program takes to come back is waited for with this much more: the next times are not all as quick.
+const RECOVERY_MARGIN: Nanoseconds = Nanoseconds::from_secs(1);
 /// A block is measured at least this share of its washout, or most of the trial would be waiting …
 const MEASURED_SHARE: f64 = 0.5;
 
@@ -531,6 +538,19 @@ impl Experiment {
             Phase::Preparing
                 if self.setup.urgent && self.settled && now - self.setup.started >= FIRST_RELIEF =>
             {
+                match recovery::seen(gauge, self.switch_started, now) {
+                    Recovery::Took(time) => {
+                        self.setup.settling = Nanoseconds((time + RECOVERY_MARGIN).0 / SETTLING_CONSTANTS);
+                    }
+                    Recovery::UnderWay if now - self.setup.started < FIRST_RELIEF_MAX => {
+                        return Need::Nothing;
+                    }
+                    Recovery::Unseen if now - self.setup.started < FIRST_RELIEF_UNSEEN => {
+                        return Need::Nothing;
+                    }
+                    // What the strategy expects stands.
+                    Recovery::UnderWay | Recovery::Unseen => {}
+                }
                 self.begin(now)
             }
             Phase::Preparing => self.poll_making(now, gauge),

@@ -32,6 +32,7 @@ mod growth;
 mod guard;
 mod meters;
 mod panel;
+mod recovery;
 mod relief;
 mod rollout;
 mod series;

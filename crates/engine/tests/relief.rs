@@ -109,6 +109,9 @@ struct World {
     /// What the reader costs the program, and the limit the reader (shares of their work).
     loss: f64,
     price: f64,
+    /// Seconds that the program needs to come back, and since when it has been protected.
+    comes_back_s: u64,
+    protected_since: Option<u64>,
     on: BTreeMap<ActionId, bool>,
     whose: BTreeMap<ActionId, String>,
     /// The reader that an action contains.
@@ -144,6 +147,8 @@ impl World {
             third: false,
             loss,
             price,
+            comes_back_s: 0,
+            protected_since: None,
             on: BTreeMap::new(),
             whose: BTreeMap::new(),
             contains: BTreeMap::new(),
@@ -170,7 +175,15 @@ impl World {
 
     fn snapshot(&mut self) -> Snapshot {
         let contained = self.contains("reader");
-        let loses = (self.reads && !contained) || (self.other_reads && !self.contains("other reader"));
+        let pushed_out = (self.reads && !contained) || (self.other_reads && !self.contains("other reader"));
+        if pushed_out {
+            self.protected_since = None;
+        } else {
+            self.protected_since.get_or_insert(self.second);
+        }
+        let loses = self
+            .protected_since
+            .is_none_or(|at| self.reads && self.second < at + self.comes_back_s);
         let reading = self.reads || self.other_reads;
         let second = Nanoseconds::from_secs(1);
         let (mut workloads, mut samples) = (vec![], vec![]);
@@ -349,6 +362,11 @@ impl World {
             .map(|v| (v.2, v.3.clone()))
     }
 
+    /// What the blocks of the trial discard of their beginning (s).
+    fn washout_s(&self) -> f64 {
+        self.engine.view().experiments[0].washout_s
+    }
+
     fn contained_at(&self) -> Option<u64> {
         self.applied.iter().find(|a| a.1 == "contain").map(|a| a.0)
     }
@@ -402,6 +420,28 @@ fn it_is_made_at_once_and_proven_after() {
     assert_eq!(verdict, Verdict::Accepted, "{reason}");
     assert_eq!(world.stage("program"), Stage::Improved);
     assert!(world.is_contained());
+}
+
+#[test]
+fn blocks_discard_what_it_takes_to_come_back() {
+    let washout_after = |comes_back_s: u64| {
+        let mut world = World::new(0.95, 0.0);
+        world.comes_back_s = comes_back_s;
+        world.run(90);
+        world.reads = true;
+        world.run(45);
+        assert!(world.verdicts.is_empty(), "{:?}", world.verdicts);
+        let washout_s = world.washout_s();
+        world.run(600);
+        let (verdict, reason) = world.verdict_of("protect").unwrap();
+        assert_eq!(verdict, Verdict::Accepted, "{reason}");
+        washout_s
+    };
+    let quick = washout_after(0);
+    assert_eq!(quick, Policy::default().washout_min_s);
+    // Looked at in windows of two seconds, from the moment in which it was settled, and a second more.
+    let slow = washout_after(12);
+    assert!((10.0..=15.0).contains(&slow), "{slow}");
 }
 
 #[test]

@@ -107,8 +107,8 @@ const LARGE_CALL: u64 = 32 * 1024;
 const SEQUENCE_MIN: f64 = 0.5;
 /// Pages per second that come back after they were taken: without them nobody pushes anybody out.
 const REFAULTS_MIN: f64 = 50.0;
-/// Pages that were taken are back, and those that are to go are gone, within three times this: measured with 256 MiB on a
-/// disk of 0.4 GB/s, 4 and 8 seconds.
+/// Pages that were taken are back, and those that are to go are gone, within three times this, where it is not seen how long
+/// that takes: with 256 MiB on a disk of 0.4 GB/s it took 4 and 8 seconds.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(2500);
 /// The effectors; each begins with its name the sentence by which it says that its change is over.
 const CONTAINMENT: &str = "memory_containment";

@@ -1,0 +1,102 @@
+//! How long a program takes to come back once it is protected, seen while it is protected for the first time.
+//!
+//! Pages that were pushed out come back as fast as the storage gives them: within a second on one machine, in half a
+//! minute on the next. The blocks of the trial that follows discard so much of their beginning, neither less, or blocks
+//! would show less than there is, nor much more, or the proof would take twice as long. It is fixed before the first coin
+//! is tossed, and so of no influence on what the coins prove.
+
+use crate::panel::Gauge;
+use homeostat_model::Nanoseconds;
+
+/// The work is looked at in windows of this length …
+const WINDOW: Nanoseconds = Nanoseconds::from_secs(2);
+/// … of which the last so many are what the program comes back to.
+const LAST: usize = 3;
+/// A window counts as back, and the last ones as level, within this share of the work.
+const LEVEL_SHARE: f64 = 0.8;
+/// What the program did before is what it did in this time.
+const BEFORE: Nanoseconds = Nanoseconds::from_secs(4);
+
+/// What was seen of a recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recovery {
+    /// The program was back after this time.
+    Took(Nanoseconds),
+    /// It still gets faster, or has not begun to, or too little was measured to say so.
+    UnderWay,
+    /// It was at its level all the time, and what it did before is not known.
+    Unseen,
+}
+
+/// What was seen since `from`, when the protection was made.
+pub(crate) fn seen(gauge: &Gauge<'_>, from: Nanoseconds, now: Nanoseconds) -> Recovery {
+    let windows = now.saturating_sub(from).0 / WINDOW.0;
+    let scores: Vec<Option<f64>> = (0..windows)
+        .map(|k| {
+            let begin = from + Nanoseconds(WINDOW.0 * k);
+            gauge.read(begin, begin + WINDOW).score
+        })
+        .collect();
+    let before = gauge.read(from.saturating_sub(BEFORE), from).score;
+    judge(before, &scores)
+}
+
+/// Scores are in log units: before the protection, and by window since.
+fn judge(before: Option<f64>, scores: &[Option<f64>]) -> Recovery {
+    let Some((first, last)) = scores.len().checked_sub(LAST).map(|n| scores.split_at(n)) else {
+        return Recovery::UnderWay;
+    };
+    let Some(mut last) = last.iter().copied().collect::<Option<Vec<f64>>>() else {
+        return Recovery::UnderWay;
+    };
+    let newest = last[LAST - 1];
+    last.sort_by(f64::total_cmp);
+    let level = last[LAST / 2];
+    let near = -LEVEL_SHARE.ln();
+    if first.is_empty() || newest > level + near || before.is_some_and(|lost| level <= lost + near) {
+        return Recovery::UnderWay;
+    }
+    let below = |score: &Option<f64>| score.is_none_or(|s| s < level - near);
+    match first.iter().rposition(below) {
+        Some(k) => Recovery::Took(Nanoseconds(WINDOW.0 * (k as u64 + 1))),
+        None if before.is_some() => Recovery::Took(Nanoseconds::ZERO),
+        None => Recovery::Unseen,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(before: Option<f64>, rates: &[f64]) -> Recovery {
+        let scores: Vec<Option<f64>> = rates.iter().map(|r| (*r > 0.0).then(|| r.ln())).collect();
+        judge(before.map(f64::ln), &scores)
+    }
+
+    fn took(windows: u64) -> Recovery {
+        Recovery::Took(Nanoseconds(WINDOW.0 * windows))
+    }
+
+    #[test]
+    fn a_program_is_back_when_it_stays_near_what_it_comes_to() {
+        // Lost, half, back.
+        assert_eq!(after(None, &[0.1, 50.0, 98.0, 100.0, 101.0, 99.0]), took(2));
+        // One slow window in between counts: it was not back for good.
+        assert_eq!(after(None, &[0.1, 95.0, 30.0, 100.0, 101.0, 99.0]), took(3));
+        // A window without a reading is not one in which it was back.
+        assert_eq!(after(None, &[0.0, 0.0, 100.0, 101.0, 99.0]), took(2));
+        // Back at once, for all that can be seen; only what it did before tells that from a program that was never away.
+        assert_eq!(after(Some(1.0), &[100.0, 98.0, 103.0, 99.0, 101.0]), took(0));
+        assert_eq!(after(None, &[100.0, 98.0, 103.0, 99.0, 101.0]), Recovery::Unseen);
+    }
+
+    #[test]
+    fn a_program_that_still_gets_faster_or_has_not_begun_to_is_not_back() {
+        let under_way = Recovery::UnderWay;
+        assert_eq!(after(None, &[0.1, 1.0, 5.0, 20.0, 40.0, 80.0]), under_way);
+        assert_eq!(after(Some(1.0), &[1.0, 1.1, 1.0, 0.9, 1.0]), under_way);
+        // Nor can it be said of one that was seen too shortly, or not at the end.
+        assert_eq!(after(None, &[100.0, 100.0, 100.0]), under_way);
+        assert_eq!(after(None, &[100.0, 100.0, 100.0, 100.0, 0.0]), under_way);
+    }
+}
