@@ -45,9 +45,9 @@ const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
 /// Times in a row that an effector may say "not now" before the action counts as failed.
 const BUSY_MAX: u32 = 15;
-/// Times that an undo of what is kept waits ([`BUSY_WAIT`]) for a journal that cannot be written: then it goes on without, since
-/// who wants it back must not depend on the disk.
-const UNNOTED_MAX: u32 = 5;
+/// Times that an undo of what is kept waits ([`BUSY_WAIT`]) for a journal that cannot be written, a minute and a half in all: what
+/// ends before is in force, as the journal says. Then it goes on without, since who wants it back must not depend on the disk.
+const UNNOTED_MAX: u32 = 45;
 /// Longest pause between two slices, whatever the effector asks for: an undo must not wait for ever.
 const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 /// The wait after slices that get no further doubles so often, to about a second.
