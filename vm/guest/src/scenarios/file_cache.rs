@@ -1,7 +1,8 @@
 //! A big reader kept to a little memory, in control groups of version 2: daemons beside each other, each with a program on
 //! a mapped file and a reader in a slice that is too small for both. Each contains its reader, and it ends in another way:
-//! kill -9 in mid-trial and `restore`, and a person who sets the limit meanwhile. That the reader's group goes away, and a
-//! reader that is moved into a group made for it, is tried on the host (`crates/linux/tests/containment.rs`, version 1).
+//! kill -9 in mid-trial and `restore`, and a person who sets the limit meanwhile. A reader that is moved into a group made
+//! for it is in `root_reader.rs`; that the reader's group goes away is tried on the host
+//! (`crates/linux/tests/containment.rs`, version 1).
 //!
 //! The files are disks made of holes (`loop` over a sparse file in memory): reading them is reading from storage for the
 //! kernel's books, and costs no memory but the page cache's. (Not `brd`: up to Linux 6.2 what it delivers is in no book.)
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const ROOT: &str = "/sys/fs/cgroup";
+pub(super) const ROOT: &str = "/sys/fs/cgroup";
 /// Memory of a slice, of it the working set of the program, and the reader's file, in MiB.
 const SLICE_MIB: u64 = 80;
 const WORKER_MIB: &str = "56";
@@ -284,29 +285,36 @@ impl Drop for Room {
     }
 }
 
-/// Only these two are the business of the daemon.
 fn configuration(end: End) -> String {
     let name = end.name();
+    configuration_for(
+        &format!("{name}-worker.service"),
+        &format!("{name}-reader.service"),
+    )
+}
+
+/// Only these two are the business of the daemon: the program and the reader, by the patterns of their names.
+pub(super) fn configuration_for(worker: &str, reader: &str) -> String {
     let rule = |pattern: &str| format!("[[policy.workloads]]\nmatch = \"{pattern}\"\n");
     let never = |pattern: &str| format!("{}never = true\n", rule(pattern));
-    let reader = rule(&format!("{name}-reader.service"));
     // Who declines keeps its meter for so long: relief needs one.
     let hurried = HURRIED.replace("reconsider_s = 10\n", "reconsider_s = 600\n");
     format!(
-        "{hurried}{STRATEGY}{}{reader}{}",
-        rule(&format!("{name}-worker.service")),
+        "{hurried}{STRATEGY}{}{}{}",
+        rule(worker),
+        rule(reader),
         never("*")
     )
 }
 
 /// Changes that `restore` has undone, and those that it could not undo.
-fn restore(directory: &Path) -> Result<(usize, usize), Failure> {
+pub(super) fn restore(directory: &Path) -> Result<(usize, usize), Failure> {
     let told = json(&ask(directory, &["restore", "--json"])?)?;
     let count = |key: &str| told[key].as_array().map_or(0, Vec::len);
     Ok((count("undone"), count("failed")))
 }
 
-fn disk(number: usize) -> String {
+pub(super) fn disk(number: usize) -> String {
     format!("/dev/loop{number}")
 }
 
@@ -317,7 +325,7 @@ fn make(group: &Path) -> Result<(), Failure> {
 }
 
 /// The control group of a process, as the kernel names it.
-fn group_of(pid: i32) -> Result<String, Failure> {
+pub(super) fn group_of(pid: i32) -> Result<String, Failure> {
     let groups = text(format!("/proc/{pid}/cgroup"))?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::"));
     path.map(str::to_owned)
@@ -325,7 +333,7 @@ fn group_of(pid: i32) -> Result<String, Failure> {
 }
 
 /// The groups that homeostat made below the root.
-fn made_groups() -> Result<Vec<String>, Failure> {
+pub(super) fn made_groups() -> Result<Vec<String>, Failure> {
     let entries = std::fs::read_dir(ROOT).map_err(Failure::system("listing the groups"))?;
     Ok(entries
         .filter_map(Result::ok)
@@ -350,12 +358,12 @@ fn busybox(arguments: &[&str]) -> Result<(), Failure> {
 }
 
 /// Disks of holes, two for each room; taken apart when dropped.
-struct Disks;
+pub(super) struct Disks;
 
 impl Disks {
     const COUNT: usize = 2 * End::ALL.len();
 
-    fn make(context: &Context) -> Result<Self, Failure> {
+    pub(super) fn make(context: &Context) -> Result<Self, Failure> {
         if !Path::new("/sys/module/loop").exists() {
             busybox(&["insmod", MODULE, &format!("max_loop={}", Self::COUNT)])?;
         }

@@ -18,6 +18,7 @@ mod people;
 mod placement;
 mod placement_tests;
 mod programs;
+mod root_reader;
 mod set_aside;
 mod trials;
 
@@ -100,6 +101,10 @@ const ALL: &[(&str, Scenario)] = &[
     ("cpus-set-aside", set_aside::are_no_room),
     ("balancing-is-tried", balancing::tried_and_put_back),
     ("reader-is-contained", file_cache::reader_is_contained),
+    (
+        "reader-of-the-root-group-is-contained",
+        root_reader::reader_of_the_root_group_is_contained,
+    ),
 ];
 
 /// Part of the machine's time that one scenario may take, so that one that hangs leaves some to the others.
