@@ -25,6 +25,7 @@ use homeostat_tunables::{Catalogue, Facts, Found, Kind, Origin, Tree, stale};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The groups of the catalogue, for the command line.
 pub const GROUPS: [&str; 18] = [
@@ -66,6 +67,20 @@ pub const KINDS: [&str; 14] = [
 ];
 /// Directory of the journal of what people set, in the state directory.
 pub const JOURNAL_DIRECTORY: &str = "settings";
+
+/// Names of the settings that are the same on every machine: those without a device in them. For completion.
+pub fn names() -> &'static [String] {
+    static NAMES: OnceLock<Vec<String>> = OnceLock::new();
+    NAMES.get_or_init(|| {
+        // A catalogue that cannot be read is told by whoever asks for a setting.
+        let tunables = Catalogue::load().map(|c| c.tunables).unwrap_or_default();
+        tunables
+            .into_iter()
+            .map(|t| t.name)
+            .filter(|n| !n.contains('*'))
+            .collect()
+    })
+}
 /// Name under which such changes stand in the journal instead of a workload.
 const WORKLOAD: &str = "host";
 /// When a person asked, in the arguments of the action.

@@ -116,8 +116,7 @@ fn go_function(file: &File, symbol: Symbol<'_>) -> Option<(String, u64)> {
     let (_, data) = go::SECTIONS
         .iter()
         .find_map(|section| outline.contents(file, section, TABLE_MAX))?;
-    let text = outline.range(".text").map_or(0, |r| r.0);
-    Some((name.to_owned(), go::function(text, &data, name)?))
+    Some((name.to_owned(), go::function(&data, name)?))
 }
 
 fn best<'d, S: ObjectSymbol<'d>>(

@@ -21,7 +21,7 @@ struct Header<'a> {
     functions: &'a [u8],
 }
 
-fn header(text: u64, data: &[u8]) -> Option<Header<'_>> {
+fn header(data: &[u8]) -> Option<Header<'_>> {
     // 1.18 and 1.20; 8-byte pointers.
     if !matches!(u32_at(data, 0)?, 0xffff_fff0 | 0xffff_fff1) || *data.get(7)? != 8 {
         return None;
@@ -29,20 +29,18 @@ fn header(text: u64, data: &[u8]) -> Option<Header<'_>> {
     let part = |at| data.get(usize::try_from(u64_at(data, at)?).ok()?..);
     Some(Header {
         count: usize::try_from(u64_at(data, 8)?).ok()?.min(FUNCTIONS_MAX),
-        // Since 1.26 the start of the text is left for the program to fill in.
-        start: match u64_at(data, 24)? {
-            0 => text,
-            start => start,
-        },
+        // Since 1.26 the start of the text is left for the program to fill in, and in programs that may lie anywhere it always
+        // was. It is not the start of `.text` where C code comes first: no function is known then, rather than a wrong one.
+        start: Some(u64_at(data, 24)?).filter(|start| *start != 0)?,
         names: part(32)?,
         functions: part(64)?,
     })
 }
 
 /// Ranges of functions, from and to, ascending. A function ends where the next begins; what fills the gap is no way that
-/// its code goes. `text`: address of the section `.text`.
-pub(in crate::meters) fn functions(text: u64, data: &[u8]) -> Option<Vec<(u64, u64)>> {
-    let header = header(text, data)?;
+/// its code goes. `None` where the table does not say where the code begins.
+pub(in crate::meters) fn functions(data: &[u8]) -> Option<Vec<(u64, u64)>> {
+    let header = header(data)?;
     // The last pair is the end of the code.
     let starts: Vec<u64> = header
         .functions
@@ -65,8 +63,8 @@ pub(in crate::meters) fn functions(text: u64, data: &[u8]) -> Option<Vec<(u64, u
 }
 
 /// Address of the function with this name (`net/http.serverHandler.ServeHTTP`).
-pub(in crate::meters) fn function(text: u64, data: &[u8], name: &str) -> Option<u64> {
-    let header = header(text, data)?;
+pub(in crate::meters) fn function(data: &[u8], name: &str) -> Option<u64> {
+    let header = header(data)?;
     let is_it = |description: u32| {
         // The entry, then where the name stands.
         let at = usize::try_from(description).ok()?.checked_add(4)?;
@@ -110,30 +108,31 @@ mod tests {
     fn functions_are_found_by_place_and_by_name() {
         let data = table();
         assert_eq!(
-            functions(0, &data),
+            functions(&data),
             Some(vec![(0x40_1000, 0x40_1020), (0x40_1020, 0x40_1080)])
         );
-        assert_eq!(function(0, &data, "main.a"), Some(0x40_1000));
-        assert_eq!(function(0, &data, "main.ab"), Some(0x40_1020));
-        assert_eq!(function(0, &data, "main"), None);
-        assert_eq!(function(0, &data, ""), None);
-        // The start of the text may be left open.
+        assert_eq!(function(&data, "main.a"), Some(0x40_1000));
+        assert_eq!(function(&data, "main.ab"), Some(0x40_1020));
+        assert_eq!(function(&data, "main"), None);
+        assert_eq!(function(&data, ""), None);
+        // Where the start of the code is left open, a function is nowhere, and not somewhere near it.
         let mut open = data.clone();
         open[24..32].fill(0);
-        assert_eq!(function(0x50_0000, &open, "main.ab"), Some(0x50_0020));
+        assert_eq!(function(&open, "main.ab"), None);
+        assert_eq!(functions(&open), None);
     }
 
     #[test]
     fn damaged_tables_give_less_and_nothing_else() {
         let data = table();
         for cut in 0..data.len() {
-            let _ = (functions(0, &data[..cut]), function(0, &data[..cut], "main.ab"));
+            let _ = (functions(&data[..cut]), function(&data[..cut], "main.ab"));
         }
         for at in 0..data.len() {
             for value in [0xff, 0x7f] {
                 let mut broken = data.clone();
                 broken[at] = value;
-                let _ = (functions(0, &broken), function(0, &broken, "main.ab"));
+                let _ = (functions(&broken), function(&broken, "main.ab"));
             }
         }
     }

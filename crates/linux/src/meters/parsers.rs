@@ -49,8 +49,8 @@ pub(crate) const ALL: &[Parser] = &[
         let _ = code_file::code_mappings(&String::from_utf8_lossy(bytes));
     }),
     ("code-functions", |bytes| {
-        let _ = go::functions(0x1000, bytes);
-        let _ = go::function(0x1000, bytes, "main.main");
+        let _ = go::functions(bytes);
+        let _ = go::function(bytes, "main.main");
         let (header, frames) = bytes.split_at(bytes.len() / 2);
         let part = |address, data| discovery::unwind::Section { address, data };
         let _ = discovery::unwind::functions(part(0x1000, header), part(0x2000, frames));

@@ -32,7 +32,7 @@ impl Default for MeterSettings {
             configured: BTreeMap::new(),
             redis_password_files: BTreeMap::new(),
             progress_directory: PathBuf::from(homeostat_progress::layout::DIRECTORY),
-            progress_points: true,
+            progress_points: false,
         }
     }
 }

@@ -4,10 +4,36 @@ pub(crate) mod text;
 
 use crate::Context;
 use crate::failure::{Failure, Kind};
-use clap::builder::PossibleValuesParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use homeostat_daemon::tunables::{self, Filter, GROUPS, KINDS, Places, Survey, TunableError, Which, Wish};
+use std::ffi::OsStr;
 use std::path::PathBuf;
+
+/// Takes any name, file or pattern, and tells shells the names there are, for completion.
+#[derive(Clone)]
+struct SettingName;
+
+impl TypedValueParser for SettingName {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        NonEmptyStringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(
+            tunables::names()
+                .iter()
+                .map(|name| PossibleValue::new(name.as_str())),
+        ))
+    }
+}
 
 /// Show and change the settings of the kernel that matter, with who set each.
 ///
@@ -43,6 +69,7 @@ enum What {
   homeostat tunable show /sys/kernel/mm/transparent_hugepage/enabled")]
     Show {
         /// Name or file of a setting, or a pattern with `*`.
+        #[arg(value_parser = SettingName, hide_possible_values = true)]
         name: String,
         /// Directory that holds the files of another machine.
         #[arg(long, value_name = "DIRECTORY")]
@@ -58,6 +85,7 @@ enum What {
   homeostat tunable set --force vm.dirty_ratio 10      although a file says otherwise")]
     Set {
         /// Name or file of the setting.
+        #[arg(value_parser = SettingName, hide_possible_values = true)]
         name: String,
         /// Value; several numbers in one argument.
         #[arg(allow_hyphen_values = true)]
@@ -78,7 +106,7 @@ enum What {
   homeostat tunable unset --all")]
     Unset {
         /// Name or file of the setting.
-        #[arg(required_unless_present = "all")]
+        #[arg(required_unless_present = "all", value_parser = SettingName, hide_possible_values = true)]
         name: Option<String>,
         /// Everything that `set` changed.
         #[arg(long, conflicts_with = "name")]
@@ -131,6 +159,7 @@ enum What {
 #[derive(Debug, Args)]
 struct List {
     /// Names, parts of names, or patterns with `*`; any of them.
+    #[arg(value_parser = SettingName, hide_possible_values = true)]
     names: Vec<String>,
     /// Only one group.
     #[arg(long, value_parser = PossibleValuesParser::new(GROUPS))]

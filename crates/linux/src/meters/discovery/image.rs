@@ -166,11 +166,10 @@ fn ranges(file: &CodeFile, outline: &Outline) -> Vec<(u64, u64)> {
         let part = |address, data| unwind::Section { address, data };
         found = unwind::functions(part(header, &table), part(frames, &data));
     }
-    let text = outline.range(".text").map_or(0, |r| r.0);
     let go = go::SECTIONS
         .iter()
         .find_map(|name| section(name))
-        .and_then(|(_, data)| go::functions(text, &data));
+        .and_then(|(_, data)| go::functions(&data));
     found.extend(go.unwrap_or_default());
     if found.is_empty() {
         found = outline.functions(file.file(), TABLE_MAX);

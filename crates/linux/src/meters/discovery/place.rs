@@ -15,8 +15,6 @@ pub(super) struct Place {
     pub(super) device_inode: ((u32, u32), u64),
     /// Offset of the instruction.
     pub(super) offset: u64,
-    /// Whether hits of every process that runs the file count, as no other workload does.
-    pub(super) whole_file: bool,
     /// For people: `redis-server+0x85333`.
     pub(super) name: String,
 }

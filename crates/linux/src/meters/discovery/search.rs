@@ -4,13 +4,12 @@
 //! It runs on a thread of its own, seconds long; what it attaches is removed before it returns. One search at a time: what
 //! it costs is one program's to pay, and the machine's to bear.
 
-use super::super::common::{ENTRIES_MAX, PROCESSES_MAX};
-use super::super::uprobe::stranger_of;
+use super::super::common::PROCESSES_MAX;
 use super::atlas::{Atlas, Frame, Terms};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
 use super::rehearsal::rehearse;
-use super::strangers::{has_shadow_stack, tracer_of};
+use super::strangers::tracer_of;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -59,8 +58,14 @@ const ALIKE: f64 = 0.25;
 /// Share of the program's CPU time that they may cost together: of a server whose every place runs for each of a hundred
 /// thousand requests a second, few can be counted at all. The dearer they are, the shorter are the windows.
 const LAST_COST: f64 = 0.3;
-/// Processes that get a link each, when a file cannot be counted as a whole.
+/// Processes of a program in which points are looked for, at most: each gets a link of its own.
 const LINKS_MAX: usize = 8;
+/// What may be offered of a program's code. No call: a process can get a shadow stack between two looks, which the kernel does
+/// not write when it acts a call out. Nothing that rests on where the program was seen at work: it could choose the byte.
+const TERMS: Terms = Terms {
+    calls: false,
+    seen: false,
+};
 
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
@@ -198,6 +203,12 @@ impl<'a> Search<'a> {
         if subjects.is_empty() {
             return Err("it has ended, or cannot be looked at: run homeostat as root".to_owned());
         }
+        if subjects.len() > LINKS_MAX {
+            return Err(format!(
+                "it has {} processes; points are looked for in programs of at most {LINKS_MAX}",
+                subjects.len()
+            ));
+        }
         Ok(Self {
             root,
             workload,
@@ -221,16 +232,6 @@ impl<'a> Search<'a> {
 
     pub(super) fn processes(&self) -> impl Iterator<Item = ProcessId> {
         self.subjects.iter().map(|(process, _)| *process)
-    }
-
-    /// What may be offered of this program's code.
-    fn terms(&self) -> Terms {
-        Terms {
-            calls: !self
-                .processes()
-                .any(|p| has_shadow_stack(self.root, p, ENTRIES_MAX)),
-            seen: self.subjects.len() == 1,
-        }
     }
 
     /// Waits until all probes are off: nothing is left when the search is over.
@@ -287,7 +288,7 @@ impl<'a> Search<'a> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         let threads = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
-        let atlas = Atlas::new(self.root, &processes, self.terms());
+        let atlas = Atlas::new(self.root, &processes, TERMS);
         let traces = self.sample(&threads, &atlas)?;
         self.samples = traces.len();
         // Over the sampling, too: the longer the better.
@@ -397,21 +398,6 @@ impl<'a> Search<'a> {
         self.images.get(number)?.as_ref()
     }
 
-    /// Whose executions of a file are counted: of these processes, or of all (`None`).
-    fn whose(&self, image: usize) -> Option<Vec<Option<ProcessId>>> {
-        let image = self.image(image)?;
-        if let [(one, _)] = self.subjects.as_slice() {
-            return Some(vec![Some(*one)]);
-        }
-        if image.main
-            && !image.file.is_layered()
-            && stranger_of(self.root, self.workload, image.file.identity()).is_none()
-        {
-            return Some(vec![None]);
-        }
-        (self.subjects.len() <= LINKS_MAX).then(|| self.processes().map(Some).collect())
-    }
-
     /// Attaches; what the kernel refuses is left out.
     pub(super) fn attach(&self, spots: &[usize]) -> Result<Vec<Link>, String> {
         let mut by_image: BTreeMap<usize, Vec<(u64, u32)>> = BTreeMap::new();
@@ -425,9 +411,11 @@ impl<'a> Search<'a> {
         }
         let mut links = Vec::new();
         for (number, places) in by_image {
-            for whose in self.whose(number).unwrap_or_default() {
+            // Each process by itself, never the file as a whole: that would also change what others have mapped of it as
+            // data.
+            for process in self.processes() {
                 if let Some(image) = self.image(number) {
-                    self.attach_to(image, &places, whose, &mut links)?;
+                    self.attach_to(image, &places, process, &mut links)?;
                 }
             }
         }
@@ -438,18 +426,18 @@ impl<'a> Search<'a> {
         &self,
         image: &Image,
         places: &[(u64, u32)],
-        whose: Option<ProcessId>,
+        process: ProcessId,
         links: &mut Vec<Link>,
     ) -> Result<(), String> {
         let several = self.subjects.len() > 1;
-        if let Some((process, identity)) = self.subjects.iter().find(|(p, _)| Some(*p) == whose)
-            && let Err(why) = same_program(self.root, *process, *identity)
+        if let Some((_, identity)) = self.subjects.iter().find(|(p, _)| *p == process)
+            && let Err(why) = same_program(self.root, process, *identity)
         {
             return if several { Ok(()) } else { Err(why) };
         }
         let attached = self
             .counters
-            .attach(image.file.kernel_path(), places, whose.map(|p| p.pid));
+            .attach(image.file.kernel_path(), places, Some(process.pid));
         match attached {
             Ok(link) => links.push(link),
             // A process of several may have ended.
@@ -458,8 +446,8 @@ impl<'a> Search<'a> {
             // One of them cannot be probed: which, is found by halves.
             Err(OpenError::Unsupported(_)) if places.len() > 1 => {
                 let (a, b) = places.split_at(places.len() / 2);
-                self.attach_to(image, a, whose, links)?;
-                self.attach_to(image, b, whose, links)?;
+                self.attach_to(image, a, process, links)?;
+                self.attach_to(image, b, process, links)?;
             }
             Err(OpenError::Unsupported(_)) => {}
             Err(e) => return Err(refusal(&e)),
@@ -655,7 +643,6 @@ impl<'a> Search<'a> {
             file: image.file.clone(),
             device_inode: image.device_inode,
             offset: spot.offset,
-            whole_file: self.whose(spot.image)?.first()?.is_none(),
             name: format!("{}+{:#x}", image.name, spot.offset),
         })
     }

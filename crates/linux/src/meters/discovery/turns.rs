@@ -5,11 +5,10 @@
 //! the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is ended early.
 
 use super::super::code_file::executable;
-use super::super::uprobe::stranger_of;
 use super::active::{DUTY_MIN, Lost, failed};
 use super::place::{Patched, Place};
 use super::search::Found;
-use super::strangers::{has_shadow_stack, status};
+use super::strangers::status;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -49,9 +48,7 @@ const RATIO_TURNS: usize = 12;
 const SILENT_MAX: u32 = 5;
 /// It worked when it used so much CPU time while it was counted (seconds).
 const WORKED: f64 = 0.02;
-/// Threads of each process that are looked at for a shadow stack: others have what the one has that made them.
-const THREADS_MAX: usize = 64;
-/// Turns between two looks at who else runs the file, and at whether the code in memory is still that of the file.
+/// Turns between two looks at who traces its processes, and at whether the code in memory is still that of the file.
 const STRANGERS_EVERY: u64 = 16;
 
 /// What the thread has found out.
@@ -110,8 +107,7 @@ pub(super) fn cpu_of(processes: &[ProcessId]) -> f64 {
 pub(super) struct Probes {
     places: Vec<(Place, u32)>,
     counters: Arc<Counters>,
-    /// By process; `None` for a file as a whole.
-    links: BTreeMap<Option<ProcessId>, Vec<Link>>,
+    links: BTreeMap<ProcessId, Vec<Link>>,
     /// Processes whose memory was seen to agree with the file, and those where it does not.
     compared: BTreeMap<ProcessId, bool>,
     /// Programs whose processes are counted (device and inode).
@@ -129,17 +125,6 @@ impl Probes {
             compared: BTreeMap::new(),
             executables: found.executables.clone(),
         }
-    }
-
-    fn whole_file(&self) -> bool {
-        self.places.iter().all(|(p, _)| p.whole_file)
-    }
-
-    /// Whether one of the instructions is a call, which the kernel acts out without writing a shadow stack.
-    fn calls(&self) -> bool {
-        self.places
-            .iter()
-            .any(|(p, _)| p.file.bytes(p.offset).is_none_or(|b| b.first() == Some(&0xe8)))
     }
 
     /// Whether what a process runs at the places is what the files hold. Looked at once for each process.
@@ -166,28 +151,24 @@ impl Probes {
                 why: format!("the code of process {main} in memory is not that of its file any more"),
             });
         }
-        if self.whole_file() {
-            if self.links.is_empty() {
-                let links = self.link(None)?;
-                self.links.insert(None, links);
-            }
-            return Ok(());
-        }
         let there: BTreeSet<ProcessId> = processes.iter().copied().collect();
+        // The kernel's probes outlive an exec: a process that runs another program now is let go of in every turn.
+        let executables = self.executables.clone();
+        let runs_it = |process| executable(root, process).is_some_and(|e| executables.contains(&e));
         self.links
-            .retain(|process, _| process.is_some_and(|p| there.contains(&p)));
+            .retain(|process, _| there.contains(process) && runs_it(*process));
         self.compared.retain(|process, _| there.contains(process));
         for process in processes.iter().take(PROCESSES_MAX) {
             // Of several processes one may run another program, or have code of its own.
-            if self.links.contains_key(&Some(*process))
-                || !executable(root, *process).is_some_and(|e| self.executables.contains(&e))
+            if self.links.contains_key(process)
+                || !runs_it(*process)
                 || !self.agrees(root, *process).unwrap_or(false)
             {
                 continue;
             }
-            match self.link(Some(process.pid)) {
+            match self.link(process.pid) {
                 Ok(links) => {
-                    self.links.insert(Some(*process), links);
+                    self.links.insert(*process, links);
                 }
                 Err(PlatformError::Vanished { .. }) => {}
                 Err(e) => return Err(e),
@@ -199,7 +180,7 @@ impl Probes {
         Ok(())
     }
 
-    fn link(&self, process: Option<i32>) -> Result<Vec<Link>, PlatformError> {
+    fn link(&self, process: i32) -> Result<Vec<Link>, PlatformError> {
         let mut links = Vec::new();
         let mut rest = self.places.as_slice();
         while let Some(((first, number), others)) = rest.split_first() {
@@ -215,7 +196,7 @@ impl Probes {
             }
             links.push(
                 self.counters
-                    .attach(first.file.kernel_path(), &places, process)
+                    .attach(first.file.kernel_path(), &places, Some(process))
                     .map_err(failed)?,
             );
             rest = left;
@@ -484,20 +465,6 @@ impl Turns {
                     "process {tracer} has begun to trace process {process}: the probes were removed"
                 ));
             }
-            if self.probes.calls() && has_shadow_stack(&self.root, *process, THREADS_MAX) {
-                return changed(format!(
-                    "process {process} has a shadow stack, on which {} cannot be counted",
-                    self.name
-                ));
-            }
-        }
-        if self.probes.whole_file()
-            && let Some((place, _)) = self.probes.places.first()
-            && let Some(stranger) = stranger_of(&self.root, workload, place.file.identity())
-        {
-            return changed(format!(
-                "process {stranger} of another workload runs the same program, so that its hits could not be told apart"
-            ));
         }
         Ok(())
     }
