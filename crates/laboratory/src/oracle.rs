@@ -6,7 +6,8 @@
 //! and without the cost of getting there. On small machines all placements are tried; on larger ones a search from
 //! several starting points goes uphill until no single step helps.
 //!
-//! What counts is [`merit`]: the oracle and homeostat are judged by the same measure.
+//! What counts is [`merit`]: the oracle and homeostat are judged by the same measure. A placement in which a program cannot do
+//! the work that is offered to it is none: its requests would wait ever longer, however little CPU time each takes.
 
 use homeostat_simulator::layout::Layout;
 use homeostat_simulator::world::{PersonChange, World, WorldError};
@@ -21,17 +22,21 @@ const UPHILL_MIN: f64 = 1e-6;
 /// All sets of chips are candidates on machines with at most so many chips.
 const ALL_SETS_CHIPS_MAX: usize = 4;
 
+/// A program does the work that is offered to it when it does at least this share of it: noise and rounding.
+const SERVED_MIN: f64 = 0.99;
+
 /// A program that counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
     /// Its workload.
     pub name: String,
     /// Whether a fixed number of customers drives it: then its work per second counts; else, at a given rate of
-    /// arrivals, its work per CPU second.
+    /// arrivals, its work per CPU second, as long as it does what is offered.
     pub closed: bool,
 }
 
-/// What each subject achieves now, without noise: work per second (closed load), or work per CPU second.
+/// What each subject achieves now, without noise: work per second (closed load); or work per CPU second times the share of
+/// the offered work that it does.
 pub fn merits(world: &mut World, subjects: &[Subject]) -> Vec<f64> {
     subjects
         .iter()
@@ -40,7 +45,7 @@ pub fn merits(world: &mut World, subjects: &[Subject]) -> Vec<f64> {
             if s.closed {
                 pace.work_per_s
             } else if pace.cpus > 0.0 {
-                pace.work_per_s / pace.cpus
+                pace.served * pace.work_per_s / pace.cpus
             } else {
                 0.0
             }
@@ -61,6 +66,25 @@ pub fn merit(now: &[f64], before: &[f64]) -> f64 {
         return 1.0;
     }
     (logs.iter().sum::<f64>() / logs.len() as f64).exp()
+}
+
+/// The smallest share of what is offered to it that a program does: 1 where all do all of it.
+pub fn least_served(world: &mut World, subjects: &[Subject]) -> f64 {
+    let served = subjects.iter().map(|s| world.pace(&s.name).served);
+    served.fold(1.0, f64::min)
+}
+
+/// What a state of the machine is worth, relative to another: its [`merit`]; one in which a program cannot do what is offered
+/// to it is never better than that other. Of such the one that leaves least undone is the best, so that a search finds its way
+/// out. The oracle's placements and the states that homeostat leads to are judged by this same figure.
+pub fn worth(world: &mut World, subjects: &[Subject], before: &[f64]) -> f64 {
+    let merit = merit(&merits(world, subjects), before);
+    let least = least_served(world, subjects);
+    if least < SERVED_MIN {
+        merit.min(1.0) * least
+    } else {
+        merit
+    }
 }
 
 /// Each value relative to the one before; 1 where there was none.
@@ -208,7 +232,7 @@ impl<'a> Oracle<'a> {
             return Ok(*known);
         }
         let mut world = self.world_with(placement)?;
-        let value = merit(&merits(&mut world, self.subjects), &self.alone);
+        let value = worth(&mut world, self.subjects, &self.alone);
         self.known.insert(placement.clone(), value);
         Ok(value)
     }
@@ -542,6 +566,8 @@ mod tests {
             let best = oracle.best().unwrap();
             assert!(best.merit >= 1.0);
             let mut there = oracle.world_with(&best.placement).unwrap();
+            let served = least_served(&mut there, &subjects);
+            assert!(served >= SERVED_MIN, "{served} of the offered work is done");
             let again = merit(&merits(&mut there, &subjects), oracle.alone());
             assert!((again - best.merit).abs() < 1e-6, "{again} {}", best.merit);
             let product: f64 = best.gains.iter().map(|g| g.ln()).sum();

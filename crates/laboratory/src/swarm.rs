@@ -23,7 +23,7 @@ mod report;
 pub use machines::{scenario, subjects};
 pub use report::{Report, Summary};
 
-use crate::oracle::{Choice, Oracle, Subject, merit, merits, relative};
+use crate::oracle::{Choice, Oracle, Subject, merits, relative, worth};
 use crate::parallel;
 use crate::run::{Arm, Laboratory, RunError};
 use crate::scenario::Profile as Thresholds;
@@ -265,11 +265,12 @@ fn look(world: &mut World, at_s: f64, subjects: &[Subject], alone: &[f64], last:
         _ => {
             let paces: Vec<_> = subjects.iter().map(|s| world.pace(&s.name)).collect();
             let merits = merits(world, subjects);
+            let merit = worth(world, subjects, alone);
             Rc::new(Speeds {
                 version,
                 work: paces.iter().map(|p| p.work_per_s).collect(),
                 cpus: paces.iter().map(|p| p.cpus).collect(),
-                merit: merit(&merits, alone),
+                merit,
                 merits,
             })
         }

@@ -490,6 +490,8 @@ pub struct Pace {
     pub work_per_s: f64,
     /// Units per second that it could do at most where it is allowed to run.
     pub capacity_per_s: f64,
+    /// Share of the work offered to it that it does: below 1 its requests wait ever longer. 1 for a closed load.
+    pub served: f64,
     /// CPUs used.
     pub cpus: f64,
     /// Cores consumed.
@@ -2419,6 +2421,7 @@ impl Program {
         self.pace = Pace {
             work_per_s: work,
             capacity_per_s: capacity.max(work),
+            served: arrivals.filter(|a| *a > 0.0).map_or(1.0, |a| (work / a).min(1.0)),
             cpus: work * unit_s,
             cores: placed.consumed_cores,
             waiting: placed.waiting,
