@@ -64,7 +64,7 @@ use crate::common::domains::{Demand, Domain, Domains, own_running};
 use crate::common::prediction::{self, Picture, Place};
 use crate::common::{age_min, capable, cpu_list, gain_min, node_list, placed_by_a_person, too_young};
 use crate::memory_affinity::{self, Move};
-use homeostat_engine::{Declined, Opinion, Policy, Proposal, Seen, Setting, Strategy};
+use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{Bytes, CpuId, Effect, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,6 +85,8 @@ const CROWDING: f64 = 0.15;
 const MOVING: f64 = 0.01;
 /// Threads and memory together in one place gain so many times as much as threads alone in another: then they go there.
 const FAR_BETTER: f64 = 1.25;
+/// Threads that would make this share of their accesses to other nodes are tried together with their memory.
+const LEFT_BEHIND: f64 = 0.6;
 /// Threads that a thread meets on its core by chance where one runs per core on average (of many on many cores, each
 /// placed without knowing of the others, it is 1; the scheduler looks for an idle core first).
 const MET_BY_CHANCE: f64 = 0.5;
@@ -513,7 +515,7 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     let alone = candidates.into_iter().filter(pays).reduce(better);
     let best = match (alone, along.into_iter().filter(pays).reduce(better)) {
         (None, Some(together)) if together.by_place >= TOGETHER_GAIN.value(policy) => Some(together),
-        (Some(alone), Some(together)) if is_worth_moving(policy, &alone, &together) => Some(together),
+        (Some(alone), Some(together)) if is_worth_moving(&question, &alone, &together) => Some(together),
         (alone, _) => alone,
     };
     match best {
@@ -530,12 +532,16 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
 /// Whether the memory should go along: the place alone gains little that is sure, and much more with it. A place that is
 /// tried for the room in its caches alone, and gains none, would leave the memory where it is for long. So it is with
 /// threads that would go to another place without their memory, where it can only follow them: by far the best place for
-/// both comes before a good one for the threads.
-fn is_worth_moving(policy: &Policy, alone: &Candidate, together: &Candidate) -> bool {
+/// both comes before a good one for the threads. And threads that leave most of their memory behind ask for all of it over
+/// the few links of their new node, which may be full then: nobody can tell beforehand.
+fn is_worth_moving(question: &Question<'_>, alone: &Candidate, together: &Candidate) -> bool {
+    let policy = question.seen.policy;
+    let there = moved_to(question.now, &question.members(&alone.members));
+    let left_behind = 1.0 - there.local(question.domains) >= LEFT_BEHIND;
     let more = together.by_place - alone.by_place >= TOGETHER_GAIN.value(policy);
     let elsewhere =
         alone.members != together.members && 1.0 + together.by_place >= (1.0 + alone.by_place) * FAR_BETTER;
-    more && (alone.by_place < TOGETHER_BELOW.value(policy) || elsewhere)
+    more && (alone.by_place < TOGETHER_BELOW.value(policy) || elsewhere || left_behind)
 }
 
 /// The proposal to use that set, or why it is not made.
