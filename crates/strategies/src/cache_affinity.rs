@@ -92,6 +92,10 @@ const LEFT_BEHIND: f64 = 0.6;
 const MET_BY_CHANCE: f64 = 0.5;
 /// Sets are looked at in which threads would have room only if each became so many times as fast.
 const FASTER_MOST: f64 = 4.0;
+/// Gains that differ by less are the same …
+const FASTER_SAME: f64 = 0.01;
+/// … and after so many rounds what is left of the difference does not matter.
+const ROUNDS: usize = 8;
 /// What a set in which threads share cores more than now must promise beyond one in which they do not.
 const SHARING: f64 = 0.05;
 /// Capability of an effector that keeps each process of a workload on one domain, with its memory.
@@ -401,6 +405,9 @@ struct Sharing {
     times: f64,
     /// Threads of the workload that may run there, with a hardware thread for each.
     room: f64,
+    /// Running threads of others there.
+    others: f64,
+    cores: f64,
 }
 
 /// What a domain or set may become.
@@ -432,6 +439,43 @@ impl Question<'_> {
             .iter()
             .filter_map(|i| self.domains.list.get(*i))
             .collect()
+    }
+
+    /// What [`Question::gain`] says, with the price of sharing cores where they are shared. Work that is offered from outside
+    /// runs fewer threads when each is faster, and so shares less: as many as the lower end of the gain leaves over.
+    fn gain_there(
+        &self,
+        after: &Picture,
+        slower: f64,
+        sharing: Option<Sharing>,
+    ) -> (Option<Sharing>, Effect, f64) {
+        let Some(mut sharing) = sharing else {
+            let (predicted, by_place) = self.gain(after, slower, None);
+            return (None, predicted, by_place);
+        };
+        let mut faster = 0.0;
+        sharing.times = self.times(sharing.others, sharing.cores, faster);
+        let (mut predicted, mut by_place) = self.gain(after, slower, Some(sharing));
+        for _ in 0..ROUNDS {
+            let now = predicted.lower.max(0.0);
+            if self.steady || self.seen.load.saturated || now - faster < FASTER_SAME {
+                break;
+            }
+            faster = now;
+            sharing.times = self.times(sharing.others, sharing.cores, faster);
+            (predicted, by_place) = self.gain(after, slower, Some(sharing));
+        }
+        (Some(sharing), predicted, by_place)
+    }
+
+    /// How many times as many threads share a core as now, when the workload's are so much faster.
+    fn times(&self, others: f64, cores: f64, faster: f64) -> f64 {
+        let threads = self.domains.threads_per_core;
+        // Threads that come and go meet by chance on cores of which others are idle.
+        let by_chance = if self.steady { 0.0 } else { MET_BY_CHANCE };
+        let on_a_core = |density: f64| (density.max(1.0) + by_chance * density.min(1.0)).min(threads);
+        let running = self.demand.own_running / (1.0 + faster);
+        on_a_core((running + others) / cores) / on_a_core(self.demand.density)
     }
 
     /// The gain predicted of another picture, in domains that are so much fuller; and the part of it that does not
@@ -881,7 +925,8 @@ fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> 
         Some(_) => 1.0,
         None => (used.max(1e-9) / limits.mean.max(FULL)).max(1.0),
     };
-    let (predicted, by_place) = question.gain(&moved_to(question.now, &list), slower, sharing);
+    let (sharing, predicted, by_place) =
+        question.gain_there(&moved_to(question.now, &list), slower, sharing);
     Some(Candidate {
         value: value(&predicted, others / cores, sharing),
         others: others / cores,
@@ -902,18 +947,15 @@ fn sharing(members: &[usize], cores: f64, question: &Question<'_>) -> Option<Sha
         domains,
         demand,
         threads_used,
-        steady,
         ..
     } = question;
-    let threads = domains.threads_per_core;
     let others: f64 = members.iter().filter_map(|i| demand.placed_running.get(*i)).sum();
-    let room = cores * threads * (*threads_used)? - others;
-    // Threads that come and go meet by chance on cores of which others are idle.
-    let by_chance = if *steady { 0.0 } else { MET_BY_CHANCE };
-    let on_a_core = |density: f64| (density.max(1.0) + by_chance * density.min(1.0)).min(threads);
-    (demand.own_running <= FASTER_MOST * room).then(|| Sharing {
-        times: on_a_core((demand.own_running + others) / cores) / on_a_core(demand.density),
+    let room = cores * domains.threads_per_core * (*threads_used)? - others;
+    (demand.own_running <= FASTER_MOST * room).then_some(Sharing {
+        times: 1.0,
         room,
+        others,
+        cores,
     })
 }
 
@@ -939,12 +981,13 @@ fn candidates_with_memory(question: &Question<'_>, candidates: &[Candidate]) -> 
             let moved = memory_affinity::planned(seen, question.locality, &threads, &home)
                 .ok()
                 .filter(|m| m.quick)?;
-            let (predicted, by_place) = question.gain(&moved.after, c.slower, c.sharing);
+            let (sharing, predicted, by_place) = question.gain_there(&moved.after, c.slower, c.sharing);
             let moving = MOVING * moved.bytes.0 as f64 / resident;
             Some(Candidate {
-                value: value(&predicted, c.others, c.sharing) - moving,
+                value: value(&predicted, c.others, sharing) - moving,
                 members: c.members.clone(),
                 moved: Some(moved),
+                sharing,
                 predicted,
                 by_place,
                 ..*c
@@ -1439,6 +1482,53 @@ mod tests {
         };
         assert_eq!(cpus(&offered(20.0).proposal(&CacheAffinity)), chip(0));
         keeps_apart(offered(60.0));
+    }
+
+    #[test]
+    fn offered_work_runs_fewer_threads_when_each_is_faster_and_so_shares_cores_less() {
+        let small = [0, 1, 2, 3].map(|i| Chip {
+            cores: 2,
+            node: i,
+            board: i,
+        });
+        let scene = |saturated: bool| {
+            Scene::new(machine(&small, 2), 3.0, 1.0).with(|s| {
+                s.load.saturated = saturated;
+                s.locality().threads = 6;
+                s.counters().memory_stall_share = 0.8;
+                memory_on(s, &[1.0, 0.0, 0.0, 0.0]);
+                s.neighbour(1.0, None);
+            })
+        };
+        let (offered, saturated) = (
+            scene(false).proposal(&CacheAffinity),
+            scene(true).proposal(&CacheAffinity),
+        );
+        let chip = (0..4).collect::<Vec<_>>();
+        assert_eq!((cpus(&offered), cpus(&saturated)), (chip.clone(), chip));
+        assert!(
+            offered.predicted.estimate > saturated.predicted.estimate + 0.02,
+            "{} and {}",
+            offered.hypothesis,
+            saturated.hypothesis
+        );
+    }
+
+    #[test]
+    fn threads_that_would_leave_their_memory_behind_take_it_along() {
+        let scene = |shares: &[f64]| {
+            Scene::new(machine(&chips(4, 4), 4), 5.0, 1.0).with(|s| {
+                s.counters().cache_to_cache_stall_share = 0.3;
+                s.machine.capabilities.push(available(WITH_MEMORY));
+                memory_on(s, shares);
+                s.neighbour(12.0, None);
+            })
+        };
+        // Lines of other caches promise enough for the threads alone; three quarters of the memory would be far away.
+        let p = scene(&[0.25; 4]).proposal(&CacheAffinity);
+        assert_eq!(p.arguments.get("memory").map(String::as_str), Some("all"), "{}", p.hypothesis);
+        let p = scene(&[0.55, 0.15, 0.15, 0.15]).proposal(&CacheAffinity);
+        assert_eq!(p.arguments.get("memory"), None, "{}", p.hypothesis);
     }
 
     /// 64 workers with private memory that fill 80 % of a machine of two nodes.
