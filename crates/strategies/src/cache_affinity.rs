@@ -564,7 +564,11 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     };
     match best {
         Some(best) if seen.known.is_some() || best.predicted.estimate >= GAIN_MIN.value(policy) => {
-            propose(&question, best)
+            let surer = best
+                .sharing
+                .and_then(|_| split(&question))
+                .filter(|o| matches!(o, Opinion::Propose(p) if p.predicted.lower > best.predicted.lower));
+            surer.unwrap_or_else(|| propose(&question, best))
         }
         best => split(&question)
             .or_else(|| Some(propose(&question, best?)))
@@ -583,9 +587,13 @@ fn is_worth_moving(question: &Question<'_>, alone: &Candidate, together: &Candid
     let there = moved_to(question.now, &question.members(&alone.members));
     let left_behind = 1.0 - there.local(question.domains) >= LEFT_BEHIND;
     let more = together.by_place - alone.by_place >= TOGETHER_GAIN.value(policy);
+    // A place of its own with its memory before a place that it shares.
+    let surer = alone.sharing.is_some()
+        && together.sharing.is_none()
+        && together.predicted.lower > alone.predicted.lower;
     let elsewhere =
         alone.members != together.members && 1.0 + together.by_place >= (1.0 + alone.by_place) * FAR_BETTER;
-    more && (alone.by_place < TOGETHER_BELOW.value(policy) || elsewhere || left_behind)
+    more && (alone.by_place < TOGETHER_BELOW.value(policy) || elsewhere || left_behind || surer)
 }
 
 /// The proposal to use that set, or why it is not made.
@@ -925,8 +933,7 @@ fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> 
         Some(_) => 1.0,
         None => (used.max(1e-9) / limits.mean.max(FULL)).max(1.0),
     };
-    let (sharing, predicted, by_place) =
-        question.gain_there(&moved_to(question.now, &list), slower, sharing);
+    let (sharing, predicted, by_place) = question.gain_there(&moved_to(question.now, &list), slower, sharing);
     Some(Candidate {
         value: value(&predicted, others / cores, sharing),
         others: others / cores,
@@ -1515,6 +1522,28 @@ mod tests {
     }
 
     #[test]
+    fn processes_that_could_each_have_a_place_do_not_share_one() {
+        let p = Scene::new(machine(&chips(4, 4), 4), 44.0, 1.0)
+            .with(|s| {
+                s.machine.capabilities.push(available(SPLIT));
+                s.locality().threads = 44;
+                s.locality().threads_of_busiest_process = 1;
+                s.workload.processes = (0..44).map(|pid| ProcessId { pid, start_ticks: 1 }).collect();
+                s.sample.cpu_busiest = Nanoseconds(s.sample.cpu.0 / 44);
+                s.counters().memory_stall_share = 0.9;
+                s.counters().cache_to_cache_stall_share = 0.0;
+                memory_on(s, &[0.4, 0.4, 0.1, 0.1]);
+            })
+            .proposal(&CacheAffinity);
+        assert_eq!(
+            p.arguments.get("split_by").map(String::as_str),
+            Some("process"),
+            "{}",
+            p.hypothesis
+        );
+    }
+
+    #[test]
     fn threads_that_would_leave_their_memory_behind_take_it_along() {
         let scene = |shares: &[f64]| {
             Scene::new(machine(&chips(4, 4), 4), 5.0, 1.0).with(|s| {
@@ -1526,7 +1555,12 @@ mod tests {
         };
         // Lines of other caches promise enough for the threads alone; three quarters of the memory would be far away.
         let p = scene(&[0.25; 4]).proposal(&CacheAffinity);
-        assert_eq!(p.arguments.get("memory").map(String::as_str), Some("all"), "{}", p.hypothesis);
+        assert_eq!(
+            p.arguments.get("memory").map(String::as_str),
+            Some("all"),
+            "{}",
+            p.hypothesis
+        );
         let p = scene(&[0.55, 0.15, 0.15, 0.15]).proposal(&CacheAffinity);
         assert_eq!(p.arguments.get("memory"), None, "{}", p.hypothesis);
     }
