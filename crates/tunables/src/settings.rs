@@ -75,6 +75,9 @@ pub struct Change {
     pub by: Option<String>,
 }
 
+/// How a writer in words begins that is homeostat itself.
+const OWN_COMMAND: &str = "homeostat (pid ";
+
 /// Most changes that are remembered.
 pub const CHANGES_MAX: usize = 1000;
 
@@ -105,6 +108,13 @@ impl Watched {
     /// The last change of a file.
     pub fn last(&self, path: &str) -> Option<&Change> {
         self.changes.iter().rev().find(|c| c.path == path)
+    }
+
+    /// The last change of a file that homeostat's own commands did not make. What `tunable set` sets is in its journal for as
+    /// long as it is in force, and what `unset` puts back has whatever origin it had before.
+    pub fn last_of_others(&self, path: &str) -> Option<&Change> {
+        let others = |c: &&Change| !c.by.as_deref().is_some_and(|by| by.starts_with(OWN_COMMAND));
+        self.changes.iter().rev().filter(others).find(|c| c.path == path)
     }
 }
 
@@ -307,7 +317,7 @@ impl<'t> Host<'t> {
                 },
             });
         }
-        let seen = known.watched.and_then(|w| w.last(&setting.path));
+        let seen = known.watched.and_then(|w| w.last_of_others(&setting.path));
         if let Some(change) = seen.filter(|c| same(&c.to)) {
             return Some(Origin::RunTime {
                 at_unix: Some(change.at_unix),
@@ -722,5 +732,32 @@ mod tests {
         }
         assert_eq!(watched.changes.len(), CHANGES_MAX);
         assert_eq!(watched.last("/x").unwrap().at_unix, CHANGES_MAX as u64 + 4);
+    }
+
+    #[test]
+    fn what_a_command_of_homeostat_put_back_has_the_origin_that_it_had() {
+        let seen_after = |changes: &[(&str, &str)]| {
+            let mut watched = Watched::default();
+            for (to, by) in changes {
+                watched.add(Change {
+                    at_unix: 1,
+                    name: "x".into(),
+                    path: "/x".into(),
+                    from: String::new(),
+                    to: (*to).into(),
+                    by: Some((*by).into()),
+                });
+            }
+            watched.last_of_others("/x").cloned().map(|c| (c.to, c.by))
+        };
+        let (set, unset, person) = (
+            "homeostat (pid 9, user 0)",
+            "homeostat (pid 10, user 0)",
+            "sysctl (pid 7, user 0)",
+        );
+        assert_eq!(seen_after(&[("7", set), ("10", unset)]), None);
+        let theirs = Some(("12".to_owned(), Some(person.to_owned())));
+        assert_eq!(seen_after(&[("12", person), ("7", set), ("12", unset)]), theirs);
+        assert_eq!(seen_after(&[("7", set), ("10", unset), ("12", person)]), theirs);
     }
 }
