@@ -110,11 +110,26 @@ impl Watched {
         self.changes.iter().rev().find(|c| c.path == path)
     }
 
-    /// The last change of a file that homeostat's own commands did not make. What `tunable set` sets is in its journal for as
-    /// long as it is in force, and what `unset` puts back has whatever origin it had before.
-    pub fn last_of_others(&self, path: &str) -> Option<&Change> {
-        let others = |c: &&Change| !c.by.as_deref().is_some_and(|by| by.starts_with(OWN_COMMAND));
-        self.changes.iter().rev().filter(others).find(|c| c.path == path)
+    /// The last change of a file that counts. What a command of homeostat put back (`tunable unset`) counts for nothing: the
+    /// value has the origin again that it had before it was set.
+    pub fn last_that_counts(&self, path: &str) -> Option<&Change> {
+        let mut last = None;
+        // What our commands found when they began to set it: the value, and the change that had made it so.
+        let mut found: Option<(&str, Option<&Change>)> = None;
+        for change in self.changes.iter().filter(|c| c.path == path) {
+            if !change.by.as_deref().is_some_and(|by| by.starts_with(OWN_COMMAND)) {
+                (last, found) = (Some(change), None);
+                continue;
+            }
+            match found {
+                Some((value, before)) if value == change.to => (last, found) = (before, None),
+                _ => {
+                    found = found.or(Some((&change.from, last)));
+                    last = Some(change);
+                }
+            }
+        }
+        last
     }
 }
 
@@ -317,7 +332,7 @@ impl<'t> Host<'t> {
                 },
             });
         }
-        let seen = known.watched.and_then(|w| w.last_of_others(&setting.path));
+        let seen = known.watched.and_then(|w| w.last_that_counts(&setting.path));
         if let Some(change) = seen.filter(|c| same(&c.to)) {
             return Some(Origin::RunTime {
                 at_unix: Some(change.at_unix),
@@ -736,28 +751,47 @@ mod tests {
 
     #[test]
     fn what_a_command_of_homeostat_put_back_has_the_origin_that_it_had() {
-        let seen_after = |changes: &[(&str, &str)]| {
+        let seen_after = |changes: &[(&str, &str, &str)]| {
             let mut watched = Watched::default();
-            for (to, by) in changes {
+            for (from, to, by) in changes {
                 watched.add(Change {
                     at_unix: 1,
                     name: "x".into(),
                     path: "/x".into(),
-                    from: String::new(),
+                    from: (*from).into(),
                     to: (*to).into(),
                     by: Some((*by).into()),
                 });
             }
-            watched.last_of_others("/x").cloned().map(|c| (c.to, c.by))
+            watched.last_that_counts("/x").cloned().and_then(|c| c.by)
         };
         let (set, unset, person) = (
             "homeostat (pid 9, user 0)",
             "homeostat (pid 10, user 0)",
             "sysctl (pid 7, user 0)",
         );
-        assert_eq!(seen_after(&[("7", set), ("10", unset)]), None);
-        let theirs = Some(("12".to_owned(), Some(person.to_owned())));
-        assert_eq!(seen_after(&[("12", person), ("7", set), ("12", unset)]), theirs);
-        assert_eq!(seen_after(&[("7", set), ("10", unset), ("12", person)]), theirs);
+        let by = |who: &str| Some(who.to_owned());
+        assert_eq!(seen_after(&[("10", "7", set), ("7", "10", unset)]), None);
+        assert_eq!(
+            seen_after(&[("10", "7", set), ("7", "8", set), ("8", "10", unset)]),
+            None
+        );
+        assert_eq!(
+            seen_after(&[("10", "12", person), ("12", "7", set), ("7", "12", unset)]),
+            by(person)
+        );
+        assert_eq!(
+            seen_after(&[("10", "7", set), ("7", "10", unset), ("10", "12", person)]),
+            by(person)
+        );
+        // What was set and not put back is a choice, also where its journal is not at hand; and so is a person's write
+        // that was seen as ours, because it came right after.
+        assert_eq!(seen_after(&[("10", "7", set)]), by(set));
+        assert_eq!(seen_after(&[("10", "12", set)]), by(set));
+        // A person's write in between is nothing to be put back.
+        assert_eq!(
+            seen_after(&[("10", "7", set), ("7", "9", person), ("9", "10", unset)]),
+            by(unset)
+        );
     }
 }

@@ -49,7 +49,7 @@ const LATENCY_MIB: u64 = 1024;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   homeostat demo
-  homeostat demo --no-redis                  the first half only, about two minutes
+  homeostat demo --no-redis                  the first program only
   homeostat demo file-cache                  a big reader no longer pushes a program out of memory
   homeostat demo --json > demo.json")]
 pub struct Demo {
