@@ -13,8 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const CODE_MAX: usize = 4 * 1024 * 1024;
 /// Most files that are looked into.
 const IMAGES_MAX: usize = 128;
-/// Most addresses of one function at which it was seen at work that are followed.
-const SEEN_MAX: usize = 512;
 
 /// An address of the program, understood.
 #[derive(Clone)]
@@ -27,19 +25,8 @@ pub(super) struct Frame {
     pub(super) candidates: Vec<Candidate>,
 }
 
-/// What may be offered.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// Whether calls may: not where a process has a shadow stack.
-    pub(super) calls: bool,
-    /// Whether places may that rest on where the program was seen: only in its own executable, and only when the probes are
-    /// for that one process.
-    pub(super) seen: bool,
-}
-
 /// What was looked up already.
 pub(super) struct Atlas {
-    terms: Terms,
     maps: BTreeMap<ProcessId, Vec<Mapping>>,
     numbers: BTreeMap<((u32, u32), u64), usize>,
     /// `None` for a file that cannot be looked into.
@@ -47,23 +34,19 @@ pub(super) struct Atlas {
     /// Why files were left out, for people.
     pub(super) left_out: BTreeSet<String>,
     functions: BTreeMap<(usize, u64), Option<Function>>,
-    /// Where functions were seen at work.
-    seen: BTreeMap<(usize, u64), BTreeSet<u64>>,
     frames: BTreeMap<(usize, u64, bool), Option<Frame>>,
     decoded: usize,
 }
 
 impl Atlas {
     /// Reads what the processes have mapped.
-    pub(super) fn new(root: &Root, processes: &[ProcessId], terms: Terms) -> Self {
+    pub(super) fn new(root: &Root, processes: &[ProcessId]) -> Self {
         Self {
-            terms,
             maps: processes.iter().map(|p| (*p, mappings(root, *p))).collect(),
             numbers: BTreeMap::new(),
             images: Vec::new(),
             left_out: BTreeSet::new(),
             functions: BTreeMap::new(),
-            seen: BTreeMap::new(),
             frames: BTreeMap::new(),
             decoded: 0,
         }
@@ -94,34 +77,6 @@ impl Atlas {
         let image = self.image(root, workload, process, &mapping);
         let at = self.images.get(image)?.as_ref()?.address(offset)?;
         Some((image, at))
-    }
-
-    /// Notes where a process was seen: an instruction that it executed, or a word of its stack that may be where a call
-    /// comes back to. All of this goes before the first [`Self::resolve`].
-    pub(super) fn note(
-        &mut self,
-        root: &Root,
-        workload: &Workload,
-        process: ProcessId,
-        address: u64,
-        returns: bool,
-    ) {
-        let Some((image, at)) = self.locate(root, workload, process, address) else {
-            return;
-        };
-        let Some(file) = self.images.get(image).and_then(Option::as_ref) else {
-            return;
-        };
-        // A word of the stack is believed when it stands behind the call of a function that is known.
-        if !self.terms.seen || !file.main || (returns && !file.is_behind_a_call(at)) {
-            return;
-        }
-        if let Some(function) = file.function(at) {
-            let seen = self.seen.entry((image, function)).or_default();
-            if seen.len() < SEEN_MAX {
-                seen.insert(at);
-            }
-        }
     }
 
     /// What an address of a process is: an instruction at work, or where a call returns to. `None` for everything
@@ -168,14 +123,7 @@ impl Atlas {
             _ if returns => file.function(at.checked_sub(1)?)?,
             _ => return None,
         };
-        let (decoded, terms) = (&mut self.decoded, self.terms);
-        let seen: Vec<u64> = self
-            .seen
-            .get(&(image, start))
-            .into_iter()
-            .flatten()
-            .copied()
-            .collect();
+        let decoded = &mut self.decoded;
         let function = self
             .functions
             .entry((image, start))
@@ -187,10 +135,10 @@ impl Atlas {
                 }
                 let known = Surroundings {
                     begins: &|a| file.begins(a),
-                    seen: &seen,
-                    // A process that executes another program keeps the probes in libraries that both use, until that is
-                    // seen, and the other may have a shadow stack.
-                    calls: terms.calls && file.main,
+                    // It could choose the byte.
+                    seen: &[],
+                    // It can get a shadow stack between two looks, which the kernel does not write when it acts a call out.
+                    calls: false,
                 };
                 Function::decode(start, &code, &known)
             })
@@ -223,7 +171,7 @@ fn open(root: &Root, workload: &Workload, process: ProcessId, mapping: &Mapping)
     } else {
         mapping.path.rsplit('/').next().unwrap_or_default().to_owned()
     };
-    Image::new(file, main, mapping.device_inode, name)
+    Image::new(file, mapping.device_inode, name)
 }
 
 /// Whether a mapping is of the process's main executable.

@@ -21,8 +21,6 @@ const STUB: u64 = 8;
 /// A file with code.
 pub(super) struct Image {
     pub(super) file: Arc<CodeFile>,
-    /// Whether it is the main executable.
-    pub(super) main: bool,
     /// Of the mapping through which it was opened.
     pub(super) device_inode: ((u32, u32), u64),
     /// Its name without directories, for people.
@@ -38,12 +36,7 @@ impl Image {
     ///
     /// # Errors
     /// A sentence: it is no executable of x86-64, or does not tell where its functions begin and end.
-    pub(super) fn new(
-        file: CodeFile,
-        main: bool,
-        device_inode: ((u32, u32), u64),
-        name: String,
-    ) -> Result<Self, String> {
+    pub(super) fn new(file: CodeFile, device_inode: ((u32, u32), u64), name: String) -> Result<Self, String> {
         let outline = Outline::read(file.file()).map_err(|e| format!("{name}: {e}"))?;
         if !outline.x86_64 {
             return Err(format!(
@@ -59,7 +52,6 @@ impl Image {
         }
         Ok(Self {
             file: Arc::new(file),
-            main,
             device_inode,
             name,
             segments,
@@ -117,28 +109,6 @@ impl Image {
             .read_exact_at(&mut code, self.offset(start)?)
             .ok()?;
         Some(code)
-    }
-
-    /// Whether the bytes before an address are a call of a function that is known, so that the address, when it lies on a
-    /// stack, is where that call comes back to.
-    pub(super) fn is_behind_a_call(&self, address: u64) -> bool {
-        // call rel32
-        const LENGTH: u64 = 5;
-        let Some(call) = address
-            .checked_sub(LENGTH)
-            .filter(|a| self.segments.iter().any(|s| s.holds(*a)))
-            .and_then(|a| self.offset(a))
-            .and_then(|o| self.file.bytes(o))
-        else {
-            return false;
-        };
-        let [0xe8, a, b, c, d, ..] = call else {
-            return false;
-        };
-        let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
-        address
-            .checked_add_signed(distance)
-            .is_some_and(|target| self.begins(target))
     }
 }
 
@@ -206,7 +176,7 @@ mod tests {
     }
 
     fn own() -> Option<Image> {
-        let found = CodeFile::own().and_then(|file| Image::new(file, true, ((0, 0), 0), "own".to_owned()));
+        let found = CodeFile::own().and_then(|file| Image::new(file, ((0, 0), 0), "own".to_owned()));
         match found {
             Ok(own) => Some(own),
             Err(why) => {

@@ -166,12 +166,7 @@ fn own_places() -> Result<(Image, Vec<Candidate>), String> {
         .into_iter()
         .find(|m| (m.start..m.end).contains(&address))
         .ok_or("its mapping is not to be seen")?;
-    let image = Image::new(
-        CodeFile::own()?,
-        true,
-        mapping.device_inode,
-        "homeostat".to_owned(),
-    )?;
+    let image = Image::new(CodeFile::own()?, mapping.device_inode, "homeostat".to_owned())?;
     let place = (address - mapping.start)
         .checked_add(mapping.offset)
         .and_then(|offset| image.address(offset))

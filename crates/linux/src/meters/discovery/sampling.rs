@@ -136,13 +136,6 @@ impl Search<'_> {
         traces: &[Trace],
     ) -> Result<Vec<Spot>, String> {
         let (root, workload) = (self.root, self.workload);
-        for trace in traces {
-            self.go_on()?;
-            atlas.note(root, workload, trace.process, trace.instruction, false);
-            for (_, word) in &trace.words {
-                atlas.note(root, workload, trace.process, *word, true);
-            }
-        }
         let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
         let mut waiting = 0;
         let mut outside = 0;

@@ -5,7 +5,7 @@
 //! it costs is one program's to pay, and the machine's to bear.
 
 use super::super::common::PROCESSES_MAX;
-use super::atlas::{Atlas, Frame, Terms};
+use super::atlas::{Atlas, Frame};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
 use super::rehearsal::rehearse;
@@ -60,13 +60,6 @@ const ALIKE: f64 = 0.25;
 const LAST_COST: f64 = 0.3;
 /// Processes of a program in which points are looked for, at most: each gets a link of its own.
 const LINKS_MAX: usize = 8;
-/// What may be offered of a program's code. No call: a process can get a shadow stack between two looks, which the kernel does
-/// not write when it acts a call out. Nothing that rests on where the program was seen at work: it could choose the byte.
-const TERMS: Terms = Terms {
-    calls: false,
-    seen: false,
-};
-
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -288,7 +281,7 @@ impl<'a> Search<'a> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         let threads = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
-        let atlas = Atlas::new(self.root, &processes, TERMS);
+        let atlas = Atlas::new(self.root, &processes);
         let traces = self.sample(&threads, &atlas)?;
         self.samples = traces.len();
         // Over the sampling, too: the longer the better.
