@@ -89,7 +89,7 @@ test-systemd: deb ## boot an emulated Debian with the package and systemd, and t
 	vm/systemd-test "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
 
 test-container: deb ## build the container image, and kill, restore and stop it in trials (as root; needs podman)
-	tools/test-container
+	tools/test-container "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
 
 fuzz: ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
 	tools/fuzz

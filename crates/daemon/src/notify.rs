@@ -49,11 +49,11 @@ impl Manager {
         }
     }
 
-    /// Sends a message such as `READY=1`. Nobody listening is no error.
-    pub fn tell(&self, message: &str) {
-        if let Some((socket, address)) = &self.socket {
-            let _ = socket.send_to_addr(message.as_bytes(), address);
-        }
+    /// Sends a message such as `READY=1`, and says whether it was taken. Nobody listening is no error.
+    pub fn tell(&self, message: &str) -> bool {
+        self.socket
+            .as_ref()
+            .is_some_and(|(socket, address)| socket.send_to_addr(message.as_bytes(), address).is_ok())
     }
 
     /// Says in one line how we are, for `systemctl status`; nothing when that is what was said last.
@@ -62,8 +62,8 @@ impl Manager {
             return;
         }
         let line = state(view);
-        if line != self.said {
-            self.tell(&format!("STATUS={line}"));
+        // What was not taken is said again next time.
+        if line != self.said && self.tell(&format!("STATUS={line}")) {
             self.said = line;
         }
     }

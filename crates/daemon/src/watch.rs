@@ -26,6 +26,10 @@ const BOOK_BYTES_MAX: u64 = 4 * 1024 * 1024;
 const TELL_EVERY: Nanoseconds = Nanoseconds::from_secs(60);
 /// The book is written at most this often.
 const SAVE_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
+/// A foreign write stands in the book within this time, however often the book was written just before.
+const NOTICED_WITHIN: Duration = Duration::from_secs(2);
+/// How often a command looks whether it does.
+const NOTICED_EVERY: Duration = Duration::from_millis(20);
 /// Longest wait of the thread.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -125,6 +129,7 @@ impl Book {
             from: write.from.clone(),
             to: write.to.clone(),
             by: write.by.clone(),
+            own_command: write.own_command,
         });
         self.is_behind = true;
         self.flush(at);
@@ -205,6 +210,22 @@ pub fn read(run_directory: &Path) -> Option<Watched> {
         .filter(|w: &Watched| w.schema == BOOK_SCHEMA)
 }
 
+/// Waits until the book has a value as the last of its file, if a daemon watches that file; at most so long as the daemon needs
+/// that is well. A command that wrote a setting calls this before it ends: who wrote can only be seen while it lives.
+pub fn await_noticed(run_directory: &Path, path: &str, value: &str) {
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < NOTICED_WITHIN {
+        let is_noticed = read(run_directory).is_none_or(|watched| match watched.last(path) {
+            Some(change) => change.to == value,
+            None => !watched.boot.contains_key(path),
+        });
+        if is_noticed {
+            return;
+        }
+        std::thread::sleep(NOTICED_EVERY);
+    }
+}
+
 /// Begins the watch over this machine. What is limited is said in a note for people.
 pub fn begin() -> (Option<Watch>, Vec<String>) {
     let catalogue = match Catalogue::load() {
@@ -236,6 +257,7 @@ mod tests {
             from: "60".into(),
             to: to.into(),
             by: Some("sh (pid 7, user 0)".into()),
+            own_command: false,
         }
     }
 

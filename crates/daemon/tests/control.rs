@@ -630,6 +630,7 @@ fn a_setting_that_somebody_else_wrote_is_told_once_and_ours_goes() {
         from: "0".into(),
         to: to.into(),
         by: by.map(Into::into),
+        own_command: false,
     };
     let writes = vec![
         // Found by a look, and what homeostat itself wrote: no news.

@@ -73,10 +73,10 @@ pub struct Change {
     pub to: String,
     /// Who wrote it, where the kernel could tell: `sysctl (pid 7)`.
     pub by: Option<String>,
+    /// A command of homeostat wrote it (`homeostat tunable`).
+    #[serde(default)]
+    pub own_command: bool,
 }
-
-/// How a writer in words begins that is homeostat itself.
-const OWN_COMMAND: &str = "homeostat (pid ";
 
 /// Most changes that are remembered.
 pub const CHANGES_MAX: usize = 1000;
@@ -117,7 +117,7 @@ impl Watched {
         // What our commands found when they began to set it: the value, and the change that had made it so.
         let mut found: Option<(&str, Option<&Change>)> = None;
         for change in self.changes.iter().filter(|c| c.path == path) {
-            if !change.by.as_deref().is_some_and(|by| by.starts_with(OWN_COMMAND)) {
+            if !change.own_command {
                 (last, found) = (Some(change), None);
                 continue;
             }
@@ -633,6 +633,7 @@ mod tests {
                 from: from.into(),
                 to: to.into(),
                 by: Some("sysctl (pid 7)".into()),
+                own_command: false,
             });
         }
         let own = |path: &str, value: &str, action, experiment, by_command| Own {
@@ -743,6 +744,7 @@ mod tests {
                 from: String::new(),
                 to: String::new(),
                 by: None,
+                own_command: false,
             });
         }
         assert_eq!(watched.changes.len(), CHANGES_MAX);
@@ -761,6 +763,7 @@ mod tests {
                     from: (*from).into(),
                     to: (*to).into(),
                     by: Some((*by).into()),
+                    own_command: by.starts_with("homeostat"),
                 });
             }
             watched.last_that_counts("/x").cloned().and_then(|c| c.by)

@@ -49,6 +49,25 @@ pub struct ForeignWrite {
     pub to: String,
     /// Who, where the kernel told: `sysctl (pid 7, user 0)`.
     pub by: Option<String>,
+    /// It was a command of homeostat (`homeostat tunable`): the program that wrote is the file that this process runs,
+    /// whatever it calls itself.
+    pub own_command: bool,
+}
+
+/// A process that wrote.
+#[derive(Clone, Debug)]
+struct Writer {
+    text: String,
+    own_command: bool,
+}
+
+impl Writer {
+    fn unknown(text: String) -> Self {
+        Self {
+            text,
+            own_command: false,
+        }
+    }
 }
 
 struct Watched {
@@ -71,7 +90,7 @@ pub struct Watch {
     /// No writes are taken before.
     rest_until: Instant,
     /// Who wrote last, so that a program that writes several settings and ends is named for all of them.
-    writer: Option<(i32, Instant, String)>,
+    writer: Option<(i32, Instant, Writer)>,
 }
 
 impl std::fmt::Debug for Watch {
@@ -263,23 +282,29 @@ impl Watch {
         }
     }
 
-    /// The process that wrote, in words.
-    fn writer(&mut self, pid: i32) -> String {
+    /// The process that wrote.
+    fn writer(&mut self, pid: i32) -> Writer {
         if pid <= 0 {
-            return "a process of another container".to_owned();
+            return Writer::unknown("a process of another container".to_owned());
         }
         let now = Instant::now();
         if let Some(text) = in_words(pid) {
-            self.writer = Some((pid, now, text.clone()));
-            return text;
+            let writer = Writer {
+                text,
+                own_command: runs_our_program(pid),
+            };
+            self.writer = Some((pid, now, writer.clone()));
+            return writer;
         }
         match &self.writer {
-            Some((known, at, text)) if *known == pid && now.duration_since(*at) < SAME_WRITER => text.clone(),
-            _ => format!("a process that has ended since (pid {pid})"),
+            Some((known, at, writer)) if *known == pid && now.duration_since(*at) < SAME_WRITER => {
+                writer.clone()
+            }
+            _ => Writer::unknown(format!("a process that has ended since (pid {pid})")),
         }
     }
 
-    fn compare(&mut self, index: usize, by: Option<String>) -> Option<ForeignWrite> {
+    fn compare(&mut self, index: usize, by: Option<Writer>) -> Option<ForeignWrite> {
         let now = self.now(index)?;
         let watched = self.watched.get_mut(index)?;
         if watched.last == now {
@@ -291,7 +316,8 @@ impl Watch {
             path: watched.path.clone(),
             from,
             to: now,
-            by,
+            own_command: by.as_ref().is_some_and(|writer| writer.own_command),
+            by: by.map(|writer| writer.text),
         })
     }
 }
@@ -318,6 +344,13 @@ fn in_words(pid: i32) -> Option<String> {
         Some(user) => format!("{program} (pid {pid}, user {user})"),
         None => format!("{program} (pid {pid})"),
     })
+}
+
+/// Whether a process runs the file that this one runs. Its name says nothing: anybody may call a process `homeostat`.
+fn runs_our_program(pid: i32) -> bool {
+    let file = |path: String| rustix::fs::stat(path).ok().map(|s| (s.st_dev, s.st_ino));
+    let ours = file("/proc/self/exe".to_owned());
+    ours.is_some() && ours == file(format!("/proc/{pid}/exe"))
 }
 
 /// Ends a watch from another thread: one half to keep, the other for [`Watch::wait`].
@@ -439,5 +472,17 @@ mod tests {
         assert_eq!((last.name.as_str(), last.to.as_str()), ("vm.swappiness", "30"));
         let by = last.by.clone().unwrap();
         assert!(by.contains(&format!("pid {}", child.id())), "{by}");
+        assert!(!last.own_command, "a shell is no command of homeostat");
+    }
+
+    #[test]
+    fn a_process_is_known_by_the_file_it_runs_and_not_by_its_name() {
+        let own = std::process::id();
+        assert!(runs_our_program(i32::try_from(own).unwrap()));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let ours = runs_our_program(i32::try_from(child.id()).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!ours);
     }
 }

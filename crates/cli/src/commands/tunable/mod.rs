@@ -6,7 +6,9 @@ use crate::Context;
 use crate::failure::{Failure, Kind};
 use clap::builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use homeostat_daemon::client::Client;
 use homeostat_daemon::tunables::{self, Filter, GROUPS, KINDS, Places, Survey, TunableError, Which, Wish};
+use homeostat_daemon::watch;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -207,6 +209,21 @@ pub(crate) fn places(context: &Context, root: Option<PathBuf>) -> Places {
     }
 }
 
+/// Stays until the daemon, where one runs, has seen what was changed: whose write it was can only be told while the writer
+/// lives.
+fn await_watch(context: &Context, done: &tunables::Changed) {
+    if done.dry_run || Client::connect(&context.socket()).is_err() {
+        return;
+    }
+    for change in done
+        .changes
+        .iter()
+        .filter(|c| c.change.is_some() && c.from != c.to)
+    {
+        watch::await_noticed(&context.run_directory(), &change.path, &change.to);
+    }
+}
+
 impl Tunable {
     /// Does it.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
@@ -251,6 +268,7 @@ impl Tunable {
                     dry_run,
                 };
                 let done = tunables::set(&places(context, None), &wish)?;
+                await_watch(context, &done);
                 terminal.show(&done, |look| text::changed(&done, false, look))
             }
             What::Unset {
@@ -260,6 +278,7 @@ impl Tunable {
             } => {
                 let which = name.map_or(Which::All, Which::One);
                 let done = tunables::unset(&places(context, None), &which, dry_run)?;
+                await_watch(context, &done);
                 terminal.show(&done, |look| text::changed(&done, true, look))
             }
             What::Check { file, root } => {
