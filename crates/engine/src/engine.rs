@@ -5,6 +5,7 @@ use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::meters;
+use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
@@ -13,7 +14,7 @@ use crate::protocol::{
 use crate::relief;
 use crate::series::Interval;
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
-use crate::trials::{ALONE, UNDO_ATTEMPTS_MAX};
+use crate::trials::{ALONE, UNDO_ATTEMPTS_MAX, is_plain};
 use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
@@ -25,6 +26,8 @@ use homeostat_model::{
 use homeostat_statistics::discovery::Discovery;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// From this share of the usual passive history on the strategies are asked for a gain that is plain to see.
+const ASKED_EARLY: f64 = 0.4;
 /// Observation windows that go to the history.
 const WINDOW: Nanoseconds = Nanoseconds::from_secs(60);
 /// Outcomes kept for `status`.
@@ -1254,7 +1257,11 @@ impl Engine {
             self.leave_alone(id, &why);
             return;
         }
-        if self.seek_relief(id) || !self.history_suffices(id) {
+        if self.seek_relief(id) {
+            return;
+        }
+        if !self.history_suffices(id) {
+            self.ask_early(id);
             return;
         }
         if self.placebo_wanted(id) {
@@ -1265,6 +1272,47 @@ impl Engine {
             return;
         }
         self.ask_strategies(id);
+    }
+
+    /// Asks the strategies while the passive history is still short: a large gain needs little of it to be tried, and costs
+    /// most while it is waited for. Whatever else they say is not taken down; they are asked again in time.
+    fn ask_early(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get(id) else { return };
+        let since = w.observed_since;
+        let early = w.stage == Stage::Observed
+            && w.asked_early != Some(since)
+            && self.now >= since + Nanoseconds::from_secs_f64(self.policy.observe_min_s * ASKED_EARLY)
+            && !self.paused
+            && self.policy.mode == Mode::Act;
+        if !early {
+            return;
+        }
+        for index in 0..self.strategies.len() {
+            let strategy = self.strategies[index].id();
+            if self.has_enough(id, &strategy).is_some() || self.strategy_refusal(id, &strategy).is_some() {
+                continue;
+            }
+            match self.opinion(id, index) {
+                None => return,
+                Some(opinion @ (Opinion::InspectMemory | Opinion::InspectLocality)) => {
+                    if self
+                        .inspect(id, &strategy, opinion == Opinion::InspectMemory)
+                        .is_none()
+                    {
+                        return;
+                    }
+                }
+                Some(Opinion::Propose(p)) if is_plain(log_gain(p.predicted.lower)) => {
+                    self.ask_strategies(id);
+                    return;
+                }
+                Some(Opinion::Propose(_)) => break,
+                Some(Opinion::Decline(_)) => {}
+            }
+        }
+        if let Some(w) = self.workloads.get_mut(id) {
+            w.asked_early = Some(since);
+        }
     }
 
     /// Whether there is enough passive history to ask the strategies. A meter that fell silent ends the wait.

@@ -24,7 +24,10 @@ const SWITCH_PATIENCE: u64 = 20;
 /// The washout covers this many times the slowest switch seen …
 const SWITCH_MARGIN: f64 = 1.25;
 /// … plus this many time constants of the effect.
-const SETTLING_CONSTANTS: u64 = 3;
+pub(crate) const SETTLING_CONSTANTS: u64 = 3;
+/// A longer time constant than this is mostly the time that the change itself takes (pages that move), which the slowest
+/// switch seen tells better.
+const EFFECT_SETTLING_MAX: Nanoseconds = Nanoseconds::from_millis(1500);
 /// A fall by this share while the change is being made ends the trial.
 const STANDSTILL: f64 = 0.80;
 /// The first switch is taken to be at most this many times as slow as those to come.
@@ -106,6 +109,8 @@ pub(crate) struct Setup {
     pub(crate) started_unix: u64,
     /// It protects from a loss that happens now.
     pub(crate) urgent: bool,
+    /// Its gain is plain to see, so that it is tried in short blocks: the time constant that its strategy told.
+    pub(crate) plain: Option<Nanoseconds>,
 }
 
 /// A running experiment.
@@ -369,9 +374,14 @@ impl Experiment {
 
     /// Whether the last five seconds are a fall that the circuit breaker ends. A lull in the load is not a fall.
     fn falls(&mut self, from: Nanoseconds, now: Nanoseconds, gauge: &Gauge<'_>) -> bool {
-        let from = from.max(now.saturating_sub(BREAKER_SPAN));
+        // A block of a plain gain is shorter than what the circuit breaker looks at otherwise.
+        let span = match self.setup.plain {
+            Some(_) => BREAKER_SPAN.min(self.setup.measured),
+            None => BREAKER_SPAN,
+        };
+        let from = from.max(now.saturating_sub(span));
         gauge
-            .last_seconds(from, now)
+            .last_seconds(from, now, span)
             .is_some_and(|score| self.breaker.trips(score))
     }
 
@@ -380,7 +390,7 @@ impl Experiment {
     /// to a standstill for long is let go.
     fn poll_making(&mut self, now: Nanoseconds, gauge: &Gauge<'_>) -> Need {
         let from = now.saturating_sub(BREAKER_SPAN).max(self.setup.started);
-        let score = gauge.last_seconds(from, now);
+        let score = gauge.last_seconds(from, now, BREAKER_SPAN);
         if !score.is_some_and(|s| self.breaker.below(s, STANDSTILL)) {
             self.fallen_since = None;
             return Need::Nothing;
@@ -698,7 +708,11 @@ impl Experiment {
         }
         let coin = if self.trial.needs_coin() {
             let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
-            let wanted = (margin + self.setup.settling * SETTLING_CONSTANTS).max(self.setup.washout_min);
+            let settling = self.setup.settling;
+            let effect = settling.min(EFFECT_SETTLING_MAX);
+            let wanted = (margin + effect * SETTLING_CONSTANTS)
+                .max(settling * SETTLING_CONSTANTS)
+                .max(self.setup.washout_min);
             // Fixed before the coin is tossed, from the past only, and for both blocks of a pair: whether the first
             // of them needs a switch depends on the coin.
             if wanted > self.setup.washout_max {

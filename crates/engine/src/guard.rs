@@ -23,7 +23,7 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
 use crate::engine::{Change, Engine};
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, SETTLING_CONSTANTS};
 use crate::panel::{Member, Panel};
 use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
@@ -72,6 +72,8 @@ const GROWTH_MIN: f64 = 0.05;
 const STAGES_MAX: usize = 16;
 /// Parts that may follow.
 const FOLLOWERS_MAX: usize = 256;
+/// Measured part of a probe's blocks, at least, where the trial was made in short blocks.
+const PROBE_MEASURED_MIN: Nanoseconds = Nanoseconds::from_secs(6);
 /// The washout of a probe covers this many times the slowest switch seen.
 const SWITCH_MARGIN: f64 = 1.25;
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
@@ -147,7 +149,8 @@ impl Guard {
         now: Nanoseconds,
         policy: &Policy,
     ) -> Self {
-        let pair = (e.washout + e.setup.measured) * 2;
+        let (washout, measured) = probe_lengths(e, policy);
+        let pair = (washout + measured) * 2;
         let (tried, followers) = match e.parts.split_first() {
             Some((first, further)) => (first.clone(), further.iter().flatten().copied().collect()),
             None => (vec![e.setup.action], Vec::new()),
@@ -167,8 +170,8 @@ impl Guard {
             stage_running: None,
             switchable: !e.is_staged(),
             together: true,
-            washout: e.washout,
-            measured: e.setup.measured,
+            washout,
+            measured,
             // A stream of coins apart from that of the experiment.
             coins: Coins::new(e.setup.seed ^ 0x6775_6172_6400_0000, e.setup.id),
             pairs: 0,
@@ -292,6 +295,20 @@ impl Guard {
 
     fn pair(&self) -> Nanoseconds {
         (self.washout + self.measured) * 2
+    }
+}
+
+/// Washout and measured part of the blocks of a probe: those of the trial; of one in short blocks the usual ones. What tells a
+/// plain gain in two seconds does not tell a small loss, and a guard is there for that.
+fn probe_lengths(e: &Experiment, policy: &Policy) -> (Nanoseconds, Nanoseconds) {
+    match e.setup.plain {
+        None => (e.washout, e.setup.measured),
+        Some(settling) => (
+            e.washout
+                .max(settling * SETTLING_CONSTANTS)
+                .max(Nanoseconds::from_secs_f64(policy.washout_min_s)),
+            e.setup.measured.max(PROBE_MEASURED_MIN),
+        ),
     }
 }
 

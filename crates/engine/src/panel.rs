@@ -12,7 +12,7 @@
 //! fixed before the first coin, so the test stays exact; a change that itself makes a member stand still shows in the
 //! work per second of that member, which is a guardrail.
 
-use crate::blocks::{BREAKER_SPAN, COVERAGE_MIN, Objective};
+use crate::blocks::{COVERAGE_MIN, Objective};
 use crate::series::{Series, Sums};
 use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp_m1, ln, mean, student_t_limit, variance};
@@ -262,12 +262,12 @@ impl<'a> Gauge<'a> {
         reading
     }
 
-    /// The score over the last few seconds, from `from` to `now`, when they were all measured and no lull.
-    pub(crate) fn last_seconds(&self, from: Nanoseconds, now: Nanoseconds) -> Option<f64> {
+    /// The score over the last seconds, from `from` to `now`, when nearly all of a `span` was measured and no lull.
+    pub(crate) fn last_seconds(&self, from: Nanoseconds, now: Nanoseconds, span: Nanoseconds) -> Option<f64> {
         let reading = self.read(from, now);
         reading
             .score
-            .filter(|_| reading.seconds >= BREAKER_SPAN.as_secs_f64() * 0.8 && !reading.idle)
+            .filter(|_| reading.seconds >= span.as_secs_f64() * 0.8 && !reading.idle)
     }
 
     /// The passive history since `since` as (work, denominator) per interval, for the choice of the block length: of

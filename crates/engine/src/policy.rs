@@ -71,7 +71,7 @@ pub struct Policy {
     pub detail_workloads_max: usize,
     /// Samples (intervals) needed to judge a meter.
     pub meter_samples_min: usize,
-    /// Seconds of passive history before a trial.
+    /// Seconds of passive history before a trial; two fifths of it where the predicted gain is plain to see.
     pub observe_min_s: f64,
     /// Seconds of passive history that are kept and used to choose the block length.
     pub observe_max_s: f64,

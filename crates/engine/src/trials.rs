@@ -1,6 +1,6 @@
 //! Experiments from start to verdict, and the changes they leave behind.
 
-use crate::blocks::Objective;
+use crate::blocks::{BREAKER_SPAN, Objective};
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
@@ -54,6 +54,15 @@ pub(crate) const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
 const POSTPONED_MAX: u32 = 5;
 /// … at first for so long, and for twice as long each time: a quarter of an hour in all.
 const POSTPONED: Nanoseconds = Nanoseconds::from_secs(30);
+/// A predicted gain of at least this (log units, lower end: 16 %) is plain: it shows in blocks that are measured from one time
+/// constant of the effect on instead of three, which are a third of the usual length. A block that mixes some of the other
+/// state into what it measures shows less of the effect. As in longer blocks, what is not covered is an undo that itself slows
+/// the program down beyond the washout; the probes of the guard are of the usual length and find that out.
+const PLAIN_GAIN: f64 = 0.15;
+/// … where that time constant is at most this; a longer one is mostly the time that the change itself takes.
+const PLAIN_SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
+/// … and so short a part may be measured (seconds), if the history says that noise allows it.
+const PLAIN_MEASURED_S: u32 = 2;
 /// A member of a joint trial that proved nothing is tried alone when its own estimate is this many standard errors
 /// above nothing.
 const PROMISING_ERRORS: f64 = 1.0;
@@ -72,6 +81,8 @@ struct Launch<'a> {
     choice: &'a Choice,
     /// It protects from a loss that happens now.
     urgent: bool,
+    /// Its gain is plain to see: the time constant of the effect as it was told.
+    plain: Option<Nanoseconds>,
 }
 
 impl Engine {
@@ -382,12 +393,16 @@ impl Engine {
     ) -> Result<Choice, Unmeasurable> {
         let seconds = self.passive(panel);
         let interval = self.policy.detail_interval_s;
+        let mut candidates = self.policy.measured_candidates_s.clone();
+        if is_plain(least) {
+            candidates.push(PLAIN_MEASURED_S);
+        }
         block_length::choose_expecting(
             least,
             &seconds,
             interval,
             self.policy.washout_min_s.max((settling * 3).as_secs_f64()),
-            &self.policy.measured_candidates_s,
+            &candidates,
             &TrialParameters {
                 alpha,
                 ..self.policy.trial.clone()
@@ -422,6 +437,12 @@ impl Engine {
             .unwrap_or(Nanoseconds::ZERO);
         let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
         let least = panel::log_gain(predicted.lower);
+        let plain = (is_plain(least) && !urgent && settling <= PLAIN_SETTLING).then_some(settling);
+        let settling = if plain.is_some() {
+            Nanoseconds(settling.0 / 3)
+        } else {
+            settling
+        };
         let designed = if urgent {
             Ok(relief::choice(&self.policy))
         } else {
@@ -461,6 +482,7 @@ impl Engine {
             alpha,
             choice: &choice,
             urgent,
+            plain,
         };
         if !reversible {
             parts.truncate(rollout::STAGES_MAX);
@@ -628,6 +650,7 @@ impl Engine {
             alpha: self.policy.placebo_alpha,
             choice: &choice,
             urgent: false,
+            plain: None,
         });
         if started.is_some() {
             self.decide(id, Stage::Trying, hypothesis.to_owned(), false);
@@ -646,8 +669,11 @@ impl Engine {
             alpha,
             choice,
             urgent,
+            plain,
         } = launch;
-        let mut breaker = Breaker::new(choice.scale_5s);
+        // Shorter blocks are noisier.
+        let shorter = plain.map_or(1.0, |_| (BREAKER_SPAN.as_secs_f64() / choice.measured_s).max(1.0));
+        let mut breaker = Breaker::new(choice.scale_5s * shorter.sqrt());
         // Until the first off block the passive history is what a fall is measured against.
         let from = self
             .observed_since(&panel)
@@ -696,6 +722,7 @@ impl Engine {
             started: self.now,
             started_unix: self.unix,
             urgent,
+            plain,
         };
         if kind != ExperimentKind::Placebo {
             self.probes_since_trial = 0;
@@ -1713,6 +1740,11 @@ impl Engine {
             blocks: e.blocks.clone(),
         }
     }
+}
+
+/// Whether a predicted gain (log units, lower end) is plain to see.
+pub(crate) fn is_plain(least: f64) -> bool {
+    least >= PLAIN_GAIN
 }
 
 /// What is said of a trial of several workloads.

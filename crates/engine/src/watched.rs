@@ -57,6 +57,8 @@ pub(crate) struct Watched {
     pub(crate) offered: bool,
     /// Since when the chosen meter is read without anything being tried.
     pub(crate) observed_since: Nanoseconds,
+    /// The passive history on which the strategies were asked early and promised nothing large: when it began.
+    pub(crate) asked_early: Option<Nanoseconds>,
     /// Memory map for the decision at hand.
     pub(crate) memory: Option<MemoryMap>,
     /// Places of threads and memory for the decision at hand.
@@ -113,6 +115,7 @@ impl Watched {
             objective_reason: "",
             offered: false,
             observed_since: now,
+            asked_early: None,
             memory: None,
             locality: None,
             memory_refused: None,

@@ -673,6 +673,84 @@ fn a_real_gain_is_accepted_and_stays() {
     assert_eq!(world.engine.view().in_force.len(), 1);
 }
 
+/// What [`Try`] proposes, with so much predicted.
+struct Promise(f64);
+
+impl Strategy for Promise {
+    fn id(&self) -> StrategyId {
+        Try.id()
+    }
+    fn summary(&self) -> &'static str {
+        Try.summary()
+    }
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        Try.applicable(machine)
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        match Try.consider(seen) {
+            Opinion::Propose(mut p) => {
+                p.predicted = Effect {
+                    estimate: 2.0 * self.0,
+                    lower: self.0,
+                    upper: 3.0 * self.0,
+                    confidence: 0.9,
+                };
+                p.settling = Nanoseconds::from_millis(1500);
+                Opinion::Propose(p)
+            }
+            other => other,
+        }
+    }
+}
+
+#[test]
+fn a_gain_that_is_plain_to_see_is_tried_sooner_and_in_shorter_blocks_and_proven_as_well() {
+    let of = |promised: f64, observe_min_s: f64, gain: f64| {
+        let policy = Policy {
+            observe_min_s,
+            ..policy()
+        };
+        let plants = vec![plant("db", gain)];
+        let mut world = World::with(
+            vec![Box::new(Promise(promised))],
+            plants,
+            policy,
+            Memory::default(),
+        );
+        world.run(900);
+        let record = world.records.first().cloned().unwrap();
+        let first = record.blocks.first().unwrap();
+        world.run(3600);
+        // The coins of probes have numbers of their own.
+        let probed: Vec<u64> = world
+            .trace
+            .iter()
+            .filter(|l| l.contains("NoteCoin") && l.contains("block: 10485"))
+            .filter_map(|l| l.split(' ').next()?.parse().ok())
+            .collect();
+        (
+            record.verdict.unwrap(),
+            first.measured_from,
+            record.washout + record.measured,
+            probed.get(1).map(|second| second - probed[0]),
+        )
+    };
+    let (verdict, plain_at, plain_block, probed) = of(0.3, 30.0, 0.5);
+    assert_eq!(verdict, Verdict::Accepted);
+    // A small loss does not show in two seconds: the guard takes its time.
+    assert!(probed.is_some_and(|block| block >= 10), "{probed:?}");
+    let (verdict, usual_at, usual_block, _) = of(0.05, 30.0, 0.5);
+    assert_eq!(verdict, Verdict::Accepted);
+    assert!(
+        plain_at + Nanoseconds::from_secs(15) < usual_at
+            && plain_block * 2 <= usual_block + Nanoseconds::from_secs(1),
+        "{plain_at} {usual_at} {plain_block} {usual_block}"
+    );
+    // Who asks for a longer history gets it, and a promise alone proves nothing.
+    assert!(of(0.3, 300.0, 0.5).1 > Nanoseconds::from_secs(120));
+    assert_ne!(of(0.3, 30.0, 0.0).0, Verdict::Accepted);
+}
+
 #[test]
 fn an_offered_load_that_looks_like_a_busy_thread_is_judged_by_its_cpu_time_once_a_trial_has_shown_it() {
     let offered = Plant {

@@ -12,6 +12,10 @@ use std::fmt;
 
 /// The history must cover this many pairs of a length before the length is considered.
 const PAIRS_MIN: f64 = 2.0;
+/// … or so many when what is expected is so many times the smallest effect of interest: how it spreads is then learnt in
+/// the trial itself, and waiting costs more than a wrong stake.
+const PAIRS_MIN_PLAIN: f64 = 1.5;
+const PLAIN: f64 = 7.5;
 /// An effect that is this many times the smallest one of interest is large: its blocks may be shorter than the washout.
 const LARGE: f64 = 4.0;
 /// At least this share of the placebo blocks must have a score.
@@ -195,7 +199,12 @@ pub fn choose_expecting(
         return Err(Unmeasurable::NoCandidate);
     };
     let have_s = seconds.len() as f64 * interval;
-    let need_s = PAIRS_MIN * 2.0 * (washout + shortest);
+    let pairs_min = if expected >= PLAIN * parameters.delta {
+        PAIRS_MIN_PLAIN
+    } else {
+        PAIRS_MIN
+    };
+    let need_s = pairs_min * 2.0 * (washout + shortest);
     if have_s < need_s {
         return Err(Unmeasurable::HistoryTooShort { have_s, need_s });
     }
@@ -204,7 +213,7 @@ pub fn choose_expecting(
     for measured in lengths {
         let pair_s = 2.0 * (washout + measured);
         let pairs = have_s / pair_s;
-        if pairs < PAIRS_MIN {
+        if pairs < pairs_min {
             continue;
         }
         let Some(scale) = history.pair_scale(interval, washout, measured) else {
