@@ -3,7 +3,8 @@
 //!
 //! Prints a line per machine on standard error and the figures at the end. With HOMEOSTAT_SWARM_JSON=FILE it writes every
 //! machine with its experiments as JSON, with HOMEOSTAT_SWARM_PAGE=FILE the page of the book (docs/swarm.md), with
-//! HOMEOSTAT_SWARM_ROUGH=1 the signals are rough.
+//! HOMEOSTAT_SWARM_ROUGH=1 the signals are rough. With HOMEOSTAT_SWARM_MINUTES=M it ends after the machine that is done when
+//! so many minutes are over, and tells and shows those that it has.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -33,8 +34,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         options.from = from.parse()?;
     }
     let threads = available_parallelism().map_or(1, Into::into);
+    let minutes: f64 = match std::env::var("HOMEOSTAT_SWARM_MINUTES") {
+        Ok(text) => text.parse()?,
+        Err(_) => f64::INFINITY,
+    };
     let started = std::time::Instant::now();
-    let report = swarm::run(&options, threads, &mut |case| {
+    let mut report = swarm::run(&options, threads, &mut |case| {
         eprintln!(
             "{:>6.0} s  {:>5}: {:.1} % of the best (left alone {:.1} %), {} trials, lost {:.4} %, {} placements tried; {}",
             started.elapsed().as_secs_f64(),
@@ -46,8 +51,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             case.tried,
             case.machine
         );
-        true
+        started.elapsed().as_secs_f64() < minutes * 60.0
     })?;
+    // What the page and the figures say is what was run.
+    options.count = report.cases.len() as u64;
+    report.options.count = options.count;
     println!("{}", report.text());
     if let Some(file) = std::env::var_os("HOMEOSTAT_SWARM_JSON") {
         std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
