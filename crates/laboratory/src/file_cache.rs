@@ -9,7 +9,6 @@
 //!
 //! Everything follows from the seed, to the bit: the model uses sums, products and quotients only.
 
-mod drawing;
 pub mod figures;
 pub mod loads;
 pub mod page;

@@ -5,6 +5,7 @@
 
 pub mod campaign;
 pub mod checkers;
+mod drawing;
 pub mod exact;
 pub mod faults;
 pub mod file_cache;

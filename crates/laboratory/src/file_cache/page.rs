@@ -1,10 +1,10 @@
 //! The page of the book: tables and pictures of [`super::figures`], [`super::sweep`] and [`super::loads`].
 
-use super::drawing::{self, Axis, Curve, Panel, picture};
 use super::figures::{self, INSUFFICIENT_MIB, READER, SUFFICIENT_MIB, Shown, after_the_writer, shown};
 use super::loads::{self, Case, Spread};
 use super::sweep::{self, DELAYS_S, GAINS, Held};
 use super::{Control, Point};
+use crate::drawing::{self, Axis, Curve, Panel, picture};
 use std::fmt::Write;
 
 /// Where the pictures lie, as the page names them.

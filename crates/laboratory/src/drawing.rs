@@ -16,23 +16,23 @@ const INK: &str = "#222";
 const GRID: &str = "#ddd";
 
 /// Colours of what is drawn in all pictures.
-pub(super) const WRITER: &str = "#5b8dc9";
-pub(super) const READER: &str = "#c0571b";
-pub(super) const OUT: &str = "#7b4b94";
-pub(super) const HELD: &str = "#3a7d44";
-pub(super) const NOBODY: &str = "#8a8a8a";
+pub(crate) const WRITER: &str = "#5b8dc9";
+pub(crate) const READER: &str = "#c0571b";
+pub(crate) const OUT: &str = "#7b4b94";
+pub(crate) const HELD: &str = "#3a7d44";
+pub(crate) const NOBODY: &str = "#8a8a8a";
 
 /// One axis: from, to, and what is written where.
 #[derive(Clone, Debug)]
-pub(super) struct Axis {
-    pub(super) from: f64,
-    pub(super) to: f64,
-    pub(super) ticks: Vec<(f64, String)>,
+pub(crate) struct Axis {
+    pub(crate) from: f64,
+    pub(crate) to: f64,
+    pub(crate) ticks: Vec<(f64, String)>,
 }
 
 impl Axis {
     /// With ticks at these values, which are written as they are.
-    pub(super) fn new(from: f64, to: f64, ticks: &[f64]) -> Self {
+    pub(crate) fn new(from: f64, to: f64, ticks: &[f64]) -> Self {
         Self {
             from,
             to,
@@ -41,7 +41,7 @@ impl Axis {
     }
 
     /// One place for each word, at 0, 1, 2, …
-    pub(super) fn of_words(words: impl Iterator<Item = String>) -> Self {
+    pub(crate) fn of_words(words: impl Iterator<Item = String>) -> Self {
         let ticks: Vec<(f64, String)> = words.enumerate().map(|(i, w)| (i as f64, w)).collect();
         Self {
             from: -0.3,
@@ -57,27 +57,27 @@ impl Axis {
 
 /// A curve.
 #[derive(Clone, Debug)]
-pub(super) struct Curve {
-    pub(super) colour: &'static str,
-    pub(super) points: Vec<(f64, f64)>,
+pub(crate) struct Curve {
+    pub(crate) colour: &'static str,
+    pub(crate) points: Vec<(f64, f64)>,
     /// Whether the points themselves are marked: measured values that a line only connects.
-    pub(super) marked: bool,
+    pub(crate) marked: bool,
 }
 
 /// One diagram.
 #[derive(Clone, Debug)]
-pub(super) struct Panel {
-    pub(super) title: String,
-    pub(super) below: &'static str,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
+pub(crate) struct Panel {
+    pub(crate) title: String,
+    pub(crate) below: &'static str,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
     /// A stretch of the horizontal axis that is shaded.
-    pub(super) shaded: Option<(f64, f64)>,
-    pub(super) curves: Vec<Curve>,
+    pub(crate) shaded: Option<(f64, f64)>,
+    pub(crate) curves: Vec<Curve>,
 }
 
 /// A picture of panels, `columns` in a row, with what the colours mean below.
-pub(super) fn picture(what: &str, columns: usize, panels: &[Panel], legend: &[(&str, &str)]) -> String {
+pub(crate) fn picture(what: &str, columns: usize, panels: &[Panel], legend: &[(&str, &str)]) -> String {
     let columns = columns.max(1);
     let rows = panels.len().div_ceil(columns);
     let (width, height) = (WIDTH * columns as f64, HEIGHT * rows as f64 + LEGEND);
