@@ -54,10 +54,10 @@ pub(crate) const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
 const POSTPONED_MAX: u32 = 5;
 /// … at first for so long, and for twice as long each time: a quarter of an hour in all.
 const POSTPONED: Nanoseconds = Nanoseconds::from_secs(30);
-/// A predicted gain of at least this (log units, lower end: a ratio of 1.162) is plain: it shows in blocks that are measured from one time
-/// constant of the effect on instead of three, which are a third of the usual length. A block that mixes some of the other
+/// A predicted gain of at least this (log units, lower end; 16.2 % more) is plain: it shows in blocks that are measured from one
+/// time constant of the effect on instead of three, which are a third of the usual length. A block that mixes some of the other
 /// state into what it measures shows less of the effect. As in longer blocks, what is not covered is an undo that itself slows
-/// the program down beyond the washout; the probes of the guard are of the usual length and find that out.
+/// the program down beyond the washout; the probes of the guard are longer and find that out.
 const PLAIN_GAIN: f64 = 0.15;
 /// … where that time constant is at most this; a longer one is mostly the time that the change itself takes.
 const PLAIN_SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
