@@ -10,6 +10,7 @@
 
 use homeostat_model::{Bytes, NodeId};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Fixed cost of moving one page, in nanoseconds (machine-model B.2, assumed).
 pub const MOVE_PAGE_NS: f64 = 3_000.0;
@@ -103,6 +104,8 @@ pub struct Segment {
     node: Vec<u8>,
     state: Vec<u8>,
     skew: f64,
+    /// Share of the accesses of each piece, where that takes a power to work out; never changed, so copies share it.
+    weights: Arc<[f64]>,
     pages_on: Vec<u64>,
     weight_on: Vec<f64>,
     large_pieces: u64,
@@ -130,17 +133,10 @@ impl Segment {
     }
     /// Share of the accesses to this segment that go to this piece; all together 1. The first pieces are the hottest.
     pub fn weight(&self, piece: usize) -> f64 {
-        let n = self.pieces().max(1) as f64;
-        let below = |i: f64| {
-            let share = (1.0 - i / n).max(0.0);
-            // What a power of one is, without asking for it: most memory is used evenly, and this is asked for every piece.
-            if self.skew == 1.0 {
-                share
-            } else {
-                share.powf(self.skew)
-            }
-        };
-        below(piece as f64) - below(piece as f64 + 1.0)
+        match self.weights.get(piece) {
+            Some(weight) => *weight,
+            None => weight(piece, self.pieces(), self.skew),
+        }
     }
     /// Node of a piece.
     pub fn node_of(&self, piece: usize) -> usize {
@@ -236,6 +232,17 @@ impl Segment {
             *n = node as u8;
         }
     }
+}
+
+/// Share of the accesses to so many pieces that go to this one.
+fn weight(piece: usize, pieces: usize, skew: f64) -> f64 {
+    let n = pieces.max(1) as f64;
+    let below = |i: f64| {
+        let share = (1.0 - i / n).max(0.0);
+        // What a power of one is, without asking for it: most memory is used evenly, and this is asked for every piece.
+        if skew == 1.0 { share } else { share.powf(skew) }
+    };
+    below(piece as f64) - below(piece as f64 + 1.0)
 }
 
 /// How a segment is laid out when it is made.
@@ -360,6 +367,7 @@ impl Memory {
         if count > PIECES_MAX {
             return Err(MemoryError::TooLarge(bytes));
         }
+        let skew = shape.skew.clamp(1.0, 10.0);
         let mut segment = Segment {
             base,
             bytes,
@@ -368,7 +376,14 @@ impl Memory {
             page: self.page,
             node: vec![0; count as usize],
             state: vec![0; count as usize],
-            skew: shape.skew.clamp(1.0, 10.0),
+            skew,
+            weights: if skew == 1.0 {
+                Arc::default()
+            } else {
+                (0..count as usize)
+                    .map(|piece| weight(piece, count as usize, skew))
+                    .collect()
+            },
             pages_on: vec![0; self.nodes.len()],
             weight_on: vec![0.0; self.nodes.len()],
             large_pieces: 0,
@@ -536,6 +551,20 @@ mod tests {
             Bytes(2 * MIB),
             fragmentation,
         )
+    }
+
+    #[test]
+    fn the_weights_of_uneven_memory_are_remembered_as_they_are() {
+        let mut m = memory(0.0);
+        let uneven = Shape {
+            skew: 2.5,
+            ..shape(&[1.0])
+        };
+        let s = m.allocate(0, Bytes(401 * MIB), false, &uneven).unwrap();
+        let all: Vec<f64> = (0..s.pieces()).map(|p| s.weight(p)).collect();
+        let worked_out: Vec<f64> = (0..s.pieces()).map(|p| weight(p, s.pieces(), 2.5)).collect();
+        assert_eq!(all, worked_out);
+        assert!((all.iter().sum::<f64>() - 1.0).abs() < 1e-12 && all[0] > 2.0 * all[100]);
     }
 
     #[test]

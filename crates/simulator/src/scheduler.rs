@@ -176,7 +176,30 @@ impl Class {
 
 /// Spreads all requests over the machine. Requests with the same permissions are treated alike, whatever their order.
 pub fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<Placed> {
-    let mut classes = classes(layout, requests);
+    place_in(layout, kind, requests, &mut Classes::of(layout, requests))
+}
+
+/// The cores of a machine in classes, for requests that may use certain CPUs.
+pub struct Classes(Vec<Class>);
+
+impl Classes {
+    /// For these requests, and for others that may use the same CPUs.
+    pub fn of(layout: &Layout, requests: &[Request]) -> Self {
+        Self(classes(layout, requests))
+    }
+}
+
+/// As [`place`], for who asks again and again: with other numbers of threads the classes are the same.
+pub fn place_in(
+    layout: &Layout,
+    kind: SchedulerKind,
+    requests: &[Request],
+    classes: &mut Classes,
+) -> Vec<Placed> {
+    let classes = &mut classes.0;
+    for class in classes.iter_mut() {
+        class.load.fill(0.0);
+    }
     let chips = layout.chips.len();
     // Those who may go to the fewest cores first: the others fill in around them. Equals are spread together.
     let room = |g: usize| -> usize {
@@ -192,10 +215,10 @@ pub fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<
         order.entry((room(g), signature)).or_default().push(g);
     }
     for members in order.values() {
-        spread(layout, kind, requests, members, &mut classes);
+        spread(layout, kind, requests, members, classes);
     }
     // Threads beyond what a core can run wait; all on the core alike.
-    for class in &mut classes {
+    for class in classes.iter_mut() {
         let (total, most) = (class.total(), class.capacity * class.size());
         if total > most {
             for load in &mut class.load {
@@ -217,10 +240,10 @@ pub fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<
     let confined: Vec<bool> = (0..requests.len())
         .map(|g| (0..chips).any(|chip| !classes.iter().any(|c| c.chip == chip && c.allowed[g] > 0)))
         .collect();
-    for class in &classes {
+    for class in classes.iter() {
         account(layout, kind, &confined, class, &mut placed);
     }
-    collide(layout, kind, requests, &classes, &mut placed);
+    collide(layout, kind, requests, classes, &mut placed);
     for (p, request) in placed.iter_mut().zip(requests) {
         for (k, running) in p.threads_per_core.iter_mut().zip(&p.running) {
             if *running <= 0.0 {
@@ -522,6 +545,32 @@ mod tests {
             close(core_share(running_at(u, 4.0), 4.0), u, 1e-12);
         }
         close(core_share(1.0, 1.0), 1.0, 1e-12);
+    }
+
+    #[test]
+    fn who_asks_again_gets_what_was_answered_first() {
+        let layout = Layout::named("power7-10+6").unwrap();
+        let asked = |runnable: f64| {
+            [
+                Request {
+                    runnable,
+                    allowed: only_chip(&layout, 1),
+                    lean: None,
+                    chance: 0.5,
+                },
+                Request {
+                    runnable: 7.5,
+                    ..Request::default()
+                },
+            ]
+        };
+        for kind in [SchedulerKind::FanOut, SchedulerKind::Linux] {
+            let mut classes = Classes::of(&layout, &asked(1.0));
+            for runnable in [3.0, 40.0, 0.0, 3.0] {
+                let again = place_in(&layout, kind, &asked(runnable), &mut classes);
+                assert_eq!(again, place(&layout, kind, &asked(runnable)));
+            }
+        }
     }
 
     #[test]

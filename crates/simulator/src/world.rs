@@ -12,7 +12,7 @@ use crate::memory::{Memory, MemoryError, Segment, Shape};
 use crate::noise::{CELL_NS, Draws, Noise};
 use crate::paging::{PagingSpec, TICK_S, TwoPool, Wants};
 use crate::power::Power;
-use crate::scheduler::{Placed, Request, SchedulerKind, place};
+use crate::scheduler::{Classes, Placed, Request, SchedulerKind, place_in};
 use homeostat_model::{Bytes, CpuId, Nanoseconds, NodeId, ProcessId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -1199,6 +1199,7 @@ impl World {
         let mut placed = Vec::new();
         let mut solution = crate::hardware::Solution::default();
         let copies = self.copies();
+        let mut classes = Classes::of(&self.layout, &requests);
         for _ in 0..ROUNDS_MAX {
             for ((request, limit), bound) in requests.iter_mut().zip(&limits).zip(&bound) {
                 request.chance = if *bound {
@@ -1207,7 +1208,7 @@ impl World {
                     0.0
                 };
             }
-            placed = place(&self.layout, self.scheduler, &requests);
+            placed = place_in(&self.layout, self.scheduler, &requests, &mut classes);
             if let Some((from, weight)) = &fading {
                 for (index, now) in alive.iter().zip(&mut placed) {
                     if let Some((Some(before), _, _)) = from.get(*index) {
