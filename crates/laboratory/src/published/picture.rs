@@ -32,7 +32,7 @@ pub(super) fn of(results: &Results) -> Option<String> {
     let aso = |name: &str, times: f64| marked(&published, name, times);
     let curves = |of: fn(&Together) -> Option<f64>, aso: Curve| -> Vec<Curve> {
         let drawn = arms.iter().map(|(colour, points)| Curve {
-            colour: *colour,
+            colour,
             points: points
                 .iter()
                 .filter_map(|p| Some((p.at_s / 60.0, of(p)?)))
