@@ -257,8 +257,12 @@ impl Service<'_> {
             if let Some(period) = self.manager.watchdog {
                 let period = Nanoseconds(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
                 if now.saturating_sub(watched) >= period {
-                    self.manager.tell("WATCHDOG=1");
-                    watched = now;
+                    // What was not taken is said again soon, not when it is too late.
+                    watched = if self.manager.tell("WATCHDOG=1") {
+                        now
+                    } else {
+                        now.saturating_sub(period) + PUBLISH_EVERY
+                    };
                 }
                 let due = (watched + period).saturating_sub(now);
                 wait = wait.min(Duration::from_nanos(due.0));

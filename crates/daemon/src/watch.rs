@@ -26,8 +26,9 @@ const BOOK_BYTES_MAX: u64 = 4 * 1024 * 1024;
 const TELL_EVERY: Nanoseconds = Nanoseconds::from_secs(60);
 /// The book is written at most this often.
 const SAVE_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
-/// A foreign write stands in the book within this time, however often the book was written just before.
-const NOTICED_WITHIN: Duration = Duration::from_secs(2);
+/// A foreign write stands in the book within this time: usually within a tenth of a second; within two when the book was written
+/// just before; later where the daemon is given little CPU time.
+const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 /// How often a command looks whether it does.
 const NOTICED_EVERY: Duration = Duration::from_millis(20);
 /// Longest wait of the thread.
@@ -210,14 +211,16 @@ pub fn read(run_directory: &Path) -> Option<Watched> {
         .filter(|w: &Watched| w.schema == BOOK_SCHEMA)
 }
 
-/// Waits until the book has a value as the last of its file, if a daemon watches that file; at most so long as the daemon needs
-/// that is well. A command that wrote a setting calls this before it ends: who wrote can only be seen while it lives.
-pub fn await_noticed(run_directory: &Path, path: &str, value: &str) {
+/// Waits until the book has these values as the last of their files, as far as a daemon watches them; at most so long as a daemon
+/// needs on a busy machine. A command that wrote settings calls this before it ends: who wrote can only be seen while it lives.
+pub fn await_noticed(run_directory: &Path, written: &[(&str, &str)]) {
     let begin = std::time::Instant::now();
     while begin.elapsed() < NOTICED_WITHIN {
-        let is_noticed = read(run_directory).is_none_or(|watched| match watched.last(path) {
-            Some(change) => change.to == value,
-            None => !watched.boot.contains_key(path),
+        let is_noticed = read(run_directory).is_none_or(|watched| {
+            written.iter().all(|(path, value)| match watched.last(path) {
+                Some(change) => change.to == *value,
+                None => !watched.boot.contains_key(*path),
+            })
         });
         if is_noticed {
             return;

@@ -479,7 +479,16 @@ mod tests {
     fn a_process_is_known_by_the_file_it_runs_and_not_by_its_name() {
         let own = std::process::id();
         assert!(runs_our_program(i32::try_from(own).unwrap()));
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let named = directory.path().join("homeostat");
+        if !["/bin/sleep", "/usr/bin/sleep"]
+            .iter()
+            .any(|p| std::fs::copy(p, &named).is_ok())
+        {
+            println!("skipped: no sleep to copy");
+            return;
+        }
+        let mut child = std::process::Command::new(&named).arg("60").spawn().unwrap();
         let ours = runs_our_program(i32::try_from(child.id()).unwrap());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -215,12 +215,14 @@ fn await_watch(context: &Context, done: &tunables::Changed) {
     if done.dry_run || Client::connect(&context.socket()).is_err() {
         return;
     }
-    for change in done
+    let written: Vec<(&str, &str)> = done
         .changes
         .iter()
         .filter(|c| c.change.is_some() && c.from != c.to)
-    {
-        watch::await_noticed(&context.run_directory(), &change.path, &change.to);
+        .map(|c| (c.path.as_str(), c.to.as_str()))
+        .collect();
+    if !written.is_empty() {
+        watch::await_noticed(&context.run_directory(), &written);
     }
 }
 
