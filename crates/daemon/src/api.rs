@@ -344,6 +344,15 @@ pub struct Budget {
     pub own_cpu: f64,
     /// Own resident memory.
     pub own_resident_bytes: u64,
+    /// Page faults of the loop since it began that took no reading from storage …
+    #[serde(default)]
+    pub own_faults_minor: u64,
+    /// … and that waited for storage.
+    #[serde(default)]
+    pub own_faults_major: u64,
+    /// Seconds since it began in which the loop waited for a CPU.
+    #[serde(default)]
+    pub own_waited_s: f64,
     /// Experiments started in the last hour.
     pub experiments_last_hour: u32,
     /// Most experiments per hour.
@@ -609,6 +618,9 @@ impl Status {
             budget: Budget {
                 own_cpu: finite_or_zero(b.own_cpu),
                 own_resident_bytes: b.own_resident_bytes,
+                own_faults_minor: b.own_faults_minor,
+                own_faults_major: b.own_faults_major,
+                own_waited_s: finite_or_zero(b.own_waited_s),
                 experiments_last_hour: b.experiments_last_hour,
                 experiments_per_hour_max: b.experiments_per_hour_max,
                 harm_exposure_day: finite_or_zero(b.harm_exposure_day),

@@ -161,7 +161,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     let root = root.map_or_else(Root::default, Root::new);
     let clock = MonotonicClock;
     let mut platform = LinuxPlatform::new(root.clone());
-    platform.always_look_at_reads();
+    platform.look_at_reads(true);
     let scan = SampleRequest {
         scan: true,
         detail: Vec::new(),

@@ -315,6 +315,22 @@ fn budget(t: &mut Text, s: &Status) {
         "Own resident memory.",
         b.own_resident_bytes as f64,
     );
+    let name = "homeostat_own_page_faults";
+    t.family(
+        name,
+        "counter",
+        "",
+        "Page faults of the loop since it began, by whether they waited for storage (major) or not (minor).",
+    );
+    for (kind, count) in [("minor", b.own_faults_minor), ("major", b.own_faults_major)] {
+        t.sample(&format!("{name}_total"), &[("kind", kind)], count as f64);
+    }
+    t.counter(
+        "homeostat_own_cpu_waiting_seconds",
+        "seconds",
+        "Time in which the loop waited for a CPU since it began.",
+        b.own_waited_s,
+    );
     t.gauge(
         "homeostat_trials_last_hour",
         "",

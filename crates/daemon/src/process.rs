@@ -1,14 +1,27 @@
 //! The daemon as a process that still works when the machine is in trouble.
 
 use crate::settings::Service;
+use homeostat_engine::view::BudgetView;
+use homeostat_linux::Root;
+use homeostat_linux::sensors::files::Kept;
+use homeostat_linux::sensors::processes::{parse_stat, parse_wait};
+use homeostat_linux::sys::residence;
+use homeostat_model::Bytes;
 use rustix::mm::MlockAllFlags;
 
 /// Score of the out-of-memory killer: −500 of −1000..1000 halves our badness; we hold the undo of every change.
 const OOM_SCORE_ADJ: &str = "-500";
+/// Heap by which the loop may grow without a page fault: some times what it grows by when it protects a program, with the
+/// trial and its record (measured: docs/file-cache.md).
+const HEAP_RESERVE: usize = 8 << 20;
+/// Code that is kept in memory at most: a release build has 18 MiB.
+const CODE_MAX: usize = 64 << 20;
 /// Nice value: our loop is short, and late when everybody else is busy.
 const NICE: i32 = -5;
 
-/// Locks memory as far as the settings want and the kernel permits. Returns what was refused, for people.
+/// Locks memory as far as the settings want and the kernel permits: what is used stays, what is freed stays with the
+/// allocator, and code, stack and some heap are there before they are needed. Called by the thread that runs the loop.
+/// Returns what was refused, for people.
 ///
 /// Only after the capabilities were probed: the probe of the undo splits a large page of our own, and the kernel
 /// refuses MADV_COLD on locked memory (EINVAL, `madvise(2)`), so a locked daemon would believe that the machine can
@@ -22,9 +35,73 @@ pub fn lock_memory(service: &Service) -> Vec<String> {
             refused.push(format!(
                 "memory is not locked ({e}): homeostat may be slow when memory is short; it needs CAP_IPC_LOCK"
             ));
+        } else if let Err(e) = residence::lock_code(CODE_MAX) {
+            refused.push(format!(
+                "the program's code is not kept in memory ({e}; at most {}): what it does for the first time may wait for \
+                 the disk",
+                Bytes(CODE_MAX as u64)
+            ));
         }
+        // Of use without the lock, too: what is not given back is not asked for again.
+        if residence::keep_heap() {
+            residence::touch_heap(HEAP_RESERVE);
+        }
+        residence::touch_stack();
     }
     refused
+}
+
+/// What the kernel made the thread that runs the loop wait for since it began.
+pub struct OwnWaits {
+    stat: Kept,
+    schedstat: Kept,
+    buffer: Vec<u8>,
+    start: Waits,
+}
+
+/// Counters of one thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Waits {
+    faults_minor: u64,
+    faults_major: u64,
+    /// Nanoseconds in which it wanted to run and had no CPU.
+    for_cpu: u64,
+}
+
+impl OwnWaits {
+    /// Counts from now on. For the calling thread only.
+    pub fn begin() -> Self {
+        let root = Root::default();
+        let mut waits = Self {
+            stat: Kept::new(&root, "/proc/thread-self/stat"),
+            schedstat: Kept::new(&root, "/proc/thread-self/schedstat"),
+            buffer: Vec::new(),
+            start: Waits::default(),
+        };
+        waits.start = waits.read();
+        waits
+    }
+
+    fn read(&mut self) -> Waits {
+        /// Longer than both files.
+        const LONG: usize = 2048;
+        let mut waits = Waits::default();
+        if let Some(stat) = self.stat.read(&mut self.buffer, LONG).and_then(parse_stat) {
+            waits.faults_minor = stat.faults_minor;
+            waits.faults_major = stat.faults_major;
+        }
+        let schedstat = self.schedstat.read(&mut self.buffer, LONG);
+        waits.for_cpu = schedstat.and_then(parse_wait).unwrap_or(0);
+        waits
+    }
+
+    /// Adds what was counted to what homeostat spent.
+    pub fn tell(&mut self, budget: &mut BudgetView) {
+        let now = self.read();
+        budget.own_faults_minor = now.faults_minor.saturating_sub(self.start.faults_minor);
+        budget.own_faults_major = now.faults_major.saturating_sub(self.start.faults_major);
+        budget.own_waited_s = now.for_cpu.saturating_sub(self.start.for_cpu) as f64 / 1e9;
+    }
 }
 
 /// Raises the priority as far as the settings want and the kernel permits. Returns what was refused, for people.
@@ -55,5 +132,24 @@ pub fn raise_file_limit() {
     if limit.current.is_some_and(|soft| soft < wanted) {
         limit.current = Some(wanted);
         let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_faults_of_this_thread_are_counted_from_the_beginning_on() {
+        let mut waits = OwnWaits::begin();
+        let mut budget = BudgetView::default();
+        waits.tell(&mut budget);
+        let before = budget.own_faults_minor;
+        // More than the allocator has at hand, so that the kernel has to give it page by page.
+        let mut room = vec![1u8; 32 << 20];
+        std::hint::black_box(&mut room);
+        waits.tell(&mut budget);
+        assert!(budget.own_faults_minor > before, "{budget:?}");
+        assert!(budget.own_waited_s >= 0.0);
     }
 }

@@ -9,6 +9,7 @@ use crate::control::{Answer, Ask, Errand, Post};
 use crate::greeting::FirstLook;
 use crate::log::{Log, Repetition};
 use crate::notify::Manager;
+use crate::process::OwnWaits;
 use crate::settings::{self, Loaded, Settings, Sources};
 use crate::watch::Book;
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
@@ -209,7 +210,9 @@ impl Service<'_> {
             self.tell(&mut repetition, &host_story(note, true));
         }
         self.board.set_notes(self.notes.clone());
-        self.publish();
+        // Of this thread, which is the loop's.
+        let mut waits = OwnWaits::begin();
+        self.publish(&mut waits);
         self.manager.tell("READY=1");
         loop {
             let turn = self.driven.turn();
@@ -220,7 +223,7 @@ impl Service<'_> {
             let now = self.clock.now();
             let fresh = news || turn.finished || now.saturating_sub(published) >= PUBLISH_EVERY;
             if fresh {
-                self.publish();
+                self.publish(&mut waits);
                 published = now;
                 self.tell_first_look(&mut repetition, now);
             }
@@ -270,7 +273,7 @@ impl Service<'_> {
             match self.inbox.recv_timeout(wait) {
                 Ok(Message::Errand(errand)) => {
                     let answer = self.obey(&mut repetition, &errand.ask);
-                    self.publish();
+                    self.publish(&mut waits);
                     // The caller may have given up meanwhile; the request is carried out all the same.
                     let _ = errand.answer.try_send(answer);
                 }
@@ -378,8 +381,9 @@ impl Service<'_> {
         }
     }
 
-    fn publish(&mut self) {
-        let view = self.driven.view();
+    fn publish(&mut self, waits: &mut OwnWaits) {
+        let mut view = self.driven.view();
+        waits.tell(&mut view.budget);
         self.manager.tell_state(&view);
         self.board.publish(view);
     }

@@ -11,6 +11,7 @@ use crate::protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
     WindowRecord,
 };
+use crate::recall::Recall;
 use crate::relief;
 use crate::series::Interval;
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
@@ -148,6 +149,8 @@ pub struct Engine {
     pub(crate) short_at: Option<Nanoseconds>,
     /// When that began.
     pub(crate) short_since: Option<Nanoseconds>,
+    /// Readers that were proven to take a program's memory.
+    pub(crate) recall: Recall,
     /// The controllers at work.
     pub(crate) steered: Vec<Steered>,
     pub(crate) out: Vec<Command>,
@@ -200,6 +203,7 @@ impl Engine {
             turn_over_since: None,
             short_at: None,
             short_since: None,
+            recall: Recall::remember(memory.readers),
             steered: Vec::new(),
             out: Vec::new(),
             policy,
@@ -250,7 +254,8 @@ impl Engine {
             .filter(|w| !w.gone && self.wants_detail(w, &looked_at))
             .map(|w| w.workload.id.clone())
             .collect();
-        let scan_s = if self.short_of_memory() {
+        let is_in_a_hurry = self.in_a_hurry() || self.recall.is_in_a_hurry(self.now);
+        let scan_s = if self.short_of_memory() || is_in_a_hurry {
             self.policy.scan_interval_s.min(relief::SCAN_SHORT_S)
         } else {
             self.policy.scan_interval_s
@@ -259,7 +264,8 @@ impl Engine {
             scan_every: Nanoseconds::from_secs_f64(scan_s),
             detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
             detail,
-            in_a_hurry: self.in_a_hurry(),
+            in_a_hurry: is_in_a_hurry,
+            reads: self.recall.expects_anybody(),
             host_every: self.host_every(),
         }
     }
@@ -269,7 +275,7 @@ impl Engine {
         let seen = !w.open.is_empty()
             && matches!(w.stage, Stage::Improved | Stage::Declined)
             && looked_at.contains(&w.workload.id);
-        seen || self.is_followed(w)
+        seen || self.recall.expects(&w.workload.id) || self.is_followed(w)
     }
 
     /// Whether it is looked at in detail for its own sake.
@@ -546,10 +552,12 @@ impl Engine {
         for sample in snapshot.samples {
             self.update_sample(sample);
         }
+        self.look_out_for_readers();
         self.close_windows();
         let ids: Vec<WorkloadId> = self.workloads.keys().cloned().collect();
         self.looked_at = self.in_detail();
         let in_trials = self.looked_at_in_trials();
+        self.release_readers_left_alone();
         for id in &ids {
             self.advance_workload(id, &in_trials);
         }
@@ -682,12 +690,9 @@ impl Engine {
             w.series.forget(self.now.saturating_sub(AT_REST));
         }
         w.load = w.series.load(self.now, self.machine.cpus.len());
-        let is_due = w.growth.note(self.now, sample.resident.0);
-        let id = sample.id.clone();
+        let (id, anonymous) = (sample.id.clone(), sample.anonymous);
         w.sample = Some(sample);
-        if is_due {
-            self.judge_growth(&id);
-        }
+        self.note_growth(&id, anonymous);
     }
 
     /// Sends finished observation windows to the history.
@@ -1575,7 +1580,8 @@ impl Engine {
             .iter()
             .filter(|(other, w)| {
                 let reads = || w.sample.as_ref().is_some_and(|s| self.lives_on_the_file_cache(s));
-                *other != id && !w.gone && (w.load.cpus >= self.policy.cpu_min || reads())
+                let is_expected = || self.recall.expects(other);
+                *other != id && !w.gone && (w.load.cpus >= self.policy.cpu_min || reads() || is_expected())
             })
             .map(|(other, w)| Neighbour {
                 id: other.clone(),
@@ -1587,6 +1593,7 @@ impl Engine {
                 kind: w.workload.kind,
                 processes: w.workload.processes.clone(),
                 left_alone: self.opted_out(&w.workload),
+                is_proven: self.is_proven(id, other),
             })
             .collect();
         list.sort_by(|a, b| b.cpus.total_cmp(&a.cpus).then_with(|| a.id.cmp(&b.id)));

@@ -6,13 +6,14 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
+use crate::recall::Pair;
 use crate::recovery::{self, Recovery};
 use crate::retrace::Traced;
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, MeterId, Nanoseconds, StrategyId,
-    Verdict, WorkloadId,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
+    StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::staged::StagedAdvice;
@@ -111,6 +112,20 @@ pub(crate) struct Setup {
     pub(crate) urgent: bool,
     /// Its gain is plain to see, so that it is tried in short blocks: the time constant that its strategy told.
     pub(crate) plain: Option<Nanoseconds>,
+    /// The identity of the reader that is contained, if that is the change.
+    pub(crate) reader: Option<Fingerprint>,
+}
+
+impl Setup {
+    /// Whose memory and who takes it, if the change is to contain a reader.
+    pub(crate) fn pair(&self) -> Option<Pair> {
+        let reader = self.reader.clone()?;
+        Some((
+            self.panel.lead().fingerprint.clone(),
+            reader,
+            self.strategy.clone(),
+        ))
+    }
 }
 
 /// A running experiment.

@@ -1,6 +1,7 @@
 //! Memory that grows and does not come back: who may be leaking, since when, and when it is used up.
 //!
-//! One figure a minute of each workload's resident memory is kept, in a ring of fixed size; when it is full every second
+//! Only memory that no file backs is looked at: pages of files come and go with what is read, and harm nobody. What was
+//! written to swap is not in it. One figure a minute of each workload's anonymous memory is kept, in a ring of fixed size; when it is full every second
 //! figure goes and the distance doubles, so that it reaches back from an hour to days. A program that fills a cache of its
 //! own, or starts up, grows fast and then ever more slowly; one that leaks grows on. So it must have grown for half an hour
 //! at least, next to without falling, and in the later half as in the earlier one.
@@ -49,7 +50,7 @@ impl Default for Growth {
 pub(crate) struct Suspect {
     /// Since when.
     pub(crate) since: Nanoseconds,
-    /// Resident then and now, in bytes.
+    /// Anonymous memory then and now, in bytes.
     pub(crate) from: u64,
     pub(crate) to: u64,
     /// Bytes per second: over the whole window or over its last quarter, whichever is more. A leak may quicken with the load,
@@ -123,8 +124,19 @@ impl Growth {
 }
 
 impl Engine {
+    /// Notes what a workload has of anonymous memory, where that was looked at, and judges it when it is time.
+    pub(crate) fn note_growth(&mut self, id: &WorkloadId, anonymous: Bytes) {
+        let now = self.now;
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        if anonymous > Bytes::ZERO && w.growth.note(now, anonymous.0) {
+            self.judge_growth(id);
+        }
+    }
+
     /// Judges a workload of which a figure was kept: advice while it grows, none when it does not any more.
-    pub(crate) fn judge_growth(&mut self, id: &WorkloadId) {
+    fn judge_growth(&mut self, id: &WorkloadId) {
         let Some(w) = self.workloads.get(id) else { return };
         let key = format!("memory/growth/{id}");
         let Some(s) = w.growth.suspect() else {
@@ -138,7 +150,7 @@ impl Engine {
             id: key,
             workload: Some(id.clone()),
             finding: format!(
-                "its resident memory has grown steadily for {}, from {} to {} ({hourly} an hour); at that rate the {available} \
+                "its own memory (anonymous) has grown steadily for {}, from {} to {} ({hourly} an hour); at that rate the {available} \
                  that are available last for {left}",
                 self.now - s.since,
                 Bytes(s.from),

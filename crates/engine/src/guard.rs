@@ -27,6 +27,7 @@ use crate::experiment::{Experiment, SETTLING_CONSTANTS};
 use crate::panel::{Member, Panel};
 use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
+use crate::recall::Pair;
 use crate::rollout::Piece;
 use crate::series::Series;
 use crate::strategy::{Held, Opinion};
@@ -110,6 +111,8 @@ pub(crate) struct Guard {
     pub(crate) sentence: String,
     /// The experiment that accepted the change, rewritten when the change is revoked.
     record: ExperimentRecord,
+    /// Whose memory and who takes it, if the change is to contain a reader.
+    pair: Option<Pair>,
     /// Parts that wait for their turn.
     stages: VecDeque<Piece>,
     stage_due: Nanoseconds,
@@ -165,6 +168,7 @@ impl Guard {
             since: now,
             sentence,
             record,
+            pair: e.setup.pair(),
             stages: e.rest().into(),
             stage_due: now + pair,
             stage_running: None,
@@ -186,6 +190,13 @@ impl Guard {
             pieces: 0,
             review_at: now + REVIEW,
         }
+    }
+
+    /// The same with an effect that was proven earlier, by which its probes are spaced.
+    pub(crate) fn of_effect(mut self, effect: Effect, now: Nanoseconds) -> Self {
+        self.effect = effect;
+        self.next_probe = now + self.probe_interval();
+        self
     }
 
     /// Whether a probe or a stage is under way: then no other trial starts.
@@ -853,6 +864,9 @@ impl Engine {
     fn revoke(&mut self, key: ActionId, why: &str, verdict: Verdict) {
         let Some(g) = self.guards.get(key) else { return };
         let (strategy, accepted) = (g.strategy.clone(), g.record.clone());
+        if let Some(pair) = &g.pair {
+            self.recall.forget(pair);
+        }
         let (ids, tried): (Vec<WorkloadId>, Vec<ActionId>) =
             (g.workloads().cloned().collect(), g.tried.clone());
         // The history must not take it for a known gain after a restart.

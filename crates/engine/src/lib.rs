@@ -18,8 +18,8 @@ pub mod view;
 pub use controller::{Controller, HostSeen, Wanted};
 pub use policy::{Mode, Policy, Profile, WorkloadRule};
 pub use protocol::{
-    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
-    WindowRecord,
+    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, ProvenReader,
+    SamplingPlan, Story, WindowRecord,
 };
 pub use strategy::{Declined, Held, Load, Neighbour, Opinion, Proposal, Seen, Setting, Strategy};
 pub use view::{Stage, View};
@@ -32,6 +32,7 @@ mod growth;
 mod guard;
 mod meters;
 mod panel;
+mod recall;
 mod recovery;
 mod relief;
 mod rollout;

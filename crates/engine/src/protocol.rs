@@ -205,8 +205,10 @@ pub struct SamplingPlan {
     pub detail_every: Nanoseconds,
     /// Whom to sample in detail; empty = no detailed sampling.
     pub detail: Vec<WorkloadId>,
-    /// Memory has just become short: scans may cost more until it is known who takes it.
+    /// Memory has just become short, or somebody reads much: scans may cost more until it is known who it is.
     pub in_a_hurry: bool,
+    /// Whether it is to be looked at what workloads read, also while memory is not short.
+    pub reads: bool,
     /// Longest time between two looks at the host; `None` = as the rest comes.
     pub host_every: Option<Nanoseconds>,
 }
@@ -228,6 +230,23 @@ pub struct Prior {
     pub failures: u32,
 }
 
+/// A reader that was proven to take the memory of a program: the last trial of the two accepted its containment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProvenReader {
+    /// The program's identity.
+    pub program: homeostat_model::Fingerprint,
+    /// The reader's.
+    pub reader: homeostat_model::Fingerprint,
+    /// Strategy.
+    pub strategy: StrategyId,
+    /// What the program gained.
+    pub effect: Effect,
+    /// How long it took to come back.
+    pub washout: Nanoseconds,
+    /// Trials that accepted it.
+    pub trials: u32,
+}
+
 /// What was known when the mind started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
@@ -245,4 +264,7 @@ pub struct Memory {
     pub next_action: u64,
     /// Changes that were left in force by an earlier run, on purpose.
     pub kept: Vec<Action>,
+    /// Readers that were proven to take a program's memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub readers: Vec<ProvenReader>,
 }

@@ -16,13 +16,13 @@ use crate::engine::Engine;
 use crate::experiment::{Experiment, Phase};
 use crate::panel::{BYSTANDERS_MAX, Guardrail, Panel};
 use crate::policy::{Mode, Policy};
-use crate::protocol::Command;
 use crate::strategy::{Opinion, Proposal};
 use crate::view::Stage;
 use crate::watched::Proposed;
 use homeostat_model::action::Target;
 use homeostat_model::{
-    ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId, WorkloadSample,
+    ActionId, ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId,
+    WorkloadSample,
 };
 use homeostat_statistics::block_length::Choice;
 
@@ -37,7 +37,7 @@ pub(crate) const SCAN_SHORT_S: f64 = 2.0;
 /// For so long after it became short, scans of all processes may cost more.
 const HURRY: Nanoseconds = Nanoseconds::from_secs(300);
 /// After an attempt the next one on the same workload waits for this.
-const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
+pub(crate) const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Faults that wait for storage, per second, from which a program counts as using memory that is not resident …
 const FAULTS_MIN: f64 = 5.0;
 /// … or bytes per second that it reads from storage.
@@ -88,8 +88,10 @@ impl Engine {
 
     /// Asks the strategies that protect. Returns whether one of them proposes something.
     pub(crate) fn seek_relief(&mut self, id: &WorkloadId) -> bool {
-        if !self.short_of_memory() || self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act
-        {
+        if self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act {
+            return false;
+        }
+        if !self.short_of_memory() && !self.expects_loss(id) {
             return false;
         }
         let is_asked = self.workloads.get(id).is_some_and(|w| {
@@ -115,6 +117,10 @@ impl Engine {
                 && !self.in_force_already(id, &proposal)
                 && self.may_be_added(id, &strategy, &proposal)
             {
+                // What was proven for these two is not proven once more.
+                if let Some(pair) = self.proven_pair(id, &strategy, &proposal) {
+                    return self.make_again(id, &pair, &proposal);
+                }
                 self.propose_relief(id, strategy, *proposal);
                 return true;
             }
@@ -134,6 +140,24 @@ impl Engine {
         }
     }
 
+    /// A reader that a person wants to be left alone is released, also while it is contained.
+    pub(crate) fn release_readers_left_alone(&mut self) {
+        let released: Vec<(ActionId, String)> = self
+            .changes
+            .iter()
+            .filter(|(_, c)| !c.leaving)
+            .filter_map(|(action, c)| {
+                let Target::Reader(r) = &c.target else { return None };
+                let reader = self.workloads.get(&r.workload)?;
+                let why = self.opted_out(&reader.workload)?;
+                Some((*action, format!("its reader {} is {why}", r.workload)))
+            })
+            .collect();
+        for (action, why) in released {
+            self.withdraw(action, &why);
+        }
+    }
+
     /// What a person took back is not made again at once, however short memory is: for this workload, or for all.
     pub(crate) fn hold_relief(&mut self, whose: Option<&WorkloadId>) {
         let until = self.now + Nanoseconds::from_secs_f64(self.policy.reconsider_s);
@@ -148,16 +172,10 @@ impl Engine {
         let now = self.now;
         let text = proposal.hypothesis.clone();
         let advice = proposal.advice.clone();
+        self.open_own_meter(id);
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
-        if let Some(chosen) = &w.meter
-            && !w.open.contains(&chosen.candidate.id)
-        {
-            let meter = chosen.candidate.id.clone();
-            w.open.push(meter.clone());
-            self.out.push(Command::OpenMeter(id.clone(), meter));
-        }
         w.proposed = Some(Proposed {
             strategy,
             proposal,

@@ -80,6 +80,8 @@ pub struct Neighbour {
     pub processes: Vec<ProcessId>,
     /// Why nobody is to touch it, if a person said so.
     pub left_alone: Option<String>,
+    /// Whether a trial has proven that what it reads costs the workload in question its memory.
+    pub is_proven: bool,
 }
 
 /// A change of homeostat that is in force for the workload.

@@ -303,7 +303,7 @@ impl Engine {
         }
     }
 
-    fn real_trial_running(&self) -> bool {
+    pub(crate) fn real_trial_running(&self) -> bool {
         self.experiments
             .values()
             .any(|e| e.setup.kind != ExperimentKind::Placebo)
@@ -334,7 +334,7 @@ impl Engine {
     }
 
     /// Those workloads as they are measured now; `None` when one has no meter.
-    fn panel_of(&self, ids: &[WorkloadId]) -> Option<Panel> {
+    pub(crate) fn panel_of(&self, ids: &[WorkloadId]) -> Option<Panel> {
         let joint = ids.len() > 1;
         let mut members = ids.iter().map(|id| {
             let w = self.workloads.get(id)?;
@@ -704,6 +704,7 @@ impl Engine {
             let borrowed = self.borrow_meters(&panel);
             (self.guardrails(&panel), borrowed)
         };
+        let reader = pieces.iter().find_map(|p| self.reader_of(&p.target));
         let setup = Setup {
             id: experiment_id,
             kind,
@@ -723,6 +724,7 @@ impl Engine {
             started_unix: self.unix,
             urgent,
             plain,
+            reader,
         };
         if kind != ExperimentKind::Placebo {
             self.probes_since_trial = 0;
@@ -1382,6 +1384,9 @@ impl Engine {
                 }
             }
         }
+        if let Some(pair) = e.setup.pair() {
+            self.recall.note_verdict(&pair, verdict, e.effect(), e.washout);
+        }
         if verdict == Verdict::Accepted {
             self.accept(&e, record, &living);
         } else if e.not_now && verdict == Verdict::Aborted {
@@ -1718,6 +1723,7 @@ impl Engine {
                 .map(|m| (m.workload.clone(), m.fingerprint.clone()))
                 .collect(),
             members: Vec::new(),
+            reader: s.reader.clone(),
             machine: self.machine.fingerprint(),
             action: s.action,
             hypothesis: s.hypothesis.clone(),

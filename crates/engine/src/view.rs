@@ -228,6 +228,16 @@ pub struct BudgetView {
     pub own_cpu: f64,
     /// Own resident memory in bytes.
     pub own_resident_bytes: u64,
+    /// Page faults of the loop since it began that took no reading from storage. This and the next two are filled in by
+    /// whoever runs the loop; the mind knows nothing of them.
+    #[serde(default)]
+    pub own_faults_minor: u64,
+    /// Page faults of the loop since it began that waited for storage.
+    #[serde(default)]
+    pub own_faults_major: u64,
+    /// Seconds since it began in which the loop waited for a CPU.
+    #[serde(default)]
+    pub own_waited_s: f64,
     /// Experiments started in the last hour and the most allowed.
     pub experiments_last_hour: u32,
     /// Limit.

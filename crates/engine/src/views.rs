@@ -253,6 +253,7 @@ impl Engine {
             harm_exposure_per_day_max: self.policy.harm_exposure_per_day_max,
             stalled_s: self.stalled.as_secs_f64(),
             bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),
+            ..BudgetView::default()
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use homeostat_engine::{
     Command, Declined, Engine, Event, Memory, Neighbour, OperatorRequest, Opinion, Policy, Proposal, Seen,
-    Stage, Strategy,
+    Stage, Strategy, WorkloadRule,
 };
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
@@ -61,7 +61,10 @@ impl Strategy for Protect {
                 .iter()
                 .any(|h| matches!(&h.target, Target::Reader(r) if r.workload == n.id))
         };
-        let mut readers = seen.neighbours.iter().filter(|n| n.reads.from_storage.0 > 0);
+        let mut readers = seen
+            .neighbours
+            .iter()
+            .filter(|n| n.reads.from_storage.0 > 0 && n.left_alone.is_none());
         let reader = readers.find(|n| !is_contained(n));
         match reader {
             Some(reader) if seen.sample.faults_major > 0 => proposal(
@@ -101,6 +104,7 @@ impl Strategy for Other {
 /// A machine with a program, two readers that start later, and a third program.
 struct World {
     engine: Engine,
+    policy: Policy,
     second: u64,
     reads: bool,
     /// Whether the other reader reads.
@@ -138,9 +142,10 @@ impl World {
             engine: Engine::new(
                 machine(),
                 vec![Box::new(Other), Box::new(Protect)],
-                policy,
+                policy.clone(),
                 Memory::default(),
             ),
+            policy,
             second: 0,
             reads: false,
             other_reads: false,
@@ -535,6 +540,32 @@ fn a_reader_that_becomes_the_important_one_ends_it() {
 }
 
 #[test]
+fn a_reader_that_a_person_protects_is_released_at_once() {
+    // In the trial, and after its verdict.
+    for seconds in [8, 400] {
+        let mut world = World::new(0.95, 0.0);
+        world.run(90);
+        world.reads = true;
+        world.run(seconds);
+        assert!(!world.applied.is_empty());
+        let protected = Policy {
+            workloads: vec![WorkloadRule {
+                pattern: "reader".into(),
+                never: true,
+                ..WorkloadRule::default()
+            }],
+            ..world.policy.clone()
+        };
+        world.step(Event::Operator(OperatorRequest::Configure(Box::new(protected))));
+        world.run(2);
+        assert!(!world.is_contained(), "after {seconds} s");
+        // Memory is as short as it was, and the program loses as much.
+        world.run(1500);
+        assert_eq!(world.applied.len(), 1, "{:?}", world.applied);
+    }
+}
+
+#[test]
 fn who_takes_memory_is_looked_for_in_a_hurry_for_a_while_only() {
     let mut world = World::new(0.95, 0.0);
     world.run(90);
@@ -581,4 +612,26 @@ fn another_reader_is_contained_after_the_first() {
     world.reads = false;
     world.run(60);
     assert!(world.contains("other reader"), "{:?}", world.on);
+}
+
+#[test]
+fn only_memory_of_its_own_that_grows_is_told() {
+    let told_of = |anonymous: fn(u64) -> u64| {
+        let mut world = World::new(0.95, 0.0);
+        for minute in 0..60 {
+            world.second += 60;
+            let mut snapshot = world.snapshot();
+            let sample = &mut snapshot.samples[0];
+            sample.resident = Bytes::from_mib(1000 + 10 * minute);
+            sample.anonymous = Bytes::from_mib(anonymous(minute));
+            world.step(Event::Sampled(Box::new(snapshot)));
+        }
+        let advice = world.engine.view().advice;
+        advice.into_iter().find(|a| a.id == "memory/growth/program")
+    };
+    // It maps more and more of a file; or nobody has looked.
+    assert_eq!(told_of(|_| 500), None);
+    assert_eq!(told_of(|_| 0), None);
+    let advice = told_of(|minute| 500 + 10 * minute).unwrap();
+    assert!(advice.finding.contains("from 500"), "{}", advice.finding);
 }

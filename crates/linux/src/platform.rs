@@ -2,7 +2,9 @@
 
 use crate::effectors::{self, Registry};
 use crate::meters::{Meter, MeterKind, MeterSettings};
+use crate::sensors::bytes::{number, words};
 use crate::sensors::counters::HardwareCounters;
+use crate::sensors::files::Kept;
 use crate::sensors::host::Host;
 use crate::sensors::kernel_balancing::BalancingWatch;
 use crate::sensors::locality::LocalitySensor;
@@ -121,6 +123,8 @@ pub struct LinuxPlatform {
     short: Option<Nanoseconds>,
     before: Option<(Nanoseconds, Nanoseconds)>,
     buffer: Vec<u8>,
+    /// `statm` of this process.
+    own_memory: Kept,
     /// Something failed in the last probe for a reason that may pass by itself.
     probe_again: bool,
     /// CPUs or nodes have come or gone since the last probe.
@@ -169,6 +173,7 @@ impl LinuxPlatform {
             short: None,
             before: None,
             buffer: Vec::new(),
+            own_memory: Kept::new(&Root::default(), "/proc/self/statm"),
             probe_again: false,
             machine_changed: false,
             root,
@@ -235,6 +240,13 @@ impl LinuxPlatform {
             .unwrap_or_default()
     }
 
+    /// Our own resident memory, whatever machine is looked at.
+    fn own_resident(&mut self) -> Bytes {
+        let text = self.own_memory.read(&mut self.buffer, 256).unwrap_or_default();
+        let pages = words(text).nth(1).and_then(number).unwrap_or(0);
+        Bytes(pages.saturating_mul(rustix::param::page_size() as u64))
+    }
+
     /// What the event counters said about a workload in their last window; `None` when it was not counted lately.
     pub fn counters(&self, workload: &WorkloadId) -> Option<&crate::sensors::counters::Reading> {
         self.counters.latest(workload, self.clock.now())
@@ -255,7 +267,11 @@ impl LinuxPlatform {
         }
     }
 
+    /// Time since boot, as start times of processes count it.
     fn uptime(&self) -> Nanoseconds {
+        if self.root.is_live() {
+            return read_clock(ClockId::Boottime);
+        }
         topology::uptime(&self.root).unwrap_or_else(|| self.clock.now())
     }
 
@@ -280,6 +296,12 @@ impl LinuxPlatform {
             }
             let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
             if detailed || busy || sample.resident >= NOISE_RESIDENT {
+                // In detail it is read with its kinds.
+                if !detailed {
+                    sample.anonymous = table.weigh(workload, now);
+                    // It was read later than the total, which of a workload that is just growing is less.
+                    sample.resident = sample.resident.max(sample.anonymous);
+                }
                 samples.push(sample);
             }
         }
@@ -346,11 +368,6 @@ impl LinuxPlatform {
         samples.sort_by(|a, b| a.id.cmp(&b.id));
         samples.dedup_by(|a, b| a.id == b.id);
         Ok(samples)
-    }
-
-    /// Looks at who reads what from now on also while memory is not short: for whoever wants to know.
-    pub fn always_look_at_reads(&mut self) {
-        self.always_reads = true;
     }
 
     /// Whether it is to be looked at who reads what: memory is short, or was lately.
@@ -497,8 +514,12 @@ impl Sensors for LinuxPlatform {
             workloads,
             samples,
             own_cpu: own_cpu_total - own_before,
-            own_resident: own_resident(),
+            own_resident: self.own_resident(),
         })
+    }
+
+    fn look_at_reads(&mut self, wanted: bool) {
+        self.always_reads = wanted;
     }
 
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {
@@ -590,16 +611,4 @@ impl Effectors for LinuxPlatform {
 /// Whether it is worth a look what a workload reads: it works, or waits for pages.
 fn reads_perhaps(sample: &WorkloadSample) -> bool {
     sample.faults_major > 0 || sample.cpu.as_secs_f64() >= READER_CPU * sample.interval.as_secs_f64()
-}
-
-/// Our own resident memory, whatever machine is looked at.
-fn own_resident() -> Bytes {
-    crate::sensors::files::bytes(&Root::default(), "/proc/self/statm", 256)
-        .and_then(|text| {
-            let mut words = crate::sensors::bytes::words(&text);
-            words.nth(1).and_then(crate::sensors::bytes::number)
-        })
-        .map_or(Bytes::ZERO, |pages| {
-            Bytes(pages.saturating_mul(rustix::param::page_size() as u64))
-        })
 }

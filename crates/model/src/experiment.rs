@@ -78,21 +78,42 @@ pub struct Effect {
 }
 impl std::fmt::Display for Effect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // An end that far out says only that nothing is known yet.
-        let known = |x: f64| x.is_finite() && x > -0.99 && x < 10.0;
-        let end = |x: f64| {
-            if known(x) {
-                format!("{:+.1}", x * 100.0)
-            } else {
-                "?".to_owned()
-            }
-        };
-        write!(f, "{} % ", end(self.estimate))?;
-        if known(self.lower) || known(self.upper) {
-            write!(f, "[{}, {}]", end(self.lower), end(self.upper))
+        f.write_str(&effect_in_words(
+            Some(self.estimate),
+            Some(self.lower),
+            Some(self.upper),
+        ))
+    }
+}
+
+/// An estimated relative change and the ends of its interval as people read them: `+9.9 % [+2.0, +18.4]`, `at least +170.8 %`.
+/// `None` is an end that is not known; nor is one that lies so far out that it only says so, beyond −99 % or a tenfold gain. An
+/// estimate is told up to a thousandfold.
+pub fn effect_in_words(estimate: Option<f64>, lower: Option<f64>, upper: Option<f64>) -> String {
+    let known = |x: Option<f64>, most: f64| x.filter(|x| x.is_finite() && *x > -0.99 && *x < most);
+    let number = |x: f64| {
+        if x < 10.0 {
+            format!("{:+.1}", x * 100.0)
         } else {
-            f.write_str("(no interval yet)")
+            format!("{:+.0}", x * 100.0)
         }
+    };
+    let (lower, upper) = (known(lower, 10.0), known(upper, 10.0));
+    let estimate = known(estimate, 1000.0);
+    let interval = match (lower, upper) {
+        (None, None) => None,
+        (Some(lower), None) => Some(format!("at least {} %", number(lower))),
+        (None, Some(upper)) => Some(format!("at most {} %", number(upper))),
+        (Some(lower), Some(upper)) => match estimate {
+            Some(x) => return format!("{} % [{}, {}]", number(x), number(lower), number(upper)),
+            None => Some(format!("between {} and {} %", number(lower), number(upper))),
+        },
+    };
+    match (estimate, interval) {
+        (Some(x), Some(interval)) => format!("{} % ({interval})", number(x)),
+        (Some(x), None) => format!("{} % (no interval yet)", number(x)),
+        (None, Some(interval)) => interval,
+        (None, None) => "a change that is not known yet".to_owned(),
     }
 }
 
@@ -151,6 +172,9 @@ pub struct ExperimentRecord {
     /// What such a trial showed of each of them, the first and then the others; empty while it runs, and of a trial of one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberOutcome>,
+    /// The identity of the reader that was contained, if that was the change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader: Option<Fingerprint>,
     /// Machine fingerprint.
     pub machine: String,
     /// The change tried.
@@ -220,4 +244,35 @@ pub struct AdvisedSetting {
     pub path: String,
     /// The value.
     pub value: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_is_not_known_is_told_in_words() {
+        let words = |estimate: f64, lower: f64, upper: f64| {
+            Effect {
+                estimate,
+                lower,
+                upper,
+                confidence: 0.9,
+            }
+            .to_string()
+        };
+        let far = f64::INFINITY;
+        assert_eq!(words(0.099, 0.02, 0.184), "+9.9 % [+2.0, +18.4]");
+        assert_eq!(words(-0.05, -0.08, -0.02), "-5.0 % [-8.0, -2.0]");
+        assert_eq!(words(40.0, 1.708, far), "+4000 % (at least +170.8 %)");
+        assert_eq!(words(40.0, 1.708, 1e9), "+4000 % (at least +170.8 %)");
+        assert_eq!(words(1e7, 1.708, far), "at least +170.8 %");
+        assert_eq!(words(f64::NAN, 1.708, far), "at least +170.8 %");
+        assert_eq!(words(-0.5, -1.0, -0.1), "-50.0 % (at most -10.0 %)");
+        assert_eq!(words(f64::NAN, -1.0, -0.1), "at most -10.0 %");
+        assert_eq!(words(f64::NAN, 0.01, 0.02), "between +1.0 and +2.0 %");
+        assert_eq!(words(0.011, -1.0, far), "+1.1 % (no interval yet)");
+        assert_eq!(words(f64::NAN, -1.0, far), "a change that is not known yet");
+        assert_eq!(effect_in_words(None, Some(0.5), None), "at least +50.0 %");
+    }
 }

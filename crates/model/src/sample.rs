@@ -64,6 +64,9 @@ pub struct KernelBalancing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Paging {
+    /// Read from storage (`pgpgin`), in bytes; swap counts, too.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub read_in: Bytes,
     /// Pages read from swap (`pswpin`).
     pub swapped_in: u64,
     /// Pages written to swap (`pswpout`).
@@ -142,6 +145,9 @@ pub struct MachineSample {
     /// Pages of files (`Cached` + `Buffers` − `Shmem`); zero when not known.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub memory_file: Bytes,
+    /// Of which not used lately (`Inactive(file)`): what goes first. Zero when not known.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub memory_file_inactive: Bytes,
     /// Pressure stall: CPU (only `some` is meaningful host-wide).
     pub pressure_cpu: Pressure,
     /// Pressure stall: memory.
@@ -191,7 +197,7 @@ pub struct WorkloadSample {
     /// Resident memory now, sum over processes (shared memory counted once where known); never less than `anonymous` and
     /// `shared` together.
     pub resident: Bytes,
-    /// Of which anonymous; zero when not sampled in detail.
+    /// Of which anonymous; zero when it was not looked at: always in detail, else about once a minute.
     pub anonymous: Bytes,
     /// Of which shared memory.
     pub shared: Bytes,

@@ -36,6 +36,10 @@ pub trait Sensors {
     fn machine(&mut self) -> Result<Machine, PlatformError>;
     /// Takes a sample. A process or workload that vanishes meanwhile is simply absent.
     fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError>;
+    /// Whether it is to be looked at what workloads read, also while memory is not short; from the next sample on.
+    fn look_at_reads(&mut self, wanted: bool) {
+        let _ = wanted;
+    }
     /// Looks into the memory of a workload, region by region. Bounded; `truncated` says when the bound was hit.
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError>;
     /// Looks where the threads and the memory of a workload are. Bounded.

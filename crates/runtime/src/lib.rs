@@ -24,8 +24,8 @@ pub use recording::{Recorder, RecordingError};
 pub use recovery::{RecoveryReport, restore};
 
 use homeostat_engine::{
-    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, SamplingPlan, Stage,
-    Story, Strategy, View,
+    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, ProvenReader,
+    SamplingPlan, Stage, Story, Strategy, View,
 };
 use homeostat_model::{
     Action, ActionId, Direction, ExperimentKind, Nanoseconds, Progress, UndoRecord, Verdict,
@@ -286,6 +286,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         };
         let used = self.clock.cpu_time();
         self.looked_at = now;
+        self.platform.look_at_reads(plan.reads);
         match self.platform.sample(&request) {
             Ok(snapshot) => {
                 self.unseen = None;
@@ -764,5 +765,17 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         next_experiment: history.next_experiment_id(now_unix).0,
         next_action: 1,
         kept: Vec::new(),
+        readers: history
+            .proven_readers(machine, now_unix)
+            .into_iter()
+            .map(|r| ProvenReader {
+                program: r.program,
+                reader: r.reader,
+                strategy: r.strategy,
+                effect: r.effect,
+                washout: r.washout,
+                trials: r.trials,
+            })
+            .collect(),
     }
 }

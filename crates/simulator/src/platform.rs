@@ -800,6 +800,7 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
         shared_huge: Bytes(shared),
         swap_used: swapped,
         memory_file: cached,
+        memory_file_inactive: Bytes::ZERO,
         pressure_cpu: Pressure {
             some: nanoseconds(if waiting > 1e-3 {
                 seconds * (waiting / (waiting + 1.0))

@@ -300,6 +300,23 @@ pub struct Prior {
     pub last_unix: u64,
 }
 
+/// A reader that was contained for the sake of a program, and was accepted to be by the last trial of the two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProvenReader {
+    /// Identity of the program.
+    pub program: Fingerprint,
+    /// Identity of the reader.
+    pub reader: Fingerprint,
+    /// Strategy.
+    pub strategy: StrategyId,
+    /// What the program gained.
+    pub effect: Effect,
+    /// The washout of that trial: what the program needs to come back.
+    pub washout: Nanoseconds,
+    /// Trials of the two that were accepted.
+    pub trials: u32,
+}
+
 /// How often a treatment that does nothing was judged, and accepted: our own false accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlaceboSummary {
@@ -812,6 +829,45 @@ impl History {
         query().map_err(|e| self.error(e))
     }
 
+    /// Readers whose last trial for the sake of a program accepted that they are contained.
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn proven_readers(&self, machine: &str) -> Result<Vec<ProvenReader>, HistoryError> {
+        let query = || -> rusqlite::Result<Vec<_>> {
+            self.connection
+                .prepare_cached(
+                    "SELECT workloads.fingerprint, e.reader, e.strategy, e.effect_estimate, e.effect_lower,
+                            e.effect_upper, e.effect_confidence, e.washout_ns, last.accepted
+                     FROM (SELECT MAX(id) AS id, SUM(verdict = 'accepted') AS accepted FROM experiments
+                           WHERE reader IS NOT NULL AND kind <> 'placebo' AND verdict <> 'aborted'
+                           GROUP BY machine, workload, reader, strategy) last
+                     JOIN experiments e ON e.id = last.id
+                     JOIN machines ON machines.id = e.machine
+                     JOIN workloads ON workloads.id = e.workload
+                     WHERE machines.fingerprint = ?1 AND e.verdict = 'accepted' AND e.has_effect
+                     ORDER BY e.id DESC LIMIT ?2",
+                )?
+                .query_map(params![machine, ROWS_MAX], |r| {
+                    Ok(ProvenReader {
+                        program: Fingerprint::new(r.get::<_, String>(0)?),
+                        reader: Fingerprint::new(r.get::<_, String>(1)?),
+                        strategy: StrategyId::new(r.get::<_, String>(2)?),
+                        effect: Effect {
+                            estimate: real(r.get(3)?),
+                            lower: real(r.get(4)?),
+                            upper: real(r.get(5)?),
+                            confidence: real(r.get(6)?),
+                        },
+                        washout: Nanoseconds(unbits(r.get(7)?)),
+                        trials: r.get(8)?,
+                    })
+                })?
+                .collect()
+        };
+        query().map_err(|e| self.error(e))
+    }
+
     /// How often a placebo was judged and how often it was accepted, including those already pruned.
     ///
     /// # Errors
@@ -1123,9 +1179,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure)
+            harm_exposure, reader)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1138,7 +1194,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_estimate = excluded.effect_estimate, effect_lower = excluded.effect_lower,
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
-            harm_exposure = excluded.harm_exposure",
+            harm_exposure = excluded.harm_exposure, reader = excluded.reader",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1172,6 +1228,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         bits(e.stalled.0),
         bits(e.bloat.0),
         e.harm_exposure,
+        e.reader.as_ref().map(Fingerprint::as_str),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1274,6 +1331,7 @@ fn read_experiment(
         fingerprint: Fingerprint::new(text("workload_fingerprint")?),
         others: Vec::new(),
         members: Vec::new(),
+        reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),
         hypothesis: text("hypothesis")?,

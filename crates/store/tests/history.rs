@@ -33,6 +33,7 @@ fn experiment(id: u64) -> ExperimentRecord {
         fingerprint: "unit:redis-server.service".into(),
         others: Vec::new(),
         members: Vec::new(),
+        reader: None,
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),
         hypothesis: "1.8 GiB in 4 KiB pages: +12 % predicted".to_owned(),
@@ -1013,4 +1014,49 @@ proptest! {
         // once and shared are not compared.
         prop_assert_eq!(&found[0].blocks, &experiment(504).blocks);
     }
+}
+
+#[test]
+fn a_reader_is_proven_by_the_last_trial_that_says_something() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut history = create(directory.path(), HistoryOptions::default());
+    let trial = |id: u64, program: &str, reader: Option<&str>, verdict: Option<Verdict>| ExperimentRecord {
+        fingerprint: program.into(),
+        reader: reader.map(Into::into),
+        verdict,
+        ..experiment(id)
+    };
+    let accepted = Some(Verdict::Accepted);
+    for record in [
+        trial(1, "db", Some("tar"), accepted),
+        trial(2, "db", Some("tar"), accepted),
+        // Broken off, and still running: they say nothing.
+        trial(3, "db", Some("tar"), Some(Verdict::Aborted)),
+        trial(4, "db", Some("tar"), None),
+        // Accepted once, and not any more.
+        trial(5, "db", Some("grep"), accepted),
+        trial(6, "db", Some("grep"), Some(Verdict::Inconclusive)),
+        // Another program, another machine, no reader.
+        trial(7, "index", Some("grep"), accepted),
+        ExperimentRecord {
+            machine: "another".into(),
+            ..trial(8, "db", Some("cp"), accepted)
+        },
+        trial(9, "db", None, accepted),
+    ] {
+        history.record_experiment(&record).unwrap();
+    }
+    let known = history.proven_readers(MACHINE).unwrap();
+    let pairs: Vec<(&str, &str, u32)> = known
+        .iter()
+        .map(|r| (r.program.as_str(), r.reader.as_str(), r.trials))
+        .collect();
+    assert_eq!(pairs, [("index", "grep", 1), ("db", "tar", 2)]);
+    assert_eq!(known[1].effect.estimate, 0.143);
+    assert_eq!(known[1].washout, Nanoseconds::from_secs(5));
+    let read = history.experiments(&ExperimentFilter::default()).unwrap();
+    assert_eq!(
+        read.iter().find(|e| e.id.0 == 1).unwrap().reader,
+        Some("tar".into())
+    );
 }

@@ -64,6 +64,13 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
     );
     let _ = writeln!(
         out,
+        "  the loop waited {} for a CPU, and {} times for a page from storage ({} page faults without)",
+        hours_or_less(b.own_waited_s),
+        b.own_faults_major,
+        b.own_faults_minor,
+    );
+    let _ = writeln!(
+        out,
         "  {} of at most {} experiments this hour; harm exposure today {:.0} of at most {:.0} percent x seconds",
         b.experiments_last_hour, b.experiments_per_hour_max, b.harm_exposure_day, b.harm_exposure_per_day_max,
     );

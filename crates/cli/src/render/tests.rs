@@ -188,6 +188,9 @@ fn view() -> View {
         budget: BudgetView {
             own_cpu: 0.0007,
             own_resident_bytes: 11 << 20,
+            own_faults_minor: 312,
+            own_faults_major: 0,
+            own_waited_s: 1.5,
             experiments_last_hour: 2,
             experiments_per_hour_max: 20,
             harm_exposure_day: 12.4,
@@ -259,6 +262,12 @@ fn an_end_without_bound_is_not_shown_as_a_loss_of_everything() {
         confidence: 0.9,
     };
     assert_eq!(effect(&open.into()), "+1.1 % (no interval yet)");
+    let large = Effect {
+        estimate: 25.0,
+        lower: 1.708,
+        ..open
+    };
+    assert_eq!(effect(&large.into()), "+2500 % (at least +170.8 %)");
 }
 
 #[test]

@@ -82,11 +82,7 @@ pub(crate) fn count(x: f64) -> String {
 
 /// An effect with its interval in percent.
 pub fn effect(e: &Effect) -> String {
-    let end = |x: Option<f64>| x.map_or_else(|| "?".to_owned(), |x| format!("{:+.1}", x * 100.0));
-    match (e.lower, e.upper) {
-        (None, None) => format!("{} % (no interval yet)", end(e.estimate)),
-        (lower, upper) => format!("{} % [{}, {}]", end(e.estimate), end(lower), end(upper)),
-    }
+    homeostat_model::effect_in_words(e.estimate, e.lower, e.upper)
 }
 
 /// `1 workload`, `3 workloads`.

@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Most that is read of a file which is not expected to be large.
 pub const SMALL_FILE_MAX: usize = 64 * 1024;
@@ -81,8 +81,26 @@ impl Directory {
     }
 }
 
+impl From<OwnedFd> for Directory {
+    /// A directory that was opened for reading.
+    fn from(open: OwnedFd) -> Self {
+        Self(open)
+    }
+}
+
 /// Reads from the start of an open file until its end or `limit`.
 fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Result<&'b [u8], Errno> {
+    let used = fill(buffer, limit, |room, _| rustix::io::read(fd, room))?;
+    Ok(buffer.get(..used).unwrap_or_default())
+}
+
+/// Fills the buffer, which grows as it needs to, by `read` (into which room, from which position) until there is nothing
+/// more or `limit` bytes are there. Returns how many are.
+fn fill(
+    buffer: &mut Vec<u8>,
+    limit: usize,
+    mut read: impl FnMut(&mut [u8], usize) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
     let mut used = 0;
     loop {
         if used == buffer.len() {
@@ -93,7 +111,7 @@ fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Re
             buffer.resize(larger, 0);
         }
         let Some(room) = buffer.get_mut(used..) else { break };
-        match rustix::io::read(fd, room) {
+        match read(room, used) {
             Ok(0) => break,
             Ok(n) => used += n,
             Err(Errno::INTR) => {}
@@ -103,7 +121,74 @@ fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Re
             break;
         }
     }
-    Ok(buffer.get(..used.min(limit)).unwrap_or_default())
+    Ok(used.min(limit))
+}
+
+/// A file that is read again and again. It stays open: reading it anew takes no memory, neither ours nor, but for what the
+/// file itself needs, the kernel's.
+#[derive(Debug)]
+pub struct Kept {
+    path: PathBuf,
+    /// Below another root than `/` the file may be another one each time.
+    stays: bool,
+    open: Option<OwnedFd>,
+}
+
+impl Kept {
+    /// The file of that absolute path below the root; it is opened when it is read first.
+    pub fn new(root: &Root, absolute: &str) -> Self {
+        Self {
+            path: root.path(absolute),
+            stays: root.is_live(),
+            open: None,
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads it from its beginning into `buffer`, at most `limit` bytes; `None` when it is absent or unreadable. The buffer
+    /// grows to what the file needed and is kept by the caller, so a steady state allocates nothing.
+    pub fn read<'b>(&mut self, buffer: &'b mut Vec<u8>, limit: usize) -> Option<&'b [u8]> {
+        if self.open.is_none() {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            self.open = Some(rustix::fs::open(&self.path, flags, Mode::empty()).ok()?);
+        }
+        let outcome = fill(buffer, limit, |room, at| {
+            // Opened above.
+            let open = self.open.as_ref().ok_or(Errno::BADF)?;
+            rustix::io::pread(open, room, at as u64)
+        });
+        if outcome.is_err() || !self.stays {
+            self.open = None;
+        }
+        buffer.get(..outcome.ok()?)
+    }
+}
+
+/// Writes a number and what follows it into a name that ends with a zero byte; what does not fit is left out.
+fn write_name(name: &mut [u8], number: u32, rest: &[&[u8]]) {
+    let mut digits = [0u8; 10];
+    let mut n = number;
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    let mut length = 0;
+    for &b in digits[at..].iter().chain(rest.iter().copied().flatten()) {
+        // The last byte stays zero: the name always ends.
+        if length + 1 < name.len() {
+            name[length] = b;
+            length += 1;
+        }
+    }
 }
 
 /// Name of a file of a process, `PID/leaf`, made without allocating.
@@ -113,25 +198,24 @@ impl ProcessFile {
     /// `pid/leaf`; a leaf that is too long yields a name that does not exist.
     pub fn new(pid: i32, leaf: &str) -> Self {
         let mut name = [0u8; 64];
-        let mut digits = [0u8; 12];
-        let mut n = pid.unsigned_abs();
-        let mut at = digits.len();
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (n % 10) as u8;
-            n /= 10;
-            if n == 0 {
-                break;
-            }
-        }
-        let mut length = 0;
-        for &b in digits[at..].iter().chain(b"/").chain(leaf.as_bytes()) {
-            // The last byte stays zero: the name always ends.
-            if length + 1 < name.len() {
-                name[length] = b;
-                length += 1;
-            }
-        }
+        write_name(&mut name, pid.unsigned_abs(), &[b"/", leaf.as_bytes()]);
+        Self(name)
+    }
+
+    /// As a C string.
+    pub fn name(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+}
+
+/// Name of a file that is a number, made without allocating.
+pub struct NumberedFile([u8; 12]);
+
+impl NumberedFile {
+    /// The number in decimal digits.
+    pub fn new(number: u32) -> Self {
+        let mut name = [0u8; 12];
+        write_name(&mut name, number, &[]);
         Self(name)
     }
 
@@ -172,10 +256,15 @@ pub fn text(root: &Root, absolute: &str) -> Option<String> {
 /// # Errors
 /// `Unsupported` with the path and the system's words.
 pub fn required(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, PlatformError> {
-    bytes(root, absolute, limit).ok_or_else(|| PlatformError::Unsupported {
-        what: format!("reading {}", root.path(absolute).display()),
+    bytes(root, absolute, limit).ok_or_else(|| is_missing(&root.path(absolute)))
+}
+
+/// The fault of a file that must be there and is not.
+pub fn is_missing(path: &Path) -> PlatformError {
+    PlatformError::Unsupported {
+        what: format!("reading {}", path.display()),
         why: "the file is absent or unreadable; homeostat needs proc mounted and readable".into(),
-    })
+    }
 }
 
 /// Names in a directory below the root, sorted; empty when it is absent.
@@ -213,6 +302,8 @@ mod tests {
             c"4194304/smaps_rollup"
         );
         assert_eq!(ProcessFile::new(7, &"x".repeat(500)).name().to_bytes().len(), 63);
+        assert_eq!(NumberedFile::new(0).name(), c"0");
+        assert_eq!(NumberedFile::new(u32::MAX).name(), c"4294967295");
     }
 
     #[test]
@@ -229,5 +320,31 @@ mod tests {
         assert_eq!(d.read(c"f", &mut Vec::new(), 10).unwrap().len(), 10);
         assert_eq!(d.read_record(c"f", &mut Vec::new()).unwrap().len(), 2048);
         assert_eq!(d.read(c"absent", &mut buffer, 10).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn a_kept_file_is_read_from_its_beginning_each_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        let mut buffer = Vec::new();
+        // A root of its own: the file is found anew each time, also when it is another one.
+        let mut kept = Kept::new(&Root::new(dir.path()), "/f");
+        assert_eq!(kept.read(&mut buffer, 10), None);
+        for text in ["one", "three"] {
+            std::fs::write(dir.path().join("new"), text).unwrap();
+            std::fs::rename(dir.path().join("new"), &file).unwrap();
+            assert_eq!(kept.read(&mut buffer, 10), Some(text.as_bytes()));
+            assert_eq!(kept.read(&mut buffer, 2), Some(&text.as_bytes()[..2]));
+        }
+        // The running machine: one that stays open.
+        let mut kept = Kept::new(&Root::default(), file.to_str().unwrap());
+        assert_eq!(kept.read(&mut buffer, 10), Some(&b"three"[..]));
+        std::fs::write(&file, "four").unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(kept.read(&mut buffer, 10), Some(&b"four"[..]), "it is open");
+        assert_eq!(
+            Kept::new(&Root::default(), file.to_str().unwrap()).read(&mut buffer, 10),
+            None
+        );
     }
 }

@@ -5,7 +5,7 @@
 //! there.
 
 use super::bytes::{keyed, lines, number, words};
-use super::files;
+use super::files::{self, Kept};
 use super::huge_pages::HugePages;
 use super::paging;
 use super::pressure::{self, Stalled};
@@ -52,11 +52,110 @@ pub fn parse_free_blocks(buddyinfo: &[u8], page: u64, block: u64) -> Bytes {
     Bytes(sum)
 }
 
+/// The files that are read at each sample; they stay open, and one buffer serves all.
+#[derive(Debug)]
+struct Files {
+    meminfo: Kept,
+    stat: Kept,
+    buddyinfo: Kept,
+    vmstat: Kept,
+    pressure: [Kept; 3],
+    buffer: Vec<u8>,
+}
+
+/// Of `/proc/stat` the first line is looked at only: it has eleven numbers at most.
+const STAT_MAX: usize = 1024;
+
+/// What these files say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Look {
+    times: CpuTimes,
+    /// Of the CPU, memory, and input and output.
+    stalled: [Stalled; 3],
+    paged: Paging,
+    memory: Memory,
+    /// When it was asked for.
+    free_in_huge_blocks: Option<Bytes>,
+}
+
+/// What is taken from `/proc/meminfo`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Memory {
+    free: Bytes,
+    available: Bytes,
+    anonymous_huge: Bytes,
+    shared_huge: Bytes,
+    swap_used: Bytes,
+    file: Bytes,
+    file_inactive: Bytes,
+}
+
+impl Memory {
+    fn parse(meminfo: &[u8]) -> Self {
+        let kib = |key: &str| Bytes::from_kib(keyed(meminfo, key).unwrap_or(0));
+        Self {
+            free: kib("MemFree"),
+            available: kib("MemAvailable"),
+            anonymous_huge: kib("AnonHugePages"),
+            shared_huge: kib("ShmemHugePages"),
+            swap_used: kib("SwapTotal").saturating_sub(kib("SwapFree")),
+            file_inactive: kib("Inactive(file)"),
+            file: (kib("Cached") + kib("Buffers")).saturating_sub(kib("Shmem")),
+        }
+    }
+}
+
+impl Files {
+    fn new(root: &Root) -> Self {
+        let file = |path| Kept::new(root, path);
+        Self {
+            meminfo: file("/proc/meminfo"),
+            stat: file("/proc/stat"),
+            buddyinfo: file("/proc/buddyinfo"),
+            vmstat: file("/proc/vmstat"),
+            pressure: [
+                file("/proc/pressure/cpu"),
+                file("/proc/pressure/memory"),
+                file("/proc/pressure/io"),
+            ],
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Reads them; free blocks of at least `block` bytes when they are wanted. Allocates nothing but what the buffer grows
+    /// by at first: it is read while memory is short. `None` without `/proc/meminfo`.
+    fn look(&mut self, block: Option<u64>) -> Option<Look> {
+        let buffer = &mut self.buffer;
+        let memory = Memory::parse(self.meminfo.read(buffer, files::SMALL_FILE_MAX)?);
+        let times = self.stat.read(buffer, STAT_MAX).and_then(parse_cpu_times);
+        let paged = self.vmstat.read(buffer, files::SMALL_FILE_MAX).map(paging::parse);
+        let mut stalled = [Stalled::default(); 3];
+        for (file, stalled) in self.pressure.iter_mut().zip(&mut stalled) {
+            if let Some(text) = file.read(buffer, files::SMALL_FILE_MAX) {
+                *stalled = pressure::parse(text);
+            }
+        }
+        let page = rustix::param::page_size() as u64;
+        let free_in_huge_blocks = block.map(|block| {
+            self.buddyinfo
+                .read(buffer, files::SMALL_FILE_MAX)
+                .map_or(Bytes::ZERO, |text| parse_free_blocks(text, page, block))
+        });
+        Some(Look {
+            times: times.unwrap_or_default(),
+            stalled,
+            paged: paged.unwrap_or_default(),
+            memory,
+            free_in_huge_blocks,
+        })
+    }
+}
+
 /// The machine's counters between samples.
 #[derive(Debug)]
 pub struct Host {
-    root: Root,
-    before: Option<(CpuTimes, [Stalled; 3], Paging)>,
+    files: Files,
+    before: Option<Look>,
     huge_pages: HugePages,
     /// Free blocks as last read: with the scans only, because that walks all zones under their locks.
     free_in_huge_blocks: Option<Bytes>,
@@ -72,7 +171,7 @@ impl Host {
             .unwrap_or(2 * 1024 * 1024);
         let huge_pages = HugePages::new(root.clone());
         Self {
-            root,
+            files: Files::new(&root),
             before: None,
             huge_pages,
             free_in_huge_blocks: None,
@@ -88,50 +187,41 @@ impl Host {
     /// # Errors
     /// `Unsupported` when `/proc/meminfo` cannot be read.
     pub fn sample(&mut self, thorough: bool) -> Result<MachineSample, PlatformError> {
-        let meminfo = files::required(&self.root, "/proc/meminfo", files::SMALL_FILE_MAX)?;
-        let stat = files::bytes(&self.root, "/proc/stat", files::LARGE_FILE_MAX).unwrap_or_default();
-        let free_in_huge_blocks = match self.free_in_huge_blocks {
-            Some(known) if !thorough => known,
-            _ => parse_free_blocks(
-                &files::bytes(&self.root, "/proc/buddyinfo", files::SMALL_FILE_MAX).unwrap_or_default(),
-                rustix::param::page_size() as u64,
-                self.large,
-            ),
-        };
-        self.free_in_huge_blocks = Some(free_in_huge_blocks);
-        let times = parse_cpu_times(&stat).unwrap_or_default();
-        let stalled = ["cpu", "memory", "io"].map(|r| pressure::read(&self.root, r).unwrap_or_default());
-        let paged = paging::read(&self.root).unwrap_or_default();
-        let (times_before, stalled_before, paged_before) = self.before.unwrap_or((times, stalled, paged));
-        self.before = Some((times, stalled, paged));
-        let kib = |key: &str| Bytes::from_kib(keyed(&meminfo, key).unwrap_or(0));
+        let wanted = (thorough || self.free_in_huge_blocks.is_none()).then_some(self.large);
+        let look = self
+            .files
+            .look(wanted)
+            .ok_or_else(|| files::is_missing(self.files.meminfo.path()))?;
+        self.free_in_huge_blocks = look.free_in_huge_blocks.or(self.free_in_huge_blocks);
+        let before = self.before.replace(look).unwrap_or(look);
         let ticks = |now: u64, before: u64| Nanoseconds(now.saturating_sub(before).saturating_mul(self.tick));
-        let [cpu, memory, io] = stalled;
-        let [cpu_before, memory_before, io_before] = stalled_before;
+        let [cpu, memory, io] = look.stalled;
+        let [cpu_before, memory_before, io_before] = before.stalled;
         Ok(MachineSample {
-            cpu_busy: ticks(times.busy, times_before.busy),
-            cpu_steal: ticks(times.steal, times_before.steal),
-            memory_free: kib("MemFree"),
-            memory_available: kib("MemAvailable"),
-            memory_free_in_huge_blocks: free_in_huge_blocks,
-            anonymous_huge: kib("AnonHugePages"),
-            shared_huge: kib("ShmemHugePages"),
-            swap_used: kib("SwapTotal").saturating_sub(kib("SwapFree")),
-            memory_file: (kib("Cached") + kib("Buffers")).saturating_sub(kib("Shmem")),
+            cpu_busy: ticks(look.times.busy, before.times.busy),
+            cpu_steal: ticks(look.times.steal, before.times.steal),
+            memory_free: look.memory.free,
+            memory_available: look.memory.available,
+            memory_free_in_huge_blocks: self.free_in_huge_blocks.unwrap_or(Bytes::ZERO),
+            anonymous_huge: look.memory.anonymous_huge,
+            shared_huge: look.memory.shared_huge,
+            swap_used: look.memory.swap_used,
+            memory_file: look.memory.file,
+            memory_file_inactive: look.memory.file_inactive,
             pressure_cpu: cpu.since(cpu_before),
             pressure_memory: memory.since(memory_before),
             pressure_io: io.since(io_before),
             huge_pages: self.huge_pages.read(),
             other_tuners: Vec::new(),
             numa_balancing: None,
-            paging: paging::since(&paged, &paged_before),
+            paging: paging::since(&look.paged, &before.paged),
             memory_settings: Vec::new(),
         })
     }
 
     /// CPU time that all CPUs together were busy since the machine was booted, as of the last sample.
     pub fn cpu_busy(&self) -> Nanoseconds {
-        let ticks = self.before.map_or(0, |(times, ..)| times.busy);
+        let ticks = self.before.map_or(0, |look| look.times.busy);
         Nanoseconds(ticks.saturating_mul(self.tick))
     }
 }
@@ -144,6 +234,7 @@ pub fn tick_length() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::counted;
     use proptest::prelude::*;
 
     #[test]
@@ -194,6 +285,19 @@ mod tests {
         assert_eq!(between.huge_pages.enabled.0, "never");
         assert_eq!(between.memory_free_in_huge_blocks, free);
         assert_ne!(host.sample(true).unwrap().memory_free_in_huge_blocks, free);
+    }
+
+    #[test]
+    fn reading_the_running_machine_again_allocates_nothing() {
+        let mut files = Files::new(&Root::default());
+        let block = Some(2 << 20);
+        // The first looks open the files and make room for the longest.
+        for _ in 0..3 {
+            assert!(files.look(block).is_some(), "/proc is needed");
+        }
+        let (look, allocated) = counted::of(|| files.look(block));
+        assert!(look.is_some());
+        assert_eq!(allocated, 0);
     }
 
     proptest! {

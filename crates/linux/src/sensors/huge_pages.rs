@@ -5,7 +5,7 @@
 //! explains was written `at run time`.
 
 use super::bytes::{chosen, lines, number};
-use super::files;
+use super::files::{self, Kept};
 use crate::Root;
 use homeostat_model::{HugePageSettings, PageSizeSetting};
 
@@ -15,18 +15,33 @@ const BASE: &str = "/sys/kernel/mm/transparent_hugepage";
 #[derive(Debug)]
 pub struct HugePages {
     root: Root,
+    enabled: Kept,
+    shmem_enabled: Kept,
+    defrag: Kept,
+    collapsed: Kept,
+    buffer: Vec<u8>,
     origin: Option<(String, Option<String>)>,
 }
 
 impl HugePages {
     /// A reader that has not seen anything yet.
     pub fn new(root: Root) -> Self {
-        Self { root, origin: None }
+        let file = |leaf: &str| Kept::new(&root, &format!("{BASE}/{leaf}"));
+        Self {
+            enabled: file("enabled"),
+            shmem_enabled: file("shmem_enabled"),
+            defrag: file("defrag"),
+            collapsed: file("khugepaged/pages_collapsed"),
+            buffer: Vec::new(),
+            origin: None,
+            root,
+        }
     }
 
     /// The settings now; empty on a kernel without transparent huge pages.
     pub fn read(&mut self) -> HugePageSettings {
-        let enabled = self.choice("enabled");
+        let buffer = &mut self.buffer;
+        let enabled = choice(&mut self.enabled, buffer);
         let found = match &self.origin {
             Some((value, origin)) if *value == enabled => origin.clone(),
             _ => {
@@ -41,23 +56,23 @@ impl HugePages {
         };
         HugePageSettings {
             enabled: PageSizeSetting(enabled),
-            shmem_enabled: PageSizeSetting(self.choice("shmem_enabled")),
-            defrag: PageSizeSetting(self.choice("defrag")),
+            shmem_enabled: PageSizeSetting(choice(&mut self.shmem_enabled, buffer)),
+            defrag: PageSizeSetting(choice(&mut self.defrag, buffer)),
             enabled_set_by: found,
-            khugepaged_pages_collapsed: files::text(
-                &self.root,
-                &format!("{BASE}/khugepaged/pages_collapsed"),
-            )
-            .and_then(|t| number(t.as_bytes()))
-            .unwrap_or(0),
+            khugepaged_pages_collapsed: self
+                .collapsed
+                .read(buffer, files::SMALL_FILE_MAX)
+                .and_then(|text| number(text.trim_ascii()))
+                .unwrap_or(0),
         }
     }
+}
 
-    fn choice(&self, leaf: &str) -> String {
-        files::bytes(&self.root, &format!("{BASE}/{leaf}"), files::SMALL_FILE_MAX)
-            .and_then(|b| chosen(&b).map(str::to_owned))
-            .unwrap_or_default()
-    }
+fn choice(file: &mut Kept, buffer: &mut Vec<u8>) -> String {
+    file.read(buffer, files::SMALL_FILE_MAX)
+        .and_then(chosen)
+        .map(str::to_owned)
+        .unwrap_or_default()
 }
 
 /// Who set `enabled` to `value`; `None` when that is what the kernel does by itself, or when the kernel's own

@@ -18,6 +18,10 @@ pub fn parse(vmstat: &[u8]) -> Paging {
             continue;
         };
         let field = match name {
+            b"pgpgin" => {
+                totals.read_in = Bytes::from_kib(count);
+                continue;
+            }
             b"pswpin" => &mut totals.swapped_in,
             b"pswpout" => &mut totals.swapped_out,
             b"pgmajfault" => &mut totals.faults_major,
@@ -34,15 +38,11 @@ pub fn parse(vmstat: &[u8]) -> Paging {
     totals
 }
 
-/// The counts since boot; `None` when they cannot be read.
-pub fn read(root: &Root) -> Option<Paging> {
-    files::bytes(root, "/proc/vmstat", files::SMALL_FILE_MAX).map(|text| parse(&text))
-}
-
 /// What was counted since `before`; nothing for a counter that went back.
 pub fn since(now: &Paging, before: &Paging) -> Paging {
     let less = |field: fn(&Paging) -> u64| field(now).saturating_sub(field(before));
     Paging {
+        read_in: now.read_in.saturating_sub(before.read_in),
         swapped_in: less(|p| p.swapped_in),
         swapped_out: less(|p| p.swapped_out),
         faults_major: less(|p| p.faults_major),
@@ -117,7 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     const VMSTAT: &[u8] =
-        b"nr_free_pages 5\nworkingset_refault_anon 7\nworkingset_refault_file 43156199\npswpin 1\n\
+        b"nr_free_pages 5\npgpgin 321\nworkingset_refault_anon 7\nworkingset_refault_file 43156199\npswpin 1\n\
         pswpout 2\npgmajfault 210656\npgsteal_kswapd 3\npgsteal_direct 4\npgscan_kswapd 5\npgscan_direct 6\n\
         pgscan_direct_throttle 9\n";
 
@@ -125,6 +125,7 @@ mod tests {
     fn counts_are_told_apart_by_their_whole_name() {
         let p = parse(VMSTAT);
         assert_eq!((p.refaults_anonymous, p.refaults_file), (7, 43_156_199));
+        assert_eq!(p.read_in, Bytes::from_kib(321));
         assert_eq!((p.swapped_in, p.swapped_out, p.faults_major), (1, 2, 210_656));
         assert_eq!((p.stolen_background, p.stolen_direct), (3, 4));
         assert_eq!((p.scanned_background, p.scanned_direct), (5, 6));

@@ -47,6 +47,10 @@ const READ_ANYWAY: u64 = 16;
 const IDENTIFY_ANYWAY: u64 = 32;
 /// Up to this age the cgroup of a process may still be about to be set by whoever started it.
 const YOUNG: Nanoseconds = Nanoseconds::from_secs(5);
+/// The anonymous memory of a workload that is not looked at in detail is read this often: enough to see it grow …
+const WEIGHED_EVERY: Nanoseconds = Nanoseconds::from_secs(55);
+/// … of so many of its processes at most, the oldest.
+const WEIGHED_MAX: usize = 64;
 /// `PF_KTHREAD` of `include/linux/sched.h`: a kernel thread.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -135,6 +139,13 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat<'_>> {
 /// Run-queue wait in nanoseconds, second number of a `schedstat` file.
 pub fn parse_wait(schedstat: &[u8]) -> Option<u64> {
     words(schedstat).nth(1).and_then(number)
+}
+
+/// Anonymous resident pages: what `/proc/PID/statm` counts as resident, less what files or shared memory back.
+pub fn parse_anonymous(statm: &[u8]) -> Option<u64> {
+    let mut numbers = words(statm).skip(1).map(number);
+    let (resident, shared) = (numbers.next()??, numbers.next()??);
+    Some(resident.saturating_sub(shared))
 }
 
 /// The largest shared segment that a process maps, from `/proc/PID/maps`.
@@ -272,6 +283,8 @@ impl Told {
 struct Account {
     sampled: Option<Nanoseconds>,
     churn: u32,
+    /// When its anonymous memory was looked at last.
+    weighed: Option<Nanoseconds>,
 }
 
 /// Costs of the last pass, for `homeostat status` and the benchmark.
@@ -699,6 +712,28 @@ impl ProcessTable {
         self.last_pass = Some(now);
     }
 
+    /// The anonymous memory of a workload, if it is time to look at it again; else zero. One small file for each process.
+    pub fn weigh(&mut self, workload: &Workload, now: Nanoseconds) -> Bytes {
+        let account = self.accounts.entry(workload.id.clone()).or_default();
+        if account
+            .weighed
+            .is_some_and(|at| now.saturating_sub(at) < WEIGHED_EVERY)
+        {
+            return Bytes::ZERO;
+        }
+        account.weighed = Some(now);
+        let mut pages: u64 = 0;
+        for process in workload.processes.iter().take(WEIGHED_MAX) {
+            let name = ProcessFile::new(process.pid, "statm");
+            if let Ok(text) = self.proc.read_record(name.name(), &mut self.small)
+                && let Some(own) = parse_anonymous(text)
+            {
+                pages = pages.saturating_add(own);
+            }
+        }
+        Bytes(pages.saturating_mul(self.page))
+    }
+
     /// Looks again at the processes of one workload, between two passes.
     pub fn refresh(&mut self, workload: &Workload, uptime: Nanoseconds) {
         for process in &workload.processes {
@@ -901,6 +936,15 @@ mod tests {
         assert_eq!(one_line(b"redis-server"), "redis-server");
         assert_eq!(one_line("größe".as_bytes()), "größe");
         assert_eq!(one_line(b"a\nc\x1b[2J\xff"), "a\u{fffd}c\u{fffd}[2J\u{fffd}");
+    }
+
+    #[test]
+    fn what_files_back_is_not_anonymous() {
+        assert_eq!(parse_anonymous(b"9000 700 200 10 0 5000 0\n"), Some(500));
+        // Read while it changed.
+        assert_eq!(parse_anonymous(b"9000 700 701 10 0 5000 0\n"), Some(0));
+        assert_eq!(parse_anonymous(b"9000 700"), None);
+        assert_eq!(parse_anonymous(b"9000 x 7"), None);
     }
 
     #[test]

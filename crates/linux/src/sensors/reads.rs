@@ -9,10 +9,12 @@
 //! short, and only of processes that work or wait for pages.
 
 use super::bytes::{lines, number, words};
-use super::files::{Directory, ProcessFile};
+use super::files::{Directory, NumberedFile, ProcessFile};
 use crate::Root;
 use homeostat_model::{Bytes, ProcessId, Reads, Workload};
+use rustix::fs::RawDir;
 use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
 
 /// Processes of one workload that are looked at, oldest first.
 const PROCESSES_MAX: usize = 64;
@@ -20,6 +22,8 @@ const PROCESSES_MAX: usize = 64;
 const FILES_MAX: usize = 64;
 /// A process that got less than this by read calls since it was looked at last is not asked for its positions.
 const CALLED_MIN: u64 = 4 * 1024 * 1024;
+/// Room for the names that the kernel gives of a directory at one time, in bytes.
+const NAMES_BYTES: usize = 4096;
 /// Processes that are remembered.
 const KNOWN_MAX: usize = 4096;
 
@@ -54,11 +58,14 @@ pub fn parse_position(text: &[u8]) -> Option<u64> {
     lines(text).find_map(|line| words(line.strip_prefix(b"pos:")?).next().and_then(number))
 }
 
+/// Open files of a process and the positions in them, by number, ascending.
+type Positions = Vec<(u32, u64)>;
+
 /// What is remembered of a process.
 #[derive(Debug, Default)]
 struct Known {
     io: Io,
-    positions: BTreeMap<i32, u64>,
+    positions: Positions,
 }
 
 /// The readers of the machine, between two looks.
@@ -68,6 +75,10 @@ pub(crate) struct ReadSensor {
     proc: Option<Directory>,
     known: BTreeMap<ProcessId, Known>,
     buffer: Vec<u8>,
+    /// For the names of a directory.
+    names: Box<[MaybeUninit<u8>]>,
+    /// Positions that are being read; the buffer of one process becomes that of the next.
+    reading: Positions,
 }
 
 impl ReadSensor {
@@ -77,6 +88,8 @@ impl ReadSensor {
             proc: None,
             known: BTreeMap::new(),
             buffer: Vec::new(),
+            names: vec![MaybeUninit::uninit(); NAMES_BYTES].into_boxed_slice(),
+            reading: Positions::new(),
         }
     }
 
@@ -128,35 +141,73 @@ impl ReadSensor {
             known.positions.clear();
             return Some(reads);
         }
-        let now = positions(&self.root, proc, process.pid, &mut self.buffer);
-        let forward: u64 = now
-            .iter()
-            .filter_map(|(file, position)| position.checked_sub(*known.positions.get(file)?))
-            .fold(0, u64::saturating_add);
-        known.positions = now;
+        positions(
+            proc,
+            process.pid,
+            &mut self.buffer,
+            &mut self.names,
+            &mut self.reading,
+        );
+        let forward = moved_forward(&known.positions, &self.reading);
+        std::mem::swap(&mut known.positions, &mut self.reading);
         // Whoever jumps ahead in a file has not read what lies between.
         reads.in_sequence = Bytes(forward.min(called));
         Some(reads)
     }
 }
 
-fn positions(root: &Root, proc: &Directory, pid: i32, buffer: &mut Vec<u8>) -> BTreeMap<i32, u64> {
-    let Ok(list) = std::fs::read_dir(root.path(&format!("/proc/{pid}/fdinfo"))) else {
-        return BTreeMap::new();
+/// The positions of the open files of a process, as far as they are told.
+fn positions(
+    proc: &Directory,
+    pid: i32,
+    buffer: &mut Vec<u8>,
+    names: &mut [MaybeUninit<u8>],
+    found: &mut Positions,
+) {
+    found.clear();
+    // All at once: what a process has open changes from look to look.
+    found.reserve_exact(FILES_MAX);
+    let Ok(directory) = proc.open_file(ProcessFile::new(pid, "fdinfo").name()) else {
+        return;
     };
-    list.take(FILES_MAX)
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
-        .filter_map(|file| {
-            let name = ProcessFile::new(pid, &format!("fdinfo/{file}"));
-            let text = proc.read_record(name.name(), buffer).ok()?;
-            Some((file, parse_position(text)?))
+    let mut list = RawDir::new(&directory, names);
+    while let Some(Ok(entry)) = list.next() {
+        if found.len() == FILES_MAX {
+            break;
+        }
+        let name = entry.file_name().to_bytes();
+        if let Some(file) = number(name).and_then(|n| u32::try_from(n).ok()) {
+            found.push((file, 0));
+        }
+    }
+    let directory = Directory::from(directory);
+    found.retain_mut(|(file, position)| {
+        let text = directory.read_record(NumberedFile::new(*file).name(), buffer);
+        match text.ok().and_then(parse_position) {
+            Some(at) => {
+                *position = at;
+                true
+            }
+            None => false,
+        }
+    });
+    found.sort_unstable();
+}
+
+/// By how much the positions of the files that are in both lists moved forward.
+fn moved_forward(before: &[(u32, u64)], now: &[(u32, u64)]) -> u64 {
+    now.iter()
+        .filter_map(|(file, position)| {
+            let then = before.binary_search_by_key(file, |(file, _)| *file).ok()?;
+            position.checked_sub(before.get(then)?.1)
         })
-        .collect()
+        .fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::counted;
     use homeostat_model::{Fingerprint, OperatorChoice, WorkloadKind};
     use proptest::prelude::*;
     use std::fs;
@@ -272,6 +323,27 @@ mod tests {
         }
         let kept: usize = sensor.known.values().map(|k| k.positions.len()).sum();
         assert!(kept <= FILES_MAX, "{kept}");
+    }
+
+    #[test]
+    fn looking_again_at_who_reads_allocates_nothing() {
+        // This process, which has files open, and reads enough to be asked for its positions.
+        let own = workload(&[std::process::id() as i32]);
+        let mut sensor = ReadSensor::new(Root::default());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), vec![1u8; CALLED_MIN as usize]).unwrap();
+        let mut room = vec![0u8; CALLED_MIN as usize];
+        let mut read_and_look = || {
+            let mut open = fs::File::open(file.path()).unwrap();
+            std::io::Read::read_exact(&mut open, &mut room).unwrap();
+            counted::of(|| sensor.look(&own))
+        };
+        for _ in 0..3 {
+            read_and_look();
+        }
+        let (reads, allocated) = read_and_look();
+        assert!(reads.called.0 >= CALLED_MIN, "{reads:?}");
+        assert_eq!(allocated, 0);
     }
 
     #[test]

@@ -4,12 +4,15 @@
 
 pub mod bpf;
 pub mod cache;
+#[cfg(test)]
+pub mod counted;
 pub mod fanotify;
 pub mod memory;
 pub mod moves;
 pub mod numa;
 pub mod perf;
 pub mod probe;
+pub mod residence;
 mod ring;
 pub mod stacks;
 pub mod switches;

@@ -195,6 +195,9 @@ pub(super) const MIGRATIONS: &[&str] = &[
         JOIN machines ON machines.id = experiments.machine
         JOIN workloads ON workloads.id = judged.workload
         GROUP BY machines.id, workloads.id, experiments.strategy;",
+    // 6: the reader that was contained
+    "ALTER TABLE experiments ADD COLUMN reader TEXT;
+    CREATE INDEX experiments_by_reader ON experiments (reader) WHERE reader IS NOT NULL;",
 ];
 
 /// The version of a database that has taken all steps.

@@ -7,7 +7,7 @@
 
 use super::{
     DecisionRecord, Entry, ExperimentFilter, Filter, History, HistoryError, HistoryOptions, PlaceboSummary,
-    Prior, ROWS_MAX, WindowRecord, check, with_suffix,
+    Prior, ProvenReader, ROWS_MAX, WindowRecord, check, with_suffix,
 };
 use homeostat_model::{Bytes, ExperimentId, ExperimentRecord};
 use std::collections::{BTreeSet, VecDeque};
@@ -237,6 +237,12 @@ impl ResilientHistory {
     /// As [`History::priors`]; empty when they can not be read: then everything is tried as if for the first time.
     pub fn priors(&mut self, machine: &str, now_unix: u64) -> Vec<Prior> {
         self.read(now_unix, |h| h.priors(machine)).unwrap_or_default()
+    }
+
+    /// As [`History::proven_readers`]; empty when they can not be read: then every reader has to be proven anew.
+    pub fn proven_readers(&mut self, machine: &str, now_unix: u64) -> Vec<ProvenReader> {
+        self.read(now_unix, |h| h.proven_readers(machine))
+            .unwrap_or_default()
     }
 
     /// As [`History::placebo_summary`]; zero when it can not be read.

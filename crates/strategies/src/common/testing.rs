@@ -245,6 +245,7 @@ impl Scene {
             kind: WorkloadKind::ProcessGroup,
             processes: vec![],
             left_alone: None,
+            is_proven: false,
         });
     }
 

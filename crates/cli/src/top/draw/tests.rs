@@ -142,6 +142,9 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
         budget: Budget {
             own_cpu: 0.003,
             own_resident_bytes: 12 << 20,
+            own_faults_minor: 312,
+            own_faults_major: 0,
+            own_waited_s: 1.5,
             experiments_last_hour: 1,
             experiments_per_hour_max: 6,
             harm_exposure_day: 274.0,

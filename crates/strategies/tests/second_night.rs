@@ -1,0 +1,435 @@
+//! The backup of every night: what a program loses to it in the first night, and in those that follow, when the reader is
+//! known. The mind and the strategy are the real ones, looked at as often as the mind asks for; the machine is a small plant
+//! in virtual time.
+
+use homeostat_engine::{Command, Engine, Event, Memory, Policy, ProvenReader};
+use homeostat_model::action::Target;
+use homeostat_model::{
+    ActionId, Bytes, Capability, CapabilityState, Direction, ExperimentRecord, Fingerprint, Machine,
+    MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds, OperatorChoice, Paging, ProcessId,
+    Progress, Reads, Snapshot, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+};
+use homeostat_statistics::discovery::Rule;
+use std::collections::{BTreeMap, BTreeSet};
+
+const MIB: f64 = 1024.0 * 1024.0;
+/// What the reader reads a second, and what nobody uses, in MiB: it lasts for 20 s.
+const READ_MIB: f64 = 800.0;
+const UNUSED_MIB: f64 = 16_000.0;
+/// What is left of the program's work without its pages, and the seconds that they take to come back.
+const LEFT: f64 = 0.05;
+const COMES_BACK_S: u64 = 5;
+/// Work of the program per second.
+const WORK: f64 = 1000.0;
+/// How long the reader reads, and how long it does not.
+const NIGHT_S: u64 = 900;
+const DAY_S: u64 = 3600;
+
+/// Counters of a workload at a time.
+#[derive(Clone, Copy, Default)]
+struct Counters {
+    at: u64,
+    work: f64,
+    read_mib: f64,
+    faults: u64,
+}
+
+struct Plant {
+    engine: Engine,
+    second: u64,
+    /// The process of the reader, while it runs.
+    reader: Option<i32>,
+    unused_mib: f64,
+    /// Until when the program lacks pages.
+    back_at: u64,
+    program: Counters,
+    tar: Counters,
+    /// At the last sample of each, and at the last look at the machine.
+    before: BTreeMap<&'static str, Counters>,
+    looked: Counters,
+    scanned: u64,
+    short: Option<u64>,
+    contains: BTreeMap<ActionId, bool>,
+    contained_at: Vec<u64>,
+    open: BTreeSet<WorkloadId>,
+    pending: Vec<Event>,
+    accepted: Vec<ExperimentRecord>,
+    trials: u32,
+    lost_s: f64,
+}
+
+impl Plant {
+    fn new(memory: Memory) -> Self {
+        let strategies = homeostat_strategies::all();
+        let policy = Policy {
+            seed: 11,
+            placebo_every_s: 0.0,
+            discovery: Rule::Fixed { alpha: 0.05 },
+            ..Policy::default()
+        };
+        let file_cache = strategies.into_iter().filter(|s| s.id().as_str() == "file_cache");
+        Self {
+            engine: Engine::new(machine(), file_cache.collect(), policy, memory),
+            second: 0,
+            reader: None,
+            unused_mib: UNUSED_MIB,
+            back_at: 0,
+            program: Counters::default(),
+            tar: Counters::default(),
+            before: BTreeMap::new(),
+            looked: Counters::default(),
+            scanned: 0,
+            short: None,
+            contains: BTreeMap::new(),
+            contained_at: vec![],
+            open: BTreeSet::new(),
+            pending: vec![],
+            accepted: vec![],
+            trials: 0,
+            lost_s: 0.0,
+        }
+    }
+
+    fn is_contained(&self) -> bool {
+        self.contains.values().any(|on| *on)
+    }
+
+    /// A second passes on the machine.
+    fn pass(&mut self) {
+        self.second += 1;
+        if self.reader.is_some() {
+            self.tar.read_mib += READ_MIB;
+            if !self.is_contained() {
+                self.unused_mib = (self.unused_mib - READ_MIB).max(0.0);
+                if self.unused_mib == 0.0 {
+                    self.back_at = self.second + COMES_BACK_S;
+                }
+            }
+        }
+        let lacks = self.second < self.back_at;
+        self.program.work += if lacks { LEFT * WORK } else { WORK };
+        if lacks {
+            self.program.faults += 300;
+            self.lost_s += 1.0 - LEFT;
+        }
+    }
+
+    /// Looks at the machine if the mind wants it, as the runtime does where a scan is cheap.
+    fn look(&mut self) {
+        let plan = self.engine.sampling();
+        let is_due = |at: u64, every: Nanoseconds| self.second >= at + every.0.div_ceil(1_000_000_000);
+        let scan = is_due(self.scanned, plan.scan_every);
+        let host = plan.host_every.is_some_and(|every| is_due(self.looked.at, every));
+        if !scan && !host && plan.detail.is_empty() {
+            return;
+        }
+        if scan {
+            self.scanned = self.second;
+        }
+        let before = std::mem::replace(
+            &mut self.looked,
+            Counters {
+                at: self.second,
+                work: 0.0,
+                read_mib: self.tar.read_mib,
+                faults: self.program.faults,
+            },
+        );
+        if self.looked.faults > before.faults {
+            self.short = Some(self.second);
+        }
+        let sees_reads = plan.reads || self.short.is_some_and(|s| self.second < s + 60);
+        let length = Nanoseconds::from_secs(self.second - before.at);
+        let mut seen = vec!["program", "tar"];
+        seen.retain(|name| *name == "program" || self.reader.is_some());
+        seen.retain(|name| scan || plan.detail.iter().any(|id| id.as_str() == *name));
+        let snapshot = Snapshot {
+            at: Nanoseconds::from_secs(self.second),
+            unix_seconds: self.second,
+            interval: length,
+            machine: MachineSample {
+                cpu_busy: length,
+                memory_free: Bytes((self.unused_mib * MIB) as u64),
+                paging: Paging {
+                    read_in: Bytes(((self.looked.read_mib - before.read_mib) * MIB) as u64),
+                    refaults_file: (self.looked.faults - before.faults) * 60,
+                    ..Paging::default()
+                },
+                ..MachineSample::default()
+            },
+            workloads: scan.then(|| self.workloads()),
+            samples: seen
+                .into_iter()
+                .map(|name| self.sample(name, sees_reads))
+                .collect(),
+            own_cpu: Nanoseconds::ZERO,
+            own_resident: Bytes::ZERO,
+        };
+        self.step(Event::Sampled(Box::new(snapshot)));
+        for _ in 0..64 {
+            if self.pending.is_empty() {
+                break;
+            }
+            let event = self.pending.remove(0);
+            self.step(event);
+        }
+    }
+
+    fn workloads(&self) -> Vec<Workload> {
+        let workload = |name: &str, pid: i32, tuned: Option<&str>| Workload {
+            id: name.into(),
+            kind: WorkloadKind::ProcessGroup,
+            fingerprint: Fingerprint::new(name),
+            program: name.into(),
+            executable: name.into(),
+            processes: vec![ProcessId { pid, start_ticks: 1 }],
+            choice: OperatorChoice {
+                tuned: tuned.into_iter().map(str::to_owned).collect(),
+                ..OperatorChoice::default()
+            },
+        };
+        // What the effector says of a containment whose reader has ended.
+        let is_over = self.reader.is_none() && !self.contains.is_empty();
+        let tuned = is_over.then_some("memory_containment: the reader tar has ended");
+        let mut list = vec![workload("program", 100, tuned)];
+        list.extend(self.reader.map(|pid| workload("tar", pid, None)));
+        list
+    }
+
+    fn sample(&mut self, name: &'static str, sees_reads: bool) -> WorkloadSample {
+        let is_reader = name == "tar";
+        let now = Counters {
+            at: self.second,
+            ..if is_reader { self.tar } else { self.program }
+        };
+        let known = self.before.insert(name, now);
+        let before = known.unwrap_or(now);
+        let interval = Nanoseconds::from_secs(now.at - before.at);
+        let id = WorkloadId::new(name);
+        let read = Bytes(((now.read_mib - before.read_mib) * MIB) as u64);
+        let faults = now.faults - before.faults;
+        // A program that waits uses next to no CPU time, and one that reads little.
+        let cpus = if faults > 0 || is_reader { 0.02 } else { 0.9 };
+        let wobble = 1.0 + 0.01 * ((self.second * 7919 % 13) as f64 / 6.0 - 1.0);
+        let reading = MeterReading {
+            meter: "progress".into(),
+            work: (now.work - before.work) * wobble,
+            interval,
+        };
+        WorkloadSample {
+            interval,
+            age: Nanoseconds::from_secs(self.second + 100),
+            processes: 1,
+            threads: 1,
+            cpu: Nanoseconds::from_secs_f64(interval.as_secs_f64() * cpus),
+            cpu_busiest: Nanoseconds::ZERO,
+            runqueue_wait: Nanoseconds::ZERO,
+            faults_minor: 0,
+            faults_major: faults,
+            churn: 0,
+            resident: Bytes::from_mib(if is_reader { 4 } else { 1024 }),
+            anonymous: Bytes::ZERO,
+            shared: Bytes::ZERO,
+            huge: None,
+            meters: (self.open.contains(&id) && interval > Nanoseconds::ZERO)
+                .then_some(reading)
+                .into_iter()
+                .collect(),
+            // The first look at a process only begins its counts.
+            reads: if sees_reads && is_reader && known.is_some() {
+                Reads {
+                    from_storage: read,
+                    called: read,
+                    calls: read.0 >> 18,
+                    in_sequence: read,
+                }
+            } else {
+                Reads::default()
+            },
+            id,
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = Nanoseconds::from_secs(self.second);
+        for command in self.engine.step(now, self.second, event) {
+            match command {
+                Command::FindMeters(id) => {
+                    // The reader has none, as most have.
+                    let found = (id.as_str() == "program").then(|| MeterCandidate {
+                        id: "progress".into(),
+                        class: MeterClass::Application,
+                        unit: "operation".into(),
+                        cost_per_count: Nanoseconds::ZERO,
+                        refused: None,
+                    });
+                    let found = found.into_iter().collect();
+                    self.pending.push(Event::MetersFound(id, Ok(found)));
+                }
+                Command::OpenMeter(id, meter) => {
+                    self.open.insert(id.clone());
+                    self.pending.push(Event::MeterOpened(id, meter, Ok(())));
+                }
+                Command::CloseMeter(id, _) => {
+                    self.open.remove(&id);
+                }
+                Command::Apply(action) => {
+                    assert!(matches!(&action.target, Target::Reader(r) if r.workload.as_str() == "tar"));
+                    self.contained_at.push(self.second);
+                    self.contains.insert(action.id, true);
+                    self.settled(action.id, Direction::Apply);
+                }
+                Command::Switch(id, direction) => {
+                    self.contains.insert(id, direction == Direction::Apply);
+                    self.settled(id, direction);
+                }
+                Command::Close(id) => {
+                    assert_eq!(self.contains.remove(&id), Some(false), "closed when undone");
+                }
+                Command::RecordExperiment(r) => match r.verdict {
+                    Some(Verdict::Accepted) => self.accepted.push(*r),
+                    None if r.blocks.is_empty() => self.trials += 1,
+                    _ => {}
+                },
+                _ => {}
+            }
+        }
+    }
+
+    fn settled(&mut self, id: ActionId, direction: Direction) {
+        let progress = Progress {
+            done: true,
+            finished: 1,
+            total: 1,
+            verified: true,
+            ..Progress::default()
+        };
+        self.pending.push(Event::Settled(id, direction, Ok(progress)));
+    }
+
+    fn run(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.pass();
+            self.look();
+        }
+    }
+
+    /// The reader comes, as another process each time, and ends; then a day passes.
+    fn night(&mut self) -> Night {
+        let (trials, lost, began) = (self.trials, self.lost_s, self.second);
+        self.contained_at.clear();
+        self.reader = Some(200 + (self.second % 10_000) as i32);
+        self.run(NIGHT_S);
+        // What it leaves behind nobody uses.
+        self.reader = None;
+        self.before.remove("tar");
+        self.unused_mib = UNUSED_MIB;
+        self.run(DAY_S);
+        assert!(!self.is_contained(), "nothing stays after the reader");
+        Night {
+            lost_s: self.lost_s - lost,
+            contained_after: self.contained_at.first().map(|at| at - began),
+            trials: self.trials - trials,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Night {
+    /// Work that the program lost, in seconds of its work.
+    lost_s: f64,
+    /// Seconds until the reader was contained first.
+    contained_after: Option<u64>,
+    trials: u32,
+}
+
+fn machine() -> Machine {
+    let cpus = (0..2)
+        .map(|id| homeostat_model::Cpu {
+            id: homeostat_model::CpuId(id),
+            core: id,
+            package: 0,
+            llc: homeostat_model::LlcId(0),
+            node: homeostat_model::NodeId(0),
+            set_aside: false,
+        })
+        .collect();
+    let works = |id: &str| Capability {
+        id: id.into(),
+        state: CapabilityState::Available,
+        detail: String::new(),
+        cost_of_absence: String::new(),
+        remedy: String::new(),
+    };
+    Machine {
+        kernel: "test".into(),
+        cpu_model: "test".into(),
+        hypervisor: None,
+        cpus,
+        nodes: vec![],
+        memory: Bytes::from_mib(24 * 1024),
+        page_size: Bytes(4096),
+        huge_page_size: Bytes(2 << 20),
+        llc_size: Bytes::ZERO,
+        boot_id: "boot".into(),
+        capabilities: vec![works("memory.groups"), works("process.io")],
+    }
+}
+
+#[test]
+fn in_the_second_night_the_program_loses_nothing() {
+    let mut plant = Plant::new(Memory::default());
+    plant.run(DAY_S);
+    let first = plant.night();
+    assert_eq!((first.trials, plant.accepted.len()), (1, 1), "{first:?}");
+    // What nobody uses lasts for 20 s; then it is pushed out, and in half of the blocks of the trial again.
+    assert!(
+        first.contained_after.unwrap() >= 20 && first.lost_s > 30.0,
+        "{first:?}"
+    );
+    let nights: Vec<Night> = (0..3).map(|_| plant.night()).collect();
+    println!("first {first:?}\nthen {nights:?}");
+    for night in &nights[..2] {
+        assert_eq!(night.trials, 0, "{night:?}");
+        assert!(night.contained_after.unwrap() <= 8, "{night:?}");
+        assert_eq!(night.lost_s, 0.0, "{night:?}");
+    }
+    // The third after that is left to come to a trial again, and the four that follow are not.
+    assert_eq!(nights[2].trials, 1, "{nights:?}");
+    assert!(nights[2].lost_s > 30.0, "{nights:?}");
+    let later: Vec<u32> = (0..5).map(|_| plant.night().trials).collect();
+    assert_eq!(later, [0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn what_was_proven_is_known_after_a_restart() {
+    let mut plant = Plant::new(Memory::default());
+    plant.run(DAY_S);
+    plant.night();
+    let proven = &plant.accepted[0];
+    let memory = Memory {
+        readers: vec![ProvenReader {
+            program: proven.fingerprint.clone(),
+            reader: proven.reader.clone().unwrap(),
+            strategy: proven.strategy.clone(),
+            effect: proven.effect.unwrap(),
+            washout: proven.washout,
+            trials: 1,
+        }],
+        ..Memory::default()
+    };
+    let mut plant = Plant::new(memory);
+    plant.run(DAY_S);
+    let night = plant.night();
+    assert_eq!((night.trials, night.lost_s), (0, 0.0), "{night:?}");
+}
+
+#[test]
+fn a_reader_that_was_never_proven_is_not_looked_for() {
+    let mut plant = Plant::new(Memory::default());
+    plant.run(DAY_S);
+    plant.reader = Some(200);
+    plant.run(10);
+    let plan = plant.engine.sampling();
+    assert!(!plan.reads && !plan.in_a_hurry);
+}
