@@ -1,8 +1,7 @@
 //! A big reader kept to a little memory, in control groups of version 2: daemons beside each other, each with a program on
 //! a mapped file and a reader in a slice that is too small for both. Each contains its reader, and it ends in another way:
-//! kill -9 in mid-trial and `restore`, and a person who sets the limit meanwhile. A reader that is moved into a group made
-//! for it is in `root_reader.rs`; that the reader's group goes away is tried on the host
-//! (`crates/linux/tests/containment.rs`, version 1).
+//! kill -9 in mid-trial and `restore`, a person who sets the limit meanwhile, and a reader whose group is removed. A reader that is moved into a group made
+//! for it is in `root_reader.rs`; a third reader ends while it is contained, and its group is removed.
 //!
 //! The files are disks made of holes (`loop` over a sparse file in memory): reading them is reading from storage for the
 //! kernel's books, and costs no memory but the page cache's. (Not `brd`: up to Linux 6.2 what it delivers is in no book.)
@@ -41,6 +40,8 @@ loss_min_mib_per_s = 0.5
 stream_min_mib_per_s = 1
 limit_mib = 16
 ";
+/// A process that was ended is gone after so long, and its group can be removed.
+const REMOVED_WITHIN: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 
 /// How a containment ends.
@@ -50,15 +51,18 @@ enum End {
     Killed,
     /// A person sets the limit.
     Person,
+    /// The reader ends, and its group is removed.
+    Removed,
 }
 
 impl End {
-    const ALL: [Self; 2] = [Self::Killed, Self::Person];
+    const ALL: [Self; 3] = [Self::Killed, Self::Person, Self::Removed];
 
     fn name(self) -> &'static str {
         match self {
             Self::Killed => "killed",
             Self::Person => "person",
+            Self::Removed => "removed",
         }
     }
 }
@@ -208,7 +212,24 @@ impl Room {
         match self.end {
             End::Killed => self.kill(context, &limit),
             End::Person => write(self.group("reader").join("memory.high"), THEIRS),
+            End::Removed => self.remove_reader(),
         }
+    }
+
+    /// The reader ends, and its group goes with it, as that of a unit does that is stopped.
+    fn remove_reader(&mut self) -> Result<(), Failure> {
+        self.reader = None;
+        let group = self.group("reader");
+        let begin = Instant::now();
+        while let Err(e) = std::fs::remove_dir(&group) {
+            ensure!(
+                begin.elapsed() < REMOVED_WITHIN,
+                "{} cannot be removed: {e}",
+                group.display()
+            );
+            std::thread::sleep(TICK);
+        }
+        Ok(())
     }
 
     fn kill(&mut self, context: &Context, limit: &str) -> Result<(), Failure> {
@@ -266,6 +287,10 @@ impl Room {
             let now = text(group.join("memory.high"))?;
             ensure!(now == THEIRS, "{name}: in the end memory.high is {now}");
             write(group.join("memory.high"), "max")?;
+        }
+        if self.end == End::Removed {
+            let group = self.group("reader");
+            ensure!(!group.exists(), "{} is there again", group.display());
         }
         self.as_found("in the end")?;
         context.note(&format!("{name}: withdrawn: {outcome}"));
@@ -343,7 +368,7 @@ pub(super) fn made_groups() -> Result<Vec<String>, Failure> {
 }
 
 /// Runs a command of busybox.
-fn busybox(arguments: &[&str]) -> Result<(), Failure> {
+pub(super) fn busybox(arguments: &[&str]) -> Result<(), Failure> {
     let done = Command::new("/bin/busybox")
         .args(arguments)
         .output()

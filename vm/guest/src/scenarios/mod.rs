@@ -105,6 +105,10 @@ const ALL: &[(&str, Scenario)] = &[
         "reader-of-the-root-group-is-contained",
         root_reader::reader_of_the_root_group_is_contained,
     ),
+    (
+        "reader-is-contained-while-swap-is-full",
+        root_reader::reader_is_contained_while_swap_is_full,
+    ),
 ];
 
 /// Part of the machine's time that one scenario may take, so that one that hangs leaves some to the others.

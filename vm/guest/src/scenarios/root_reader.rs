@@ -1,17 +1,18 @@
 //! A big reader that is in no group of its own: program and reader are both in the root group of control groups of version
 //! 2, on a machine whose memory is nearly used up. The daemon makes a group for the reader, and is killed in mid-trial;
-//! `restore` brings the reader back and removes the group.
+//! `restore` brings the reader back and removes the group. Once more with swap that is full, where the daemon is stopped and
+//! puts everything back itself.
 //!
-//! The memory of the machine is taken by this scenario itself: without swap nobody can take it back. Limits of groups would
+//! The memory of the machine is taken by this scenario itself: without swap, or when that is full, nobody can take it back. Limits of groups would
 //! not do: what a process of the root group reads is counted nowhere else, so it presses on the whole machine only.
 
 use super::Context;
-use super::file_cache::{Disks, ROOT, configuration_for, disk, group_of, made_groups, restore};
+use super::file_cache::{Disks, ROOT, busybox, configuration_for, disk, group_of, made_groups, restore};
 use super::programs::Program;
-use crate::daemon::Daemon;
+use crate::daemon::{self, Daemon};
 use crate::instruments::{text, write};
 use crate::{Failure, ensure};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Working set of the program, and the reader's file, in MiB.
@@ -26,6 +27,14 @@ const LESS_EVERY: Duration = Duration::from_secs(45);
 const LESS_MIB: u64 = 8;
 /// The program has its pages after so long, at most.
 const SETTLE: Duration = Duration::from_secs(60);
+/// Swap in MiB, and what counts as full of it: the kernel keeps a few pages of each CPU.
+const SWAP_MIB: u64 = 16;
+/// The disk that swap is on: one that neither program nor reader has.
+const SWAP_DISK: usize = 3;
+const SWAP_FULL_MIB: u64 = 1;
+/// Swap is full after so long; memory is pushed out in such steps, and so much more than swap takes.
+const FILL: Duration = Duration::from_secs(120);
+const FILL_MIB: u64 = 4;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Memory that nobody gets.
@@ -44,13 +53,67 @@ impl Ballast {
 }
 
 fn available_mib() -> Result<u64, Failure> {
+    meminfo_mib("MemAvailable:")
+}
+
+fn meminfo_mib(key: &str) -> Result<u64, Failure> {
     let meminfo = text("/proc/meminfo")?;
     let kib = meminfo.lines().find_map(|line| {
-        let value = line.strip_prefix("MemAvailable:")?;
+        let value = line.strip_prefix(key)?;
         value.split_whitespace().next()?.parse::<u64>().ok()
     });
     kib.map(|kib| kib / 1024)
-        .ok_or_else(|| Failure::Broken("no MemAvailable in /proc/meminfo".into()))
+        .ok_or_else(|| Failure::Broken(format!("no {key} in /proc/meminfo")))
+}
+
+/// A little swap on a disk whose file is in memory, all of it there from the beginning; taken off when dropped.
+struct Swap(String);
+
+impl Swap {
+    fn on(context: &Context) -> Result<Self, Failure> {
+        let (file, disk) = (context.directory.join("swap"), disk(SWAP_DISK));
+        std::fs::write(&file, vec![1u8; (SWAP_MIB << 20) as usize])
+            .map_err(Failure::system("making a file for swap"))?;
+        let _ = busybox(&["losetup", "-d", &disk]);
+        busybox(&["losetup", &disk, &file.display().to_string()])?;
+        busybox(&["mkswap", &disk])?;
+        let swap = Self(disk);
+        busybox(&["swapon", &swap.0])?;
+        Ok(swap)
+    }
+
+    /// Takes memory that is at once pushed out, until the swap is full: in a group of its own, so that nothing else is
+    /// pushed out for it. Then the rest but for so much as is left to program and reader. Returns the ballast.
+    fn fill() -> Result<Vec<Ballast>, Failure> {
+        let (root, group) = (Path::new(ROOT), Path::new(ROOT).join("swapped"));
+        let own = std::process::id().to_string();
+        std::fs::create_dir(&group).map_err(Failure::system("making a group"))?;
+        write(group.join("cgroup.procs"), &own)?;
+        let mut ballast = vec![Ballast::of(SWAP_MIB + FILL_MIB)];
+        let begin = Instant::now();
+        while meminfo_mib("SwapFree:")? > SWAP_FULL_MIB {
+            ensure!(
+                begin.elapsed() < FILL,
+                "after {} s {} MiB of swap are still free",
+                FILL.as_secs(),
+                meminfo_mib("SwapFree:")?
+            );
+            // An error when less could be pushed out; what counts is what is free.
+            let _ = std::fs::write(group.join("memory.reclaim"), format!("{FILL_MIB}M"));
+            std::thread::sleep(TICK);
+        }
+        write(root.join("cgroup.procs"), &own)?;
+        std::fs::remove_dir(&group).map_err(Failure::system("removing a group"))?;
+        ballast.push(Ballast::but_for(LEFT_MIB)?);
+        Ok(ballast)
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = busybox(&["swapoff", &self.0]);
+        let _ = busybox(&["losetup", "-d", &self.0]);
+    }
 }
 
 /// Pages of files in memory, in MiB.
@@ -64,65 +127,129 @@ fn mapped_mib(pid: i32) -> Result<u64, Failure> {
         .ok_or_else(|| Failure::Broken(format!("no RssFile in /proc/{pid}/status")))
 }
 
+/// How it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// kill -9 in mid-trial, then `restore`.
+    Killed,
+    /// The daemon is stopped.
+    Stopped,
+}
+
 /// Contained, killed, restored.
 pub(super) fn reader_of_the_root_group_is_contained(context: &Context) -> Result<(), Failure> {
     let _disks = Disks::make(context)?;
-    write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
-    let worker = Program::start(
-        "file-worker",
-        &[
-            WORKER_MIB,
-            "86400",
-            "--file",
-            &disk(0),
-            "--pause",
-            "300",
-            "--duty",
-            "30",
-        ],
-    )?;
-    let directory = context.directory.join("daemon");
-    let mut daemon = Daemon::start(&directory, &configuration_for("file-worker*", "file-reader*"))?;
-    let begin = Instant::now();
-    while mapped_mib(worker.pid())? < 40 && begin.elapsed() < SETTLE {
-        std::thread::sleep(TICK);
-    }
-    let mut ballast = vec![Ballast::but_for(LEFT_MIB)?];
-    let mut remains = LEFT_MIB;
-    let reader = Program::start(
-        "file-reader",
-        &[READER_MIB, "86400", "--file", &disk(1), "--duty", "60"],
-    )?;
-    let started = Instant::now();
-    let patience = context.expected.limit * 2 / 5;
-    let mut taken = Instant::now();
-    daemon.wait_until("the reader is contained", patience, |_| {
-        if taken.elapsed() >= LESS_EVERY && remains >= LEFT_MIN_MIB + LESS_MIB {
-            ballast.push(Ballast::of(LESS_MIB));
-            remains -= LESS_MIB;
-            taken = Instant::now();
+    let room = Room::start(context)?;
+    let ballast = vec![Ballast::but_for(LEFT_MIB)?];
+    room.contain_and_end(context, ballast, End::Killed)
+}
+
+/// The same on a machine whose swap is full: contained, stopped, everything as found.
+pub(super) fn reader_is_contained_while_swap_is_full(context: &Context) -> Result<(), Failure> {
+    let _disks = Disks::make(context)?;
+    let _swap = Swap::on(context)?;
+    let room = Room::start(context)?;
+    let ballast = Swap::fill()?;
+    room.contain_and_end(context, ballast, End::Stopped)
+}
+
+/// The daemon, and the program that is settled in memory.
+struct Room {
+    worker: Program,
+    daemon: Daemon,
+    directory: PathBuf,
+}
+
+impl Room {
+    fn start(context: &Context) -> Result<Self, Failure> {
+        write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
+        let worker = Program::start(
+            "file-worker",
+            &[
+                WORKER_MIB,
+                "86400",
+                "--file",
+                &disk(0),
+                "--pause",
+                "300",
+                "--duty",
+                "30",
+            ],
+        )?;
+        let directory = context.directory.join("daemon");
+        let daemon = Daemon::start(&directory, &configuration_for("file-worker*", "file-reader*"))?;
+        let begin = Instant::now();
+        while mapped_mib(worker.pid())? < 40 && begin.elapsed() < SETTLE {
+            std::thread::sleep(TICK);
         }
-        Ok(group_of(reader.pid())?.starts_with("/homeostat-reader-") && limited()?)
-    })?;
-    let after = started.elapsed();
-    drop(ballast);
-    daemon.kill()?;
-    let told = restore(&directory)?;
-    ensure!(
-        told == (1, 0),
-        "restore after kill -9 has undone {} changes, and failed with {}",
-        told.0,
-        told.1
-    );
-    let now = group_of(reader.pid())?;
-    ensure!(now == "/", "after restore the reader is in {now}");
-    let left = made_groups()?;
-    ensure!(left.is_empty(), "groups that were made are left: {left:?}");
-    context.note(&format!(
-        "moved into a group of its own {:.0} s after its start, with {remains} MiB left, and back by restore after kill -9",
-        after.as_secs_f64()
-    ));
-    Ok(())
+        Ok(Self {
+            worker,
+            daemon,
+            directory,
+        })
+    }
+
+    /// A reader comes; `ballast` is what is taken of the memory already.
+    fn contain_and_end(
+        mut self,
+        context: &Context,
+        mut ballast: Vec<Ballast>,
+        end: End,
+    ) -> Result<(), Failure> {
+        let mut remains = LEFT_MIB;
+        let reader = Program::start(
+            "file-reader",
+            &[READER_MIB, "86400", "--file", &disk(1), "--duty", "60"],
+        )?;
+        let started = Instant::now();
+        let patience = context.expected.limit * 2 / 5;
+        let mut taken = Instant::now();
+        self.daemon.wait_until("the reader is contained", patience, |_| {
+            if taken.elapsed() >= LESS_EVERY && remains >= LEFT_MIN_MIB + LESS_MIB {
+                ballast.push(Ballast::of(LESS_MIB));
+                remains -= LESS_MIB;
+                taken = Instant::now();
+            }
+            Ok(group_of(reader.pid())?.starts_with("/homeostat-reader-") && limited()?)
+        })?;
+        let after = started.elapsed();
+        let swap_free = meminfo_mib("SwapFree:")?;
+        let how = match end {
+            End::Killed => {
+                drop(ballast);
+                self.daemon.kill()?;
+                let told = restore(&self.directory)?;
+                ensure!(
+                    told == (1, 0),
+                    "restore after kill -9 has undone {} changes, and failed with {}",
+                    told.0,
+                    told.1
+                );
+                "by restore after kill -9".to_owned()
+            }
+            End::Stopped => {
+                // Memory and swap are full until everything is put back.
+                let ended = self.daemon.stop()?;
+                drop(ballast);
+                let log = daemon::log(&self.directory);
+                ensure!(ended.success(), "after SIGTERM it ended with {ended}: {log}");
+                ensure!(!log.contains("panicked"), "it panicked: {log}");
+                let told = restore(&self.directory)?;
+                ensure!(told == (0, 0), "something was still owed: {told:?}");
+                format!("when it was stopped, with {swap_free} MiB of swap free")
+            }
+        };
+        let now = group_of(reader.pid())?;
+        ensure!(now == "/", "in the end the reader is in {now}");
+        let left = made_groups()?;
+        ensure!(left.is_empty(), "groups that were made are left: {left:?}");
+        drop(self.worker);
+        context.note(&format!(
+            "moved into a group of its own {:.0} s after its start, with {remains} MiB left, and back {how}",
+            after.as_secs_f64()
+        ));
+        Ok(())
+    }
 }
 
 /// Whether a group that was made has its limit.
