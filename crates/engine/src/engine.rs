@@ -4,6 +4,7 @@ use crate::blocks::Objective;
 use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
+use crate::hindered::Hindered;
 use crate::meters;
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
@@ -118,6 +119,8 @@ pub struct Engine {
     /// One guard for each accepted change.
     pub(crate) guards: Guards,
     pub(crate) priors: BTreeMap<(Fingerprint, StrategyId), Prior>,
+    /// Tries that ended for a neighbour's sake.
+    pub(crate) hindered: Hindered,
     pub(crate) discovery: Discovery,
     pub(crate) next_experiment: u64,
     pub(crate) next_action: u64,
@@ -180,6 +183,7 @@ impl Engine {
                 .into_iter()
                 .map(|p| ((p.fingerprint.clone(), p.strategy.clone()), p))
                 .collect(),
+            hindered: Hindered::new(),
             discovery,
             next_experiment: memory.next_experiment.max(1),
             next_action: memory.next_action.max(1),
@@ -1531,9 +1535,11 @@ impl Engine {
                 rule.pattern
             ));
         }
-        let prior = self
-            .priors
-            .get(&(w.workload.fingerprint.clone(), strategy.clone()))?;
+        let key = (w.workload.fingerprint.clone(), strategy.clone());
+        let prior = self.priors.get(&key)?;
+        if self.may_try_again(&key) {
+            return None;
+        }
         let wait = match prior.verdict {
             Verdict::Accepted => return None,
             Verdict::Harmful => self.policy.backoff_harmful_s,

@@ -168,6 +168,8 @@ pub(crate) struct Experiment {
     pub(crate) orphans: BTreeSet<WorkloadId>,
     /// Its workloads for whose sake it was broken off.
     pub(crate) blamed: BTreeSet<WorkloadId>,
+    /// It ended because a neighbour lost by it.
+    pub(crate) hindered: bool,
     /// Its change could not be made now, and may be later.
     pub(crate) not_now: bool,
     /// Whether the change was sent off and on before the first block.
@@ -214,6 +216,7 @@ impl Experiment {
             trip: None,
             orphans: BTreeSet::new(),
             blamed: BTreeSet::new(),
+            hindered: false,
             not_now: false,
             rehearsal: false,
             begun: 0,
@@ -663,6 +666,7 @@ impl Experiment {
             .iter()
             .find_map(|r| Some((r.is_neighbour(), r.hurt(level)?)));
         if let Some((neighbour, hurt)) = hurt {
+            self.hindered = neighbour;
             // Which neighbours there are is chance: the change itself may be good another time.
             let verdict = if neighbour {
                 Verdict::Inconclusive

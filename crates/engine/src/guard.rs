@@ -77,6 +77,9 @@ const FOLLOWERS_MAX: usize = 256;
 const PROBE_MEASURED_MIN: Nanoseconds = Nanoseconds::from_secs(6);
 /// The washout of a probe covers this many times the slowest switch seen.
 const SWITCH_MARGIN: f64 = 1.25;
+/// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
+/// done, and not much, since threads wait meanwhile.
+const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
 const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
@@ -142,6 +145,8 @@ pub(crate) struct Guard {
     probe: Option<Probe>,
     pieces: u64,
     review_at: Nanoseconds,
+    /// Since when it leaves a workload too little.
+    outgrown_since: Option<Nanoseconds>,
 }
 
 impl Guard {
@@ -189,6 +194,7 @@ impl Guard {
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
+            outgrown_since: None,
         }
     }
 
@@ -518,22 +524,47 @@ impl Engine {
         }))
     }
 
-    /// A person chose otherwise since: ours goes first, for the workload that the choice is about.
+    /// A person chose otherwise since: ours goes first, for the workload that the choice is about. Or it has left one too
+    /// little for a while.
     fn withdraw_if_unwanted(&mut self, key: ActionId) {
         let Some(g) = self.guards.get(key) else { return };
         let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else {
             return;
         };
+        // Where it was off until a moment ago, what waited is being done.
+        let steady = g.probe.is_none() && self.all_settled(g);
+        let mut outgrown = None;
         for id in g.workloads().cloned().collect::<Vec<_>>() {
-            let unwanted = self
-                .ask(&id, index, Vec::new(), |strategy, seen| strategy.unwanted(seen))
-                .flatten();
-            let tried = self.tried_on(key, &id);
-            if let (Some(why), Some(action)) = (unwanted, tried) {
-                let why = format!("withdrawn: {why}");
-                self.narrate(&id, why.clone(), true);
-                self.withdraw(action, &why);
+            let (unwanted, small) = self
+                .ask(&id, index, Vec::new(), |strategy, seen| {
+                    (strategy.unwanted(seen), strategy.outgrown(seen))
+                })
+                .unwrap_or_default();
+            match (unwanted, small) {
+                (Some(why), _) => self.withdraw_from(key, &id, &why),
+                (None, Some(why)) if steady => outgrown = outgrown.or(Some((id, why))),
+                (None, _) => {}
             }
+        }
+        let now = self.now;
+        let Some(g) = self.guards.get_mut(key) else { return };
+        match outgrown {
+            None => g.outgrown_since = None,
+            Some((id, why)) => {
+                let since = *g.outgrown_since.get_or_insert(now);
+                if now - since >= OUTGROWN_FOR {
+                    self.withdraw_from(key, &id, &why);
+                }
+            }
+        }
+    }
+
+    /// Takes the change back from one of its workloads.
+    fn withdraw_from(&mut self, key: ActionId, id: &WorkloadId, why: &str) {
+        if let Some(action) = self.tried_on(key, id) {
+            let why = format!("withdrawn: {why}");
+            self.narrate(id, why.clone(), true);
+            self.withdraw(action, &why);
         }
     }
 
@@ -680,8 +711,9 @@ impl Engine {
             .iter()
             .filter_map(|m| {
                 let noise = self.workloads.get(&m.workload)?.meter.as_ref()?.assessment.noise;
-                Some((m.by_work(), noise))
+                Some(m.as_neighbour().map(move |m| (m, noise)))
             })
+            .flatten()
             .collect();
         let Some(g) = self.guards.get_mut(key) else {
             return (Finding::Nothing, None);

@@ -30,6 +30,7 @@ mod engine;
 mod experiment;
 mod growth;
 mod guard;
+mod hindered;
 mod meters;
 mod panel;
 mod recall;

@@ -88,6 +88,16 @@ impl Member {
         }
     }
 
+    /// The same by all that somebody else's change must not worsen: its work per second; and where the CPU time for its work
+    /// judges it also that, which may rise while the work stays what is offered.
+    pub(crate) fn as_neighbour(&self) -> impl Iterator<Item = Self> + use<> {
+        let by_cpu = (self.objective == Objective::CpuPerWork).then(|| Self {
+            weight: 1.0,
+            ..self.clone()
+        });
+        std::iter::once(self.by_work()).chain(by_cpu)
+    }
+
     pub(crate) fn weight(&self) -> f64 {
         self.weight
     }

@@ -232,4 +232,10 @@ pub trait Strategy: Send + Sync {
     fn unwanted(&self, _seen: &Seen<'_>) -> Option<String> {
         None
     }
+    /// Whether an accepted change leaves the workload less than it asks for by now: then it is withdrawn, for the reason
+    /// returned, when that has been so for 20 seconds without a probe. Asked at every sample; a single one may show a load that
+    /// waited while the change was off and catches up.
+    fn outgrown(&self, _seen: &Seen<'_>) -> Option<String> {
+        None
+    }
 }

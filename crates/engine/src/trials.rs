@@ -791,7 +791,7 @@ impl Engine {
     }
 
     /// What the trial must not harm: its members by themselves where several are tried as one, the work per second of
-    /// those that are judged by their CPU time, and the neighbours whose work is measured.
+    /// those that are judged by their CPU time, and the neighbours whose work is measured, by both where both can be lost.
     fn guardrails(&self, panel: &Panel) -> Vec<Guardrail> {
         let mut rails = Vec::new();
         for m in panel.members() {
@@ -803,8 +803,11 @@ impl Engine {
             }
         }
         let bystanders = self.bystanders(panel);
-        let harmed = |m| Guardrail::new(m, Objective::WorkPerSecond);
-        rails.extend(bystanders.into_iter().map(harmed).map(Guardrail::of_a_neighbour));
+        let harmed = |m: Member| {
+            let objective = m.objective;
+            Guardrail::new(m, objective).of_a_neighbour()
+        };
+        rails.extend(bystanders.iter().flat_map(Member::as_neighbour).map(harmed));
         rails
     }
 
@@ -1389,6 +1392,7 @@ impl Engine {
         }
         if verdict == Verdict::Accepted {
             self.accept(&e, record, &living);
+            self.neighbours_moved(&e.setup.strategy, &living);
         } else if e.not_now && verdict == Verdict::Aborted {
             self.postpone(&e, &living);
         } else if panel.is_joint() {
@@ -1413,6 +1417,7 @@ impl Engine {
                 self.refuse_tried(&e, &m.workload, verdict, text);
             }
         }
+        self.note_hindered(&e, &living);
     }
 
     /// The change stays, under guard.
@@ -1687,6 +1692,7 @@ impl Engine {
         fingerprints.dedup();
         for fingerprint in fingerprints {
             let key = (fingerprint.clone(), strategy.clone());
+            self.hindered.remove(&key);
             let failures = match verdict {
                 Verdict::Accepted => 0,
                 _ => self.priors.get(&key).map_or(0, |p| p.failures) + 1,

@@ -275,7 +275,11 @@ impl Watch {
         let (mut rails, old): (Vec<Rail>, Vec<Rail>) = known.into_iter().partition(|r| !r.neighbour);
         for (member, noise) in neighbours {
             let scale = (noise * std::f64::consts::SQRT_2).max(NEIGHBOUR_SCALE_MIN);
-            let same = |r: &&Rail| r.member.workload == member.workload && r.member.meter == member.meter;
+            let same = |r: &&Rail| {
+                r.member.workload == member.workload
+                    && r.member.meter == member.meter
+                    && r.member.objective == member.objective
+            };
             let rail = old.iter().find(same).cloned();
             rails.push(rail.unwrap_or_else(|| Rail::new(member, true, scale)));
         }

@@ -106,6 +106,27 @@ impl Strategy for Sparing {
     }
 }
 
+/// A strategy whose change is too small for a program that uses more than a CPU and a half.
+struct Narrow(Custom);
+
+impl Strategy for Narrow {
+    fn id(&self) -> StrategyId {
+        self.0.id()
+    }
+    fn summary(&self) -> &'static str {
+        self.0.summary()
+    }
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        self.0.applicable(machine)
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        self.0.consider(seen)
+    }
+    fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
+        (seen.load.cpus > 1.5).then(|| "it has outgrown that".to_owned())
+    }
+}
+
 impl Strategy for Custom {
     fn id(&self) -> StrategyId {
         self.id.into()
@@ -1996,6 +2017,125 @@ fn a_neighbour_that_loses_after_the_change_was_accepted_ends_it() {
         .iter()
         .rfind(|r| r.verdict == Some(Verdict::Inconclusive));
     assert!(record.is_some_and(|r| r.reason.contains("neighbour loses")));
+}
+
+#[test]
+fn a_change_that_is_outgrown_goes_after_a_while_and_not_because_of_a_moment() {
+    let placement = Custom {
+        looks: true,
+        ..custom("place", vec![cpus(0..2)])
+    };
+    let mut mover = plant("mover", 0.0);
+    mover.gains = vec![("place", 0.20, 2.0)];
+    let mut world = World::with(
+        vec![Box::new(Narrow(placement))],
+        vec![mover],
+        policy(),
+        Memory::default(),
+    );
+    world.run(400);
+    assert_eq!(world.verdict("mover"), Verdict::Accepted);
+    // It catches up.
+    world.plants[0].busy = 4.0;
+    world.run(4);
+    world.plants[0].busy = 1.0;
+    world.run(600);
+    assert_eq!(world.stage("mover"), Stage::Improved, "{:#?}", world.stories);
+    world.plants[0].busy = 4.0;
+    world.run(600);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    assert!(
+        world
+            .stories
+            .iter()
+            .any(|s| s.contains("withdrawn: it has outgrown that"))
+    );
+}
+
+#[test]
+fn what_failed_for_a_neighbours_sake_is_tried_again_when_somebody_else_has_moved() {
+    // Two placements on the same CPUs are two changes; elsewhere the second would be in force already.
+    let of = |later: bool| {
+        let placement = Custom {
+            looks: true,
+            joint: true,
+            ..custom("thread_placement", vec![cpus(0..2)])
+        };
+        let gains = |name| Plant {
+            gains: vec![("thread_placement", 0.20, 2.0)],
+            ..plant(name, 0.0)
+        };
+        let late = Plant {
+            alive: false,
+            ..gains("late")
+        };
+        let mut world = World::with(
+            vec![Box::new(Sparing(placement, "neighbour"))],
+            vec![gains("mover"), plant("neighbour", 0.0), late],
+            policy(),
+            Memory::default(),
+        );
+        world.hurts = vec![("thread_placement", "neighbour", 0.15)];
+        world.run(600);
+        assert_eq!(world.records[0].verdict, Some(Verdict::Inconclusive));
+        assert_eq!(world.stage("mover"), Stage::Declined);
+        world.hurts.clear();
+        world.plants[2].alive = later;
+        world.run(1500);
+        let tried = |name: &str| {
+            let of = world.records.iter().filter(|r| r.workload.as_str() == name);
+            of.filter_map(|r| r.verdict).collect::<Vec<_>>()
+        };
+        (tried("mover"), tried("late"), world.stories.concat())
+    };
+    let (mover, late, _) = of(false);
+    assert_eq!((mover, late), (vec![Verdict::Inconclusive], vec![]));
+    let (mover, late, story) = of(true);
+    assert_eq!(late, [Verdict::Accepted], "{story}");
+    assert_eq!(mover, [Verdict::Inconclusive, Verdict::Accepted], "{story}");
+    assert!(story.contains("given up for a neighbour's sake"), "{story}");
+}
+
+#[test]
+fn a_neighbour_that_needs_more_cpu_for_the_work_that_is_offered_to_it_is_harmed() {
+    let placement = || Custom {
+        looks: true,
+        joint: true,
+        ..custom("place", vec![cpus(0..2)])
+    };
+    let of = |loss: f64, later: f64| {
+        let mut mover = plant("mover", 0.0);
+        mover.gains = vec![("place", 0.20, 2.0)];
+        // It does all of its work, whatever CPU time that takes.
+        let neighbour = Plant {
+            offered: true,
+            busy: 0.6,
+            ..plant("neighbour", 0.0)
+        };
+        let mut world = World::with(
+            vec![Box::new(Sparing(placement(), "neighbour"))],
+            vec![mover, neighbour],
+            policy(),
+            Memory::default(),
+        );
+        world.hurts = vec![("place", "neighbour", loss)];
+        world.run(600);
+        let first = world.records[0].clone();
+        world.hurts = vec![("place", "neighbour", later)];
+        world.run(6 * 3600);
+        (first, world.stories.concat())
+    };
+    let (record, _) = of(0.15, 0.15);
+    assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
+    assert!(
+        record.reason.contains("neighbour lost") && record.reason.contains("work per CPU second"),
+        "{}",
+        record.reason
+    );
+    // Less than is worth giving a gain up for; and a loss that comes later is found by the probes.
+    let (record, story) = of(0.01, 0.15);
+    assert_eq!(record.verdict, Some(Verdict::Accepted), "{}", record.reason);
+    assert!(story.contains("neighbour loses") && story.contains("work per CPU second"));
 }
 
 #[test]

@@ -50,7 +50,7 @@
 //!
 //! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
 //! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when
-//! the demand has outgrown the domain while CPUs elsewhere idle.
+//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle.
 //!
 //! ## Undo
 //! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
@@ -320,7 +320,10 @@ impl Strategy for CacheAffinity {
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         placed_by_a_person(seen)
             .map(|why| format!("a person or another tool chose where it runs or how it ranks: {why}"))
-            .or_else(|| outgrown(seen))
+    }
+
+    fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
+        outgrown(seen)
     }
 }
 
@@ -1666,16 +1669,17 @@ mod tests {
                 .reason(&CacheAffinity)
                 .contains("placed already, on CPUs 0-31")
         );
-        let why = scene.unwanted(&CacheAffinity).unwrap();
+        let why = scene.outgrown(&CacheAffinity).unwrap();
         assert!(why.contains("outgrown"), "{why}");
+        assert_eq!(scene.unwanted(&CacheAffinity), None, "no person asked for it");
         // Not when threads do not wait, nor when there is no room elsewhere.
         let calm = latency().with(|s| {
             s.hold(ID, Target::Cpus(kept.clone()));
             s.load.cpus = 31.5;
         });
-        assert_eq!(calm.unwanted(&CacheAffinity), None);
+        assert_eq!(calm.outgrown(&CacheAffinity), None);
         let full = scene.with(|s| s.machine_sample.cpu_busy = Nanoseconds::from_secs(62));
-        assert_eq!(full.unwanted(&CacheAffinity), None);
+        assert_eq!(full.outgrown(&CacheAffinity), None);
     }
 
     #[test]

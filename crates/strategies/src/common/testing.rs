@@ -303,6 +303,10 @@ impl Scene {
         self.declined(strategy).reason
     }
 
+    pub(crate) fn outgrown(&self, strategy: &dyn Strategy) -> Option<String> {
+        self.ask(|seen| strategy.outgrown(seen))
+    }
+
     pub(crate) fn unwanted(&self, strategy: &dyn Strategy) -> Option<String> {
         self.ask(|seen| strategy.unwanted(seen))
     }

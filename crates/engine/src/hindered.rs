@@ -1,0 +1,71 @@
+//! Changes that nothing speaks against but a neighbour who lost: asked about again when the neighbours have moved.
+//!
+//! A trial that a neighbour ended says little about the change itself. Where that neighbour ran, or what it shared, was the
+//! reason as much, and that is another matter as soon as somebody else's change of the same kind is accepted: whoever goes to
+//! a place of its own leaves room behind. Then the back-off does not count, once for each such acceptance; so there are never
+//! more such tries than accepted changes, each at a level of its own. What is known of it is lost at a restart: then the
+//! back-off counts.
+
+use crate::engine::Engine;
+use crate::experiment::Experiment;
+use crate::panel::Member;
+use crate::view::Stage;
+use homeostat_model::{Fingerprint, StrategyId, Verdict, WorkloadId};
+use std::collections::BTreeMap;
+
+/// What was tried last and ended for a neighbour's sake; true when that may be tried again.
+pub(crate) type Hindered = BTreeMap<(Fingerprint, StrategyId), bool>;
+
+impl Engine {
+    /// Notes for whom a trial ended because a neighbour lost by it.
+    pub(crate) fn note_hindered(&mut self, e: &Experiment, living: &[Member]) {
+        if !e.hindered || e.verdict != Some(Verdict::Inconclusive) {
+            return;
+        }
+        for m in living {
+            self.hindered
+                .insert((m.fingerprint.clone(), e.setup.strategy.clone()), false);
+        }
+    }
+
+    /// Whether the back-off of a strategy does not count for this kind of program.
+    pub(crate) fn may_try_again(&self, key: &(Fingerprint, StrategyId)) -> bool {
+        self.hindered.get(key) == Some(&true)
+    }
+
+    /// A change was accepted for these: those who failed with the same strategy because of a neighbour are asked again.
+    pub(crate) fn neighbours_moved(&mut self, strategy: &StrategyId, who: &[Member]) {
+        let mut reopened: Vec<Fingerprint> = Vec::new();
+        for ((fingerprint, other), again) in &mut self.hindered {
+            if other == strategy && !*again && !who.iter().any(|m| m.fingerprint == *fingerprint) {
+                *again = true;
+                reopened.push(fingerprint.clone());
+            }
+        }
+        let waiting: Vec<WorkloadId> = self
+            .workloads
+            .iter()
+            .filter(|(_, w)| !w.gone && reopened.contains(&w.workload.fingerprint))
+            .map(|(id, _)| id.clone())
+            .collect();
+        let now = self.now;
+        for id in waiting {
+            let Some(w) = self.workloads.get_mut(&id) else {
+                continue;
+            };
+            match w.stage {
+                Stage::Declined => w.retry_at = now,
+                Stage::Improved => w.more_at = now,
+                // It is looked at, or about to be, as it is.
+                Stage::Ignored | Stage::Considered | Stage::Observed | Stage::Proposed | Stage::Trying => {
+                    continue;
+                }
+            }
+            let text = format!(
+                "{strategy} was tried and given up for a neighbour's sake; a change of the neighbours was accepted since: it is \
+                 asked again"
+            );
+            self.narrate(&id, text, false);
+        }
+    }
+}
