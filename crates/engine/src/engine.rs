@@ -404,15 +404,18 @@ impl Engine {
             OperatorRequest::Undo(action) => {
                 let whose = self.changes.get(&action).map(|c| c.workload.clone());
                 self.hold_relief(whose.as_ref());
+                self.forget_readers(Some(action));
                 self.rest_file(action, "undone by an operator");
                 self.withdraw(action, "undone by an operator");
             }
             OperatorRequest::Yield(action, why) => {
                 self.leave_file(action, &why);
+                self.forget_readers(Some(action));
                 self.withdraw(action, &why);
             }
             OperatorRequest::UndoAll => {
                 self.hold_relief(None);
+                self.forget_readers(None);
                 self.abort_all("undone by an operator");
                 for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {
                     self.rest_file(action, "undone by an operator");
@@ -506,6 +509,7 @@ impl Engine {
         for action in withdrawn {
             self.withdraw(action, "its strategy was switched off");
         }
+        self.release_readers_left_alone();
     }
 
     /// Which strategies are not asked at all, and why; which controllers are at work.

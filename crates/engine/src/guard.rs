@@ -145,8 +145,8 @@ pub(crate) struct Guard {
     probe: Option<Probe>,
     pieces: u64,
     review_at: Nanoseconds,
-    /// Since when it leaves a workload too little.
-    outgrown_since: Option<Nanoseconds>,
+    /// Since when it leaves each of these too little.
+    outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
 }
 
 impl Guard {
@@ -194,7 +194,7 @@ impl Guard {
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
-            outgrown_since: None,
+            outgrown_since: BTreeMap::new(),
         }
     }
 
@@ -533,7 +533,7 @@ impl Engine {
         };
         // Where it was off until a moment ago, what waited is being done.
         let steady = g.probe.is_none() && self.all_settled(g);
-        let mut outgrown = None;
+        let mut outgrown = BTreeMap::new();
         for id in g.workloads().cloned().collect::<Vec<_>>() {
             let (unwanted, small) = self
                 .ask(&id, index, Vec::new(), |strategy, seen| {
@@ -542,20 +542,26 @@ impl Engine {
                 .unwrap_or_default();
             match (unwanted, small) {
                 (Some(why), _) => self.withdraw_from(key, &id, &why),
-                (None, Some(why)) if steady => outgrown = outgrown.or(Some((id, why))),
+                (None, Some(why)) if steady => {
+                    outgrown.insert(id, why);
+                }
                 (None, _) => {}
             }
         }
         let now = self.now;
         let Some(g) = self.guards.get_mut(key) else { return };
-        match outgrown {
-            None => g.outgrown_since = None,
-            Some((id, why)) => {
-                let since = *g.outgrown_since.get_or_insert(now);
-                if now - since >= OUTGROWN_FOR {
-                    self.withdraw_from(key, &id, &why);
-                }
+        g.outgrown_since.retain(|id, _| outgrown.contains_key(id));
+        let mut long = None;
+        for (id, why) in outgrown {
+            let since = *g.outgrown_since.entry(id.clone()).or_insert(now);
+            if now - since >= OUTGROWN_FOR {
+                long = long.or(Some((id, why)));
             }
+        }
+        // One at a time: the others may have enough without it.
+        if let Some((id, why)) = long {
+            g.outgrown_since.clear();
+            self.withdraw_from(key, &id, &why);
         }
     }
 

@@ -2,9 +2,8 @@
 //!
 //! A trial that a neighbour ended says little about the change itself. Where that neighbour ran, or what it shared, was the
 //! reason as much, and that is another matter as soon as somebody else's change of the same kind is accepted: whoever goes to
-//! a place of its own leaves room behind. Then the back-off does not count, once for each such acceptance; so there are never
-//! more such tries than accepted changes, each at a level of its own. What is known of it is lost at a restart: then the
-//! back-off counts.
+//! a place of its own leaves room behind. Then the back-off does not count, once for each of them and each such acceptance; each
+//! try is at a level of its own. What is known of it is lost at a restart: then the back-off counts.
 
 use crate::engine::Engine;
 use crate::experiment::Experiment;
@@ -12,6 +11,9 @@ use crate::panel::Member;
 use crate::view::Stage;
 use homeostat_model::{Fingerprint, StrategyId, Verdict, WorkloadId};
 use std::collections::BTreeMap;
+
+/// Most kinds of program that are remembered so.
+const HINDERED_MAX: usize = 256;
 
 /// What was tried last and ended for a neighbour's sake; true when that may be tried again.
 pub(crate) type Hindered = BTreeMap<(Fingerprint, StrategyId), bool>;
@@ -23,6 +25,9 @@ impl Engine {
             return;
         }
         for m in living {
+            if self.hindered.len() >= HINDERED_MAX {
+                return;
+            }
             self.hindered
                 .insert((m.fingerprint.clone(), e.setup.strategy.clone()), false);
         }

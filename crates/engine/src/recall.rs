@@ -6,9 +6,11 @@
 //! is asked although memory is not short yet. It proposes only while memory could not hold both. What it proposes goes
 //! under guard at once, on the verdict of the trial that was.
 //!
-//! Nothing rests on the hour of the day. And nothing is believed for ever: after two recalls, then after four, and so on,
-//! the reader is not recalled once, so that it is tried anew with coins if it does harm again; the guard's probes come
-//! beside that, as for all that was accepted.
+//! Nothing rests on the hour of the day. And nothing is believed for long: after two recalls, later after four, the reader
+//! is not recalled once, so that it is tried anew with coins if it does harm again; and so it is after a restart, since
+//! how often it was recalled is not kept. The guard of a recall is that of any accepted change, but a backup is often over
+//! before its first probe: it is those trials that bound what a wrong verdict can cost. Whoever takes the change back
+//! takes back what was proven.
 
 use crate::engine::Engine;
 use crate::experiment::{Experiment, Setup};
@@ -36,8 +38,8 @@ const READ_MIN: f64 = 16.0 * 1024.0 * 1024.0;
 const HURRY: Nanoseconds = Nanoseconds::from_secs(20);
 /// … and again only after the machine has read less for so long.
 const REST: Nanoseconds = Nanoseconds::from_secs(60);
-/// The number of recalls between two trials doubles so often at most: 64.
-const DOUBLINGS_MAX: u32 = 6;
+/// The number of recalls between two trials doubles so often at most: four.
+const DOUBLINGS_MAX: u32 = 2;
 
 /// Whose memory, who takes it, and who proposed to contain it.
 pub(crate) type Pair = (Fingerprint, Fingerprint, StrategyId);
@@ -56,7 +58,12 @@ struct Proven {
 impl Proven {
     /// Whether it is contained without a trial once more.
     fn is_recalled(&self) -> bool {
-        self.recalls < 1 << self.trials.clamp(1, DOUBLINGS_MAX)
+        self.recalls < Self::recalls_of(self.trials)
+    }
+
+    /// Recalls after so many trials.
+    fn recalls_of(trials: u32) -> u32 {
+        1 << trials.clamp(1, DOUBLINGS_MAX)
     }
 }
 
@@ -71,14 +78,14 @@ pub(crate) struct Recall {
 }
 
 impl Recall {
-    /// What the history knows.
+    /// What the history knows: it comes to a trial first.
     pub(crate) fn remember(readers: Vec<ProvenReader>) -> Self {
         let proven = readers.into_iter().take(PAIRS_MAX).map(|r| {
             let known = Proven {
                 effect: r.effect,
                 washout: r.washout,
                 trials: r.trials,
-                recalls: 0,
+                recalls: Proven::recalls_of(r.trials),
             };
             ((r.program, r.reader, r.strategy), known)
         });
@@ -142,6 +149,22 @@ impl Engine {
         match target {
             Target::Reader(r) => Some(self.workloads.get(&r.workload)?.workload.fingerprint.clone()),
             _ => None,
+        }
+    }
+
+    /// Somebody takes a change back, or all: what was proven of its reader is forgotten.
+    pub(crate) fn forget_readers(&mut self, action: Option<ActionId>) {
+        let pairs: Vec<Pair> = self
+            .changes
+            .iter()
+            .filter(|(id, _)| action.is_none_or(|action| action == **id))
+            .filter_map(|(_, c)| {
+                let program = self.workloads.get(&c.workload)?.workload.fingerprint.clone();
+                Some((program, self.reader_of(&c.target)?, c.strategy.clone()))
+            })
+            .collect();
+        for pair in &pairs {
+            self.recall.forget(pair);
         }
     }
 
@@ -351,11 +374,30 @@ mod tests {
             recalls
         };
         let rounds: Vec<u32> = (0..8).map(|_| until(&mut recall)).collect();
-        assert_eq!(rounds, [2, 4, 8, 16, 32, 64, 64, 64]);
+        assert_eq!(rounds, [2, 4, 4, 4, 4, 4, 4, 4]);
         // A trial that was broken off says nothing; one that does not accept ends it.
         recall.note_verdict(&pair, Verdict::Aborted, effect, Nanoseconds::ZERO);
         assert_eq!(recall.proven.len(), 1);
         recall.note_verdict(&pair, Verdict::Inconclusive, effect, Nanoseconds::ZERO);
         assert!(recall.proven.is_empty());
+    }
+
+    #[test]
+    fn what_the_history_knows_is_tried_first() {
+        let reader = ProvenReader {
+            program: Fingerprint::new("program"),
+            reader: Fingerprint::new("reader"),
+            strategy: StrategyId::new("s"),
+            effect: Effect {
+                estimate: 5.0,
+                lower: 1.0,
+                upper: 9.0,
+                confidence: 0.9,
+            },
+            washout: Nanoseconds::from_secs(3),
+            trials: 7,
+        };
+        let recall = Recall::remember(vec![reader]);
+        assert!(recall.proven.values().all(|known| !known.is_recalled()));
     }
 }

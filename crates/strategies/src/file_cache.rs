@@ -30,7 +30,7 @@
 //! A reader of which a trial has proven that for this program is contained as soon as it is seen reading, before anything is
 //! lost, unless what nobody uses (free memory, pages of files that were not used lately) lasts it for a minute. No hour of
 //! the day is in that: a backup that comes earlier is the same backup. The change goes under guard on the verdict of that
-//! trial; after two such times, then four, and so on, it is left to come to a trial again.
+//! trial; after two such times, later four, and after a restart, it is left to come to a trial again.
 //!
 //! Left alone are readers in delegated control groups, in groups with a limit that somebody set, and those that a person
 //! excluded. In control groups of version 2 a reader must have a group of its own (a unit or a scope), or be in the root
@@ -216,6 +216,10 @@ fn readers<'a>(seen: &Seen<'a>) -> Vec<(&'a Neighbour, f64)> {
 /// The largest reader of those that were proven to take the memory of this workload, before it has lost anything: unless
 /// memory holds what it reads for a while.
 fn foreseen(seen: &Seen<'_>) -> Option<Opinion> {
+    // One that reads so itself has nothing that another could take.
+    if stream(seen, &seen.sample.reads, seen.sample.interval).is_some() {
+        return None;
+    }
     let (reader, rate) = readers(seen)
         .into_iter()
         .filter(|(n, _)| n.is_proven && refusal(n).is_none())
@@ -553,6 +557,11 @@ mod tests {
             let s = scene().with(nothing_lost).with(change);
             assert!(s.reason(&FileCache).contains("loses no pages"));
         }
+        // One that reads so itself is not protected from another.
+        let s = scene()
+            .with(nothing_lost)
+            .with(|s| s.sample.reads = reader(s).reads);
+        assert!(s.reason(&FileCache).contains("itself"));
     }
 
     #[test]

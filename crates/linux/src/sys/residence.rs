@@ -24,7 +24,8 @@ const PAGE: usize = 4096;
 #[cfg(target_env = "gnu")]
 pub fn keep_heap() -> bool {
     let settings = [
-        (libc::M_TRIM_THRESHOLD, libc::c_int::MAX),
+        // What a peak has used beyond this is given back: it would stay locked.
+        (libc::M_TRIM_THRESHOLD, MAPPED_FROM),
         (libc::M_MMAP_THRESHOLD, MAPPED_FROM),
         (libc::M_TOP_PAD, GROWN_BY),
     ];
