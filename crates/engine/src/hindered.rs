@@ -25,11 +25,11 @@ impl Engine {
             return;
         }
         for m in living {
-            if self.hindered.len() >= HINDERED_MAX {
-                return;
+            let key = (m.fingerprint.clone(), e.setup.strategy.clone());
+            // One that is known is noted anew also where there is no room for more: its one try is used up.
+            if self.hindered.len() < HINDERED_MAX || self.hindered.contains_key(&key) {
+                self.hindered.insert(key, false);
             }
-            self.hindered
-                .insert((m.fingerprint.clone(), e.setup.strategy.clone()), false);
         }
     }
 

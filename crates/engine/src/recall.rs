@@ -152,16 +152,19 @@ impl Engine {
         }
     }
 
+    /// The pair that a change for a workload is about, if it is to contain a reader.
+    fn pair_of(&self, id: &WorkloadId, strategy: &StrategyId, target: &Target) -> Option<Pair> {
+        let program = self.workloads.get(id)?.workload.fingerprint.clone();
+        Some((program, self.reader_of(target)?, strategy.clone()))
+    }
+
     /// Somebody takes a change back, or all: what was proven of its reader is forgotten.
     pub(crate) fn forget_readers(&mut self, action: Option<ActionId>) {
         let pairs: Vec<Pair> = self
             .changes
             .iter()
             .filter(|(id, _)| action.is_none_or(|action| action == **id))
-            .filter_map(|(_, c)| {
-                let program = self.workloads.get(&c.workload)?.workload.fingerprint.clone();
-                Some((program, self.reader_of(&c.target)?, c.strategy.clone()))
-            })
+            .filter_map(|(_, c)| self.pair_of(&c.workload, &c.strategy, &c.target))
             .collect();
         for pair in &pairs {
             self.recall.forget(pair);
@@ -240,8 +243,7 @@ impl Engine {
         strategy: &StrategyId,
         proposal: &Proposal,
     ) -> Option<Pair> {
-        let program = self.workloads.get(id)?.workload.fingerprint.clone();
-        let pair = (program, self.reader_of(&proposal.target)?, strategy.clone());
+        let pair = self.pair_of(id, strategy, &proposal.target)?;
         self.recall
             .proven
             .get(&pair)
