@@ -4,7 +4,7 @@
 
 use crate::api::SCHEMA;
 use homeostat_linux::sensors::group_memory::{self, GroupCounts, GroupMemory};
-use homeostat_linux::sensors::paging;
+use homeostat_linux::sensors::{files, paging};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{Bytes, Nanoseconds, Paging, Snapshot, WorkloadId, WorkloadSample};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
@@ -174,7 +174,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     let snapshot = platform.sample(&scan)?;
     let after = groups(&root, &snapshot);
     let seconds = snapshot.interval.as_secs_f64();
-    let used = paging::read_use(&root).unwrap_or_default();
+    let used = paging::read_use(&root).ok_or_else(|| files::is_missing(&root.path("/proc/meminfo")))?;
     let has_pressure = homeostat_linux::sensors::pressure::read(&root, "memory").is_some();
     let share = |time: Nanoseconds| {
         (has_pressure && seconds > 0.0).then(|| (time.as_secs_f64() / seconds).clamp(0.0, 1.0))

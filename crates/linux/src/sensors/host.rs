@@ -1,8 +1,9 @@
 //! The machine as a whole in one interval: CPU time, memory, free blocks, pressure.
 //!
 //! Sources: `/proc/stat`, `/proc/meminfo`, `/proc/vmstat`, `/proc/buddyinfo`, `/proc/pressure` (Linux
-//! Documentation/filesystems/proc.rst). A file that is missing leaves its values at zero; `/proc/meminfo` must be
-//! there.
+//! Documentation/filesystems/proc.rst). A file that this kernel does not have leaves its values at zero; `/proc/meminfo` must
+//! be there. A file that was read before and cannot be read now leaves no sample at all: counters that fall to zero and come
+//! back would look like all that was counted since the boot. The next sample covers the time of both.
 
 use super::bytes::{keyed, lines, number, words};
 use super::files::{self, Kept};
@@ -10,8 +11,9 @@ use super::huge_pages::HugePages;
 use super::paging;
 use super::pressure::{self, Stalled};
 use crate::Root;
-use homeostat_model::{Bytes, MachineSample, Nanoseconds, Paging};
+use homeostat_model::{Bytes, MachineSample, Nanoseconds, Paging, Pressure};
 use homeostat_platform::PlatformError;
+use std::path::Path;
 
 /// Cumulative CPU times of all CPUs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,13 +68,16 @@ struct Files {
 /// Of `/proc/stat` the first line is looked at only: it has eleven numbers at most.
 const STAT_MAX: usize = 1024;
 
-/// What these files say.
+/// Looks in a row that are left out because a file cannot be read that could be; then it counts as one that is not there.
+const MISSED_MAX: u32 = 3;
+
+/// What these files say; `None` for one that could not be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Look {
-    times: CpuTimes,
+    times: Option<CpuTimes>,
     /// Of the CPU, memory, and input and output.
-    stalled: [Stalled; 3],
-    paged: Paging,
+    stalled: [Option<Stalled>; 3],
+    paged: Option<Paging>,
     memory: Memory,
     /// When it was asked for.
     free_in_huge_blocks: Option<Bytes>,
@@ -126,28 +131,43 @@ impl Files {
     /// by at first: it is read while memory is short. `None` without `/proc/meminfo`.
     fn look(&mut self, block: Option<u64>) -> Option<Look> {
         let buffer = &mut self.buffer;
-        let memory = Memory::parse(self.meminfo.read(buffer, files::SMALL_FILE_MAX)?);
+        // An empty answer is none.
+        let told = |text: &&[u8]| !text.is_empty();
+        let meminfo = self.meminfo.read(buffer, files::SMALL_FILE_MAX);
+        let memory = meminfo.filter(told).map(Memory::parse)?;
         let times = self.stat.read(buffer, STAT_MAX).and_then(parse_cpu_times);
-        let paged = self.vmstat.read(buffer, files::SMALL_FILE_MAX).map(paging::parse);
-        let mut stalled = [Stalled::default(); 3];
+        let vmstat = self.vmstat.read(buffer, files::SMALL_FILE_MAX);
+        let paged = vmstat.filter(told).map(paging::parse);
+        let mut stalled = [None; 3];
         for (file, stalled) in self.pressure.iter_mut().zip(&mut stalled) {
-            if let Some(text) = file.read(buffer, files::SMALL_FILE_MAX) {
-                *stalled = pressure::parse(text);
-            }
+            *stalled = file.read(buffer, files::SMALL_FILE_MAX).map(pressure::parse);
         }
         let page = rustix::param::page_size() as u64;
-        let free_in_huge_blocks = block.map(|block| {
-            self.buddyinfo
-                .read(buffer, files::SMALL_FILE_MAX)
-                .map_or(Bytes::ZERO, |text| parse_free_blocks(text, page, block))
+        let free_in_huge_blocks = block.and_then(|block| {
+            let text = self.buddyinfo.read(buffer, files::SMALL_FILE_MAX)?;
+            Some(parse_free_blocks(text, page, block))
         });
         Some(Look {
-            times: times.unwrap_or_default(),
+            times,
             stalled,
-            paged: paged.unwrap_or_default(),
+            paged,
             memory,
             free_in_huge_blocks,
         })
+    }
+
+    /// A file with counters that could be read before and could not be now.
+    fn lost(&self, before: &Look, now: &Look) -> Option<&Path> {
+        let is_lost = |before: bool, now: bool| before && !now;
+        if is_lost(before.times.is_some(), now.times.is_some()) {
+            return Some(self.stat.path());
+        }
+        if is_lost(before.paged.is_some(), now.paged.is_some()) {
+            return Some(self.vmstat.path());
+        }
+        let mut stalled = before.stalled.iter().zip(&now.stalled);
+        let at = stalled.position(|(before, now)| is_lost(before.is_some(), now.is_some()))?;
+        self.pressure.get(at).map(Kept::path)
     }
 }
 
@@ -156,6 +176,8 @@ impl Files {
 pub struct Host {
     files: Files,
     before: Option<Look>,
+    /// Looks in a row that were left out.
+    missed: u32,
     huge_pages: HugePages,
     /// Free blocks as last read: with the scans only, because that walks all zones under their locks.
     free_in_huge_blocks: Option<Bytes>,
@@ -173,6 +195,7 @@ impl Host {
         Self {
             files: Files::new(&root),
             before: None,
+            missed: 0,
             huge_pages,
             free_in_huge_blocks: None,
             tick: tick_length(),
@@ -185,21 +208,51 @@ impl Host {
     /// when `thorough`, and at the first call.
     ///
     /// # Errors
-    /// `Unsupported` when `/proc/meminfo` cannot be read.
+    /// `Unsupported` when `/proc/meminfo` cannot be read; `Busy` when another file cannot be that could be before: the next
+    /// sample covers the time of this one, too. After three of them it counts as absent.
     pub fn sample(&mut self, thorough: bool) -> Result<MachineSample, PlatformError> {
         let wanted = (thorough || self.free_in_huge_blocks.is_none()).then_some(self.large);
         let look = self
             .files
             .look(wanted)
             .ok_or_else(|| files::is_missing(self.files.meminfo.path()))?;
+        if self.missed < MISSED_MAX
+            && let Some(path) = self.before.and_then(|before| self.files.lost(&before, &look))
+        {
+            self.missed += 1;
+            return Err(PlatformError::Busy {
+                what: format!("reading {}", path.display()),
+                why: "it could be read before and cannot be now; this sample is left out".into(),
+            });
+        }
+        self.missed = 0;
         self.free_in_huge_blocks = look.free_in_huge_blocks.or(self.free_in_huge_blocks);
         let before = self.before.replace(look).unwrap_or(look);
-        let ticks = |now: u64, before: u64| Nanoseconds(now.saturating_sub(before).saturating_mul(self.tick));
-        let [cpu, memory, io] = look.stalled;
-        let [cpu_before, memory_before, io_before] = before.stalled;
+        // What was not there before begins to count now.
+        let ticks = |counter: fn(&CpuTimes) -> u64| match (&look.times, &before.times) {
+            (Some(now), Some(before)) => {
+                let ticks = counter(now).saturating_sub(counter(before));
+                Nanoseconds(ticks.saturating_mul(self.tick))
+            }
+            _ => Nanoseconds::ZERO,
+        };
+        let mut stalled = look
+            .stalled
+            .into_iter()
+            .zip(before.stalled)
+            .map(|pair| match pair {
+                (Some(now), Some(before)) => now.since(before),
+                _ => Pressure::default(),
+            });
+        let mut next_stalled = || stalled.next().unwrap_or_default();
+        let (pressure_cpu, pressure_memory, pressure_io) = (next_stalled(), next_stalled(), next_stalled());
+        let paging = match (&look.paged, &before.paged) {
+            (Some(now), Some(before)) => paging::since(now, before),
+            _ => Paging::default(),
+        };
         Ok(MachineSample {
-            cpu_busy: ticks(look.times.busy, before.times.busy),
-            cpu_steal: ticks(look.times.steal, before.times.steal),
+            cpu_busy: ticks(|t| t.busy),
+            cpu_steal: ticks(|t| t.steal),
             memory_free: look.memory.free,
             memory_available: look.memory.available,
             memory_free_in_huge_blocks: self.free_in_huge_blocks.unwrap_or(Bytes::ZERO),
@@ -208,20 +261,23 @@ impl Host {
             swap_used: look.memory.swap_used,
             memory_file: look.memory.file,
             memory_file_inactive: look.memory.file_inactive,
-            pressure_cpu: cpu.since(cpu_before),
-            pressure_memory: memory.since(memory_before),
-            pressure_io: io.since(io_before),
+            pressure_cpu,
+            pressure_memory,
+            pressure_io,
             huge_pages: self.huge_pages.read(),
             other_tuners: Vec::new(),
             numa_balancing: None,
-            paging: paging::since(&look.paged, &before.paged),
+            paging,
             memory_settings: Vec::new(),
         })
     }
 
     /// CPU time that all CPUs together were busy since the machine was booted, as of the last sample.
     pub fn cpu_busy(&self) -> Nanoseconds {
-        let ticks = self.before.map_or(0, |look| look.times.busy);
+        let ticks = self
+            .before
+            .and_then(|look| look.times)
+            .map_or(0, |times| times.busy);
         Nanoseconds(ticks.saturating_mul(self.tick))
     }
 }
@@ -285,6 +341,57 @@ mod tests {
         assert_eq!(between.huge_pages.enabled.0, "never");
         assert_eq!(between.memory_free_in_huge_blocks, free);
         assert_ne!(host.sample(true).unwrap().memory_free_in_huge_blocks, free);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_for_once_leaves_the_sample_out_and_not_its_counters_at_zero() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let file = dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        let remove = |path: &str| std::fs::remove_file(dir.path().join(path)).unwrap();
+        let counts = |refaults: u64, busy: u64, stalled: u64| {
+            write("proc/vmstat", &format!("workingset_refault_file {refaults}\n"));
+            write("proc/stat", &format!("cpu  {busy} 0 0 0\n"));
+            write("proc/pressure/memory", &format!("some total={stalled}\n"));
+        };
+        write("proc/meminfo", "MemFree: 10 kB\n");
+        counts(5_000_000, 90_000, 70_000);
+        let mut host = Host::new(Root::new(dir.path()));
+        host.sample(false).unwrap();
+        for file in ["proc/vmstat", "proc/stat", "proc/pressure/memory"] {
+            let before = host.before.unwrap();
+            remove(file);
+            let error = host.sample(false).unwrap_err();
+            assert!(matches!(error, PlatformError::Busy { .. }), "{error}");
+            assert!(error.to_string().contains(file), "{error}");
+            let (refaults, busy) = (before.paged.unwrap().refaults_file, before.times.unwrap().busy);
+            let stalled = before.stalled[1].unwrap().some.0 / 1000;
+            counts(refaults + 7, busy + 2, stalled + 3);
+            // What was counted since the last sample that was one, and not since the boot.
+            let next = host.sample(false).unwrap();
+            assert_eq!(next.paging.refaults_file, 7, "{file}");
+            assert_eq!(next.cpu_busy, Nanoseconds(2 * tick_length()), "{file}");
+            assert_eq!(next.pressure_memory.some, Nanoseconds(3000), "{file}");
+        }
+        // One that stays away counts as absent, and begins anew when it is there again.
+        remove("proc/vmstat");
+        for _ in 0..MISSED_MAX {
+            host.sample(false).unwrap_err();
+        }
+        assert_eq!(host.sample(false).unwrap().paging, Paging::default());
+        counts(9_000_000, 90_010, 70_100);
+        assert_eq!(host.sample(false).unwrap().paging, Paging::default());
+        counts(9_000_009, 90_010, 70_100);
+        assert_eq!(host.sample(false).unwrap().paging.refaults_file, 9);
+        // Nor is an empty answer one of a kernel that has counted nothing.
+        write("proc/vmstat", "");
+        host.sample(false).unwrap_err();
+        write("proc/meminfo", "");
+        let error = host.sample(false).unwrap_err();
+        assert!(matches!(error, PlatformError::Unsupported { .. }), "{error}");
     }
 
     #[test]
