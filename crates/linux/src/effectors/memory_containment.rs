@@ -16,7 +16,10 @@
 //! is memory that cannot be dropped ([`Effector::review`]). A daemon that dies in between leaves the process waiting until
 //! the next start or `homeostat restore`, which undoes the limit.
 //!
-//! Whoever changes the limit or moves a process out of our group wins: what they set stays.
+//! Whoever changes the limit or moves a process out of our group wins: what they set stays. So does a group of the same name
+//! that somebody has made anew: that of the reader is known by its inode, which is in the record; one that was made for it
+//! by the inode that it had when it was made, as long as the daemon lives that made it. After that its name, in which the
+//! number of the action and of that daemon's process are, and its limit have to do.
 
 use super::Effector;
 use super::identity::{
@@ -50,6 +53,8 @@ const DOUBLINGS_MAX: u32 = 10;
 pub(super) struct MemoryContainment {
     root: Root,
     in_force: BTreeMap<ActionId, Contained>,
+    /// The inodes of the groups that were made.
+    made: BTreeMap<ActionId, u64>,
 }
 
 /// A containment that is in force.
@@ -66,6 +71,8 @@ struct Plan {
     reader: FileReader,
     /// The group that is limited.
     group: MemoryGroup,
+    /// Its inode, if it is the reader's own; that of one that is made for it is not known before.
+    inode: Option<u64>,
     /// Where its processes come from; `None`: they have the group to themselves and stay where they are.
     from: Option<MemoryGroup>,
 }
@@ -75,6 +82,7 @@ impl MemoryContainment {
         Self {
             root,
             in_force: BTreeMap::new(),
+            made: BTreeMap::new(),
         }
     }
 
@@ -128,6 +136,7 @@ impl MemoryContainment {
         match group.version {
             Version::Two if is_own_of_reader => Ok(Plan {
                 reader,
+                inode: Some(group.inode(root).ok_or_else(|| vanished(&group))?),
                 group,
                 from: None,
             }),
@@ -138,12 +147,29 @@ impl MemoryContainment {
             Version::Two if !group.takes_groups(root) => Err(refused(
                 "the memory controller is off for groups below the root (cgroup.subtree_control)".into(),
             )),
-            Version::One | Version::Two => Ok(Plan {
-                group: group.below(&format!("{OWN_GROUP}{}-{}", action.id, std::process::id())),
-                from: Some(group),
-                reader,
-            }),
+            Version::One | Version::Two => {
+                let made = group.below(&format!("{OWN_GROUP}{}-{}", action.id, std::process::id()));
+                if made.exists(root) {
+                    return Err(PlatformError::Conflict {
+                        what: format!("the control group {}", made.path),
+                        expected: "none of that name".into(),
+                        found: "one that somebody else has made".into(),
+                    });
+                }
+                Ok(Plan {
+                    group: made,
+                    inode: None,
+                    from: Some(group),
+                    reader,
+                })
+            }
         }
+    }
+
+    /// Whether the group is one of the same name that somebody has made since.
+    fn is_another(&self, action: ActionId, plan: &Plan) -> bool {
+        let known = plan.inode.or_else(|| self.made.get(&action).copied());
+        is_another(&self.root, &plan.group, known)
     }
 
     fn apply(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
@@ -151,11 +177,16 @@ impl MemoryContainment {
         let group = &plan.group;
         let limit = plan.reader.limit.0;
         let failed = |e: io::Error| fault(group, &e);
-        if plan.from.is_some() && !group.exists(root) {
+        if self.is_another(record.action.id, plan) {
+            return Err(vanished(group));
+        }
+        if plan.from.is_some() {
             match group.make(root) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(e)),
                 _ => {}
             }
+            let inode = group.inode(root).ok_or_else(|| vanished(group))?;
+            self.made.insert(record.action.id, inode);
         }
         match group.limit(root).map_err(failed)? {
             Some(found) if is_ours(found, limit) => {}
@@ -230,7 +261,11 @@ impl MemoryContainment {
             ..Progress::default()
         };
         if !group.exists(root) {
+            self.made.remove(&record.action.id);
             return Ok(done(None));
+        }
+        if self.is_another(record.action.id, plan) {
+            return Ok(done(Some("its control group was made anew by somebody else")));
         }
         let failed = |e: io::Error| fault(group, &e);
         let found = group.limit(root).map_err(failed)?;
@@ -262,7 +297,11 @@ impl MemoryContainment {
                 });
             }
         }
-        match group.remove(root) {
+        let removed = group.remove(root);
+        if !group.exists(root) {
+            self.made.remove(&record.action.id);
+        }
+        match removed {
             Ok(()) => Ok(done(None)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(done(None)),
             // A process was born in it, or one is about to end.
@@ -274,6 +313,12 @@ impl MemoryContainment {
             Err(e) => Err(failed(e)),
         }
     }
+}
+
+/// Whether a group is there with another inode than the one that is known.
+fn is_another(root: &Root, group: &MemoryGroup, known: Option<u64>) -> bool {
+    let now = group.inode(root);
+    known.is_some() && now.is_some() && known != now
 }
 
 /// What became of a process that was to be contained.
@@ -327,6 +372,9 @@ impl Effector for MemoryContainment {
         if let Some(from) = plan.from {
             found.insert("from".to_owned(), from.path);
         }
+        if let Some(inode) = plan.inode {
+            found.insert("inode".to_owned(), inode.to_string());
+        }
         Ok(UndoRecord {
             action: action.clone(),
             boot_id: boot_id(&self.root)?,
@@ -349,10 +397,16 @@ impl Effector for MemoryContainment {
 
     fn forget(&mut self, record: &UndoRecord) {
         self.in_force.remove(&record.action.id);
+        self.made.remove(&record.action.id);
     }
 
     fn adopt(&mut self, record: &UndoRecord) {
         if let Ok(plan) = plan_of(record) {
+            if plan.from.is_some()
+                && let Some(inode) = plan.group.inode(&self.root)
+            {
+                self.made.insert(record.action.id, inode);
+            }
             let contained = Contained {
                 plan,
                 victim: record.action.workload.clone(),
@@ -364,8 +418,17 @@ impl Effector for MemoryContainment {
 
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
         let begun = Instant::now();
-        for contained in self.in_force.values_mut() {
+        for (action, contained) in &mut self.in_force {
             if contained.over.is_none() && begun.elapsed() < SLICE {
+                let plan = &contained.plan;
+                let known = plan.inode.or_else(|| self.made.get(action).copied());
+                if is_another(&self.root, &plan.group, known) {
+                    contained.over = Some(format!(
+                        "{OVER}{} was made anew by somebody else",
+                        plan.group.path
+                    ));
+                    continue;
+                }
                 let members = workloads
                     .get(&contained.plan.reader.workload)
                     .map(|w| w.processes.as_slice())
@@ -518,11 +581,23 @@ fn plan_of(record: &UndoRecord) -> Result<Plan, PlatformError> {
         Some(_) => Some(group("from").ok_or_else(|| malformed(record, "from"))?),
         None => None,
     };
+    // Records of an earlier version have none.
+    let inode = match record.found.get("inode") {
+        Some(text) => Some(text.parse().map_err(|_| malformed(record, "inode"))?),
+        None => None,
+    };
     Ok(Plan {
         reader,
         group: group("group").ok_or_else(|| malformed(record, "group"))?,
+        inode,
         from,
     })
+}
+
+fn vanished(group: &MemoryGroup) -> PlatformError {
+    PlatformError::Vanished {
+        target: format!("control group {}", group.path),
+    }
 }
 
 fn fault(group: &MemoryGroup, error: &io::Error) -> PlatformError {
@@ -531,12 +606,131 @@ fn fault(group: &MemoryGroup, error: &io::Error) -> PlatformError {
             what: group.path.clone(),
             needs: "run as root on the host, with /sys/fs/cgroup writable".into(),
         },
-        Some(libc::ENOENT | libc::ENODEV) => PlatformError::Vanished {
-            target: format!("control group {}", group.path),
-        },
+        Some(libc::ENOENT | libc::ENODEV) => vanished(group),
         _ => PlatformError::Busy {
             what: format!("limiting {}", group.path),
             why: error.to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::tree;
+    use super::*;
+    use homeostat_model::Bytes;
+    use std::fs;
+
+    const GROUP: &str = "/sys/fs/cgroup/backup.service";
+    const OURS: &str = "67108864\n";
+
+    fn record(found: &[(&str, &str)]) -> UndoRecord {
+        let reader = FileReader {
+            workload: "backup.service".into(),
+            processes: vec![ProcessId {
+                pid: 7,
+                start_ticks: 1,
+            }],
+            limit: Bytes::from_mib(64),
+        };
+        UndoRecord {
+            action: Action {
+                id: ActionId(3),
+                effector: "memory_containment".into(),
+                workload: "victim".into(),
+                target: Target::Reader(reader),
+                arguments: BTreeMap::new(),
+                why: "test".into(),
+            },
+            boot_id: "boot".into(),
+            found: found
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+        }
+    }
+
+    /// A control group of that name is removed, and somebody makes another one with the same files.
+    fn make_anew(root: &Root, path: &str, limit: &str) {
+        let (old, new) = (root.path("/old"), root.path("/new"));
+        // Made before the other one goes: a file system may give its inode to the next.
+        fs::create_dir(&new).unwrap();
+        fs::rename(root.path(path), old).unwrap();
+        fs::rename(new, root.path(path)).unwrap();
+        fs::write(root.path(&format!("{path}/memory.high")), limit).unwrap();
+        fs::write(root.path(&format!("{path}/cgroup.procs")), "7\n").unwrap();
+    }
+
+    #[test]
+    fn the_readers_own_group_is_known_by_its_inode_and_one_that_was_made_anew_is_left_alone() {
+        let high = format!("{GROUP}/memory.high");
+        let files = [
+            ("sys/fs/cgroup/backup.service/memory.high", OURS),
+            ("sys/fs/cgroup/backup.service/cgroup.procs", "7\n"),
+        ];
+        let limit = |root: &Root| fs::read_to_string(root.path(&high)).unwrap();
+        for is_made_anew in [false, true] {
+            let (_keep, root) = tree(&files);
+            let group = MemoryGroup {
+                path: GROUP.into(),
+                version: Version::Two,
+            };
+            let inode = group.inode(&root).unwrap().to_string();
+            let record = record(&[("group", GROUP), ("version", "2"), ("inode", &inode)]);
+            let plan = plan_of(&record).unwrap();
+            let mut effector = MemoryContainment::new(root.clone());
+            effector.adopt(&record);
+            if is_made_anew {
+                // By systemd, for a person who set the limit that we would set.
+                make_anew(&root, GROUP, OURS);
+            }
+            let told = effector.review(&BTreeMap::new());
+            let is_over = told.iter().any(|(_, why)| why.contains("made anew"));
+            assert_eq!(is_over, is_made_anew, "{told:?}");
+            let progress = effector.undo(&record, &plan).unwrap();
+            assert!(progress.done);
+            if is_made_anew {
+                assert_eq!(limit(&root), OURS, "theirs stays");
+                assert!(progress.skipped.keys().any(|why| why.contains("made anew")));
+                assert!(matches!(
+                    effector.apply(&record, &plan),
+                    Err(PlatformError::Vanished { .. })
+                ));
+                assert_eq!(limit(&root), OURS);
+            } else {
+                assert_eq!(limit(&root), "max\n");
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_that_was_made_for_the_reader_and_made_anew_by_somebody_else_is_not_removed() {
+        let made = "/sys/fs/cgroup/homeostat-reader-3-99";
+        let (_keep, root) = tree(&[
+            ("sys/fs/cgroup/homeostat-reader-3-99/memory.high", OURS),
+            ("sys/fs/cgroup/homeostat-reader-3-99/cgroup.procs", "7\n"),
+            ("sys/fs/cgroup/cgroup.procs", ""),
+        ]);
+        let record = record(&[("group", made), ("version", "2"), ("from", "/sys/fs/cgroup")]);
+        let plan = plan_of(&record).unwrap();
+        let mut effector = MemoryContainment::new(root.clone());
+        effector.adopt(&record);
+        make_anew(&root, made, "max\n");
+        let progress = effector.undo(&record, &plan).unwrap();
+        assert!(progress.done && progress.finished == 0, "{progress:?}");
+        assert!(root.path(made).is_dir());
+        let moved = fs::read_to_string(root.path("/sys/fs/cgroup/cgroup.procs")).unwrap();
+        assert_eq!(moved, "", "nobody is moved out of it");
+    }
+
+    #[test]
+    fn a_record_with_a_damaged_inode_is_malformed_and_one_without_is_of_an_earlier_version() {
+        let found = [("group", GROUP), ("version", "2")];
+        assert_eq!(plan_of(&record(&found)).unwrap().inode, None);
+        let damaged = [found[0], found[1], ("inode", "x")];
+        assert!(matches!(
+            plan_of(&record(&damaged)),
+            Err(PlatformError::Malformed { .. })
+        ));
     }
 }
