@@ -43,8 +43,11 @@ pub fn lock_memory(service: &Service) -> Vec<String> {
             ));
         }
         // Of use without the lock, too: what is not given back is not asked for again.
-        if residence::keep_heap() {
-            residence::touch_heap(HEAP_RESERVE);
+        if residence::keep_heap() && !residence::touch_heap(HEAP_RESERVE) {
+            refused.push(format!(
+                "{} of memory are not to be had in advance: what homeostat needs when memory is short it may have to wait for",
+                Bytes(HEAP_RESERVE as u64)
+            ));
         }
         residence::touch_stack();
     }
