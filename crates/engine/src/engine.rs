@@ -699,6 +699,7 @@ impl Engine {
         }
         w.load = w.series.load(self.now, self.machine.cpus.len());
         let (id, anonymous) = (sample.id.clone(), sample.anonymous);
+        self.recall.note_read(&id, sample.reads.from_storage);
         w.sample = Some(sample);
         self.note_growth(&id, anonymous);
     }
@@ -1604,6 +1605,7 @@ impl Engine {
                 processes: w.workload.processes.clone(),
                 left_alone: self.opted_out(&w.workload),
                 is_proven: self.is_proven(id, other),
+                read_so_far: self.recall.read_by(other),
             })
             .collect();
         list.sort_by(|a, b| b.cpus.total_cmp(&a.cpus).then_with(|| a.id.cmp(&b.id)));

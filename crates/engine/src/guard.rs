@@ -198,14 +198,16 @@ impl Guard {
         }
     }
 
-    /// The same with an effect that was proven earlier, by which its probes are spaced.
-    pub(crate) fn of_effect(mut self, effect: Effect, now: Nanoseconds) -> Self {
+    /// The same of a change that is being made again, on an effect that was proven earlier, by which its probes are spaced.
+    pub(crate) fn of_recall(mut self, effect: Effect, now: Nanoseconds) -> Self {
         self.effect = effect;
         self.next_probe = now + self.probe_interval();
+        // As while a further part is made: nobody probes or tries anything beside it.
+        self.stage_running = Some(self.key);
         self
     }
 
-    /// Whether a probe or a stage is under way: then no other trial starts.
+    /// Whether a probe or a stage is under way, or what it guards is being made: then no other trial or probe starts.
     pub(crate) fn busy(&self) -> bool {
         self.probe.is_some() || self.stage_running.is_some()
     }
@@ -251,7 +253,7 @@ impl Guard {
         self.followers.retain(others);
         self.stages.retain(|p| p.workload != *id);
         // A part that was being made for it is nobody's any more: the guard must not wait for it.
-        if self.stage_running.is_some_and(|a| !self.followers.contains(&a)) {
+        if self.stage_running.is_some_and(|a| self.members().all(|m| m != a)) {
             self.stage_running = None;
         }
         if !self.watch.lose(id) {
@@ -820,6 +822,10 @@ impl Engine {
         if g.stage_running == Some(action) {
             g.stage_running = None;
             g.stage_due = now + g.pair();
+            // What was tried is made under guard only where it was proven earlier.
+            if let Some(pair) = g.pair.as_ref().filter(|_| g.tried.contains(&action)) {
+                self.recall.note_made(pair);
+            }
         }
         let switched = g.switched();
         if let Some(p) = &g.probe

@@ -23,8 +23,8 @@ use crate::strategy::Proposal;
 use crate::view::Stage;
 use homeostat_model::action::Target;
 use homeostat_model::{
-    ActionId, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint, Nanoseconds, StrategyId,
-    Verdict, WorkloadId,
+    ActionId, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint, Nanoseconds,
+    StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::breaker::Breaker;
@@ -71,8 +71,9 @@ impl Proven {
 #[derive(Debug, Default)]
 pub(crate) struct Recall {
     proven: BTreeMap<Pair, Proven>,
-    /// Living readers that were proven to take the memory of a living program, while the machine reads much.
-    expected: BTreeSet<WorkloadId>,
+    /// Living readers that were proven to take the memory of a living program, while the machine reads much, and what each
+    /// has read from storage since it is looked at.
+    expected: BTreeMap<WorkloadId, Bytes>,
     /// Since when the machine reads much, and when it did last.
     reading: Option<(Nanoseconds, Nanoseconds)>,
 }
@@ -97,7 +98,19 @@ impl Recall {
 
     /// Whether it is looked at what this workload reads.
     pub(crate) fn expects(&self, id: &WorkloadId) -> bool {
-        self.expected.contains(id)
+        self.expected.contains_key(id)
+    }
+
+    /// What it has read from storage since it is looked at; nothing of others.
+    pub(crate) fn read_by(&self, id: &WorkloadId) -> Bytes {
+        self.expected.get(id).copied().unwrap_or_default()
+    }
+
+    /// A workload has read so much more.
+    pub(crate) fn note_read(&mut self, id: &WorkloadId, bytes: Bytes) {
+        if let Some(read) = self.expected.get_mut(id) {
+            *read += bytes;
+        }
     }
 
     /// Whether anybody is.
@@ -134,6 +147,13 @@ impl Recall {
                 self.proven.insert(pair.clone(), known);
             }
             Verdict::Rejected | Verdict::Harmful | Verdict::Inconclusive => self.forget(pair),
+        }
+    }
+
+    /// A reader was contained without a trial. What could not be made has protected nobody, and does not count.
+    pub(crate) fn note_made(&mut self, pair: &Pair) {
+        if let Some(known) = self.proven.get_mut(pair) {
+            known.recalls = known.recalls.saturating_add(1);
         }
     }
 
@@ -205,7 +225,7 @@ impl Engine {
             .workloads
             .iter()
             .filter(|(id, w)| !w.gone && readers.contains(&w.workload.fingerprint) && !self.is_contained(id))
-            .map(|(id, _)| id.clone())
+            .map(|(id, _)| (id.clone(), self.recall.read_by(id)))
             .collect();
         self.recall.expected = expected;
     }
@@ -220,7 +240,7 @@ impl Engine {
     pub(crate) fn expects_loss(&self, id: &WorkloadId) -> bool {
         self.recall
             .expected
-            .iter()
+            .keys()
             .any(|reader| self.is_proven(id, reader))
     }
 
@@ -252,7 +272,8 @@ impl Engine {
     }
 
     /// Makes a change that was proven for this pair, and puts it under guard. False when it must wait for another trial
-    /// to make way.
+    /// to make way, or for the probe of another guard to end: what a probe measures is not to be mixed with this. A probe is
+    /// waited for and not broken off, since a reader that comes whenever one releases it would leave none ever complete.
     pub(crate) fn make_again(&mut self, id: &WorkloadId, pair: &Pair, proposal: &Proposal) -> bool {
         if self.policy.mode != Mode::Act {
             return false;
@@ -312,11 +333,8 @@ impl Engine {
             ..self.record(&e, Some(Verdict::Accepted))
         };
         let guard =
-            Guard::new(&e, record, text.clone(), self.now, &self.policy).of_effect(proven.effect, self.now);
+            Guard::new(&e, record, text.clone(), self.now, &self.policy).of_recall(proven.effect, self.now);
         self.guards.insert(guard);
-        if let Some(known) = self.recall.proven.get_mut(pair) {
-            known.recalls = known.recalls.saturating_add(1);
-        }
         self.open_own_meter(id);
         self.make(piece.action(action, proposal.hypothesis.clone()), pair.2.clone());
         let now = self.now;

@@ -4,8 +4,8 @@ use crate::controller::Controller;
 use crate::policy::{Policy, Profile};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Advice, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds, ProcessId,
-    Reads, StrategyId, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    Advice, Bytes, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds,
+    ProcessId, Reads, StrategyId, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ pub struct Neighbour {
     /// CPUs used on average.
     pub cpus: f64,
     /// Resident memory.
-    pub resident: homeostat_model::Bytes,
+    pub resident: Bytes,
     /// CPUs on which homeostat placed it, when it did (in force or on trial) or means to (proposed).
     pub placed: Option<Vec<CpuId>>,
     /// What it read from files in its last interval; nothing while memory is not short.
@@ -82,6 +82,9 @@ pub struct Neighbour {
     pub left_alone: Option<String>,
     /// Whether a trial has proven that what it reads costs the workload in question its memory.
     pub is_proven: bool,
+    /// What it has read from storage since it is looked at, if it was proven to take anybody's memory; zero for others. So
+    /// much of what nobody uses may be its own pages.
+    pub read_so_far: Bytes,
 }
 
 /// A change of homeostat that is in force for the workload.

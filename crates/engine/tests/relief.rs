@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use homeostat_engine::{
-    Command, Declined, Engine, Event, Memory, Neighbour, OperatorRequest, Opinion, Policy, Proposal, Seen,
-    Stage, Strategy, WorkloadRule,
+    Command, Declined, Engine, Event, Fault, FaultKind, Memory, Neighbour, OperatorRequest, Opinion, Policy,
+    Proposal, Seen, Stage, Strategy, WorkloadRule,
 };
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
@@ -78,6 +78,9 @@ impl Strategy for Protect {
             _ => Opinion::Decline(Declined::because("nobody takes its memory")),
         }
     }
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        seen.workload.choice.tuned.first().cloned()
+    }
 }
 
 /// Proposes something slow for the third workload.
@@ -113,6 +116,13 @@ struct World {
     /// What the reader costs the program, and the limit the reader (shares of their work).
     loss: f64,
     price: f64,
+    /// What the change of the other strategy brings the third program (share of its work).
+    gain: f64,
+    /// Whether it is told that a contained reader has ended, as the effector does.
+    tells_end: bool,
+    /// So many attempts to contain a reader fail, and whether those that follow take their time.
+    failures: u32,
+    is_slow: bool,
     /// Seconds that the program needs to come back, and since when it has been protected.
     comes_back_s: u64,
     protected_since: Option<u64>,
@@ -152,6 +162,10 @@ impl World {
             third: false,
             loss,
             price,
+            gain: 0.0,
+            tells_end: false,
+            failures: 0,
+            is_slow: false,
             comes_back_s: 0,
             protected_since: None,
             on: BTreeMap::new(),
@@ -166,9 +180,14 @@ impl World {
     }
 
     fn is_contained(&self) -> bool {
+        self.is_on("contain")
+    }
+
+    /// Whether a change by this effector is on.
+    fn is_on(&self, effector: &str) -> bool {
         self.on
             .iter()
-            .any(|(id, on)| *on && self.whose.get(id).is_some_and(|e| e == "contain"))
+            .any(|(id, on)| *on && self.whose.get(id).is_some_and(|e| e == effector))
     }
 
     /// Whether this reader is contained now.
@@ -202,9 +221,11 @@ impl World {
             let rate = match i {
                 0 if loses => 1000.0 * (1.0 - self.loss),
                 1 if contained => 1000.0 * (1.0 - self.price),
+                2 if self.is_on("other") => 1000.0 * (1.0 + self.gain),
                 _ => 1000.0,
             } * noise;
             let id = WorkloadId::new(*name);
+            let is_over = self.tells_end && i == 0 && !reading && self.contains("reader");
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
@@ -215,7 +236,13 @@ impl World {
                     pid: 100 + i as i32,
                     start_ticks: 1,
                 }],
-                choice: OperatorChoice::default(),
+                choice: OperatorChoice {
+                    tuned: is_over
+                        .then(|| "the reader has ended".into())
+                        .into_iter()
+                        .collect(),
+                    ..OperatorChoice::default()
+                },
             });
             let mib = |n: u64| Bytes::from_mib(if is_reader { n } else { 0 });
             // A program that waits uses next to no CPU, and its pages are not resident any more.
@@ -304,8 +331,21 @@ impl World {
                     if let Target::Reader(reader) = &action.target {
                         self.contains.insert(action.id, reader.workload.to_string());
                     }
+                    let contains = action.effector.as_str() == "contain";
+                    if contains && self.failures > 0 {
+                        self.failures -= 1;
+                        let fault = Fault {
+                            kind: FaultKind::Vanished,
+                            text: "it has ended".into(),
+                        };
+                        let failed = Event::Settled(action.id, Direction::Apply, Err(fault));
+                        self.pending.push(failed);
+                        continue;
+                    }
                     self.on.insert(action.id, true);
-                    self.settled(action.id, Direction::Apply);
+                    if !(contains && self.is_slow) {
+                        self.settled(action.id, Direction::Apply);
+                    }
                 }
                 Command::Switch(id, direction) => {
                     self.on.insert(id, direction == Direction::Apply);
@@ -370,6 +410,40 @@ impl World {
     /// What the blocks of the trial discard of their beginning (s).
     fn washout_s(&self) -> f64 {
         self.engine.view().experiments[0].washout_s
+    }
+
+    /// Whether a guard probes.
+    fn is_probed(&self) -> bool {
+        let view = self.engine.view();
+        view.in_force.iter().any(|c| c.guard.starts_with("probing"))
+    }
+
+    /// How often a reader was to be contained.
+    fn attempts(&self) -> usize {
+        self.applied.iter().filter(|a| a.1 == "contain").count()
+    }
+
+    /// Runs until something is so, which it is to be within a day.
+    fn run_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        let day = self.second + 86_400;
+        while !is_so(self) {
+            assert!(self.second < day, "{:?} {:?}", self.applied, self.verdicts);
+            self.run(1);
+        }
+    }
+
+    /// The reader was proven to take the memory of the program, and has ended.
+    fn after_the_first_night() -> Self {
+        let mut world = Self::new(0.95, 0.0);
+        world.tells_end = true;
+        world.run(90);
+        world.reads = true;
+        world.run(400);
+        assert_eq!(world.verdict_of("protect").unwrap().0, Verdict::Accepted);
+        world.reads = false;
+        world.run(120);
+        assert!(!world.is_contained());
+        world
     }
 
     fn contained_at(&self) -> Option<u64> {
@@ -612,6 +686,72 @@ fn another_reader_is_contained_after_the_first() {
     world.reads = false;
     world.run(60);
     assert!(world.contains("other reader"), "{:?}", world.on);
+}
+
+#[test]
+fn a_known_reader_and_the_probe_of_another_guard_wait_for_each_other() {
+    // A change for the third program is guarded, and the next probe of it is at hand.
+    let at_a_probe = || {
+        let mut world = World::after_the_first_night();
+        world.gain = 0.3;
+        world.third = true;
+        world.run_until(|w| w.verdict_of("other").is_some());
+        assert_eq!(world.verdict_of("other").unwrap().0, Verdict::Accepted);
+        world.run_until(World::is_probed);
+        world
+    };
+    // The reader comes while it is probed.
+    let mut world = at_a_probe();
+    world.reads = true;
+    while world.is_probed() {
+        assert_eq!(world.attempts(), 1, "{:?}", world.applied);
+        world.run(1);
+    }
+    world.run(3);
+    assert_eq!(world.attempts(), 2, "{:?}", world.applied);
+    assert!(world.is_contained() && world.engine.view().experiments.is_empty());
+    // It comes just before, and the kernel takes its time to contain it.
+    let probed_at = at_a_probe().second;
+    let mut world = World::after_the_first_night();
+    world.gain = 0.3;
+    world.third = true;
+    world.run((probed_at - 4).saturating_sub(world.second));
+    assert!(!world.is_probed());
+    world.reads = true;
+    world.is_slow = true;
+    world.run(2);
+    assert_eq!(world.attempts(), 2, "{:?}", world.applied);
+    for _ in 0..60 {
+        world.run(1);
+        assert!(!world.is_probed(), "probed at {}", world.second);
+    }
+    let (made, _) = world.contains.last_key_value().unwrap();
+    world.settled(*made, Direction::Apply);
+    let settled_at = world.second;
+    world.run_until(World::is_probed);
+    assert!(world.second <= settled_at + 30 && world.is_contained());
+}
+
+#[test]
+fn what_could_not_be_made_is_no_recall() {
+    let mut world = World::after_the_first_night();
+    // It has ended each time before it could be contained; then one lives longer.
+    world.failures = 3;
+    world.reads = true;
+    world.run_until(|w| w.attempts() == 5);
+    world.run(5);
+    assert!(world.is_contained());
+    assert!(world.engine.view().experiments.is_empty(), "not tried anew");
+    // The second, and the last before the next trial.
+    for is_tried in [false, true] {
+        world.reads = false;
+        world.run(120);
+        assert!(!world.is_contained());
+        world.reads = true;
+        world.run(10);
+        assert!(world.is_contained());
+        assert_eq!(!world.engine.view().experiments.is_empty(), is_tried);
+    }
 }
 
 #[test]

@@ -28,9 +28,10 @@
 //! of the program decides. How much it gains is not predicted: from a tenth to a thousandfold.
 //!
 //! A reader of which a trial has proven that for this program is contained as soon as it is seen reading, before anything is
-//! lost, unless what nobody uses (free memory, pages of files that were not used lately) lasts it for a minute. No hour of
-//! the day is in that: a backup that comes earlier is the same backup. The change goes under guard on the verdict of that
-//! trial; after two such times, later four, and after a restart, it is left to come to a trial again.
+//! lost, unless what nobody uses lasts it for a minute: free memory and pages of files that were not used lately, less what
+//! the reader itself has read since it is looked at, which lies among them. No hour of the day is in that: a backup that
+//! comes earlier is the same backup. The change goes under guard on the verdict of that trial; after two such times, later
+//! four, and after a restart, it is left to come to a trial again.
 //!
 //! Left alone are readers in delegated control groups, in groups with a limit that somebody set, and those that a person
 //! excluded. In control groups of version 2 a reader must have a group of its own (a unit or a scope), or be in the root
@@ -224,8 +225,10 @@ fn foreseen(seen: &Seen<'_>) -> Option<Opinion> {
         .into_iter()
         .filter(|(n, _)| n.is_proven && refusal(n).is_none())
         .max_by(|a, b| a.1.total_cmp(&b.1))?;
-    // What goes before anybody's pages do.
-    let unused = seen.machine_sample.memory_free + seen.machine_sample.memory_file_inactive;
+    // What goes before anybody's pages do. What the reader itself has read since lies in it, and is all it will ever be.
+    let inactive = seen.machine_sample.memory_file_inactive;
+    let own = reader.read_so_far.0.min(inactive.0);
+    let unused = seen.machine_sample.memory_free + inactive.saturating_sub(Bytes(own));
     let lasts_s = unused.0 as f64 / MIB / rate;
     let loss = format!(
         "it has lost its pages to {} before, and the {unused} that nobody uses last that reader for {lasts_s:.0} s",
@@ -534,6 +537,19 @@ mod tests {
         // 21 GiB last a reader of 900 MiB/s for 24 s.
         let p = scene().with(nothing_lost).proposal(&FileCache);
         assert!(p.urgent && p.hypothesis.contains("for 24 s"), "{}", p.hypothesis);
+        // Two minutes' worth, of which the reader's own pages are more than half by now: the kernel counts them as unused.
+        let half_read = |s: &mut Scene| {
+            s.machine_sample.memory_file_inactive = mib(110 * 1024);
+            reader(s).read_so_far = mib(90 * 1024);
+        };
+        let p = scene().with(nothing_lost).with(half_read).proposal(&FileCache);
+        assert!(p.hypothesis.contains("for 46 s"), "{}", p.hypothesis);
+        // One that leaves nothing behind has no pages there, whatever it has read.
+        let s = scene().with(nothing_lost).with(|s| {
+            s.machine_sample.memory_free = mib(60 * 1024);
+            reader(s).read_so_far = mib(900 * 1024);
+        });
+        assert!(s.reason(&FileCache).contains("loses no pages"));
         // What was never proven has to do harm first.
         let s = scene().with(nothing_lost).with(|s| reader(s).is_proven = false);
         assert!(s.reason(&FileCache).contains("loses no pages"));

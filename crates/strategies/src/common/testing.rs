@@ -246,6 +246,7 @@ impl Scene {
             processes: vec![],
             left_alone: None,
             is_proven: false,
+            read_so_far: Bytes::ZERO,
         });
     }
 
