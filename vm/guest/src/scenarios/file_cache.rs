@@ -1,7 +1,8 @@
 //! A big reader kept to a little memory, in control groups of version 2: daemons beside each other, each with a program on
 //! a mapped file and a reader in a slice that is too small for both. Each contains its reader, and it ends in another way:
-//! kill -9 in mid-trial and `restore`, a person who sets the limit meanwhile, and a reader whose group is removed. A reader that is moved into a group made
-//! for it is in `root_reader.rs`; a third reader ends while it is contained, and its group is removed.
+//! kill -9 in mid-trial and `restore`, a person who sets the limit meanwhile, and a reader that ends while it is contained, whose
+//! group is removed and made anew: by somebody who gives it the very limit that homeostat had set, and another reader in it.
+//! That limit stays. A reader that is moved into a group made for it is in `root_reader.rs`.
 //!
 //! The files are disks made of holes (`loop` over a sparse file in memory): reading them is reading from storage for the
 //! kernel's books, and costs no memory but the page cache's. (Not `brd`: up to Linux 6.2 what it delivers is in no book.)
@@ -43,6 +44,11 @@ limit_mib = 16
 /// A process that was ended is gone after so long, and its group can be removed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
+/// Where the reader is, among the settings.
+const READERS_GROUP: &str = "the reader's group";
+/// From the containment on it is watched for so long whether anything is made again: the engine asks anew about a program
+/// after a minute.
+const WATCHED: Duration = Duration::from_secs(75);
 
 /// How a containment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +57,7 @@ enum End {
     Killed,
     /// A person sets the limit.
     Person,
-    /// The reader ends, and its group is removed.
+    /// The reader ends, its group is removed, and somebody makes another one of that name with a limit.
     Removed,
 }
 
@@ -79,7 +85,11 @@ struct Room {
     found: Settings,
     daemon: Option<Daemon>,
     directory: PathBuf,
-    is_contained: bool,
+    number: usize,
+    /// Since when it is contained, and by which limit.
+    contained: Option<(Instant, String)>,
+    /// What is said of the end of its trial, once it is.
+    outcome: Option<String>,
 }
 
 impl Room {
@@ -117,9 +127,11 @@ impl Room {
             found: Settings::new(),
             daemon: None,
             directory: context.directory.join(name),
-            is_contained: false,
+            number,
+            contained: None,
+            outcome: None,
         };
-        room.start_reader(number)?;
+        room.start_reader()?;
         room.found = room.settings()?;
         room.daemon = Some(Daemon::start(&room.directory, &configuration(end))?);
         Ok(room)
@@ -133,8 +145,8 @@ impl Room {
         crate::daemon::log(&self.directory)
     }
 
-    fn start_reader(&mut self, number: usize) -> Result<(), Failure> {
-        let disk = disk(2 * number + 1);
+    fn start_reader(&mut self) -> Result<(), Failure> {
+        let disk = disk(2 * self.number + 1);
         let reader = Program::start(
             "file-reader",
             &[READER_MIB, "86400", "--file", &disk, "--duty", "10"],
@@ -168,7 +180,7 @@ impl Room {
             }
         }
         if let Some(reader) = &self.reader {
-            out.insert("the reader's group".into(), group_of(reader.pid())?);
+            out.insert(READERS_GROUP.into(), group_of(reader.pid())?);
         }
         Ok(out)
     }
@@ -202,21 +214,30 @@ impl Room {
             return Ok(());
         };
         daemon.must_live("its trial was over")?;
-        if self.is_contained {
+        if self.contained.is_some() {
             return self.wait_for_the_end(context);
         }
         let Some(limit) = self.limit()? else {
             return Ok(());
         };
-        self.is_contained = true;
+        self.contained = Some((Instant::now(), limit.clone()));
         match self.end {
             End::Killed => self.kill(context, &limit),
             End::Person => write(self.group("reader").join("memory.high"), THEIRS),
-            End::Removed => self.remove_reader(),
+            End::Removed => self.make_anew(&limit),
         }
     }
 
-    /// The reader ends, and its group goes with it, as that of a unit does that is stopped.
+    /// The reader ends, and its group goes with it, as that of a unit does that is stopped. Somebody starts the unit again,
+    /// with a limit of their own, which happens to be ours.
+    fn make_anew(&mut self, limit: &str) -> Result<(), Failure> {
+        self.remove_reader()?;
+        let group = self.group("reader");
+        make(&group)?;
+        write(group.join("memory.high"), limit)?;
+        self.start_reader()
+    }
+
     fn remove_reader(&mut self) -> Result<(), Failure> {
         self.reader = None;
         let group = self.group("reader");
@@ -261,18 +282,49 @@ impl Room {
         Ok(())
     }
 
-    fn wait_for_the_end(&mut self, context: &Context) -> Result<(), Failure> {
-        let name = self.end.name();
-        if self.end == End::Person {
-            let now = text(self.group("reader").join("memory.high"))?;
-            ensure!(now == THEIRS, "{name}: what the person set became {now}");
-        }
-        // The log, not `status`: to start a program takes seconds here.
-        let log = self.log();
-        let Some(outcome) = log.lines().find(|l| l.contains("aborted by experiment")) else {
+    /// What somebody gave the reader's group stays; fails when it is something else.
+    fn theirs_stays(&self, when: &str) -> Result<(), Failure> {
+        let theirs = match (self.end, &self.contained) {
+            (End::Person, _) => THEIRS,
+            (End::Removed, Some((_, limit))) => limit,
+            _ => return Ok(()),
+        };
+        let now = text(self.group("reader").join("memory.high"))?;
+        ensure!(
+            now == theirs,
+            "{}: {when} the limit that somebody set ({theirs}) became {now}; the daemon's log:\n{}",
+            self.end.name(),
+            self.log()
+        );
+        let Some(reader) = &self.reader else {
             return Ok(());
         };
-        let outcome = outcome.trim().to_owned();
+        let place = group_of(reader.pid())?;
+        ensure!(
+            self.found.get(READERS_GROUP) == Some(&place),
+            "{}: {when} the reader is in {place}",
+            self.end.name()
+        );
+        Ok(())
+    }
+
+    fn wait_for_the_end(&mut self, context: &Context) -> Result<(), Failure> {
+        let name = self.end.name();
+        self.theirs_stays("meanwhile")?;
+        if self.outcome.is_none() {
+            // The log, not `status`: to start a program takes seconds here.
+            let log = self.log();
+            let outcome = log.lines().find(|l| l.contains("aborted by experiment"));
+            self.outcome = outcome.map(|line| line.trim().to_owned());
+        }
+        let Some(outcome) = self.outcome.clone() else {
+            return Ok(());
+        };
+        let is_watched = self.end == End::Removed;
+        let watched = self.contained.as_ref().map(|(since, _)| since.elapsed());
+        if is_watched && watched.is_some_and(|watched| watched < WATCHED) {
+            return Ok(());
+        }
         let Some(daemon) = self.daemon.take() else {
             return Ok(());
         };
@@ -282,15 +334,11 @@ impl Room {
             restore(&self.directory)? == (0, 0),
             "{name}: something was still owed"
         );
-        if self.end == End::Person {
-            let group = self.group("reader");
-            let now = text(group.join("memory.high"))?;
-            ensure!(now == THEIRS, "{name}: in the end memory.high is {now}");
-            write(group.join("memory.high"), "max")?;
-        }
+        self.theirs_stays("in the end")?;
+        write(self.group("reader").join("memory.high"), "max")?;
         if self.end == End::Removed {
-            let group = self.group("reader");
-            ensure!(!group.exists(), "{} is there again", group.display());
+            // Another process than the one that was found.
+            self.remove_reader()?;
         }
         self.as_found("in the end")?;
         context.note(&format!("{name}: withdrawn: {outcome}"));
@@ -439,7 +487,7 @@ pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
                 .map(|r| format!(
                     "{} (contained: {}), its log:\n{}",
                     r.end.name(),
-                    r.is_contained,
+                    r.contained.is_some(),
                     r.log()
                 ))
                 .collect::<String>()
