@@ -537,9 +537,16 @@ impl Engine {
         let steady = g.probe.is_none() && self.all_settled(g);
         let mut outgrown = BTreeMap::new();
         for id in g.workloads().cloned().collect::<Vec<_>>() {
+            let change = self
+                .tried_on(key, &id)
+                .and_then(|action| self.changes.get(&action));
             let (unwanted, small) = self
                 .ask(&id, index, Vec::new(), |strategy, seen| {
-                    (strategy.unwanted(seen), strategy.outgrown(seen))
+                    let unwanted = match change {
+                        Some(change) => strategy.unwanted_change(seen, &change.target),
+                        None => strategy.unwanted(seen),
+                    };
+                    (unwanted, strategy.outgrown(seen))
                 })
                 .unwrap_or_default();
             match (unwanted, small) {

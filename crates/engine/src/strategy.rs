@@ -235,6 +235,11 @@ pub trait Strategy: Send + Sync {
     fn unwanted(&self, _seen: &Seen<'_>) -> Option<String> {
         None
     }
+    /// The same of one change, for strategies of which a workload may have several: what ended another one is no reason to
+    /// withdraw this one.
+    fn unwanted_change(&self, seen: &Seen<'_>, _change: &Target) -> Option<String> {
+        self.unwanted(seen)
+    }
     /// Whether an accepted change leaves the workload less than it asks for by now: then it is withdrawn, for the reason
     /// returned, when that has been so for 20 seconds without a probe. Asked at every sample; a single one may show a load that
     /// waited while the change was off and catches up.

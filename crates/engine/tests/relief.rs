@@ -78,8 +78,13 @@ impl Strategy for Protect {
             _ => Opinion::Decline(Declined::because("nobody takes its memory")),
         }
     }
-    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
-        seen.workload.choice.tuned.first().cloned()
+    fn unwanted_change(&self, seen: &Seen<'_>, change: &Target) -> Option<String> {
+        let Target::Reader(reader) = change else {
+            return None;
+        };
+        let said = seen.workload.choice.tuned.first()?;
+        said.starts_with(&format!("{} ", reader.workload))
+            .then(|| said.clone())
     }
 }
 
@@ -225,7 +230,7 @@ impl World {
                 _ => 1000.0,
             } * noise;
             let id = WorkloadId::new(*name);
-            let is_over = self.tells_end && i == 0 && !reading && self.contains("reader");
+            let is_over = self.tells_end && i == 0 && !self.reads && self.contains("reader");
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
@@ -237,10 +242,7 @@ impl World {
                     start_ticks: 1,
                 }],
                 choice: OperatorChoice {
-                    tuned: is_over
-                        .then(|| "the reader has ended".into())
-                        .into_iter()
-                        .collect(),
+                    tuned: is_over.then(|| "reader has ended".into()).into_iter().collect(),
                     ..OperatorChoice::default()
                 },
             });
@@ -277,6 +279,7 @@ impl World {
                     called: mib(500),
                     calls: 500,
                     in_sequence: mib(500),
+                    ..Reads::default()
                 },
             });
         }
@@ -682,10 +685,14 @@ fn another_reader_is_contained_after_the_first() {
     let accepted = world.verdicts.iter().filter(|v| v.2 == Verdict::Accepted).count();
     assert_eq!(accepted, 2, "{:?}", world.verdicts);
     assert!(world.contains("reader") && world.contains("other reader"));
-    // The first ends: the other one stays contained.
+    // The first ends and is released: the other one stays contained all the time.
     world.reads = false;
-    world.run(60);
-    assert!(world.contains("other reader"), "{:?}", world.on);
+    world.tells_end = true;
+    for _ in 0..60 {
+        world.run(1);
+        assert!(world.contains("other reader"), "{:?}", world.on);
+    }
+    assert!(!world.contains("reader"), "{:?}", world.on);
 }
 
 #[test]

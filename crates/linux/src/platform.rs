@@ -5,7 +5,7 @@ use crate::meters::{Meter, MeterKind, MeterSettings};
 use crate::sensors::bytes::{number, words};
 use crate::sensors::counters::HardwareCounters;
 use crate::sensors::files::Kept;
-use crate::sensors::host::Host;
+use crate::sensors::host::{Host, tick_length};
 use crate::sensors::kernel_balancing::BalancingWatch;
 use crate::sensors::locality::LocalitySensor;
 use crate::sensors::memory_settings::MemorySettings;
@@ -292,7 +292,9 @@ impl LinuxPlatform {
             let detailed = detail.contains(&workload.id);
             let mut sample = table.sample(workload, now, uptime, detailed);
             if short && reads_perhaps(&sample) {
-                sample.reads = self.reads.look(workload);
+                sample.reads = self
+                    .reads
+                    .look(workload, ticks(uptime), |process| table.children_cpu(process));
             }
             let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
             if detailed || busy || sample.resident >= NOISE_RESIDENT {
@@ -360,7 +362,9 @@ impl LinuxPlatform {
             }
             let mut sample = table.sample(&workload, clock.now(), uptime, true);
             if self.is_short(clock.now()) && reads_perhaps(&sample) {
-                sample.reads = self.reads.look(&workload);
+                let table = self.processes.as_ref();
+                let children_cpu = |process| table.map_or(0, |table| table.children_cpu(process));
+                sample.reads = self.reads.look(&workload, ticks(uptime), children_cpu);
             }
             self.add_detail(&workload, &mut sample);
             samples.push(sample);
@@ -606,6 +610,11 @@ impl Effectors for LinuxPlatform {
     fn adopt(&mut self, record: &UndoRecord) {
         self.effectors.adopt(record);
     }
+}
+
+/// A time since boot as start times of processes count it, in clock ticks.
+fn ticks(uptime: Nanoseconds) -> u64 {
+    uptime.0 / tick_length().max(1)
 }
 
 /// Whether it is worth a look what a workload reads: it works, or waits for pages.

@@ -116,6 +116,10 @@ pub struct Reads {
     /// Bytes by which the positions of its open files moved forward: what was read from beginning to end. Files that were
     /// opened and closed again in between, or read around to their beginning, are not in it.
     pub in_sequence: Bytes,
+    /// Of `from_storage`, what processes may have read that have ended: when a process is waited for, all that it read in its
+    /// life counts to the one that waited, as if that one had read it now.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub by_ended: Bytes,
 }
 
 /// Whether there is nothing to tell: recordings are long enough.

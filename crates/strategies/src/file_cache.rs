@@ -33,6 +33,10 @@
 //! comes earlier is the same backup. The change goes under guard on the verdict of that trial; after two such times, later
 //! four, and after a restart, it is left to come to a trial again.
 //!
+//! A reader that is a new process every second (a shell that runs `tar` or `cp` in a loop) is over before it is seen twice,
+//! and what it has read counts to the shell when that has waited for it. Outside of a unit the shell is not contained for it:
+//! the limit would hold whatever it runs next. homeostat says so, with the advice to start the loop in a scope of its own.
+//!
 //! Left alone are readers in delegated control groups, in groups with a limit that somebody set, and those that a person
 //! excluded. In control groups of version 2 a reader must have a group of its own (a unit or a scope), or be in the root
 //! group. A container's limits belong to whoever runs it: of a reader in one, what it has read and left behind is dropped
@@ -111,6 +115,8 @@ const LIMIT: Setting = Setting {
 const LARGE_CALL: u64 = 32 * 1024;
 /// … and so is one that moves through its files by at least this share of what it reads.
 const SEQUENCE_MIN: f64 = 0.5;
+/// Who has not read more than this share of what counts to it itself, but waited for processes that have ended, is no reader.
+const ENDED_MAX: f64 = 0.5;
 /// A reader that is known is contained before any harm is done when what nobody uses lasts it for less than this (seconds):
 /// a copy of a few files is over by then.
 const FORESEEN_S: f64 = 60.0;
@@ -119,7 +125,7 @@ const REFAULTS_MIN: f64 = 50.0;
 /// Pages that were taken are back, and those that are to go are gone, within three times this, where it is not seen how long
 /// that takes: with 256 MiB on a disk of 0.4 GB/s it took 4 and 8 seconds.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(2500);
-/// The effectors; each begins with its name the sentence by which it says that its change is over.
+/// The effectors; each begins with its name and that of the reader the sentence by which it says that its change is over.
 const CONTAINMENT: &str = "memory_containment";
 const DROPPING: &str = "page_dropping";
 /// Processes of a reader at most: what the effector takes.
@@ -190,12 +196,17 @@ impl Strategy for FileCache {
         true
     }
 
-    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+    fn unwanted_change(&self, seen: &Seen<'_>, change: &Target) -> Option<String> {
+        let Target::Reader(reader) = change else {
+            return None;
+        };
         seen.workload.choice.tuned.iter().find_map(|sentence| {
-            let (effector, why) = sentence.split_once(": ")?;
+            let (effector, about) = sentence.split_once(": ")?;
+            // Of several readers that are contained for its sake one is meant.
+            let why = about.strip_prefix(reader.workload.as_str())?.strip_prefix(": ")?;
             [CONTAINMENT, DROPPING]
                 .contains(&effector)
-                .then(|| why.to_owned())
+                .then(|| format!("the reader {}: {why}", reader.workload))
         })
     }
 }
@@ -210,7 +221,14 @@ fn readers<'a>(seen: &Seen<'a>) -> Vec<(&'a Neighbour, f64)> {
     seen.neighbours
         .iter()
         .filter(|n| !is_contained(n))
-        .filter_map(|n| Some((n, stream(seen, &n.reads, n.interval)?)))
+        .filter_map(|n| {
+            let rate = if starts_readers(n) {
+                read_once(seen, &n.reads, n.interval)
+            } else {
+                stream(seen, &n.reads, n.interval)
+            };
+            Some((n, rate?))
+        })
         .collect()
 }
 
@@ -218,7 +236,7 @@ fn readers<'a>(seen: &Seen<'a>) -> Vec<(&'a Neighbour, f64)> {
 /// memory holds what it reads for a while.
 fn foreseen(seen: &Seen<'_>) -> Option<Opinion> {
     // One that reads so itself has nothing that another could take.
-    if stream(seen, &seen.sample.reads, seen.sample.interval).is_some() {
+    if is_reader(seen) {
         return None;
     }
     let (reader, rate) = readers(seen)
@@ -259,17 +277,16 @@ fn loss(seen: &Seen<'_>) -> Result<String, String> {
     let seconds = seen.sample.interval.as_secs_f64();
     let per_s = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
     let faults = per_s(seen.sample.faults_major as f64);
-    if stream(seen, &seen.sample.reads, seen.sample.interval).is_some() {
+    if is_reader(seen) {
         return Err("it reads files from beginning to end itself: others are protected from that".into());
     }
     if faults >= FAULTS_MIN.value(seen.policy) {
         return Ok(format!("it waits for storage {faults:.0} times a second"));
     }
-    let here_and_there = seen
-        .sample
-        .reads
-        .from_storage
-        .saturating_sub(seen.sample.reads.in_sequence);
+    // What somebody else has read that has ended is no loss of this one.
+    let reads = &seen.sample.reads;
+    let own = reads.from_storage.saturating_sub(reads.by_ended);
+    let here_and_there = own.saturating_sub(reads.in_sequence);
     let mib = per_s(here_and_there.0 as f64) / MIB;
     if mib >= LOSS_MIN.value(seen.policy) {
         return Ok(format!("it reads {mib:.1} MiB/s from storage here and there"));
@@ -297,22 +314,52 @@ fn refaults_per_s(seen: &Seen<'_>) -> f64 {
 /// MiB per second from storage of a workload that reads from beginning to end what nobody finds in memory; `None` for
 /// others.
 fn stream(seen: &Seen<'_>, reads: &Reads, interval: Nanoseconds) -> Option<f64> {
+    // How those read that have ended nobody can tell any more; it is judged by those that live.
+    let by_living = reads.called.saturating_sub(reads.by_ended);
+    let moves = reads.in_sequence.0 > 0 && reads.in_sequence.0 as f64 >= SEQUENCE_MIN * by_living.0 as f64;
+    let in_order = moves || reads.called.0 / reads.calls.max(1) >= LARGE_CALL;
+    read_once(seen, reads, interval).filter(|_| in_order)
+}
+
+/// MiB per second from storage of a workload that reads much which is not in memory, in whatever order.
+fn read_once(seen: &Seen<'_>, reads: &Reads, interval: Nanoseconds) -> Option<f64> {
     let seconds = interval.as_secs_f64();
     if seconds <= 0.0 || reads.called.0 == 0 {
         return None;
     }
     let rate = reads.from_storage.0 as f64 / MIB / seconds;
     let from_memory = 1.0 - reads.from_storage.0 as f64 / reads.called.0 as f64;
-    let in_order = reads.in_sequence.0 as f64 >= SEQUENCE_MIN * reads.called.0 as f64
-        || reads.called.0 / reads.calls.max(1) >= LARGE_CALL;
-    (rate >= STREAM_MIN.value(seen.policy) && from_memory <= CACHE_USE_MAX.value(seen.policy) && in_order)
-        .then_some(rate)
+    (rate >= STREAM_MIN.value(seen.policy) && from_memory <= CACHE_USE_MAX.value(seen.policy)).then_some(rate)
+}
+
+/// Whether the workload in question reads from beginning to end itself.
+fn is_reader(seen: &Seen<'_>) -> bool {
+    let sample = seen.sample;
+    !is_by_ended(&sample.reads) && stream(seen, &sample.reads, sample.interval).is_some()
+}
+
+/// Whether what counts as read was read by processes that have ended.
+fn is_by_ended(reads: &Reads) -> bool {
+    reads.by_ended.0 as f64 > ENDED_MAX * reads.from_storage.0 as f64
+}
+
+/// Whether it starts readers one after another, each over before it could be contained. In a unit or a control group of
+/// their own they are one workload with whoever starts them, and are contained as one.
+fn starts_readers(n: &Neighbour) -> bool {
+    n.kind == WorkloadKind::ProcessGroup && is_by_ended(&n.reads)
 }
 
 /// Why a reader may not be touched.
 fn refusal(reader: &Neighbour) -> Option<String> {
     if let Some(why) = &reader.left_alone {
         return Some(why.clone());
+    }
+    if starts_readers(reader) {
+        return Some(
+            "that was read by processes that it has started and that have ended, each before it could be contained; a limit \
+             for it would hold whatever it starts next"
+                .into(),
+        );
     }
     if reader.processes.is_empty() || reader.processes.len() > PROCESSES_MAX {
         return Some(format!("it has {} processes", reader.processes.len()));
@@ -331,9 +378,15 @@ fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64)
             id: format!("file_cache/reader/{}", reader.id),
             workload: Some(seen.workload.id.clone()),
             finding: finding.clone(),
-            remedy: "give the reader a memory limit of its own (MemoryHigh= in its unit, --memory of its container): \
-                     256 MiB beside what it needs itself cost a reader nothing"
-                .into(),
+            remedy: if starts_readers(reader) {
+                "start the whole of it in a control group of its own (`systemd-run --scope COMMAND`, or a unit): there it is \
+                 contained as one"
+                    .into()
+            } else {
+                "give the reader a memory limit of its own (MemoryHigh= in its unit, --memory of its container): 256 MiB \
+                 beside what it needs itself cost a reader nothing"
+                    .into()
+            },
             risk: "a limit below what the reader itself needs slows it down".into(),
             setting: None,
         }],
@@ -410,6 +463,7 @@ mod tests {
                 called: mib(900),
                 calls: 900,
                 in_sequence: mib(900),
+                ..Reads::default()
             };
             reader.interval = SECOND;
         })
@@ -441,7 +495,7 @@ mod tests {
                 from_storage: mib(40),
                 called: mib(30),
                 calls: 30 * 256,
-                in_sequence: Bytes::ZERO,
+                ..Reads::default()
             };
         });
         assert!(by_calls.proposal(&FileCache).hypothesis.contains("40.0 MiB/s"));
@@ -523,6 +577,75 @@ mod tests {
             assert!(declined.reason.contains(why), "{}", declined.reason);
             assert!(declined.advice[0].remedy.contains("MemoryHigh"));
         }
+    }
+
+    #[test]
+    fn who_starts_readers_one_after_another_is_left_alone_unless_it_has_a_group_of_its_own() {
+        // A shell that runs `tar` in a loop: what tar has read by small calls counts to it.
+        let shell = |s: &mut Scene| {
+            reader(s).id = "bash[7]".into();
+            reader(s).reads = Reads {
+                from_storage: mib(300),
+                called: mib(310),
+                calls: 310 * 102,
+                in_sequence: Bytes::ZERO,
+                by_ended: mib(290),
+            };
+        };
+        let declined = scene().with(shell).declined(&FileCache);
+        assert!(
+            declined.reason.contains("bash[7]") && declined.reason.contains("have ended"),
+            "{}",
+            declined.reason
+        );
+        assert!(declined.advice[0].remedy.contains("systemd-run --scope"));
+        // A `cp` of a large file that has just ended: the shell itself does not read.
+        let copied = scene().with(shell).with(|s| reader(s).reads.calls = 310 * 8);
+        assert!(copied.declined(&FileCache).reason.contains("bash[7]"));
+        // A unit is contained with all that it starts, if those that live read in order, or by large calls.
+        let unit = |s: &mut Scene| reader(s).kind = WorkloadKind::Unit;
+        assert!(
+            scene()
+                .with(shell)
+                .with(unit)
+                .reason(&FileCache)
+                .contains("no other workload")
+        );
+        let scans = scene()
+            .with(shell)
+            .with(unit)
+            .with(|s| reader(s).reads.calls = 310 * 8);
+        assert!(scans.proposal(&FileCache).urgent);
+        let in_order = scene()
+            .with(shell)
+            .with(unit)
+            .with(|s| reader(s).reads.in_sequence = mib(15));
+        assert!(in_order.proposal(&FileCache).urgent);
+        // A reader that can be contained comes first, also where it reads less.
+        let both = scene().with(shell).with(|s| {
+            let mut dd = reader(s).clone();
+            dd.id = "dd".into();
+            dd.reads = Reads {
+                from_storage: mib(100),
+                called: mib(100),
+                calls: 100,
+                ..Reads::default()
+            };
+            s.neighbours.push(dd);
+        });
+        assert!(both.proposal(&FileCache).hypothesis.contains("dd"));
+        // What the children of a program have read is no loss of its own.
+        let parent = scene().with(|s| {
+            s.sample.faults_major = 0;
+            s.sample.reads = Reads {
+                from_storage: mib(40),
+                called: mib(40),
+                calls: 40 * 128,
+                in_sequence: Bytes::ZERO,
+                by_ended: mib(40),
+            };
+        });
+        assert!(parent.reason(&FileCache).contains("loses no pages"));
     }
 
     #[test]
@@ -614,16 +737,26 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_the_reader_has_ended_or_somebody_chose_otherwise() {
-        let s = scene().with(|s| {
-            s.workload.choice.tuned = vec![
-                "Nice=5 in the unit".into(),
-                "memory_containment: the reader dd has ended".into(),
-            ];
-        });
-        assert_eq!(s.unwanted(&FileCache).as_deref(), Some("the reader dd has ended"));
-        let s = scene().with(|s| s.workload.choice.tuned = vec!["page_dropping: it has ended".into()]);
-        assert_eq!(s.unwanted(&FileCache).as_deref(), Some("it has ended"));
-        assert_eq!(scene().unwanted(&FileCache), None);
+    fn it_ends_when_its_reader_has_ended_or_somebody_chose_otherwise() {
+        let about = |name: &str| {
+            Target::Reader(FileReader {
+                workload: name.into(),
+                processes: Vec::new(),
+                limit: mib(36),
+            })
+        };
+        let told = |sentences: &[&str]| {
+            let sentences: Vec<String> = sentences.iter().map(|s| (*s).to_owned()).collect();
+            scene().with(|s| s.workload.choice.tuned = sentences)
+        };
+        let why = |s: &Scene, name: &str| s.ask(|seen| FileCache.unwanted_change(seen, &about(name)));
+        let s = told(&["Nice=5 in the unit", "memory_containment: dd: it has ended"]);
+        assert_eq!(why(&s, "dd").as_deref(), Some("the reader dd: it has ended"));
+        // Of another reader, also of one whose name begins so, nothing is said.
+        assert_eq!(why(&s, "cp"), None);
+        assert_eq!(why(&s, "d"), None);
+        let s = told(&["page_dropping: c: d: it has ended"]);
+        assert_eq!(why(&s, "c: d").as_deref(), Some("the reader c: d: it has ended"));
+        assert_eq!(why(&scene(), "dd"), None);
     }
 }

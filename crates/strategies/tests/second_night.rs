@@ -2,7 +2,11 @@
 //! known. The mind and the strategy are the real ones, looked at as often as the mind asks for; the machine is a small plant
 //! in virtual time.
 
-use homeostat_engine::{Command, Engine, Event, Memory, Policy, ProvenReader};
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use homeostat_engine::{
+    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, ProvenReader,
+};
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Bytes, Capability, CapabilityState, Direction, ExperimentRecord, Fingerprint, Machine,
@@ -62,6 +66,47 @@ struct Plant {
     accepted: Vec<ExperimentRecord>,
     trials: u32,
     lost_s: f64,
+    faults: Option<Faults>,
+}
+
+/// What goes wrong on the machine, by chance, and what may be made without a trial for all that.
+struct Faults {
+    chance: u64,
+    /// What takes its time: when it is done, and what.
+    late: Vec<(u64, ActionId, Direction)>,
+    /// The last trial that said something has accepted, and nobody has taken it back since.
+    is_proven: bool,
+    /// Whether it has to come to a trial first, and how often it was contained without one since the last.
+    must_try: bool,
+    recalls: u32,
+    all_recalls: u32,
+    /// Those that are being made.
+    recalling: BTreeSet<ActionId>,
+    /// Since when nobody reads.
+    quiet_since: u64,
+}
+
+impl Faults {
+    fn new(seed: u64) -> Self {
+        Self {
+            chance: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            late: vec![],
+            is_proven: false,
+            must_try: false,
+            recalls: 0,
+            all_recalls: 0,
+            recalling: BTreeSet::new(),
+            quiet_since: 0,
+        }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.chance = self
+            .chance
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.chance >> 33) % n
+    }
 }
 
 impl Plant {
@@ -71,16 +116,8 @@ impl Plant {
 
     /// A machine on which nobody uses so much memory.
     fn with_unused(memory: Memory, unused_mib: f64) -> Self {
-        let strategies = homeostat_strategies::all();
-        let policy = Policy {
-            seed: 11,
-            placebo_every_s: 0.0,
-            discovery: Rule::Fixed { alpha: 0.05 },
-            ..Policy::default()
-        };
-        let file_cache = strategies.into_iter().filter(|s| s.id().as_str() == "file_cache");
         Self {
-            engine: Engine::new(machine(), file_cache.collect(), policy, memory),
+            engine: engine(memory),
             second: 0,
             reader: None,
             unused_mib,
@@ -100,6 +137,7 @@ impl Plant {
             accepted: vec![],
             trials: 0,
             lost_s: 0.0,
+            faults: None,
         }
     }
 
@@ -205,7 +243,7 @@ impl Plant {
         };
         // What the effector says of a containment whose reader has ended.
         let is_over = self.reader.is_none() && !self.contains.is_empty();
-        let tuned = is_over.then_some("memory_containment: the reader tar has ended");
+        let tuned = is_over.then_some("memory_containment: tar: it has ended");
         let mut list = vec![workload("program", 100, tuned)];
         list.extend(self.reader.map(|pid| workload("tar", pid, None)));
         list
@@ -257,6 +295,7 @@ impl Plant {
                     called: read,
                     calls: read.0 >> 18,
                     in_sequence: read,
+                    ..Reads::default()
                 }
             } else {
                 Reads::default()
@@ -291,24 +330,92 @@ impl Plant {
                 Command::Apply(action) => {
                     assert!(matches!(&action.target, Target::Reader(r) if r.workload.as_str() == "tar"));
                     self.contained_at.push(self.second);
-                    self.contains.insert(action.id, true);
-                    self.settled(action.id, Direction::Apply);
+                    self.contains.insert(action.id, false);
+                    self.note_recall(action.id);
+                    self.carry_out(action.id, Direction::Apply);
                 }
-                Command::Switch(id, direction) => {
-                    self.contains.insert(id, direction == Direction::Apply);
-                    self.settled(id, direction);
-                }
+                Command::Switch(id, direction) => self.carry_out(id, direction),
                 Command::Close(id) => {
                     assert_eq!(self.contains.remove(&id), Some(false), "closed when undone");
                 }
-                Command::RecordExperiment(r) => match r.verdict {
-                    Some(Verdict::Accepted) => self.accepted.push(*r),
-                    None if r.blocks.is_empty() => self.trials += 1,
-                    _ => {}
-                },
+                Command::RecordExperiment(r) => self.note_experiment(*r),
                 _ => {}
             }
         }
+    }
+
+    fn note_experiment(&mut self, r: ExperimentRecord) {
+        let is_accepted = r.verdict == Some(Verdict::Accepted);
+        if let Some(f) = &mut self.faults {
+            match r.verdict {
+                None if r.blocks.is_empty() => (f.must_try, f.recalls) = (false, 0),
+                None | Some(Verdict::Aborted) => {}
+                Some(_) => f.is_proven = is_accepted,
+            }
+        }
+        match r.verdict {
+            Some(Verdict::Accepted) => self.accepted.push(r),
+            None if r.blocks.is_empty() => self.trials += 1,
+            _ => {}
+        }
+    }
+
+    /// A containment that begins without a trial: on a verdict that holds, and at most four times.
+    fn note_recall(&mut self, id: ActionId) {
+        let is_recall = self.engine.view().experiments.is_empty();
+        if let Some(f) = self.faults.as_mut().filter(|_| is_recall) {
+            assert!(f.is_proven && !f.must_try && f.recalls < 4, "at {}", self.second);
+            f.recalling.insert(id);
+        }
+    }
+
+    /// What the machine makes of it: what was asked for, as a rule.
+    fn carry_out(&mut self, id: ActionId, direction: Direction) {
+        if let Some(f) = &mut self.faults {
+            f.late.retain(|(_, of, _)| *of != id);
+            match f.below(60) {
+                _ if direction == Direction::Apply && self.reader.is_none() => {
+                    let fault = Fault {
+                        kind: FaultKind::Vanished,
+                        text: "the reader has ended".into(),
+                    };
+                    self.pending.push(Event::Settled(id, direction, Err(fault)));
+                    return;
+                }
+                0 => {
+                    let kinds = [
+                        FaultKind::Vanished,
+                        FaultKind::Busy,
+                        FaultKind::Denied,
+                        FaultKind::Conflict,
+                    ];
+                    let kind = kinds[f.below(4) as usize];
+                    let text = "by chance".to_owned();
+                    let failed = Event::Settled(id, direction, Err(Fault { kind, text }));
+                    self.pending.push(failed);
+                    return;
+                }
+                1..=4 => {
+                    let done_at = self.second + 1 + f.below(40);
+                    f.late.push((done_at, id, direction));
+                    return;
+                }
+                _ => {}
+            }
+        }
+        self.done(id, direction);
+    }
+
+    fn done(&mut self, id: ActionId, direction: Direction) {
+        self.contains.insert(id, direction == Direction::Apply);
+        if let Some(f) = &mut self.faults
+            && f.recalling.remove(&id)
+            && direction == Direction::Apply
+        {
+            f.recalls += 1;
+            f.all_recalls += 1;
+        }
+        self.settled(id, direction);
     }
 
     fn settled(&mut self, id: ActionId, direction: Direction) {
@@ -325,7 +432,68 @@ impl Plant {
     fn run(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.pass();
-            self.look();
+            if self.goes_wrong() {
+                self.step(Event::Unseen);
+            } else {
+                self.look();
+            }
+        }
+    }
+
+    /// What is due of what takes its time, and what else goes wrong: whether the machine cannot be looked at now.
+    fn goes_wrong(&mut self) -> bool {
+        let second = self.second;
+        let Some(f) = &mut self.faults else { return false };
+        let (due, later) = std::mem::take(&mut f.late)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(at, ..)| *at <= second);
+        f.late = later;
+        if self.reader.is_some() {
+            f.quiet_since = second;
+        }
+        // Undos that fail are tried again every ten seconds, later every minute.
+        let is_quiet = second > f.quiet_since + 600;
+        let (is_blind, is_undone, is_killed) = (f.below(20) == 0, f.below(9000) == 0, f.below(18_000) == 0);
+        for (_, id, direction) in due {
+            self.done(id, direction);
+        }
+        assert!(
+            !(is_quiet && self.is_contained()),
+            "at {second}: {:?}",
+            self.contains
+        );
+        if is_undone {
+            let is_taken_back = !self.contains.is_empty();
+            self.step(Event::Operator(OperatorRequest::UndoAll));
+            if let Some(f) = self.faults.as_mut().filter(|_| is_taken_back) {
+                f.is_proven = false;
+            }
+        }
+        if is_killed {
+            self.restart();
+        }
+        is_blind
+    }
+
+    /// kill -9 and a new daemon: what was in force is undone from the journal before its first look.
+    fn restart(&mut self) {
+        let last = self.accepted.last();
+        let readers = last.filter(|_| self.faults.as_ref().is_none_or(|f| f.is_proven));
+        let memory = Memory {
+            readers: readers
+                .map(|proven| known(proven, self.accepted.len() as u32))
+                .into_iter()
+                .collect(),
+            ..Memory::default()
+        };
+        self.engine = engine(memory);
+        self.contains.clear();
+        self.open.clear();
+        self.pending.clear();
+        self.before.clear();
+        if let Some(f) = &mut self.faults {
+            f.late.clear();
+            f.must_try = true;
         }
     }
 
@@ -356,6 +524,31 @@ struct Night {
     /// Seconds until the reader was contained first.
     contained_after: Option<u64>,
     trials: u32,
+}
+
+/// The mind with the one strategy that this is about.
+fn engine(memory: Memory) -> Engine {
+    let policy = Policy {
+        seed: 11,
+        placebo_every_s: 0.0,
+        discovery: Rule::Fixed { alpha: 0.05 },
+        ..Policy::default()
+    };
+    let strategies = homeostat_strategies::all();
+    let file_cache = strategies.into_iter().filter(|s| s.id().as_str() == "file_cache");
+    Engine::new(machine(), file_cache.collect(), policy, memory)
+}
+
+/// What the history tells of a trial that accepted, as the last of so many.
+fn known(proven: &ExperimentRecord, trials: u32) -> ProvenReader {
+    ProvenReader {
+        program: proven.fingerprint.clone(),
+        reader: proven.reader.clone().unwrap(),
+        strategy: proven.strategy.clone(),
+        effect: proven.effect.unwrap(),
+        washout: proven.washout,
+        trials,
+    }
 }
 
 fn machine() -> Machine {
@@ -439,16 +632,8 @@ fn what_was_proven_is_known_after_a_restart() {
     let mut plant = Plant::new(Memory::default());
     plant.run(DAY_S);
     plant.night();
-    let proven = &plant.accepted[0];
     let memory = Memory {
-        readers: vec![ProvenReader {
-            program: proven.fingerprint.clone(),
-            reader: proven.reader.clone().unwrap(),
-            strategy: proven.strategy.clone(),
-            effect: proven.effect.unwrap(),
-            washout: proven.washout,
-            trials: 1,
-        }],
+        readers: vec![known(&plant.accepted[0], 1)],
         ..Memory::default()
     };
     let mut plant = Plant::new(memory);
@@ -456,6 +641,31 @@ fn what_was_proven_is_known_after_a_restart() {
     // How often it was recalled is not known any more, so it comes to a trial first; which is the second then.
     let trials: Vec<u32> = (0..6).map(|_| plant.night().trials).collect();
     assert_eq!(trials, [1, 0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn whatever_goes_wrong_it_is_recalled_on_a_verdict_that_holds_and_released_when_it_has_ended() {
+    let (mut trials, mut recalls) = (0, 0);
+    for seed in 0..20 {
+        let mut plant = Plant::new(Memory::default());
+        plant.faults = Some(Faults::new(seed));
+        plant.run(600);
+        for night in 0..6 {
+            plant.reader = Some(200 + night);
+            // Some end before anything can be done about them.
+            let length = plant.faults.as_mut().unwrap().below(NIGHT_S);
+            plant.run(length);
+            plant.reader = None;
+            plant.before.remove("tar");
+            plant.unused_mib = plant.all_unused_mib;
+            plant.run(1800);
+        }
+        trials += plant.trials;
+        recalls += plant.faults.as_ref().unwrap().all_recalls;
+    }
+    println!("120 nights: {trials} trials, {recalls} times contained without");
+    // It is about what happens, so something must.
+    assert!(trials >= 20 && recalls >= 10, "{trials} {recalls}");
 }
 
 #[test]

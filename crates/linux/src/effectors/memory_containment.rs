@@ -424,8 +424,8 @@ impl Effector for MemoryContainment {
                 let known = plan.inode.or_else(|| self.made.get(action).copied());
                 if is_another(&self.root, &plan.group, known) {
                     contained.over = Some(format!(
-                        "{OVER}{} was made anew by somebody else",
-                        plan.group.path
+                        "{OVER}{}: {} was made anew by somebody else",
+                        plan.reader.workload, plan.group.path
                     ));
                     continue;
                 }
@@ -448,7 +448,7 @@ impl Effector for MemoryContainment {
 fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
     let name = &plan.reader.workload;
     let group = &plan.group;
-    let ended = || Some(format!("{OVER}the reader {name} has ended"));
+    let ended = || Some(format!("{OVER}{name}: it has ended"));
     let Ok(inside) = group.processes(root) else {
         return ended();
     };
@@ -457,7 +457,7 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
         Ok(other) => {
             let found = other.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
             return Some(format!(
-                "{OVER}the limit of {} was changed to {found} by somebody else",
+                "{OVER}{name}: the limit of {} was changed to {found} by somebody else",
                 group.path
             ));
         }
@@ -471,7 +471,7 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
         if plan.reader.processes.contains(process) {
             if is_alive(root, *process) {
                 return Some(format!(
-                    "{OVER}process {process} was moved out of {} by somebody else",
+                    "{OVER}{name}: process {process} was moved out of {} by somebody else",
                     group.path
                 ));
             }
@@ -496,7 +496,8 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
     None
 }
 
-/// How the sentence begins by which a review says that a containment is over; the strategy looks for it.
+/// How the sentence begins by which a review says that a containment is over; the name of the reader follows, and the
+/// strategy looks for both.
 const OVER: &str = "memory_containment: ";
 
 /// Whether a limit is the one of the action, or that one doubled.

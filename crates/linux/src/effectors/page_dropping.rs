@@ -279,7 +279,8 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
     Ok(reader)
 }
 
-/// How the sentence begins by which a review says that it is over; the strategy looks for it.
+/// How the sentence begins by which a review says that it is over; the name of the reader follows, and the strategy looks
+/// for both.
 const OVER: &str = "page_dropping: ";
 
 impl Effector for PageDropping {
@@ -367,7 +368,7 @@ impl Effector for PageDropping {
             let name = &following.reader.workload;
             match workloads.get(name) {
                 Some(w) if !w.processes.is_empty() => following.members.clone_from(&w.processes),
-                _ => following.over = Some(format!("{OVER}the reader {name} has ended")),
+                _ => following.over = Some(format!("{OVER}{name}: it has ended")),
             }
         }
         self.in_force

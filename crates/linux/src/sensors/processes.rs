@@ -757,6 +757,14 @@ impl ProcessTable {
             .is_some_and(|e| e.member.start_ticks == process.start_ticks)
     }
 
+    /// CPU time of the children that a process has waited for, as it was looked at last (ns); zero for one that is not known.
+    pub fn children_cpu(&self, process: ProcessId) -> u64 {
+        let entry = self.entries.get(&process.pid);
+        entry
+            .filter(|e| e.member.start_ticks == process.start_ticks)
+            .map_or(0, |e| e.now.child_cpu)
+    }
+
     /// Sample of a workload: differences since its previous sample. `now` is the time of the reading, `uptime` the
     /// same on the clock of start times.
     pub fn sample(

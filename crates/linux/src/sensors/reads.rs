@@ -5,6 +5,10 @@
 //! file from beginning to end moves a position by as much as it reads; one that reads here and there with `pread`, or
 //! through a mapping, moves none.
 //!
+//! A process that waits for a child inherits the child's counts (`wait_task_zombie` in Linux `kernel/exit.c`): a shell
+//! looks as if it had read what its commands read, all at once. That it has waited for one is seen from the CPU time of its
+//! children.
+//!
 //! Cost: one file per process, and one more per open file of those that read much. It is asked only while memory is
 //! short, and only of processes that work or wait for pages.
 
@@ -64,7 +68,11 @@ type Positions = Vec<(u32, u64)>;
 /// What is remembered of a process.
 #[derive(Debug, Default)]
 struct Known {
+    /// When it was looked at last, as start times count (clock ticks since boot).
+    at: u64,
     io: Io,
+    /// CPU time of the children that it has waited for (ns).
+    children_cpu: u64,
     positions: Positions,
 }
 
@@ -93,11 +101,22 @@ impl ReadSensor {
         }
     }
 
-    /// What a workload read since it was looked at last; nothing at the first look.
-    pub(crate) fn look(&mut self, workload: &Workload) -> Reads {
+    /// What a workload read since it was looked at last; nothing at the first look. `now` is the time as start times count
+    /// (clock ticks since boot); `children_cpu` tells the CPU time of the children that a process has waited for (ns).
+    pub(crate) fn look(
+        &mut self,
+        workload: &Workload,
+        now: u64,
+        children_cpu: impl Fn(ProcessId) -> u64,
+    ) -> Reads {
         let mut sum = Reads::default();
+        let known = workload.processes.iter().filter_map(|p| self.known.get(p));
+        let looked_at = known.map(|k| k.at).max();
         for process in workload.processes.iter().take(PROCESSES_MAX) {
-            if let Some(reads) = self.look_at(*process) {
+            // All that it has ever read it has read since.
+            let is_born_since = looked_at.is_some_and(|at| process.start_ticks >= at);
+            if let Some(reads) = self.look_at(*process, now, is_born_since, children_cpu(*process)) {
+                sum.by_ended += reads.by_ended;
                 sum.from_storage += reads.from_storage;
                 sum.called += reads.called;
                 sum.calls = sum.calls.saturating_add(reads.calls);
@@ -112,7 +131,13 @@ impl ReadSensor {
         self.known.retain(|process, _| keep(*process));
     }
 
-    fn look_at(&mut self, process: ProcessId) -> Option<Reads> {
+    fn look_at(
+        &mut self,
+        process: ProcessId,
+        now: u64,
+        is_born_since: bool,
+        children_cpu: u64,
+    ) -> Option<Reads> {
         if self.proc.is_none() {
             self.proc = Directory::open(&self.root.path("/proc")).ok();
         }
@@ -126,8 +151,10 @@ impl ReadSensor {
             return None;
         }
         let known = self.known.entry(process).or_default();
+        known.at = now;
         let before = std::mem::replace(&mut known.io, io);
-        if is_new {
+        let has_waited = std::mem::replace(&mut known.children_cpu, children_cpu) != children_cpu;
+        if is_new && !is_born_since {
             return None;
         }
         let called = io.called.saturating_sub(before.called);
@@ -136,9 +163,13 @@ impl ReadSensor {
             called: Bytes(called),
             calls: io.calls.saturating_sub(before.calls),
             in_sequence: Bytes::ZERO,
+            by_ended: Bytes::ZERO,
         };
         if called < CALLED_MIN {
             known.positions.clear();
+            if has_waited {
+                reads.by_ended = reads.from_storage;
+            }
             return Some(reads);
         }
         positions(
@@ -148,10 +179,21 @@ impl ReadSensor {
             &mut self.names,
             &mut self.reading,
         );
-        let forward = moved_forward(&known.positions, &self.reading);
+        let forward = if is_new {
+            // From the beginning of each.
+            self.reading
+                .iter()
+                .fold(0, |sum: u64, (_, at)| sum.saturating_add(*at))
+        } else {
+            moved_forward(&known.positions, &self.reading)
+        };
         std::mem::swap(&mut known.positions, &mut self.reading);
         // Whoever jumps ahead in a file has not read what lies between.
         reads.in_sequence = Bytes(forward.min(called));
+        // Whose own positions moved by most of it has read it itself.
+        if has_waited && forward < called / 2 {
+            reads.by_ended = reads.from_storage;
+        }
         Some(reads)
     }
 }
@@ -233,6 +275,79 @@ mod tests {
         }
     }
 
+    fn no_children(_: ProcessId) -> u64 {
+        0
+    }
+
+    #[test]
+    fn what_a_shell_inherits_from_its_commands_is_told_apart_from_what_a_reader_reads() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut sensor = ReadSensor::new(root.clone());
+        let mut round = 0u64;
+        // Each second 100 MiB more, with a position that follows or not, and with a child that was waited for or not.
+        let mut look = |moves: bool, waits: bool| {
+            round += 1;
+            let called = round * (100 << 20);
+            let dir = root.path("/proc/7/fdinfo");
+            fs::create_dir_all(&dir).unwrap();
+            let io = format!("rchar: {called}\nsyscr: {round}\nread_bytes: {called}\n");
+            fs::write(root.path("/proc/7/io"), io).unwrap();
+            let position = if moves { called } else { 0 };
+            fs::write(dir.join("3"), format!("pos:\t{position}\n")).unwrap();
+            let children_cpu = if waits { round } else { 0 };
+            sensor.look(&workload(&[7]), 0, |_| children_cpu)
+        };
+        let all = Bytes(100 << 20);
+        look(false, false);
+        look(false, false);
+        // A program that reads many small files moves no position for long, but waits for nobody.
+        assert_eq!(look(false, false).by_ended, Bytes::ZERO);
+        let shell = look(false, true);
+        assert_eq!((shell.from_storage, shell.by_ended), (all, all));
+        // A backup that starts helpers and reads itself.
+        look(true, true);
+        let backup = look(true, true);
+        assert_eq!((backup.from_storage, backup.by_ended), (all, Bytes::ZERO));
+    }
+
+    #[test]
+    fn a_process_that_was_born_since_the_last_look_has_read_all_that_it_ever_read_since() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut sensor = ReadSensor::new(root.clone());
+        let put = |pid: i32, mib: u64| {
+            let (bytes, dir) = (mib << 20, root.path(&format!("/proc/{pid}/fdinfo")));
+            fs::create_dir_all(&dir).unwrap();
+            // By calls of 10 KiB, as tar does.
+            let io = format!("rchar: {bytes}\nsyscr: {}\nread_bytes: {bytes}\n", bytes / 10_240);
+            fs::write(root.path(&format!("/proc/{pid}/io")), io).unwrap();
+            fs::write(dir.join("4"), format!("pos:\t{bytes}\n")).unwrap();
+        };
+        // A unit with a script and the first of its commands, which is old enough to be anything.
+        let mut unit = workload(&[7, 8]);
+        put(7, 0);
+        put(8, 500);
+        let look = |sensor: &mut ReadSensor, unit: &Workload, now| sensor.look(unit, now, no_children);
+        assert_eq!(look(&mut sensor, &unit, 1000), Reads::default());
+        // The next command, a second later.
+        unit.processes[1] = ProcessId {
+            pid: 9,
+            start_ticks: 1050,
+        };
+        put(9, 300);
+        let reads = look(&mut sensor, &unit, 1100);
+        let all = Bytes(300 << 20);
+        assert_eq!((reads.from_storage, reads.in_sequence), (all, all));
+        // One that is older than the last look came from elsewhere.
+        unit.processes[1] = ProcessId {
+            pid: 10,
+            start_ticks: 1099,
+        };
+        put(10, 300);
+        assert_eq!(look(&mut sensor, &unit, 1200), Reads::default());
+    }
+
     #[test]
     fn the_counters_are_read_by_name() {
         let io = parse_io(IO).unwrap();
@@ -261,29 +376,39 @@ mod tests {
         put(7, 0, 0, 0);
         put(8, 0, 0, 0);
         assert_eq!(
-            sensor.look(&workload(&[7, 8])),
+            sensor.look(&workload(&[7, 8]), 0, no_children),
             Reads::default(),
             "nothing is known yet"
         );
         put(7, mib(100), mib(100), mib(100));
         put(8, mib(50), mib(60), 0);
         // The first look that sees much read only learns the positions.
-        let first = sensor.look(&workload(&[7, 8]));
+        let first = sensor.look(&workload(&[7, 8]), 0, no_children);
         assert_eq!((first.called, first.in_sequence), (Bytes(mib(150)), Bytes::ZERO));
         put(7, mib(180), mib(170), mib(180));
         put(8, mib(90), mib(99), 0);
-        let streamer = sensor.look(&workload(&[7]));
+        let streamer = sensor.look(&workload(&[7]), 0, no_children);
         assert_eq!(
             (streamer.called, streamer.from_storage, streamer.in_sequence),
             (Bytes(mib(80)), Bytes(mib(70)), Bytes(mib(80)))
         );
-        assert_eq!(sensor.look(&workload(&[8])).in_sequence, Bytes::ZERO);
+        assert_eq!(
+            sensor.look(&workload(&[8]), 0, no_children).in_sequence,
+            Bytes::ZERO
+        );
         // Around to the beginning: not known how much of it was in order.
         put(7, mib(260), mib(250), mib(20));
-        assert_eq!(sensor.look(&workload(&[7])).in_sequence, Bytes::ZERO);
+        assert_eq!(
+            sensor.look(&workload(&[7]), 0, no_children).in_sequence,
+            Bytes::ZERO
+        );
         sensor.retain(|process| process.pid != 7);
         put(7, mib(400), mib(400), mib(20));
-        assert_eq!(sensor.look(&workload(&[7])), Reads::default(), "a new process");
+        assert_eq!(
+            sensor.look(&workload(&[7]), 0, no_children),
+            Reads::default(),
+            "a new process"
+        );
     }
 
     #[test]
@@ -310,7 +435,7 @@ mod tests {
         };
         for round in 0..3 {
             read_to(round);
-            let reads = sensor.look(&workload(&[7]));
+            let reads = sensor.look(&workload(&[7]), 0, no_children);
             assert!(reads.in_sequence.0 <= FILES_MAX as u64 * step, "{reads:?}");
             if round == 2 {
                 assert_eq!(
@@ -336,7 +461,7 @@ mod tests {
         let mut read_and_look = || {
             let mut open = fs::File::open(file.path()).unwrap();
             std::io::Read::read_exact(&mut open, &mut room).unwrap();
-            counted::of(|| sensor.look(&own))
+            counted::of(|| sensor.look(&own, 0, no_children))
         };
         for _ in 0..3 {
             read_and_look();
@@ -350,7 +475,7 @@ mod tests {
     fn a_process_that_ended_reads_nothing() {
         let tree = tempfile::tempdir().unwrap();
         let mut sensor = ReadSensor::new(Root::new(tree.path()));
-        assert_eq!(sensor.look(&workload(&[7])), Reads::default());
+        assert_eq!(sensor.look(&workload(&[7]), 0, no_children), Reads::default());
     }
 
     proptest! {
