@@ -183,10 +183,7 @@ impl CodeFile {
             return Err(say("is no regular file"));
         }
         if stat.st_mode & 0o6000 != 0 || gives_privileges(&fd) {
-            return Err(say(
-                "gives privileges to whoever executes it (set-user-id, set-group-id or capabilities): nothing is counted \
-                 in such files",
-            ));
+            return Err(say(PRIVILEGED));
         }
         if !is_ordinary_storage(&fd) {
             return Err(say(
@@ -209,6 +206,18 @@ impl CodeFile {
 
     pub(super) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Whether it gives no privileges still: that can be changed while it is open.
+    ///
+    /// # Errors
+    /// A sentence: it does, or that cannot be told.
+    pub(super) fn still_plain(&self, called: &str) -> Result<(), String> {
+        let stat = rustix::fs::fstat(&self.file).map_err(|e| format!("{called} cannot be looked at: {e}"))?;
+        if stat.st_mode & 0o6000 != 0 || gives_privileges(&self.file) {
+            return Err(format!("{called} {PRIVILEGED}"));
+        }
+        Ok(())
     }
 
     /// Device and inode.
@@ -253,8 +262,12 @@ fn kind_of_storage(file: &File) -> Option<u64> {
         .map(|s| s.f_type as u64 & 0xffff_ffff)
 }
 
+/// Why nothing is counted in such a file.
+const PRIVILEGED: &str = "gives privileges to whoever executes it (set-user-id, set-group-id or capabilities): nothing is \
+                          counted in such files";
+
 /// Whether executing a file gives privileges beside those of its mode. What cannot be told counts as given.
-fn gives_privileges(file: &OwnedFd) -> bool {
+fn gives_privileges(file: impl AsFd) -> bool {
     let mut buffer = [0u8; 64];
     !matches!(
         rustix::fs::fgetxattr(file, PRIVILEGES, &mut buffer[..]),

@@ -141,6 +141,20 @@ pub(super) fn read_full(file: impl AsFd, buffer: &mut [u8]) -> Result<usize, Err
     Ok(used)
 }
 
+/// Parent of a process: field 4 of its `stat` file.
+pub(super) fn parent(proc: &OwnedFd, pid: i32) -> Option<i32> {
+    let mut buffer = [0u8; 1024];
+    let n = read_at(proc, &format!("{pid}/stat"), &mut buffer).ok()?;
+    let stat = &buffer[..n];
+    let after_name = stat.iter().rposition(|&c| c == b')')? + 1;
+    std::str::from_utf8(stat.get(after_name..)?)
+        .ok()?
+        .split_ascii_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
 /// Numbers in a directory of numbers (`task`, `fd`), ascending, at most `limit`; the flag says whether there
 /// were more.
 pub(crate) fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Vec<i32>, bool), Errno> {

@@ -11,7 +11,7 @@
 //! Whether the place is reached at all (a function may be inlined) is judged from the readings.
 
 use super::code_file::{CodeFile, mappings};
-use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, refused, usable};
+use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, parent, refused, usable};
 use super::discovery::has_shadow_stack;
 use super::elf::{self, ElfError, Site, Symbol};
 use super::points::{KnownPoint, Place, known_points};
@@ -432,20 +432,6 @@ pub(super) fn stranger_of(root: &Root, workload: &Workload, file: (u64, u64)) ->
             // A process that this workload has just forked belongs to it, though no scan has seen it yet.
             && parent(&proc, *pid).is_none_or(|p| own.binary_search(&p).is_err())
         })
-}
-
-/// Parent of a process: field 4 of its `stat` file.
-fn parent(proc: &std::os::fd::OwnedFd, pid: i32) -> Option<i32> {
-    let mut buffer = [0u8; 1024];
-    let n = super::common::read_at(proc, &format!("{pid}/stat"), &mut buffer).ok()?;
-    let stat = &buffer[..n];
-    let after_name = stat.iter().rposition(|&c| c == b')')? + 1;
-    std::str::from_utf8(stat.get(after_name..)?)
-        .ok()?
-        .split_ascii_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
 }
 
 /// A file that the workload runs or has mapped, held open.

@@ -12,15 +12,18 @@ use super::perf::OpenError;
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
 /// Most places of one link.
 pub const PLACES_MAX: usize = 512;
+/// Most CPUs that a kernel can be built for (`CONFIG_NR_CPUS`: 8,192 on x86-64, less elsewhere).
+const CPUS_MAX: usize = 8192;
 
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_LINK_CREATE: libc::c_int = 28;
-const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
 /// `bpf_map_lookup_elem` and `bpf_get_attach_cookie`.
@@ -124,6 +127,20 @@ unsafe fn bpf(command: libc::c_int, attributes: &Attributes) -> Result<libc::c_i
     }
 }
 
+/// CPUs that this kernel can have, by its own word (`0-7`); where it says nothing, as many as there is room for: what was never
+/// written is zero.
+fn possible_cpus() -> usize {
+    std::fs::read_to_string("/sys/devices/system/cpu/possible")
+        .ok()
+        .and_then(|text| last_cpu(&text))
+        .map_or(CPUS_MAX, |last| last.saturating_add(1).min(CPUS_MAX))
+}
+
+/// The last number of a list such as `0-3,8-11`.
+fn last_cpu(list: &str) -> Option<usize> {
+    list.trim().rsplit(['-', ',']).next()?.parse().ok()
+}
+
 /// One of the three commands that answer with a new descriptor.
 ///
 /// # Safety
@@ -158,12 +175,17 @@ fn verdict(directory: Option<Errno>, nobody: Option<Errno>) -> Result<(), OpenEr
     }
 }
 
-/// Counters by number, and the program that raises them.
+/// Counters by number, and the program that raises them. Each CPU has a counter of its own, so that a place that all of them
+/// reach at once costs no more than what the kernel itself needs for it; a reading is their sum.
 #[derive(Debug)]
 pub struct Counters {
     map: OwnedFd,
     program: OwnedFd,
     size: u32,
+    /// Where a reading goes: room for more CPUs than any kernel can be built for.
+    values: Mutex<Vec<u64>>,
+    /// So many of them are looked at.
+    cpus: usize,
 }
 
 /// Places that are being counted; dropping it removes the breakpoints (one wait of some 40 ms for all of them).
@@ -179,7 +201,7 @@ impl Counters {
     /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON, `Unsupported` on a kernel before 6.6.
     pub fn new(size: u32) -> Result<Self, OpenError> {
         let attributes = Attributes::new()
-            .u32(0, BPF_MAP_TYPE_ARRAY)
+            .u32(0, BPF_MAP_TYPE_PERCPU_ARRAY)
             .u32(4, 4)
             .u32(8, 8)
             .u32(12, size.max(1))
@@ -202,6 +224,8 @@ impl Counters {
             map,
             program,
             size: size.max(1),
+            values: Mutex::new(vec![0; CPUS_MAX]),
+            cpus: possible_cpus(),
         })
     }
 
@@ -268,15 +292,18 @@ impl Counters {
     /// # Errors
     /// As `bpf(2)`: `NOENT` for a number beyond the size.
     pub fn read(&self, number: u32) -> Result<u64, Errno> {
-        let mut value = 0u64;
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         let attributes = Attributes::new()
             .u32(0, self.map.as_raw_fd() as u32)
             .u64(8, (&raw const number) as u64)
-            .u64(16, (&raw mut value) as u64);
-        // SAFETY: a key of four bytes and room for a value of eight, the sizes that the map was made with.
+            .u64(16, values.as_mut_ptr() as u64);
+        // SAFETY: a key of four bytes, and room for values of eight bytes of as many CPUs as a kernel can be built for (it
+        // writes one for each CPU that there may be, one after another). Held by the lock.
         unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &attributes) }?;
-        // SAFETY: a live local; read anew, because the kernel wrote it behind the compiler's back.
-        Ok(unsafe { std::ptr::read_volatile(&raw const value) })
+        Ok(values.iter().take(self.cpus).fold(0u64, |sum, value| {
+            // SAFETY: an element of the vector; read anew, because the kernel wrote it behind the compiler's back.
+            sum.wrapping_add(unsafe { std::ptr::read_volatile(value) })
+        }))
     }
 }
 
@@ -290,6 +317,15 @@ mod tests {
         assert_eq!(code.len() % 8, 0);
         assert_eq!(code[2 * 8..2 * 8 + 8], [0x18, 0x11, 0, 0, 0x34, 0x12, 0, 0]);
         assert_eq!(code[code.len() - 8], 0x95);
+    }
+
+    #[test]
+    fn the_last_cpu_of_a_list_is_found() {
+        assert_eq!(last_cpu("0-7\n"), Some(7));
+        assert_eq!(last_cpu("0\n"), Some(0));
+        assert_eq!(last_cpu("0-3,8-11"), Some(11));
+        assert_eq!(last_cpu("\n"), None);
+        assert!((1..=CPUS_MAX).contains(&possible_cpus()));
     }
 
     #[test]

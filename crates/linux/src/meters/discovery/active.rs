@@ -3,7 +3,7 @@
 //! Probes are put on and taken off, and the program is looked at, by a thread of the point's own ([`turns`](super::turns)):
 //! the kernel may have to wait for the program's memory for either. Who reads the meter only adds up.
 
-use super::rehearsal::known_cost;
+use super::rehearsal::{known_cost, threads_of};
 use super::search::Found;
 use super::turns::{POINT, Probes, Shared, Turns, cpu_of, held};
 use crate::Root;
@@ -92,7 +92,7 @@ impl Active {
             executable,
             probes: Probes::new(found, counters.clone()),
             shared: shared.clone(),
-            hit_cost: known_cost().max(found.hit_cost),
+            hit_cost: known_cost(threads_of(root, &processes)).max(found.hit_cost),
             cost_max,
             duty,
             name: found.place.name.clone(),

@@ -3,7 +3,7 @@
 use super::super::code_file::{CodeFile, Mapping, mappings};
 use super::super::common::{fault, open_process};
 use super::image::Image;
-use super::strangers;
+use super::strangers::Strangers;
 use crate::Root;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_points::code::{Candidate, Function, Surroundings};
@@ -36,11 +36,12 @@ pub(super) struct Atlas {
     functions: BTreeMap<(usize, u64), Option<Function>>,
     frames: BTreeMap<(usize, u64, bool), Option<Frame>>,
     decoded: usize,
+    strangers: Strangers,
 }
 
 impl Atlas {
-    /// Reads what the processes have mapped.
-    pub(super) fn new(root: &Root, processes: &[ProcessId]) -> Self {
+    /// Reads what the processes have mapped. Files that `strangers` have mapped are left out.
+    pub(super) fn new(root: &Root, processes: &[ProcessId], strangers: Strangers) -> Self {
         Self {
             maps: processes.iter().map(|p| (*p, mappings(root, *p))).collect(),
             numbers: BTreeMap::new(),
@@ -49,6 +50,7 @@ impl Atlas {
             functions: BTreeMap::new(),
             frames: BTreeMap::new(),
             decoded: 0,
+            strangers,
         }
     }
 
@@ -103,7 +105,7 @@ impl Atlas {
             return *number;
         }
         let image = if self.images.len() < IMAGES_MAX {
-            open(root, workload, process, mapping)
+            open(root, workload, process, mapping, &self.strangers)
         } else {
             Err(format!("more than {IMAGES_MAX} files"))
         };
@@ -160,18 +162,22 @@ impl Atlas {
     }
 }
 
-fn open(root: &Root, workload: &Workload, process: ProcessId, mapping: &Mapping) -> Result<Image, String> {
+fn open(
+    root: &Root,
+    workload: &Workload,
+    process: ProcessId,
+    mapping: &Mapping,
+    strangers: &Strangers,
+) -> Result<Image, String> {
     let file = CodeFile::mapped(root, process, mapping)?;
+    strangers.allow_mapping(mapping, file.is_layered())?;
     let main = is_main(root, process, mapping);
-    if !main {
-        strangers::few(root, workload, mapping)?;
-    }
     let name = if main {
         workload.program.clone()
     } else {
         mapping.path.rsplit('/').next().unwrap_or_default().to_owned()
     };
-    Image::new(file, mapping.device_inode, name)
+    Image::new(file, mapping.device_inode, &mapping.path, name)
 }
 
 /// Whether a mapping is of the process's main executable.

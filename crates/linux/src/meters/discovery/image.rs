@@ -23,6 +23,8 @@ pub(super) struct Image {
     pub(super) file: Arc<CodeFile>,
     /// Of the mapping through which it was opened.
     pub(super) device_inode: ((u32, u32), u64),
+    /// As the process sees it.
+    pub(super) path: String,
     /// Its name without directories, for people.
     pub(super) name: String,
     segments: Vec<Segment>,
@@ -36,7 +38,12 @@ impl Image {
     ///
     /// # Errors
     /// A sentence: it is no executable of x86-64, or does not tell where its functions begin and end.
-    pub(super) fn new(file: CodeFile, device_inode: ((u32, u32), u64), name: String) -> Result<Self, String> {
+    pub(super) fn new(
+        file: CodeFile,
+        device_inode: ((u32, u32), u64),
+        path: &str,
+        name: String,
+    ) -> Result<Self, String> {
         let outline = Outline::read(file.file()).map_err(|e| format!("{name}: {e}"))?;
         if !outline.x86_64 {
             return Err(format!(
@@ -53,6 +60,7 @@ impl Image {
         Ok(Self {
             file: Arc::new(file),
             device_inode,
+            path: path.to_owned(),
             name,
             segments,
             functions,
@@ -176,7 +184,7 @@ mod tests {
     }
 
     fn own() -> Option<Image> {
-        let found = CodeFile::own().and_then(|file| Image::new(file, ((0, 0), 0), "own".to_owned()));
+        let found = CodeFile::own().and_then(|file| Image::new(file, ((0, 0), 0), "/own", "own".to_owned()));
         match found {
             Ok(own) => Some(own),
             Err(why) => {

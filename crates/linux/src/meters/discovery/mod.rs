@@ -151,7 +151,9 @@ impl MeterKind for Points {
                 };
                 MeterCandidate {
                     // The point and its witness.
-                    cost_per_count: Nanoseconds::from_secs_f64(2.0 * rehearsal::known_cost()),
+                    cost_per_count: Nanoseconds::from_secs_f64(
+                        2.0 * rehearsal::known_cost(rehearsal::threads_of(root, &workload.processes)),
+                    ),
                     ..usable(ID, MeterClass::Points, &unit)
                 }
             }

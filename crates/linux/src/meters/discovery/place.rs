@@ -13,6 +13,8 @@ pub(super) struct Place {
     pub(super) file: Arc<CodeFile>,
     /// Of the mapping through which the file was opened.
     pub(super) device_inode: ((u32, u32), u64),
+    /// Path of the file as the process sees it.
+    pub(super) path: String,
     /// Offset of the instruction.
     pub(super) offset: u64,
     /// For people: `redis-server+0x85333`.

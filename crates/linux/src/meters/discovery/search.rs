@@ -8,8 +8,8 @@ use super::super::common::PROCESSES_MAX;
 use super::atlas::{Atlas, Frame};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
-use super::rehearsal::rehearse;
-use super::strangers::tracer_of;
+use super::rehearsal::{rehearse, threads_of};
+use super::strangers::{Strangers, standing_still, tracer_of};
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -180,7 +180,6 @@ impl<'a> Search<'a> {
         limits: Limits,
         stop: &'a AtomicBool,
     ) -> Result<Self, String> {
-        let hit_cost = rehearse()?;
         let counters = Counters::new(CANDIDATES_MAX as u32).map_err(|e| refusal(&e))?;
         let mut subjects = Vec::new();
         for process in workload.processes.iter().take(PROCESSES_MAX) {
@@ -200,6 +199,14 @@ impl<'a> Search<'a> {
             return Err(format!(
                 "it has {} processes; points are looked for in programs of at most {LINKS_MAX}",
                 subjects.len()
+            ));
+        }
+        let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
+        let hit_cost = rehearse(threads_of(root, &processes))?;
+        if let Some((process, thread)) = standing_still(root, &processes) {
+            return Err(format!(
+                "thread {thread} of process {process} waits for a device and does not go on: counting could begin only when it \
+                 does; it is tried again later"
             ));
         }
         Ok(Self {
@@ -281,7 +288,8 @@ impl<'a> Search<'a> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         let threads = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
-        let atlas = Atlas::new(self.root, &processes);
+        let strangers = Strangers::look(self.root, self.workload)?;
+        let atlas = Atlas::new(self.root, &processes, strangers);
         let traces = self.sample(&threads, &atlas)?;
         self.samples = traces.len();
         // Over the sampling, too: the longer the better.
@@ -635,6 +643,7 @@ impl<'a> Search<'a> {
         Some(Place {
             file: image.file.clone(),
             device_inode: image.device_inode,
+            path: image.path.clone(),
             offset: spot.offset,
             name: format!("{}+{:#x}", image.name, spot.offset),
         })

@@ -8,7 +8,7 @@ use super::super::code_file::executable;
 use super::active::{DUTY_MIN, Lost, failed};
 use super::place::{Patched, Place};
 use super::search::Found;
-use super::strangers::status;
+use super::strangers::{Strangers, standing_still, status};
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -48,7 +48,8 @@ const RATIO_TURNS: usize = 12;
 const SILENT_MAX: u32 = 5;
 /// It worked when it used so much CPU time while it was counted (seconds).
 const WORKED: f64 = 0.02;
-/// Turns between two looks at who traces its processes, and at whether the code in memory is still that of the file.
+/// Turns between two looks at who else uses its files, at what stands still in it, and at whether the code in memory is still
+/// that of the file.
 const STRANGERS_EVERY: u64 = 16;
 
 /// What the thread has found out.
@@ -176,6 +177,15 @@ impl Probes {
         }
         if self.links.is_empty() {
             return Err(failed(OpenError::Vanished));
+        }
+        Ok(())
+    }
+
+    /// Whether its files are still such that counting in them concerns nobody else, and gives nobody anything.
+    fn allowed(&self, strangers: &Strangers) -> Result<(), String> {
+        for (place, _) in &self.places {
+            strangers.allow(&place.device_inode, &place.path, place.file.is_layered())?;
+            place.file.still_plain(&place.path)?;
         }
         Ok(())
     }
@@ -441,12 +451,13 @@ impl Turns {
                 target: format!("process {}", self.main),
             })
         };
-        let now = status(&self.root, self.main, "status").ok_or_else(vanished)?;
-        if let Some(tracer) = now.tracer {
-            return changed(format!(
-                "process {tracer} has begun to trace process {}: the probes were removed",
-                self.main
-            ));
+        status(&self.root, self.main, "status").ok_or_else(vanished)?;
+        for process in workload.processes.iter().take(PROCESSES_MAX) {
+            if let Some(tracer) = status(&self.root, *process, "status").and_then(|s| s.tracer) {
+                return changed(format!(
+                    "process {tracer} has begun to trace process {process}: the probes were removed"
+                ));
+            }
         }
         match executable(&self.root, self.main) {
             None => return Err(vanished()),
@@ -459,14 +470,13 @@ impl Turns {
             return Ok(());
         }
         self.probes.compared.clear();
-        for process in workload.processes.iter().take(PROCESSES_MAX) {
-            if let Some(tracer) = status(&self.root, *process, "status").and_then(|s| s.tracer) {
-                return changed(format!(
-                    "process {tracer} has begun to trace process {process}: the probes were removed"
-                ));
-            }
+        if let Some((process, thread)) = standing_still(&self.root, &workload.processes) {
+            return changed(format!(
+                "thread {thread} of process {process} waits for a device and does not go on: the probes were removed"
+            ));
         }
-        Ok(())
+        let strangers = Strangers::look(&self.root, workload).map_err(Lost::Changed)?;
+        self.probes.allowed(&strangers).map_err(Lost::Changed)
     }
 }
 
