@@ -7,10 +7,11 @@
 //! that descriptor, and named to the kernel by the same descriptor (`/proc/self/fd/N`).
 
 use super::common::{fault, is_ordinary_storage, open_process, read_at};
+use super::patient::patiently;
 use crate::Root;
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -18,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 /// Most that is read of a list of mappings.
-const MAPS_MAX: usize = 4 * 1024 * 1024;
+pub(super) const MAPS_MAX: usize = 4 * 1024 * 1024;
 /// Bytes of code that are compared between memory and file at a place that is to be counted.
 pub(super) const COMPARED: usize = 16;
 /// Breakpoint instruction of x86-64.
@@ -78,23 +79,52 @@ fn mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-/// Code that a process has mapped; empty when it cannot be read.
+/// Code that a process has mapped; empty when it cannot be read, or not in time.
 pub(super) fn mappings(root: &Root, process: ProcessId) -> Vec<Mapping> {
     open_process(root, process)
         .ok()
-        .and_then(|dir| text_of(&dir, "maps", MAPS_MAX))
+        .map(|dir| mapped_code(process, dir))
+        .unwrap_or_default()
+}
+
+/// The first piece of code that a process has mapped of the program that it runs.
+///
+/// # Errors
+/// A sentence: it cannot be seen.
+pub(super) fn own_code(root: &Root, process: ProcessId) -> Result<Mapping, String> {
+    let dir = open_process(root, process).map_err(|e| e.to_string())?;
+    let program = rustix::fs::readlinkat(&dir, "exe", Vec::new()).map_err(|e| {
+        format!("the executable of process {process} cannot be looked at: {e}; run homeostat as root")
+    })?;
+    mapped_code(process, dir)
+        .into_iter()
+        .find(|m| m.path.as_bytes() == program.to_bytes())
+        .ok_or_else(|| {
+            format!(
+                "process {process} has no code of the program that it runs mapped, as far as can be seen; run homeostat as root"
+            )
+        })
+}
+
+fn mapped_code(process: ProcessId, dir: OwnedFd) -> Vec<Mapping> {
+    patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
+        .ok()
+        .and_then(Result::ok)
         .map(|text| code_mappings(&text))
         .unwrap_or_default()
 }
 
 /// The text of a file of a directory, as far as that many bytes.
-pub(super) fn text_of(dir: impl AsFd, name: &str, most: usize) -> Option<String> {
+///
+/// # Errors
+/// As of open(2) and read(2).
+pub(super) fn text_of(dir: impl AsFd, name: &str, most: usize) -> Result<String, Errno> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let n = read_at(&dir, name, &mut buffer).ok()?;
+        let n = read_at(&dir, name, &mut buffer)?;
         if n < buffer.len() || n >= most {
             buffer.truncate(n);
-            return Some(String::from_utf8_lossy(&buffer).into_owned());
+            return Ok(String::from_utf8_lossy(&buffer).into_owned());
         }
         buffer.resize(n * 2, 0);
     }
@@ -102,9 +132,15 @@ pub(super) fn text_of(dir: impl AsFd, name: &str, most: usize) -> Option<String>
 
 /// Device and inode of the file that a process runs.
 pub(super) fn executable(root: &Root, process: ProcessId) -> Option<(u64, u64)> {
-    let dir = open_process(root, process).ok()?;
-    let stat = rustix::fs::statat(&dir, "exe", AtFlags::empty()).ok()?;
-    Some((stat.st_dev, stat.st_ino))
+    executable_at(open_process(root, process).ok()?)
+}
+
+/// The same, by the directory of the process. What is known of the file is enough: storage that somebody answers for is not
+/// asked for it.
+pub(super) fn executable_at(dir: impl AsFd) -> Option<(u64, u64)> {
+    let stat = rustix::fs::statx(dir, "exe", AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Some((device, stat.stx_ino))
 }
 
 /// A file with code, open as long as anything is counted in it.
@@ -129,7 +165,7 @@ impl CodeFile {
     pub(super) fn executable(root: &Root, process: ProcessId) -> Result<Self, String> {
         let dir = open_process(root, process).map_err(|e| e.to_string())?;
         let name = format!("the executable of process {process}");
-        Self::open(&dir, "exe", &name)
+        patiently(process.pid, move || Self::open(&dir, "exe", &name))?
     }
 
     /// The file behind a mapping of a process: what is mapped, whatever lies under that name by now.
@@ -139,7 +175,8 @@ impl CodeFile {
     pub(super) fn mapped(root: &Root, process: ProcessId, mapping: &Mapping) -> Result<Self, String> {
         let dir = open_process(root, process).map_err(|e| e.to_string())?;
         let at = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
-        let this = Self::open(&dir, &at, &mapping.path)?;
+        let path = mapping.path.clone();
+        let this = patiently(process.pid, move || Self::open(&dir, &at, &path))??;
         let device = (
             rustix::fs::major(this.identity.0),
             rustix::fs::minor(this.identity.0),
@@ -230,7 +267,7 @@ impl CodeFile {
         (self.identity, self.state.0, self.state.1)
     }
 
-    /// Whether who else runs it cannot be told.
+    /// Whether it lies on a file system that shows one file as several.
     pub(super) fn is_layered(&self) -> bool {
         self.layered
     }
@@ -293,9 +330,7 @@ impl Memory {
         let file = rustix::fs::openat(&dir, "mem", flags, Mode::empty())
             .map(File::from)
             .map_err(|e| fault(e, &target, &format!("reading the memory of {target}")))?;
-        let mappings = text_of(&dir, "maps", MAPS_MAX)
-            .map(|text| code_mappings(&text))
-            .unwrap_or_default();
+        let mappings = mapped_code(process, dir);
         Ok(Self { file, mappings })
     }
 
@@ -452,12 +487,21 @@ nonsense
             eprintln!("skipped: {why}");
             return;
         }
+        // What was opened while it gave none is looked at again.
+        let opened = open("program").unwrap();
+        assert_eq!(opened.still_plain("program"), Ok(()));
         for mode in [0o4755, 0o2755, 0o6711] {
             std::fs::set_permissions(
                 directory.path().join("program"),
                 std::fs::Permissions::from_mode(mode),
             )
             .unwrap();
+            assert!(
+                opened
+                    .still_plain("program")
+                    .unwrap_err()
+                    .contains("program gives privileges")
+            );
             let why = open("program").unwrap_err();
             assert!(why.contains("gives privileges"), "{mode:o}: {why}");
         }

@@ -2,6 +2,7 @@
 
 mod code_file;
 pub(crate) mod common;
+mod concern;
 mod connection;
 mod discovery;
 mod elf;
@@ -13,7 +14,9 @@ mod known;
 mod listeners;
 mod memcached;
 pub(crate) mod parsers;
+mod patient;
 mod points;
+mod probing;
 mod processor;
 mod progress;
 mod prometheus;

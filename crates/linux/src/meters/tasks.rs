@@ -7,6 +7,8 @@
 
 use super::code_file::CodeFile;
 use super::common::{PROCESSES_MAX, numbers_in, open_process};
+use super::concern::Files;
+use super::concern::keeper::Held;
 use crate::Root;
 use crate::sensors::counters::ERROR_MAX;
 use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_background};
@@ -93,6 +95,8 @@ pub(super) struct TaskCounters {
     limits: Limits,
     attached: BTreeMap<ProcessId, Vec<Counter>>,
     ended: f64,
+    /// Files with breakpoints of these counters, which are taken off with care.
+    files: Option<Files>,
 }
 
 impl TaskCounters {
@@ -103,12 +107,34 @@ impl TaskCounters {
         events: Vec<Counted>,
         limits: Limits,
     ) -> Result<Self, PlatformError> {
+        Self::open_with(root, workload, events, limits, None)
+    }
+
+    /// The same, of probes in these files: none is taken off while somebody stands still whom the kernel would wait for.
+    pub(super) fn open_probes(
+        root: &Root,
+        workload: &Workload,
+        events: Vec<Counted>,
+        limits: Limits,
+        files: &Files,
+    ) -> Result<Self, PlatformError> {
+        Self::open_with(root, workload, events, limits, Some(files.clone()))
+    }
+
+    fn open_with(
+        root: &Root,
+        workload: &Workload,
+        events: Vec<Counted>,
+        limits: Limits,
+        files: Option<Files>,
+    ) -> Result<Self, PlatformError> {
         let mut counters = Self {
             root: root.clone(),
             events,
             limits,
             attached: BTreeMap::new(),
             ended: 0.0,
+            files,
         };
         counters.attach(workload, usize::MAX)?;
         if counters.attached.is_empty() {
@@ -117,6 +143,16 @@ impl TaskCounters {
             });
         }
         Ok(counters)
+    }
+
+    fn close(&self, counters: Vec<Counter>) {
+        match &self.files {
+            None => close_in_background(counters),
+            Some(files) => {
+                let processes: Vec<ProcessId> = self.attached.keys().copied().collect();
+                close_with_care(&self.root, files, &processes, counters);
+            }
+        }
     }
 
     fn attach(&mut self, workload: &Workload, limit: usize) -> Result<(), PlatformError> {
@@ -162,7 +198,7 @@ impl TaskCounters {
                     Ok(counter) => counters.push(counter),
                     Err(PlatformError::Vanished { .. }) => {}
                     Err(e) => {
-                        close_in_background(counters);
+                        self.close(counters);
                         return Err(e);
                     }
                 }
@@ -175,8 +211,34 @@ impl TaskCounters {
         }
     }
 
-    /// Sum over all counters, those of ended processes included.
+    /// Sum over all counters, those of ended processes included; new processes are counted from now on.
     pub(super) fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        self.drop_ended(workload)?;
+        self.attach_new(workload)?;
+        self.sum()
+    }
+
+    /// The same; new processes are not counted.
+    pub(super) fn read_attached(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        self.drop_ended(workload)?;
+        self.sum()
+    }
+
+    /// Whether processes of the workload are not counted.
+    pub(super) fn lacks(&self, workload: &Workload) -> bool {
+        workload.processes.iter().any(|p| !self.attached.contains_key(p))
+    }
+
+    /// Counts new processes from now on, some of them at a time.
+    pub(super) fn attach_new(&mut self, workload: &Workload) -> Result<(), PlatformError> {
+        // When the limit is reached the rest is not counted; the engine sees it as a meter out of proportion.
+        match self.attach(workload, self.limits.attach) {
+            Ok(()) | Err(PlatformError::Unsupported { .. } | PlatformError::Busy { .. }) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn drop_ended(&mut self, workload: &Workload) -> Result<(), PlatformError> {
         let gone: Vec<ProcessId> = self
             .attached
             .keys()
@@ -190,15 +252,14 @@ impl TaskCounters {
                 close.extend(counters);
             }
         }
-        close_in_background(close);
-        // When the limit is reached the rest is not counted; the engine sees it as a meter out of proportion.
-        match self.attach(workload, self.limits.attach) {
-            Ok(()) | Err(PlatformError::Unsupported { .. } | PlatformError::Busy { .. }) => {}
-            Err(e) => return Err(e),
-        }
+        self.close(close);
+        Ok(())
+    }
+
+    fn sum(&self) -> Result<f64, PlatformError> {
         if self.attached.is_empty() {
             return Err(PlatformError::Vanished {
-                target: workload.id.to_string(),
+                target: "the workload".to_owned(),
             });
         }
         let mut total = self.ended;
@@ -211,12 +272,8 @@ impl TaskCounters {
 
 impl Drop for TaskCounters {
     fn drop(&mut self) {
-        close_in_background(
-            std::mem::take(&mut self.attached)
-                .into_values()
-                .flatten()
-                .collect(),
-        );
+        let counters: Vec<Counter> = self.attached.values_mut().flat_map(std::mem::take).collect();
+        self.close(counters);
     }
 }
 
@@ -244,29 +301,62 @@ fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
     Ok(total)
 }
 
+/// Takes probes off on a thread of its own, when nobody stands still who would have to be waited for. They stop counting at once.
+fn close_with_care(root: &Root, files: &Files, processes: &[ProcessId], counters: Vec<Counter>) {
+    if counters.is_empty() {
+        return;
+    }
+    for counter in &counters {
+        counter.disable();
+    }
+    let held = Held::new(root, files, processes, counters);
+    // When no thread can be made, they are let go of here: slower, not wrong.
+    let _ = std::thread::Builder::new()
+        .name("perf-close".to_owned())
+        .stack_size(256 * 1024)
+        .spawn(move || drop(held));
+}
+
 /// Counters on every CPU, for whatever runs there.
-pub(super) struct CpuCounters(Vec<Counter>);
+pub(super) struct CpuCounters {
+    counters: Vec<Counter>,
+    root: Root,
+    files: Files,
+    processes: Vec<ProcessId>,
+}
 
 impl CpuCounters {
-    /// One for each event on each online CPU.
-    pub(super) fn open(cpus: &[u32], events: &[Counted]) -> Result<Self, PlatformError> {
-        let mut counters = Self(Vec::new());
+    /// One for each event on each online CPU, of probes in these files of these processes.
+    pub(super) fn open_probes(
+        root: &Root,
+        workload: &Workload,
+        events: &[Counted],
+        files: &Files,
+    ) -> Result<Self, PlatformError> {
+        let cpus = online_cpus(root);
+        let mut this = Self {
+            counters: Vec::new(),
+            root: root.clone(),
+            files: files.clone(),
+            processes: workload.processes.clone(),
+        };
         for cpu in cpus {
             for event in events {
-                counters.0.push(event.open(Scope::Cpu(*cpu))?);
+                this.counters.push(event.open(Scope::Cpu(cpu))?);
             }
         }
-        Ok(counters)
+        Ok(this)
     }
 
     pub(super) fn read(&self) -> Result<f64, PlatformError> {
-        sum(&self.0)
+        sum(&self.counters)
     }
 }
 
 impl Drop for CpuCounters {
     fn drop(&mut self) {
-        close_in_background(std::mem::take(&mut self.0));
+        let counters = std::mem::take(&mut self.counters);
+        close_with_care(&self.root, &self.files, &self.processes, counters);
     }
 }
 

@@ -8,14 +8,21 @@
 //! * one counter per CPU, which counts every process that runs the file: only when no process outside the
 //!   workload runs it. That is checked at the opening and again every 16 readings.
 //!
+//! A probe is put on and taken off by a thread of its own ([`probing`](super::probing)), and only when that holds up nobody
+//! ([`concern`](super::concern)). In a function that is known nothing is counted while others have the file mapped; in one that a
+//! person names, others are looked at like the workload.
+//!
 //! Whether the place is reached at all (a function may be inlined) is judged from the readings.
 
-use super::code_file::{CodeFile, mappings};
+use super::code_file::{CodeFile, Mapping, executable_at, mappings, own_code};
 use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, parent, refused, usable};
-use super::discovery::has_shadow_stack;
+use super::concern::census::Census;
+use super::concern::threads::has_shadow_stack;
+use super::concern::{Files, Others, Target};
 use super::elf::{self, ElfError, Site, Symbol};
 use super::points::{KnownPoint, Place, known_points};
-use super::tasks::{Counted, CpuCounters, Limits, TaskCounters, online_cpus, threads};
+use super::probing::{Plan, Probing};
+use super::tasks::{Counted, Limits, online_cpus, threads};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
@@ -36,8 +43,6 @@ const LIMITS: Limits = Limits {
 };
 /// Most counters when each CPU has its own.
 const CPU_COUNTERS_MAX: usize = 1024;
-/// Readings between two looks at who else runs the file.
-const EXCLUSIVE_CHECK_EVERY: u32 = 16;
 /// Most processes looked at in that.
 const SCAN_MAX: usize = 100_000;
 /// Most answers kept about files.
@@ -189,7 +194,10 @@ impl Uprobe {
                     Place::Function(_) | Place::StaticProbe(..) => plain,
                 };
                 let way = Way::choose(root, workload, &binary, &sites);
-                (id, way.and_then(|_| source(root)).map(|_| cost(&sites)))
+                let ready = way
+                    .and_then(|_| alone(workload, &binary))
+                    .and_then(|()| source(root));
+                (id, ready.map(|_| cost(&sites)))
             }
             Err(why) => (plain, Err(why)),
         };
@@ -285,25 +293,40 @@ impl MeterKind for Uprobe {
             way,
             source,
         } = self.prepare(root, workload, id.as_str())?;
-        let file = binary.file.clone();
         let events: Vec<Counted> = sites
             .iter()
             .map(|s| Counted::Uprobe {
                 source,
-                file: file.clone(),
+                file: binary.file.clone(),
                 offset: s.offset,
                 semaphore: s.semaphore,
             })
             .collect();
-        Ok(match way {
-            Way::Threads => Box::new(ThreadMeter(TaskCounters::open(root, workload, events, LIMITS)?)),
-            Way::Cpus => Box::new(CpuMeter {
-                root: root.clone(),
-                counters: CpuCounters::open(&online_cpus(root), &events)?,
-                file: binary.state.0,
-                readings: 0,
-            }),
-        })
+        let named = self.settings.configured_for(workload).contains(&id.as_str());
+        let plan = Plan {
+            id: id.to_string(),
+            files: Files {
+                targets: vec![binary.target()],
+                others: if named { Others::LookedAt } else { Others::None },
+                pages: events.len() as u64,
+            },
+            events,
+            threads: (way == Way::Threads).then_some(LIMITS),
+            program: binary.state.0,
+        };
+        Ok(Box::new(Probing::begin(root, workload, plan)?))
+    }
+}
+
+/// Whether, by the last look at all processes, nobody else has the file mapped. Before it is opened it is looked anew.
+fn alone(workload: &Workload, binary: &Binary) -> Result<(), String> {
+    let Some(census) = Census::last() else {
+        return Ok(());
+    };
+    let family = census.family(&workload.processes);
+    match census.allow(&family, &binary.mapping.device_inode, &binary.mapping.path) {
+        Err(super::concern::Refusal::Lasting(why)) => Err(why),
+        Ok(()) | Err(super::concern::Refusal::Now(_)) => Ok(()),
     }
 }
 
@@ -417,18 +440,14 @@ impl Way {
 pub(super) fn stranger_of(root: &Root, workload: &Workload, file: (u64, u64)) -> Option<i32> {
     let mut own: Vec<i32> = workload.processes.iter().map(|p| p.pid).collect();
     own.sort_unstable();
-    let proc = rustix::fs::open(
-        root.path("/proc"),
-        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .ok()?;
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let proc = rustix::fs::open(root.path("/proc"), flags, rustix::fs::Mode::empty()).ok()?;
     let (pids, _) = super::common::numbers_in(&proc, ".", SCAN_MAX).ok()?;
     pids.into_iter()
         .filter(|pid| own.binary_search(pid).is_err())
         .find(|pid| {
-            rustix::fs::statat(&proc, format!("{pid}/exe"), rustix::fs::AtFlags::empty())
-            .is_ok_and(|s| (s.st_dev, s.st_ino) == file)
+            let dir = rustix::fs::openat(&proc, pid.to_string(), flags, rustix::fs::Mode::empty());
+            dir.is_ok_and(|dir| executable_at(dir) == Some(file))
             // A process that this workload has just forked belongs to it, though no scan has seen it yet.
             && parent(&proc, *pid).is_none_or(|p| own.binary_search(&p).is_err())
         })
@@ -438,16 +457,27 @@ pub(super) fn stranger_of(root: &Root, workload: &Workload, file: (u64, u64)) ->
 struct Binary {
     file: Arc<CodeFile>,
     state: FileState,
+    /// A piece of it that the workload has mapped.
+    mapping: Mapping,
     /// The main executable, not a library.
     is_main: bool,
 }
 
 impl Binary {
-    fn new(file: CodeFile, is_main: bool) -> Self {
+    fn new(file: CodeFile, mapping: Mapping, is_main: bool) -> Self {
         Self {
             state: file.state(),
             file: Arc::new(file),
+            mapping,
             is_main,
+        }
+    }
+
+    fn target(&self) -> Target {
+        Target {
+            device_inode: self.mapping.device_inode,
+            path: self.mapping.path.clone(),
+            file: self.file.clone(),
         }
     }
 
@@ -465,7 +495,8 @@ impl Binary {
     /// The main executable, even when its file was removed since.
     fn main(root: &Root, workload: &Workload) -> Result<Self, String> {
         let process = Self::process(root, workload)?;
-        Ok(Self::new(CodeFile::executable(root, process)?, true))
+        let file = CodeFile::executable(root, process)?;
+        Ok(Self::new(file, own_code(root, process)?, true))
     }
 
     /// The file that an id names: the main executable by name or path, or a mapped library.
@@ -488,39 +519,8 @@ impl Binary {
                      libraries, and run homeostat as root"
                 )
             })?;
-        Ok(Self::new(CodeFile::mapped(root, process, &mapping)?, false))
-    }
-}
-
-struct ThreadMeter(TaskCounters);
-
-impl Meter for ThreadMeter {
-    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        self.0.read(workload)
-    }
-}
-
-struct CpuMeter {
-    root: Root,
-    counters: CpuCounters,
-    /// Device and inode.
-    file: (u64, u64),
-    readings: u32,
-}
-
-impl Meter for CpuMeter {
-    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        self.readings = self.readings.wrapping_add(1);
-        if self.readings.is_multiple_of(EXCLUSIVE_CHECK_EVERY)
-            && let Some(pid) = stranger_of(&self.root, workload, self.file)
-        {
-            return Err(PlatformError::Vanished {
-                target: format!(
-                    "the workload's sole use of its program (process {pid} runs it too), so its meter"
-                ),
-            });
-        }
-        self.counters.read()
+        let file = CodeFile::mapped(root, process, &mapping)?;
+        Ok(Self::new(file, mapping, false))
     }
 }
 

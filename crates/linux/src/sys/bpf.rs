@@ -127,13 +127,10 @@ unsafe fn bpf(command: libc::c_int, attributes: &Attributes) -> Result<libc::c_i
     }
 }
 
-/// CPUs that this kernel can have, by its own word (`0-7`); where it says nothing, as many as there is room for: what was never
-/// written is zero.
-fn possible_cpus() -> usize {
-    std::fs::read_to_string("/sys/devices/system/cpu/possible")
-        .ok()
-        .and_then(|text| last_cpu(&text))
-        .map_or(CPUS_MAX, |last| last.saturating_add(1).min(CPUS_MAX))
+/// CPUs that this kernel can have, by its own word (`0-7`): for each of them it writes a counter. `None`: it does not say, or has
+/// more than there is room for.
+fn possible_cpus(list: &str) -> Option<usize> {
+    last_cpu(list)?.checked_add(1).filter(|cpus| *cpus <= CPUS_MAX)
 }
 
 /// The last number of a list such as `0-3,8-11`.
@@ -198,8 +195,13 @@ impl Counters {
     /// `size` counters, all zero.
     ///
     /// # Errors
-    /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON, `Unsupported` on a kernel before 6.6.
+    /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON, `Unsupported` on a kernel before 6.6, and where
+    /// there can be more CPUs than a reading has room for.
     pub fn new(size: u32) -> Result<Self, OpenError> {
+        let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")
+            .ok()
+            .and_then(|text| possible_cpus(&text))
+            .ok_or(OpenError::Unsupported(Errno::TOOBIG))?;
         let attributes = Attributes::new()
             .u32(0, BPF_MAP_TYPE_PERCPU_ARRAY)
             .u32(4, 4)
@@ -225,7 +227,7 @@ impl Counters {
             program,
             size: size.max(1),
             values: Mutex::new(vec![0; CPUS_MAX]),
-            cpus: possible_cpus(),
+            cpus,
         })
     }
 
@@ -325,7 +327,11 @@ mod tests {
         assert_eq!(last_cpu("0\n"), Some(0));
         assert_eq!(last_cpu("0-3,8-11"), Some(11));
         assert_eq!(last_cpu("\n"), None);
-        assert!((1..=CPUS_MAX).contains(&possible_cpus()));
+        assert_eq!(possible_cpus("0-7\n"), Some(8));
+        assert_eq!(possible_cpus("0-8191"), Some(CPUS_MAX));
+        // There would be no room for what the kernel writes.
+        assert_eq!(possible_cpus("0-8192"), None);
+        assert_eq!(possible_cpus(""), None);
     }
 
     #[test]

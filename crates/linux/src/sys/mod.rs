@@ -7,6 +7,7 @@ pub mod cache;
 #[cfg(test)]
 pub mod counted;
 pub mod fanotify;
+pub mod internal_files;
 pub mod memory;
 pub mod moves;
 pub mod numa;

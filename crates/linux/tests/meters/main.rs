@@ -23,6 +23,7 @@ use homeostat_platform::PlatformError;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Identity of a running process.
 fn process(pid: u32) -> ProcessId {
@@ -95,7 +96,31 @@ impl Meters {
                 last = Some(kind.open(&Root::default(), w, &MeterId::from(id)));
             }
         }
-        last.unwrap_or_else(|| panic!("no candidate {id}"))
+        let mut meter = last.unwrap_or_else(|| panic!("no candidate {id}"))?;
+        if id.starts_with("uprobe:") || id.starts_with("usdt:") {
+            // Its probes are put on by a thread of its own.
+            let begun = Instant::now();
+            while let Err(e) = meter.read(w) {
+                if !matches!(e, PlatformError::Busy { .. }) || begun.elapsed() > Duration::from_secs(120) {
+                    return Err(e);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(meter)
+    }
+}
+
+/// What a meter says as soon as it is not busy with something else.
+fn reading(meter: &mut dyn Meter, w: &Workload) -> Result<f64, PlatformError> {
+    let begun = Instant::now();
+    loop {
+        match meter.read(w) {
+            Err(PlatformError::Busy { .. }) if begun.elapsed() < Duration::from_secs(120) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 //! work; what only waits is never taken.
 
 use super::*;
-use std::time::{Duration, Instant};
 
 /// `work`: units of some tens of microseconds, counted in the file that it is given. `spin`: two threads wait for each
 /// other and for nothing else.
@@ -156,9 +155,17 @@ fn points_are_not_looked_for_when_a_person_says_no() {
     assert!(why.contains("meters.progress_points = false"), "{why}");
 }
 
+/// As a person sets it who wants points to be looked for.
+fn wanted() -> MeterSettings {
+    MeterSettings {
+        progress_points: true,
+        ..MeterSettings::default()
+    }
+}
+
 fn points() -> Box<dyn MeterKind> {
     let own = workload("test", &[std::process::id()]);
-    kinds(&MeterSettings::default())
+    kinds(&wanted())
         .into_iter()
         .find_map(|mut kind| {
             let mine = kind
@@ -340,7 +347,7 @@ fn the_platform_opens_a_meter_that_has_to_be_found_first() {
     let file = directory.path().join("count");
     let victim = Victim(Command::new(&program).arg("work").arg(&file).spawn().unwrap());
     let pid = victim.0.id() as i32;
-    let mut platform = LinuxPlatform::with_meters(Root::default(), &MeterSettings::default());
+    let mut platform = LinuxPlatform::with_meters(Root::default(), &wanted());
     let snapshot = platform
         .sample(&SampleRequest {
             scan: true,

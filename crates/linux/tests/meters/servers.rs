@@ -3,7 +3,6 @@
 use super::*;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 struct Server {
     child: Child,

@@ -3,6 +3,8 @@
 //! Probes are put on and taken off, and the program is looked at, by a thread of the point's own ([`turns`](super::turns)):
 //! the kernel may have to wait for the program's memory for either. Who reads the meter only adds up.
 
+use super::children::Children;
+use super::debt::Debt;
 use super::rehearsal::{known_cost, threads_of};
 use super::search::Found;
 use super::turns::{POINT, Probes, Shared, Turns, cpu_of, held};
@@ -24,6 +26,8 @@ pub(super) enum Lost {
     Vanished(PlatformError),
     /// The point does not mean what it meant.
     Changed(String),
+    /// Nothing may be counted now; it is looked at again in the next turn.
+    Paused(String),
 }
 
 /// A point and its witness, being counted.
@@ -90,7 +94,7 @@ impl Active {
             root: root.clone(),
             main,
             executable,
-            probes: Probes::new(found, counters.clone()),
+            probes: Probes::new(root, found, counters.clone()),
             shared: shared.clone(),
             hit_cost: known_cost(threads_of(root, &processes)).max(found.hit_cost),
             cost_max,
@@ -98,6 +102,10 @@ impl Active {
             name: found.place.name.clone(),
             cpus: found.cpus,
             watch: super::turns::Watch::default(),
+            children: Children::default(),
+            debt: Debt::default(),
+            paused: None,
+            compared: None,
             number: 0,
         };
         let (stop, stopped) = std::sync::mpsc::channel();
@@ -127,6 +135,9 @@ impl Active {
             }
             if tally.workload.processes != workload.processes {
                 tally.workload = workload.clone();
+            }
+            if let Some(why) = &tally.paused {
+                return Err(Lost::Paused(why.clone()));
             }
             if !tally.begun {
                 return Ok(None);

@@ -2,12 +2,14 @@
 
 use super::super::code_file::{CodeFile, Mapping, mappings};
 use super::super::common::{fault, open_process};
+use super::super::concern::Refusal;
+use super::super::concern::census::{Census, Family};
 use super::image::Image;
-use super::strangers::Strangers;
 use crate::Root;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_points::code::{Candidate, Function, Surroundings};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Most code that is taken apart in one search, in bytes: a program may be made to have functions without end.
 const CODE_MAX: usize = 4 * 1024 * 1024;
@@ -36,12 +38,15 @@ pub(super) struct Atlas {
     functions: BTreeMap<(usize, u64), Option<Function>>,
     frames: BTreeMap<(usize, u64, bool), Option<Frame>>,
     decoded: usize,
-    strangers: Strangers,
+    census: Arc<Census>,
+    family: Family,
+    /// A file was left out for a reason that may pass.
+    pub(super) passing: bool,
 }
 
 impl Atlas {
-    /// Reads what the processes have mapped. Files that `strangers` have mapped are left out.
-    pub(super) fn new(root: &Root, processes: &[ProcessId], strangers: Strangers) -> Self {
+    /// Reads what the processes have mapped. Files that others than they have mapped, by this census, are left out.
+    pub(super) fn new(root: &Root, processes: &[ProcessId], census: Arc<Census>) -> Self {
         Self {
             maps: processes.iter().map(|p| (*p, mappings(root, *p))).collect(),
             numbers: BTreeMap::new(),
@@ -50,7 +55,9 @@ impl Atlas {
             functions: BTreeMap::new(),
             frames: BTreeMap::new(),
             decoded: 0,
-            strangers,
+            family: census.family(processes),
+            census,
+            passing: false,
         }
     }
 
@@ -105,16 +112,38 @@ impl Atlas {
             return *number;
         }
         let image = if self.images.len() < IMAGES_MAX {
-            open(root, workload, process, mapping, &self.strangers)
+            self.open(root, workload, process, mapping)
         } else {
-            Err(format!("more than {IMAGES_MAX} files"))
+            Err(Refusal::Lasting(format!("more than {IMAGES_MAX} files")))
         };
         let number = self.images.len();
         // A file that cannot be looked into is remembered as such.
-        self.images
-            .push(image.map_err(|why| self.left_out.insert(why)).ok());
+        if let Err(why) = &image {
+            self.passing |= matches!(why, Refusal::Now(_));
+            self.left_out.insert(why.to_string());
+        }
+        self.images.push(image.ok());
         self.numbers.insert(mapping.device_inode, number);
         number
+    }
+
+    fn open(
+        &self,
+        root: &Root,
+        workload: &Workload,
+        process: ProcessId,
+        mapping: &Mapping,
+    ) -> Result<Image, Refusal> {
+        self.census
+            .allow(&self.family, &mapping.device_inode, &mapping.path)?;
+        let file = CodeFile::mapped(root, process, mapping)?;
+        let main = is_main(root, process, mapping);
+        let name = if main {
+            workload.program.clone()
+        } else {
+            mapping.path.rsplit('/').next().unwrap_or_default().to_owned()
+        };
+        Ok(Image::new(file, mapping.device_inode, &mapping.path, name)?)
     }
 
     fn look(&mut self, image: usize, at: u64, returns: bool) -> Option<Frame> {
@@ -160,24 +189,6 @@ impl Atlas {
             candidates: function.around(at, returns),
         })
     }
-}
-
-fn open(
-    root: &Root,
-    workload: &Workload,
-    process: ProcessId,
-    mapping: &Mapping,
-    strangers: &Strangers,
-) -> Result<Image, String> {
-    let file = CodeFile::mapped(root, process, mapping)?;
-    strangers.allow_mapping(mapping, file.is_layered())?;
-    let main = is_main(root, process, mapping);
-    let name = if main {
-        workload.program.clone()
-    } else {
-        mapping.path.rsplit('/').next().unwrap_or_default().to_owned()
-    };
-    Image::new(file, mapping.device_inode, &mapping.path, name)
 }
 
 /// Whether a mapping is of the process's main executable.

@@ -4,6 +4,7 @@
 //! symbols. Nothing is run and nothing trusted: every number is checked.
 
 use super::super::code_file::CodeFile;
+use super::super::concern::Target;
 use super::super::elf64::{Outline, Segment};
 use super::super::go;
 use super::unwind::{self, FUNCTIONS_MAX};
@@ -66,6 +67,15 @@ impl Image {
             functions,
             stubs: STUBS.iter().filter_map(|s| outline.range(s)).collect(),
         })
+    }
+
+    /// As a file in which something is counted.
+    pub(super) fn target(&self) -> Target {
+        Target {
+            device_inode: self.device_inode,
+            path: self.path.clone(),
+            file: self.file.clone(),
+        }
     }
 
     /// Address, as the file numbers it, of a place in the file.

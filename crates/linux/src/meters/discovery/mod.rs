@@ -4,27 +4,29 @@
 //! Opening the meter starts a search on a thread of its own ([`search`]), some fifteen seconds long; until it ends
 //! the meter is busy. Then one place is counted, and a second one beside it as a witness: when their ratio moves, when
 //! they fall silent, when the program is replaced or somebody traces it, the meter ends, and with it a trial that
-//! rests on it. Where counting would cost more than the limit, it is done part of the time.
+//! rests on it. Where counting would cost more than the limit, it is done part of the time. Whom it concerns is looked at before
+//! a probe is put on or taken off ([`concern`](super::concern)).
 //!
 //! The kernel removes the probes when homeostat ends, however it ends.
 
 mod active;
 mod atlas;
+mod children;
+mod debt;
 mod image;
 mod place;
 mod rehearsal;
 mod sampling;
 mod search;
 mod signals;
-mod strangers;
 mod turns;
 pub(super) mod unwind;
+mod urgency;
 mod windows;
-
-pub(super) use strangers::has_shadow_stack;
 
 use super::code_file::executable;
 use super::common::{not_mine, open_process, refused, usable};
+use super::concern::{Refusal, threads};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use crate::sys::bpf::Counters;
@@ -45,6 +47,8 @@ const ID: &str = "points";
 const UNIT: &str = "turn of its work";
 /// A search that found nothing is not made again for this long: it costs the program a little.
 const REST: Duration = Duration::from_secs(3600);
+/// … or for so long, when what was in its way may pass.
+const REST_NOW: Duration = Duration::from_secs(60);
 /// Most answers that are remembered.
 const REMEMBERED_MAX: usize = 256;
 
@@ -54,7 +58,7 @@ type Key = (WorkloadId, ProcessId, (u64, u64));
 #[derive(Clone)]
 enum Known {
     Found { found: Box<Found>, account: String },
-    Nothing { why: String, since: Instant },
+    Nothing { why: Refusal, since: Instant },
 }
 
 /// What searches have found, shared with those that run.
@@ -112,19 +116,23 @@ impl Points {
         let main = *workload.processes.first().ok_or("it has no process")?;
         open_process(root, main).map_err(|e| e.to_string())?;
         self.possible()?;
-        if let Some(tracer) = strangers::tracer_of(root, main) {
-            return Err(format!(
-                "process {main} is being traced by process {tracer}; points are looked for when it is not"
-            ));
-        }
+        threads::at_liberty(root, main).map_err(|why| why.to_string())?;
         let identity = executable(root, main).ok_or_else(|| {
             format!("the executable of process {main} cannot be looked at; run homeostat as root")
         })?;
         let key = (workload.id.clone(), main, identity);
         match lock(&self.memory).get(&key) {
-            Some(Known::Nothing { why, since }) if since.elapsed() < REST => Err(why.clone()),
+            Some(Known::Nothing { why, since }) if since.elapsed() < rest(why) => Err(why.to_string()),
             _ => Ok(key),
         }
+    }
+}
+
+/// How long it is not looked for again.
+fn rest(why: &Refusal) -> Duration {
+    match why {
+        Refusal::Now(_) => REST_NOW,
+        Refusal::Lasting(_) => REST,
     }
 }
 
@@ -255,15 +263,15 @@ struct PointsMeter {
 }
 
 impl PointsMeter {
-    fn nothing(&mut self, why: String) -> PlatformError {
+    fn nothing(&mut self, why: Refusal) -> PlatformError {
         let known = Known::Nothing {
             why: why.clone(),
             since: Instant::now(),
         };
         remember(&self.memory, &self.key, known);
-        let error = unsupported(&why);
+        let error = unsupported(&why.to_string());
         // What was attached goes now.
-        self.state = State::Over(why);
+        self.state = State::Over(why.to_string());
         error
     }
 }
@@ -275,6 +283,7 @@ impl Meter for PointsMeter {
             State::Active(active) => match active.read(workload) {
                 Ok(Some(work)) => Ok(work),
                 Ok(None) => Err(not_yet("its probes are being put on")),
+                Err(active::Lost::Paused(why)) => Err(not_yet(&why)),
                 Err(active::Lost::Vanished(e)) => Err(e),
                 // The place means something else now: it is looked for anew when the meter is opened next.
                 Err(active::Lost::Changed(why)) => {
@@ -285,7 +294,9 @@ impl Meter for PointsMeter {
             },
             State::Searching { receiver, .. } => match receiver.try_recv() {
                 Err(TryRecvError::Empty) => Err(not_yet("they are still being looked for")),
-                Err(TryRecvError::Disconnected) => Err(self.nothing("the search broke off".to_owned())),
+                Err(TryRecvError::Disconnected) => {
+                    Err(self.nothing(Refusal::Now("the search broke off".to_owned())))
+                }
                 Ok(Ended { result: Err(why), .. }) => Err(self.nothing(why)),
                 Ok(Ended {
                     result: Ok(found),
@@ -333,7 +344,7 @@ pub fn find_points(root: &Root, workload: &Workload) -> PointsReport {
     let ended = search::search(root, workload, Limits::default(), &AtomicBool::new(false));
     PointsReport {
         reason: ended.result.as_ref().ok().map(|f| f.chosen.reason.clone()),
-        result: ended.result.map(|f| f.place.name),
+        result: ended.result.map(|f| f.place.name).map_err(|why| why.to_string()),
         account: ended.account,
         observation: ended.observation,
     }

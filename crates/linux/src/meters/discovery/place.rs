@@ -1,6 +1,7 @@
 //! A place in a program that is counted.
 
 use super::super::code_file::{CodeFile, Memory, executable};
+use super::super::concern::Target;
 use crate::Root;
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
@@ -19,6 +20,17 @@ pub(super) struct Place {
     pub(super) offset: u64,
     /// For people: `redis-server+0x85333`.
     pub(super) name: String,
+}
+
+impl Place {
+    /// As a file in which something is counted.
+    pub(super) fn target(&self) -> Target {
+        Target {
+            device_inode: self.device_inode,
+            path: self.path.clone(),
+            file: self.file.clone(),
+        }
+    }
 }
 
 /// Whether a process still runs the program that it ran before.

@@ -3,6 +3,7 @@
 //! password.
 
 use super::super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
+use super::super::concern::Refusal;
 use super::atlas::Atlas;
 use super::search::{Search, Seen, Spot, refusal};
 use crate::sys::perf::OpenError;
@@ -134,7 +135,7 @@ impl Search<'_> {
         &mut self,
         mut atlas: Atlas,
         traces: &[Trace],
-    ) -> Result<Vec<Spot>, String> {
+    ) -> Result<Vec<Spot>, Refusal> {
         let (root, workload) = (self.root, self.workload);
         let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
         let mut waiting = 0;
@@ -167,7 +168,7 @@ impl Search<'_> {
         self.waiting = waiting as f64 / traces.len() as f64;
         self.images = atlas.images;
         if seen.is_empty() {
-            return Err(if let Some(why) = atlas.left_out.first() {
+            let why = if let Some(why) = atlas.left_out.first() {
                 format!("no place where it works can be counted ({why})")
             } else if outside * 2 > traces.len() {
                 "it works mostly in code that no file holds (compiled while it runs) or that cannot be taken apart; name \
@@ -175,8 +176,13 @@ impl Search<'_> {
                     .to_owned()
             } else {
                 "no place where it works can be counted cheaply".to_owned()
+            };
+            return Err(if atlas.passing {
+                Refusal::Now(why)
+            } else {
+                Refusal::Lasting(why)
             });
         }
-        self.rank(seen, traces.len())
+        Ok(self.rank(seen, traces.len())?)
     }
 }

@@ -5,11 +5,14 @@
 //! it costs is one program's to pay, and the machine's to bear.
 
 use super::super::common::PROCESSES_MAX;
+use super::super::concern::census::Census;
+use super::super::concern::keeper::Held;
+use super::super::concern::{Files, Others, Refusal};
 use super::atlas::{Atlas, Frame};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
 use super::rehearsal::{rehearse, threads_of};
-use super::strangers::{Strangers, standing_still, tracer_of};
+use super::urgency::Urgent;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -77,11 +80,23 @@ pub(super) struct Found {
     pub(super) executables: BTreeSet<(u64, u64)>,
 }
 
+/// What concerns a program as long as none of its files is known.
+fn no_files() -> Files {
+    Files {
+        targets: Vec::new(),
+        others: Others::None,
+        pages: CANDIDATES_MAX as u64,
+    }
+}
+
+/// Places that are being counted.
+pub(super) type Attached = Held<Vec<Link>>;
+
 /// How a search ended, and what it was.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     /// The point, or why there is none.
-    pub(super) result: Result<Found, String>,
+    pub(super) result: Result<Found, Refusal>,
     /// What was counted in the last round.
     pub(super) observation: Option<Observation>,
     /// What was done, for people.
@@ -89,7 +104,7 @@ pub(super) struct Ended {
 }
 
 /// Waits for the end of another search, if there is one.
-fn turn(stop: &AtomicBool) -> Result<MutexGuard<'static, ()>, String> {
+fn turn(stop: &AtomicBool) -> Result<MutexGuard<'static, ()>, Refusal> {
     let begun = Instant::now();
     loop {
         match TURN.try_lock() {
@@ -99,13 +114,13 @@ fn turn(stop: &AtomicBool) -> Result<MutexGuard<'static, ()>, String> {
             Err(TryLockError::WouldBlock) => {}
         }
         if stop.load(Ordering::Relaxed) {
-            return Err("the search was called off".to_owned());
+            return Err(Refusal::Now("the search was called off".to_owned()));
         }
         if begun.elapsed() > TURN_MAX {
-            return Err(format!(
+            return Err(Refusal::Now(format!(
                 "other programs were being searched for more than {} s; it is tried again later",
                 TURN_MAX.as_secs()
-            ));
+            )));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -179,36 +194,27 @@ impl<'a> Search<'a> {
         workload: &'a Workload,
         limits: Limits,
         stop: &'a AtomicBool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Refusal> {
         let counters = Counters::new(CANDIDATES_MAX as u32).map_err(|e| refusal(&e))?;
         let mut subjects = Vec::new();
         for process in workload.processes.iter().take(PROCESSES_MAX) {
-            if let Some(tracer) = tracer_of(root, *process) {
-                return Err(format!(
-                    "process {process} is being traced by process {tracer}; points are looked for when it is not"
-                ));
-            }
             subjects.extend(
                 super::super::code_file::executable(root, *process).map(|identity| (*process, identity)),
             );
         }
         if subjects.is_empty() {
-            return Err("it has ended, or cannot be looked at: run homeostat as root".to_owned());
+            return Err("it has ended, or cannot be looked at: run homeostat as root".into());
         }
         if subjects.len() > LINKS_MAX {
-            return Err(format!(
+            return Err(Refusal::Lasting(format!(
                 "it has {} processes; points are looked for in programs of at most {LINKS_MAX}",
                 subjects.len()
-            ));
+            )));
         }
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
-        let hit_cost = rehearse(threads_of(root, &processes))?;
-        if let Some((process, thread)) = standing_still(root, &processes) {
-            return Err(format!(
-                "thread {thread} of process {process} waits for a device and does not go on: counting could begin only when it \
-                 does; it is tried again later"
-            ));
-        }
+        let hit_cost = rehearse(root, threads_of(root, &processes))?;
+        // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
+        no_files().allow_first(root, &processes)?;
         Ok(Self {
             root,
             workload,
@@ -244,11 +250,11 @@ impl<'a> Search<'a> {
 
     /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait. When no
     /// thread can be made the links are dropped here: slower, not wrong.
-    pub(super) fn let_go(&mut self, links: Vec<Link>) {
+    pub(super) fn let_go(&mut self, attached: Attached) {
         let thread = std::thread::Builder::new()
             .name("points-close".to_owned())
-            .stack_size(64 * 1024)
-            .spawn(move || drop(links));
+            .stack_size(128 * 1024)
+            .spawn(move || drop(attached));
         self.closing.extend(thread);
     }
 
@@ -284,12 +290,11 @@ impl<'a> Search<'a> {
         ));
     }
 
-    fn run(&mut self) -> Result<Found, String> {
+    fn run(&mut self) -> Result<Found, Refusal> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         let threads = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
-        let strangers = Strangers::look(self.root, self.workload)?;
-        let atlas = Atlas::new(self.root, &processes, strangers);
+        let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
         let traces = self.sample(&threads, &atlas)?;
         self.samples = traces.len();
         // Over the sampling, too: the longer the better.
@@ -311,7 +316,7 @@ impl<'a> Search<'a> {
         let choice = choice::choose(&observation, self.limits);
         self.observation = Some(observation);
         match choice {
-            Choice::Abstained(why) => Err(why),
+            Choice::Abstained(why) => Err(Refusal::Lasting(why)),
             Choice::Chosen(chosen) => {
                 let place = self.place(chosen.point).ok_or("the point was lost")?;
                 let witness = chosen.witness.and_then(|w| self.place(w));
@@ -399,8 +404,8 @@ impl<'a> Search<'a> {
         self.images.get(number)?.as_ref()
     }
 
-    /// Attaches; what the kernel refuses is left out.
-    pub(super) fn attach(&self, spots: &[usize]) -> Result<Vec<Link>, String> {
+    /// Attaches, if that concerns nobody else now; what the kernel refuses is left out.
+    pub(super) fn attach(&self, spots: &[usize]) -> Result<Attached, Refusal> {
         let mut by_image: BTreeMap<usize, Vec<(u64, u32)>> = BTreeMap::new();
         for i in spots {
             if let Some(spot) = self.spots.get(*i) {
@@ -410,17 +415,27 @@ impl<'a> Search<'a> {
                     .push((spot.offset, *i as u32));
             }
         }
+        let processes: Vec<ProcessId> = self.processes().collect();
+        let targets = by_image.keys().filter_map(|i| self.image(*i)).map(Image::target);
+        let files = Files {
+            targets: targets.collect(),
+            ..no_files()
+        };
+        files.allow(self.root, &processes)?;
         let mut links = Vec::new();
+        let mut outcome = Ok(());
         for (number, places) in by_image {
             // Each process by itself, never the file as a whole: that would also change what others have mapped of it as
             // data.
-            for process in self.processes() {
+            for process in &processes {
                 if let Some(image) = self.image(number) {
-                    self.attach_to(image, &places, process, &mut links)?;
+                    outcome = outcome.and_then(|()| self.attach_to(image, &places, *process, &mut links));
                 }
             }
         }
-        Ok(links)
+        // What was attached before something went wrong is let go of like all else.
+        let attached = Held::new(self.root, &files, &processes, links);
+        outcome.map(|()| attached)
     }
 
     fn attach_to(
@@ -429,12 +444,12 @@ impl<'a> Search<'a> {
         places: &[(u64, u32)],
         process: ProcessId,
         links: &mut Vec<Link>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let several = self.subjects.len() > 1;
         if let Some((_, identity)) = self.subjects.iter().find(|(p, _)| *p == process)
             && let Err(why) = same_program(self.root, process, *identity)
         {
-            return if several { Ok(()) } else { Err(why) };
+            return if several { Ok(()) } else { Err(why.into()) };
         }
         let attached = self
             .counters
@@ -443,7 +458,7 @@ impl<'a> Search<'a> {
             Ok(link) => links.push(link),
             // A process of several may have ended.
             Err(OpenError::Vanished) if several => {}
-            Err(OpenError::Vanished) => return Err("it has ended".to_owned()),
+            Err(OpenError::Vanished) => return Err("it has ended".into()),
             // One of them cannot be probed: which, is found by halves.
             Err(OpenError::Unsupported(_)) if places.len() > 1 => {
                 let (a, b) = places.split_at(places.len() / 2);
@@ -451,7 +466,8 @@ impl<'a> Search<'a> {
                 self.attach_to(image, b, process, links)?;
             }
             Err(OpenError::Unsupported(_)) => {}
-            Err(e) => return Err(refusal(&e)),
+            Err(e @ OpenError::Busy(_)) => return Err(Refusal::Now(refusal(&e))),
+            Err(e) => return Err(refusal(&e).into()),
         }
         Ok(())
     }
@@ -492,12 +508,15 @@ impl<'a> Search<'a> {
         spots: &[usize],
         enough: Duration,
         pay: Duration,
-    ) -> Result<Vec<f64>, String> {
+    ) -> Result<Vec<f64>, Refusal> {
         self.go_on()?;
+        // From here on the program pays until we are run again.
+        let urgent = Urgent::begin();
+        let first = self.read(spots);
+        let attached = self.attach(spots)?;
         let before = self.read(spots);
         let start = self.cpu();
         let begun = Instant::now();
-        let links = self.attach(spots)?;
         let slice = (enough / 4).clamp(Duration::from_millis(1), Duration::from_millis(20));
         let (mut after, mut cpu, mut paid);
         loop {
@@ -511,11 +530,13 @@ impl<'a> Search<'a> {
                 break;
             }
         }
-        drop(links);
-        // Those that came while the probes were taken off were paid for, too.
+        let off = attached.let_go();
+        drop(urgent);
+        // Those that came while the probes were put on and taken off were paid for, too.
         let last = self.read(spots);
-        let since = last.iter().zip(&before).map(|(l, b)| l.saturating_sub(*b));
+        let since = last.iter().zip(&first).map(|(l, f)| l.saturating_sub(*f));
         self.hits = self.hits.saturating_add(since.sum());
+        off?;
         // What the probes did not take was left for the program itself.
         let own = (cpu - paid).max(0.1 * cpu).max(1e-6);
         Ok(after
@@ -527,7 +548,7 @@ impl<'a> Search<'a> {
 
     /// Finds out what runs at all, and how often within a factor. Returns busy places that may serve to slow the
     /// program a little.
-    fn first_round(&mut self) -> Result<Vec<Spot>, String> {
+    fn first_round(&mut self) -> Result<Vec<Spot>, Refusal> {
         let all: Vec<usize> = (0..self.spots.len()).collect();
         for chunk in all.chunks(FIRST_CHUNK) {
             let rates = self.count(chunk, FIRST_TIME, FIRST_PAY)?;
@@ -549,7 +570,7 @@ impl<'a> Search<'a> {
     }
 
     /// Finds out how often those run that were hardly seen in the first round.
-    fn second_round(&mut self) -> Result<(), String> {
+    fn second_round(&mut self) -> Result<(), Refusal> {
         let rare: Vec<usize> = (0..self.spots.len())
             .filter(|i| self.spots.get(*i).is_some_and(|s| s.rate < RARE))
             .collect();
@@ -577,10 +598,10 @@ impl<'a> Search<'a> {
         let min = self.limits.rate_min;
         self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
         if self.spots.is_empty() {
-            return Err(format!(
+            return Err(Refusal::Lasting(format!(
                 "none of {} places where it was seen at work runs between {min:.0} and {FLOOD:.0} times a second",
                 self.candidates
-            ));
+            )));
         }
         self.keep_the_best(1.0);
         // The rates of the busy ones are rough: those that are left are made sure of.
@@ -592,7 +613,7 @@ impl<'a> Search<'a> {
         self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
         self.keep_the_best(1.5);
         if self.spots.is_empty() {
-            return Err("every place where it was seen at work runs too often to be counted".to_owned());
+            return Err("every place where it was seen at work runs too often to be counted".into());
         }
         Ok(())
     }

@@ -2,15 +2,23 @@
 //!
 //! What it costs is measured in every turn (hits on both places, for as long as the probes were really there, times what a hit
 //! costs here) and held against all of the program's CPU time in the turn; the share of the next turn follows from that. So
-//! the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is ended early.
+//! the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is ended early, and
+//! what it cost too much is made up for by a rest. What children do that are not counted is taken to cost as much.
+//!
+//! Before every turn it is looked whom the probes concern. While somebody stands still who would have to be waited for, what is on
+//! stays on, what is off stays off, and it is looked again.
 
 use super::super::code_file::executable;
+use super::super::concern::keeper::Held;
+use super::super::concern::{Files, Others, Refusal, threads};
 use super::active::{DUTY_MIN, Lost, failed};
+use super::children::{Children, FORKS_MAX, Unpaid};
+use super::debt::Debt;
 use super::place::{Patched, Place};
-use super::search::Found;
-use super::strangers::{Strangers, standing_still, status};
+use super::search::{Attached, Found};
+use super::urgency::Urgent;
 use crate::Root;
-use crate::sys::bpf::{Counters, Link};
+use crate::sys::bpf::Counters;
 use crate::sys::perf::OpenError;
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::{ProcessId, Workload};
@@ -23,7 +31,7 @@ use std::time::{Duration, Instant};
 /// Numbers of the two counters.
 pub(super) const POINT: u32 = 0;
 const WITNESS: u32 = 1;
-/// Processes that get a link each, where the file cannot be counted as a whole.
+/// Processes that get a link each.
 const PROCESSES_MAX: usize = 64;
 /// Length of a turn, and shortest time of counting in it (seconds).
 const TURN: f64 = 1.0;
@@ -48,9 +56,10 @@ const RATIO_TURNS: usize = 12;
 const SILENT_MAX: u32 = 5;
 /// It worked when it used so much CPU time while it was counted (seconds).
 const WORKED: f64 = 0.02;
-/// Turns between two looks at who else uses its files, at what stands still in it, and at whether the code in memory is still
-/// that of the file.
-const STRANGERS_EVERY: u64 = 16;
+/// Time between two looks at whether the code in memory is still that of the file.
+const COMPARE_EVERY: Duration = Duration::from_secs(16);
+/// Longest time in which nothing may be counted, after which it is given up.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What the thread has found out.
 pub(super) struct Tally {
@@ -67,6 +76,8 @@ pub(super) struct Tally {
     pub(super) always: bool,
     pub(super) counted: u64,
     pub(super) lost: Option<Lost>,
+    /// Why nothing may be counted now.
+    pub(super) paused: Option<String>,
 }
 
 /// What the thread and the reader share.
@@ -86,6 +97,7 @@ impl Shared {
                 always: false,
                 counted: 0,
                 lost: None,
+                paused: None,
             }),
         }
     }
@@ -106,9 +118,11 @@ pub(super) fn cpu_of(processes: &[ProcessId]) -> f64 {
 
 /// The probes on both places.
 pub(super) struct Probes {
+    root: Root,
     places: Vec<(Place, u32)>,
+    files: Files,
     counters: Arc<Counters>,
-    links: BTreeMap<ProcessId, Vec<Link>>,
+    links: BTreeMap<ProcessId, Attached>,
     /// Processes whose memory was seen to agree with the file, and those where it does not.
     compared: BTreeMap<ProcessId, bool>,
     /// Programs whose processes are counted (device and inode).
@@ -116,10 +130,16 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    pub(super) fn new(found: &Found, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(root: &Root, found: &Found, counters: Arc<Counters>) -> Self {
         let mut places = vec![(found.place.clone(), POINT)];
         places.extend(found.witness.clone().map(|w| (w, WITNESS)));
         Self {
+            root: root.clone(),
+            files: Files {
+                targets: places.iter().map(|(place, _)| place.target()).collect(),
+                others: Others::None,
+                pages: places.len() as u64,
+            },
             places,
             counters,
             links: BTreeMap::new(),
@@ -167,7 +187,7 @@ impl Probes {
             {
                 continue;
             }
-            match self.link(process.pid) {
+            match self.link(*process) {
                 Ok(links) => {
                     self.links.insert(*process, links);
                 }
@@ -181,17 +201,22 @@ impl Probes {
         Ok(())
     }
 
-    /// Whether its files are still such that counting in them concerns nobody else, and gives nobody anything.
-    fn allowed(&self, strangers: &Strangers) -> Result<(), String> {
-        for (place, _) in &self.places {
-            strangers.allow(&place.device_inode, &place.path, place.file.is_layered())?;
-            place.file.still_plain(&place.path)?;
+    /// Takes them off, unless somebody stands still: then they stay.
+    fn off(&mut self) -> Result<(), Refusal> {
+        if self.links.is_empty() {
+            return Ok(());
+        }
+        let processes: Vec<ProcessId> = self.links.keys().copied().collect();
+        self.files.settled(&self.root, &processes)?;
+        for attached in std::mem::take(&mut self.links).into_values() {
+            attached.take_off_now();
         }
         Ok(())
     }
 
-    fn link(&self, process: i32) -> Result<Vec<Link>, PlatformError> {
+    fn link(&self, process: ProcessId) -> Result<Attached, PlatformError> {
         let mut links = Vec::new();
+        let mut outcome = Ok(());
         let mut rest = self.places.as_slice();
         while let Some(((first, number), others)) = rest.split_first() {
             // Both in one file go into one link.
@@ -204,14 +229,21 @@ impl Probes {
                 places.push((next.offset, *number));
                 left = after;
             }
-            links.push(
-                self.counters
-                    .attach(first.file.kernel_path(), &places, Some(process))
-                    .map_err(failed)?,
-            );
+            match self
+                .counters
+                .attach(first.file.kernel_path(), &places, Some(process.pid))
+            {
+                Ok(link) => links.push(link),
+                Err(e) => {
+                    outcome = Err(failed(e));
+                    break;
+                }
+            }
             rest = left;
         }
-        Ok(links)
+        // What was attached before something went wrong is let go of like all else.
+        let attached = Held::new(&self.root, &self.files, &[process], links);
+        outcome.map(|()| attached)
     }
 
     fn counted(&self) -> [u64; 2] {
@@ -289,6 +321,12 @@ pub(super) struct Turns {
     /// CPUs that the program used in the last turn.
     pub(super) cpus: f64,
     pub(super) watch: Watch,
+    pub(super) children: Children,
+    pub(super) debt: Debt,
+    /// Since when nothing may be counted.
+    pub(super) paused: Option<Instant>,
+    /// When the code in memory was compared with that of the file.
+    pub(super) compared: Option<Instant>,
     pub(super) number: u64,
 }
 
@@ -298,10 +336,11 @@ impl Turns {
         loop {
             match self.turn(stopped) {
                 Ok(true) => {}
+                // What is still on is let go of by its own end.
                 Ok(false) => return,
                 Err(lost) => {
                     // Off before it is told.
-                    self.probes.links.clear();
+                    drop(std::mem::take(&mut self.probes.links));
                     held(&self.shared.tally).lost = Some(lost);
                     return;
                 }
@@ -312,10 +351,15 @@ impl Turns {
     fn turn(&mut self, stopped: &Receiver<()>) -> Result<bool, Lost> {
         let workload = held(&self.shared.tally).workload.clone();
         let processes = &workload.processes;
-        self.check(&workload)?;
+        match self.check(&workload) {
+            Ok(()) => self.resume(processes),
+            Err(Lost::Paused(why)) => return self.pause(why, stopped),
+            Err(lost) => return Err(lost),
+        }
         let always = self.duty >= ALWAYS;
         let (began, begun) = (cpu_of(processes), Instant::now());
         let before = self.probes.counted();
+        let urgent = Urgent::begin();
         match self.probes.attach(&self.root, processes) {
             // For a lack of memory or descriptors the next turn may do better, if there was ever one that could.
             Ok(()) => {}
@@ -330,12 +374,14 @@ impl Turns {
         } else {
             (TURN * self.duty).max(ON_MIN)
         };
-        let go_on = self.count_for(on, at_start, stopped);
+        let how = self.count_for(on, at_start, stopped);
         let (end, at_end) = (cpu_of(processes), self.probes.counted());
-        if !always || !go_on {
-            self.probes.links.clear();
+        if !always || how != Counted::Whole {
+            // Where that cannot be done now, the next turn looks again.
+            let _ = self.probes.off();
         }
-        if !go_on {
+        drop(urgent);
+        if how == Counted::Stopped {
             return Ok(false);
         }
         let off = if always {
@@ -352,16 +398,83 @@ impl Turns {
         let hits = [0, 1].map(|i| at_end[i].saturating_sub(at_start[i]));
         self.end(always, used, hits[0], (now - began).max(0.0), now, at_end[0]);
         self.watch.judge(&self.name, used, hits).map_err(Lost::Changed)?;
-        let paid: u64 = self
-            .probes
+        let paid = self.since(before);
+        self.number += 1;
+        self.pay(processes, paid, now - began, stopped)
+    }
+
+    /// Hits of both places since an earlier reading.
+    fn since(&self, before: [u64; 2]) -> u64 {
+        self.probes
             .counted()
             .iter()
             .zip(before)
             .fold(0, |sum, (after, before)| {
                 sum.saturating_add(after.saturating_sub(before))
-            });
-        self.share_of_the_next(paid, now - began)?;
-        self.number += 1;
+            })
+    }
+
+    /// Nothing may be counted: off, unless somebody stands still, and again in a while.
+    fn pause(&mut self, why: String, stopped: &Receiver<()>) -> Result<bool, Lost> {
+        let since = *self.paused.get_or_insert_with(Instant::now);
+        let off = self.probes.off();
+        if off.is_ok() && since.elapsed() > PAUSE_MAX {
+            return Err(Lost::Changed(format!(
+                "nothing could be counted for {} s: {why}",
+                PAUSE_MAX.as_secs()
+            )));
+        }
+        held(&self.shared.tally).paused = Some(why);
+        Ok(wait(stopped, Duration::from_secs_f64(TURN)))
+    }
+
+    /// Goes on after a pause: what was done in it is not known.
+    fn resume(&mut self, processes: &[ProcessId]) {
+        if self.paused.take().is_none() {
+            return;
+        }
+        let counted = self.probes.counted()[POINT as usize];
+        let mut tally = held(&self.shared.tally);
+        tally.paused = None;
+        tally.cpu = cpu_of(processes);
+        tally.counted = counted;
+    }
+
+    /// What the turn has cost: a rest, if that was far too much, and the share of the next one.
+    fn pay(
+        &mut self,
+        processes: &[ProcessId],
+        paid: u64,
+        cpu: f64,
+        stopped: &Receiver<()>,
+    ) -> Result<bool, Lost> {
+        let unpaid = self
+            .children
+            .since(&self.root, processes, &self.probes.executables);
+        let cost = cost_of(paid as f64 * self.hit_cost, cpu, unpaid)
+            .map_err(|why| Lost::Changed(format!("counting at {} was given up: {why}", self.name)))?;
+        self.debt.add(cost, cpu, self.cost_max);
+        self.share_of_the_next(cost, cpu)?;
+        let rest = self.debt.rest(self.cpus, self.cost_max).map_err(|seconds| {
+            Lost::Changed(format!(
+                "counting at {} has cost {:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
+                self.name, cost
+            ))
+        })?;
+        if rest == 0.0 {
+            return Ok(true);
+        }
+        let _ = self.probes.off();
+        {
+            // From here a reading goes on at the rate of the last turn.
+            let mut tally = held(&self.shared.tally);
+            tally.always = false;
+        }
+        let before = cpu_of(processes);
+        if !wait(stopped, Duration::from_secs_f64(rest)) {
+            return Ok(false);
+        }
+        self.debt.add(0.0, cpu_of(processes) - before, self.cost_max);
         Ok(true)
     }
 
@@ -398,35 +511,35 @@ impl Turns {
         tally.cpu = now;
     }
 
-    /// Counts for so many seconds, less when it comes to cost too much. False: it is over.
-    fn count_for(&self, seconds: f64, at_start: [u64; 2], stopped: &Receiver<()>) -> bool {
+    /// Counts for so many seconds, less when it comes to cost too much, or somebody else comes to look into the program.
+    fn count_for(&self, seconds: f64, at_start: [u64; 2], stopped: &Receiver<()>) -> Counted {
         let begun = Instant::now();
         let budget = BURST * self.cost_max * self.cpus.max(CPUS_MIN) * (seconds / self.duty).max(TURN);
         loop {
             let left = seconds - begun.elapsed().as_secs_f64();
             if left <= 0.0 {
-                return true;
+                return Counted::Whole;
             }
             if !wait(stopped, BEAT.min(Duration::from_secs_f64(left))) {
-                return false;
+                return Counted::Stopped;
             }
-            let now = self.probes.counted();
-            let hits: u64 = now
-                .iter()
-                .zip(at_start)
-                .fold(0, |sum, (n, s)| sum.saturating_add(n.saturating_sub(s)));
-            if hits as f64 * self.hit_cost > budget {
-                return true;
+            if self.since(at_start) as f64 * self.hit_cost > budget {
+                return Counted::Part;
+            }
+            // Who is frozen may be about to be written to disk, with the breakpoints in its memory.
+            if threads::at_liberty(&self.root, self.main).is_err() {
+                return Counted::Part;
             }
         }
     }
 
-    fn share_of_the_next(&mut self, paid: u64, cpu: f64) -> Result<(), Lost> {
+    /// The share of the next turn, of what this one has cost of the CPU time (seconds).
+    fn share_of_the_next(&mut self, cost: f64, cpu: f64) -> Result<(), Lost> {
         // A program that hardly ran says nothing about its rate.
         if cpu < WORKED {
             return Ok(());
         }
-        let cost = paid as f64 * self.hit_cost / cpu;
+        let cost = cost / cpu;
         self.duty = next_share(self.duty, cost, self.cost_max);
         if self.duty < DUTY_MIN / STEP {
             return Err(Lost::Changed(format!(
@@ -437,47 +550,79 @@ impl Turns {
             )));
         }
         if self.duty < ALWAYS {
-            // On again with the next turn, for its share.
-            self.probes.links.clear();
+            // On again with the next turn, for its share. Where that cannot be done now, the next turn looks again.
+            let _ = self.probes.off();
         }
         Ok(())
     }
 
-    /// Whether it is still the same program, and nobody else's to look into.
+    /// Whether it is still the same program, and whether anything may be counted in it now.
     fn check(&mut self, workload: &Workload) -> Result<(), Lost> {
-        let changed = |why: String| Err(Lost::Changed(why));
         let vanished = || {
             Lost::Vanished(PlatformError::Vanished {
                 target: format!("process {}", self.main),
             })
         };
-        status(&self.root, self.main, "status").ok_or_else(vanished)?;
-        for process in workload.processes.iter().take(PROCESSES_MAX) {
-            if let Some(tracer) = status(&self.root, *process, "status").and_then(|s| s.tracer) {
-                return changed(format!(
-                    "process {tracer} has begun to trace process {process}: the probes were removed"
-                ));
-            }
-        }
         match executable(&self.root, self.main) {
             None => return Err(vanished()),
             Some(now) if now != self.executable => {
-                return changed(format!("process {} runs another program now", self.main));
+                return Err(Lost::Changed(format!(
+                    "process {} runs another program now",
+                    self.main
+                )));
             }
             Some(_) => {}
         }
-        if !self.number.is_multiple_of(STRANGERS_EVERY) {
-            return Ok(());
+        if self.compared.is_none_or(|then| then.elapsed() >= COMPARE_EVERY) {
+            self.compared = Some(Instant::now());
+            self.probes.compared.clear();
         }
-        self.probes.compared.clear();
-        if let Some((process, thread)) = standing_still(&self.root, &workload.processes) {
-            return changed(format!(
-                "thread {thread} of process {process} waits for a device and does not go on: the probes were removed"
-            ));
-        }
-        let strangers = Strangers::look(&self.root, workload).map_err(Lost::Changed)?;
-        self.probes.allowed(&strangers).map_err(Lost::Changed)
+        let looked_at = workload
+            .processes
+            .get(..PROCESSES_MAX)
+            .unwrap_or(&workload.processes);
+        self.probes
+            .files
+            .allow(&self.root, looked_at)
+            .map_err(|why| match why {
+                Refusal::Now(why) => Lost::Paused(why),
+                Refusal::Lasting(why) => Lost::Changed(why),
+            })
     }
+}
+
+/// How the time of counting in a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    Whole,
+    /// Before its time: the probes go at once.
+    Part,
+    /// Nobody wants to know any more.
+    Stopped,
+}
+
+/// What a turn has cost in all (seconds of CPU time): of the counted processes, which used `cpu` seconds, and of their children.
+///
+/// # Errors
+/// A sentence: children do more than the counted processes, or are made too often.
+fn cost_of(counted: f64, cpu: f64, unpaid: Unpaid) -> Result<f64, String> {
+    if unpaid.forks > FORKS_MAX {
+        return Err(format!(
+            "{} processes were forked in a turn, each of which has to copy what is counted with",
+            unpaid.forks
+        ));
+    }
+    if unpaid.cpu > cpu.max(WORKED) {
+        return Err(format!(
+            "children that are not counted used {:.2} s of CPU time while it used {cpu:.2} s, and paid for it as well",
+            unpaid.cpu
+        ));
+    }
+    Ok(if cpu > 0.0 {
+        counted * (1.0 + unpaid.cpu / cpu)
+    } else {
+        counted
+    })
 }
 
 /// Waits; false: somebody wants it to end.
@@ -503,6 +648,26 @@ mod tests {
             share = next_share(share, share * per_share, limit);
         }
         assert!((share * per_share - limit).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_children_do_is_paid_for_too() {
+        let unpaid = |cpu, forks| Unpaid { cpu, forks };
+        assert_eq!(cost_of(0.004, 1.0, Unpaid::default()), Ok(0.004));
+        assert_eq!(cost_of(0.004, 1.0, unpaid(0.5, 1)), Ok(0.006));
+        assert_eq!(cost_of(0.004, 0.0, Unpaid::default()), Ok(0.004));
+        assert!(
+            cost_of(0.004, 1.0, unpaid(1.5, 1))
+                .unwrap_err()
+                .contains("children")
+        );
+        assert!(
+            cost_of(0.0, 1.0, unpaid(0.0, FORKS_MAX + 1))
+                .unwrap_err()
+                .contains("forked")
+        );
+        // A parent that only waits: what is done is done by children.
+        assert!(cost_of(0.0, 0.0, unpaid(0.5, 1)).is_err());
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The last round of a search: the points that are left are counted in windows, in half of which the program is slowed
 //! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
 
+use super::super::concern::Refusal;
 use super::search::{CANDIDATES_MAX, Search, Spot};
 use super::signals::Signals;
+use super::urgency::Urgent;
 use homeostat_points::choice::{Observation, Point};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -34,7 +36,7 @@ struct Window {
 
 impl Search<'_> {
     /// Counts what is left in windows, in half of which the program is slowed a little by probes on busy places.
-    pub(super) fn last_round(&mut self, busy: &[Spot]) -> Result<Observation, String> {
+    pub(super) fn last_round(&mut self, busy: &[Spot]) -> Result<Observation, Refusal> {
         self.go_on()?;
         let points = self.spots.len();
         // Beyond the points: the numbers of their counters.
@@ -52,7 +54,7 @@ impl Search<'_> {
         let cpus = self.cpus.max(0.02);
         let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.limits.hit_cost / cpus;
         let length = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
-        let links = self.attach(mine)?;
+        let attached = self.attach(mine)?;
         for window in 0..WINDOWS {
             self.go_on()?;
             // Off, on, on, off: a drift falls on both alike.
@@ -79,22 +81,23 @@ impl Search<'_> {
                 signal.counts.push((now - then).max(0.0));
             }
         }
-        drop(links);
+        attached.let_go()?;
         self.spots.truncate(points);
         Ok(observation)
     }
 
     /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
-    fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, String> {
+    fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, Refusal> {
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let difference = |now: Vec<u64>, then: &[u64]| -> Vec<u64> {
             now.iter().zip(then).map(|(n, t)| n.saturating_sub(*t)).collect()
         };
-        let mut slowing = if slow.is_empty() {
-            None
+        let (mut slowing, mut urgent) = if slow.is_empty() {
+            (None, None)
         } else {
-            Some(self.attach(slow)?)
+            let urgent = Urgent::begin();
+            (Some(self.attach(slow)?), Some(urgent))
         };
         let share = BURDEN * length * self.cpus.max(0.02);
         loop {
@@ -110,9 +113,10 @@ impl Search<'_> {
             std::thread::sleep(BURDEN_BEAT);
             let paid = difference(self.read(slow), &extra).iter().sum::<u64>() as f64 * self.limits.hit_cost;
             if paid >= share
-                && let Some(links) = slowing.take()
+                && let Some(attached) = slowing.take()
             {
-                self.let_go(links);
+                self.let_go(attached);
+                urgent = None;
             }
         }
         let seen = Window {
@@ -121,7 +125,10 @@ impl Search<'_> {
             counts: difference(self.read(mine), &counts),
             extra: difference(self.read(slow), &extra).iter().sum(),
         };
-        drop(slowing);
+        drop(urgent);
+        if let Some(attached) = slowing {
+            attached.let_go()?;
+        }
         Ok(seen)
     }
 

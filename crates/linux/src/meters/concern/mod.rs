@@ -1,0 +1,176 @@
+//! Whom a breakpoint concerns: whether one may be put into a file now, or taken out.
+//!
+//! The kernel puts a breakpoint only into the address spaces that it was asked for. But to find them it goes through all that map
+//! the file and locks each of them for a moment, and no process of the machine can fork meanwhile; and the same when it takes the
+//! breakpoint out. One whose address space is held by a request that is never answered (a hung network file system) would hold
+//! up everybody. So, before a breakpoint is put anywhere ([`Files::allow`]):
+//! * no process outside of the workload maps the file ([`census`]),
+//! * no process of the workload maps storage that a program or another machine answers for ([`storage`]),
+//! * no thread of the workload stands still in the kernel, nobody traces one, nobody has frozen them ([`threads`]),
+//! * the memory that it is permitted has room for the pages that become its own ([`room`]).
+//!
+//! Before a breakpoint is taken out ([`Files::settled`]) nobody that maps the file stands still; while somebody does, it stays
+//! where it is, and is looked after until it can go ([`keeper`]).
+//!
+//! Processes that a security module keeps even from whoever may look at any are not a user's own: of them it is only looked whether
+//! they wait for a disk without end.
+//!
+//! Both are looks: what begins between one of them and the kernel's call is not seen.
+
+pub(in crate::meters) mod census;
+pub(in crate::meters) mod keeper;
+mod room;
+mod storage;
+pub(in crate::meters) mod threads;
+
+use super::code_file::CodeFile;
+use crate::Root;
+use census::{Census, Family};
+use homeostat_model::ProcessId;
+use homeostat_platform::PlatformError;
+use std::fmt;
+use std::sync::Arc;
+
+/// Device and inode, as a list of mappings gives them.
+pub(in crate::meters) type DeviceInode = ((u32, u32), u64);
+
+/// Why nothing is put into a program, or taken out of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::meters) enum Refusal {
+    /// It may pass: it is worth to look again soon.
+    Now(String),
+    /// It lasts as long as the program runs as it does.
+    Lasting(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Now(why) | Self::Lasting(why) => f.write_str(why),
+        }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::Lasting(why)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Self {
+        Self::Lasting(why.to_owned())
+    }
+}
+
+impl Refusal {
+    /// As an error of a meter: what may pass is `Busy`.
+    pub(in crate::meters) fn error(self, what: &str) -> PlatformError {
+        let what = what.to_owned();
+        match self {
+            Self::Now(why) => PlatformError::Busy { what, why },
+            Self::Lasting(why) => PlatformError::Unsupported { what, why },
+        }
+    }
+}
+
+/// Who else may map the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::meters) enum Others {
+    /// Nobody.
+    None,
+    /// Whoever does is looked at like the workload: a person named this file in the configuration.
+    LookedAt,
+}
+
+/// A file in which something is counted.
+#[derive(Clone, Debug)]
+pub(in crate::meters) struct Target {
+    /// Of a mapping of it.
+    pub(in crate::meters) device_inode: DeviceInode,
+    /// As the process sees it.
+    pub(in crate::meters) path: String,
+    /// Held open.
+    pub(in crate::meters) file: Arc<CodeFile>,
+}
+
+/// The files in which something is counted, and how.
+#[derive(Clone, Debug)]
+pub(in crate::meters) struct Files {
+    /// Which.
+    pub(in crate::meters) targets: Vec<Target>,
+    /// Who else may map them.
+    pub(in crate::meters) others: Others,
+    /// Pages that become a process's own, at most.
+    pub(in crate::meters) pages: u64,
+}
+
+impl Files {
+    /// Whether breakpoints may be put into them now, for these processes, in whom there are some already.
+    ///
+    /// # Errors
+    /// A sentence: somebody is concerned who must not be, or that cannot be told.
+    pub(in crate::meters) fn allow(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
+        self.allow_by(Census::recent(root)?.as_ref(), root, processes)
+    }
+
+    /// The same before the first of them: everybody is looked at anew.
+    ///
+    /// # Errors
+    /// As of [`Self::allow`].
+    pub(in crate::meters) fn allow_first(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
+        self.allow_by(Census::fresh(root)?.as_ref(), root, processes)
+    }
+
+    fn allow_by(&self, census: &Census, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
+        let family = census.family(processes);
+        if let Some(pid) = census.checkpointer() {
+            return Err(Refusal::Now(format!(
+                "process {pid} (criu) keeps or brings back the state of programs, and would keep breakpoints with it"
+            )));
+        }
+        for target in &self.targets {
+            if self.others == Others::None {
+                census.allow(&family, &target.device_inode, &target.path)?;
+            }
+            target.file.still_plain(&target.path)?;
+        }
+        let concerned = self.concerned(census, &family, processes);
+        for process in &concerned {
+            storage::allow(root, *process, census)?;
+        }
+        room::allow(root, processes, self.pages)?;
+        for process in processes {
+            threads::at_liberty(root, *process)?;
+        }
+        let (own, others): (Vec<ProcessId>, Vec<ProcessId>) = concerned
+            .into_iter()
+            .partition(|p| processes.contains(p) || family.has(p.pid));
+        threads::quiet(root, &own)?;
+        threads::settled(root, &others)?;
+        threads::settled_by_state(root, &census.closed())
+    }
+
+    /// Whether breakpoints can be taken out of them now without waiting for somebody who stands still.
+    ///
+    /// # Errors
+    /// A sentence: who does.
+    pub(in crate::meters) fn settled(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
+        let census = Census::recent(root)?;
+        let family = census.family(processes);
+        threads::settled(root, &self.concerned(&census, &family, processes))?;
+        threads::settled_by_state(root, &census.closed())
+    }
+
+    /// Processes whose address spaces the kernel locks: the workload, its children, and whoever else maps one of the files.
+    fn concerned(&self, census: &Census, family: &Family, processes: &[ProcessId]) -> Vec<ProcessId> {
+        let mut concerned: Vec<ProcessId> = processes.to_vec();
+        concerned.extend(census.ids(family.pids()));
+        for target in &self.targets {
+            concerned.extend(census.ids(census.users(&target.device_inode, &target.path).into_iter()));
+        }
+        concerned.sort_unstable();
+        concerned.dedup();
+        concerned
+    }
+}
