@@ -3,7 +3,7 @@
 use super::connection::{Connection, Deadline};
 use super::{code_file, discovery, elf, elf64, go, kernel, listeners, memcached, prometheus, redis, sockets};
 use crate::parsers::Parser;
-use homeostat_points::code::{Function, Surroundings};
+use homeostat_points::code::Function;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -56,15 +56,8 @@ pub(crate) const ALL: &[Parser] = &[
         let _ = discovery::unwind::functions(part(0x1000, header), part(0x2000, frames));
     }),
     ("code", |bytes| {
-        let seen = [0x1000 + bytes.len() as u64 / 2];
-        for (seen, calls) in [(&seen[..0], true), (&seen[..], false)] {
-            let begins = |at: u64| at.is_multiple_of(2);
-            let known = Surroundings {
-                begins: &begins,
-                seen,
-                calls,
-            };
-            if let Some(function) = Function::decode(0x1000, bytes, &known) {
+        for every in [1u64, 2] {
+            if let Some(function) = Function::decode(0x1000, bytes, &|at| at.is_multiple_of(every)) {
                 for at in [0, 1, bytes.len() as u64 / 2, bytes.len() as u64] {
                     let _ = function.around(0x1000 + at, at % 2 == 0);
                 }

@@ -174,3 +174,115 @@ impl Files {
         concerned
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::code_file::{code_mappings, own_code};
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        /// Returns when it runs the program.
+        fn start(program: &std::path::Path) -> Self {
+            let this = Self(Command::new(program).arg("600").spawn().unwrap());
+            let begun = Instant::now();
+            let maps = || std::fs::read_to_string(format!("/proc/{}/maps", this.0.id())).unwrap_or_default();
+            while !code_mappings(&maps())
+                .iter()
+                .any(|m| std::path::Path::new(&m.path) == program)
+            {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it was not executed");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            this
+        }
+
+        fn process(&self) -> ProcessId {
+            let stat = std::fs::read(format!("/proc/{}/stat", self.0.id())).unwrap();
+            ProcessId {
+                pid: i32::try_from(self.0.id()).unwrap(),
+                start_ticks: super::super::common::start_ticks(&stat).unwrap(),
+            }
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_map_or_that_comes_to_give_privileges_is_refused() {
+        let root = Root::default();
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("sleep");
+        if !["/bin/sleep", "/usr/bin/sleep"]
+            .iter()
+            .any(|p| std::fs::copy(p, &program).is_ok())
+        {
+            println!("skipped: no sleep to copy");
+            return;
+        }
+        let first = Sleeper::start(&program);
+        let process = first.process();
+        let mapping = match own_code(&root, process).and_then(|mapping| {
+            CodeFile::executable(&root, process)?;
+            Ok(mapping)
+        }) {
+            Ok(mapping) => mapping,
+            Err(why) => {
+                println!("skipped: {why}");
+                return;
+            }
+        };
+        let files = |others| Files {
+            targets: vec![Target {
+                device_inode: mapping.device_inode,
+                path: mapping.path.clone(),
+                file: Arc::new(CodeFile::executable(&root, process).unwrap()),
+            }],
+            others,
+            pages: 1,
+        };
+        let alone = files(Others::None);
+        match alone.allow_first(&root, &[process]) {
+            Ok(()) => {}
+            // What runs on this machine beside the test is not known.
+            Err(why) => {
+                assert!(!why.to_string().contains("is mapped by"), "{why}");
+                println!("skipped: {why}");
+                return;
+            }
+        }
+        let second = Sleeper::start(&program);
+        match alone.allow_first(&root, &[process]) {
+            Err(Refusal::Lasting(why)) => {
+                assert!(
+                    why.contains(&format!("process {}", second.process().pid)),
+                    "{why}"
+                );
+            }
+            // Others come and go meanwhile, and may be looked at too late.
+            Err(Refusal::Now(why)) => assert!(why.contains("cannot be told"), "{why}"),
+            Ok(()) => panic!("another process maps it"),
+        }
+        // Both are of the workload; or a person named the file, and the second is looked at.
+        let both = alone.allow_first(&root, &[process, second.process()]);
+        let named = files(Others::LookedAt).allow_first(&root, &[process]);
+        for allowed in [both, named] {
+            assert!(!matches!(allowed, Err(Refusal::Lasting(_))), "{allowed:?}");
+        }
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        let why = alone
+            .allow_first(&root, &[process, second.process()])
+            .unwrap_err()
+            .to_string();
+        assert!(why.contains("gives privileges"), "{why}");
+    }
+}

@@ -7,7 +7,7 @@ use super::super::concern::census::{Census, Family};
 use super::image::Image;
 use crate::Root;
 use homeostat_model::{ProcessId, Workload};
-use homeostat_points::code::{Candidate, Function, Surroundings};
+use homeostat_points::code::{Candidate, Function};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -164,14 +164,7 @@ impl Atlas {
                 if *decoded > CODE_MAX {
                     return None;
                 }
-                let known = Surroundings {
-                    begins: &|a| file.begins(a),
-                    // It could choose the byte.
-                    seen: &[],
-                    // It can get a shadow stack between two looks, which the kernel does not write when it acts a call out.
-                    calls: false,
-                };
-                Function::decode(start, &code, &known)
+                Function::decode(start, &code, &|a| file.begins(a))
             })
             .as_ref()?;
         let fits = if returns {

@@ -1,0 +1,150 @@
+//! Following the code of a function from its start.
+
+use super::is_emulated;
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
+
+/// One instruction, by its place in the function.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) at: u32,
+    length: u8,
+    pub(super) flow: Flow,
+    /// Target of a jump within the function.
+    pub(super) to: Option<u32>,
+    /// Whether it is offered: the kernel acts it out, and it is no call. A call is acted out without writing the shadow stack, so
+    /// that a thread which has one, or comes to have one, would be ended by the return.
+    pub(super) cheap: bool,
+}
+
+impl Step {
+    pub(super) fn next(&self) -> u32 {
+        self.at.saturating_add(u32::from(self.length))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// Goes on.
+    On,
+    /// Jumps, or goes on.
+    Branch,
+    /// Jumps to a known place.
+    Jump,
+    /// Calls a function that is known to be one, or one that only running tells.
+    Call,
+    /// Calls a place that is not known to be a function.
+    Step,
+    /// Goes to where only running tells, returns, or ends.
+    Away,
+}
+
+/// Follows the code of one function.
+struct Follower<'a> {
+    start: u64,
+    code: &'a [u8],
+    /// Whether a function begins at an address: a call of one comes back, as far as anybody knows; a call of another place may
+    /// step over data.
+    begins: &'a dyn Fn(u64) -> bool,
+    /// For each byte: 0 not reached, 1 an instruction begins, 2 within one.
+    reached: Vec<u8>,
+    steps: Vec<Step>,
+}
+
+impl Follower<'_> {
+    /// Everything that can be reached from its start. `None`: it contradicts what was reached before, or leads to bytes that
+    /// are no instruction.
+    fn follow(&mut self) -> Option<()> {
+        let mut ways = vec![0];
+        while let Some(at) = ways.pop() {
+            let Some(mark) = self.reached.get(at as usize) else {
+                // Behind the end: the last call of a function may never come back.
+                continue;
+            };
+            match mark {
+                1 => continue,
+                2 => return None,
+                _ => {}
+            }
+            let step = self.step(at)?;
+            let bytes = self.reached.get_mut(at as usize..step.next() as usize)?;
+            if bytes.iter().any(|b| *b != 0) {
+                return None;
+            }
+            bytes.fill(2);
+            *bytes.first_mut()? = 1;
+            if !matches!(step.flow, Flow::Jump | Flow::Step | Flow::Away) {
+                ways.push(step.next());
+            }
+            ways.extend(step.to);
+            self.steps.push(step);
+        }
+        Some(())
+    }
+
+    fn step(&self, at: u32) -> Option<Step> {
+        let bytes = self.code.get(at as usize..)?;
+        let address = self.start.checked_add(u64::from(at))?;
+        let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            return None;
+        }
+        let (flow, target) = flow(&instruction);
+        let flow = match (flow, target) {
+            (Flow::Call, Some(target)) if !(self.begins)(target) => Flow::Step,
+            (flow, _) => flow,
+        };
+        let to = target
+            .filter(|_| matches!(flow, Flow::Jump | Flow::Branch))
+            .and_then(|t| u32::try_from(t.checked_sub(self.start)?).ok())
+            .filter(|t| (*t as usize) < self.code.len());
+        Some(Step {
+            at,
+            length: u8::try_from(instruction.len()).ok()?,
+            flow,
+            to,
+            cheap: is_emulated(bytes) && bytes.first() != Some(&0xe8),
+        })
+    }
+}
+
+/// The instructions of a function that its start leads to, ascending. `begins`: whether a function begins at an address. `None`: two
+/// ways contradict each other, or lead to bytes that are no instruction.
+pub(super) fn steps(start: u64, code: &[u8], begins: &dyn Fn(u64) -> bool) -> Option<Vec<Step>> {
+    let mut follower = Follower {
+        start,
+        code,
+        begins,
+        reached: vec![0; code.len()],
+        steps: Vec::new(),
+    };
+    follower.follow()?;
+    let mut steps = follower.steps;
+    steps.sort_unstable_by_key(|s| s.at);
+    Some(steps)
+}
+
+/// How an instruction goes on, and the target of a jump or call that is written in it.
+fn flow(instruction: &Instruction) -> (Flow, Option<u64>) {
+    let target = match instruction.op0_kind() {
+        OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64 => {
+            Some(instruction.near_branch_target())
+        }
+        _ => None,
+    };
+    let flow = match instruction.flow_control() {
+        FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => Flow::Branch,
+        FlowControl::UnconditionalBranch => Flow::Jump,
+        FlowControl::IndirectBranch
+        | FlowControl::Return
+        | FlowControl::Exception
+        | FlowControl::Interrupt => Flow::Away,
+        // `syscall` and its like are calls to the decoder, but nothing returns from them through the stack.
+        FlowControl::Call | FlowControl::IndirectCall if instruction.mnemonic() == Mnemonic::Call => {
+            Flow::Call
+        }
+        _ if instruction.mnemonic() == Mnemonic::Hlt => Flow::Away,
+        _ => Flow::On,
+    };
+    (flow, target)
+}
