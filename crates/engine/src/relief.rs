@@ -112,8 +112,16 @@ impl Engine {
             if self.strategy_refusal(id, &strategy).is_some() {
                 continue;
             }
-            if let Some(Opinion::Propose(proposal)) = self.opinion(id, index)
-                && proposal.urgent
+            let proposal = match self.opinion(id, index) {
+                Some(Opinion::Propose(proposal)) => proposal,
+                // What a person can do about it is of use now, not when the strategies are asked the next time.
+                Some(Opinion::Decline(declined)) => {
+                    self.advise(declined.advice);
+                    continue;
+                }
+                _ => continue,
+            };
+            if proposal.urgent
                 && !self.in_force_already(id, &proposal)
                 && self.may_be_added(id, &strategy, &proposal)
             {

@@ -8,9 +8,9 @@ use homeostat_engine::{
 };
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
-    ActionId, Bytes, Direction, Effect, ExperimentId, Fingerprint, Machine, MachineSample, MeterCandidate,
-    MeterClass, MeterReading, Nanoseconds, OperatorChoice, Paging, Pressure, ProcessId, Progress, Reads,
-    Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    ActionId, Advice, Bytes, Direction, Effect, ExperimentId, Fingerprint, Machine, MachineSample,
+    MeterCandidate, MeterClass, MeterReading, Nanoseconds, OperatorChoice, Paging, Pressure, ProcessId,
+    Progress, Reads, Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use homeostat_statistics::discovery::Rule;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,7 +75,22 @@ impl Strategy for Protect {
                 }),
                 true,
             ),
-            _ => Opinion::Decline(Declined::because("nobody takes its memory")),
+            _ => Opinion::Decline(Declined {
+                reason: "nobody takes its memory who may be contained".into(),
+                advice: seen
+                    .neighbours
+                    .iter()
+                    .filter(|n| n.reads.from_storage.0 > 0 && n.left_alone.is_some())
+                    .map(|n| Advice {
+                        id: format!("protect/{}", n.id),
+                        workload: Some(seen.workload.id.clone()),
+                        finding: "it reads much".into(),
+                        remedy: "limit it".into(),
+                        risk: "none".into(),
+                        setting: None,
+                    })
+                    .collect(),
+            }),
         }
     }
     fn unwanted_change(&self, seen: &Seen<'_>, change: &Target) -> Option<String> {
@@ -449,6 +464,19 @@ impl World {
         world
     }
 
+    /// A person says that the reader is to be left alone.
+    fn protect_the_reader(&mut self) {
+        let protected = Policy {
+            workloads: vec![WorkloadRule {
+                pattern: "reader".into(),
+                never: true,
+                ..WorkloadRule::default()
+            }],
+            ..self.policy.clone()
+        };
+        self.step(Event::Operator(OperatorRequest::Configure(Box::new(protected))));
+    }
+
     fn contained_at(&self) -> Option<u64> {
         self.applied.iter().find(|a| a.1 == "contain").map(|a| a.0)
     }
@@ -625,21 +653,25 @@ fn a_reader_that_a_person_protects_is_released_at_once() {
         world.reads = true;
         world.run(seconds);
         assert!(!world.applied.is_empty());
-        let protected = Policy {
-            workloads: vec![WorkloadRule {
-                pattern: "reader".into(),
-                never: true,
-                ..WorkloadRule::default()
-            }],
-            ..world.policy.clone()
-        };
-        world.step(Event::Operator(OperatorRequest::Configure(Box::new(protected))));
+        world.protect_the_reader();
         world.run(2);
         assert!(!world.is_contained(), "after {seconds} s");
         // Memory is as short as it was, and the program loses as much.
         world.run(1500);
         assert_eq!(world.applied.len(), 1, "{:?}", world.applied);
     }
+}
+
+#[test]
+fn what_a_person_can_do_about_a_reader_is_said_while_it_reads() {
+    let mut world = World::new(0.95, 0.0);
+    world.protect_the_reader();
+    world.run(90);
+    let is_told = |w: &World| w.engine.view().advice.iter().any(|a| a.id == "protect/reader");
+    assert!(!is_told(&world), "nobody reads");
+    world.reads = true;
+    world.run(5);
+    assert!(is_told(&world) && world.applied.is_empty());
 }
 
 #[test]

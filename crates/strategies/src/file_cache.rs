@@ -117,6 +117,9 @@ const LARGE_CALL: u64 = 32 * 1024;
 const SEQUENCE_MIN: f64 = 0.5;
 /// Who has not read more than this share of what counts to it itself, but waited for processes that have ended, is no reader.
 const ENDED_MAX: f64 = 0.5;
+/// What those have read that have ended was read lately if it is at most so many times what the whole machine reads: they began
+/// up to a look earlier.
+const ENDED_SPREAD: f64 = 2.0;
 /// A reader that is known is contained before any harm is done when what nobody uses lasts it for less than this (seconds):
 /// a copy of a few files is over by then.
 const FORESEEN_S: f64 = 60.0;
@@ -223,7 +226,10 @@ fn readers<'a>(seen: &Seen<'a>) -> Vec<(&'a Neighbour, f64)> {
         .filter(|n| !is_contained(n))
         .filter_map(|n| {
             let rate = if starts_readers(n) {
-                read_once(seen, &n.reads, n.interval)
+                // One that ran for long counts all at once when it has ended: that was not read now. What they called for
+                // they may have got from each other, through pipes.
+                let most = ENDED_SPREAD * machine_reads(seen);
+                from_storage(seen, &n.reads, n.interval).filter(|rate| *rate <= most)
             } else {
                 stream(seen, &n.reads, n.interval)
             };
@@ -318,18 +324,29 @@ fn stream(seen: &Seen<'_>, reads: &Reads, interval: Nanoseconds) -> Option<f64> 
     let by_living = reads.called.saturating_sub(reads.by_ended);
     let moves = reads.in_sequence.0 > 0 && reads.in_sequence.0 as f64 >= SEQUENCE_MIN * by_living.0 as f64;
     let in_order = moves || reads.called.0 / reads.calls.max(1) >= LARGE_CALL;
-    read_once(seen, reads, interval).filter(|_| in_order)
+    let from_memory = 1.0 - reads.from_storage.0 as f64 / reads.called.0.max(1) as f64;
+    let is_once = reads.called.0 > 0 && from_memory <= CACHE_USE_MAX.value(seen.policy);
+    from_storage(seen, reads, interval).filter(|_| in_order && is_once)
 }
 
-/// MiB per second from storage of a workload that reads much which is not in memory, in whatever order.
-fn read_once(seen: &Seen<'_>, reads: &Reads, interval: Nanoseconds) -> Option<f64> {
+/// MiB per second that a workload reads from storage, if that is much.
+fn from_storage(seen: &Seen<'_>, reads: &Reads, interval: Nanoseconds) -> Option<f64> {
     let seconds = interval.as_secs_f64();
-    if seconds <= 0.0 || reads.called.0 == 0 {
+    if seconds <= 0.0 {
         return None;
     }
     let rate = reads.from_storage.0 as f64 / MIB / seconds;
-    let from_memory = 1.0 - reads.from_storage.0 as f64 / reads.called.0 as f64;
-    (rate >= STREAM_MIN.value(seen.policy) && from_memory <= CACHE_USE_MAX.value(seen.policy)).then_some(rate)
+    (rate >= STREAM_MIN.value(seen.policy)).then_some(rate)
+}
+
+/// MiB per second that the whole machine reads from storage.
+fn machine_reads(seen: &Seen<'_>) -> f64 {
+    let seconds = seen.machine_interval.as_secs_f64();
+    if seconds > 0.0 {
+        seen.machine_sample.paging.read_in.0 as f64 / MIB / seconds
+    } else {
+        0.0
+    }
 }
 
 /// Whether the workload in question reads from beginning to end itself.
@@ -356,8 +373,7 @@ fn refusal(reader: &Neighbour) -> Option<String> {
     }
     if starts_readers(reader) {
         return Some(
-            "that was read by processes that it has started and that have ended, each before it could be contained; a limit \
-             for it would hold whatever it starts next"
+            "each is over before it could be contained, and a limit for who starts them would hold whatever it starts next"
                 .into(),
         );
     }
@@ -369,16 +385,24 @@ fn refusal(reader: &Neighbour) -> Option<String> {
 
 fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Opinion {
     let why = refusal(reader).unwrap_or_default();
-    let finding = format!(
-        "{loss}, while {} reads {rate:.0} MiB/s from storage from beginning to end, which may not be touched: {why}",
-        reader.id
-    );
+    let is_of_others = reader.left_alone.is_none() && starts_readers(reader);
+    let finding = if is_of_others {
+        format!(
+            "{loss}, while processes that {} starts one after another read {rate:.0} MiB/s from storage: {why}",
+            reader.id
+        )
+    } else {
+        format!(
+            "{loss}, while {} reads {rate:.0} MiB/s from storage from beginning to end, which may not be touched: {why}",
+            reader.id
+        )
+    };
     Opinion::Decline(Declined {
         advice: vec![Advice {
             id: format!("file_cache/reader/{}", reader.id),
             workload: Some(seen.workload.id.clone()),
             finding: finding.clone(),
-            remedy: if starts_readers(reader) {
+            remedy: if is_of_others {
                 "start the whole of it in a control group of its own (`systemd-run --scope COMMAND`, or a unit): there it is \
                  contained as one"
                     .into()
@@ -583,6 +607,7 @@ mod tests {
     fn who_starts_readers_one_after_another_is_left_alone_unless_it_has_a_group_of_its_own() {
         // A shell that runs `tar` in a loop: what tar has read by small calls counts to it.
         let shell = |s: &mut Scene| {
+            s.machine_sample.paging.read_in = mib(300);
             reader(s).id = "bash[7]".into();
             reader(s).reads = Reads {
                 from_storage: mib(300),
@@ -592,16 +617,34 @@ mod tests {
                 by_ended: mib(290),
             };
         };
+        // … and what is at the other end of a pipe gets it once more.
+        let piped = scene().with(shell).with(|s| reader(s).reads.called = mib(620));
+        assert!(piped.declined(&FileCache).reason.contains("bash[7]"));
         let declined = scene().with(shell).declined(&FileCache);
         assert!(
-            declined.reason.contains("bash[7]") && declined.reason.contains("have ended"),
+            declined.reason.contains("that bash[7] starts") && declined.reason.contains("300 MiB/s"),
             "{}",
             declined.reason
         );
         assert!(declined.advice[0].remedy.contains("systemd-run --scope"));
+        // Whom a person wants to be left alone can be limited by a person.
+        let excluded = scene()
+            .with(shell)
+            .with(|s| reader(s).left_alone = Some("by a person".into()));
+        assert!(
+            excluded.declined(&FileCache).advice[0]
+                .remedy
+                .contains("MemoryHigh")
+        );
         // A `cp` of a large file that has just ended: the shell itself does not read.
         let copied = scene().with(shell).with(|s| reader(s).reads.calls = 310 * 8);
         assert!(copied.declined(&FileCache).reason.contains("bash[7]"));
+        // What ran for a minute and has ended now was not read now, and no advice helps any more.
+        let ended = scene().with(shell).with(|s| {
+            let of = &mut reader(s).reads;
+            (of.from_storage, of.called, of.by_ended) = (mib(9000), mib(9010), mib(9000));
+        });
+        assert!(ended.reason(&FileCache).contains("no other workload"));
         // A unit is contained with all that it starts, if those that live read in order, or by large calls.
         let unit = |s: &mut Scene| reader(s).kind = WorkloadKind::Unit;
         assert!(
