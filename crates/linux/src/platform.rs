@@ -141,6 +141,14 @@ impl std::fmt::Debug for LinuxPlatform {
     }
 }
 
+impl Drop for LinuxPlatform {
+    fn drop(&mut self) {
+        self.meters.clear();
+        // What stays for longer is taken out with the process.
+        crate::meters::wait_until_off();
+    }
+}
+
 impl LinuxPlatform {
     /// The machine below `root`; `/` is the running one. Nothing is read yet. Meters as if nothing were configured.
     pub fn new(root: Root) -> Self {

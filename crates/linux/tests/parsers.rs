@@ -26,8 +26,8 @@ fn seed(name: &str) -> Vec<u8> {
     let own = |file: &str| std::fs::read(format!("/proc/self/{file}")).unwrap_or_default();
     match name {
         "stat" | "thread-stat" => own("stat"),
-        "maps" | "code-mappings" => own("maps"),
-        "schedstat" | "smaps" | "status" => own(name),
+        "maps" | "code-mappings" | "mapped-files" => own("maps"),
+        "mountinfo" | "schedstat" | "smaps" | "status" => own(name),
         "elf" => own("exe"),
         "progress" => {
             let mut file = vec![0; homeostat_progress::layout::file_size(2)];

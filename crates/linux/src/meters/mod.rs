@@ -38,6 +38,16 @@ pub use spans::{Quantile, Spans, SpansReport};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterId, Workload};
 use homeostat_platform::PlatformError;
+use std::time::Duration;
+
+/// Longest wait of an orderly end for breakpoints to be taken out.
+const TAKEN_OFF_MAX: Duration = Duration::from_secs(10);
+
+/// Waits until every breakpoint is taken out that a meter had needed, at most ten seconds: that is done by threads, which look
+/// first that it holds up nobody. What is left then goes with this process, whoever stands still. Whether all are out.
+pub fn wait_until_off() -> bool {
+    concern::keeper::wait_for_all(TAKEN_OFF_MAX)
+}
 
 /// One kind of meter: finds out whether it fits a workload, and opens it.
 pub trait MeterKind {

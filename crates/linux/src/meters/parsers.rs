@@ -1,7 +1,9 @@
 //! The parsers of the meters, as functions of bytes.
 
 use super::connection::{Connection, Deadline};
-use super::{code_file, discovery, elf, elf64, go, kernel, listeners, memcached, prometheus, redis, sockets};
+use super::{
+    code_file, concern, discovery, elf, elf64, go, kernel, listeners, memcached, prometheus, redis, sockets,
+};
 use crate::parsers::Parser;
 use homeostat_points::code::Function;
 use std::collections::BTreeSet;
@@ -48,6 +50,8 @@ pub(crate) const ALL: &[Parser] = &[
     ("code-mappings", |bytes| {
         let _ = code_file::code_mappings(&String::from_utf8_lossy(bytes));
     }),
+    ("mapped-files", concern::parse_mappings),
+    ("mountinfo", concern::parse_mounts),
     ("code-functions", |bytes| {
         let _ = go::functions(bytes);
         let _ = go::function(bytes, "main.main");

@@ -1,17 +1,49 @@
 //! What is being counted with, let go of when nobody has to be waited for.
 //!
 //! Taking a breakpoint out waits for everybody who maps the file, like putting one in. While one of them stands still the
-//! breakpoint stays, and a thread looks again until it can go. Only the end of homeostat itself takes it out regardless: there
-//! nobody can be made to wait.
+//! breakpoint stays, and a thread looks again until it can go. An orderly end of homeostat waits for that for a while
+//! ([`wait_for_all`]); the end of its process takes out what is left, whoever stands still.
 
 use super::{Files, Refusal};
 use crate::Root;
 use homeostat_model::ProcessId;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often what is kept is looked at.
 const BEAT: Duration = Duration::from_secs(1);
+
+/// Things that are counted with, and are not taken off yet.
+static ON: AtomicUsize = AtomicUsize::new(0);
+
+/// One of them, until it is off.
+struct On;
+
+impl On {
+    fn new() -> Self {
+        ON.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for On {
+    fn drop(&mut self) {
+        ON.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits until nothing is counted with any more, at most so long; whether that is so.
+pub(in crate::meters) fn wait_for_all(longest: Duration) -> bool {
+    let begun = Instant::now();
+    while ON.load(Ordering::SeqCst) > 0 {
+        if begun.elapsed() >= longest {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
 
 /// Something that is counted with, and whom it concerns.
 struct Kept {
@@ -20,6 +52,8 @@ struct Kept {
     processes: Vec<ProcessId>,
     /// Its end takes the breakpoints out.
     what: Box<dyn Send>,
+    /// Ends after it.
+    on: On,
 }
 
 struct Store {
@@ -38,7 +72,8 @@ pub(in crate::meters) struct Held<T: Send + 'static> {
     root: Root,
     files: Files,
     processes: Vec<ProcessId>,
-    what: Option<T>,
+    /// Taken off first, and then told.
+    what: Option<(T, On)>,
 }
 
 impl<T: Send + 'static> Held<T> {
@@ -48,7 +83,7 @@ impl<T: Send + 'static> Held<T> {
             root: root.clone(),
             files: files.clone(),
             processes: processes.to_vec(),
-            what: Some(what),
+            what: Some((what, On::new())),
         }
     }
 
@@ -66,11 +101,12 @@ impl<T: Send + 'static> Held<T> {
     }
 
     fn take_off(&mut self) -> Result<(), Refusal> {
-        let Some(what) = self.what.take() else {
+        let Some((what, on)) = self.what.take() else {
             return Ok(());
         };
         let Err(why) = self.files.settled(&self.root, &self.processes) else {
             drop(what);
+            drop(on);
             return Ok(());
         };
         keep(Kept {
@@ -78,6 +114,7 @@ impl<T: Send + 'static> Held<T> {
             files: self.files.clone(),
             processes: self.processes.clone(),
             what: Box::new(what),
+            on,
         });
         Err(Refusal::Now(format!(
             "{why}; what is counted with stays until it does, and is taken off then"
@@ -118,7 +155,9 @@ fn look_after() {
         drop(store);
         for kept in all {
             if kept.files.settled(&kept.root, &kept.processes).is_ok() {
-                drop(kept.what);
+                let Kept { what, on, .. } = kept;
+                drop(what);
+                drop(on);
             } else {
                 let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
                 store.kept.push(kept);

@@ -31,6 +31,16 @@ use homeostat_platform::PlatformError;
 use std::fmt;
 use std::sync::Arc;
 
+/// What is read of the kernel's texts, as functions of bytes: a list of mounts, and a list of mappings.
+pub(in crate::meters) fn parse_mounts(bytes: &[u8]) {
+    storage::parse(&String::from_utf8_lossy(bytes));
+}
+
+/// See [`parse_mounts`].
+pub(in crate::meters) fn parse_mappings(bytes: &[u8]) {
+    census::parse(bytes);
+}
+
 /// Device and inode, as a list of mappings gives them.
 pub(in crate::meters) type DeviceInode = ((u32, u32), u64);
 

@@ -245,6 +245,18 @@ fn split(text: &str, separator: char) -> Vec<String> {
     parts
 }
 
+/// Reads a list of mounts, and judges each of them.
+pub(super) fn parse(text: &str) {
+    let view = View {
+        its: Mounts::parse(text),
+        ours: Mounts::default(),
+        own_users: false,
+    };
+    for mount in &view.its.0 {
+        let _ = view.allow(mount.device, &mount.point);
+    }
+}
+
 /// Whether all that a process has mapped comes from memory or a disk of this machine.
 ///
 /// # Errors

@@ -197,4 +197,14 @@ fn who_may_look_at_any_process_is_told_by_its_capabilities() {
         std::fs::write(tree.path().join("proc/self/status"), text).unwrap();
         assert_eq!(may_look_at_any(&root), may, "{held}");
     }
+    // All capabilities, of a name space of its own.
+    let text = "CapEff:\t000001ffffffffff\n";
+    std::fs::write(tree.path().join("proc/self/status"), text).unwrap();
+    std::fs::create_dir_all(tree.path().join("proc/self/ns")).unwrap();
+    let link = tree.path().join("proc/self/ns/user");
+    for (users, may) in [("user:[4026532000]", false), (USERS_OF_THE_MACHINE, true)] {
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(users, &link).unwrap();
+        assert_eq!(may_look_at_any(&root), may, "{users}");
+    }
 }
