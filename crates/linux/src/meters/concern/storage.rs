@@ -190,14 +190,14 @@ impl View {
                 "it cannot be told where they lie: the process lives in a name space of users of its own",
             );
         }
-        let layers = layers(&mount.options);
+        // Those that have no full path were named from a directory beside the one that is written to (containerd, where there
+        // are many). Only root mounts layers outside of such a name space.
+        let mut layers = layers(&mount.options);
+        layers.retain(|layer| layer.starts_with('/'));
         if layers.is_empty() || depth == 0 {
-            return unknown("it cannot be told where they lie");
+            return unknown("it cannot be told where they lie: the list of mounts has no full path");
         }
         for layer in layers {
-            if !layer.starts_with('/') {
-                return unknown("it cannot be told where they lie: the list of mounts has no full path");
-            }
             // Whoever mounted them may have seen the one or the other there.
             for holder in [self.ours.holds(&layer), self.its.holds(&layer)]
                 .into_iter()
@@ -313,6 +313,7 @@ mod tests {
 31 27 0:32 / /mnt/remote rw - overlay overlay rw,lowerdir=/srv/image:/var/l/2
 32 27 0:33 / /mnt/relative rw - overlay overlay rw,lowerdir=l/1:l/2,upperdir=/var/u
 33 27 0:34 / /mnt/twice rw - overlay overlay rw,lowerdir=/mnt/remote/x
+39 27 0:40 / /mnt/nowhere ro - overlay overlay ro,lowerdir=l/1:l/2
 34 27 0:35 / /mnt/demand ro - erofs none ro,fsid=image
 35 27 0:36 / /shared rw - virtiofs tag rw
 36 27 0:37 / /nine rw - 9p tag rw
@@ -332,7 +333,7 @@ nonsense
     #[test]
     fn mounts_are_read_with_their_escapes_and_the_longest_holds_a_path() {
         let mounts = Mounts::parse(MOUNTS);
-        assert_eq!(mounts.0.len(), 11);
+        assert_eq!(mounts.0.len(), 12);
         let sshfs = mounts.on((0, 25)).unwrap();
         assert_eq!(
             (sshfs.point.as_str(), sshfs.kind.as_str()),
@@ -373,8 +374,9 @@ nonsense
         let mut view = view();
         assert_eq!(view.allow((0, 31), "/usr/bin/x"), Ok(()));
         assert!(view.allow((0, 32), "/usr/bin/x").unwrap_err().contains("nfs4"));
+        assert_eq!(view.allow((0, 33), "/usr/bin/x"), Ok(()));
         assert!(
-            view.allow((0, 33), "/usr/bin/x")
+            view.allow((0, 40), "/usr/bin/x")
                 .unwrap_err()
                 .contains("full path")
         );

@@ -135,14 +135,17 @@ fn clock() -> f64 {
 /// Where threads wait for each other, asleep, before each round.
 struct Meeting {
     threads: usize,
+    /// How long one waits for the others.
+    patience: Duration,
     arrived: Mutex<usize>,
     all: Condvar,
 }
 
 impl Meeting {
-    fn new(threads: usize) -> Self {
+    fn new(threads: usize, patience: Duration) -> Self {
         Self {
             threads,
+            patience,
             arrived: Mutex::new(0),
             all: Condvar::new(),
         }
@@ -158,7 +161,7 @@ impl Meeting {
         }
         let waited = self
             .all
-            .wait_timeout_while(arrived, START_MAX, |arrived| *arrived < enough);
+            .wait_timeout_while(arrived, self.patience, |arrived| *arrived < enough);
         let (arrived, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *arrived >= enough
     }
@@ -197,7 +200,7 @@ struct Measured {
 /// The CPU time of a series of [`CALLS`], the mean over so many threads that run theirs at once: the middle one of several. On a
 /// machine that is too busy to run them at once, twice the most that any of them needed.
 fn together(threads: usize) -> Result<Measured, Trouble> {
-    let meeting = Meeting::new(threads);
+    let meeting = Meeting::new(threads, START_MAX);
     let run = || {
         // Some tenths of a second: else a busy machine would have it wait in the middle of each series.
         let _urgent = Urgent::begin();
@@ -476,7 +479,7 @@ mod tests {
 
     #[test]
     fn threads_wait_for_each_other_asleep() {
-        let meeting = Meeting::new(2);
+        let meeting = Meeting::new(2, Duration::from_secs(600));
         let passed = std::thread::scope(|scope| {
             let other = scope.spawn(|| meeting.wait(1) && meeting.wait(2));
             (meeting.wait(1) && meeting.wait(2), other.join().unwrap())
