@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Most threads of a process in which something is counted: each is looked at before a breakpoint comes or goes.
 const THREADS_MAX: usize = 1024;
+/// Most of a process that only has to be waited for: as many as the kernel can have. What is on in a program that has come to have
+/// more than that number above is still taken off.
+const THREADS_OF_OTHERS_MAX: usize = 1 << 22;
 /// A thread that has waited for so long without running once stands still. A disk that is told to write all it holds takes less.
 const STILL: Duration = Duration::from_secs(2);
 /// How often those that wait are looked at meanwhile.
@@ -96,11 +99,11 @@ fn unmoved(first: &[Waiting], now: &[Waiting]) -> Vec<Waiting> {
     first.iter().filter(|w| now.contains(w)).copied().collect()
 }
 
-/// The numbers of a process's threads. Empty: it has ended.
-fn list(dir: &OwnedFd, process: ProcessId) -> Result<Vec<i32>, Refusal> {
-    match numbers_in(dir, "task", THREADS_MAX) {
+/// The numbers of a process's threads, of which there may be so many. Empty: it has ended.
+fn list(dir: &OwnedFd, process: ProcessId, most: usize) -> Result<Vec<i32>, Refusal> {
+    match numbers_in(dir, "task", most) {
         Ok((_, true)) => Err(Refusal::Lasting(format!(
-            "process {process} has more than {THREADS_MAX} threads, too many to be looked at before each breakpoint"
+            "process {process} has more than {most} threads, too many to be looked at before each breakpoint"
         ))),
         Ok((threads, false)) => Ok(threads),
         Err(Errno::NOENT | Errno::SRCH) => Ok(Vec::new()),
@@ -156,7 +159,12 @@ fn waiting(root: &Root, process: ProcessId, look: Look) -> Result<Vec<Waiting>, 
     };
     let mut found = Vec::new();
     let mut is_frozen = None;
-    for thread in list(&dir, process)? {
+    let most = if look == Look::Untraced {
+        THREADS_MAX
+    } else {
+        THREADS_OF_OTHERS_MAX
+    };
+    for thread in list(&dir, process, most)? {
         let text = small(&dir, &format!("task/{thread}/status")).map_err(|e| unreadable(thread, e))?;
         let Some(status) = text.map(|t| Status::parse(&t)) else {
             continue;
@@ -566,12 +574,15 @@ int main(int argc, char **argv)
             pid: 7,
             start_ticks: 1,
         };
-        let why = list(&dir, process).unwrap_err();
+        let why = list(&dir, process, THREADS_MAX).unwrap_err();
         assert!(
             matches!(&why, Refusal::Lasting(text) if text.contains("1024 threads")),
             "{why}"
         );
+        // Who has come to have so many is still looked at before what is on is taken off.
+        let all = list(&dir, process, THREADS_OF_OTHERS_MAX).unwrap();
+        assert_eq!(all.len(), THREADS_MAX + 1);
         std::fs::remove_dir(tree.path().join("task/1")).unwrap();
-        assert_eq!(list(&dir, process).unwrap().len(), THREADS_MAX);
+        assert_eq!(list(&dir, process, THREADS_MAX).unwrap().len(), THREADS_MAX);
     }
 }
