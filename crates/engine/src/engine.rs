@@ -671,11 +671,15 @@ impl Engine {
         } else {
             1.0
         };
+        let uses_files = self.lives_on_the_file_cache(&sample);
         let Some(w) = self.workloads.get_mut(&sample.id) else {
             return;
         };
         if w.gone {
             return;
+        }
+        if uses_files {
+            w.used_files_at = Some(self.now);
         }
         if sample.interval.0 > 0 {
             w.series.push(Interval {
@@ -819,7 +823,7 @@ impl Engine {
             return Some("seen once; what CPU it uses is known after the next look".into());
         }
         // What it needs is in the file cache, or was until somebody took it.
-        if self.lives_on_the_file_cache(sample) && sample.age.as_secs_f64() >= self.policy.age_min_s {
+        if self.lived_on_the_file_cache(w) && sample.age.as_secs_f64() >= self.policy.age_min_s {
             return None;
         }
         if w.load.cpus < self.policy.cpu_min {

@@ -661,10 +661,11 @@ impl Experiment {
             panel::GUARDRAIL_LEVEL_EARLY
         };
         let level = level / self.rails.len().max(1) as f64;
+        let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));
         let hurt = self
             .rails
             .iter()
-            .find_map(|r| Some((r.is_neighbour(), r.hurt(level)?)));
+            .find_map(|r| Some((r.is_neighbour(), r.hurt(level, gained)?)));
         if let Some((neighbour, hurt)) = hurt {
             self.hindered = neighbour;
             // Which neighbours there are is chance: the change itself may be good another time.
@@ -681,10 +682,14 @@ impl Experiment {
                 now,
                 Verdict::Accepted,
                 format!(
-                    "evidence {:.0} (needed {:.0}) in {} blocks",
+                    "evidence {:.0} (needed {:.0}) in {} blocks{}",
                     self.evidence(),
                     1.0 / parameters.alpha,
-                    self.blocks.len()
+                    self.blocks.len(),
+                    self.rails
+                        .iter()
+                        .find_map(Guardrail::conceded)
+                        .map_or_else(String::new, |lost| format!("; {lost}"))
                 ),
             ),
             Decision::Harm | Decision::Futile if self.trip.is_some() => {

@@ -24,7 +24,7 @@ use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, SETTLING_CONSTANTS};
-use crate::panel::{Member, Panel};
+use crate::panel::{Member, Panel, log_gain};
 use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
 use crate::recall::Pair;
@@ -145,6 +145,8 @@ pub(crate) struct Guard {
     probe: Option<Probe>,
     pieces: u64,
     review_at: Nanoseconds,
+    /// Most of its work that a reader may lose by being contained.
+    reader_loss_max: f64,
     /// Since when it leaves each of these too little.
     outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
 }
@@ -164,6 +166,7 @@ impl Guard {
             None => (vec![e.setup.action], Vec::new()),
         };
         Self {
+            reader_loss_max: policy.reader_loss_max,
             strategy: e.setup.strategy.clone(),
             key: e.setup.action,
             tried,
@@ -196,6 +199,16 @@ impl Guard {
             review_at: now + REVIEW,
             outgrown_since: BTreeMap::new(),
         }
+        .conceding()
+    }
+
+    /// Who is contained may lose what is sure to be gained by it.
+    fn conceding(mut self) -> Self {
+        if let Some((_, reader, _)) = &self.pair {
+            let gained = log_gain(self.effect.lower);
+            self.watch.concede(reader.clone(), self.reader_loss_max, gained);
+        }
+        self
     }
 
     /// The same of a change that is being made again, on an effect that was proven earlier, by which its probes are spaced.
@@ -204,7 +217,7 @@ impl Guard {
         self.next_probe = now + self.probe_interval();
         // As while a further part is made: nobody probes or tries anything beside it.
         self.stage_running = Some(self.key);
-        self
+        self.conceding()
     }
 
     /// Whether a probe or a stage is under way, or what it guards is being made: then no other trial or probe starts.

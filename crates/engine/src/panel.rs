@@ -333,6 +333,8 @@ pub(crate) struct Guardrail {
     member: Member,
     /// Whether it is of a workload that is not tried.
     neighbour: bool,
+    /// The fall (log units) from which it is hurt, where there is more for the change to give than usual.
+    concedes: Option<f64>,
     on: Vec<f64>,
     off: Vec<f64>,
 }
@@ -356,6 +358,7 @@ impl Guardrail {
                 ..member
             },
             neighbour: false,
+            concedes: None,
             on: Vec::new(),
             off: Vec::new(),
         }
@@ -367,6 +370,22 @@ impl Guardrail {
             neighbour: true,
             ..self
         }
+    }
+
+    /// The same, of the reader that the change contains: what a program lost to it is given back, so it may lose as much of
+    /// its work (a share of it) as the program is sure to gain, up to this.
+    pub(crate) fn of_the_reader(self, most: f64) -> Self {
+        Self {
+            concedes: Some(-ln(1.0 - most)),
+            ..self
+        }
+    }
+
+    /// What the reader that the change contains lost, in words, where that was seen.
+    pub(crate) fn conceded(&self) -> Option<String> {
+        self.concedes?;
+        let (change, _) = self.change()?;
+        (change <= -GUARDRAIL_FALL).then(|| self.lost(change))
     }
 
     pub(crate) fn is_neighbour(&self) -> bool {
@@ -405,19 +424,23 @@ impl Guardrail {
         &self.member
     }
 
-    /// What to say when it was hurt, at this level (one-sided, Welch's unequal variances t-test).
-    pub(crate) fn hurt(&self, level: f64) -> Option<String> {
+    /// What to say when it was hurt, at this level (one-sided, Welch's unequal variances t-test). `gained`: what the change is
+    /// sure to gain (log units), once that is known.
+    pub(crate) fn hurt(&self, level: f64, gained: Option<f64>) -> Option<String> {
         let c = self.compare()?;
         let error = c.error.max(GUARDRAIL_ERROR_MIN);
         let limit = student_t_limit(level, c.freedom);
-        (c.change <= -GUARDRAIL_FALL && c.change <= -limit * error).then(|| {
-            format!(
-                "{} lost {:.1} % {} with it",
-                self.member.workload,
-                -exp_m1(c.change) * 100.0,
-                self.member.objective.words()
-            )
-        })
+        let fall = allowed_fall(self.concedes, gained);
+        (c.change <= -fall && c.change <= -limit * error).then(|| self.lost(c.change))
+    }
+
+    fn lost(&self, change: f64) -> String {
+        format!(
+            "{} lost {:.1} % {} with it",
+            self.member.workload,
+            -exp_m1(change) * 100.0,
+            self.member.objective.words()
+        )
     }
 
     /// Its blocks that were on against those that were off; `None` with too few of them.
@@ -443,6 +466,14 @@ impl Guardrail {
     pub(crate) fn is_of(&self, member: &Member) -> bool {
         self.member.workload == member.workload && self.member.objective == member.objective
     }
+}
+
+/// The fall (log units) from which somebody is hurt by a change that is sure to gain so much: the usual one, or, where it
+/// may concede more, as much as is gained, up to that.
+pub(crate) fn allowed_fall(concedes: Option<f64>, gained: Option<f64>) -> f64 {
+    concedes.map_or(GUARDRAIL_FALL, |most| {
+        most.min(gained.unwrap_or(most)).max(GUARDRAIL_FALL)
+    })
 }
 
 /// The log of a predicted relative gain; nothing below no gain.
@@ -562,6 +593,15 @@ mod tests {
     }
 
     #[test]
+    fn the_reader_may_lose_what_is_sure_to_be_gained_up_to_its_bound() {
+        assert_eq!(allowed_fall(None, Some(2.0)), GUARDRAIL_FALL);
+        assert_eq!(allowed_fall(Some(0.36), None), 0.36);
+        assert_eq!(allowed_fall(Some(0.36), Some(0.1)), 0.1);
+        assert_eq!(allowed_fall(Some(0.36), Some(2.0)), 0.36);
+        assert_eq!(allowed_fall(Some(0.36), Some(0.0)), GUARDRAIL_FALL);
+    }
+
+    #[test]
     fn a_guardrail_is_hurt_by_a_proven_fall_only() {
         let mut rail = Guardrail::new(member("n", 1.0), Objective::WorkPerSecond);
         let block = |rail: &mut Guardrail, on: bool, rate: f64| {
@@ -574,19 +614,19 @@ mod tests {
         };
         for k in 0..3 {
             block(&mut rail, false, 100.0 + f64::from(k));
-            assert_eq!(rail.hurt(0.05), None, "nothing is known yet");
+            assert_eq!(rail.hurt(0.05, None), None, "nothing is known yet");
             block(&mut rail, true, 90.0 + f64::from(k));
         }
         assert!(
-            rail.hurt(0.01).unwrap().starts_with("n lost 9."),
+            rail.hurt(0.01, None).unwrap().starts_with("n lost 9."),
             "{:?}",
-            rail.hurt(0.01)
+            rail.hurt(0.01, None)
         );
         let mut rail = Guardrail::new(member("n", 1.0), Objective::WorkPerSecond);
         for k in 0..4 {
             block(&mut rail, false, 100.0 + 20.0 * f64::from(k % 2));
             block(&mut rail, true, 98.0 + 20.0 * f64::from(k % 2));
         }
-        assert_eq!(rail.hurt(0.01), None, "within its noise");
+        assert_eq!(rail.hurt(0.01, None), None, "within its noise");
     }
 }

@@ -97,6 +97,9 @@ pub struct Policy {
     pub backoff_inconclusive_s: f64,
     /// Wait after a harmful try (seconds).
     pub backoff_harmful_s: f64,
+    /// Most of its work that a reader of files may lose when it is contained for a program whose pages it pushes out, as a
+    /// share (0.03 to 0.9). It may never lose more than the program is sure to gain.
+    pub reader_loss_max: f64,
     /// Wait before a refused meter or a declined proposal is looked at again (seconds).
     pub reconsider_s: f64,
     /// One placebo experiment every so many seconds; 0 = none.
@@ -151,6 +154,7 @@ impl Default for Policy {
             backoff_rejected_s: 86_400.0,
             backoff_inconclusive_s: 21_600.0,
             backoff_harmful_s: 7.0 * 86_400.0,
+            reader_loss_max: 0.3,
             reconsider_s: 600.0,
             placebo_every_s: 21_600.0,
             placebo_alpha: 0.05,
@@ -207,6 +211,7 @@ impl Policy {
         range("backoff_rejected_s", self.backoff_rejected_s, 0.0, 1e9);
         range("backoff_inconclusive_s", self.backoff_inconclusive_s, 0.0, 1e9);
         range("backoff_harmful_s", self.backoff_harmful_s, 0.0, 1e9);
+        range("reader_loss_max", self.reader_loss_max, 0.03, 0.9);
         range("reconsider_s", self.reconsider_s, 1.0, 1e9);
         range("placebo_every_s", self.placebo_every_s, 0.0, 1e9);
         range("placebo_alpha", self.placebo_alpha, 1e-6, 0.5);

@@ -18,7 +18,7 @@ use crate::panel::{BYSTANDERS_MAX, Guardrail, Panel};
 use crate::policy::{Mode, Policy};
 use crate::strategy::{Opinion, Proposal};
 use crate::view::Stage;
-use crate::watched::Proposed;
+use crate::watched::{Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId,
@@ -42,6 +42,8 @@ pub(crate) const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 const FAULTS_MIN: f64 = 5.0;
 /// … or bytes per second that it reads from storage.
 const READS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// For so long after that it counts as doing so, whatever it does.
+const USES_FILES_FOR: Nanoseconds = Nanoseconds::from_secs(300);
 /// For the sake of one workload so many readers are contained at most.
 const READERS_MAX: usize = 4;
 /// A block is measured for at least this long where the settings offer it (seconds): losses and recoveries take a second
@@ -84,6 +86,12 @@ impl Engine {
             && seconds > 0.0
             && (sample.faults_major as f64 >= FAULTS_MIN * seconds
                 || sample.reads.from_storage.0 as f64 >= READS_MIN * seconds)
+    }
+
+    /// Whether it did so in the last minutes. Who is contained, or reads what it finds in memory for a while, is the same
+    /// reader as before: it is not to be looked at and left alone in turns.
+    pub(crate) fn lived_on_the_file_cache(&self, w: &Watched) -> bool {
+        w.used_files_at.is_some_and(|at| self.now - at < USES_FILES_FOR)
     }
 
     /// Asks the strategies that protect. Returns whether one of them proposes something.
@@ -237,7 +245,7 @@ impl Engine {
             .into_iter()
             .filter(|m| !e.rails.iter().any(|r| *r.workload() == m.workload))
             .take(room)
-            .map(|m| Guardrail::new(m, Objective::WorkPerSecond).of_a_neighbour())
+            .map(|m| self.rail_of_a_neighbour(m, Objective::WorkPerSecond, e.setup.reader.as_ref()))
             .collect();
         if let Some(e) = self.experiments.get_mut(&id) {
             e.rails.extend(joining);

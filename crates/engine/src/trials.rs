@@ -698,13 +698,13 @@ impl Engine {
         let first = self.next_action;
         // A rollout makes its first part later, under the number that is given away here.
         self.next_action += pieces.len().max(1) as u64;
+        let reader = pieces.iter().find_map(|p| self.reader_of(&p.target));
         let (rails, borrowed) = if kind == ExperimentKind::Placebo {
             (Vec::new(), Vec::new())
         } else {
             let borrowed = self.borrow_meters(&panel);
-            (self.guardrails(&panel), borrowed)
+            (self.guardrails(&panel, reader.as_ref()), borrowed)
         };
-        let reader = pieces.iter().find_map(|p| self.reader_of(&p.target));
         let setup = Setup {
             id: experiment_id,
             kind,
@@ -792,7 +792,7 @@ impl Engine {
 
     /// What the trial must not harm: its members by themselves where several are tried as one, the work per second of
     /// those that are judged by their CPU time, and the neighbours whose work is measured, by both where both can be lost.
-    fn guardrails(&self, panel: &Panel) -> Vec<Guardrail> {
+    fn guardrails(&self, panel: &Panel, reader: Option<&Fingerprint>) -> Vec<Guardrail> {
         let mut rails = Vec::new();
         for m in panel.members() {
             if panel.is_joint() {
@@ -805,10 +805,26 @@ impl Engine {
         let bystanders = self.bystanders(panel);
         let harmed = |m: Member| {
             let objective = m.objective;
-            Guardrail::new(m, objective).of_a_neighbour()
+            self.rail_of_a_neighbour(m, objective, reader)
         };
         rails.extend(bystanders.iter().flat_map(Member::as_neighbour).map(harmed));
         rails
+    }
+
+    /// A neighbour as a guardrail. `reader`: the identity of the reader that the change contains, if it does that.
+    pub(crate) fn rail_of_a_neighbour(
+        &self,
+        m: Member,
+        objective: Objective,
+        reader: Option<&Fingerprint>,
+    ) -> Guardrail {
+        let is_reader = reader == Some(&m.fingerprint);
+        let rail = Guardrail::new(m, objective).of_a_neighbour();
+        if is_reader {
+            rail.of_the_reader(self.policy.reader_loss_max)
+        } else {
+            rail
+        }
     }
 
     /// The neighbours whose work is measured, those that use most CPU first.

@@ -11,12 +11,12 @@
 
 use crate::blocks::BREAKER_SPAN;
 use crate::experiment::Experiment;
-use crate::panel::{GUARDRAIL_FALL, Guardrail, IDLE_SHARE, Member, Panel, QUORUM, Reading};
+use crate::panel::{GUARDRAIL_FALL, Guardrail, IDLE_SHARE, Member, Panel, QUORUM, Reading, allowed_fall};
 use crate::series::Series;
-use homeostat_model::{Nanoseconds, Verdict, WorkloadId};
+use homeostat_model::{Fingerprint, Nanoseconds, Verdict, WorkloadId};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
-use homeostat_statistics::robust::{exp_m1, mean};
+use homeostat_statistics::robust::{exp_m1, ln, mean};
 use std::collections::VecDeque;
 
 /// The guard raises its alarm when the gain falls below this (log units).
@@ -79,17 +79,20 @@ struct Rail {
     member: Member,
     neighbour: bool,
     scale: f64,
+    /// The fall (log units) from which it is hurt.
+    fall: f64,
     detector: Holdback,
     recent: VecDeque<f64>,
 }
 
 impl Rail {
-    fn new(member: Member, neighbour: bool, scale: f64) -> Self {
+    fn new(member: Member, neighbour: bool, scale: f64, fall: f64) -> Self {
         Self {
             member,
             neighbour,
             scale,
-            detector: Holdback::below(-GUARDRAIL_FALL, scale),
+            fall,
+            detector: Holdback::below(-fall, scale),
             recent: VecDeque::new(),
         }
     }
@@ -133,6 +136,8 @@ pub(crate) struct Watch {
     probation_pairs: u32,
     detector: Holdback,
     rails: Vec<Rail>,
+    /// The reader that the change contains, and how much of its work it may lose (log units).
+    reader: Option<(Fingerprint, f64)>,
     recent: VecDeque<f64>,
     /// Pairs that said something.
     pairs: u32,
@@ -175,6 +180,7 @@ impl Watch {
                     r.member().clone(),
                     false,
                     r.scale().unwrap_or(scale * count.sqrt()),
+                    GUARDRAIL_FALL,
                 )
             })
             .collect();
@@ -198,6 +204,7 @@ impl Watch {
             // Alarm when the gain is lost, not only when it has become a loss.
             detector: Holdback::below(HOLDBACK_FLOOR, noise.scale),
             rails,
+            reader: None,
             recent: VecDeque::new(),
             pairs: 0,
             suspicious: false,
@@ -259,7 +266,7 @@ impl Watch {
         self.panel = panel;
         self.rails.retain(|r| r.member.workload != *id);
         for r in &mut self.rails {
-            *r = Rail::new(r.member.clone(), r.neighbour, r.scale);
+            *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
         }
         self.probation = Probation::new(self.probation_pairs, self.scale);
         self.detector = Holdback::below(HOLDBACK_FLOOR, self.scale);
@@ -281,10 +288,24 @@ impl Watch {
                     && r.member.objective == member.objective
             };
             let rail = old.iter().find(same).cloned();
-            rails.push(rail.unwrap_or_else(|| Rail::new(member, true, scale)));
+            let fall = self.fall_of(&member);
+            rails.push(rail.unwrap_or_else(|| Rail::new(member, true, scale, fall)));
         }
         self.rails = rails;
         self.share_alarms();
+    }
+
+    /// Who is contained by the change may lose as much as that is sure to gain (log units), up to a share of its work.
+    pub(crate) fn concede(&mut self, reader: Fingerprint, most: f64, gained: f64) {
+        let fall = allowed_fall(Some(-ln(1.0 - most)), Some(gained));
+        self.reader = Some((reader, fall));
+    }
+
+    fn fall_of(&self, neighbour: &Member) -> f64 {
+        match &self.reader {
+            Some((reader, fall)) if *reader == neighbour.fingerprint => *fall,
+            _ => GUARDRAIL_FALL,
+        }
     }
 
     /// All rails together raise a false alarm as rarely as one detector does.
@@ -477,8 +498,8 @@ impl Watch {
             };
             remember(&mut r.recent, difference);
             let alarm = r.detector.observe(difference);
-            suspicious |= (r.detector.level() >= SUSPECT_LEVEL && difference < -GUARDRAIL_FALL)
-                || difference < -GUARDRAIL_FALL - SUSPECT_SCALES * r.scale;
+            suspicious |= (r.detector.level() >= SUSPECT_LEVEL && difference < -r.fall)
+                || difference < -r.fall - SUSPECT_SCALES * r.scale;
             if alarm && hurt.is_none() {
                 hurt = Some((r.neighbour, r.describe()));
             }
@@ -579,7 +600,10 @@ mod tests {
             scales: vec![SCALE; cpus.len()],
             breakers: vec![Breaker::new(SCALE); cpus.len()],
         };
-        let rails = rails.into_iter().map(|m| Rail::new(m, false, SCALE)).collect();
+        let rails = rails
+            .into_iter()
+            .map(|m| Rail::new(m, false, SCALE, GUARDRAIL_FALL))
+            .collect();
         Watch::of(panel, noise, rails, 0, 0.05)
     }
 

@@ -88,6 +88,8 @@ pub(crate) struct Watched {
     pub(crate) relief_at: Nanoseconds,
     /// Start of the observation window that goes to the history next.
     pub(crate) window_from: Nanoseconds,
+    /// When it used memory last that is not resident in it, while memory was short.
+    pub(crate) used_files_at: Option<Nanoseconds>,
     /// Its resident memory over a long time.
     pub(crate) growth: Growth,
     /// Gone from the machine; kept until its changes are closed.
@@ -131,6 +133,7 @@ impl Watched {
             retry_at: Nanoseconds::ZERO,
             relief_at: Nanoseconds::ZERO,
             window_from: now,
+            used_files_at: None,
             growth: Growth::default(),
             gone: false,
         }

@@ -132,6 +132,8 @@ struct World {
     reads: bool,
     /// Whether the other reader reads.
     other_reads: bool,
+    /// Whether readers find what they read in memory for every other 20 seconds.
+    pauses: bool,
     third: bool,
     /// What the reader costs the program, and the limit the reader (shares of their work).
     loss: f64,
@@ -179,6 +181,7 @@ impl World {
             second: 0,
             reads: false,
             other_reads: false,
+            pauses: false,
             third: false,
             loss,
             price,
@@ -261,7 +264,8 @@ impl World {
                     ..OperatorChoice::default()
                 },
             });
-            let mib = |n: u64| Bytes::from_mib(if is_reader { n } else { 0 });
+            let rests = self.pauses && self.second % 40 >= 20;
+            let mib = |n: u64| Bytes::from_mib(if is_reader && !rests { n } else { 0 });
             // A program that waits uses next to no CPU, and its pages are not resident any more.
             let waits = i == 0 && loses;
             samples.push(WorkloadSample {
@@ -575,6 +579,45 @@ fn a_reader_that_loses_by_it_is_seen_although_nobody_knew_its_meter() {
     world.run(90);
     world.reads = true;
     world.run(600);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Inconclusive, "{reason}");
+    assert!(reason.contains("reader lost"), "{reason}");
+    assert!(!world.is_contained());
+}
+
+#[test]
+fn a_reader_that_finds_its_file_in_memory_for_a_while_is_not_looked_at_anew_each_time() {
+    let mut world = World::new(0.95, 0.0);
+    world.pauses = true;
+    world.run(90);
+    world.reads = true;
+    world.run(10);
+    assert!(world.is_contained());
+    for _ in 0..300 {
+        world.run(1);
+        assert_ne!(world.stage("reader"), Stage::Ignored, "at {} s", world.second);
+    }
+}
+
+#[test]
+fn a_reader_may_lose_what_the_program_is_sure_to_gain_and_no_more() {
+    // A backup that gets a tenth slower for a database that comes back.
+    let mut world = World::new(0.95, 0.11);
+    world.run(90);
+    world.reads = true;
+    world.run(400);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Accepted, "{reason}");
+    assert!(reason.contains("reader lost 1"), "the price is told: {reason}");
+    // Its guard knows the price, too.
+    world.run(4 * 3600);
+    assert!(world.is_contained());
+
+    // The same loss for next to nothing.
+    let mut world = World::new(0.1, 0.2);
+    world.run(90);
+    world.reads = true;
+    world.run(2000);
     let (verdict, reason) = world.verdict_of("protect").unwrap();
     assert_eq!(verdict, Verdict::Inconclusive, "{reason}");
     assert!(reason.contains("reader lost"), "{reason}");

@@ -15,7 +15,8 @@
 //!
 //! ## When it hurts
 //! * A reader that reads the same data again would find it in memory without the limit. Who is served from memory is
-//!   therefore left alone (`cache_use_max`), and the reader's work is a guardrail of the trial where it can be measured.
+//!   therefore left alone (`cache_use_max`), and the reader's work is a guardrail of the trial where it can be measured: it may lose as much as the program is
+//!   sure to gain, and no more than `reader_loss_max`. (A program that gets its speed back takes CPU time and disk, too.)
 //! * Under the limit the reader's read-ahead has less room; 32 MiB beside its own memory cost it nothing measurable.
 //! * In every block of the trial in which the reader is released the program loses its pages again. That is what happens
 //!   without homeostat; the blocks are short.
