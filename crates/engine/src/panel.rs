@@ -15,7 +15,8 @@
 use crate::blocks::{COVERAGE_MIN, Objective};
 use crate::series::{Series, Sums};
 use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
-use homeostat_statistics::robust::{exp_m1, ln, mean, student_t_limit, variance};
+use homeostat_statistics::robust::{exp_m1, ln, student_t_limit, variance};
+use homeostat_statistics::trimmed::{self, Comparison};
 use std::sync::Arc;
 
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
@@ -28,7 +29,7 @@ pub(crate) const GUARDRAIL_LEVEL: f64 = 0.05;
 pub(crate) const GUARDRAIL_LEVEL_EARLY: f64 = 0.001;
 /// Scores of few counts may be equal by chance: the standard error is at least this (log units).
 const GUARDRAIL_ERROR_MIN: f64 = 0.002;
-/// A guardrail is hurt when its fall is proven (Welch's test) and its estimate is at least this (log units): less is not
+/// A guardrail is hurt when its fall is proven (Yuen's test) and its estimate is at least this (log units): less is not
 /// harm worth giving a proven gain up for.
 pub(crate) const GUARDRAIL_FALL: f64 = 0.03;
 /// A block counts when members that carry at least this share of the weight worked in it.
@@ -339,16 +340,6 @@ pub(crate) struct Guardrail {
     off: Vec<f64>,
 }
 
-/// Two samples of unequal variances, as Welch compares them.
-struct Comparison {
-    /// Difference of the means, on − off (log units).
-    change: f64,
-    /// Standard error of that.
-    error: f64,
-    /// Degrees of freedom.
-    freedom: f64,
-}
-
 impl Guardrail {
     pub(crate) fn new(member: Member, objective: Objective) -> Self {
         Self {
@@ -424,7 +415,7 @@ impl Guardrail {
         &self.member
     }
 
-    /// What to say when it was hurt, at this level (one-sided, Welch's unequal variances t-test). `gained`: what the change is
+    /// What to say when it was hurt, at this level (one-sided, Yuen's trimmed t-test). `gained`: what the change is
     /// sure to gain (log units), once that is known.
     pub(crate) fn hurt(&self, level: f64, gained: Option<f64>) -> Option<String> {
         let c = self.compare()?;
@@ -448,18 +439,7 @@ impl Guardrail {
         if self.on.len() < GUARDRAIL_BLOCKS || self.off.len() < GUARDRAIL_BLOCKS {
             return None;
         }
-        let (on, off) = (self.on.len() as f64, self.off.len() as f64);
-        let (a, b) = (variance(&self.on) / on, variance(&self.off) / off);
-        let spread = a * a / (on - 1.0) + b * b / (off - 1.0);
-        Some(Comparison {
-            change: mean(&self.on) - mean(&self.off),
-            error: (a + b).sqrt(),
-            freedom: if spread > 0.0 {
-                (a + b) * (a + b) / spread
-            } else {
-                on + off - 2.0
-            },
-        })
+        trimmed::compare(&self.on, &self.off)
     }
 
     /// Whether it is the score of this member itself.

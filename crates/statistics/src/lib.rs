@@ -16,6 +16,7 @@
 //! | [`discovery`] | which level may the next of many tries use? |
 //! | [`guard`] | does an accepted gain last? |
 //! | [`breaker`] | must this block be ended at once? |
+//! | [`trimmed`] | did somebody else lose by it? |
 //! | [`robust`] | medians, spreads, correlations, stable elementary functions, quality of a work meter |
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -28,5 +29,6 @@ pub mod robust;
 pub mod simulation;
 pub mod staged;
 pub mod switchback;
+pub mod trimmed;
 
 pub use switchback::{Arm, Decision, Design, Estimate, Trial, TrialParameters};
