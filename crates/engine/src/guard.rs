@@ -43,6 +43,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
 const PROBATION_SPACING: u64 = 3;
+/// What was tried in short blocks is probed so often at once: they prove what is plain to see, and little of what others lose.
+const PAIRS_AT_ONCE: u32 = 3;
 /// … and so far apart that all probes together cost at most this share of the work: what gains much is probed less
 /// often, since each probe of it is dear and tells much …
 const PROBE_COST_MAX: f64 = 0.005;
@@ -145,6 +147,8 @@ pub(crate) struct Guard {
     probe: Option<Probe>,
     pieces: u64,
     review_at: Nanoseconds,
+    /// Whether it was tried in short blocks.
+    plain: bool,
     /// Most of its work that a reader may lose by being contained.
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
@@ -193,7 +197,13 @@ impl Guard {
             resting_since: None,
             borrowed: Vec::new(),
             stall: e.stall_per_round(),
-            next_probe: now + probe_interval(pair, e.effect().estimate, e.stall_per_round()),
+            next_probe: now
+                + if e.setup.plain.is_some() {
+                    pair * PROBATION_SPACING
+                } else {
+                    probe_interval(pair, e.effect().estimate, e.stall_per_round())
+                },
+            plain: e.setup.plain.is_some(),
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -546,8 +556,9 @@ impl Engine {
         let Some(index) = self.strategies.iter().position(|s| s.id() == g.strategy) else {
             return;
         };
-        // Where it was off until a moment ago, what waited is being done.
-        let steady = g.probe.is_none() && self.all_settled(g);
+        // Where it was off until a moment ago, what waited is being done. And of several that lie over each other the topmost is
+        // what holds.
+        let steady = g.probe.is_none() && self.all_settled(g) && self.over(g).is_empty();
         let mut outgrown = BTreeMap::new();
         for id in g.workloads().cloned().collect::<Vec<_>>() {
             let change = self
@@ -602,14 +613,48 @@ impl Engine {
         self.guards.get(key)?.tried.iter().copied().find(on)
     }
 
-    /// Whether a later change of the same workload lies over this one, so that it cannot be switched alone.
+    /// What a probe of this change switches, in the order in which it was made: the change itself, and what others have set
+    /// on top of it, which goes before it and comes back after it.
+    fn switched_by(&self, g: &Guard) -> Vec<ActionId> {
+        let mut all = g.switched();
+        all.extend(self.over(g));
+        all.sort_unstable();
+        all
+    }
+
+    /// Whether a later change of memory of the same workload lies over this one, so that it cannot be switched alone.
     fn covered(&self, g: &Guard) -> bool {
         g.workloads().any(|id| {
-            self.guards
-                .of(id)
-                .filter(|later| later.key > g.key)
-                .any(|later| g.members().any(|a| later.members().any(|b| self.lies_over(b, a))))
+            self.guards.of(id).filter(|later| later.key > g.key).any(|later| {
+                g.members().any(|a| {
+                    later
+                        .members()
+                        .any(|b| !self.is_a_place(b) && self.lies_over(b, a))
+                })
+            })
         })
+    }
+
+    /// Whether a change sets CPUs or files, which takes no time, so that several that lie over each other are switched
+    /// together.
+    fn is_a_place(&self, action: ActionId) -> bool {
+        let target = self.changes.get(&action).map(|c| &c.target);
+        matches!(target, Some(Target::Cpus(_) | Target::Files(_)))
+    }
+
+    /// Accepted changes of places that lie over those of this guard.
+    fn over(&self, g: &Guard) -> Vec<ActionId> {
+        let own: Vec<ActionId> = g.switched();
+        let mut over: BTreeSet<ActionId> = BTreeSet::new();
+        for id in g.workloads() {
+            let later = self.guards.of(id).filter(|later| later.key > g.key);
+            over.extend(
+                later
+                    .flat_map(Guard::members)
+                    .filter(|b| self.is_a_place(*b) && own.iter().any(|a| self.lies_over(*b, *a))),
+            );
+        }
+        over.into_iter().collect()
     }
 
     /// `turn_over`: a trial is due before the next probe; `elsewhere`: another guard is busy; `may_try`: a trial could start
@@ -669,8 +714,7 @@ impl Engine {
 
     /// Whether all that a probe of this guard switches is where it was sent.
     fn all_settled(&self, guard: &Guard) -> bool {
-        guard
-            .switched()
+        self.switched_by(guard)
             .iter()
             .all(|a| self.changes.get(a).is_none_or(|c| c.settled))
     }
@@ -799,8 +843,13 @@ impl Engine {
     /// Switches what a probe of this change switches: made in order, undone in reverse.
     fn switch_group(&mut self, key: ActionId, on: bool) {
         let Some(g) = self.guards.get(key) else { return };
-        // On is for all: parts that went off before it was learnt that they are too slow for probes come back too.
-        let mut members: Vec<ActionId> = if on { g.members().collect() } else { g.switched() };
+        let mut members: Vec<ActionId> = self.switched_by(g);
+        if on {
+            // On is for all: parts that went off before it was learnt that they are too slow for probes come back too.
+            members.extend(g.members());
+            members.sort_unstable();
+            members.dedup();
+        }
         if !on {
             members.reverse();
         }
@@ -847,15 +896,19 @@ impl Engine {
                 self.recall.note_made(pair);
             }
         }
-        let switched = g.switched();
-        if let Some(p) = &g.probe
-            && switched.contains(&action)
-            && switched
-                .iter()
-                .all(|a| self.changes.get(a).is_none_or(|c| c.settled))
-        {
-            let took = now - p.switch_started;
-            g.learn_switch(took, washout_max);
+        // The guard that probes learns from it, also where it is another's change on top of its own.
+        let probing = self.guards.all().find(|g| g.probe.is_some());
+        let Some((key, started)) = probing.and_then(|g| Some((g.key, g.probe.as_ref()?.switch_started)))
+        else {
+            return;
+        };
+        let all_there = self.guards.get(key).is_some_and(|g| {
+            let switched = self.switched_by(g);
+            let is_there = |a: &ActionId| self.changes.get(a).is_none_or(|c| c.settled);
+            switched.contains(&action) && switched.iter().all(is_there)
+        });
+        if all_there && let Some(g) = self.guards.get_mut(key) {
+            g.learn_switch(now - started, washout_max);
         }
     }
 
@@ -1165,7 +1218,7 @@ impl Guard {
         }
         self.resting = 0;
         self.next_probe = now
-            + if self.watch.suspicious() {
+            + if self.watch.suspicious() || (self.plain && self.watch.pairs() < PAIRS_AT_ONCE) {
                 self.pair() * PROBATION_SPACING
             } else if self.watch.in_probation() {
                 often

@@ -1431,6 +1431,19 @@ fn what_lies_over_another_change_is_undone_first() {
     }
     assert!(both(&world), "asked again after a while: {:#?}", world.stories);
     let ids: Vec<ActionId> = world.engine.view().in_force.iter().map(|c| c.action).collect();
+    // Each has probes of its own. The first never goes without the second, which found what the first had set.
+    let (mut alone, mut together) = (0, 0);
+    for _ in 0..6 * 3600 {
+        world.run(1);
+        let is_on = |id: ActionId| world.on.get(&id).map(|(_, on)| *on);
+        match (is_on(ids[0]), is_on(ids[1])) {
+            (Some(true), Some(false)) => alone += 1,
+            (Some(false), Some(false)) => together += 1,
+            (Some(true), Some(true)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(alone > 0 && together > 0, "{alone} and {together} s");
     world.step(Event::Operator(OperatorRequest::Undo(ids[0])));
     world.run(10);
     assert!(world.on.is_empty());

@@ -90,6 +90,17 @@ pub struct Action {
     pub why: String,
 }
 
+impl Action {
+    /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
+    /// set: it is undone before that, and made again after it. Memory is never converted or moved twice.
+    pub fn lies_over(&self, earlier: &Self) -> bool {
+        self.id > earlier.id
+            && self.workload == earlier.workload
+            && self.effector == earlier.effector
+            && matches!(self.target, Target::Cpus(_) | Target::Files(_))
+    }
+}
+
 /// What is needed to revert an action, written to disk before the action is taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UndoRecord {

@@ -1,7 +1,7 @@
 //! Undoing what is owed: at start, before the first sample, and by `homeostat restore`. Needs the journal and the
 //! effectors, nothing else: no history, no mind, no configuration.
 
-use homeostat_model::{ActionId, Direction, Nanoseconds, UndoRecord};
+use homeostat_model::{Action, ActionId, Direction, Nanoseconds, UndoRecord};
 use homeostat_platform::{Clock, Effectors, PlatformError};
 use homeostat_store::Journal;
 use homeostat_store::journal::OwedState;
@@ -56,6 +56,8 @@ pub fn restore(
         .map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id)))
         .collect();
     owed.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
+    // What a change found cannot be given back while another lies over it.
+    let mut stuck: Vec<Action> = Vec::new();
     for (record, kept, void) in owed {
         let id = record.action.id;
         let text = format!("{} on {}", record.action.effector, record.action.workload);
@@ -68,6 +70,12 @@ pub fn restore(
         }
         if kept && !include_kept {
             report.kept.push((id, text));
+            continue;
+        }
+        if let Some(over) = stuck.iter().find(|later| later.lies_over(&record.action)) {
+            let why = format!("{text}: action {} lies over it and could not be undone", over.id);
+            report.failed.push((id, why));
+            stuck.push(record.action);
             continue;
         }
         if kept {
@@ -84,7 +92,10 @@ pub fn restore(
                 close(journal, id, &mut report);
                 report.void.push((id, format!("{text}: the process is gone")));
             }
-            Err(why) => report.failed.push((id, format!("{text}: {why}"))),
+            Err(why) => {
+                report.failed.push((id, format!("{text}: {why}")));
+                stuck.push(record.action);
+            }
         }
     }
     report
@@ -151,7 +162,7 @@ fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homeostat_model::{Action, Progress};
+    use homeostat_model::Progress;
     use homeostat_store::JournalOptions;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -209,5 +220,72 @@ mod tests {
         assert_eq!(report.failed.len(), 1);
         assert_eq!(journal.owed().count(), 1, "it is still owed");
         assert!(clock.now() <= PATIENCE + SLICE_WAIT, "slept {}", clock.now());
+    }
+
+    /// Knows what was undone in which order; the undo of one action fails.
+    struct Failing {
+        fails: ActionId,
+        undone: Vec<ActionId>,
+    }
+
+    impl Effectors for Failing {
+        fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+            Endless.prepare(action)
+        }
+        fn advance(&mut self, record: &UndoRecord, _: Direction) -> Result<Progress, PlatformError> {
+            if record.action.id == self.fails {
+                return Err(PlatformError::Denied {
+                    what: "it".into(),
+                    needs: "more".into(),
+                });
+            }
+            self.undone.push(record.action.id);
+            Ok(Progress {
+                done: true,
+                ..Progress::default()
+            })
+        }
+        fn forget(&mut self, _: &UndoRecord) {}
+    }
+
+    #[test]
+    fn what_another_lies_over_waits_for_it() {
+        use homeostat_model::action::Target;
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let action = |id: u64, workload: &str, target: Target| Action {
+            id: ActionId(id),
+            effector: "thread_placement".into(),
+            workload: workload.into(),
+            target,
+            arguments: BTreeMap::new(),
+            why: "test".into(),
+        };
+        let cpus = |cpu| Target::Cpus(vec![homeostat_model::CpuId(cpu)]);
+        for action in [
+            action(1, "w", cpus(1)),
+            action(2, "other", cpus(1)),
+            action(3, "w", cpus(2)),
+            action(4, "w", cpus(3)),
+            action(5, "w", Target::Nothing),
+        ] {
+            journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
+        }
+        let clock = Still(Cell::new(0));
+        let mut hands = Failing {
+            fails: ActionId(3),
+            undone: Vec::new(),
+        };
+        let report = restore(&mut journal, &mut hands, &clock, "boot", false);
+        assert_eq!(hands.undone, [ActionId(5), ActionId(4), ActionId(2)]);
+        assert_eq!(report.failed.len(), 2, "{report:?}");
+        assert!(report.failed[1].1.contains("action 3 lies over it"), "{report:?}");
+        // The next time both go, in order.
+        hands = Failing {
+            fails: ActionId(0),
+            undone: Vec::new(),
+        };
+        assert!(restore(&mut journal, &mut hands, &clock, "boot", false).complete());
+        assert_eq!(hands.undone, [ActionId(3), ActionId(1)]);
     }
 }

@@ -60,48 +60,23 @@
 //! profile `aso-classic`), §5.2 to §5.7 (results); seed 001 §6.1.1 (resource sets by hand), §6.1.2 and Example 6-19 (one chip per process after two
 //! minutes); Linux `sched_setaffinity(2)`.
 
+mod choice;
+
+use self::choice::{Candidate, FULL, Limits, Question, moved_to, name};
 use crate::common::domains::{Demand, Domain, Domains, own_running};
-use crate::common::prediction::{self, Picture, Place};
-use crate::common::{age_min, capable, cpu_list, gain_min, node_list, placed_by_a_person, too_young};
-use crate::memory_affinity::{self, Move};
+use crate::common::prediction::{self, Picture};
+use crate::common::{age_min, capable, cpu_list, gain_min, placed_by_a_person, too_young};
+use crate::{consolidation, memory_affinity};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
-use homeostat_model::{Bytes, CpuId, Effect, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
+use homeostat_model::{CpuId, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
 
 const ID: &str = "cache_affinity";
 /// Time constant with which a new placement takes effect: caches refill, the scheduler settles.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
-/// A machine fuller than this is oversubscribed: then domains are balanced instead of kept below their head room.
-const FULL: f64 = 0.9;
-/// Measured loads wobble: a domain may be this much fuller than the machine's mean without counting as a loss …
-const WOBBLE: f64 = 1.05;
-/// … and hold so many more threads per core than now (near a full core many more threads do little more work).
-const DENSITY_WOBBLE: f64 = 1.25;
-/// What sharing a domain with other placed work costs in the choice between domains, per share of the domain that
-/// the others use: a tie-breaker of the size of usual gains, so that programs are kept apart and balanced.
-const CROWDING: f64 = 0.15;
-/// Of places that gain as much, the one to which less has to be moved: worth of a move of all the memory.
-const MOVING: f64 = 0.01;
-/// Threads and memory together in one place gain so many times as much as threads alone in another: then they go there.
-const FAR_BETTER: f64 = 1.25;
-/// Threads that would make this share of their accesses to other nodes are tried together with their memory.
-const LEFT_BEHIND: f64 = 0.6;
-/// Threads that a thread meets on its core by chance where one runs per core on average (of many on many cores, each
-/// placed without knowing of the others, it is 1; the scheduler looks for an idle core first).
-const MET_BY_CHANCE: f64 = 0.5;
-/// Sets are looked at in which threads would have room only if each became so many times as fast.
-const FASTER_MOST: f64 = 4.0;
-/// Gains that differ by less are the same …
-const FASTER_SAME: f64 = 0.01;
-/// … and after so many rounds what is left of the difference does not matter.
-const ROUNDS: usize = 8;
-/// What a set in which threads share cores more than now must promise beyond one in which they do not.
-const SHARING: f64 = 0.05;
 /// Capability of an effector that keeps each process of a workload on one domain, with its memory.
 const SPLIT: &str = "placement.threads.split";
-/// Capability of an effector that places threads and their memory in one change.
-const WITH_MEMORY: &str = "placement.threads.memory";
 /// Running in the target already by this share means that there is nothing to do.
 const TOGETHER: f64 = 0.97;
 /// Threads wait this much, relative to running, when the domain has become too small …
@@ -345,21 +320,16 @@ fn short_lived(seen: &Seen<'_>, threads: u32) -> Option<String> {
     })
 }
 
-/// Whether its threads work on common memory: threads of one process do, and processes that share a segment.
-fn shares_memory(locality: &Locality) -> bool {
-    locality.threads_of_busiest_process > 1 || locality.shared.values().any(|b| *b > Bytes::ZERO)
-}
-
-/// The CPUs on which homeostat keeps the workload.
+/// The CPUs on which homeostat keeps the workload: the newest placement lies over the others.
 pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
     seen.held.iter().rev().find_map(|h| match &h.target {
-        Target::Cpus(cpus) if h.strategy.as_str() == ID => Some(cpus),
+        Target::Cpus(cpus) if [ID, consolidation::ID].contains(&h.strategy.as_str()) => Some(cpus),
         _ => None,
     })
 }
 
 /// Whether the demand has outgrown the placement while there is room elsewhere.
-fn outgrown(seen: &Seen<'_>) -> Option<String> {
+pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let cpus = placement(seen)?;
     let given = cpus.len() as f64;
     let all = seen.machine.general_cpus().count() as f64;
@@ -381,124 +351,6 @@ fn outgrown(seen: &Seen<'_>) -> Option<String> {
     })
 }
 
-/// A set of domains that could hold the workload.
-struct Candidate {
-    members: Vec<usize>,
-    /// Share of its cores that is used afterwards, by this workload and the placed ones.
-    used: f64,
-    /// How much fuller than the machine it becomes: each thread gets so much less time. 1 = no fuller.
-    slower: f64,
-    /// Where threads share cores more than the limits allow.
-    sharing: Option<Sharing>,
-    /// Share of its cores that others use.
-    others: f64,
-    predicted: Effect,
-    /// The part of the predicted gain that does not count on more room in the caches.
-    by_place: f64,
-    /// Predicted gain less what crowding and moving cost.
-    value: f64,
-    /// The memory that goes along.
-    moved: Option<Move>,
-}
-
-/// Threads that share cores more than the limits allow.
-#[derive(Clone, Copy)]
-struct Sharing {
-    /// How many times as many threads share a core as now.
-    times: f64,
-    /// Threads of the workload that may run there, with a hardware thread for each.
-    room: f64,
-    /// Running threads of others there.
-    others: f64,
-    cores: f64,
-}
-
-/// What a domain or set may become.
-struct Limits {
-    used: f64,
-    density: f64,
-    mean: f64,
-}
-
-/// All that a choice of place depends on.
-struct Question<'a> {
-    seen: &'a Seen<'a>,
-    locality: &'a Locality,
-    domains: &'a Domains,
-    demand: &'a Demand,
-    limits: Limits,
-    now: &'a Picture,
-    place: Place<'a>,
-    /// Share of a set's hardware threads that may be used where threads share cores more than the limits allow; `None`
-    /// where the price of that is not known.
-    threads_used: Option<f64>,
-    /// Whether all its threads run all the time.
-    steady: bool,
-}
-
-impl Question<'_> {
-    fn members(&self, positions: &[usize]) -> Vec<&Domain> {
-        positions
-            .iter()
-            .filter_map(|i| self.domains.list.get(*i))
-            .collect()
-    }
-
-    /// What [`Question::gain`] says, with the price of sharing cores where they are shared. Work that is offered from outside
-    /// runs fewer threads when each is faster, and so shares less: as many as the lower end of the gain leaves over.
-    fn gain_there(
-        &self,
-        after: &Picture,
-        slower: f64,
-        sharing: Option<Sharing>,
-    ) -> (Option<Sharing>, Effect, f64) {
-        let Some(mut sharing) = sharing else {
-            let (predicted, by_place) = self.gain(after, slower, None);
-            return (None, predicted, by_place);
-        };
-        let mut faster = 0.0;
-        sharing.times = self.times(sharing.others, sharing.cores, faster);
-        let (mut predicted, mut by_place) = self.gain(after, slower, Some(sharing));
-        for _ in 0..ROUNDS {
-            let now = predicted.lower.max(0.0);
-            if self.steady || self.seen.load.saturated || now - faster < FASTER_SAME {
-                break;
-            }
-            faster = now;
-            sharing.times = self.times(sharing.others, sharing.cores, faster);
-            (predicted, by_place) = self.gain(after, slower, Some(sharing));
-        }
-        (Some(sharing), predicted, by_place)
-    }
-
-    /// How many times as many threads share a core as now, when the workload's are so much faster.
-    fn times(&self, others: f64, cores: f64, faster: f64) -> f64 {
-        let threads = self.domains.threads_per_core;
-        // Threads that come and go meet by chance on cores of which others are idle.
-        let by_chance = if self.steady { 0.0 } else { MET_BY_CHANCE };
-        let on_a_core = |density: f64| (density.max(1.0) + by_chance * density.min(1.0)).min(threads);
-        let running = self.demand.own_running / (1.0 + faster);
-        on_a_core((running + others) / cores) / on_a_core(self.demand.density)
-    }
-
-    /// The gain predicted of another picture, in domains that are so much fuller; and the part of it that does not
-    /// count on more room in the caches.
-    fn gain(&self, after: &Picture, slower: f64, sharing: Option<Sharing>) -> (Effect, f64) {
-        let sharing = sharing.map_or(1.0, |s| s.times);
-        let by_place = self.place.gain_sharing(after, false, sharing).estimate;
-        let crowd = !self.seen.neighbours.is_empty();
-        let mut predicted = self.place.gain_sharing(after, crowd, sharing);
-        for end in [
-            &mut predicted.estimate,
-            &mut predicted.lower,
-            &mut predicted.upper,
-        ] {
-            *end = (1.0 + *end) / slower - 1.0;
-        }
-        (predicted, (1.0 + by_place) / slower - 1.0)
-    }
-}
-
 fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     let policy = seen.policy;
     let domains = Domains::of(seen.machine);
@@ -506,101 +358,68 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         return decline("all online CPUs share one last-level cache".into());
     }
     let demand = Demand::of(seen, &domains);
-    let mean = demand.busy(&domains);
-    // Threads that all run all the time cannot collide more than they do now, as long as there is a core for each.
-    let steady = demand.own_running >= STEADY_MIN.value(policy) * f64::from(locality.threads.max(1));
-    let alone = if steady { 1.0 } else { 0.0 };
-    let limits = Limits {
-        used: if mean > FULL {
-            (mean * OVERSUBSCRIPTION_MAX.value(policy)).max(UTILISATION_MAX.value(policy))
-        } else {
-            UTILISATION_MAX.value(policy).max(mean * WOBBLE).max(alone)
-        },
-        density: alone
-            .max(demand.density * DENSITY_WOBBLE)
-            .max(if pools_idle_cores(seen.machine) {
-                // Every core that is left idle is given back, so only the head room counts.
-                domains.running_on_core(UTILISATION_MAX.value(policy))
-            } else {
-                THREADS_PER_CORE_MAX.value(policy)
-            }),
-        mean,
-    };
     let now = Picture::of(locality);
-    let shares = shares_memory(locality);
-    let counters = locality.counters.as_ref();
-    let priced = counters.is_some_and(|c| c.memory_stall_share.is_finite());
-    let question = Question {
-        seen,
-        locality,
-        domains: &domains,
-        demand: &demand,
-        limits,
-        now: &now,
-        place: Place::of(&now, &domains, counters, shares),
-        threads_used: (priced && demand.density <= FULL * domains.threads_per_core).then_some(if steady {
-            1.0
-        } else {
-            UTILISATION_MAX.value(policy)
-        }),
-        steady,
+    let question = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains));
+    let best = question.best(question.candidates());
+    // Threads of a program that fits nowhere take turns only where that is sure to be worth it.
+    let squeezed = || {
+        let bold = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains)).boldly();
+        let sure = SHARING_GAIN.value(policy);
+        bold.best(bold.candidates()).filter(|c| c.predicted.lower >= sure)
     };
-    let candidates = candidates(&question);
-    let along = candidates_with_memory(&question, &candidates);
-    let least = SHARING_GAIN.value(policy);
-    let pays = |c: &Candidate| {
-        c.sharing.is_none_or(|s| {
-            // An offered load runs fewer threads when each is faster.
-            let faster = if steady || seen.load.saturated {
-                0.0
-            } else {
-                c.predicted.lower.max(0.0)
-            };
-            c.predicted.estimate >= least && demand.own_running / (1.0 + faster) <= s.room
-        })
-    };
-    let alone = candidates.into_iter().filter(pays).reduce(better);
-    let best = match (alone, along.into_iter().filter(pays).reduce(better)) {
-        (None, Some(together)) if together.by_place >= TOGETHER_GAIN.value(policy) => Some(together),
-        (Some(alone), Some(together)) if is_worth_moving(&question, &alone, &together) => Some(together),
-        (alone, _) => alone,
-    };
-    match best {
+    match best.or_else(squeezed) {
         Some(best) if seen.known.is_some() || best.predicted.estimate >= GAIN_MIN.value(policy) => {
             let surer = best
                 .sharing
                 .and_then(|_| split(&question))
                 .filter(|o| matches!(o, Opinion::Propose(p) if p.predicted.lower > best.predicted.lower));
-            surer.unwrap_or_else(|| propose(&question, best))
+            surer.unwrap_or_else(|| propose(&question, best, &GAIN_MIN))
         }
         best => split(&question)
-            .or_else(|| Some(propose(&question, best?)))
+            .or_else(|| Some(propose(&question, best?, &GAIN_MIN)))
             .or_else(|| grouping(seen, locality, &domains, &now))
             .unwrap_or_else(|| decline(too_big(&domains, &demand, &question.limits))),
     }
 }
 
-/// Whether the memory should go along: the place alone gains little that is sure, and much more with it. A place that is
-/// tried for the room in its caches alone, and gains none, would leave the memory where it is for long. So it is with
-/// threads that would go to another place without their memory, where it can only follow them: by far the best place for
-/// both comes before a good one for the threads. And threads that leave most of their memory behind ask for all of it over
-/// the few links of their new node, which may be full then: nobody can tell beforehand.
-fn is_worth_moving(question: &Question<'_>, alone: &Candidate, together: &Candidate) -> bool {
-    let policy = question.seen.policy;
-    let there = moved_to(question.now, &question.members(&alone.members));
-    let left_behind = 1.0 - there.local(question.domains) >= LEFT_BEHIND;
-    let more = together.by_place - alone.by_place >= TOGETHER_GAIN.value(policy);
-    // A place of its own with its memory before a place that it shares.
-    let surer = alone.sharing.is_some()
-        && together.sharing.is_none()
-        && together.predicted.lower > alone.predicted.lower;
-    let elsewhere =
-        alone.members != together.members && 1.0 + together.by_place >= (1.0 + alone.by_place) * FAR_BETTER;
-    more && (alone.by_place < TOGETHER_BELOW.value(policy) || elsewhere || left_behind || surer)
+/// The same question about a workload that is kept on some domains already: whether fewer of them would do, now that is
+/// seen how it runs there. `None` where there is nothing to choose from.
+pub(crate) fn choose_fewer(
+    seen: &Seen<'_>,
+    locality: &Locality,
+    kept: &[CpuId],
+    gain_min: &Setting,
+) -> Option<Opinion> {
+    let domains = Domains::of(seen.machine);
+    let positions: Vec<usize> = domains
+        .among(kept)
+        .into_iter()
+        .filter(|(at, count)| domains.list.get(*at).is_some_and(|d| d.cpus.len() == *count))
+        .map(|(at, _)| at)
+        .collect();
+    // What keeps each process on a place of its own names all CPUs, and is no smaller set.
+    if positions.len() < 2 || domains.is_all(kept) {
+        return None;
+    }
+    let everywhere = Demand::of(seen, &domains);
+    let mean = everywhere.busy(&domains);
+    let demand = everywhere.on(&domains, &positions);
+    let now = choice::moved_to(&Picture::of(locality), &choice::list(&domains, &positions));
+    let question = Question::of(seen, locality, &domains, &demand, &now, mean).boldly();
+    let best = question.best(question.candidates_among(&positions));
+    Some(match best {
+        Some(best) => propose(&question, best, gain_min),
+        None => decline(format!(
+            "no part of CPUs {} holds its demand of {:.1} cores ({:.1} running threads)",
+            cpu_list(kept),
+            demand.own,
+            demand.own_running
+        )),
+    })
 }
 
 /// The proposal to use that set, or why it is not made.
-fn propose(question: &Question<'_>, best: Candidate) -> Opinion {
+fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opinion {
     let Question {
         seen,
         domains,
@@ -623,7 +442,7 @@ fn propose(question: &Question<'_>, best: Candidate) -> Opinion {
     }
     let gain = seen.known.unwrap_or(best.predicted);
     if seen.known.is_none() {
-        let least = GAIN_MIN.value(policy);
+        let least = gain_min.value(policy);
         if gain.estimate < least {
             return decline(format!(
                 "no benefit predicted from keeping it on {} ({gain}; at least {:+.1} %)",
@@ -840,172 +659,6 @@ fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Pictu
     })))
 }
 
-/// Whether cores that a partition leaves idle go back to a shared pool, so that fewer used cores are a gain.
-fn pools_idle_cores(machine: &Machine) -> bool {
-    machine.can("cores.shared_pool")
-}
-
-/// The threads on the members of a set, spread by their cores.
-fn moved_to(now: &Picture, members: &[&Domain]) -> Picture {
-    now.with_running(members.iter().map(|d| (d.id, f64::from(d.cores))))
-}
-
-fn better(a: Candidate, b: Candidate) -> Candidate {
-    // Greater value first; of equal ones the smaller set, then the emptier, then the lower number: `a` came first.
-    let order = a
-        .value
-        .total_cmp(&b.value)
-        .then(b.members.len().cmp(&a.members.len()))
-        .then(b.used.total_cmp(&a.used));
-    if order == std::cmp::Ordering::Less { b } else { a }
-}
-
-/// Every single domain that holds the demand; and per node, per board and for the whole machine the smallest set
-/// that does, made of the best domains. Not more than half of the whole machine: that is hardly a place of its own,
-/// and leaves others the worse part.
-fn candidates(question: &Question<'_>) -> Vec<Candidate> {
-    let domains = question.domains;
-    let all = domains.list.len();
-    let mut out: Vec<Candidate> = (0..all)
-        .filter_map(|position| candidate(vec![position], question))
-        .collect();
-    if out.iter().any(|c| c.sharing.is_none()) {
-        return out;
-    }
-    let mut groups: BTreeMap<(u8, usize), Vec<usize>> = BTreeMap::new();
-    for (position, domain) in domains.list.iter().enumerate() {
-        groups
-            .entry((0, domain.node.0 as usize))
-            .or_default()
-            .push(position);
-        groups.entry((1, domain.board)).or_default().push(position);
-        groups.entry((2, 0)).or_default().push(position);
-    }
-    for group in groups.into_values() {
-        let mut order: Vec<(f64, usize)> = group
-            .into_iter()
-            .filter_map(|position| {
-                let domain = domains.list.get(position)?;
-                let memory = question.now.memory.get(&domain.node).copied().unwrap_or(0.0);
-                let crowded = question.demand.placed.get(position).copied().unwrap_or(0.0)
-                    / f64::from(domain.cores.max(1));
-                Some((memory - crowded, position))
-            })
-            .collect();
-        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let most = if order.len() == all { all / 2 } else { order.len() };
-        for size in 2..=most {
-            let members: Vec<usize> = order.iter().take(size).map(|(_, p)| *p).collect();
-            if let Some(found) = candidate(members, question) {
-                let roomy = found.sharing.is_none();
-                out.push(found);
-                if roomy {
-                    break;
-                }
-            }
-        }
-    }
-    out
-}
-
-/// The set as a candidate, when it holds the demand without a predicted loss of response time.
-fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> {
-    let Question {
-        domains,
-        demand,
-        limits,
-        ..
-    } = question;
-    let list = question.members(&members);
-    let cores: f64 = list.iter().map(|d| f64::from(d.cores)).sum();
-    let others: f64 = members.iter().filter_map(|i| demand.placed.get(*i)).sum();
-    if cores <= 0.0 {
-        return None;
-    }
-    let used = (others + demand.own) / cores;
-    // On a full machine threads share cores anyway, and being fuller counts as slower below.
-    let collides = limits.mean <= FULL && domains.running_on_core(used) > limits.density;
-    let sharing = if used > limits.used || collides {
-        Some(sharing(&members, cores, question)?)
-    } else {
-        None
-    };
-    // A domain that becomes fuller than the machine was gives each thread less time; one in which threads share cores has
-    // a hardware thread for each.
-    let slower = match sharing {
-        Some(_) => 1.0,
-        None => (used.max(1e-9) / limits.mean.max(FULL)).max(1.0),
-    };
-    let (sharing, predicted, by_place) = question.gain_there(&moved_to(question.now, &list), slower, sharing);
-    Some(Candidate {
-        value: value(&predicted, others / cores, sharing),
-        others: others / cores,
-        members,
-        used,
-        slower,
-        sharing,
-        predicted,
-        by_place,
-        moved: None,
-    })
-}
-
-/// What sharing cores would mean if the workload were kept on these domains. `None` where its price is not known, or where
-/// even much faster threads would find no room.
-fn sharing(members: &[usize], cores: f64, question: &Question<'_>) -> Option<Sharing> {
-    let Question {
-        domains,
-        demand,
-        threads_used,
-        ..
-    } = question;
-    let others: f64 = members.iter().filter_map(|i| demand.placed_running.get(*i)).sum();
-    let room = cores * domains.threads_per_core * (*threads_used)? - others;
-    (demand.own_running <= FASTER_MOST * room).then_some(Sharing {
-        times: 1.0,
-        room,
-        others,
-        cores,
-    })
-}
-
-/// What a set is worth in the choice between several.
-fn value(predicted: &Effect, others: f64, sharing: Option<Sharing>) -> f64 {
-    predicted.estimate - CROWDING * others - sharing.map_or(0.0, |_| SHARING)
-}
-
-/// The same sets with the memory moved there, where that can be done in one change that is switched back and forth.
-fn candidates_with_memory(question: &Question<'_>, candidates: &[Candidate]) -> Vec<Candidate> {
-    let seen = question.seen;
-    let may = seen.machine.can(WITH_MEMORY) && memory_affinity::is_allowed(seen);
-    if !may {
-        return Vec::new();
-    }
-    let resident = prediction::resident(question.locality).0.max(1) as f64;
-    candidates
-        .iter()
-        .filter_map(|c| {
-            let members = question.members(&c.members);
-            let home: BTreeSet<NodeId> = members.iter().map(|d| d.node).collect();
-            let threads = moved_to(question.now, &members);
-            let moved = memory_affinity::planned(seen, question.locality, &threads, &home)
-                .ok()
-                .filter(|m| m.quick)?;
-            let (sharing, predicted, by_place) = question.gain_there(&moved.after, c.slower, c.sharing);
-            let moving = MOVING * moved.bytes.0 as f64 / resident;
-            Some(Candidate {
-                value: value(&predicted, c.others, sharing) - moving,
-                members: c.members.clone(),
-                moved: Some(moved),
-                sharing,
-                predicted,
-                by_place,
-                ..*c
-            })
-        })
-        .collect()
-}
-
 /// Why no set will do, with the numbers of the biggest single domain.
 fn too_big(domains: &Domains, demand: &Demand, limits: &Limits) -> String {
     let free = domains
@@ -1025,19 +678,9 @@ fn too_big(domains: &Domains, demand: &Demand, limits: &Limits) -> String {
     )
 }
 
-/// A set as people would name it.
-fn name(members: &[&Domain], cpus: &[CpuId]) -> String {
-    format!(
-        "CPUs {} ({} last-level-cache domain{} of {})",
-        cpu_list(cpus),
-        members.len(),
-        if members.len() == 1 { "" } else { "s" },
-        node_list(&members.iter().map(|d| d.node).collect())
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use super::choice::WITH_MEMORY;
     use super::*;
     use crate::common::testing::{Chip, Scene, available, chips, machine};
     use homeostat_model::{Bytes, Counters, NodeId, ProcessId};

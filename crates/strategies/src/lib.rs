@@ -9,6 +9,7 @@
 pub mod autotune;
 mod cache_affinity;
 mod common;
+mod consolidation;
 mod file_cache;
 mod large_pages;
 mod memory_affinity;
@@ -25,6 +26,7 @@ pub fn all() -> Vec<Box<dyn Strategy>> {
     vec![
         Box::new(cache_affinity::CacheAffinity),
         Box::new(memory_affinity::MemoryAffinity),
+        Box::new(consolidation::Consolidation),
         Box::new(large_pages::LargePages),
         Box::new(prefetch::Prefetch),
         Box::new(numa_balancing::NumaBalancing),
@@ -38,6 +40,7 @@ pub fn book() -> Vec<(&'static str, String)> {
     vec![
         ("cache_affinity", doc_comment(include_str!("cache_affinity.rs"))),
         ("memory_affinity", doc_comment(include_str!("memory_affinity.rs"))),
+        ("consolidation", doc_comment(include_str!("consolidation.rs"))),
         ("large_pages", doc_comment(include_str!("large_pages.rs"))),
         ("prefetch", doc_comment(include_str!("prefetch.rs"))),
         ("numa_balancing", doc_comment(include_str!("numa_balancing.rs"))),

@@ -269,7 +269,9 @@ fn propose(
         ));
     }
     let system = demand.own / demand.total.max(1e-9);
-    let cpus = if system > SYSTEM_SHARE_MIN.value(policy) {
+    // Of one that is kept on a part of the machine the other CPUs' prefetch is others'.
+    let everywhere = cache_affinity::placement(seen).is_none_or(|kept| domains.is_all(kept));
+    let cpus = if everywhere && system > SYSTEM_SHARE_MIN.value(policy) {
         seen.machine.general_cpus().map(|c| c.id).collect()
     } else {
         own_cpus(seen, locality, domains)
@@ -408,6 +410,17 @@ mod tests {
             taken.proposal(&Prefetch).target,
             Target::Cpus((96..128).map(CpuId).collect())
         );
+    }
+
+    #[test]
+    fn of_a_program_that_is_kept_on_a_part_the_other_cpus_are_left_alone_however_large_it_is() {
+        let kept: Vec<CpuId> = (0..64).map(CpuId).collect();
+        let scene = database().with(|s| s.hold("cache_affinity", Target::Cpus(kept.clone())));
+        assert_eq!(scene.proposal(&Prefetch).target, Target::Cpus(kept));
+        // A placement of each process by itself names all CPUs.
+        let all: Vec<CpuId> = (0..128).map(CpuId).collect();
+        let split = database().with(|s| s.hold("cache_affinity", Target::Cpus(all.clone())));
+        assert_eq!(split.proposal(&Prefetch).target, Target::Cpus(all));
     }
 
     #[test]

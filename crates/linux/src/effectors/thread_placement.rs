@@ -16,6 +16,11 @@
 //! ends in a conflict, and undo gives back the other threads. Not to be told apart from our own is the same mask, set by
 //! somebody else; it goes when ours goes.
 //!
+//! **One over another.** A later placement of the same workload lies over the first: what it finds is the mask that the first
+//! gave, and its undo gives that back; the first's gives back what was found before both. While a later one lies over it, a
+//! placement is neither moved nor reviewed. This process sees to that, the runtime to the order of several that are on their
+//! way, and recovery undoes the newest first. Not over a placement by cpuset, nor one in a cpuset over another.
+//!
 //! **A cpuset instead.** Where the workload is alone in a control group with a cpuset that nobody set, `cpuset.cpus` can
 //! serve (argument `means` = `cpuset`). Every new process in the group then falls under it, whoever starts it; but a person's
 //! later `taskset` to other CPUs fails (EINVAL) while it lasts, where with masks it simply wins. Therefore `auto` (the
@@ -85,6 +90,10 @@ const POLICY_PATIENCE: Duration = Duration::from_secs(1);
 /// Most threads of one process that may have a mask of their own in the record.
 const ODD_THREADS_MAX: usize = 4096;
 
+/// Of the record of a placement that lies over another: the number of that one, and the mask from before it.
+const OVER: &str = "over";
+const NATURAL: &str = "natural";
+
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 const NODES: &str = "/sys/devices/system/node";
@@ -114,6 +123,8 @@ pub(super) struct ThreadPlacement {
     moves: PageMoves,
     /// Actions whose threads are as they should be while their memory is on its way.
     threads_done: BTreeMap<ActionId, (Direction, Progress)>,
+    /// Placements that are made, or on their way in or out, and whose.
+    laid: BTreeMap<ActionId, WorkloadId>,
 }
 
 impl ThreadPlacement {
@@ -121,6 +132,7 @@ impl ThreadPlacement {
         Self {
             moves: PageMoves::new(root.clone()),
             threads_done: BTreeMap::new(),
+            laid: BTreeMap::new(),
             root,
             tasks: BTreeMap::new(),
             in_force: BTreeMap::new(),
@@ -153,6 +165,23 @@ impl ThreadPlacement {
             skipped.insert(TOO_MANY, more as u64);
         }
         let members = members.get(..PROCESSES_PER_ACTION_MAX).unwrap_or(members);
+        // What this one would lie over.
+        let below = self
+            .in_force
+            .iter()
+            .rev()
+            .find(|(id, placed)| **id < action.id && placed.plan.workload == action.workload)
+            .map(|(id, placed)| (*id, &placed.plan));
+        if let Some((id, plan)) = &below {
+            if plan.group.is_some() || wishes.means == Means::Cpuset {
+                return Err(unsupported(&format!(
+                    "a placement by cpuset neither lies over another nor carries one (action {id})"
+                )));
+            }
+            found.insert(OVER.into(), id.to_string());
+            found.insert(NATURAL.into(), plan.natural().to_string());
+        }
+        let below = below.map(|(_, plan)| plan);
         let mut living = Vec::new();
         let mut parents = BTreeSet::new();
         let mut sessions = BTreeSet::new();
@@ -164,10 +193,10 @@ impl ThreadPlacement {
                 continue;
             };
             if living.len() < POLICIES_MAX {
-                self.require_no_policy(*id)?;
+                require_no_policy(&self.root, &mut self.reader, *id)?;
             }
             let free = free_for(&self.root, *id, &machine)?;
-            let Some(masks) = masks_of(&self.root, *id, &machine, &free)? else {
+            let Some(masks) = masks_of(&self.root, *id, &machine, &free, below)? else {
                 *skipped.entry(ENDED).or_default() += 1;
                 continue;
             };
@@ -193,7 +222,7 @@ impl ThreadPlacement {
             parents.remove(&pid);
         }
         let group = match wishes.means {
-            _ if wishes.split => None,
+            _ if wishes.split || below.is_some() => None,
             Means::Threads => None,
             Means::Cpuset => {
                 let group = Group::of_exactly(&self.root, &living).map_err(|why| rejected("cpuset", &why))?;
@@ -279,7 +308,12 @@ impl ThreadPlacement {
                 task.complete.clone_from(&known.complete);
                 task.newcomers.clone_from(&known.newcomers);
             }
-            for (_, other) in self.in_force.iter().filter(|(other, _)| **other != id) {
+            // One that this lies over, or that lies over it, is of the same processes.
+            let others = self
+                .in_force
+                .values()
+                .filter(|other| other.plan.workload != record.action.workload);
+            for other in others {
                 task.claimed
                     .extend(other.plan.processes.keys().chain(&other.newcomers));
             }
@@ -307,30 +341,66 @@ impl ThreadPlacement {
         outcome
     }
 
-    /// A memory policy says where somebody wants the memory, and so where the threads belong.
-    fn require_no_policy(&mut self, id: ProcessId) -> Result<(), PlatformError> {
-        let path = format!("/proc/{}/numa_maps", id.pid);
-        let root = self.root.clone();
-        let text = self
-            .reader
-            .run(id.pid, POLICY_PATIENCE, move || {
-                files::bytes(&root, &path, POLICY_BYTES)
-            })
-            .map_err(|e| PlatformError::Busy {
-                what: format!("looking at the memory policy of process {id}"),
-                why: e.to_string(),
-            })?;
-        // Without CONFIG_NUMA there is no such file, and no policy.
-        let text = text.unwrap_or_default();
-        let chosen = numa_maps::areas(&text).find_map(|area| area.chosen_policy().map(str::to_owned));
-        match chosen {
-            None => Ok(()),
-            Some(policy) => Err(PlatformError::Conflict {
-                what: format!("memory policy of process {id}"),
-                expected: "default".into(),
-                found: format!("{policy} (numactl, or the program's own choice)"),
-            }),
+    /// A placement of the same workload that lies over this one, if any.
+    fn over(&self, id: ActionId, workload: &WorkloadId) -> Option<ActionId> {
+        self.laid
+            .iter()
+            .rev()
+            .find(|(later, of)| **later > id && *of == workload)
+            .map(|(later, _)| *later)
+    }
+
+    /// Goes on with threads and then memory.
+    fn advance_all(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        let id = record.action.id;
+        let known = self.threads_done.get(&id);
+        let threads = match known.filter(|(way, _)| *way == direction) {
+            Some((_, threads)) => threads.clone(),
+            None => self.advance_threads(record, direction)?,
+        };
+        if !threads.done || !PageMoves::has_plan(record) {
+            return Ok(threads);
         }
+        let settings = Settings::parse(&record.action, &OWN_ARGUMENTS)?;
+        match self.moves.advance(record, direction, &settings) {
+            Ok(pages) => {
+                if pages.done {
+                    self.threads_done.remove(&id);
+                } else {
+                    self.threads_done.insert(id, (direction, threads.clone()));
+                }
+                Ok(both(threads, pages))
+            }
+            Err(error) => {
+                self.threads_done.remove(&id);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A memory policy says where somebody wants the memory, and so where the threads belong.
+fn require_no_policy(root: &Root, reader: &mut Reader, id: ProcessId) -> Result<(), PlatformError> {
+    let path = format!("/proc/{}/numa_maps", id.pid);
+    let below = root.clone();
+    let text = reader
+        .run(id.pid, POLICY_PATIENCE, move || {
+            files::bytes(&below, &path, POLICY_BYTES)
+        })
+        .map_err(|e| PlatformError::Busy {
+            what: format!("looking at the memory policy of process {id}"),
+            why: e.to_string(),
+        })?;
+    // Without CONFIG_NUMA there is no such file, and no policy.
+    let text = text.unwrap_or_default();
+    let chosen = numa_maps::areas(&text).find_map(|area| area.chosen_policy().map(str::to_owned));
+    match chosen {
+        None => Ok(()),
+        Some(policy) => Err(PlatformError::Conflict {
+            what: format!("memory policy of process {id}"),
+            expected: "default".into(),
+            found: format!("{policy} (numactl, or the program's own choice)"),
+        }),
     }
 }
 
@@ -358,30 +428,24 @@ impl Effector for ThreadPlacement {
         if let Some(answer) = of_another_boot(&self.root, record, direction)? {
             return Ok(answer);
         }
-        let id = record.action.id;
-        let known = self.threads_done.get(&id);
-        let threads = match known.filter(|(way, _)| *way == direction) {
-            Some((_, threads)) => threads.clone(),
-            None => self.advance_threads(record, direction)?,
+        let (id, workload) = (record.action.id, &record.action.workload);
+        if let Some(later) = self.over(id, workload) {
+            // Its threads have the masks of the later one: taken for somebody else's, they would never be given back.
+            return Err(PlatformError::Busy {
+                what: format!("placement of the threads of {workload} (action {id})"),
+                why: format!("action {later} lies over it"),
+            });
+        }
+        self.laid.insert(id, workload.clone());
+        let outcome = self.advance_all(record, direction);
+        let is_over = match &outcome {
+            Ok(progress) => progress.done,
+            Err(error) => matches!(error, PlatformError::Vanished { .. }),
         };
-        if !threads.done || !PageMoves::has_plan(record) {
-            return Ok(threads);
+        if direction == Direction::Undo && is_over {
+            self.laid.remove(&id);
         }
-        let settings = Settings::parse(&record.action, &OWN_ARGUMENTS)?;
-        match self.moves.advance(record, direction, &settings) {
-            Ok(pages) => {
-                if pages.done {
-                    self.threads_done.remove(&id);
-                } else {
-                    self.threads_done.insert(id, (direction, threads.clone()));
-                }
-                Ok(both(threads, pages))
-            }
-            Err(error) => {
-                self.threads_done.remove(&id);
-                Err(error)
-            }
-        }
+        outcome
     }
 
     fn forget(&mut self, record: &UndoRecord) {
@@ -389,6 +453,7 @@ impl Effector for ThreadPlacement {
         self.tasks.remove(&id);
         self.in_force.remove(&id);
         self.threads_done.remove(&id);
+        self.laid.remove(&id);
         self.moves.forget(id);
     }
 
@@ -399,6 +464,7 @@ impl Effector for ThreadPlacement {
         {
             // It was left with all threads placed, so one that is not was set free by somebody since.
             let complete = plan.processes.keys().copied().collect();
+            self.laid.insert(id, plan.workload.clone());
             self.in_force
                 .entry(id)
                 .or_insert_with(|| InForce::new(plan, complete));
@@ -423,6 +489,10 @@ impl Effector for ThreadPlacement {
         let (first, second): (Vec<ActionId>, Vec<ActionId>) =
             self.in_force.keys().copied().partition(|id| Some(*id) > last);
         for id in first.into_iter().chain(second) {
+            let covered = |placed: &InForce| self.over(id, &placed.plan.workload).is_some();
+            if self.in_force.get(&id).is_some_and(covered) {
+                continue;
+            }
             let Some(placed) = self.in_force.get_mut(&id).filter(|p| p.overruled.is_none()) else {
                 continue;
             };
@@ -447,9 +517,12 @@ impl Effector for ThreadPlacement {
             .values()
             .map(|f| &f.plan)
             .chain(self.tasks.values().map(|t| &t.plan))
-            .find(|plan| plan.workload == *workload)
-            .map(|plan| plan.masks.clone())
-            .unwrap_or_default()
+            .filter(|plan| plan.workload == *workload)
+            .flat_map(|plan| &plan.masks)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .cloned()
+            .collect()
     }
 }
 
@@ -747,12 +820,14 @@ struct Masks {
 /// Reads the masks of all threads; `None` when the process ended.
 ///
 /// # Errors
-/// `Conflict` when a thread may not run on all of `free`: somebody restricted it.
+/// `Conflict` when a thread may not run on all of `free`, or, where a placement lies `below`, has not the mask that this gave
+/// it: somebody restricted it.
 fn masks_of(
     root: &Root,
     id: ProcessId,
     machine: &Cpus,
     free: &CpuMask,
+    below: Option<&Plan>,
 ) -> Result<Option<Masks>, PlatformError> {
     let Some(threads) = threads_of(root, id)? else {
         return Ok(None);
@@ -766,10 +841,17 @@ fn masks_of(
             Err(NumaError::NoProcess) => continue,
             Err(error) => return Err(numa_error(id, error)),
         };
-        if !free.is_within(&seen) {
+        let (is_as_left, expected) = match below {
+            Some(plan) => (
+                plan.is_ours(id, &seen, &machine.online),
+                plan.ours_of(id).unwrap_or(&plan.ours),
+            ),
+            None => (free.is_within(&seen), free),
+        };
+        if !is_as_left {
             return Err(PlatformError::Conflict {
                 what: format!("affinity of thread {thread} of process {id}"),
-                expected: format!("CPUs {free}"),
+                expected: format!("CPUs {expected}"),
                 found: format!("CPUs {seen} (taskset, numactl, or the program's own choice)"),
             });
         }
@@ -932,6 +1014,8 @@ struct Plan {
     processes: BTreeMap<ProcessId, Found>,
     /// For those born since.
     found: CpuMask,
+    /// The mask from before the placement that this one lies over.
+    natural: Option<CpuMask>,
     /// Start time from which on a process may be one born since.
     since: u64,
     sessions: BTreeSet<i32>,
@@ -1013,6 +1097,10 @@ impl Plan {
             masks: masks.into_iter().collect(),
             processes,
             found: mask("mask")?,
+            natural: match text(NATURAL) {
+                "" => None,
+                _ => Some(mask(NATURAL)?),
+            },
             since: number("since")?,
             sessions,
             groups: text("groups")
@@ -1038,6 +1126,18 @@ impl Plan {
             return Some(&self.ours);
         }
         self.own.get(&id)
+    }
+
+    /// The mask from before all placements, as the oldest process had it.
+    fn natural(&self) -> &CpuMask {
+        self.natural.as_ref().unwrap_or(&self.found)
+    }
+
+    /// Whether a thread has the mask that it had before: that found, or, of a process that was born since and inherited
+    /// nothing, the one from before all placements.
+    fn is_free(&self, root: &Root, id: ProcessId, thread: i32, seen: &CpuMask, online: &CpuMask) -> bool {
+        *seen == self.found_of(root, id, thread).and(online)
+            || (!self.processes.contains_key(&id) && *seen == self.natural().and(online))
     }
 
     /// Whether a thread of that process has the mask that it got from us, directly or by its birth.
@@ -1161,7 +1261,7 @@ fn place(
             visit.right += 1;
             continue;
         }
-        let is_free = seen == plan.found_of(root, id, thread).and(&machine.online);
+        let is_free = plan.is_free(root, id, thread, &seen, &machine.online);
         let Some(goal) = goal.filter(|_| is_free && !complete) else {
             if is_free && goal.is_none() {
                 // Born since, and did not inherit a place: which of them would be a guess.
@@ -1199,7 +1299,7 @@ fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<
             Err(error) => return Err(numa_error(id, error)),
         };
         let found = plan.found_of(root, id, thread);
-        if seen == found.and(&machine.online) {
+        if plan.is_free(root, id, thread, &seen, &machine.online) {
             visit.right += 1;
         } else if seen.is_empty() || !plan.is_ours(id, &seen, &machine.online) {
             *visit.skipped.entry(CHANGED_BY_OTHERS).or_default() += 1;

@@ -183,6 +183,170 @@ fn what_a_person_bound_before_is_left_alone() {
     assert_eq!(masks(victim.pid()), found);
 }
 
+/// A second placement of the same workload, on top of the first.
+fn over(cpus: &[u32]) -> Action {
+    Action {
+        id: ActionId(2),
+        ..action(cpus)
+    }
+}
+
+#[test]
+fn one_that_lies_over_another_gives_back_what_that_gave_and_that_what_was_found_first() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(3, 0);
+    let found = masks(victim.pid());
+    let workload = WorkloadId::new("victim");
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    let above = hands.prepare(&over(&[second])).unwrap();
+    assert_eq!(above.found["over"], "1");
+    all_on(victim.pid(), &first.to_string());
+    for _ in 0..3 {
+        drive(&mut hands, &above, Direction::Apply).unwrap();
+        all_on(victim.pid(), &second.to_string());
+        assert_eq!(
+            hands.registry.placed_on(&workload),
+            [CpuMask::of([first]), CpuMask::of([second])],
+            "neither is a person's choice"
+        );
+        // Neither finds anything to object to, and who is born is in order.
+        victim.tell("thread");
+        let child = id_of(victim.tell("fork") as i32);
+        assert_eq!(
+            reviews(&mut hands, &[victim.id(), child], |told| !told.is_empty()),
+            []
+        );
+        drive(&mut hands, &above, Direction::Undo).unwrap();
+        all_on(victim.pid(), &first.to_string());
+        all_on(child.pid, &first.to_string());
+        assert_eq!(
+            reviews(&mut hands, &[victim.id(), child], |told| !told.is_empty()),
+            []
+        );
+        // As a probe of the first does it.
+        drive(&mut hands, &below, Direction::Undo).unwrap();
+        all_on(child.pid, &found[0].1);
+        drive(&mut hands, &below, Direction::Apply).unwrap();
+        all_on(victim.pid(), &first.to_string());
+    }
+    drive(&mut hands, &below, Direction::Undo).unwrap();
+    all_on(victim.pid(), &found[0].1);
+    assert_eq!(hands.registry.placed_on(&workload), []);
+}
+
+#[test]
+fn what_another_lies_over_is_not_moved_before_that_is_gone() {
+    let Some((first, second)) = two_cpus() else { return };
+    let victim = Victim::start(2, 0);
+    let found = masks(victim.pid());
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    let above = hands.prepare(&over(&[second])).unwrap();
+    drive(&mut hands, &above, Direction::Apply).unwrap();
+    for direction in [Direction::Undo, Direction::Apply] {
+        let error = hands.advance(&below, direction).unwrap_err();
+        assert!(
+            matches!(&error, PlatformError::Busy { why, .. } if why.contains("action 2 lies over it")),
+            "{error}"
+        );
+        all_on(victim.pid(), &second.to_string());
+    }
+    drive(&mut hands, &above, Direction::Undo).unwrap();
+    drive(&mut hands, &below, Direction::Undo).unwrap();
+    assert_eq!(masks(victim.pid()), found);
+}
+
+/// After a crash at any point of two placements, the records alone, newest first, give everything back.
+#[test]
+fn two_that_lie_over_each_other_are_undone_from_their_records_wherever_it_crashed() {
+    let Some((first, second)) = two_cpus() else { return };
+    for crash in 0..5 {
+        let mut victim = Victim::start(2, 0);
+        let everywhere = masks(victim.pid())[0].1.clone();
+        let mut hands = Hands::new(&[victim.id()]);
+        let below = hands.prepare(&action(&[first])).unwrap();
+        drive(&mut hands, &below, Direction::Apply).unwrap();
+        let above = hands.prepare(&over(&[second])).unwrap();
+        let mut child = None;
+        if crash >= 1 {
+            drive(&mut hands, &above, Direction::Apply).unwrap();
+            child = Some(victim.tell("fork") as i32);
+        }
+        if crash >= 2 {
+            drive(&mut hands, &above, Direction::Undo).unwrap();
+        }
+        if crash >= 3 {
+            drive(&mut hands, &below, Direction::Undo).unwrap();
+        }
+        if crash >= 4 {
+            drive(&mut hands, &below, Direction::Apply).unwrap();
+        }
+        drop(hands);
+        let mut fresh = Hands::new(&[]);
+        drive(&mut fresh, &above, Direction::Undo).unwrap();
+        drive(&mut fresh, &below, Direction::Undo).unwrap();
+        all_on(victim.pid(), &everywhere);
+        if let Some(child) = child {
+            all_on(child, &everywhere);
+        }
+    }
+}
+
+#[test]
+fn who_binds_a_thread_under_two_placements_wins_over_both() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(3, 0);
+    let found = masks(victim.pid());
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    // Bound before the second is made: that is not made.
+    let worker = found[2].0;
+    victim.tell(&format!("bind {worker} {second}"));
+    let error = hands.prepare(&over(&[second])).unwrap_err();
+    assert!(matches!(error, PlatformError::Conflict { .. }), "{error}");
+    victim.tell(&format!("bind {worker} {first}"));
+    // Set free while both are in force: told, and kept by both undos.
+    let above = hands.prepare(&over(&[second])).unwrap();
+    drive(&mut hands, &above, Direction::Apply).unwrap();
+    set_affinity(worker, &CpuMask::from_list(&found[2].1).unwrap()).unwrap();
+    let told = reviews(&mut hands, &[victim.id()], |told| !told.is_empty());
+    assert!(told.len() == 1 && told[0].1.contains("somebody else"), "{told:?}");
+    let undone = drive(&mut hands, &above, Direction::Undo).unwrap();
+    assert_eq!(skipped(&undone, "changed by somebody else"), 1);
+    drive(&mut hands, &below, Direction::Undo).unwrap();
+    assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn a_newcomer_that_inherited_neither_is_placed_with_the_others_and_set_free_with_them() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(1, 0);
+    let everywhere = masks(victim.pid())[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    let above = hands.prepare(&over(&[second])).unwrap();
+    drive(&mut hands, &above, Direction::Apply).unwrap();
+    let child = victim.tell("fork") as i32;
+    set_affinity(child, &CpuMask::from_list(&everywhere).unwrap()).unwrap();
+    let members = [victim.id(), id_of(child)];
+    let told = reviews(&mut hands, &members, |told| {
+        !told.is_empty() || masks(child)[0].1 == second.to_string()
+    });
+    assert_eq!(told, []);
+    all_on(child, &second.to_string());
+    drop(hands);
+    let mut fresh = Hands::new(&[]);
+    drive(&mut fresh, &above, Direction::Undo).unwrap();
+    drive(&mut fresh, &below, Direction::Undo).unwrap();
+    all_on(victim.pid(), &everywhere);
+    all_on(child, &everywhere);
+}
+
 #[test]
 fn a_memory_policy_is_a_person_s_choice() {
     let Some((first, _)) = two_cpus() else { return };

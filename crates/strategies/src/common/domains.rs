@@ -291,6 +291,37 @@ impl Demand {
         }
     }
 
+    /// The same for a workload that is kept on some of the domains: as densely as threads run there.
+    pub(crate) fn on(&self, domains: &Domains, positions: &[usize]) -> Self {
+        let cores: u32 = positions
+            .iter()
+            .filter_map(|i| domains.list.get(*i))
+            .map(|d| d.cores)
+            .sum();
+        let placed: f64 = self.placed_running.iter().sum();
+        let here: f64 = positions.iter().filter_map(|i| self.placed_running.get(*i)).sum();
+        // Those that are placed nowhere run everywhere.
+        let floating = (self.density * f64::from(domains.cores) - self.own_running - placed).max(0.0);
+        let density =
+            (self.own_running + here) / f64::from(cores.max(1)) + floating / f64::from(domains.cores.max(1));
+        let worth = if density > 0.0 {
+            domains.core_use(density).min(1.0) / density
+        } else {
+            domains.core_use(1.0)
+        };
+        Self {
+            own: self.own_running * worth,
+            own_cores: self.own_running / density.max(1.0),
+            density,
+            placed: self
+                .placed_running
+                .iter()
+                .map(|threads| threads * worth)
+                .collect(),
+            ..self.clone()
+        }
+    }
+
     /// Share of the machine's cores that is used.
     pub(crate) fn busy(&self, domains: &Domains) -> f64 {
         self.total / f64::from(domains.cores).max(1.0)
