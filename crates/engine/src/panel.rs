@@ -569,7 +569,10 @@ mod tests {
             .iter()
             .map(|(w, d)| w / d)
             .collect();
-        assert!(variance(&rates).sqrt() < 0.02 * mean(&rates), "{rates:?}");
+        assert!(
+            variance(&rates).sqrt() < 0.02 * homeostat_statistics::robust::mean(&rates),
+            "{rates:?}"
+        );
     }
 
     #[test]

@@ -1836,6 +1836,7 @@ mod tests {
                 },
             )]),
             found: CpuMask::of(0..6),
+            natural: None,
             since: 2000,
             sessions: BTreeSet::from([50]),
             groups: BTreeSet::from(["/system.slice/w.service".to_owned()]),
