@@ -425,7 +425,11 @@ impl Engine {
             OperatorRequest::Stop { keep } => {
                 self.stopping = Some(keep);
                 self.abort_all("homeostat stops");
-                let all: Vec<ActionId> = self.changes.keys().rev().copied().collect();
+                // What is kept is written down from the oldest on: what lies under another is never left behind without it.
+                let mut all: Vec<ActionId> = self.changes.keys().copied().collect();
+                if !keep {
+                    all.reverse();
+                }
                 for action in all {
                     let in_force = self
                         .changes
@@ -1212,6 +1216,14 @@ impl Engine {
     /// Why a strategy that has a change in force on the workload is not asked again; `None` when it is.
     pub(crate) fn has_enough(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<&'static str> {
         let again = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        let rests = self
+            .workloads
+            .get(id)
+            .and_then(|w| w.no_steps_until.get(strategy))
+            .is_some_and(|until| self.now < *until);
+        if rests {
+            return Some("a further step was refused not long ago");
+        }
         self.guards.of(id).find_map(|g| {
             if g.strategy != *strategy {
                 None

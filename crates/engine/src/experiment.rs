@@ -114,6 +114,8 @@ pub(crate) struct Setup {
     pub(crate) plain: Option<Nanoseconds>,
     /// The identity of the reader that is contained, if that is the change.
     pub(crate) reader: Option<Fingerprint>,
+    /// … and which of those that have it.
+    pub(crate) contained: Option<WorkloadId>,
 }
 
 impl Setup {
@@ -686,10 +688,7 @@ impl Experiment {
                     self.evidence(),
                     1.0 / parameters.alpha,
                     self.blocks.len(),
-                    self.rails
-                        .iter()
-                        .find_map(Guardrail::conceded)
-                        .map_or_else(String::new, |lost| format!("; {lost}"))
+                    self.price()
                 ),
             ),
             Decision::Harm | Decision::Futile if self.trip.is_some() => {
@@ -843,6 +842,20 @@ impl Experiment {
             .panel
             .workloads()
             .chain(self.rails.iter().map(Guardrail::workload))
+    }
+
+    /// What the change costs the reader that it contains, to be told with its verdict.
+    fn price(&self) -> String {
+        let Some(reader) = &self.setup.contained else {
+            return String::new();
+        };
+        let of_it = || self.rails.iter().filter(|r| r.workload() == reader);
+        let told: Vec<String> = of_it().filter_map(Guardrail::conceded).collect();
+        match told.first() {
+            Some(_) => format!("; {}", told.join(", ")),
+            None if of_it().any(Guardrail::knows_the_reader) => String::new(),
+            None => format!("; what {reader} lost by it is not known"),
+        }
     }
 
     /// Standstill for one switch on and one off, on average.

@@ -147,6 +147,11 @@ pub(crate) struct Guard {
     probe: Option<Probe>,
     pieces: u64,
     review_at: Nanoseconds,
+    /// Gain and standstill of what lay over it at its last probe, which a probe switches too.
+    over_gain: f64,
+    over_stall: Nanoseconds,
+    /// The reader that it contains.
+    contained: Option<WorkloadId>,
     /// Whether it was tried in short blocks.
     plain: bool,
     /// Most of its work that a reader may lose by being contained.
@@ -203,6 +208,9 @@ impl Guard {
                 } else {
                     probe_interval(pair, e.effect().estimate, e.stall_per_round())
                 },
+            contained: e.setup.contained.clone(),
+            over_gain: 0.0,
+            over_stall: Nanoseconds::ZERO,
             plain: e.setup.plain.is_some(),
             probe: None,
             pieces: 0,
@@ -214,7 +222,7 @@ impl Guard {
 
     /// Who is contained may lose what is sure to be gained by it.
     fn conceding(mut self) -> Self {
-        if let Some((_, reader, _)) = &self.pair {
+        if let Some(reader) = &self.contained {
             let gained = log_gain(self.effect.lower);
             self.watch.concede(reader.clone(), self.reader_loss_max, gained);
         }
@@ -332,7 +340,9 @@ impl Guard {
     }
 
     fn probe_interval(&self) -> Nanoseconds {
-        probe_interval(self.pair(), self.effect.estimate, self.stall)
+        // What lies over it goes and comes back with it.
+        let gain = (1.0 + self.effect.estimate) * (1.0 + self.over_gain) - 1.0;
+        probe_interval(self.pair(), gain, self.stall + self.over_stall)
     }
 
     fn pair(&self) -> Nanoseconds {
@@ -558,7 +568,9 @@ impl Engine {
         };
         // Where it was off until a moment ago, what waited is being done. And of several that lie over each other the topmost is
         // what holds.
-        let steady = g.probe.is_none() && self.all_settled(g) && self.over(g).is_empty();
+        let is_on = |a: ActionId| self.changes.get(&a).is_none_or(|c| c.on);
+        let steady =
+            g.probe.is_none() && self.all_settled(g) && g.members().all(is_on) && self.over(g).is_empty();
         let mut outgrown = BTreeMap::new();
         for id in g.workloads().cloned().collect::<Vec<_>>() {
             let change = self
@@ -622,6 +634,12 @@ impl Engine {
         all
     }
 
+    /// The guard of the newest change that lies over those of this one.
+    fn topmost_over(&self, key: ActionId) -> Option<ActionId> {
+        let over = self.over(self.guards.get(key)?);
+        over.iter().rev().find_map(|a| Some(self.guard_of(*a)?.key))
+    }
+
     /// Whether a later change of memory of the same workload lies over this one, so that it cannot be switched alone.
     fn covered(&self, g: &Guard) -> bool {
         g.workloads().any(|id| {
@@ -635,9 +653,8 @@ impl Engine {
         })
     }
 
-    /// Whether a change sets CPUs or files, which takes no time, so that several that lie over each other are switched
-    /// together.
-    fn is_a_place(&self, action: ActionId) -> bool {
+    /// Whether a change sets CPUs or files, so that several that lie over each other are switched together.
+    pub(crate) fn is_a_place(&self, action: ActionId) -> bool {
         let target = self.changes.get(&action).map(|c| &c.target);
         matches!(target, Some(Target::Cpus(_) | Target::Files(_)))
     }
@@ -695,7 +712,18 @@ impl Engine {
         match finding {
             Finding::Nothing => {}
             Finding::Switch(on) => self.switch_group(key, on),
-            Finding::Alarm(why, verdict) => self.revoke(key, &why, verdict),
+            Finding::Alarm(why, verdict) => match self.topmost_over(key) {
+                // All that was switched is meant, and the last step is the one that is least proven.
+                Some(over) => {
+                    self.switch_group(key, true);
+                    if let Some(g) = self.guards.get_mut(key) {
+                        g.watch.start_over();
+                    }
+                    let why = format!("{why}, in the probes of what it lies over");
+                    self.revoke(over, &why, verdict);
+                }
+                None => self.revoke(key, &why, verdict),
+            },
             Finding::Passed => {
                 self.switch_group(key, true);
                 if let Some(g) = self.guards.get_mut(key) {
@@ -744,7 +772,9 @@ impl Engine {
             return nothing;
         }
         let due = guard.switchable && settled && !turn_over && now >= guard.next_probe;
-        if due && !self.covered(guard) {
+        // What is on its way out, and may wait for its next try, stands over what is below it.
+        let leaves = || guard.workloads().any(|id| self.something_leaves(id));
+        if due && !self.covered(guard) && !leaves() {
             let cpus = |id: &WorkloadId| self.workloads.get(id).map(|w| w.load.cpus);
             let rest = guard.watch.all_rest(cpus);
             if let Some(g) = self.guards.get_mut(key)
@@ -787,9 +817,25 @@ impl Engine {
             })
             .flatten()
             .collect();
+        // What lies over it goes and comes back with it.
+        let over: Vec<(Nanoseconds, f64, Nanoseconds)> = self
+            .guards
+            .get(key)
+            .map(|g| self.over(g))
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|a| self.guard_of(a))
+            .map(|o| (o.washout, o.effect.estimate, o.stall))
+            .collect();
         let Some(g) = self.guards.get_mut(key) else {
             return (Finding::Nothing, None);
         };
+        g.washout = over.iter().map(|o| o.0).fold(g.washout, Nanoseconds::max);
+        g.over_gain = over.iter().map(|o| 1.0 + o.1.max(0.0)).product::<f64>() - 1.0;
+        g.over_stall = over
+            .iter()
+            .map(|o| o.2)
+            .fold(Nanoseconds::ZERO, |sum, stall| sum + stall);
         // Who is watched is fixed before the coin is tossed.
         g.watch.set_neighbours(neighbours);
         g.borrowed = borrowed;

@@ -15,8 +15,8 @@
 use crate::blocks::{COVERAGE_MIN, Objective};
 use crate::series::{Series, Sums};
 use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
-use homeostat_statistics::robust::{exp_m1, ln, student_t_limit, variance};
-use homeostat_statistics::trimmed::{self, Comparison};
+use homeostat_statistics::robust::{exp_m1, ln, variance};
+use homeostat_statistics::trimmed::{self, Comparison, Proof};
 use std::sync::Arc;
 
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
@@ -29,7 +29,7 @@ pub(crate) const GUARDRAIL_LEVEL: f64 = 0.05;
 pub(crate) const GUARDRAIL_LEVEL_EARLY: f64 = 0.001;
 /// Scores of few counts may be equal by chance: the standard error is at least this (log units).
 const GUARDRAIL_ERROR_MIN: f64 = 0.002;
-/// A guardrail is hurt when its fall is proven (Yuen's test) and its estimate is at least this (log units): less is not
+/// A guardrail is hurt when its fall is proven (Welch's and Yuen's tests) and its estimate is at least this (log units): less is not
 /// harm worth giving a proven gain up for.
 pub(crate) const GUARDRAIL_FALL: f64 = 0.03;
 /// A block counts when members that carry at least this share of the weight worked in it.
@@ -372,11 +372,17 @@ impl Guardrail {
         }
     }
 
-    /// What the reader that the change contains lost, in words, where that was seen.
+    /// Of the reader that the change contains: what it lost, in words; `None` for others, and for a reader that is not
+    /// proven to have lost anything worth telling.
     pub(crate) fn conceded(&self) -> Option<String> {
         self.concedes?;
-        let (change, _) = self.change()?;
-        (change <= -GUARDRAIL_FALL).then(|| self.lost(change))
+        self.fell(GUARDRAIL_FALL, GUARDRAIL_LEVEL, Proof::Either)
+            .map(|change| self.lost(change))
+    }
+
+    /// Whether it is of the reader that the change contains, and has seen enough of it to say something.
+    pub(crate) fn knows_the_reader(&self) -> bool {
+        self.concedes.is_some() && self.compare().is_some()
     }
 
     pub(crate) fn is_neighbour(&self) -> bool {
@@ -415,14 +421,22 @@ impl Guardrail {
         &self.member
     }
 
-    /// What to say when it was hurt, at this level (one-sided, Yuen's trimmed t-test). `gained`: what the change is
-    /// sure to gain (log units), once that is known.
+    /// What to say when it was hurt, at this level (one-sided). `gained`: what the change is sure to gain (log units), at the one
+    /// look before it is accepted; before that, at each of many looks, only what two tests prove.
     pub(crate) fn hurt(&self, level: f64, gained: Option<f64>) -> Option<String> {
-        let c = self.compare()?;
-        let error = c.error.max(GUARDRAIL_ERROR_MIN);
-        let limit = student_t_limit(level, c.freedom);
-        let fall = allowed_fall(self.concedes, gained);
-        (c.change <= -fall && c.change <= -limit * error).then(|| self.lost(c.change))
+        let proof = if gained.is_some() {
+            Proof::Either
+        } else {
+            Proof::Both
+        };
+        let change = self.fell(allowed_fall(self.concedes, gained), level, proof)?;
+        Some(self.lost(change))
+    }
+
+    /// Its fall (log units), where it is at least this and proven.
+    fn fell(&self, fall: f64, level: f64, proof: Proof) -> Option<f64> {
+        self.compare()?;
+        trimmed::fall(&self.on, &self.off, fall, level, GUARDRAIL_ERROR_MIN, proof)
     }
 
     fn lost(&self, change: f64) -> String {
@@ -439,7 +453,7 @@ impl Guardrail {
         if self.on.len() < GUARDRAIL_BLOCKS || self.off.len() < GUARDRAIL_BLOCKS {
             return None;
         }
-        trimmed::compare(&self.on, &self.off)
+        trimmed::welch(&self.on, &self.off)
     }
 
     /// Whether it is the score of this member itself.

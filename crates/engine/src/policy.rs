@@ -98,7 +98,8 @@ pub struct Policy {
     /// Wait after a harmful try (seconds).
     pub backoff_harmful_s: f64,
     /// Most of its work that a reader of files may lose when it is contained for a program whose pages it pushes out, as a
-    /// share (0.03 to 0.9). It may never lose more than the program is sure to gain.
+    /// share (0.03 to 0.9). A trial is not accepted either where the reader is proven to lose and seems to lose more than the
+    /// lower end of what the program gains.
     pub reader_loss_max: f64,
     /// Wait before a refused meter or a declined proposal is looked at again (seconds).
     pub reconsider_s: f64,

@@ -319,6 +319,7 @@ impl Engine {
             urgent: true,
             plain: None,
             reader: Some(pair.1.clone()),
+            contained: crate::trials::contained_by(&proposal.target),
         };
         let mut e = Experiment::new(setup, Breaker::new(choice.scale_5s));
         e.washout = proven.washout;

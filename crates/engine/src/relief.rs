@@ -245,7 +245,7 @@ impl Engine {
             .into_iter()
             .filter(|m| !e.rails.iter().any(|r| *r.workload() == m.workload))
             .take(room)
-            .map(|m| self.rail_of_a_neighbour(m, Objective::WorkPerSecond, e.setup.reader.as_ref()))
+            .map(|m| self.rail_of_a_neighbour(m, Objective::WorkPerSecond, e.setup.contained.as_ref()))
             .collect();
         if let Some(e) = self.experiments.get_mut(&id) {
             e.rails.extend(joining);

@@ -99,6 +99,7 @@ pub struct Held {
 }
 
 /// All that a strategy may look at.
+#[derive(Clone, Copy)]
 pub struct Seen<'a> {
     /// Time since boot.
     pub now: Nanoseconds,

@@ -699,11 +699,12 @@ impl Engine {
         // A rollout makes its first part later, under the number that is given away here.
         self.next_action += pieces.len().max(1) as u64;
         let reader = pieces.iter().find_map(|p| self.reader_of(&p.target));
+        let contained = pieces.iter().find_map(|p| contained_by(&p.target));
         let (rails, borrowed) = if kind == ExperimentKind::Placebo {
             (Vec::new(), Vec::new())
         } else {
             let borrowed = self.borrow_meters(&panel);
-            (self.guardrails(&panel, reader.as_ref()), borrowed)
+            (self.guardrails(&panel, contained.as_ref()), borrowed)
         };
         let setup = Setup {
             id: experiment_id,
@@ -725,6 +726,7 @@ impl Engine {
             urgent,
             plain,
             reader,
+            contained,
         };
         if kind != ExperimentKind::Placebo {
             self.probes_since_trial = 0;
@@ -792,7 +794,7 @@ impl Engine {
 
     /// What the trial must not harm: its members by themselves where several are tried as one, the work per second of
     /// those that are judged by their CPU time, and the neighbours whose work is measured, by both where both can be lost.
-    fn guardrails(&self, panel: &Panel, reader: Option<&Fingerprint>) -> Vec<Guardrail> {
+    fn guardrails(&self, panel: &Panel, reader: Option<&WorkloadId>) -> Vec<Guardrail> {
         let mut rails = Vec::new();
         for m in panel.members() {
             if panel.is_joint() {
@@ -811,14 +813,14 @@ impl Engine {
         rails
     }
 
-    /// A neighbour as a guardrail. `reader`: the identity of the reader that the change contains, if it does that.
+    /// A neighbour as a guardrail. `reader`: whom the change contains, if it does that.
     pub(crate) fn rail_of_a_neighbour(
         &self,
         m: Member,
         objective: Objective,
-        reader: Option<&Fingerprint>,
+        reader: Option<&WorkloadId>,
     ) -> Guardrail {
-        let is_reader = reader == Some(&m.fingerprint);
+        let is_reader = reader == Some(&m.workload);
         let rail = Guardrail::new(m, objective).of_a_neighbour();
         if is_reader {
             rail.of_the_reader(self.policy.reader_loss_max)
@@ -1706,6 +1708,11 @@ impl Engine {
         let mut fingerprints: Vec<&Fingerprint> = members.iter().map(|m| &m.fingerprint).collect();
         fingerprints.sort();
         fingerprints.dedup();
+        // A further placement on top of one in force was refused: that one was proven, and stays so. The workload itself has a
+        // rest from the strategy.
+        if verdict != Verdict::Accepted && self.rest_from_steps(strategy, members, verdict) {
+            return;
+        }
         for fingerprint in fingerprints {
             let key = (fingerprint.clone(), strategy.clone());
             self.hindered.remove(&key);
@@ -1725,6 +1732,32 @@ impl Engine {
                 },
             );
         }
+    }
+
+    /// Members whose threads the strategy keeps already are not asked about again for a while, after a further step was refused.
+    /// Whether there are such members.
+    fn rest_from_steps(&mut self, strategy: &StrategyId, members: &[Member], verdict: Verdict) -> bool {
+        let wait = match verdict {
+            Verdict::Harmful => self.policy.backoff_harmful_s,
+            Verdict::Rejected => self.policy.backoff_rejected_s,
+            _ => self.policy.backoff_inconclusive_s,
+        };
+        let until = self.now + Nanoseconds::from_secs_f64(wait);
+        let has_one = |id: &WorkloadId| {
+            let mut own = self.guards.of(id).filter(|g| g.strategy == *strategy);
+            own.any(|g| g.members().any(|a| self.is_a_place(a)))
+        };
+        let of_it: Vec<WorkloadId> = members
+            .iter()
+            .map(|m| m.workload.clone())
+            .filter(has_one)
+            .collect();
+        for id in &of_it {
+            if let Some(w) = self.workloads.get_mut(id) {
+                w.no_steps_until.insert(strategy.clone(), until);
+            }
+        }
+        !of_it.is_empty()
     }
 
     /// The experiment as the history keeps it.
@@ -1767,6 +1800,14 @@ impl Engine {
             harm_exposure: e.harm_exposure(),
             blocks: e.blocks.clone(),
         }
+    }
+}
+
+/// The reader that such a change contains.
+pub(crate) fn contained_by(target: &Target) -> Option<WorkloadId> {
+    match target {
+        Target::Reader(r) => Some(r.workload.clone()),
+        _ => None,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::blocks::BREAKER_SPAN;
 use crate::experiment::Experiment;
 use crate::panel::{GUARDRAIL_FALL, Guardrail, IDLE_SHARE, Member, Panel, QUORUM, Reading, allowed_fall};
 use crate::series::Series;
-use homeostat_model::{Fingerprint, Nanoseconds, Verdict, WorkloadId};
+use homeostat_model::{Nanoseconds, Verdict, WorkloadId};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use homeostat_statistics::robust::{exp_m1, ln, mean};
@@ -137,7 +137,7 @@ pub(crate) struct Watch {
     detector: Holdback,
     rails: Vec<Rail>,
     /// The reader that the change contains, and how much of its work it may lose (log units).
-    reader: Option<(Fingerprint, f64)>,
+    reader: Option<(WorkloadId, f64)>,
     recent: VecDeque<f64>,
     /// Pairs that said something.
     pairs: u32,
@@ -265,15 +265,20 @@ impl Watch {
         self.scale *= (before / panel.members().len() as f64).sqrt();
         self.panel = panel;
         self.rails.retain(|r| r.member.workload != *id);
+        self.start_over();
+        true
+    }
+
+    /// Forgets what was seen: what is probed is another from now on.
+    pub(crate) fn start_over(&mut self) {
+        self.probation = Probation::new(self.probation_pairs, self.scale);
+        self.detector = Holdback::below(HOLDBACK_FLOOR, self.scale);
         for r in &mut self.rails {
             *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
         }
-        self.probation = Probation::new(self.probation_pairs, self.scale);
-        self.detector = Holdback::below(HOLDBACK_FLOOR, self.scale);
         self.recent.clear();
         self.suspicious = false;
         self.share_alarms();
-        true
     }
 
     /// Who else must not be harmed, each with the noise of its meter: fixed before the coin of a pair is tossed.
@@ -296,14 +301,14 @@ impl Watch {
     }
 
     /// Who is contained by the change may lose as much as that is sure to gain (log units), up to a share of its work.
-    pub(crate) fn concede(&mut self, reader: Fingerprint, most: f64, gained: f64) {
+    pub(crate) fn concede(&mut self, reader: WorkloadId, most: f64, gained: f64) {
         let fall = allowed_fall(Some(-ln(1.0 - most)), Some(gained));
         self.reader = Some((reader, fall));
     }
 
     fn fall_of(&self, neighbour: &Member) -> f64 {
         match &self.reader {
-            Some((reader, fall)) if *reader == neighbour.fingerprint => *fall,
+            Some((reader, fall)) if *reader == neighbour.workload => *fall,
             _ => GUARDRAIL_FALL,
         }
     }
@@ -490,6 +495,7 @@ impl Watch {
         let mut suspicious = (self.detector.level() >= SUSPECT_LEVEL && difference < HOLDBACK_FLOOR)
             || difference < HOLDBACK_FLOOR - SUSPECT_SCALES * self.scale;
         let said = said(&on.rails, &off.rails);
+        let rails = self.rails.len().max(1) as f64;
         for (r, said) in self.rails.iter_mut().zip(said) {
             let difference = match said {
                 Said::Difference(d) => d,
@@ -498,7 +504,8 @@ impl Watch {
             };
             remember(&mut r.recent, difference);
             let alarm = r.detector.observe(difference);
-            suspicious |= (r.detector.level() >= SUSPECT_LEVEL && difference < -r.fall)
+            // Of many rails one is above a level by chance more often.
+            suspicious |= (r.detector.level() >= SUSPECT_LEVEL * rails && difference < -r.fall)
                 || difference < -r.fall - SUSPECT_SCALES * r.scale;
             if alarm && hurt.is_none() {
                 hurt = Some((r.neighbour, r.describe()));

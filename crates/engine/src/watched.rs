@@ -90,6 +90,8 @@ pub(crate) struct Watched {
     pub(crate) window_from: Nanoseconds,
     /// When it used memory last that is not resident in it, while memory was short.
     pub(crate) used_files_at: Option<Nanoseconds>,
+    /// Until when strategies that have something in force are not asked for a further step, since one was refused.
+    pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Its resident memory over a long time.
     pub(crate) growth: Growth,
     /// Gone from the machine; kept until its changes are closed.
@@ -134,6 +136,7 @@ impl Watched {
             relief_at: Nanoseconds::ZERO,
             window_from: now,
             used_files_at: None,
+            no_steps_until: BTreeMap::new(),
             growth: Growth::default(),
             gone: false,
         }

@@ -97,7 +97,11 @@ impl Action {
         self.id > earlier.id
             && self.workload == earlier.workload
             && self.effector == earlier.effector
-            && matches!(self.target, Target::Cpus(_) | Target::Files(_))
+            && match (&self.target, &earlier.target) {
+                (Target::Cpus(_), Target::Cpus(_)) => true,
+                (Target::Files(own), Target::Files(others)) => own.iter().any(|path| others.contains(path)),
+                _ => false,
+            }
     }
 }
 

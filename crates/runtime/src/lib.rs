@@ -626,28 +626,27 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// Whether it waits for another change that is on its way: what lies over it is undone first, and what it lies over is
+    /// When the next step of a change is due that it waits for: what lies over it is undone first, and what it lies over is
     /// made first.
-    fn waits_its_turn(&self, id: ActionId) -> bool {
-        let (Some(pending), Some(record)) = (self.pending.get(&id), self.records.get(&id)) else {
-            return false;
-        };
-        let own = &record.action;
+    fn waits_its_turn(&self, id: ActionId) -> Option<Nanoseconds> {
+        let (pending, own) = (self.pending.get(&id)?, &self.records.get(&id)?.action);
         self.pending
             .iter()
             .filter(|(_, other)| other.direction == pending.direction)
-            .filter_map(|(other, _)| self.records.get(other))
-            .any(|other| match pending.direction {
-                Direction::Undo => other.action.lies_over(own),
-                Direction::Apply => own.lies_over(&other.action),
+            .filter_map(|(other, state)| Some((&self.records.get(other)?.action, state.due)))
+            .filter(|(other, _)| match pending.direction {
+                Direction::Undo => other.lies_over(own),
+                Direction::Apply => own.lies_over(other),
             })
+            .map(|(_, due)| due)
+            .min()
     }
 
     fn advance(&mut self, id: ActionId) {
-        if self.waits_its_turn(id) {
+        if let Some(due) = self.waits_its_turn(id) {
             let soon = self.clock.now() + WAIT_MIN;
             if let Some(pending) = self.pending.get_mut(&id) {
-                pending.due = soon;
+                pending.due = due.max(soon);
             }
             return;
         }

@@ -68,13 +68,15 @@ pub fn restore(
                 .push((id, format!("{text}: made before the last boot")));
             continue;
         }
-        if kept && !include_kept {
-            report.kept.push((id, text));
+        if let Some(over) = stuck.iter().find(|later| later.lies_over(&record.action)) {
+            let why = format!("{text}: action {} lies over it and is not undone", over.id);
+            report.failed.push((id, why));
+            stuck.push(record.action);
             continue;
         }
-        if let Some(over) = stuck.iter().find(|later| later.lies_over(&record.action)) {
-            let why = format!("{text}: action {} lies over it and could not be undone", over.id);
-            report.failed.push((id, why));
+        if kept && !include_kept {
+            report.kept.push((id, text));
+            // A stop that was cut off may have kept this and not what lies under it, which is then not there to be given back.
             stuck.push(record.action);
             continue;
         }
@@ -279,7 +281,12 @@ mod tests {
         let report = restore(&mut journal, &mut hands, &clock, "boot", false);
         assert_eq!(hands.undone, [ActionId(5), ActionId(4), ActionId(2)]);
         assert_eq!(report.failed.len(), 2, "{report:?}");
-        assert!(report.failed[1].1.contains("action 3 lies over it"), "{report:?}");
+        assert!(
+            report.failed[1]
+                .1
+                .contains("action 3 lies over it and is not undone"),
+            "{report:?}"
+        );
         // The next time both go, in order.
         hands = Failing {
             fails: ActionId(0),
@@ -287,5 +294,40 @@ mod tests {
         };
         assert!(restore(&mut journal, &mut hands, &clock, "boot", false).complete());
         assert_eq!(hands.undone, [ActionId(3), ActionId(1)]);
+    }
+
+    /// A stop with `keep` that was cut off: the upper one is written down as kept, the lower one not yet.
+    #[test]
+    fn what_lies_under_a_kept_change_is_not_undone_without_it() {
+        use homeostat_model::action::Target;
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let action = |id: u64, target: Target| Action {
+            id: ActionId(id),
+            effector: "setting".into(),
+            workload: "w".into(),
+            target,
+            arguments: BTreeMap::new(),
+            why: "test".into(),
+        };
+        let file = |path: &str| Target::Files(vec![path.to_owned()]);
+        for action in [
+            action(1, file("/a")),
+            action(2, file("/b")),
+            action(3, file("/a")),
+        ] {
+            journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
+        }
+        journal.kept(ActionId(3)).unwrap();
+        let clock = Still(Cell::new(0));
+        let mut hands = Failing {
+            fails: ActionId(0),
+            undone: Vec::new(),
+        };
+        let report = restore(&mut journal, &mut hands, &clock, "boot", false);
+        assert_eq!(hands.undone, [ActionId(2)], "another file is another matter");
+        assert_eq!((report.kept.len(), report.failed.len()), (1, 1), "{report:?}");
+        assert!(restore(&mut journal, &mut hands, &clock, "boot", true).complete());
+        assert_eq!(hands.undone, [ActionId(2), ActionId(3), ActionId(1)]);
     }
 }

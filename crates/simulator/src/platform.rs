@@ -74,6 +74,8 @@ pub struct SimPlatform {
     seen: Seen,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
     tasks: BTreeMap<ActionId, Task>,
+    /// Placements of threads that are made, or on their way in or out, and whose.
+    placed: BTreeMap<ActionId, WorkloadId>,
 }
 
 impl std::fmt::Debug for SimPlatform {
@@ -134,6 +136,7 @@ impl SimPlatform {
             seen: Seen::default(),
             meters: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            placed: BTreeMap::new(),
         }
     }
 
@@ -144,6 +147,7 @@ impl SimPlatform {
             seen: Seen::default(),
             meters: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            placed: BTreeMap::new(),
         }
     }
 
@@ -1212,6 +1216,18 @@ impl SimPlatform {
             memory,
             ..
         } = Beside::parse(&record.action).unwrap_or_default();
+        // As on Linux: one that another lies over is not moved. Sent back on before its undo could begin, it is on.
+        if let Some(later) = self.over(&record.action) {
+            if direction == Direction::Apply && self.is_left_on(record.action.id) {
+                return Ok(done());
+            }
+            return Err(PlatformError::Busy {
+                what: format!("placement of the threads of {}", record.action.workload),
+                why: format!("action {later} lies over it"),
+            });
+        }
+        self.placed
+            .insert(record.action.id, record.action.workload.clone());
         let is_ours =
             !bound && now.0.as_deref() == Some(mine.as_slice()) && now.1 == by_board && split_now == split;
         let is_found = !bound && now == found && (split.is_empty() || split_now.is_empty());
@@ -1243,7 +1259,10 @@ impl SimPlatform {
             }
             Direction::Undo if is_found => {}
             Direction::Undo if memory.is_some() => threads = left_alone(),
-            Direction::Undo => return Ok(left_alone()),
+            Direction::Undo => {
+                self.placed.remove(&record.action.id);
+                return Ok(left_alone());
+            }
         }
         drop(world);
         if memory.is_some() {
@@ -1257,7 +1276,22 @@ impl SimPlatform {
         Ok(done())
     }
 
+    /// A placement of the same workload that lies over this one and is not undone.
+    fn over(&self, action: &Action) -> Option<ActionId> {
+        let later = |(id, of): &(&ActionId, &WorkloadId)| **id > action.id && **of == action.workload;
+        self.placed.iter().rev().find(later).map(|(id, _)| *id)
+    }
+
+    fn is_left_on(&self, id: ActionId) -> bool {
+        self.tasks
+            .get(&id)
+            .is_some_and(|t| t.left == Some(Direction::Apply) && t.way.is_none())
+    }
+
     fn leave(&mut self, record: &UndoRecord, direction: Direction) {
+        if direction == Direction::Undo {
+            self.placed.remove(&record.action.id);
+        }
         let task = self.tasks.entry(record.action.id).or_default();
         *task = Task {
             left: Some(direction),
@@ -2176,6 +2210,7 @@ impl Effectors for SimPlatform {
 
     fn forget(&mut self, record: &UndoRecord) {
         self.tasks.remove(&record.action.id);
+        self.placed.remove(&record.action.id);
     }
 }
 

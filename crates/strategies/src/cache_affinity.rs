@@ -401,6 +401,8 @@ pub(crate) fn choose_fewer(
     if positions.len() < 2 || domains.is_all(kept) {
         return None;
     }
+    // What an earlier step gave is no prediction of the next.
+    let seen = &Seen { known: None, ..*seen };
     let everywhere = Demand::of(seen, &domains);
     let mean = everywhere.busy(&domains);
     let demand = everywhere.on(&domains, &positions);

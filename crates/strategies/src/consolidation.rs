@@ -195,6 +195,31 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_step_gave_is_no_prediction_of_the_next() {
+        let calm = |s: &mut Scene| {
+            s.counters().memory_stall_share = 0.0;
+            s.counters().cache_to_cache_stall_share = 0.0;
+        };
+        let nothing = kept(4, 13.0).with(calm);
+        let known = homeostat_model::Effect {
+            estimate: 0.5,
+            lower: 0.4,
+            upper: 0.6,
+            confidence: 0.95,
+        };
+        assert_eq!(
+            nothing.ask(|seen| {
+                Consolidation.consider(&Seen {
+                    known: Some(known),
+                    ..*seen
+                })
+            }),
+            nothing.opinion(&Consolidation)
+        );
+        assert!(nothing.reason(&Consolidation).contains("no benefit predicted"));
+    }
+
+    #[test]
     fn it_starts_from_a_placement_and_ends_after_three_steps_or_on_one_cache() {
         let free = kept(4, 13.0).with(|s| s.held.clear());
         assert!(free.reason(&Consolidation).contains("not kept anywhere"));

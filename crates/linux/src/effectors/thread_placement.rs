@@ -125,6 +125,8 @@ pub(super) struct ThreadPlacement {
     threads_done: BTreeMap<ActionId, (Direction, Progress)>,
     /// Placements that are made, or on their way in or out, and whose.
     laid: BTreeMap<ActionId, WorkloadId>,
+    /// Processes that are not in the record of a placement and were set free with the others: they are placed again with them.
+    born: BTreeMap<ActionId, Vec<ProcessId>>,
 }
 
 impl ThreadPlacement {
@@ -133,6 +135,7 @@ impl ThreadPlacement {
             moves: PageMoves::new(root.clone()),
             threads_done: BTreeMap::new(),
             laid: BTreeMap::new(),
+            born: BTreeMap::new(),
             root,
             tasks: BTreeMap::new(),
             in_force: BTreeMap::new(),
@@ -173,9 +176,10 @@ impl ThreadPlacement {
             .find(|(id, placed)| **id < action.id && placed.plan.workload == action.workload)
             .map(|(id, placed)| (*id, &placed.plan));
         if let Some((id, plan)) = &below {
-            if plan.group.is_some() || wishes.means == Means::Cpuset {
+            let by_cpuset = plan.group.is_some() || wishes.means == Means::Cpuset;
+            if by_cpuset || wishes.split || !plan.own.is_empty() {
                 return Err(unsupported(&format!(
-                    "a placement by cpuset neither lies over another nor carries one (action {id})"
+                    "a placement by cpuset, or of each process by itself, neither lies over another nor carries one (action {id})"
                 )));
             }
             found.insert(OVER.into(), id.to_string());
@@ -302,12 +306,17 @@ impl ThreadPlacement {
         let id = record.action.id;
         if self.tasks.get(&id).is_none_or(|t| t.direction != direction) {
             let mut task = Task::new(Plan::from(record)?, direction);
-            if direction == Direction::Apply
-                && let Some(known) = self.in_force.get(&id)
-            {
-                task.complete.clone_from(&known.complete);
-                task.newcomers.clone_from(&known.newcomers);
+            if let Some(born) = self.born.get(&id) {
+                task.newcomers.clone_from(born);
             }
+            if let Some(known) = self.in_force.get(&id) {
+                task.newcomers.extend(known.newcomers.iter().copied());
+                if direction == Direction::Apply {
+                    task.complete.clone_from(&known.complete);
+                }
+            }
+            task.newcomers.sort_unstable();
+            task.newcomers.dedup();
             // One that this lies over, or that lies over it, is of the same processes.
             let others = self
                 .in_force
@@ -334,9 +343,12 @@ impl ThreadPlacement {
         if matches!(&outcome, Ok(progress) if !progress.done) {
             return outcome;
         }
-        let task = self.tasks.remove(&id);
-        if let (Some(task), Direction::Apply, Ok(_)) = (task, direction, &outcome) {
-            self.in_force.insert(id, InForce::new(task.plan, task.complete));
+        if let Some(task) = self.tasks.remove(&id) {
+            self.born.insert(id, task.newcomers.clone());
+            if direction == Direction::Apply && outcome.is_ok() {
+                let placed = InForce::new(task.plan, task.complete, task.newcomers);
+                self.in_force.insert(id, placed);
+            }
         }
         outcome
     }
@@ -430,6 +442,19 @@ impl Effector for ThreadPlacement {
         }
         let (id, workload) = (record.action.id, &record.action.workload);
         if let Some(later) = self.over(id, workload) {
+            // Sent back on before its undo could begin: it is on.
+            if direction == Direction::Apply
+                && !self.tasks.contains_key(&id)
+                && let Some(placed) = self.in_force.get(&id)
+            {
+                return Ok(Progress {
+                    done: true,
+                    finished: placed.plan.count,
+                    total: placed.plan.count,
+                    verified: true,
+                    ..Progress::default()
+                });
+            }
             // Its threads have the masks of the later one: taken for somebody else's, they would never be given back.
             return Err(PlatformError::Busy {
                 what: format!("placement of the threads of {workload} (action {id})"),
@@ -454,6 +479,7 @@ impl Effector for ThreadPlacement {
         self.in_force.remove(&id);
         self.threads_done.remove(&id);
         self.laid.remove(&id);
+        self.born.remove(&id);
         self.moves.forget(id);
     }
 
@@ -467,7 +493,7 @@ impl Effector for ThreadPlacement {
             self.laid.insert(id, plan.workload.clone());
             self.in_force
                 .entry(id)
-                .or_insert_with(|| InForce::new(plan, complete));
+                .or_insert_with(|| InForce::new(plan, complete, Vec::new()));
         }
     }
 
@@ -488,6 +514,18 @@ impl Effector for ThreadPlacement {
         let last = self.reviewed;
         let (first, second): (Vec<ActionId>, Vec<ActionId>) =
             self.in_force.keys().copied().partition(|id| Some(*id) > last);
+        // Whose CPUs are all offline has been set free by the kernel, which says nothing of what lies below either.
+        let offline: BTreeSet<WorkloadId> = self
+            .in_force
+            .values()
+            .filter(|placed| placed.plan.ours.and(&machine.online).is_empty())
+            .map(|placed| placed.plan.workload.clone())
+            .collect();
+        for placed in self.in_force.values_mut() {
+            if offline.contains(&placed.plan.workload) {
+                placed.complete.clear();
+            }
+        }
         for id in first.into_iter().chain(second) {
             let covered = |placed: &InForce| self.over(id, &placed.plan.workload).is_some();
             if self.in_force.get(&id).is_some_and(covered) {
@@ -842,6 +880,8 @@ fn masks_of(
             Err(error) => return Err(numa_error(id, error)),
         };
         let (is_as_left, expected) = match below {
+            // Who came since and did not inherit it is as free as the others were.
+            Some(plan) if !plan.processes.contains_key(&id) && free.is_within(&seen) => (true, free),
             Some(plan) => (
                 plan.is_ours(id, &seen, &machine.online),
                 plan.ours_of(id).unwrap_or(&plan.ours),
@@ -1291,7 +1331,9 @@ fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<
         visit.gone = true;
         return Ok(visit);
     };
-    let in_root = files::text(root, &format!("/proc/{}/cpuset", id.pid)).is_none_or(|path| path == "/");
+    // What goes back to the mask of a placement below is to be on no other CPUs meanwhile.
+    let in_root = plan.natural.is_some()
+        || files::text(root, &format!("/proc/{}/cpuset", id.pid)).is_none_or(|path| path == "/");
     for thread in threads {
         let seen = match numa::affinity(thread) {
             Ok(seen) => seen,
@@ -1555,11 +1597,11 @@ struct InForce {
 }
 
 impl InForce {
-    fn new(plan: Plan, complete: BTreeSet<ProcessId>) -> Self {
+    fn new(plan: Plan, complete: BTreeSet<ProcessId>, newcomers: Vec<ProcessId>) -> Self {
         Self {
             plan,
             complete,
-            newcomers: Vec::new(),
+            newcomers,
             at: 0,
             overruled: None,
         }

@@ -246,17 +246,46 @@ fn what_another_lies_over_is_not_moved_before_that_is_gone() {
     drive(&mut hands, &below, Direction::Apply).unwrap();
     let above = hands.prepare(&over(&[second])).unwrap();
     drive(&mut hands, &above, Direction::Apply).unwrap();
-    for direction in [Direction::Undo, Direction::Apply] {
-        let error = hands.advance(&below, direction).unwrap_err();
-        assert!(
-            matches!(&error, PlatformError::Busy { why, .. } if why.contains("action 2 lies over it")),
-            "{error}"
-        );
-        all_on(victim.pid(), &second.to_string());
-    }
+    let error = hands.advance(&below, Direction::Undo).unwrap_err();
+    assert!(
+        matches!(&error, PlatformError::Busy { why, .. } if why.contains("action 2 lies over it")),
+        "{error}"
+    );
+    // Sent back on before its undo could begin, it is on.
+    assert!(hands.advance(&below, Direction::Apply).unwrap().done);
+    all_on(victim.pid(), &second.to_string());
     drive(&mut hands, &above, Direction::Undo).unwrap();
     drive(&mut hands, &below, Direction::Undo).unwrap();
     assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn who_was_born_between_two_placements_is_placed_again_by_both() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(2, 0);
+    let everywhere = masks(victim.pid())[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    let worker = victim.tell("fork") as i32;
+    hands.members = vec![victim.id(), id_of(worker)];
+    let above = hands.prepare(&over(&[second])).unwrap();
+    for _ in 0..3 {
+        // As a probe of the first switches both, with no review in between.
+        drive(&mut hands, &above, Direction::Apply).unwrap();
+        all_on(worker, &second.to_string());
+        drive(&mut hands, &above, Direction::Undo).unwrap();
+        all_on(worker, &first.to_string());
+        drive(&mut hands, &below, Direction::Undo).unwrap();
+        all_on(worker, &everywhere);
+        all_on(victim.pid(), &everywhere);
+        drive(&mut hands, &below, Direction::Apply).unwrap();
+        all_on(worker, &first.to_string());
+    }
+    drop(hands);
+    drive(&mut Hands::new(&[]), &below, Direction::Undo).unwrap();
+    all_on(worker, &everywhere);
+    all_on(victim.pid(), &everywhere);
 }
 
 /// After a crash at any point of two placements, the records alone, newest first, give everything back.
