@@ -486,7 +486,7 @@ impl Report {
              starting points, so that a *share* of it may be a little too high there. What counts is the geometric mean over the \
              programs of work per second (closed load) or work per CPU second (offered load). A placement in which a program cannot do \
              the work that is offered to it is none, since its requests would wait ever longer. The best placement may cost one \
-             program what it gives the others; homeostat may not (no change that costs anybody a proven 3 % is accepted), so the \
+             program what it gives the others; homeostat may not (no change that costs anybody a proven 3 % is accepted, but for a contained reader of files, which this machine does not have), so the \
              machines without such a bargain are counted apart, for the eye: that is a choice made after the fact, and no goal.\n\n{}.\n\n",
             if o.rough { "rough" } else { "usual" },
             o.hours,
