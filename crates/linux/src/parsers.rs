@@ -55,6 +55,7 @@ const SENSORS: &[Parser] = &[
     ("process-io", |bytes| {
         let _ = reads::parse_io(bytes);
         let _ = reads::parse_position(bytes);
+        let _ = reads::parse_inode(bytes);
     }),
     ("progress", |bytes| {
         if let Ok(header) = layout::Header::parse(bytes, bytes.len() as u64) {

@@ -3,7 +3,9 @@
 //! `/proc/PID/io` counts for each process what it got by read calls and what storage delivered on its behalf (faults on
 //! mapped files and read-ahead included); `/proc/PID/fdinfo` has the position of every open file. A program that reads a
 //! file from beginning to end moves a position by as much as it reads; one that reads here and there with `pread`, or
-//! through a mapping, moves none.
+//! through a mapping, moves none. One that reads many small files, or one of a second's length again and again (`tar`), is
+//! anywhere in them after a second: it is looked at twice, four milliseconds apart, and reads in order when its positions moved by
+//! what it called for meanwhile, or a file was opened and read from its beginning.
 //!
 //! A process that waits for a child inherits the child's counts (`wait_task_zombie` in Linux `kernel/exit.c`): a shell
 //! looks as if it had read what its commands read, all at once. That it has waited for one is seen from the CPU time of its
@@ -19,11 +21,21 @@ use homeostat_model::{Bytes, ProcessId, Reads, Workload};
 use rustix::fs::RawDir;
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// Processes of one workload that are looked at, oldest first.
 const PROCESSES_MAX: usize = 64;
 /// Open files of one process whose positions are looked at.
 const FILES_MAX: usize = 64;
+/// Who reads this much from storage between two looks (bytes), and most of what it calls for, is looked at more closely where
+/// its positions do not show how …
+const CLOSELY_MIN: u64 = 16 << 20;
+/// … so many processes at a time …
+const CLOSELY_MAX: usize = 4;
+/// … for so long each …
+const A_MOMENT: Duration = Duration::from_millis(4);
+/// … in which it must have called for this much (bytes) to say something.
+const MOMENT_MIN: u64 = 64 << 10;
 /// A process that got less than this by read calls since it was looked at last is not asked for its positions.
 const CALLED_MIN: u64 = 4 * 1024 * 1024;
 /// Room for the names that the kernel gives of a directory at one time, in bytes.
@@ -62,8 +74,23 @@ pub fn parse_position(text: &[u8]) -> Option<u64> {
     lines(text).find_map(|line| words(line.strip_prefix(b"pos:")?).next().and_then(number))
 }
 
-/// Open files of a process and the positions in them, by number, ascending.
-type Positions = Vec<(u32, u64)>;
+/// The inode in `/proc/PID/fdinfo/N`; Linux tells it since 5.14.
+pub fn parse_inode(text: &[u8]) -> Option<u64> {
+    lines(text).find_map(|line| words(line.strip_prefix(b"ino:")?).next().and_then(number))
+}
+
+/// Where an open file of a process is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Position {
+    /// Number of the open file.
+    file: u32,
+    at: u64,
+    /// 0 where it is not told.
+    inode: u64,
+}
+
+/// Those of a process, by number, ascending.
+type Positions = Vec<Position>;
 
 /// What is remembered of a process.
 #[derive(Debug, Default)]
@@ -87,6 +114,10 @@ pub(crate) struct ReadSensor {
     names: Box<[MaybeUninit<u8>]>,
     /// Positions that are being read; the buffer of one process becomes that of the next.
     reading: Positions,
+    /// The first of two looks a moment apart.
+    near: Positions,
+    /// When processes were looked at so last (clock ticks since boot), and how many then.
+    closely: (u64, usize),
 }
 
 impl ReadSensor {
@@ -98,6 +129,8 @@ impl ReadSensor {
             buffer: Vec::new(),
             names: vec![MaybeUninit::uninit(); NAMES_BYTES].into_boxed_slice(),
             reading: Positions::new(),
+            near: Positions::new(),
+            closely: (0, 0),
         }
     }
 
@@ -179,15 +212,20 @@ impl ReadSensor {
             &mut self.names,
             &mut self.reading,
         );
-        let forward = if is_new {
+        let mut forward = if is_new {
             // From the beginning of each.
             self.reading
                 .iter()
-                .fold(0, |sum: u64, (_, at)| sum.saturating_add(*at))
+                .fold(0, |sum: u64, position| sum.saturating_add(position.at))
         } else {
             moved_forward(&known.positions, &self.reading)
         };
         std::mem::swap(&mut known.positions, &mut self.reading);
+        // Who reads small files, or one again and again, is anywhere after a second: a moment tells more.
+        let much = reads.from_storage.0 >= CLOSELY_MIN && reads.from_storage.0 >= called / 2;
+        if forward < called / 2 && much && self.may_look_closely(now) && self.reads_on(process.pid) {
+            forward = called;
+        }
         // Whoever jumps ahead in a file has not read what lies between.
         reads.in_sequence = Bytes(forward.min(called));
         // Whose own positions moved by most of it has read it itself.
@@ -196,6 +234,61 @@ impl ReadSensor {
         }
         Some(reads)
     }
+}
+
+impl ReadSensor {
+    /// Whether one more process may be looked at twice at this time.
+    fn may_look_closely(&mut self, now: u64) -> bool {
+        if self.closely.0 != now {
+            self.closely = (now, 0);
+        }
+        self.closely.1 += 1;
+        self.closely.1 <= CLOSELY_MAX
+    }
+
+    /// Whether a process reads on from where it is: looks twice, a moment apart.
+    fn reads_on(&mut self, pid: i32) -> bool {
+        let Some(proc) = self.proc.as_ref() else {
+            return false;
+        };
+        let mut called = || {
+            let text = proc.read_record(ProcessFile::new(pid, "io").name(), &mut self.buffer);
+            text.ok().and_then(parse_io).map(|io| io.called)
+        };
+        let Some(before) = called() else { return false };
+        positions(proc, pid, &mut self.buffer, &mut self.names, &mut self.near);
+        std::thread::sleep(A_MOMENT);
+        positions(proc, pid, &mut self.buffer, &mut self.names, &mut self.reading);
+        let text = proc.read_record(ProcessFile::new(pid, "io").name(), &mut self.buffer);
+        let Some(after) = text.ok().and_then(parse_io) else {
+            return false;
+        };
+        went_on(&self.near, &self.reading, after.called.saturating_sub(before))
+    }
+}
+
+/// Whether positions moved by what was called for in a moment, or files were opened and read from their beginning. Who jumps
+/// about in a large file is farther away, or before where it was.
+fn went_on(before: &[Position], now: &[Position], called: u64) -> bool {
+    if called < MOMENT_MIN {
+        return false;
+    }
+    let mut moved: u64 = 0;
+    for position in now {
+        let then = before
+            .binary_search_by_key(&position.file, |then| then.file)
+            .ok()
+            .and_then(|at| before.get(at))
+            .filter(|then| then.inode == position.inode && then.at <= position.at);
+        match then {
+            Some(then) => moved = moved.saturating_add(position.at - then.at),
+            // Opened since, from the beginning.
+            None if position.at > 0 && position.at <= called => return true,
+            None => {}
+        }
+    }
+    // What is looked at first and last is not the same moment, and who copies moves the position of the copy, too.
+    moved >= called / 2 && moved <= called.saturating_mul(3)
 }
 
 /// The positions of the open files of a process, as far as they are told.
@@ -219,15 +312,21 @@ fn positions(
         }
         let name = entry.file_name().to_bytes();
         if let Some(file) = number(name).and_then(|n| u32::try_from(n).ok()) {
-            found.push((file, 0));
+            found.push(Position {
+                file,
+                ..Position::default()
+            });
         }
     }
     let directory = Directory::from(directory);
-    found.retain_mut(|(file, position)| {
-        let text = directory.read_record(NumberedFile::new(*file).name(), buffer);
-        match text.ok().and_then(parse_position) {
+    found.retain_mut(|position| {
+        let Ok(text) = directory.read_record(NumberedFile::new(position.file).name(), buffer) else {
+            return false;
+        };
+        position.inode = parse_inode(text).unwrap_or(0);
+        match parse_position(text) {
             Some(at) => {
-                *position = at;
+                position.at = at;
                 true
             }
             None => false,
@@ -237,11 +336,13 @@ fn positions(
 }
 
 /// By how much the positions of the files that are in both lists moved forward.
-fn moved_forward(before: &[(u32, u64)], now: &[(u32, u64)]) -> u64 {
+fn moved_forward(before: &[Position], now: &[Position]) -> u64 {
     now.iter()
-        .filter_map(|(file, position)| {
-            let then = before.binary_search_by_key(file, |(file, _)| *file).ok()?;
-            position.checked_sub(before.get(then)?.1)
+        .filter_map(|position| {
+            let then = before
+                .binary_search_by_key(&position.file, |then| then.file)
+                .ok()?;
+            position.at.checked_sub(before.get(then)?.at)
         })
         .fold(0, u64::saturating_add)
 }
@@ -273,6 +374,24 @@ mod tests {
                 .collect(),
             choice: OperatorChoice::default(),
         }
+    }
+
+    #[test]
+    fn a_moment_tells_who_reads_on_from_who_jumps_about() {
+        let at = |file: u32, inode: u64, at: u64| Position { file, at, inode };
+        const MIB: u64 = 1 << 20;
+        // A big file, read on.
+        assert!(went_on(&[at(3, 7, 100 * MIB)], &[at(3, 7, 104 * MIB)], 4 * MIB));
+        // The same opened again, and the next of many small ones.
+        assert!(went_on(&[at(3, 7, 900 * MIB)], &[at(3, 7, MIB)], 4 * MIB));
+        assert!(went_on(&[at(3, 7, 9000)], &[at(3, 8, 20_000)], MIB));
+        assert!(went_on(&[], &[at(4, 8, 20_000)], MIB));
+        // Jumps in a file of many gigabytes, forward and back; and calls that move no position.
+        assert!(!went_on(&[at(3, 7, 100 * MIB)], &[at(3, 7, 900 * MIB)], 4 * MIB));
+        assert!(!went_on(&[at(3, 7, 900 * MIB)], &[at(3, 7, 100 * MIB)], 4 * MIB));
+        assert!(!went_on(&[at(3, 7, 0)], &[at(3, 7, 0)], 4 * MIB));
+        // Too little to say anything.
+        assert!(!went_on(&[at(3, 7, 0)], &[at(3, 7, 4096)], 4096));
     }
 
     fn no_children(_: ProcessId) -> u64 {
