@@ -174,7 +174,9 @@ impl ThreadPlacement {
             .iter()
             .rev()
             .find(|(id, placed)| **id < action.id && placed.plan.workload == action.workload)
-            .map(|(id, placed)| (*id, &placed.plan));
+            .map(|(id, placed)| (*id, &placed.plan))
+            // Somebody else may have undone it from its record.
+            .filter(|(_, plan)| plan.is_seen(&machine.online));
         if let Some((id, plan)) = &below {
             let by_cpuset = plan.group.is_some() || wishes.means == Means::Cpuset;
             if by_cpuset || wishes.split || !plan.own.is_empty() {
@@ -353,12 +355,23 @@ impl ThreadPlacement {
         outcome
     }
 
-    /// A placement of the same workload that lies over this one, if any.
+    /// A placement of the same workload that lies over this one, if any. One of which nothing is to be seen, nor on its way,
+    /// was undone by somebody else, from its record.
     fn over(&self, id: ActionId, workload: &WorkloadId) -> Option<ActionId> {
+        let online = Cpus::read(&self.root).map(|machine| machine.online);
+        let is_there = |later: &ActionId| {
+            let is_on_its_way = self.tasks.contains_key(later) || self.threads_done.contains_key(later);
+            let placed = self.in_force.get(later).map(|placed| &placed.plan);
+            let is_seen = match (placed, &online) {
+                (Some(plan), Ok(online)) => plan.is_seen(online),
+                _ => true,
+            };
+            is_on_its_way || is_seen
+        };
         self.laid
             .iter()
             .rev()
-            .find(|(later, of)| **later > id && *of == workload)
+            .find(|(later, of)| **later > id && *of == workload && is_there(later))
             .map(|(later, _)| *later)
     }
 
@@ -1166,6 +1179,13 @@ impl Plan {
             return Some(&self.ours);
         }
         self.own.get(&id)
+    }
+
+    /// Whether a process of the record has the mask that it got, as far as its main thread shows.
+    fn is_seen(&self, online: &CpuMask) -> bool {
+        let has_ours =
+            |id: &ProcessId| numa::affinity(id.pid).is_ok_and(|mask| self.is_ours(*id, &mask, online));
+        self.processes.keys().any(has_ours)
     }
 
     /// The mask from before all placements, as the oldest process had it.

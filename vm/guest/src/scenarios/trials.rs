@@ -128,7 +128,12 @@ impl Trial {
         let pages = latencies.nodes(&frames)?;
         let directory = context.directory.join(end.unit());
         let memory = if end.moves_memory() { WITH_MEMORY } else { "" };
-        let daemon = Daemon::start(&directory, &format!("{}{memory}", configuration(end.unit())))?;
+        let mut settings = format!("{}{memory}", configuration(end.unit()));
+        if matches!(end, End::Person) {
+            // Not given up before a block in which the change is made again, which is when it meets the person's choice.
+            settings = settings.replace("beta = 0.5", "beta = 0.001");
+        }
+        let daemon = Daemon::start(&directory, &settings)?;
         Ok(Self {
             end,
             latencies,
