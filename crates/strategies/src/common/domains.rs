@@ -223,6 +223,15 @@ impl Domains {
         }
     }
 
+    /// Share of a core that a running thread is worth where so many run on each.
+    fn worth(&self, density: f64) -> f64 {
+        if density > 0.0 {
+            self.core_use(density).min(1.0) / density
+        } else {
+            self.core_use(1.0)
+        }
+    }
+
     /// Running threads on a core of which that share is used: the inverse of [`Self::core_use`].
     pub(crate) fn running_on_core(&self, used: f64) -> f64 {
         let threads = self.threads_per_core;
@@ -267,11 +276,7 @@ impl Demand {
         let others: f64 = seen.neighbours.iter().map(|n| n.cpus.max(0.0)).sum();
         let cores = f64::from(domains.cores).max(1.0);
         let density = (own_running + others) / cores;
-        let worth = if density > 0.0 {
-            domains.core_use(density).min(1.0) / density
-        } else {
-            domains.core_use(1.0)
-        };
+        let worth = domains.worth(density);
         let mut placed_running = vec![0.0; domains.list.len()];
         for neighbour in seen.neighbours {
             for (domain, share) in placed_shares(neighbour, domains) {
@@ -304,11 +309,7 @@ impl Demand {
         let floating = (self.density * f64::from(domains.cores) - self.own_running - placed).max(0.0);
         let density =
             (self.own_running + here) / f64::from(cores.max(1)) + floating / f64::from(domains.cores.max(1));
-        let worth = if density > 0.0 {
-            domains.core_use(density).min(1.0) / density
-        } else {
-            domains.core_use(1.0)
-        };
+        let worth = domains.worth(density);
         Self {
             own: self.own_running * worth,
             own_cores: self.own_running / density.max(1.0),
