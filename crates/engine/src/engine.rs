@@ -45,7 +45,7 @@ const RESTLESS_MAX: usize = 256;
 /// The time for which such a program is tried alone doubles so often.
 const RESTLESS_DOUBLINGS: u32 = 4;
 /// Effector that says on which CPUs threads run.
-const PLACEMENT: &str = "thread_placement";
+pub(crate) const PLACEMENT: &str = "thread_placement";
 /// Pieces of advice kept at most.
 const ADVICE_MAX: usize = 256;
 
@@ -1533,8 +1533,24 @@ impl Engine {
             neighbours: &neighbours,
             held: &held,
             known,
+            refused: self.refused_places(w, &strategy.id()),
         };
         Some(question(strategy, &seen))
+    }
+
+    /// What was tried and refused of this kind, and how long it is not tried again.
+    pub(crate) fn backs_off(&self, key: &(Fingerprint, StrategyId)) -> Option<(&Prior, Nanoseconds)> {
+        let prior = self.priors.get(key)?;
+        let wait = match prior.verdict {
+            Verdict::Accepted => return None,
+            Verdict::Harmful => self.policy.backoff_harmful_s,
+            Verdict::Rejected => {
+                self.policy.backoff_rejected_s * f64::from(1u32 << prior.failures.saturating_sub(1).min(6))
+            }
+            Verdict::Inconclusive | Verdict::Aborted => self.policy.backoff_inconclusive_s,
+        };
+        let age = self.unix.saturating_sub(prior.unix_seconds) as f64;
+        (age < wait).then(|| (prior, Nanoseconds::from_secs_f64(wait - age)))
     }
 
     /// Why a strategy is not asked about a workload: switched off, not applicable, or known not to help.
@@ -1557,23 +1573,10 @@ impl Engine {
             ));
         }
         let key = (w.workload.fingerprint.clone(), strategy.clone());
-        let prior = self.priors.get(&key)?;
-        if self.may_try_again(&key) {
+        let (prior, left) = self.backs_off(&key)?;
+        if self.may_try_again(&key) || self.another_place_is_open(id, strategy) {
             return None;
         }
-        let wait = match prior.verdict {
-            Verdict::Accepted => return None,
-            Verdict::Harmful => self.policy.backoff_harmful_s,
-            Verdict::Rejected => {
-                self.policy.backoff_rejected_s * f64::from(1u32 << prior.failures.saturating_sub(1).min(6))
-            }
-            Verdict::Inconclusive | Verdict::Aborted => self.policy.backoff_inconclusive_s,
-        };
-        let age = self.unix.saturating_sub(prior.unix_seconds) as f64;
-        if age >= wait {
-            return None;
-        }
-        let left = Nanoseconds::from_secs_f64(wait - age);
         let effect = prior.effect.map_or_else(String::new, |e| format!(" ({e})"));
         Some(format!(
             "{strategy}: an earlier try was {}{effect}; not tried again for {left}",

@@ -6,6 +6,7 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
+use crate::places::Places;
 use crate::recall::Pair;
 use crate::recovery::{self, Recovery};
 use crate::retrace::Traced;
@@ -116,6 +117,8 @@ pub(crate) struct Setup {
     pub(crate) reader: Option<Fingerprint>,
     /// … and which of those that have it.
     pub(crate) contained: Option<WorkloadId>,
+    /// Where its members are kept, if that is the change.
+    pub(crate) places: Places,
 }
 
 impl Setup {

@@ -58,6 +58,8 @@ impl Engine {
             let Some(w) = self.workloads.get_mut(&id) else {
                 continue;
             };
+            // Of where the neighbours were, nothing counts any more.
+            w.refused_places.remove(strategy);
             match w.stage {
                 Stage::Declined => w.retry_at = now,
                 Stage::Improved => w.more_at = now,

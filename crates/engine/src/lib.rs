@@ -21,7 +21,9 @@ pub use protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, ProvenReader,
     SamplingPlan, Story, WindowRecord,
 };
-pub use strategy::{Declined, Held, Load, Neighbour, Opinion, Proposal, Seen, Setting, Strategy};
+pub use strategy::{
+    Declined, Held, Load, Neighbour, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy,
+};
 pub use view::{Stage, View};
 
 mod blocks;
@@ -33,6 +35,7 @@ mod guard;
 mod hindered;
 mod meters;
 mod panel;
+mod places;
 mod recall;
 mod recovery;
 mod relief;

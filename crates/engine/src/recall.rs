@@ -15,6 +15,7 @@
 use crate::engine::Engine;
 use crate::experiment::{Experiment, Setup};
 use crate::guard::Guard;
+use crate::places::Places;
 use crate::policy::Mode;
 use crate::protocol::{Command, ProvenReader};
 use crate::relief;
@@ -320,6 +321,7 @@ impl Engine {
             plain: None,
             reader: Some(pair.1.clone()),
             contained: crate::trials::contained_by(&proposal.target),
+            places: Places::new(),
         };
         let mut e = Experiment::new(setup, Breaker::new(choice.scale_5s));
         e.washout = proven.washout;

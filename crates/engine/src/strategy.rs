@@ -5,7 +5,7 @@ use crate::policy::{Policy, Profile};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Advice, Bytes, CpuId, Effect, EffectorId, Locality, Machine, MachineSample, MemoryMap, Nanoseconds,
-    ProcessId, Reads, StrategyId, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    ProcessId, Reads, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::BTreeMap;
 
@@ -98,6 +98,19 @@ pub struct Held {
     pub effect: Effect,
 }
 
+/// A place that was tried for the workload and refused. Another one may serve all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedPlace {
+    /// The CPUs.
+    pub cpus: Vec<CpuId>,
+    /// Whether its memory went along.
+    pub with_memory: bool,
+    /// How the trial ended.
+    pub verdict: Verdict,
+    /// Whether it ended because a neighbour lost by it.
+    pub for_a_neighbour: bool,
+}
+
 /// All that a strategy may look at.
 #[derive(Clone, Copy)]
 pub struct Seen<'a> {
@@ -127,6 +140,8 @@ pub struct Seen<'a> {
     pub held: &'a [Held],
     /// Gain proven earlier for this kind of workload on this kind of machine.
     pub known: Option<Effect>,
+    /// Places that this strategy proposed for it and that were refused, oldest first.
+    pub refused: &'a [RefusedPlace],
 }
 
 /// What a strategy says.
@@ -226,6 +241,11 @@ pub trait Strategy: Send + Sync {
     }
     /// Its opinion on one workload.
     fn consider(&self, seen: &Seen<'_>) -> Opinion;
+    /// Whether it proposes places, and another one after one was refused ([`Seen::refused`]): then a refused place does not yet
+    /// end its back-off for this workload.
+    fn knows_other_places(&self) -> bool {
+        false
+    }
     /// Whether it protects from losses of memory: then it is asked as soon as memory is short, and what it proposes as
     /// urgent comes before everything else.
     fn relieves(&self) -> bool {

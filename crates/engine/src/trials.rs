@@ -5,6 +5,7 @@ use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
+use crate::places;
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
 use crate::relief;
@@ -63,9 +64,9 @@ const PLAIN_GAIN: f64 = 0.15;
 const PLAIN_SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
 /// … and so short a part may be measured (seconds), if the history says that noise allows it.
 const PLAIN_MEASURED_S: u32 = 2;
-/// A member of a joint trial that proved nothing is tried alone when its own estimate is this many standard errors
-/// above nothing.
-const PROMISING_ERRORS: f64 = 1.0;
+/// A member of a joint trial that proved no gain is tried alone unless its own estimate is this many standard errors below
+/// nothing.
+const LOST_ERRORS: f64 = 2.0;
 
 /// What is tried, and on whom.
 struct Launch<'a> {
@@ -700,6 +701,7 @@ impl Engine {
         self.next_action += pieces.len().max(1) as u64;
         let reader = pieces.iter().find_map(|p| self.reader_of(&p.target));
         let contained = pieces.iter().find_map(|p| contained_by(&p.target));
+        let places = places::of(&pieces);
         let (rails, borrowed) = if kind == ExperimentKind::Placebo {
             (Vec::new(), Vec::new())
         } else {
@@ -727,6 +729,7 @@ impl Engine {
             plain,
             reader,
             contained,
+            places,
         };
         if kind != ExperimentKind::Placebo {
             self.probes_since_trial = 0;
@@ -1544,12 +1547,15 @@ impl Engine {
 
     /// A trial proved no gain for this workload; the change is undone, and the other strategies are asked.
     fn refuse_tried(&mut self, e: &Experiment, workload: &WorkloadId, verdict: Verdict, text: String) {
+        self.note_refused_place(e, workload, verdict);
+        // The strategy itself may know of another place.
+        let except = (!self.another_place_is_open(workload, &e.setup.strategy)).then_some(&e.setup.strategy);
         let own_end = verdict != Verdict::Aborted || e.own_end;
         let on = own_end
             && !self.paused
             && self.stopping.is_none()
             && self.policy.mode == Mode::Act
-            && self.anyone_to_ask(workload, Some(&e.setup.strategy));
+            && self.anyone_to_ask(workload, except);
         let warning = verdict == Verdict::Harmful;
         if !on {
             self.refuse(workload, Declined::because(text), warning);
@@ -1588,19 +1594,17 @@ impl Engine {
         self.summarise(workload);
     }
 
-    /// Whether a member of a joint trial that proved no gain is tried once more: those whose own work speaks for it, and all
-    /// but the one to blame when the trial was broken off for a reason that lies in the whole.
+    /// Whether a member of a joint trial that proved no gain is tried once more: those whose own work does not speak against
+    /// it, since what became of the whole says little of each; and all but the one to blame when the trial was broken off for
+    /// a reason that lies in the whole.
     fn goes_on_alone(&self, e: &Experiment, verdict: Verdict, m: &Member) -> bool {
         let gate = e.setup.parameters.gate;
-        let promising = e
-            .own_change(m)
-            .is_some_and(|(change, error)| change >= gate && change >= PROMISING_ERRORS * error);
+        let lost = |(change, error): (f64, f64)| change <= -gate && change <= -LOST_ERRORS * error;
+        let open = !e.own_change(m).is_some_and(lost);
         let cut_short =
             verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty() || !e.blamed.is_empty());
         let may_go_on = !self.paused && self.stopping.is_none() && self.policy.mode == Mode::Act;
-        may_go_on
-            && !e.blamed.contains(&m.workload)
-            && (cut_short || (verdict != Verdict::Aborted && promising))
+        may_go_on && !e.blamed.contains(&m.workload) && (cut_short || (verdict != Verdict::Aborted && open))
     }
 
     /// What a joint trial showed of each member; nothing of a trial of one.

@@ -4,7 +4,7 @@ use crate::blocks::Objective;
 use crate::growth::Growth;
 use crate::meters::Assessment;
 use crate::series::Series;
-use crate::strategy::{Load, Proposal};
+use crate::strategy::{Load, Proposal, RefusedPlace};
 use crate::view::{DecisionView, Stage};
 use homeostat_model::{
     ActionId, Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
@@ -92,6 +92,8 @@ pub(crate) struct Watched {
     pub(crate) used_files_at: Option<Nanoseconds>,
     /// Until when strategies that have something in force are not asked for a further step, since one was refused.
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
+    /// Places that were refused, by who proposed them.
+    pub(crate) refused_places: BTreeMap<StrategyId, Vec<RefusedPlace>>,
     /// Its resident memory over a long time.
     pub(crate) growth: Growth,
     /// Gone from the machine; kept until its changes are closed.
@@ -137,6 +139,7 @@ impl Watched {
             window_from: now,
             used_files_at: None,
             no_steps_until: BTreeMap::new(),
+            refused_places: BTreeMap::new(),
             growth: Growth::default(),
             gone: false,
         }

@@ -127,6 +127,31 @@ impl Strategy for Narrow {
     }
 }
 
+/// A strategy that proposes places, a larger one each time that one was refused.
+struct Wandering;
+
+impl Strategy for Wandering {
+    fn id(&self) -> StrategyId {
+        "thread_placement".into()
+    }
+    fn summary(&self) -> &'static str {
+        "test"
+    }
+    fn applicable(&self, _: &Machine) -> Result<(), String> {
+        Ok(())
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        if !seen.held.is_empty() {
+            return Opinion::Decline(Declined::because("it has its place"));
+        }
+        let size = 2 + 2 * seen.refused.len() as u32;
+        custom("thread_placement", vec![cpus(0..size)]).consider(seen)
+    }
+    fn knows_other_places(&self) -> bool {
+        true
+    }
+}
+
 impl Strategy for Custom {
     fn id(&self) -> StrategyId {
         self.id.into()
@@ -213,6 +238,8 @@ struct Plant {
     gain: f64,
     /// What a change by another effector gives when all of it is made: effector, gain, size of all of it.
     gains: Vec<(&'static str, f64, f64)>,
+    /// What places give, by their size.
+    places: Vec<(f64, f64)>,
     noise: f64,
     metered: bool,
     alive: bool,
@@ -227,6 +254,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         name,
         gain,
         gains: vec![],
+        places: vec![],
         noise: 0.01,
         metered: true,
         alive: true,
@@ -534,6 +562,10 @@ impl World {
         let mut factor = if on("switch") > 0.0 { 1.0 + plant.gain } else { 1.0 };
         for (effector, gain, all) in &plant.gains {
             factor *= (1.0 + gain).powf((on(effector) / all).min(1.0));
+        }
+        let placed = on("thread_placement");
+        for (size, gain) in &plant.places {
+            factor *= if placed == *size { 1.0 + gain } else { 1.0 };
         }
         for (effector, gain) in &self.common {
             let share = self.changed_by(effector).len() as f64 / self.plants.len() as f64;
@@ -2107,6 +2139,34 @@ fn what_failed_for_a_neighbours_sake_is_tried_again_when_somebody_else_has_moved
     assert_eq!(late, [Verdict::Accepted], "{story}");
     assert_eq!(mover, [Verdict::Inconclusive, Verdict::Accepted], "{story}");
     assert!(story.contains("given up for a neighbour's sake"), "{story}");
+}
+
+#[test]
+fn a_place_that_does_harm_does_not_bar_the_others_and_after_a_few_it_rests() {
+    let of = |places: Vec<(f64, f64)>| {
+        let plant = Plant {
+            places,
+            ..plant("worker", 0.0)
+        };
+        let mut world = World::with(
+            vec![Box::new(Wandering)],
+            vec![plant],
+            policy(),
+            Memory::default(),
+        );
+        world.run(6000);
+        let verdicts: Vec<Verdict> = world.records.iter().filter_map(|r| r.verdict).collect();
+        let on = world.on.values().filter(|(_, on)| *on).count();
+        let stage = world.stage("worker");
+        (verdicts, on, stage, world.stories.concat())
+    };
+    let (verdicts, on, _, story) = of(vec![(2.0, -0.10), (4.0, 0.20)]);
+    assert_eq!(verdicts, [Verdict::Harmful, Verdict::Accepted], "{story}");
+    assert_eq!(on, 1);
+    let (verdicts, on, stage, story) = of(vec![(2.0, -0.10), (4.0, -0.10), (6.0, -0.10), (8.0, 0.20)]);
+    assert_eq!(verdicts, [Verdict::Harmful; 3], "{story}");
+    assert_eq!((on, stage), (0, Stage::Declined));
+    assert!(story.contains("not tried again for"), "{story}");
 }
 
 #[test]

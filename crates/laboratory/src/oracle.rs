@@ -8,6 +8,9 @@
 //!
 //! What counts is [`merit`]: the oracle and homeostat are judged by the same measure. A placement in which a program cannot do
 //! the work that is offered to it is none: its requests would wait ever longer, however little CPU time each takes.
+//!
+//! The best placement may serve the machine at the expense of one of its programs. homeostat accepts no change that is proven
+//! to cost anybody 3 %, so the best of the placements that do not is looked for as well ([`Oracle::best_for_all`]).
 
 use homeostat_simulator::layout::Layout;
 use homeostat_simulator::world::{PersonChange, World, WorldError};
@@ -24,6 +27,10 @@ const ALL_SETS_CHIPS_MAX: usize = 4;
 
 /// A program does the work that is offered to it when it does at least this share of it: noise and rounding.
 const SERVED_MIN: f64 = 0.99;
+
+/// A placement in which a program achieves less than this, relative to the machine left alone, is at its expense: by as much as
+/// no change of homeostat's may cost anybody.
+pub const AT_ITS_EXPENSE: f64 = 0.97;
 
 /// A program that counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,8 +156,11 @@ pub struct Oracle<'a> {
     alone: Vec<f64>,
     sets: Vec<Vec<usize>>,
     tried: usize,
-    /// What the placements were worth that were tried; at most as many as may be tried.
-    known: BTreeMap<Placement, f64>,
+    /// What the placements were worth that were tried, and what the program achieves that achieves least, relative to the
+    /// machine left alone; at most as many as may be tried.
+    known: BTreeMap<Placement, (f64, f64)>,
+    /// Placements in which a program achieves less than this, relative to the machine left alone, are none.
+    least: f64,
 }
 
 impl<'a> Oracle<'a> {
@@ -166,6 +176,7 @@ impl<'a> Oracle<'a> {
             alone,
             tried: 0,
             known: BTreeMap::new(),
+            least: 0.0,
         }
     }
 
@@ -228,13 +239,22 @@ impl<'a> Oracle<'a> {
     /// on what is remembered.
     fn value(&mut self, placement: &Placement) -> Result<f64, WorldError> {
         self.tried += 1;
-        if let Some(known) = self.known.get(placement) {
-            return Ok(*known);
-        }
-        let mut world = self.world_with(placement)?;
-        let value = worth(&mut world, self.subjects, &self.alone);
-        self.known.insert(placement.clone(), value);
-        Ok(value)
+        let (value, least) = match self.known.get(placement) {
+            Some(known) => *known,
+            None => {
+                let mut world = self.world_with(placement)?;
+                let value = worth(&mut world, self.subjects, &self.alone);
+                let gains = relative(&merits(&mut world, self.subjects), &self.alone);
+                let found = (value, gains.into_iter().fold(f64::INFINITY, f64::min));
+                self.known.insert(placement.clone(), found);
+                found
+            }
+        };
+        Ok(if least < self.least {
+            f64::NEG_INFINITY
+        } else {
+            value
+        })
     }
 
     /// All that can be chosen for one program.
@@ -274,6 +294,20 @@ impl<'a> Oracle<'a> {
         } else {
             self.search()
         }
+    }
+
+    /// The best placement of those that are at nobody's expense ([`AT_ITS_EXPENSE`]); `best` is what [`Oracle::best`] found.
+    ///
+    /// # Errors
+    /// The world refuses.
+    pub fn best_for_all(&mut self, best: &Best) -> Result<Best, WorldError> {
+        if best.gains.iter().all(|gain| *gain >= AT_ITS_EXPENSE) {
+            return Ok(best.clone());
+        }
+        (self.least, self.tried) = (AT_ITS_EXPENSE, 0);
+        let found = self.best();
+        self.least = 0.0;
+        found
     }
 
     /// Tries every placement.

@@ -199,6 +199,8 @@ pub struct Case {
     pub placement: String,
     /// What each program achieves in the best placement, relative to the machine left alone.
     pub best_gains: Vec<f64>,
+    /// Merit of the best placement that costs no program 3 %, relative to the machine left alone.
+    pub best_for_all: f64,
     /// What each program achieved at the end of homeostat's run (mean of the last minutes), relative to the same.
     pub gains: Vec<f64>,
     /// Whether all placements were tried to find it.
@@ -209,6 +211,8 @@ pub struct Case {
     pub reached: f64,
     /// Share of the best that was reached; the best is at least what was reached.
     pub share: f64,
+    /// Share that was reached of the best placement that costs no program 3 %; that is at least what was reached.
+    pub share_for_all: f64,
     /// Share of the best that leaving the machine alone reaches.
     pub alone: f64,
     /// Mean over the whole run of the share of the best.
@@ -551,6 +555,7 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
     base.advance_to(Nanoseconds::from_secs(1));
     let mut oracle = Oracle::new(&base, &subjects);
     let best = oracle.best().map_err(refused)?;
+    let for_all = oracle.best_for_all(&best).map_err(refused)?;
     let alone = oracle.alone().to_vec();
 
     let mut laboratory = Laboratory::new(&scenario, Arm::Homeostat).map_err(failed)?;
@@ -666,11 +671,13 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
         best: most,
         placement: describe_placement(&best, &scenario.programs),
         best_gains: best.gains.clone(),
+        best_for_all: for_all.merit.max(reached),
         gains,
         exhaustive: best.exhaustive,
         tried: best.tried,
         reached,
         share: reached / most,
+        share_for_all: reached / for_all.merit.max(reached),
         alone: 1.0 / most,
         mean_share: values.iter().sum::<f64>() / values.len().max(1) as f64 / most,
         placebos: placebos.len() as u32,
@@ -733,6 +740,7 @@ pub fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oracle::{AT_ITS_EXPENSE, Best};
 
     #[test]
     fn machines_of_the_swarm_are_valid_and_all_shapes_occur() {
@@ -776,6 +784,29 @@ mod tests {
         let first = one(&options, 5).unwrap();
         assert!(!first.trials.is_empty(), "a machine on which something happens");
         assert_eq!(first, one(&options, 5).unwrap());
+    }
+
+    #[test]
+    fn the_best_for_all_is_at_nobodys_expense_and_never_better_than_the_best() {
+        let options = Options {
+            seed: 1,
+            ..Options::default()
+        };
+        // On the first two the best placement costs a program 14 %, on the others nobody.
+        for (index, is_a_bargain) in [(1, true), (333, true), (846, false), (964, false)] {
+            let scenario = scenario(&options, index);
+            let subjects = subjects(&scenario);
+            let mut base = World::new(scenario.world().unwrap()).unwrap();
+            base.advance_to(Nanoseconds::from_secs(1));
+            let mut oracle = Oracle::new(&base, &subjects);
+            let best = oracle.best().unwrap();
+            let for_all = oracle.best_for_all(&best).unwrap();
+            let fair = |b: &Best| b.gains.iter().all(|g| *g >= AT_ITS_EXPENSE - 1e-6);
+            assert_eq!(!fair(&best), is_a_bargain, "{index}: {:?}", best.gains);
+            assert!(fair(&for_all), "{index}: {:?}", for_all.gains);
+            assert!((1.0..=best.merit).contains(&for_all.merit), "{index}");
+            assert_eq!(for_all == best, !is_a_bargain, "{index}");
+        }
     }
 
     #[test]

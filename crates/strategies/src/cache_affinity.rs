@@ -292,6 +292,10 @@ impl Strategy for CacheAffinity {
         choose(seen, locality)
     }
 
+    fn knows_other_places(&self) -> bool {
+        true
+    }
+
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         placed_by_a_person(seen)
             .map(|why| format!("a person or another tool chose where it runs or how it ranks: {why}"))
@@ -377,7 +381,10 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
         }
         best => split(&question)
             .or_else(|| Some(propose(&question, best?, &GAIN_MIN)))
-            .or_else(|| grouping(seen, locality, &domains, &now))
+            .or_else(|| {
+                let open = !question.was_refused_everywhere();
+                open.then(|| grouping(seen, locality, &domains, &now))?
+            })
             .unwrap_or_else(|| decline(too_big(&domains, &demand, &question.limits))),
     }
 }
@@ -536,7 +543,7 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
     let policy = seen.policy;
     let processes = seen.workload.processes.len() as f64;
     let may = seen.machine.can(SPLIT) && memory_affinity::is_allowed(seen);
-    if !may || processes < 2.0 || demand.own_running <= 0.0 {
+    if !may || question.was_refused_everywhere() || processes < 2.0 || demand.own_running <= 0.0 {
         return None;
     }
     let cores = f64::from(domains.cores).max(1.0);
@@ -685,7 +692,8 @@ mod tests {
     use super::choice::WITH_MEMORY;
     use super::*;
     use crate::common::testing::{Chip, Scene, available, chips, machine};
-    use homeostat_model::{Bytes, Counters, NodeId, ProcessId};
+    use homeostat_engine::RefusedPlace;
+    use homeostat_model::{Bytes, Counters, NodeId, ProcessId, Verdict};
 
     fn cpus(proposal: &Proposal) -> Vec<u32> {
         match &proposal.target {
@@ -1019,6 +1027,36 @@ mod tests {
         assert!(large.reason(&CacheAffinity).contains("no benefit predicted"));
         let large = large.with(|s| s.machine.capabilities.push(available("placement.pages.large")));
         assert_eq!(large.proposal(&CacheAffinity).arguments["large_pages"], "move");
+    }
+
+    #[test]
+    fn a_refused_place_leaves_those_of_another_size_or_for_a_neighbours_sake_elsewhere() {
+        let refused = |cpus: Vec<u32>, with_memory: bool, for_a_neighbour: bool| {
+            evenly_spread().with(|s| {
+                s.refused.push(RefusedPlace {
+                    cpus: cpus.into_iter().map(CpuId).collect(),
+                    with_memory,
+                    verdict: Verdict::Harmful,
+                    for_a_neighbour,
+                });
+            })
+        };
+        // It gained nothing for itself on one chip with its memory: no other chip alone, neither with nor without.
+        let larger = refused(chip(0), true, false).opinion(&CacheAffinity);
+        if let Opinion::Propose(p) = &larger {
+            assert!(cpus(p).len() > chip(0).len(), "{}", p.hypothesis);
+        }
+        // Threads alone gained nothing there: with the memory is another matter.
+        let p = refused(chip(0), false, false).proposal(&CacheAffinity);
+        assert_eq!((cpus(&p), p.arguments["memory"].as_str()), (chip(0), "all"));
+        // A neighbour lost by it there: another chip of the same size.
+        let p = refused(chip(0), true, true).proposal(&CacheAffinity);
+        assert_eq!(cpus(&p).len(), chip(0).len());
+        assert!(
+            cpus(&p).iter().all(|cpu| !chip(0).contains(cpu)),
+            "{}",
+            p.hypothesis
+        );
     }
 
     #[test]

@@ -211,6 +211,7 @@ mod tests {
             nothing.ask(|seen| {
                 Consolidation.consider(&Seen {
                     known: Some(known),
+                    refused: &[],
                     ..*seen
                 })
             }),

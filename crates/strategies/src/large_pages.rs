@@ -756,6 +756,7 @@ mod tests {
             neighbours: &[],
             held: &[],
             known: None,
+            refused: &[],
         })
     }
 

@@ -357,6 +357,7 @@ mod tests {
         let opinion = scene.ask(|seen| {
             NumaBalancing.consider(&Seen {
                 known: Some(known),
+                refused: &[],
                 ..*seen
             })
         });

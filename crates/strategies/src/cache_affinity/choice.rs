@@ -174,6 +174,24 @@ impl Question<'_> {
         list(self.domains, positions)
     }
 
+    /// Whether a place like this one was refused. One that did the workload itself no good speaks against all of its size, as
+    /// far as less or the same goes along; one that a neighbour lost by, against the CPUs that it shares.
+    fn was_refused(&self, members: &[usize], with_memory: bool) -> bool {
+        self.seen.refused.iter().any(|r| {
+            let there = self.domains.among(&r.cpus);
+            if r.for_a_neighbour {
+                there.keys().any(|at| members.contains(at))
+            } else {
+                there.len() == members.len() && (r.with_memory || !with_memory)
+            }
+        })
+    }
+
+    /// Whether all CPUs with something of their own for each process or thread were refused.
+    pub(super) fn was_refused_everywhere(&self) -> bool {
+        self.seen.refused.iter().any(|r| self.domains.is_all(&r.cpus))
+    }
+
     /// The sets that could hold it. Not more than half of the whole machine: that is hardly a place of its own, and leaves
     /// others the worse part.
     pub(super) fn candidates(&self) -> Vec<Candidate> {
@@ -189,8 +207,12 @@ impl Question<'_> {
     /// The best of these sets, with its memory where that is worth it.
     pub(super) fn best(&self, candidates: Vec<Candidate>) -> Option<Candidate> {
         let policy = self.seen.policy;
-        let along = candidates_with_memory(self, &candidates);
-        let alone = candidates.into_iter().filter(|c| self.pays(c)).reduce(better);
+        let mut along = candidates_with_memory(self, &candidates);
+        along.retain(|c| !self.was_refused(&c.members, true));
+        let alone = candidates
+            .into_iter()
+            .filter(|c| self.pays(c) && !self.was_refused(&c.members, false))
+            .reduce(better);
         let together = along.into_iter().filter(|c| self.pays(c)).reduce(better);
         match (alone, together) {
             (None, Some(together)) if together.by_place >= TOGETHER_GAIN.value(policy) => Some(together),
@@ -341,7 +363,8 @@ fn sets(question: &Question<'_>, positions: &[usize], most: usize) -> Vec<Candid
         .iter()
         .filter_map(|position| candidate(vec![*position], question))
         .collect();
-    if out.iter().any(|c| c.sharing.is_none()) {
+    let serves = |c: &Candidate| c.sharing.is_none() && !question.was_refused(&c.members, false);
+    if out.iter().any(serves) {
         return out;
     }
     let mut groups: BTreeMap<(u8, usize), Vec<usize>> = BTreeMap::new();
@@ -376,9 +399,9 @@ fn sets(question: &Question<'_>, positions: &[usize], most: usize) -> Vec<Candid
         for size in 2..=most {
             let members: Vec<usize> = order.iter().take(size).map(|(_, p)| *p).collect();
             if let Some(found) = candidate(members, question) {
-                let roomy = found.sharing.is_none();
+                let enough = serves(&found);
                 out.push(found);
-                if roomy {
+                if enough {
                     break;
                 }
             }

@@ -1,6 +1,8 @@
 //! A machine and a workload to ask strategies about.
 
-use homeostat_engine::{Declined, Held, Load, Neighbour, Opinion, Policy, Profile, Proposal, Seen, Strategy};
+use homeostat_engine::{
+    Declined, Held, Load, Neighbour, Opinion, Policy, Profile, Proposal, RefusedPlace, Seen, Strategy,
+};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Bytes, Capability, CapabilityState, Counters, Cpu, CpuId, Effect, Fingerprint, LlcId, Locality, Machine,
@@ -116,6 +118,7 @@ pub(crate) struct Scene {
     pub(crate) locality: Option<Locality>,
     pub(crate) neighbours: Vec<Neighbour>,
     pub(crate) held: Vec<Held>,
+    pub(crate) refused: Vec<RefusedPlace>,
 }
 
 impl Scene {
@@ -199,6 +202,7 @@ impl Scene {
             }),
             neighbours: vec![],
             held: vec![],
+            refused: vec![],
             machine,
         }
     }
@@ -279,6 +283,7 @@ impl Scene {
             neighbours: &self.neighbours,
             held: &self.held,
             known: None,
+            refused: &self.refused,
         })
     }
 
