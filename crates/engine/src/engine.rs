@@ -1216,12 +1216,8 @@ impl Engine {
     /// Why a strategy that has a change in force on the workload is not asked again; `None` when it is.
     pub(crate) fn has_enough(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<&'static str> {
         let again = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
-        let rests = self
-            .workloads
-            .get(id)
-            .and_then(|w| w.no_steps_until.get(strategy))
-            .is_some_and(|until| self.now < *until);
-        if rests {
+        let w = self.workloads.get(id);
+        if w.is_some_and(|w| w.rests_from(strategy, self.now)) && !self.another_place_is_open(id, strategy) {
             return Some("a further step was refused not long ago");
         }
         self.guards.of(id).find_map(|g| {

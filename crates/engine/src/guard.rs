@@ -158,6 +158,8 @@ pub(crate) struct Guard {
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
     outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
+    /// How long threads waited for a CPU, relative to the time they ran, in the samples soon after the acceptance: sum, number.
+    waited: BTreeMap<WorkloadId, (f64, u32)>,
 }
 
 impl Guard {
@@ -216,6 +218,7 @@ impl Guard {
             pieces: 0,
             review_at: now + REVIEW,
             outgrown_since: BTreeMap::new(),
+            waited: BTreeMap::new(),
         }
         .conceding()
     }
@@ -347,6 +350,21 @@ impl Guard {
 
     fn pair(&self) -> Nanoseconds {
         (self.washout + self.measured) * 2
+    }
+
+    /// Soon after the acceptance: what was proven with so much waiting is outgrown by more only.
+    fn note_waits(&mut self, waits: Vec<(WorkloadId, f64)>) {
+        for (id, wait) in waits.into_iter().filter(|(_, wait)| wait.is_finite()) {
+            let (sum, count) = self.waited.entry(id).or_default();
+            *sum += wait;
+            *count += 1;
+        }
+    }
+
+    fn waited(&self, id: &WorkloadId) -> f64 {
+        self.waited
+            .get(id)
+            .map_or(0.0, |(sum, count)| sum / f64::from((*count).max(1)))
     }
 }
 
@@ -530,6 +548,7 @@ impl Engine {
                     strategy: g.strategy.clone(),
                     target: self.whole_target(g, id)?,
                     effect: g.effect,
+                    waited: g.waited(id),
                 })
             })
             .collect()
@@ -572,7 +591,8 @@ impl Engine {
         let steady =
             g.probe.is_none() && self.all_settled(g) && g.members().all(is_on) && self.over(g).is_empty();
         let mut outgrown = BTreeMap::new();
-        for id in g.workloads().cloned().collect::<Vec<_>>() {
+        let members: Vec<WorkloadId> = g.workloads().cloned().collect();
+        for id in members.clone() {
             let change = self
                 .tried_on(key, &id)
                 .and_then(|action| self.changes.get(&action));
@@ -594,7 +614,15 @@ impl Engine {
             }
         }
         let now = self.now;
+        let waits: Vec<(WorkloadId, f64)> = members
+            .iter()
+            .filter_map(|id| Some((id.clone(), self.workloads.get(id)?.load.runqueue_wait)))
+            .collect();
         let Some(g) = self.guards.get_mut(key) else { return };
+        if steady && now - g.since < OUTGROWN_FOR {
+            g.note_waits(waits);
+            return;
+        }
         g.outgrown_since.retain(|id, _| outgrown.contains_key(id));
         let mut long = None;
         for (id, why) in outgrown {

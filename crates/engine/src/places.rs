@@ -58,15 +58,14 @@ impl Engine {
 
     /// The places that were refused, as long as the back-off that they began lasts.
     pub(crate) fn refused_places<'a>(&self, w: &'a Watched, strategy: &StrategyId) -> &'a [RefusedPlace] {
-        match w.refused_places.get(strategy) {
-            Some(refused)
-                if self
-                    .backs_off(&(w.workload.fingerprint.clone(), strategy.clone()))
-                    .is_some() =>
-            {
-                refused
-            }
-            _ => &[],
+        let Some(refused) = w.refused_places.get(strategy) else {
+            return &[];
+        };
+        let key = (w.workload.fingerprint.clone(), strategy.clone());
+        if self.backs_off(&key).is_some() || w.rests_from(strategy, self.now) {
+            refused
+        } else {
+            &[]
         }
     }
 

@@ -96,6 +96,9 @@ pub struct Held {
     pub target: Target,
     /// Its proven effect.
     pub effect: Effect,
+    /// How long its threads waited for a CPU soon after it was accepted, relative to the time they ran; 0 where that is not
+    /// known yet.
+    pub waited: f64,
 }
 
 /// A place that was tried for the workload and refused. Another one may serve all the same.

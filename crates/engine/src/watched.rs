@@ -190,6 +190,13 @@ impl Watched {
         });
     }
 
+    /// Whether a further step of that strategy was refused not long ago.
+    pub(crate) fn rests_from(&self, strategy: &StrategyId, now: Nanoseconds) -> bool {
+        self.no_steps_until
+            .get(strategy)
+            .is_some_and(|until| now < *until)
+    }
+
     /// Whether it is tried by itself only.
     pub(crate) fn alone(&self, now: Nanoseconds) -> bool {
         now < self.alone_until

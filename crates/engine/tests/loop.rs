@@ -106,7 +106,8 @@ impl Strategy for Sparing {
     }
 }
 
-/// A strategy whose change is too small for a program that uses more than a CPU and a half.
+/// A strategy whose change is too small for a program that uses more than a CPU and a half, or whose threads wait much longer
+/// than when it was accepted.
 struct Narrow(Custom);
 
 impl Strategy for Narrow {
@@ -123,7 +124,9 @@ impl Strategy for Narrow {
         self.0.consider(seen)
     }
     fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
-        (seen.load.cpus > 1.5).then(|| "it has outgrown that".to_owned())
+        let waited = seen.held.last().map_or(0.0, |h| h.waited);
+        let waits = seen.load.runqueue_wait >= waited + 0.2;
+        (seen.load.cpus > 1.5 || waits).then(|| "it has outgrown that".to_owned())
     }
 }
 
@@ -245,6 +248,8 @@ struct Plant {
     alive: bool,
     /// Share of a CPU that it uses, and of its work that it does.
     busy: f64,
+    /// How long its threads wait for a CPU, relative to the time they run.
+    waits: f64,
     /// Its work is what is offered to it: what it gains, it saves of its CPU time.
     offered: bool,
 }
@@ -259,6 +264,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         metered: true,
         alive: true,
         busy: 1.0,
+        waits: 0.0,
         offered: false,
     }
 }
@@ -658,7 +664,7 @@ impl World {
                 threads: 1,
                 cpu: Nanoseconds::from_secs_f64(p.busy / saves),
                 cpu_busiest: Nanoseconds::from_secs_f64(p.busy / saves),
-                runqueue_wait: Nanoseconds::ZERO,
+                runqueue_wait: Nanoseconds::from_secs_f64(p.waits * p.busy / saves),
                 faults_minor: 0,
                 faults_major: 0,
                 churn: 0,
@@ -2095,6 +2101,26 @@ fn a_change_that_is_outgrown_goes_after_a_while_and_not_because_of_a_moment() {
             .iter()
             .any(|s| s.contains("withdrawn: it has outgrown that"))
     );
+}
+
+#[test]
+fn threads_that_waited_as_long_when_it_was_proven_have_not_outgrown_it() {
+    let placement = Custom {
+        looks: true,
+        ..custom("place", vec![cpus(0..2)])
+    };
+    let mover = Plant {
+        gains: vec![("place", 0.20, 2.0)],
+        waits: 0.4,
+        ..plant("mover", 0.0)
+    };
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(Narrow(placement))];
+    let mut world = World::with(strategies, vec![mover], policy(), Memory::default());
+    world.run(1000);
+    assert_eq!(world.stage("mover"), Stage::Improved, "{:#?}", world.stories);
+    world.plants[0].waits = 0.7;
+    world.run(200);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
 }
 
 #[test]

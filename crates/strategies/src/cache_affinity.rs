@@ -66,20 +66,22 @@ use self::choice::{Candidate, FULL, Limits, Question, moved_to, name};
 use crate::common::domains::{Demand, Domain, Domains, own_running};
 use crate::common::prediction::{self, Picture};
 use crate::common::{age_min, capable, cpu_list, gain_min, placed_by_a_person, too_young};
-use crate::{consolidation, memory_affinity};
+use crate::{consolidation, memory_affinity, relocation};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{CpuId, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
 
 const ID: &str = "cache_affinity";
+/// Strategies that keep threads on CPUs.
+const PLACING: [&str; 3] = [ID, consolidation::ID, relocation::ID];
 /// Time constant with which a new placement takes effect: caches refill, the scheduler settles.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
 /// Capability of an effector that keeps each process of a workload on one domain, with its memory.
 const SPLIT: &str = "placement.threads.split";
 /// Running in the target already by this share means that there is nothing to do.
 const TOGETHER: f64 = 0.97;
-/// Threads wait this much, relative to running, when the domain has become too small …
+/// Threads wait this much more than when the place was accepted, relative to running, when it has become too small …
 const OUTGROWN_WAIT: f64 = 0.2;
 /// … and use this share of its CPUs …
 const OUTGROWN_USE: f64 = 0.95;
@@ -326,15 +328,20 @@ fn short_lived(seen: &Seen<'_>, threads: u32) -> Option<String> {
 
 /// The CPUs on which homeostat keeps the workload: the newest placement lies over the others.
 pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
+    newest(seen).map(|(cpus, _)| cpus)
+}
+
+/// The same, and how long its threads waited there at first.
+fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64)> {
     seen.held.iter().rev().find_map(|h| match &h.target {
-        Target::Cpus(cpus) if [ID, consolidation::ID].contains(&h.strategy.as_str()) => Some(cpus),
+        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h.waited)),
         _ => None,
     })
 }
 
 /// Whether the demand has outgrown the placement while there is room elsewhere.
 pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
-    let cpus = placement(seen)?;
+    let (cpus, waited) = newest(seen)?;
     let given = cpus.len() as f64;
     let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.sample.interval.as_secs_f64();
@@ -342,7 +349,7 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
         return None;
     }
     let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
-    let full = seen.load.cpus >= OUTGROWN_USE * given && seen.load.runqueue_wait >= OUTGROWN_WAIT;
+    let full = seen.load.cpus >= OUTGROWN_USE * given && seen.load.runqueue_wait >= waited + OUTGROWN_WAIT;
     (full && busy < OUTGROWN_ELSEWHERE).then(|| {
         format!(
             "its demand has outgrown CPUs {}: {:.1} of {given} in use, threads wait {:.0} % of the time they run, \
@@ -398,14 +405,8 @@ pub(crate) fn choose_fewer(
     gain_min: &Setting,
 ) -> Option<Opinion> {
     let domains = Domains::of(seen.machine);
-    let positions: Vec<usize> = domains
-        .among(kept)
-        .into_iter()
-        .filter(|(at, count)| domains.list.get(*at).is_some_and(|d| d.cpus.len() == *count))
-        .map(|(at, _)| at)
-        .collect();
-    // What keeps each process on a place of its own names all CPUs, and is no smaller set.
-    if positions.len() < 2 || domains.is_all(kept) {
+    let positions = whole(&domains, kept)?;
+    if positions.len() < 2 {
         return None;
     }
     // What an earlier step gave is no prediction of the next.
@@ -427,6 +428,38 @@ pub(crate) fn choose_fewer(
     })
 }
 
+/// The same question about a workload that is kept on some domains already: whether others, or more of them, would do better.
+/// `None` where it is kept on parts of domains, or on all.
+pub(crate) fn choose_elsewhere(
+    seen: &Seen<'_>,
+    locality: &Locality,
+    kept: &[CpuId],
+    gain_min: &Setting,
+) -> Option<Opinion> {
+    let domains = Domains::of(seen.machine);
+    let positions = whole(&domains, kept)?;
+    let seen = &Seen { known: None, ..*seen };
+    let everywhere = Demand::of(seen, &domains);
+    let mean = everywhere.busy(&domains);
+    let demand = everywhere.on(&domains, &positions);
+    let now = choice::moved_to(&Picture::of(locality), &choice::list(&domains, &positions));
+    let question = Question::of(seen, locality, &domains, &demand, &now, mean).leaving(positions);
+    Some(match question.best(question.candidates()) {
+        Some(best) => propose(&question, best, gain_min),
+        None => decline(format!("no caches but those of CPUs {} hold it", cpu_list(kept))),
+    })
+}
+
+/// The domains on which a workload is kept. `None` where it has parts of some, or all of them: what keeps each process on a place
+/// of its own names all CPUs.
+fn whole(domains: &Domains, kept: &[CpuId]) -> Option<Vec<usize>> {
+    let among = domains.among(kept);
+    let is_whole =
+        |(at, count): (&usize, &usize)| domains.list.get(*at).is_some_and(|d| d.cpus.len() == *count);
+    let is_place = !among.is_empty() && among.iter().all(is_whole) && !domains.is_all(kept);
+    is_place.then(|| among.into_keys().collect())
+}
+
 /// The proposal to use that set, or why it is not made.
 fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opinion {
     let Question {
@@ -442,7 +475,7 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
     let inside: f64 = members.iter().filter_map(|d| now.running.get(&d.id)).sum();
     let mut cpus: Vec<CpuId> = members.iter().flat_map(|d| d.cpus.iter().copied()).collect();
     cpus.sort();
-    if inside >= TOGETHER && best.moved.is_none() {
+    if inside >= TOGETHER && best.moved.is_none() && !question.is_left() {
         return decline(format!(
             "{:.0} % of it runs on CPUs {} already",
             inside * 100.0,
@@ -1355,6 +1388,16 @@ mod tests {
         let why = scene.outgrown(&CacheAffinity).unwrap();
         assert!(why.contains("outgrown"), "{why}");
         assert_eq!(scene.unwanted(&CacheAffinity), None, "no person asked for it");
+        // Where they waited nearly as much when it was proven, it is as it was.
+        let as_proven = latency().with(|s| {
+            s.neighbours.clear();
+            s.hold(ID, Target::Cpus(kept.clone()));
+            s.held[0].waited = 0.4;
+            s.load.cpus = 31.5;
+            s.load.runqueue_wait = 0.5;
+            s.machine_sample.cpu_busy = Nanoseconds::from_secs(33);
+        });
+        assert_eq!(as_proven.outgrown(&CacheAffinity), None);
         // Not when threads do not wait, nor when there is no room elsewhere.
         let calm = latency().with(|s| {
             s.hold(ID, Target::Cpus(kept.clone()));

@@ -30,7 +30,7 @@
 //! As cache_affinity. ASO placed a workload once (seed 000 §3.1); so does the profile `aso-classic`.
 
 use crate::cache_affinity;
-use crate::common::{age_min, cpu_list, placed_by_a_person, too_young};
+use crate::common::{cpu_list, placed_by_a_person};
 use homeostat_engine::{Declined, Opinion, Seen, Setting, Strategy};
 use homeostat_model::{Machine, StrategyId};
 
@@ -39,11 +39,6 @@ pub(crate) const ID: &str = "consolidation";
 /// So many steps lie over a placement at most.
 const STEPS_MAX: usize = 3;
 
-const AGE_MIN: Setting = age_min(
-    ID,
-    0.0,
-    "age in seconds from which a workload is considered, over the general floor (classic: never, see gain_min)",
-);
 const GAIN_MIN: Setting = Setting {
     strategy: ID,
     name: "gain_min",
@@ -67,7 +62,7 @@ impl Strategy for Consolidation {
     }
 
     fn settings(&self) -> &'static [Setting] {
-        &[AGE_MIN, GAIN_MIN]
+        &[GAIN_MIN]
     }
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
@@ -84,9 +79,6 @@ impl Strategy for Consolidation {
                 "its threads were brought to fewer caches {steps} times, now CPUs {}",
                 cpu_list(kept)
             ));
-        }
-        if let Some(why) = too_young(seen, AGE_MIN.value(seen.policy)) {
-            return decline(why);
         }
         let Some(locality) = seen.locality else {
             return Opinion::InspectLocality;

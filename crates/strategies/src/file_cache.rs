@@ -563,6 +563,7 @@ mod tests {
                     limit: mib(36),
                 }),
                 effect: GUESS,
+                waited: 0.0,
             });
         });
         match two.proposal(&FileCache).target {
@@ -733,6 +734,7 @@ mod tests {
                         limit: mib(36),
                     }),
                     effect: GUESS,
+                    waited: 0.0,
                 });
             },
             |s| reader(s).reads = Reads::default(),

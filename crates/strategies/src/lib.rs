@@ -15,6 +15,7 @@ mod large_pages;
 mod memory_affinity;
 mod numa_balancing;
 mod prefetch;
+mod relocation;
 
 pub use common::score::{PlacementScore, Scored, placement_scores};
 pub use file_cache::ceiling;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Box<dyn Strategy>> {
         Box::new(cache_affinity::CacheAffinity),
         Box::new(memory_affinity::MemoryAffinity),
         Box::new(consolidation::Consolidation),
+        Box::new(relocation::Relocation),
         Box::new(large_pages::LargePages),
         Box::new(prefetch::Prefetch),
         Box::new(numa_balancing::NumaBalancing),
@@ -41,6 +43,7 @@ pub fn book() -> Vec<(&'static str, String)> {
         ("cache_affinity", doc_comment(include_str!("cache_affinity.rs"))),
         ("memory_affinity", doc_comment(include_str!("memory_affinity.rs"))),
         ("consolidation", doc_comment(include_str!("consolidation.rs"))),
+        ("relocation", doc_comment(include_str!("relocation.rs"))),
         ("large_pages", doc_comment(include_str!("large_pages.rs"))),
         ("prefetch", doc_comment(include_str!("prefetch.rs"))),
         ("numa_balancing", doc_comment(include_str!("numa_balancing.rs"))),

@@ -30,7 +30,7 @@ pub(super) fn of(strategy: &str) -> Option<ByHand> {
                 "# and start the program without the variable or option",
             ],
         },
-        "cache_affinity" | "consolidation" => ByHand {
+        "cache_affinity" | "consolidation" | "relocation" => ByHand {
             title: "threads on one cache",
             note: "CPUS are those that share a last-level cache: `homeostat topology` shows them. homeostat leaves a program \
                    that a person bound alone.",

@@ -50,6 +50,8 @@ pub(super) struct Candidate {
     pub(super) slower: f64,
     /// Where threads share cores more than the limits allow.
     pub(super) sharing: Option<Sharing>,
+    /// Where they share cores less than in the place that they would leave.
+    relief: Option<Sharing>,
     /// Share of its cores that others use.
     pub(super) others: f64,
     pub(super) predicted: Effect,
@@ -96,6 +98,9 @@ pub(super) struct Question<'a> {
     pub(super) steady: bool,
     /// Whether sets are looked at that hold it only if the prediction comes true, or in which threads take turns.
     bold: bool,
+    /// The domains that it would leave, if it is kept on some: those, or fewer of them, are no other place, and that threads share
+    /// cores less elsewhere is a gain.
+    left: Vec<usize>,
 }
 
 impl Limits {
@@ -153,7 +158,21 @@ impl<'a> Question<'a> {
             threads_used: known.then_some(most),
             steady,
             bold: false,
+            left: Vec::new(),
         }
+    }
+
+    /// The same of a workload that is kept on these domains, and would leave them for others or more.
+    pub(super) fn leaving(self, positions: Vec<usize>) -> Self {
+        Self {
+            left: positions,
+            ..self
+        }
+    }
+
+    /// Whether it would leave a place.
+    pub(super) fn is_left(&self) -> bool {
+        !self.left.is_empty()
     }
 
     /// The same, with sets that hold an offered load only if it becomes as much faster as is predicted (not only as much as
@@ -196,7 +215,15 @@ impl Question<'_> {
     /// others the worse part.
     pub(super) fn candidates(&self) -> Vec<Candidate> {
         let all: Vec<usize> = (0..self.domains.list.len()).collect();
-        sets(self, &all, all.len() / 2)
+        // Who has a place already may need most of the machine: its guard and its neighbours' tell.
+        let most = if self.is_left() {
+            all.len().saturating_sub(1)
+        } else {
+            all.len() / 2
+        };
+        let mut sets = sets(self, &all, most);
+        sets.retain(|c| !self.is_left() || c.members.iter().any(|at| !self.left.contains(at)));
+        sets
     }
 
     /// The same of some domains, and fewer than all of them.
@@ -262,9 +289,10 @@ impl Question<'_> {
         after: &Picture,
         slower: f64,
         sharing: Option<Sharing>,
+        relief: Option<Sharing>,
     ) -> (Option<Sharing>, Effect, f64) {
         let Some(mut sharing) = sharing else {
-            let (predicted, by_place) = self.gain(after, slower, None);
+            let (predicted, by_place) = self.gain(after, slower, relief);
             return (None, predicted, by_place);
         };
         let slower = slower * self.turns(&sharing);
@@ -281,6 +309,27 @@ impl Question<'_> {
             (predicted, by_place) = self.gain(after, slower, Some(sharing));
         }
         (Some(sharing), predicted, by_place)
+    }
+
+    /// How much less its threads share cores on these domains than in the place that they would leave; `None` where they do not,
+    /// or where its price is not known.
+    fn relief(&self, members: &[usize], cores: f64) -> Option<Sharing> {
+        let counters = self.locality.counters.as_ref();
+        let priced = counters.is_some_and(|c| c.memory_stall_share.is_finite());
+        if !self.is_left() || !priced {
+            return None;
+        }
+        let others: f64 = members
+            .iter()
+            .filter_map(|i| self.demand.placed_running.get(*i))
+            .sum();
+        let times = self.times(others, cores, 0.0);
+        (times < 1.0).then_some(Sharing {
+            times,
+            room: cores * self.domains.threads_per_core - others,
+            others,
+            cores,
+        })
     }
 
     /// How many times as many threads share a core as now, when the workload's are so much faster.
@@ -363,7 +412,10 @@ fn sets(question: &Question<'_>, positions: &[usize], most: usize) -> Vec<Candid
         .iter()
         .filter_map(|position| candidate(vec![*position], question))
         .collect();
-    let serves = |c: &Candidate| c.sharing.is_none() && !question.was_refused(&c.members, false);
+    // Who would leave a place for the room elsewhere may need more than the smallest set that holds it.
+    let serves = |c: &Candidate| {
+        c.sharing.is_none() && !question.is_left() && !question.was_refused(&c.members, false)
+    };
     if out.iter().any(serves) {
         return out;
     }
@@ -438,7 +490,13 @@ fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> 
         Some(_) => 1.0,
         None => (used.max(1e-9) / limits.mean.max(FULL)).max(1.0),
     };
-    let (sharing, predicted, by_place) = question.gain_there(&moved_to(question.now, &list), slower, sharing);
+    let relief = if sharing.is_none() {
+        question.relief(&members, cores)
+    } else {
+        None
+    };
+    let after = moved_to(question.now, &list);
+    let (sharing, predicted, by_place) = question.gain_there(&after, slower, sharing, relief);
     Some(Candidate {
         value: value(&predicted, others / cores, sharing),
         others: others / cores,
@@ -446,6 +504,7 @@ fn candidate(members: Vec<usize>, question: &Question<'_>) -> Option<Candidate> 
         used,
         slower,
         sharing,
+        relief,
         predicted,
         by_place,
         moved: None,
@@ -493,7 +552,8 @@ fn candidates_with_memory(question: &Question<'_>, candidates: &[Candidate]) -> 
             let moved = memory_affinity::planned(seen, question.locality, &threads, &home)
                 .ok()
                 .filter(|m| m.quick)?;
-            let (sharing, predicted, by_place) = question.gain_there(&moved.after, c.slower, c.sharing);
+            let (sharing, predicted, by_place) =
+                question.gain_there(&moved.after, c.slower, c.sharing, c.relief);
             let moving = MOVING * moved.bytes.0 as f64 / resident;
             Some(Candidate {
                 value: value(&predicted, c.others, sharing) - moving,

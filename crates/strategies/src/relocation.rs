@@ -1,0 +1,206 @@
+//! # relocation
+//!
+//! ## What
+//! Brings a program that was placed (`cache_affinity`) to other last-level caches, or to more of them, once it is seen how it
+//! runs where it is: when caches have become free since, or when it turned out that too many of its threads share cores. Its
+//! memory goes along in the same change where that is worth it and the machine can do it. To fewer of its own caches it is
+//! brought by `consolidation`.
+//!
+//! ## Why it helps
+//! A first place is chosen by a prediction from how a program runs all over the machine, while others run everywhere too. It is
+//! kept because it is proven to be better than none, not because it is the best. When the neighbours have places of their own,
+//! whole caches may be free; and a program whose threads share cores beside their memory may gain more from a core each.
+//!
+//! ## When it hurts
+//! As [cache_affinity](cache_affinity.md). What is predicted is not sure, so more of it is asked for (`gain_min`), and the trial
+//! compares with the placement before.
+//!
+//! ## Evidence
+//! Where the threads are kept, how many of them run and share cores there, where the memory lies, which caches others use, and
+//! event counters since the placement; without counters the price of sharing cores is not known, and no place is left for that
+//! reason. At most three such steps are made. Gains were measured on the simulated machine only (docs/swarm.md).
+//!
+//! ## Undo
+//! As consolidation: each thread gets the mask back that the placement before gave it, and memory goes back to where it was.
+//! The later place lies over the other, so it always goes before it.
+//!
+//! ## References
+//! As cache_affinity. ASO placed a workload once (seed 000 §3.1); so does the profile `aso-classic`.
+
+use crate::cache_affinity;
+use crate::common::{cpu_list, placed_by_a_person};
+use homeostat_engine::{Declined, Opinion, Seen, Setting, Strategy};
+use homeostat_model::{Machine, StrategyId};
+
+pub(crate) const ID: &str = "relocation";
+
+/// So many steps lie over a placement at most.
+const STEPS_MAX: usize = 3;
+
+const GAIN_MIN: Setting = Setting {
+    strategy: ID,
+    name: "gain_min",
+    default: 0.05,
+    classic: 10.0,
+    low: 0.0,
+    high: 10.0,
+    help: "predicted gain from which it is tried (0.05 = 5 %; classic: never, ASO placed a workload once)",
+};
+
+/// The strategy.
+pub(crate) struct Relocation;
+
+impl Strategy for Relocation {
+    fn id(&self) -> StrategyId {
+        ID.into()
+    }
+
+    fn summary(&self) -> &'static str {
+        "brings a placed program to other or more last-level caches, once it is seen how it runs there"
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        &[GAIN_MIN]
+    }
+
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        cache_affinity::CacheAffinity.applicable(machine)
+    }
+
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        let Some(kept) = cache_affinity::placement(seen) else {
+            return decline("its threads are not kept anywhere: there is no place to leave".into());
+        };
+        let steps = seen.held.iter().filter(|h| h.strategy.as_str() == ID).count();
+        if steps >= STEPS_MAX {
+            return decline(format!(
+                "its threads were brought to other caches {steps} times, now CPUs {}",
+                cpu_list(kept)
+            ));
+        }
+        let Some(locality) = seen.locality else {
+            return Opinion::InspectLocality;
+        };
+        if let Some(why) = placed_by_a_person(seen) {
+            return decline(format!(
+                "left where it is, because a person or another tool chose: {why}"
+            ));
+        }
+        cache_affinity::choose_elsewhere(seen, locality, kept, &GAIN_MIN).unwrap_or_else(|| {
+            decline(format!(
+                "CPUs {}, where it is kept, are all there are, or parts of caches",
+                cpu_list(kept)
+            ))
+        })
+    }
+
+    fn knows_other_places(&self) -> bool {
+        true
+    }
+
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        cache_affinity::CacheAffinity.unwanted(seen)
+    }
+
+    fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
+        cache_affinity::outgrown(seen)
+    }
+}
+
+fn decline(reason: String) -> Opinion {
+    Opinion::Decline(Declined::because(reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::testing::{Scene, available, chips, machine};
+    use homeostat_engine::RefusedPlace;
+    use homeostat_model::action::Target;
+    use homeostat_model::{Bytes, CpuId, LlcId, NodeId, Verdict};
+
+    const CHIP: u32 = 32;
+
+    fn cpus(opinion: &Opinion) -> Vec<u32> {
+        match opinion {
+            Opinion::Propose(p) => match &p.target {
+                Target::Cpus(cpus) => cpus.iter().map(|c| c.0).collect(),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A program of 24 threads that are always busy, on the first of eight chips of eight cores with four threads each, with its
+    /// memory beside it.
+    fn crowded() -> Scene {
+        Scene::new(machine(&chips(8, 8), 4), 24.0, 4.0).with(|s| {
+            s.load.saturated = true;
+            s.sample.threads = 24;
+            let locality = s.locality();
+            locality.threads = 24;
+            locality.running = std::iter::once((LlcId(0), 24.0)).collect();
+            locality.private = std::iter::once((NodeId(0), Bytes::from_mib(4096))).collect();
+            s.counters().memory_stall_share = 0.1;
+            s.counters().cache_to_cache_stall_share = 0.05;
+            s.counters().local_share = 1.0;
+            s.machine.capabilities.push(available("placement.threads.memory"));
+            s.hold("cache_affinity", Target::Cpus((0..CHIP).map(CpuId).collect()));
+        })
+    }
+
+    #[test]
+    fn threads_that_share_cores_where_they_are_kept_go_to_more_caches_that_are_free() {
+        let opinion = crowded().opinion(&Relocation);
+        let wider = cpus(&opinion);
+        assert!(wider.len() >= 3 * CHIP as usize, "a core each: {wider:?}");
+        let Opinion::Propose(p) = opinion else { return };
+        assert!(p.reversible && p.joint && p.effector.as_str() == "thread_placement");
+        assert!(p.predicted.estimate >= 0.05, "{}", p.hypothesis);
+        // Where others are placed on the rest, there is nothing to gain.
+        let full = crowded().with(|s| {
+            for chip in 1..8 {
+                s.neighbour(24.0, Some(chip));
+            }
+        });
+        assert!(matches!(full.opinion(&Relocation), Opinion::Decline(_)));
+    }
+
+    #[test]
+    fn nobody_leaves_a_place_without_counters_in_the_classic_profile_or_without_one() {
+        let blind = crowded().with(|s| s.locality().counters = None);
+        assert!(matches!(blind.opinion(&Relocation), Opinion::Decline(_)));
+        let classic = crowded().classic().reason(&Relocation);
+        assert!(classic.contains("no benefit predicted"), "{classic}");
+        let free = crowded().with(|s| s.held.clear()).reason(&Relocation);
+        assert!(free.contains("not kept anywhere"), "{free}");
+        let everywhere = crowded().with(|s| {
+            s.held.clear();
+            s.hold("cache_affinity", Target::Cpus((0..8 * CHIP).map(CpuId).collect()));
+        });
+        let text = everywhere.reason(&Relocation);
+        assert!(text.contains("are all there are"), "{text}");
+        let often = crowded().with(|s| {
+            for _ in 0..STEPS_MAX {
+                s.hold(ID, Target::Cpus((0..CHIP).map(CpuId).collect()));
+            }
+        });
+        assert!(often.reason(&Relocation).contains("3 times"));
+    }
+
+    #[test]
+    fn a_place_that_was_refused_is_not_asked_for_again() {
+        let first = cpus(&crowded().opinion(&Relocation));
+        let again = crowded().with(|s| {
+            s.refused.push(RefusedPlace {
+                cpus: first.iter().map(|c| CpuId(*c)).collect(),
+                with_memory: true,
+                verdict: Verdict::Harmful,
+                for_a_neighbour: false,
+            });
+        });
+        if let opinion @ Opinion::Propose(_) = again.opinion(&Relocation) {
+            assert_ne!(cpus(&opinion).len(), first.len());
+        }
+    }
+}
