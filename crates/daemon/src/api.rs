@@ -144,6 +144,11 @@ pub struct Workload {
     pub proposal: Option<Proposal>,
 }
 
+/// What older versions, which did not count in turns, say by saying nothing.
+fn always() -> f64 {
+    1.0
+}
+
 /// The meter that counts a workload's work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
@@ -157,6 +162,9 @@ pub struct Meter {
     pub noise: f64,
     /// Share of the workload's CPU time that reading costs it.
     pub cost: f64,
+    /// Share of its CPU time in which it was really counted lately, 0 to 1; the rest is estimated from it. 1: counted all the time.
+    #[serde(default = "always")]
+    pub counted: f64,
     /// `work per second` or `CPU seconds per unit of work`.
     pub objective: String,
     /// Why that one judges.
@@ -505,6 +513,7 @@ impl From<&WorkloadView> for Workload {
                 rate: finite_or_zero(m.rate),
                 noise: finite_or_zero(m.noise),
                 cost: finite_or_zero(m.cost),
+                counted: finite_or_zero(m.counted),
                 objective: m.objective.clone(),
                 objective_reason: m.objective_reason.clone(),
             }),

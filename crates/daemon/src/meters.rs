@@ -166,6 +166,8 @@ pub struct Tried {
     pub detectable: Option<f64>,
     /// Share of the workload's CPU time that counting costs.
     pub cost: f64,
+    /// Share of its CPU time in which it was really counted, 0 to 1; the rest is estimated from it. 1: counted all the time.
+    pub counted: f64,
     /// Whether it is the one that homeostat would use.
     pub taken: bool,
     /// Why it was taken or not.
@@ -401,6 +403,12 @@ fn interval(sample: &WorkloadSample) -> MeterInterval {
             .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
             .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
             .collect(),
+        counted: sample
+            .meters
+            .iter()
+            .filter(|m| m.counted < 1.0)
+            .map(|m| (m.meter.clone(), m.counted.max(0.0)))
+            .collect(),
     }
 }
 
@@ -485,6 +493,7 @@ impl Test {
                     noise: judged.and_then(|j| finite(j.noise)),
                     detectable: judged.and_then(|j| finite(j.detectable)),
                     cost: judged.map_or(0.0, |j| j.cost),
+                    counted: judged.map_or(1.0, |j| j.counted),
                     taken: judged.is_some_and(|j| j.chosen),
                     why,
                     story: None,

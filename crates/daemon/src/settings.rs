@@ -614,6 +614,7 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
     let mut found = Vec::new();
     let policy = &settings.policy;
     let ranges = [
+        ("meters", settings.meters.validate()),
         ("policy", policy.validate()),
         ("policy.trial", policy.trial.validate()),
         ("policy.discovery", policy.discovery.validate()),

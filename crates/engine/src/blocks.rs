@@ -232,6 +232,7 @@ mod tests {
                 churn: 0,
                 faults: (0, 0),
                 work,
+                counted: BTreeMap::new(),
             });
         }
         s

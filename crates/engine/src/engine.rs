@@ -700,6 +700,12 @@ impl Engine {
                     .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
                     .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
                     .collect(),
+                counted: sample
+                    .meters
+                    .iter()
+                    .filter(|m| m.counted < 1.0)
+                    .map(|m| (m.meter.clone(), m.counted.max(0.0)))
+                    .collect(),
             });
         }
         if matches!(w.stage, Stage::Ignored | Stage::Declined) && w.open.is_empty() {
@@ -1110,12 +1116,13 @@ impl Engine {
         w.observed_since = w.judging_since;
         w.window_from = now;
         let text = format!(
-            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU); {} judges, because {}",
+            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU{}); {} judges, because {}",
             plural(&chosen.candidate.unit),
             chosen.candidate.id,
             chosen.assessment.rate,
             chosen.assessment.noise * 100.0,
             chosen.assessment.cost * 100.0,
+            meters::in_turns(chosen.assessment.counted),
             w.objective.words(),
             w.objective_reason,
         );

@@ -62,6 +62,8 @@ pub(crate) struct Assessment {
     pub(crate) noise: f64,
     /// Share of the workload's CPU time that counting costs.
     pub(crate) cost: f64,
+    /// Share of its CPU time in which it is really counted; the rest is estimated from it.
+    pub(crate) counted: f64,
     /// Why it does not qualify, with the remedy.
     pub(crate) refused: Option<String>,
 }
@@ -88,6 +90,7 @@ pub(crate) fn assess(
                 rate: 0.0,
                 noise: f64::INFINITY,
                 cost: 0.0,
+                counted: 1.0,
                 refused: Some(format!(
                     "could be read in {} of {seen} intervals only",
                     readings.len()
@@ -100,8 +103,9 @@ pub(crate) fn assess(
     let seconds: f64 = readings.iter().map(|r| r.1).sum();
     let cpu: f64 = readings.iter().map(|r| r.2).sum();
     let rate = if seconds > 0.0 { work / seconds } else { 0.0 };
+    let counted = series.counted(&candidate.id, since);
     let cost = if cpu > 0.0 {
-        work * candidate.cost_per_count.as_secs_f64() / cpu
+        work * counted * candidate.cost_per_count.as_secs_f64() / cpu
     } else {
         0.0
     };
@@ -144,8 +148,21 @@ pub(crate) fn assess(
         rate,
         noise,
         cost,
+        counted,
         refused,
     })
+}
+
+/// What is told of a meter that counts in turns, after its cost; nothing of others.
+pub(crate) fn in_turns(counted: f64) -> String {
+    if counted < 1.0 {
+        format!(
+            ", counted in turns: {:.0} % of its CPU time, the rest estimated",
+            counted * 100.0
+        )
+    } else {
+        String::new()
+    }
 }
 
 fn kernel_refusal(
@@ -256,6 +273,8 @@ pub struct MeterInterval {
     pub cpu: f64,
     /// Work by meter: counts, and the seconds over which they were counted.
     pub work: BTreeMap<MeterId, (f64, f64)>,
+    /// Share of the CPU time in which that was really counted, of meters that count in turns.
+    pub counted: BTreeMap<MeterId, f64>,
 }
 
 /// What the mind makes of a meter.
@@ -272,6 +291,8 @@ pub struct JudgedMeter {
     pub detectable: f64,
     /// Share of the workload's CPU time that counting costs.
     pub cost: f64,
+    /// Share of its CPU time in which it is really counted; the rest is estimated from it. 1: all the time.
+    pub counted: f64,
     /// Whether it is the one that would be used.
     pub chosen: bool,
     /// Why it does not qualify, with the remedy.
@@ -303,6 +324,7 @@ pub fn judge_meters(
             churn: 0,
             faults: (0, 0),
             work: interval.work.clone(),
+            counted: interval.counted.clone(),
         });
     }
     let open: Vec<&MeterCandidate> = candidates.iter().filter(|c| c.refused.is_none()).collect();
@@ -315,6 +337,7 @@ pub fn judge_meters(
             noise: f64::INFINITY,
             detectable: f64::INFINITY,
             cost: 0.0,
+            counted: 1.0,
             chosen: false,
             refused,
         };
@@ -335,6 +358,7 @@ pub fn judge_meters(
             noise: a.noise,
             detectable: detectable(a.noise, intervals, policy),
             cost: a.cost,
+            counted: a.counted,
             ..unknown(a.refused)
         }));
     }
@@ -388,6 +412,7 @@ mod tests {
                     .into_iter()
                     .map(|(k, v)| (MeterId::new(k), (v, 1.0)))
                     .collect::<BTreeMap<_, _>>(),
+                counted: BTreeMap::new(),
             });
         }
         s
@@ -478,6 +503,7 @@ mod tests {
                 .into_iter()
                 .map(|(id, work)| (MeterId::new(id), (work, 1.0)))
                 .collect(),
+                ..MeterInterval::default()
             })
             .collect();
         let mut shut = candidate("prometheus:x", MeterClass::Application, 0);

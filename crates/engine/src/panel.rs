@@ -503,6 +503,7 @@ mod tests {
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (rate(t), 1.0))]),
+                counted: BTreeMap::new(),
             });
         }
         s

@@ -21,7 +21,7 @@ const WHOLE_CPU_SLACK: f64 = 0.03;
 pub(crate) const EDGE_TOLERANCE: Nanoseconds = Nanoseconds::from_millis(100);
 
 /// What was measured between two samples.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Interval {
     /// End of the interval.
     pub(crate) end: Nanoseconds,
@@ -39,6 +39,8 @@ pub(crate) struct Interval {
     pub(crate) faults: (u64, u64),
     /// Work by meter: counts and the seconds over which they were counted.
     pub(crate) work: BTreeMap<MeterId, (f64, f64)>,
+    /// Share of the CPU time in which that was really counted, of meters that count in turns; of others it is 1.
+    pub(crate) counted: BTreeMap<MeterId, f64>,
 }
 
 /// The recent past.
@@ -88,6 +90,16 @@ impl Series {
         self.since(since)
             .filter_map(|i| i.work.get(meter).map(|w| (w.0, w.1, i.cpu)))
             .collect()
+    }
+
+    /// Share of the CPU time in which the meter really counted since `since`, 0..1: the mean over its readings by their CPU time.
+    pub(crate) fn counted(&self, meter: &MeterId, since: Nanoseconds) -> f64 {
+        let (mut cpu, mut counted) = (0.0, 0.0);
+        for i in self.since(since).filter(|i| i.work.contains_key(meter)) {
+            cpu += i.cpu;
+            counted += i.cpu * i.counted.get(meter).copied().unwrap_or(1.0);
+        }
+        if cpu > 0.0 { counted / cpu } else { 1.0 }
     }
 
     /// Sums over the intervals that lie wholly within `from..=to` and carry a reading of the meter.
@@ -166,6 +178,7 @@ mod tests {
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
+                counted: BTreeMap::new(),
             });
         }
         s
@@ -217,6 +230,7 @@ mod tests {
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::new(),
+                counted: BTreeMap::new(),
             });
         }
         assert_eq!(s.intervals.len(), INTERVALS_MAX);

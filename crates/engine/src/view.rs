@@ -65,6 +65,8 @@ pub struct MeterView {
     pub noise: f64,
     /// Share of the workload's CPU time that reading costs it.
     pub cost: f64,
+    /// Share of its CPU time in which it was really counted lately, 0 to 1; the rest is estimated from it. 1: counted all the time.
+    pub counted: f64,
     /// `work per second` or `CPU seconds per unit of work`.
     pub objective: String,
     /// Why that one judges.

@@ -10,6 +10,9 @@ use crate::view::{
 use crate::watched::Watched;
 use homeostat_model::Nanoseconds;
 
+/// Span over which it is told for how much of the time a meter counted.
+const COUNTED_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
+
 /// Waits shorter than this are not worth a word.
 const WAITS_FROM: Nanoseconds = Nanoseconds::from_secs(10);
 /// Process ids listed per workload.
@@ -133,6 +136,9 @@ impl Engine {
                 rate: m.assessment.rate,
                 noise: m.assessment.noise,
                 cost: m.assessment.cost,
+                counted: w
+                    .series
+                    .counted(&m.candidate.id, self.now.saturating_sub(COUNTED_SPAN)),
                 objective: w.objective.words().to_owned(),
                 objective_reason: w.objective_reason.to_owned(),
             }),

@@ -654,6 +654,7 @@ impl World {
                     meter: m.as_str().into(),
                     work: rate,
                     interval: Nanoseconds::from_secs(1),
+                    counted: 1.0,
                 })
                 .collect();
             samples.push(WorkloadSample {

@@ -289,6 +289,7 @@ impl World {
                         meter: "progress".into(),
                         work: rate,
                         interval: second,
+                        counted: 1.0,
                     }]
                 } else {
                     vec![]

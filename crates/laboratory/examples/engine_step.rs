@@ -119,6 +119,7 @@ impl World {
             meter: "progress".into(),
             work: rate * interval_s as f64,
             interval,
+            counted: 1.0,
         });
         WorkloadSample {
             interval,

@@ -1961,6 +1961,7 @@ mod tests {
                             meter: "progress".into(),
                             work: rate * length.as_secs_f64(),
                             interval: length,
+                            counted: 1.0,
                         }]
                     } else {
                         vec![]

@@ -455,7 +455,11 @@ impl LinuxPlatform {
             match open.meter.read(workload) {
                 Ok(count) => {
                     let at = self.clock.now();
-                    if let Some((before, then)) = open.last.replace((count, at)) {
+                    let counted = open.meter.counted();
+                    if let Some((before, then)) = open.last.replace((count, at))
+                        // Without, the next interval begins here all the same.
+                        && let Some(counted) = counted
+                    {
                         let work = count - before;
                         // A counter that went back was restarted: this interval says nothing.
                         if work >= 0.0 && work.is_finite() && at > then {
@@ -463,6 +467,7 @@ impl LinuxPlatform {
                                 meter: id.clone(),
                                 work,
                                 interval: at - then,
+                                counted,
                             });
                         }
                     }

@@ -51,4 +51,17 @@ pub struct MeterReading {
     pub work: f64,
     /// Time between the two readings of this meter.
     pub interval: Nanoseconds,
+    /// Share of the workload's CPU time in it during which work was really counted, 0 to 1; the rest of `work` is estimated.
+    #[serde(default = "all_of_it", skip_serializing_if = "is_all_of_it")]
+    pub counted: f64,
+}
+
+/// Counted all the time.
+fn all_of_it() -> f64 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_all_of_it(share: &f64) -> bool {
+    *share >= 1.0
 }

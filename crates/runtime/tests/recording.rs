@@ -121,6 +121,7 @@ fn sampled(second: u64, work: f64) -> Event {
             meter: "progress".into(),
             work,
             interval: Nanoseconds::from_secs(1),
+            counted: 1.0,
         }],
         reads: homeostat_model::Reads::default(),
     };

@@ -441,6 +441,7 @@ impl OpenMeter {
             meter: id.clone(),
             work: counted,
             interval,
+            counted: 1.0,
         })
     }
 }

@@ -268,6 +268,7 @@ impl Plant {
             meter: "progress".into(),
             work: (now.work - before.work) * wobble,
             interval,
+            counted: 1.0,
         };
         WorkloadSample {
             interval,

@@ -4,7 +4,7 @@ use super::html::Html;
 use super::plot::{self, Series};
 use super::{badge, by_hand, date, effect_text, time, verdict_of};
 use crate::render::bytes;
-use crate::render::text::{count, hours_or_less, percent, plural};
+use crate::render::text::{count, hours_or_less, in_turns, percent, plural};
 use homeostat_daemon::api::{Change, Explanation, Status, Workload};
 use homeostat_daemon::dossier::{Dossier, Told, Window};
 use std::collections::BTreeMap;
@@ -315,11 +315,12 @@ fn workload(h: &mut Html, w: &Workload, explanation: Option<&Explanation>, windo
             "p",
             &[("class", "soft small")],
             &format!(
-                "Work is counted by {}: {} {} per second, noise {}; judged by {}, because {}.",
+                "Work is counted by {}: {} {} per second, noise {}{}; judged by {}, because {}.",
                 m.id,
                 count(m.rate),
                 m.unit,
                 percent(m.noise, 1),
+                in_turns(m.counted),
                 m.objective,
                 m.objective_reason.trim_start_matches("because "),
             ),

@@ -37,7 +37,7 @@ fn dossier(name: &str) -> Dossier {
     let workload = json!({
         "name": name, "kind": name, "program": name, "fingerprint": name, "pids": [1], "processes": 1, "age_s": 60.0,
         "cpus": 1.0, "resident_bytes": 1 << 30, "huge_bytes": 1 << 29, "stage": "improved", "summary": name,
-        "meter": {"id": name, "unit": name, "rate": 1.0, "noise": 0.1, "cost": 0.0, "objective": name,
+        "meter": {"id": name, "unit": name, "rate": 1.0, "noise": 0.1, "cost": 0.0, "counted": 1.0, "objective": name,
             "objective_reason": name},
         "proposal": {"id": name, "strategy": name, "hypothesis": name, "predicted": effect(0.1, 0.0, 0.2), "risk": name,
             "design": name}

@@ -63,15 +63,29 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
                     share(m.noise),
                     share(m.detectable),
                     percent(m.cost, 2),
+                    if m.counted < 1.0 {
+                        percent(m.counted, 0)
+                    } else {
+                        "always".to_owned()
+                    },
                     m.why.clone(),
                 ]
             })
             .collect();
-        let titles = ["  METER", "PER SECOND", "NOISE", "PROVABLE", "COST", "WHY"];
+        let titles = [
+            "  METER",
+            "PER SECOND",
+            "NOISE",
+            "PROVABLE",
+            "COST",
+            "COUNTED",
+            "WHY",
+        ];
         out.push_str(&table(&titles, &rows, look));
         out.push_str(&wrap(
             "NOISE: how much work per CPU second varies over blocks of 4 s. PROVABLE: smallest effect that a trial of 20 \
-             minutes could prove with it. COST: share of the program's CPU time.",
+             minutes could prove with it. COST: share of the program's CPU time. COUNTED: in so much of its CPU time; the rest is \
+             estimated from that, where counting all the time would cost more than 0.5 %.",
             "  ",
             look.width,
         ));

@@ -21,7 +21,7 @@ use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::report::Diagnosis;
 use homeostat_model::Nanoseconds;
 use std::fmt::Write as _;
-use text::{Tone, all_of, first_of, percent, plural, table, wrap};
+use text::{Tone, all_of, first_of, in_turns, percent, plural, table, wrap};
 
 /// `homeostat status`.
 pub fn status(s: &Status, all: bool, look: &Look) -> String {
@@ -312,12 +312,13 @@ pub fn explanation(e: &Explanation, look: &Look) -> String {
         Some(m) => {
             let _ = writeln!(
                 out,
-                "  {}: {} {}/s, noise {}, costs the workload {}",
+                "  {}: {} {}/s, noise {}, costs the workload {}{}",
                 m.id,
                 text::count(m.rate),
                 m.unit,
                 percent(m.noise, 1),
                 percent(m.cost, 2),
+                in_turns(m.counted),
             );
             out.push_str(&wrap(
                 &format!("judged by {}: {}", m.objective, m.objective_reason),

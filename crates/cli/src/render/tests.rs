@@ -67,6 +67,7 @@ fn view() -> View {
         rate: 61_250.0,
         noise: 0.021,
         cost: 0.0,
+        counted: 1.0,
         objective: "work per second".into(),
         objective_reason: "it uses all the CPU it can get".into(),
     });

@@ -64,6 +64,18 @@ pub(crate) fn percent(share: f64, digits: usize) -> String {
     format!("{:.digits$} %", share * 100.0)
 }
 
+/// What is told of a meter that counts for a part of the time only, after its noise; nothing of others.
+pub(crate) fn in_turns(counted: f64) -> String {
+    if counted < 1.0 {
+        format!(
+            ", counted in {} of its CPU time, the rest estimated",
+            percent(counted, 0)
+        )
+    } else {
+        String::new()
+    }
+}
+
 /// A number with three significant digits and a thousands unit.
 pub(crate) fn count(x: f64) -> String {
     let (scaled, unit) = match x.abs() {

@@ -2,7 +2,7 @@
 //! reaches a cell goes through [`Canvas::put`], which lets nothing through that a terminal obeys.
 
 use super::model::{Model, Origin, PAGES, Page};
-use crate::render::text::{all_of, count, effect, first_of, hours_or_less, percent, plural, wrap};
+use crate::render::text::{all_of, count, effect, first_of, hours_or_less, in_turns, percent, plural, wrap};
 use crate::render::{bytes, experiment_line};
 use homeostat_daemon::api::{Experiment, Status, StoryLine, TrialBlock, Workload};
 use homeostat_daemon::log::time_of_day;
@@ -868,11 +868,12 @@ fn workload_page(model: &Model, status: &Status, look: Look, body: Rect) -> Vec<
     text(&mut rows, &facts, Tone::Plain);
     if let Some(m) = &w.meter {
         let meter = format!(
-            "work: {} {}/s by {}, noise {}; judged by {}",
+            "work: {} {}/s by {}, noise {}{}; judged by {}",
             count(m.rate),
             m.unit,
             m.id,
             percent(m.noise, 1),
+            in_turns(m.counted),
             m.objective
         );
         text(&mut rows, &meter, Tone::Plain);

@@ -7,6 +7,7 @@ mod connection;
 mod discovery;
 mod elf;
 mod elf64;
+mod functions;
 mod go;
 mod jvm;
 mod kernel;
@@ -26,6 +27,7 @@ mod sockets;
 mod spans;
 mod tasks;
 mod tracepoints;
+mod turns;
 mod unclaimed;
 mod uprobe;
 
@@ -79,6 +81,11 @@ pub trait Meter {
     /// # Errors
     /// `Vanished` when it can no longer be read: the sensor closes it.
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError>;
+    /// Share of the time before the last reading in which work was really counted, 0..=1; the rest of that reading is estimated
+    /// from it. `None`: in too little of it for the reading to say anything of the time since the one before.
+    fn counted(&self) -> Option<f64> {
+        Some(1.0)
+    }
 }
 
 /// All kinds of meters, those closest to the work first.

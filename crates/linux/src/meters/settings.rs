@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 /// Settings of the meters. Workloads are named by their id, by their program, or by a pattern with `*` and `?`
 /// over either.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeterSettings {
     /// Further meters by workload: `uprobe:BINARY:SYMBOL`, `usdt:BINARY:PROVIDER:NAME`,
@@ -24,6 +24,10 @@ pub struct MeterSettings {
     /// second of it. `false`: such programs are not touched; `homeostat meter test --class points` looks all the same, when a
     /// person asks.
     pub progress_points: bool,
+    /// Share of a program's CPU time that counting through breakpoints may cost it (0.0001 to 1): functions, static probes and
+    /// progress points that would cost more are counted in turns, for a part of each second, and the rest is estimated
+    /// (docs/meters.md).
+    pub probe_cost_max: f64,
 }
 
 impl Default for MeterSettings {
@@ -33,11 +37,24 @@ impl Default for MeterSettings {
             redis_password_files: BTreeMap::new(),
             progress_directory: PathBuf::from(homeostat_progress::layout::DIRECTORY),
             progress_points: false,
+            probe_cost_max: super::turns::COST_MAX,
         }
     }
 }
 
 impl MeterSettings {
+    /// What is wrong with the values, as `name = value: rule`.
+    pub fn validate(&self) -> Vec<String> {
+        if (0.0001..=1.0).contains(&self.probe_cost_max) {
+            Vec::new()
+        } else {
+            vec![format!(
+                "probe_cost_max = {}: must be between 0.0001 and 1",
+                self.probe_cost_max
+            )]
+        }
+    }
+
     /// Meters configured for a workload, without repetition, in the order of the configuration.
     pub(super) fn configured_for<'a>(&'a self, workload: &Workload) -> Vec<&'a str> {
         let mut ids: Vec<&str> = Vec::new();

@@ -1,15 +1,15 @@
 //! Executions of a function (`uprobe:BINARY:SYMBOL`) or static probe (`usdt:BINARY:PROVIDER:NAME`), counted in
-//! the kernel through the perf uprobe event source. Needs no BPF; the kernel removes the probes when homeostat
-//! ends, however it ends.
+//! the kernel. The kernel removes the probes when homeostat ends, however it ends.
 //!
-//! Two ways to count, because a forked process is not covered by its parent's counter and each counter takes
-//! 75 to 95 ms to close:
+//! Where it can count many places at once (Linux 6.10, or a stable one of then) that is done by BPF ([`functions`](super::functions)),
+//! of each process or of everybody who runs the file: and where it would cost too much, in turns. Else it is done all the time
+//! through the perf uprobe event source ([`probing`](super::probing)), whose counters take 75 to 95 ms each to close. There are two
+//! ways to do that, because a forked process is not covered by its parent's counter:
 //! * one counter per thread, for workloads of few threads;
 //! * one counter per CPU, which counts every process that runs the file: only when no process outside the
-//!   workload runs it. That is checked at the opening and again every 16 readings.
+//!   workload runs it. That is checked at the opening and again and again.
 //!
-//! A probe is put on and taken off by a thread of its own ([`probing`](super::probing)), and only when that holds up nobody
-//! ([`concern`](super::concern)). In a function that is known nothing is counted while others have the file mapped; in one that a
+//! A probe is put on and taken off by a thread of its own, and only when that holds up nobody ([`concern`](super::concern)). In a function that is known nothing is counted while others have the file mapped; in one that a
 //! person names, others are looked at like the workload.
 //!
 //! Whether the place is reached at all (a function may be inlined) is judged from the readings.
@@ -23,8 +23,10 @@ use super::elf::{self, ElfError, Site, Symbol};
 use super::points::{KnownPoint, Place, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
-use super::{Meter, MeterKind, MeterSettings};
+use super::{Meter, MeterKind, MeterSettings, functions};
 use crate::Root;
+use crate::sys::bpf::Counters;
+use crate::sys::perf::OpenError;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
@@ -128,6 +130,8 @@ type Cache = BTreeMap<(FileState, String), Result<(String, Vec<Site>), ElfError>
 pub(super) struct Uprobe {
     settings: MeterSettings,
     cache: Cache,
+    /// Whether this kernel and this user can count by BPF, once tried.
+    by_bpf: Option<bool>,
 }
 
 impl Uprobe {
@@ -135,7 +139,20 @@ impl Uprobe {
         Self {
             settings: settings.clone(),
             cache: Cache::new(),
+            by_bpf: None,
         }
+    }
+
+    /// Whether many places can be counted at once, and by process. A lack of memory or descriptors passes, and is not remembered.
+    fn by_bpf(&mut self) -> bool {
+        if let Some(known) = self.by_bpf {
+            return known;
+        }
+        let found = Counters::new(1).and_then(|counters| counters.reliable());
+        if !matches!(found, Err(OpenError::Busy(_))) {
+            self.by_bpf = Some(found.is_ok());
+        }
+        found.is_ok()
     }
 
     /// Looks into a file, or remembers.
@@ -293,6 +310,27 @@ impl MeterKind for Uprobe {
             way,
             source,
         } = self.prepare(root, workload, id.as_str())?;
+        let named = self.settings.configured_for(workload).contains(&id.as_str());
+        let files = Files {
+            targets: vec![binary.target()],
+            others: if named { Others::LookedAt } else { Others::None },
+            pages: sites.len() as u64,
+        };
+        if self.by_bpf() {
+            let plan = functions::Plan {
+                id: id.to_string(),
+                file: binary.file.clone(),
+                sites: sites.iter().map(|s| (s.offset, s.semaphore)).collect(),
+                files,
+                whose: match way {
+                    Way::Threads => functions::Whose::Processes,
+                    Way::Cpus => functions::Whose::Everybody(binary.state.0),
+                },
+                cost: cost(&sites),
+                cost_max: self.settings.probe_cost_max,
+            };
+            return Ok(Box::new(functions::Functions::begin(root, workload, plan)?));
+        }
         let events: Vec<Counted> = sites
             .iter()
             .map(|s| Counted::Uprobe {
@@ -302,14 +340,9 @@ impl MeterKind for Uprobe {
                 semaphore: s.semaphore,
             })
             .collect();
-        let named = self.settings.configured_for(workload).contains(&id.as_str());
         let plan = Plan {
             id: id.to_string(),
-            files: Files {
-                targets: vec![binary.target()],
-                others: if named { Others::LookedAt } else { Others::None },
-                pages: events.len() as u64,
-            },
+            files,
             events,
             threads: (way == Way::Threads).then_some(LIMITS),
             program: binary.state.0,

@@ -253,27 +253,82 @@ impl Counters {
         }
         let offsets: Vec<u64> = places.iter().map(|p| p.0).collect();
         let cookies: Vec<u64> = places.iter().map(|p| u64::from(p.1)).collect();
+        self.attach_all(file, &offsets, &cookies, &[], process)
+    }
+
+    /// The same of static probes, all with one counter: each is an offset and that of its semaphore, which the kernel raises while
+    /// it counts; 0 = it has none.
+    ///
+    /// # Errors
+    /// As of [`Self::attach`].
+    pub fn attach_static(
+        &self,
+        file: &CStr,
+        sites: &[(u64, u32)],
+        number: u32,
+        process: Option<i32>,
+    ) -> Result<Link, OpenError> {
+        if sites.is_empty() || sites.len() > PLACES_MAX || number >= self.size {
+            return Err(OpenError::Unsupported(Errno::INVAL));
+        }
+        let offsets: Vec<u64> = sites.iter().map(|s| s.0).collect();
+        let cookies = vec![u64::from(number); sites.len()];
+        let semaphores: Vec<u64> = sites.iter().map(|s| u64::from(s.1)).collect();
+        let none = semaphores.iter().all(|s| *s == 0);
+        self.attach_all(
+            file,
+            &offsets,
+            &cookies,
+            if none { &[] } else { &semaphores },
+            process,
+        )
+    }
+
+    fn attach_all(
+        &self,
+        file: &CStr,
+        offsets: &[u64],
+        cookies: &[u64],
+        semaphores: &[u64],
+        process: Option<i32>,
+    ) -> Result<Link, OpenError> {
         let process = match process.map(u32::try_from) {
             None => 0,
             Some(Ok(pid)) if pid > 0 => pid,
             Some(_) => return Err(OpenError::Vanished),
         };
-        let link = self.link(file, &offsets, &cookies, process).map_err(classify)?;
+        let link = self
+            .link(file, offsets, cookies, semaphores, process)
+            .map_err(classify)?;
         Ok(Link { _link: link })
     }
 
-    /// One link, as it is.
-    fn link(&self, file: &CStr, offsets: &[u64], cookies: &[u64], process: u32) -> Result<OwnedFd, Errno> {
-        let count = offsets.len().min(cookies.len());
+    /// One link, as it is; without semaphores, or with one for each offset.
+    fn link(
+        &self,
+        file: &CStr,
+        offsets: &[u64],
+        cookies: &[u64],
+        semaphores: &[u64],
+        process: u32,
+    ) -> Result<OwnedFd, Errno> {
+        let mut count = offsets.len().min(cookies.len());
+        let semaphores = if semaphores.is_empty() {
+            0
+        } else {
+            count = count.min(semaphores.len());
+            semaphores.as_ptr() as u64
+        };
         let attributes = Attributes::new()
             .u32(0, self.program.as_raw_fd() as u32)
             .u32(8, BPF_TRACE_UPROBE_MULTI)
             .u64(16, file.as_ptr() as u64)
             .u64(24, offsets.as_ptr() as u64)
+            .u64(32, semaphores)
             .u64(40, cookies.as_ptr() as u64)
             .u32(48, count as u32)
             .u32(56, process);
-        // SAFETY: a path that ends with a zero and two lists of at least the stated length, all alive here; it makes a link.
+        // SAFETY: a path that ends with a zero and lists of at least the stated length (no address: none), all alive here; it makes a link.
         unsafe { descriptor(BPF_LINK_CREATE, &attributes) }
     }
 
@@ -284,8 +339,8 @@ impl Counters {
     /// [`OpenError`]: `Unsupported` when it does not, or not so.
     pub fn reliable(&self) -> Result<(), OpenError> {
         // Neither makes a link: a directory holds no code, and there is no process -1.
-        let directory = self.link(c"/", &[0], &[0], 0).err();
-        let nobody = self.link(c"/", &[0], &[0], u32::MAX).err();
+        let directory = self.link(c"/", &[0], &[0], &[], 0).err();
+        let nobody = self.link(c"/", &[0], &[0], &[], u32::MAX).err();
         verdict(directory, nobody)
     }
 

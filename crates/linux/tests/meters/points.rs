@@ -226,16 +226,17 @@ fn a_point_follows_the_work_of_a_stripped_program() {
         let bytes = std::fs::read(&file).unwrap();
         u64::from_ne_bytes(bytes.try_into().unwrap())
     };
-    // The count may move in steps, when it is taken part of the time: what the program has done is noted at each step. The
-    // number of hits per unit of work is the same early and late, as far as a busy machine lets steps be seen in time.
-    let mut steps: Vec<(u64, f64)> = vec![(truth(), meter.read(&subject).unwrap())];
+    // Where it is counted in turns, each reading speaks for the time since the one before, or for none. The number of hits per unit of
+    // work is the same early and late, as far as a busy machine lets that be seen in time.
+    let mut ratios: Vec<f64> = Vec::new();
+    let mut last = (truth(), meter.read(&subject).unwrap());
     let begun = Instant::now();
-    while steps.len() < 9 {
+    while ratios.len() < 8 {
         if begun.elapsed() > Duration::from_secs(60) {
-            eprintln!("skipped: on this machine it is counted too seldom: {steps:?}");
+            eprintln!("skipped: on this machine it is counted too seldom: {ratios:?}");
             return;
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(900));
         let count = match meter.read(&subject) {
             Ok(count) => count,
             Err(e) => {
@@ -243,18 +244,22 @@ fn a_point_follows_the_work_of_a_stripped_program() {
                 return;
             }
         };
-        if count > steps[steps.len() - 1].1 {
-            steps.push((truth(), count));
+        let done = truth();
+        if meter.counted().is_some() && count > last.1 {
+            ratios.push((count - last.1) / done.saturating_sub(last.0).max(1) as f64);
         }
+        last = (done, count);
     }
-    // From the first step on: before it the moment of a step is not known.
-    let per_unit = |from: usize, to: usize| {
-        (steps[to].1 - steps[from].1) / (steps[to].0.saturating_sub(steps[from].0)).max(1) as f64
+    // The middle one: of the time of a single reading the program may have had next to nothing.
+    let middle = |part: &[f64]| {
+        let mut sorted = part.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted[sorted.len() / 2]
     };
-    let (early, late) = (per_unit(1, 4), per_unit(4, 8));
+    let (early, late) = (middle(&ratios[..4]), middle(&ratios[4..]));
     assert!(
         early > 0.0 && early < 2.0 * late && late < 2.0 * early,
-        "hits per unit of work: {early}, {late} ({steps:?})"
+        "hits per unit of work: {early}, {late} ({ratios:?})"
     );
     // It becomes another program while it is counted: not a byte of that one is changed, and the meter ends.
     let begun = Instant::now();

@@ -3,12 +3,16 @@
 use super::*;
 
 /// Orders: `wN` calls work() N times; `fN` does so in a forked child; `tN` in each of three threads that were made
-/// at the start; `pN` passes the static probes N times; `s` tells the semaphore; `v` stands still in the kernel until a byte comes.
+/// at the start; `pN` passes the static probes N times; `s` tells the semaphore; `v` stands still in the kernel until a byte comes; `mPATH` goes on calling
+/// work() for ever, some ten thousand times a second, and counts in that file.
 const PROGRAM: &str = r#"
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,6 +35,26 @@ __attribute__((noinline)) void work(unsigned long n) { inner(n); inner(n + 1); _
                      "3: .balign 4\n.popsection\n")
 #endif
 
+static void go_on(char *path)
+{
+    volatile unsigned long *count;
+    unsigned long i, x = 1;
+    int fd;
+    path[strcspn(path, "\n")] = 0;
+    fd = open(path, O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, sizeof *count) != 0)
+        exit(1);
+    count = mmap(NULL, sizeof *count, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if ((void *)count == MAP_FAILED)
+        exit(1);
+    for (;;) {
+        for (i = 0; i < 10000; i++)
+            x = x * 2862933555777941757u + 3037000493u;
+        work(x);
+        (*count)++;
+    }
+}
+
 static void *thread(void *p)
 {
     unsigned long i, number = (unsigned long)p;
@@ -45,7 +69,7 @@ static void *thread(void *p)
 
 int main(void)
 {
-    char line[64];
+    char line[512];
     unsigned long i;
     pthread_t t;
     sem_init(&ready, 0, 0);
@@ -91,6 +115,9 @@ int main(void)
                 char end;
                 _exit(read(0, &end, 1) < 0);
             }
+            break;
+        case 'm':
+            go_on(line + 1);
             break;
         case 's':
             printf("%d\n", semaphore_of_two);
@@ -209,12 +236,13 @@ fn several_processes_and_their_children_are_counted_when_nobody_else_runs_the_fi
     assert_eq!(reading(&mut *m, &both).unwrap(), 3210.0);
     // A third process of the file, of another workload: its hits cannot be told apart, so the meter ends.
     let _stranger = run(&program, false);
-    let ended = (0..40).map(|_| reading(&mut *m, &both)).find(Result::is_err);
-    assert!(
-        matches!(ended, Some(Err(PlatformError::Vanished { .. }))),
-        "{ended:?}"
-    );
-    // Opened now, it uses a counter per thread, which tells them apart.
+    let mut ended = Ok(0.0);
+    eventually("the meter ends", || {
+        ended = reading(&mut *m, &both);
+        ended.is_err()
+    });
+    assert!(matches!(ended, Err(PlatformError::Vanished { .. })), "{ended:?}");
+    // Opened now, each process is counted by itself, which tells them apart.
     let mut m = meters.open(&both, id).unwrap();
     assert_eq!(a.order("w11"), "done");
     assert_eq!(reading(&mut *m, &both).unwrap(), 11.0);
@@ -369,6 +397,58 @@ fn a_known_function_is_not_counted_while_others_have_the_program_mapped() {
     let mut m = Meters::configured("redis-server", &[id]).open(&w, id).unwrap();
     assert_eq!(alone.order("w3"), "done");
     assert_eq!(reading(&mut *m, &w).unwrap(), 3.0);
+}
+
+#[test]
+fn a_function_that_would_cost_too_much_is_counted_in_turns_and_follows_the_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut c) = start(dir.path(), "often", &[]) else {
+        return;
+    };
+    let w = workload("often", &[c.pid()]);
+    // What searching for points needs is what counting in turns needs.
+    let points = Meters::new(&MeterSettings {
+        progress_points: true,
+        ..MeterSettings::default()
+    })
+    .refusal(&w, "points");
+    if points.contains("counting many places at once needs") {
+        println!("skipped: {points}");
+        return;
+    }
+    let code = code_of_work(&dir.path().join("often"), c.pid());
+    let original = code();
+    let id = "uprobe:often:work";
+    let file = dir.path().join("count");
+    let mut m = Meters::configured("often", &[id]).open(&w, id).unwrap();
+    writeln!(c.input, "m{}", file.display()).unwrap();
+    c.input.flush().unwrap();
+    eventually("it works", || file.metadata().is_ok_and(|f| f.len() == 8));
+    let truth = || u64::from_ne_bytes(std::fs::read(&file).unwrap().try_into().unwrap());
+    let mut last = (truth(), reading(&mut *m, &w).unwrap());
+    let mut ratios = Vec::new();
+    let begun = Instant::now();
+    while ratios.len() < 5 {
+        if begun.elapsed() > Duration::from_secs(60) {
+            println!("skipped: on this machine it hardly runs: {ratios:?}");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(900));
+        let now = (truth(), reading(&mut *m, &w).unwrap());
+        assert!(now.1 >= last.1);
+        // Of a part of the time, which was long enough to say something.
+        if m.counted().is_some_and(|share| share < 0.9) {
+            ratios.push((now.1 - last.1) / now.0.saturating_sub(last.0).max(1) as f64);
+        }
+        last = now;
+    }
+    // The middle one: what was read and what was done are not looked at in the same moment.
+    ratios.sort_by(f64::total_cmp);
+    assert!((0.5..2.0).contains(&ratios[2]), "hits per call: {ratios:?}");
+    eventually("between its turns the code is as it was", || code() == original);
+    eventually("in its turn it is counted", || code() != original);
+    drop(m);
+    eventually("the breakpoint goes with the meter", || code() == original);
 }
 
 /// Opens a probe and waits to be killed: the other half of the next test.

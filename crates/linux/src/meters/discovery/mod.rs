@@ -11,27 +11,24 @@
 
 mod active;
 mod atlas;
-mod children;
-mod debt;
 mod image;
 mod place;
+mod probes;
 mod rehearsal;
 mod sampling;
 mod search;
 mod signals;
-mod turns;
 pub(super) mod unwind;
-mod urgency;
 mod windows;
 
 use super::code_file::executable;
 use super::common::{not_mine, open_process, refused, usable};
 use super::concern::{Refusal, threads};
+use super::turns::{Counting, Lost};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use crate::sys::bpf::Counters;
 use crate::sys::perf::OpenError;
-use active::Active;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
 use homeostat_points::choice::{Limits, Observation};
@@ -68,6 +65,7 @@ type Memory = Arc<Mutex<BTreeMap<Key, Known>>>;
 pub(super) struct Points {
     /// Whether a person wants them.
     wanted: bool,
+    limits: Limits,
     memory: Memory,
     /// Whether this kernel and this user can count so, once tried.
     possible: Option<Result<(), String>>,
@@ -77,6 +75,10 @@ impl Points {
     pub(super) fn new(settings: &MeterSettings) -> Self {
         Self {
             wanted: settings.progress_points,
+            limits: Limits {
+                cost: settings.probe_cost_max,
+                ..Limits::default()
+            },
             memory: Memory::default(),
             possible: None,
         }
@@ -179,13 +181,14 @@ impl MeterKind for Points {
             return Err(not_mine(id));
         }
         let key = self.check(root, workload).map_err(|why| unsupported(&why))?;
-        let limits = Limits::default();
+        let limits = self.limits;
         if let Some(Known::Found { found, .. }) = lock(&self.memory).get(&key).cloned() {
-            let active = Active::open(root, workload, &found, key.2, limits.cost)?;
+            let active = active::open(root, workload, &found, key.2, limits.cost)?;
             return Ok(Box::new(PointsMeter {
                 root: root.clone(),
                 memory: self.memory.clone(),
                 key,
+                cost_max: limits.cost,
                 state: State::Active(Box::new(active)),
             }));
         }
@@ -206,6 +209,7 @@ impl MeterKind for Points {
             root: root.clone(),
             memory: self.memory.clone(),
             key,
+            cost_max: limits.cost,
             state: State::Searching { receiver, stop },
         }))
     }
@@ -251,7 +255,7 @@ enum State {
         receiver: Receiver<Ended>,
         stop: Arc<AtomicBool>,
     },
-    Active(Box<Active>),
+    Active(Box<Counting>),
     Over(String),
 }
 
@@ -259,6 +263,8 @@ struct PointsMeter {
     root: Root,
     memory: Memory,
     key: Key,
+    /// Share of the program's CPU time that counting may cost.
+    cost_max: f64,
     state: State,
 }
 
@@ -277,16 +283,23 @@ impl PointsMeter {
 }
 
 impl Meter for PointsMeter {
+    fn counted(&self) -> Option<f64> {
+        match &self.state {
+            State::Active(active) => active.share(),
+            State::Searching { .. } | State::Over(_) => None,
+        }
+    }
+
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         match &mut self.state {
             State::Over(why) => Err(unsupported(why)),
             State::Active(active) => match active.read(workload) {
                 Ok(Some(work)) => Ok(work),
                 Ok(None) => Err(not_yet("its probes are being put on")),
-                Err(active::Lost::Paused(why)) => Err(not_yet(&why)),
-                Err(active::Lost::Vanished(e)) => Err(e),
+                Err(Lost::Paused(why)) => Err(not_yet(&why)),
+                Err(Lost::Vanished(e)) => Err(e),
                 // The place means something else now: it is looked for anew when the meter is opened next.
-                Err(active::Lost::Changed(why)) => {
+                Err(Lost::Changed(why)) => {
                     lock(&self.memory).remove(&self.key);
                     self.state = State::Over(why.clone());
                     Err(unsupported(&why))
@@ -308,8 +321,7 @@ impl Meter for PointsMeter {
                         account,
                     };
                     remember(&self.memory, &self.key, known);
-                    let limit = Limits::default().cost;
-                    let active = Active::open(&self.root, workload, &found, self.key.2, limit)?;
+                    let active = active::open(&self.root, workload, &found, self.key.2, self.cost_max)?;
                     self.state = State::Active(Box::new(active));
                     Err(not_yet("its probes are being put on"))
                 }

@@ -2,9 +2,9 @@
 //! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
 
 use super::super::concern::Refusal;
+use super::super::turns::Urgent;
 use super::search::{CANDIDATES_MAX, Search, Spot};
 use super::signals::Signals;
-use super::urgency::Urgent;
 use homeostat_points::choice::{Observation, Point};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -17,20 +17,20 @@ const CHILDREN_MAX: usize = 1024;
 /// Threads of a process that are asked for their children.
 const THREADS_MAX: usize = 1024;
 /// So many new ones in a turn are too many: each fork has the pages with breakpoints copied.
-pub(super) const FORKS_MAX: usize = 20;
+pub(in crate::meters) const FORKS_MAX: usize = 20;
 
 /// What children have done that are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Unpaid {
+pub(in crate::meters) struct Unpaid {
     /// Seconds of CPU time.
-    pub(super) cpu: f64,
+    pub(in crate::meters) cpu: f64,
     /// New ones.
-    pub(super) forks: usize,
+    pub(in crate::meters) forks: usize,
 }
 
 /// What was seen of them in the last turn.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Children {
+pub(in crate::meters) struct Children {
     /// CPU time of each that lives (seconds).
     living: BTreeMap<ProcessId, f64>,
     /// CPU time of those of each counted process that have ended and were waited for (seconds).
@@ -41,7 +41,7 @@ pub(super) struct Children {
 impl Children {
     /// What they have done since the last look; nothing in the first one. `counted`: processes that are; `programs`: those
     /// whose breakpoints a child can have.
-    pub(super) fn since(
+    pub(in crate::meters) fn since(
         &mut self,
         root: &Root,
         counted: &[ProcessId],

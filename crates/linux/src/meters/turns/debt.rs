@@ -7,11 +7,11 @@ const SLACK: f64 = 1.0;
 
 /// Seconds of the program's CPU time that counting has taken beyond its limit so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Debt(f64);
+pub(in crate::meters) struct Debt(f64);
 
 impl Debt {
     /// Adds what a piece of time has cost, of so much CPU time of the program, of which `limit` is the share that it may cost.
-    pub(super) fn add(&mut self, cost: f64, cpu: f64, limit: f64) {
+    pub(in crate::meters) fn add(&mut self, cost: f64, cpu: f64, limit: f64) {
         self.0 = (self.0 + cost - limit * cpu.max(0.0)).max(0.0);
     }
 
@@ -20,7 +20,7 @@ impl Debt {
     ///
     /// # Errors
     /// The seconds that it would take: more than is waited for.
-    pub(super) fn rest(&self, cpus: f64, limit: f64) -> Result<f64, f64> {
+    pub(in crate::meters) fn rest(&self, cpus: f64, limit: f64) -> Result<f64, f64> {
         let seconds = self.0 / (limit * cpus).max(1e-9);
         if seconds <= SLACK {
             Ok(0.0)

@@ -9,7 +9,7 @@ use rustix::process::{getpriority_process, setpriority_process};
 const URGENT: i32 = -15;
 
 /// This thread goes before others until this ends. Where that is not permitted it goes like them.
-pub(super) struct Urgent {
+pub(in crate::meters) struct Urgent {
     /// Nice value to go back to.
     before: Option<i32>,
     /// Only of the thread that began it.
@@ -17,7 +17,7 @@ pub(super) struct Urgent {
 }
 
 impl Urgent {
-    pub(super) fn begin() -> Self {
+    pub(in crate::meters) fn begin() -> Self {
         // For Linux no process means this thread.
         let before = getpriority_process(None)
             .ok()

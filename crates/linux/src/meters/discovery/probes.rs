@@ -1,0 +1,322 @@
+//! The probes on a point and its witness, and what their windows show.
+
+use super::super::code_file::executable;
+use super::super::concern::keeper::Held;
+use super::super::concern::{Files, Others, Refusal, threads};
+use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
+use super::active::failed;
+use super::place::{Patched, Place};
+use super::search::{Attached, Found};
+use crate::Root;
+use crate::sys::bpf::Counters;
+use crate::sys::perf::OpenError;
+use homeostat_model::{ProcessId, Workload};
+use homeostat_platform::PlatformError;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Processes that get a link each.
+const PROCESSES_MAX: usize = 64;
+/// Hits of both places from which their ratio is compared.
+const RATIO_HITS: u64 = 400;
+/// The ratio of point and witness may move by this (logarithm): within a cluster it keeps to 2 %.
+const RATIO_MOVED: f64 = 0.10;
+/// Turns kept for that.
+const RATIO_TURNS: usize = 12;
+/// Turns without a hit, though the program worked while it was counted, after which the point is taken for lost.
+const SILENT_MAX: u32 = 5;
+/// Time between two looks at whether the code in memory is still that of the file.
+const COMPARE_EVERY: Duration = Duration::from_secs(16);
+
+/// The probes on both places.
+pub(super) struct Probes {
+    root: Root,
+    name: String,
+    main: ProcessId,
+    executable: (u64, u64),
+    places: Vec<(Place, u32)>,
+    files: Files,
+    counters: Arc<Counters>,
+    links: BTreeMap<ProcessId, Attached>,
+    /// Processes whose memory was seen to agree with the file, and those where it does not.
+    compared: BTreeMap<ProcessId, bool>,
+    /// Programs whose processes are counted (device and inode).
+    executables: BTreeSet<(u64, u64)>,
+    /// When the code in memory was compared with that of the file.
+    code_seen: Option<Instant>,
+    watch: Watch,
+    children: Children,
+}
+
+impl Probes {
+    /// `main`: the process in which the point was found, which runs this `executable`.
+    pub(super) fn new(
+        root: &Root,
+        found: &Found,
+        main: ProcessId,
+        executable: (u64, u64),
+        counters: Arc<Counters>,
+    ) -> Self {
+        let mut places = vec![(found.place.clone(), COUNTED)];
+        places.extend(found.witness.clone().map(|w| (w, WITNESS)));
+        Self {
+            root: root.clone(),
+            name: found.place.name.clone(),
+            main,
+            executable,
+            files: Files {
+                targets: places.iter().map(|(place, _)| place.target()).collect(),
+                others: Others::None,
+                pages: places.len() as u64,
+            },
+            places,
+            counters,
+            links: BTreeMap::new(),
+            compared: BTreeMap::new(),
+            executables: found.executables.clone(),
+            code_seen: None,
+            watch: Watch::default(),
+            children: Children::default(),
+        }
+    }
+
+    /// Whether what a process runs at the places is what the files hold. Looked at once for each process.
+    fn agrees(&mut self, process: ProcessId) -> Result<bool, PlatformError> {
+        if let Some(known) = self.compared.get(&process) {
+            return Ok(*known);
+        }
+        let patched = Patched::look(&self.root, process)?;
+        let probed: Vec<u64> = self.places.iter().map(|(p, _)| p.offset).collect();
+        let agrees = self
+            .places
+            .iter()
+            .all(|(p, _)| patched.agrees(&p.file, &p.device_inode, p.offset, &probed));
+        self.compared.insert(process, agrees);
+        Ok(agrees)
+    }
+
+    fn link(&self, process: ProcessId) -> Result<Attached, PlatformError> {
+        let mut links = Vec::new();
+        let mut outcome = Ok(());
+        let mut rest = self.places.as_slice();
+        while let Some(((first, number), others)) = rest.split_first() {
+            // Both in one file go into one link.
+            let mut places = vec![(first.offset, *number)];
+            let mut left = others;
+            while let Some(((next, number), after)) = left
+                .split_first()
+                .filter(|((n, _), _)| Arc::ptr_eq(&n.file, &first.file))
+            {
+                places.push((next.offset, *number));
+                left = after;
+            }
+            match self
+                .counters
+                .attach(first.file.kernel_path(), &places, Some(process.pid))
+            {
+                Ok(link) => links.push(link),
+                Err(e) => {
+                    outcome = Err(failed(e));
+                    break;
+                }
+            }
+            rest = left;
+        }
+        // What was attached before something went wrong is let go of like all else.
+        let attached = Held::new(&self.root, &self.files, &[process], links);
+        outcome.map(|()| attached)
+    }
+}
+
+impl Subject for Probes {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn check(&mut self, workload: &Workload) -> Result<(), Lost> {
+        let vanished = || {
+            Lost::Vanished(PlatformError::Vanished {
+                target: format!("process {}", self.main),
+            })
+        };
+        match executable(&self.root, self.main) {
+            None => return Err(vanished()),
+            Some(now) if now != self.executable => {
+                return Err(Lost::Changed(format!(
+                    "process {} runs another program now",
+                    self.main
+                )));
+            }
+            Some(_) => {}
+        }
+        if self.code_seen.is_none_or(|then| then.elapsed() >= COMPARE_EVERY) {
+            self.code_seen = Some(Instant::now());
+            self.compared.clear();
+        }
+        let looked_at = workload
+            .processes
+            .get(..PROCESSES_MAX)
+            .unwrap_or(&workload.processes);
+        self.files.allow(&self.root, looked_at).map_err(|why| match why {
+            Refusal::Now(why) => Lost::Paused(why),
+            Refusal::Lasting(why) => Lost::Changed(why),
+        })
+    }
+
+    fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError> {
+        let main = *processes.first().ok_or_else(|| failed(OpenError::Vanished))?;
+        if !self.agrees(main)? {
+            return Err(PlatformError::Unsupported {
+                what: "counting a progress point".to_owned(),
+                why: format!("the code of process {main} in memory is not that of its file any more"),
+            });
+        }
+        let there: BTreeSet<ProcessId> = processes.iter().copied().collect();
+        // The kernel's probes outlive an exec: a process that runs another program now is let go of in every turn.
+        let (root, executables) = (self.root.clone(), self.executables.clone());
+        let runs_it = |process| executable(&root, process).is_some_and(|e| executables.contains(&e));
+        self.links
+            .retain(|process, _| there.contains(process) && runs_it(*process));
+        self.compared.retain(|process, _| there.contains(process));
+        for process in processes.iter().take(PROCESSES_MAX) {
+            // Of several processes one may run another program, or have code of its own.
+            if self.links.contains_key(process)
+                || !runs_it(*process)
+                || !self.agrees(*process).unwrap_or(false)
+            {
+                continue;
+            }
+            match self.link(*process) {
+                Ok(links) => {
+                    self.links.insert(*process, links);
+                }
+                Err(PlatformError::Vanished { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if self.links.is_empty() {
+            return Err(failed(OpenError::Vanished));
+        }
+        Ok(())
+    }
+
+    fn off(&mut self) -> Result<(), Refusal> {
+        if self.links.is_empty() {
+            return Ok(());
+        }
+        let processes: Vec<ProcessId> = self.links.keys().copied().collect();
+        self.files.settled(&self.root, &processes)?;
+        for attached in std::mem::take(&mut self.links).into_values() {
+            attached.take_off_now();
+        }
+        Ok(())
+    }
+
+    fn at_liberty(&mut self) -> bool {
+        threads::at_liberty(&self.root, self.main).is_ok()
+    }
+
+    fn judge(&mut self, window: &Window) -> Result<(), String> {
+        self.watch.judge(&self.name, window.cpu, window.hits)
+    }
+
+    fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid {
+        self.children.since(&self.root, processes, &self.executables)
+    }
+
+    fn allowance(&self) -> f64 {
+        0.0
+    }
+}
+
+/// What the turns have shown of the two places.
+#[derive(Default)]
+pub(super) struct Watch {
+    silent: u32,
+    recent: VecDeque<[u64; 2]>,
+    /// Ratio of point to witness when counting began (logarithm).
+    ratio: Option<f64>,
+}
+
+impl Watch {
+    /// Whether the point still means what it meant, after a turn with so much CPU time and so many hits while it was
+    /// counted.
+    fn judge(&mut self, name: &str, used: f64, hits: [u64; 2]) -> Result<(), String> {
+        if hits[0] > 0 {
+            self.silent = 0;
+        } else if used >= WORKED {
+            self.silent += 1;
+        }
+        if self.silent >= SILENT_MAX {
+            return Err(format!(
+                "{name} has not run in {SILENT_MAX} turns of counting though the program worked"
+            ));
+        }
+        self.recent.push_back(hits);
+        if self.recent.len() > RATIO_TURNS {
+            self.recent.pop_front();
+        }
+        let [point, witness] = [0, 1].map(|i| {
+            self.recent
+                .iter()
+                .fold(0u64, |sum, turn| sum.saturating_add(turn[i]))
+        });
+        if point < RATIO_HITS || witness < RATIO_HITS {
+            return Ok(());
+        }
+        let ratio = (point as f64 / witness as f64).ln();
+        let first = *self.ratio.get_or_insert(ratio);
+        if (ratio - first).abs() > RATIO_MOVED {
+            return Err(format!(
+                "{name} and its witness have moved apart by {:.0} %: one of them has changed its meaning",
+                ((ratio - first).exp() - 1.0).abs() * 100.0
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_counted_in_turns_in_which_the_program_worked() {
+        let mut watch = Watch::default();
+        // It rests, or is counted for too short a time to have run.
+        for _ in 0..100 {
+            assert!(watch.judge("x", WORKED / 2.0, [0, 0]).is_ok());
+        }
+        for _ in 1..SILENT_MAX {
+            assert!(watch.judge("x", 1.0, [0, 0]).is_ok());
+        }
+        assert!(watch.judge("x", 1.0, [0, 0]).unwrap_err().contains("has not run"));
+        let mut watch = Watch::default();
+        for turn in 0..100 {
+            let hits = u64::from(turn % 3 == 0);
+            assert!(watch.judge("x", 1.0, [hits, 0]).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_point_that_leaves_its_witness_is_lost() {
+        let mut watch = Watch::default();
+        for _ in 0..30 {
+            assert!(watch.judge("x", 1.0, [1000, 500]).is_ok());
+        }
+        let mut lost = None;
+        for turn in 0..RATIO_TURNS {
+            if let Err(why) = watch.judge("x", 1.0, [1000, 250]) {
+                lost = Some((turn, why));
+                break;
+            }
+        }
+        assert!(lost.unwrap().1.contains("moved apart"));
+        // Few hits say nothing.
+        let mut watch = Watch::default();
+        for turn in 0..100u64 {
+            assert!(watch.judge("x", 1.0, [turn % 7, 3]).is_ok());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Functions and static probes where the kernel counts many places at once by BPF: all the time, or in turns where that would cost
+//! the program too much ([`turns`](super::turns)). One link counts a whole workload; it comes and goes in milliseconds.
+
+use super::Meter;
+use super::code_file::CodeFile;
+use super::concern::keeper::Held;
+use super::concern::{Files, Refusal, threads};
+use super::turns::{Beginning, COUNTED, Children, Counting, Lost, Subject, Unpaid, Window};
+use crate::Root;
+use crate::sys::bpf::{Counters, Link};
+use crate::sys::perf::OpenError;
+use homeostat_model::{Nanoseconds, ProcessId, Workload};
+use homeostat_platform::PlatformError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at everybody whom the probes concern; between them it is looked before each breakpoint comes or goes that
+/// nobody of those stands still.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
+const LIBERTY_EVERY: Duration = Duration::from_millis(200);
+/// Most processes that get a link each.
+const LINKS_MAX: usize = 32;
+/// Cost in a turn (seconds of CPU time) that nobody minds: half of a hundredth of a CPU.
+const ALLOWANCE: f64 = 0.005;
+
+/// Whose hits are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Those of the workload's processes, each with a link of its own; not those of children that are not yet part of it.
+    Processes,
+    /// Of everybody who runs the file: nobody else runs this program (device and inode).
+    Everybody((u64, u64)),
+}
+
+/// What is to be counted.
+pub(super) struct Plan {
+    /// The name of the meter.
+    pub(super) id: String,
+    /// Held open: what the places were found in is what the kernel is given.
+    pub(super) file: Arc<CodeFile>,
+    /// Offsets of the places, and of their semaphores.
+    pub(super) sites: Vec<(u64, u32)>,
+    pub(super) files: Files,
+    pub(super) whose: Whose,
+    /// Cost of a hit.
+    pub(super) cost: Nanoseconds,
+    /// Share of the program's CPU time that counting may cost.
+    pub(super) cost_max: f64,
+}
+
+/// The meter.
+pub(super) struct Functions {
+    id: String,
+    counting: Counting,
+}
+
+impl Functions {
+    /// Begins to count.
+    ///
+    /// # Errors
+    /// As of a meter that is opened.
+    pub(super) fn begin(root: &Root, workload: &Workload, plan: Plan) -> Result<Self, PlatformError> {
+        let counters = Arc::new(Counters::new(1).map_err(|e| failed(&plan.id, e))?);
+        let (id, hit_cost, cost_max) = (plan.id.clone(), plan.cost.as_secs_f64(), plan.cost_max);
+        let sites = Sites {
+            root: root.clone(),
+            plan,
+            counters: counters.clone(),
+            links: BTreeMap::new(),
+            looked: None,
+            at_liberty: None,
+            children: Children::default(),
+        };
+        let how = Beginning {
+            counters,
+            hit_cost,
+            cost_max,
+            // What it costs shows in the first turn, which ends when that is much.
+            share: 1.0,
+            cpus: 0.0,
+        };
+        Ok(Self {
+            id,
+            counting: Counting::begin(workload, sites, how)?,
+        })
+    }
+
+    fn busy(&self, why: String) -> PlatformError {
+        PlatformError::Busy {
+            what: format!("meter {}", self.id),
+            why,
+        }
+    }
+}
+
+impl Meter for Functions {
+    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        match self.counting.read(workload) {
+            Ok(Some(work)) => Ok(work),
+            Ok(None) => Err(self.busy("its probes are being put on".to_owned())),
+            Err(Lost::Paused(why)) => Err(self.busy(why)),
+            Err(Lost::Vanished(e)) => Err(e),
+            Err(Lost::Changed(why)) => Err(PlatformError::Unsupported {
+                what: format!("meter {}", self.id),
+                why,
+            }),
+        }
+    }
+
+    fn counted(&self) -> Option<f64> {
+        self.counting.share()
+    }
+}
+
+fn failed(id: &str, e: OpenError) -> PlatformError {
+    let what = format!("meter {id}");
+    match e {
+        OpenError::Denied(errno) => PlatformError::Denied {
+            what,
+            needs: format!("run homeostat as root, or with CAP_BPF and CAP_PERFMON ({errno})"),
+        },
+        OpenError::Vanished => PlatformError::Vanished {
+            target: format!("the workload of {what}"),
+        },
+        OpenError::Unsupported(errno) => PlatformError::Unsupported {
+            what,
+            why: format!("the kernel says {errno}; choose another meter"),
+        },
+        OpenError::Busy(errno) => PlatformError::Busy {
+            what,
+            why: errno.to_string(),
+        },
+    }
+}
+
+/// The places, and the links that count them.
+struct Sites {
+    root: Root,
+    plan: Plan,
+    counters: Arc<Counters>,
+    /// By process; `None`: of everybody.
+    links: BTreeMap<Option<ProcessId>, Held<Vec<Link>>>,
+    /// When everybody was looked at last, and which processes the workload had.
+    looked: Option<(Instant, Vec<ProcessId>)>,
+    /// When it was looked last whether somebody has begun to look into the program.
+    at_liberty: Option<Instant>,
+    children: Children,
+}
+
+impl Sites {
+    /// Whom the links concern.
+    fn concerned(&self) -> Vec<ProcessId> {
+        self.looked.as_ref().map_or_else(Vec::new, |(_, p)| p.clone())
+    }
+
+    fn look(&mut self, workload: &Workload) -> Result<(), Lost> {
+        let first = self.looked.is_none();
+        let allowed = if first {
+            self.plan.files.allow_first(&self.root, &workload.processes)
+        } else {
+            self.plan.files.allow(&self.root, &workload.processes)
+        };
+        allowed.map_err(|why| match why {
+            Refusal::Now(why) => Lost::Paused(why),
+            Refusal::Lasting(why) => Lost::Changed(why),
+        })?;
+        if let Whose::Everybody(program) = self.plan.whose
+            && let Some(pid) = super::uprobe::stranger_of(&self.root, workload, program)
+        {
+            return Err(Lost::Vanished(PlatformError::Vanished {
+                target: format!(
+                    "the workload's sole use of its program (process {pid} runs it too), so its meter"
+                ),
+            }));
+        }
+        self.looked = Some((Instant::now(), workload.processes.clone()));
+        Ok(())
+    }
+
+    fn link(&self, process: Option<ProcessId>) -> Result<Held<Vec<Link>>, PlatformError> {
+        let link = self
+            .counters
+            .attach_static(
+                self.plan.file.kernel_path(),
+                &self.plan.sites,
+                COUNTED,
+                process.map(|p| p.pid),
+            )
+            .map_err(|e| failed(&self.plan.id, e))?;
+        let concerned = process.map_or_else(|| self.concerned(), |p| vec![p]);
+        Ok(Held::new(&self.root, &self.plan.files, &concerned, vec![link]))
+    }
+}
+
+impl Subject for Sites {
+    fn name(&self) -> &str {
+        &self.plan.id
+    }
+
+    fn check(&mut self, workload: &Workload) -> Result<(), Lost> {
+        let due = self
+            .looked
+            .as_ref()
+            .is_none_or(|(at, processes)| at.elapsed() >= LOOK_EVERY || *processes != workload.processes);
+        if due {
+            return self.look(workload);
+        }
+        self.plan
+            .files
+            .settled(&self.root, &workload.processes)
+            .map_err(|why| Lost::Paused(why.to_string()))
+    }
+
+    fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError> {
+        if processes.is_empty() {
+            return Err(failed(&self.plan.id, OpenError::Vanished));
+        }
+        if matches!(self.plan.whose, Whose::Everybody(_)) {
+            if self.links.is_empty() {
+                let link = self.link(None)?;
+                self.links.insert(None, link);
+            }
+            return Ok(());
+        }
+        let there: BTreeSet<ProcessId> = processes.iter().copied().collect();
+        self.links
+            .retain(|process, _| process.is_some_and(|p| there.contains(&p)));
+        for process in processes.iter().take(LINKS_MAX) {
+            if self.links.contains_key(&Some(*process)) {
+                continue;
+            }
+            match self.link(Some(*process)) {
+                Ok(link) => {
+                    self.links.insert(Some(*process), link);
+                }
+                Err(PlatformError::Vanished { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if self.links.is_empty() {
+            return Err(failed(&self.plan.id, OpenError::Vanished));
+        }
+        Ok(())
+    }
+
+    fn off(&mut self) -> Result<(), Refusal> {
+        if self.links.is_empty() {
+            return Ok(());
+        }
+        self.plan.files.settled(&self.root, &self.concerned())?;
+        for link in std::mem::take(&mut self.links).into_values() {
+            link.take_off_now();
+        }
+        Ok(())
+    }
+
+    fn at_liberty(&mut self) -> bool {
+        if self.at_liberty.is_some_and(|then| then.elapsed() < LIBERTY_EVERY) {
+            return true;
+        }
+        self.at_liberty = Some(Instant::now());
+        self.looked
+            .as_ref()
+            .and_then(|(_, processes)| processes.first())
+            .is_none_or(|main| threads::at_liberty(&self.root, *main).is_ok())
+    }
+
+    fn judge(&mut self, _window: &Window) -> Result<(), String> {
+        // Whether the place is reached at all is judged from the readings.
+        Ok(())
+    }
+
+    fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid {
+        match self.plan.whose {
+            // All hits are counted, whoever made them.
+            Whose::Everybody(_) => Unpaid::default(),
+            Whose::Processes => Unpaid {
+                // Children have copied the page with the breakpoint all along, with whatever counts there.
+                forks: 0,
+                ..self.children.since(
+                    &self.root,
+                    processes,
+                    &BTreeSet::from([self.plan.file.identity()]),
+                )
+            },
+        }
+    }
+
+    fn allowance(&self) -> f64 {
+        ALLOWANCE
+    }
+}

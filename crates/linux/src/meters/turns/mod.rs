@@ -1,0 +1,643 @@
+//! What costs a program a little each time it is hit is counted all the time, or in turns: for a part of each second.
+//!
+//! A thread of its own puts probes on and takes them off ([`Subject`]): the kernel may have to wait for the program's memory for
+//! either. What counting costs is measured in every turn (all hits, for as long as the probes were really there, times what a hit
+//! costs here) and held against all of the program's CPU time in the turn; the share of the next turn follows from that
+//! ([`schedule`]). So the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is
+//! ended early, and what it cost too much is made up for by a rest ([`debt`]). What children do that are not counted is taken to
+//! cost as much ([`children`]).
+//!
+//! A turn begins with a reading, and its window has ended before the next one is due; where it has not, the reading divides it. So
+//! what is told of the time between two readings ([`estimate`]) was counted within it. Where in the turn the window lies follows
+//! from the turn's number alone, not from what is being tried or found.
+//!
+//! Before anything is put on it is looked whom that concerns ([`concern`](super::concern)). While somebody stands still who would
+//! have to be waited for, what is on stays on, what is off stays off, and it is looked again.
+
+mod children;
+mod debt;
+mod estimate;
+mod schedule;
+mod urgency;
+
+use super::concern::Refusal;
+use crate::sys::bpf::Counters;
+use crate::sys::probe::process_cpu_time;
+pub(super) use children::{Children, FORKS_MAX, Unpaid};
+use debt::Debt;
+use estimate::{Ledger, Moment};
+use homeostat_model::{ProcessId, Workload};
+use homeostat_platform::PlatformError;
+use schedule::{Share, TURN};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+pub(super) use urgency::Urgent;
+
+/// Share of a program's CPU time that counting may cost, unless a person says otherwise.
+pub(super) const COST_MAX: f64 = 0.005;
+/// Counted for a smaller share of the time than this it would say nothing.
+pub(super) const SHARE_MIN: f64 = 0.01;
+/// Numbers of the two counters: what is counted, and what is only compared with it.
+pub(super) const COUNTED: u32 = 0;
+pub(super) const WITNESS: u32 = 1;
+/// How often it is looked what a turn has cost so far, and how often at most.
+const BEAT: Duration = Duration::from_millis(20);
+const BEAT_MIN: Duration = Duration::from_millis(2);
+/// A turn may cost this times its share before it is ended early.
+const BURST: f64 = 2.0;
+/// A program that rested in the last turn may have begun to work since: it is taken to use so many CPUs at least.
+const CPUS_MIN: f64 = 0.2;
+/// It worked when it used so much CPU time while it was counted (seconds).
+pub(super) const WORKED: f64 = 0.02;
+/// Where nobody reads, a turn ends after this time (seconds).
+const READING_MAX: f64 = 1.5;
+/// Longest time in which nothing may be counted, after which it is given up.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Why something is no longer counted.
+#[derive(Clone, Debug)]
+pub(super) enum Lost {
+    /// The program is gone, or cannot be read now.
+    Vanished(PlatformError),
+    /// It would not mean what it meant, or must not be counted.
+    Changed(String),
+    /// Nothing may be counted now; it is looked at again in the next turn.
+    Paused(String),
+}
+
+/// A window in which it was counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Window {
+    /// CPU time that the program used in it (seconds).
+    pub(super) cpu: f64,
+    /// Hits by counter.
+    pub(super) hits: [u64; 2],
+}
+
+/// What is counted, and how probes get there. Its end takes them off.
+pub(super) trait Subject: Send + 'static {
+    /// For people.
+    fn name(&self) -> &str;
+    /// Whether it is still what it was, and whether probes may be put on now.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    fn check(&mut self, workload: &Workload) -> Result<(), Lost>;
+    /// Puts probes on what has none yet, and lets go of what is gone.
+    ///
+    /// # Errors
+    /// `Busy` is tried again in the next turn; else it is over.
+    fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError>;
+    /// Takes them off, unless somebody stands still: then they stay.
+    ///
+    /// # Errors
+    /// Who does.
+    fn off(&mut self) -> Result<(), Refusal>;
+    /// Whether nothing stands against counting that begins within a window.
+    fn at_liberty(&mut self) -> bool;
+    /// Judges what a window has shown.
+    ///
+    /// # Errors
+    /// A sentence: it does not mean what it meant.
+    fn judge(&mut self, window: &Window) -> Result<(), String>;
+    /// What children of these processes have done since the last question that hit the probes and are not counted.
+    fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid;
+    /// Cost that nobody minds in a turn (seconds of CPU time), however little CPU time the program uses.
+    fn allowance(&self) -> f64;
+}
+
+/// CPU time of processes that come and go.
+#[derive(Debug, Default)]
+struct CpuTime {
+    last: BTreeMap<ProcessId, u64>,
+    /// Seconds since the first look; of a process that came later, since it was seen first.
+    total: f64,
+}
+
+impl CpuTime {
+    fn read(&mut self, processes: &[ProcessId]) -> f64 {
+        let mut now = BTreeMap::new();
+        let mut grown = 0u64;
+        for process in processes {
+            if let Some(cpu) = process_cpu_time(process.pid) {
+                let before = self.last.get(process).copied().unwrap_or(cpu);
+                grown = grown.saturating_add(cpu.saturating_sub(before));
+                now.insert(*process, cpu);
+            }
+        }
+        self.last = now;
+        self.total += grown as f64 / 1e9;
+        self.total
+    }
+}
+
+/// What the thread and the reader share.
+struct Tally {
+    /// Processes to be counted, as the last reading said.
+    workload: Workload,
+    cpu: CpuTime,
+    ledger: Ledger,
+    /// Whether the probes have been on.
+    begun: bool,
+    /// So many readings were taken.
+    readings: u64,
+    lost: Option<Lost>,
+    /// Why nothing may be counted now.
+    paused: Option<String>,
+}
+
+struct Shared {
+    tally: Mutex<Tally>,
+    counters: Arc<Counters>,
+    since: Instant,
+}
+
+impl Shared {
+    fn hold(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hits(&self) -> [u64; 2] {
+        let size = self.counters.size();
+        [COUNTED, WITNESS].map(|n| {
+            if n < size {
+                self.counters.read(n).unwrap_or(0)
+            } else {
+                0
+            }
+        })
+    }
+
+    /// What clocks and counters say now.
+    fn moment(&self, tally: &mut Tally) -> (Moment, [u64; 2]) {
+        // In this order at both ends of a window, so that what passes between them is in none of the differences.
+        let hits = self.hits();
+        let cpu = tally.cpu.read(&tally.workload.processes);
+        let moment = Moment {
+            at: self.since.elapsed().as_secs_f64(),
+            cpu,
+            hits: hits[COUNTED as usize],
+        };
+        (moment, hits)
+    }
+}
+
+/// Something that is being counted. Its end is that of the thread, which takes the probes off.
+pub(super) struct Counting {
+    shared: Arc<Shared>,
+    /// Tells that a reading was taken.
+    read: SyncSender<()>,
+    share: Option<f64>,
+}
+
+/// How to begin.
+pub(super) struct Beginning {
+    pub(super) counters: Arc<Counters>,
+    /// Seconds of CPU time that a hit costs.
+    pub(super) hit_cost: f64,
+    /// Share of the program's CPU time that counting may cost.
+    pub(super) cost_max: f64,
+    /// Share of the time in which it is counted at first; 1: all the time.
+    pub(super) share: f64,
+    /// CPUs that the program uses, as far as that is known.
+    pub(super) cpus: f64,
+}
+
+impl Counting {
+    /// Begins to count.
+    ///
+    /// # Errors
+    /// `Busy`: no thread can be made.
+    pub(super) fn begin<S: Subject>(
+        workload: &Workload,
+        subject: S,
+        how: Beginning,
+    ) -> Result<Self, PlatformError> {
+        let what = format!("counting at {}", subject.name());
+        let shared = Arc::new(Shared {
+            tally: Mutex::new(Tally {
+                workload: workload.clone(),
+                cpu: CpuTime::default(),
+                ledger: Ledger::new(how.hit_cost),
+                begun: false,
+                readings: 0,
+                lost: None,
+                paused: None,
+            }),
+            counters: how.counters,
+            since: Instant::now(),
+        });
+        let turns = Turns {
+            subject,
+            shared: shared.clone(),
+            hit_cost: how.hit_cost,
+            cost_max: how.cost_max,
+            share: Share::new(how.share),
+            cpus: how.cpus,
+            debt: Debt::default(),
+            paused: None,
+            number: 0,
+        };
+        let (read, told) = sync_channel(1);
+        std::thread::Builder::new()
+            .name("probes".to_owned())
+            .spawn(move || turns.run(&told))
+            .map_err(|e| PlatformError::Busy {
+                what,
+                why: e.to_string(),
+            })?;
+        Ok(Self {
+            shared,
+            read,
+            share: None,
+        })
+    }
+
+    /// Cumulative hits, those included that it is estimated to have made while it was not counted. `None` while the probes have
+    /// not been on.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub(super) fn read(&mut self, workload: &Workload) -> Result<Option<f64>, Lost> {
+        self.share = None;
+        let mut tally = self.shared.hold();
+        if let Some(lost) = &tally.lost {
+            return Err(lost.clone());
+        }
+        if tally.workload.processes != workload.processes {
+            tally.workload = workload.clone();
+        }
+        if let Some(why) = &tally.paused {
+            return Err(Lost::Paused(why.clone()));
+        }
+        if !tally.begun {
+            return Ok(None);
+        }
+        let (now, _) = self.shared.moment(&mut tally);
+        let told = tally.ledger.read(now);
+        tally.readings += 1;
+        drop(tally);
+        // A full channel says the same.
+        let _ = self.read.try_send(());
+        self.share = told.share;
+        Ok(Some(told.work))
+    }
+
+    /// Share of the CPU time before the last reading in which it was counted; `None`: too little for that reading to say anything.
+    pub(super) fn share(&self) -> Option<f64> {
+        self.share
+    }
+}
+
+/// How the time of counting in a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Whole,
+    /// Before its time: the probes go at once.
+    Part,
+    /// Nobody wants to know any more.
+    Stopped,
+}
+
+/// The thread.
+struct Turns<S> {
+    subject: S,
+    shared: Arc<Shared>,
+    hit_cost: f64,
+    /// Share of the program's CPU time that counting may cost.
+    cost_max: f64,
+    share: Share,
+    /// CPUs that the program used in the last turn.
+    cpus: f64,
+    debt: Debt,
+    /// Since when nothing may be counted.
+    paused: Option<Instant>,
+    number: u64,
+}
+
+impl<S: Subject> Turns<S> {
+    /// Counts until nobody wants to know any more, or it is lost.
+    fn run(mut self, told: &Receiver<()>) {
+        loop {
+            match self.turn(told) {
+                Ok(true) => {}
+                // What is still on is let go of by the subject's end.
+                Ok(false) => return,
+                Err(lost) => {
+                    let Self { subject, shared, .. } = self;
+                    // Off before it is told.
+                    drop(subject);
+                    shared.hold().lost = Some(lost);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One turn; false: nobody wants to know any more.
+    fn turn(&mut self, told: &Receiver<()>) -> Result<bool, Lost> {
+        let begun = Instant::now();
+        let (before, hits_before) = {
+            let mut tally = self.shared.hold();
+            self.shared.moment(&mut tally)
+        };
+        let always = self.share.always();
+        if !always && self.number > 0 && !wait(told, schedule::begins_at(self.number)) {
+            return Ok(false);
+        }
+        let workload = self.shared.hold().workload.clone();
+        match self.subject.check(&workload) {
+            Ok(()) => self.resume(),
+            Err(Lost::Paused(why)) => return self.pause(why, told),
+            Err(lost) => return Err(lost),
+        }
+        let urgent = Urgent::begin();
+        match self.subject.attach(&workload.processes) {
+            // For a lack of memory or descriptors the next turn may do better, if there was ever one that could.
+            Ok(()) => {}
+            Err(PlatformError::Busy { .. }) if self.number > 0 => {}
+            Err(e @ PlatformError::Unsupported { .. }) => return Err(Lost::Changed(e.to_string())),
+            Err(e) => return Err(Lost::Vanished(e)),
+        }
+        let (start, at_start) = self.switch(true);
+        let how = self.count(&start, at_start, told);
+        let (end, at_end) = if always && how == Ended::Whole {
+            let mut tally = self.shared.hold();
+            self.shared.moment(&mut tally)
+        } else {
+            let moment = self.switch(false);
+            // Where that cannot be done now, the next turn looks again.
+            let _ = self.subject.off();
+            moment
+        };
+        drop(urgent);
+        if how == Ended::Stopped || (!always && !self.rest_of_the_turn(begun, told)) {
+            return Ok(false);
+        }
+        let (now, hits) = {
+            let mut tally = self.shared.hold();
+            self.shared.moment(&mut tally)
+        };
+        let cpu = now.cpu - before.cpu;
+        self.cpus = cpu.max(0.0) / begun.elapsed().as_secs_f64().max(schedule::TURN / 20.0);
+        self.subject
+            .judge(&Window {
+                cpu: (end.cpu - start.cpu).max(0.0),
+                hits: [0, 1].map(|i| at_end[i].saturating_sub(at_start[i])),
+            })
+            .map_err(Lost::Changed)?;
+        self.number += 1;
+        self.pay(
+            &workload.processes,
+            hits_of(hits_before, hits),
+            cpu,
+            how == Ended::Whole,
+            told,
+        )
+    }
+
+    /// Notes that the probes are on, or are about to go.
+    fn switch(&self, on: bool) -> (Moment, [u64; 2]) {
+        let mut tally = self.shared.hold();
+        let (moment, hits) = self.shared.moment(&mut tally);
+        tally.ledger.switch(on, self.share.value(), moment);
+        if on && !tally.begun {
+            tally.begun = true;
+            tally.ledger.forget(moment);
+        }
+        (moment, hits)
+    }
+
+    /// Counts until the program has used the CPU time of the window, less when it comes to cost too much, or somebody else comes to
+    /// look into the program.
+    fn count(&mut self, start: &Moment, at_start: [u64; 2], told: &Receiver<()>) -> Ended {
+        let always = self.share.always();
+        let begun = Instant::now();
+        let (mut enough, longest) = schedule::window(self.share.value(), self.cpus);
+        let budget =
+            (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN).max(BURST * self.subject.allowance());
+        let readings = self.shared.hold().readings;
+        let mut divided = false;
+        let mut used = 0.0;
+        loop {
+            let elapsed = begun.elapsed().as_secs_f64();
+            let left = if always {
+                TURN - elapsed
+            } else {
+                ((enough - used) / self.cpus.max(0.01)).min(longest - elapsed)
+            };
+            if left <= 0.0 {
+                return Ended::Whole;
+            }
+            if !wait(told, left.clamp(BEAT_MIN.as_secs_f64(), BEAT.as_secs_f64())) {
+                return Ended::Stopped;
+            }
+            if hits_of(at_start, self.shared.hits()) as f64 * self.hit_cost > budget {
+                return Ended::Part;
+            }
+            // Who is frozen may be about to be written to disk, with the breakpoints in its memory.
+            if !self.subject.at_liberty() {
+                return Ended::Part;
+            }
+            if !always {
+                let mut tally = self.shared.hold();
+                let processes = tally.workload.processes.clone();
+                used = tally.cpu.read(&processes) - start.cpu;
+                // What follows a reading is all that the next one will have.
+                if tally.readings != readings && !divided {
+                    divided = true;
+                    enough += used;
+                }
+            }
+        }
+    }
+
+    /// Waits for the next reading, for a while.
+    fn rest_of_the_turn(&self, begun: Instant, told: &Receiver<()>) -> bool {
+        let left = READING_MAX * TURN - begun.elapsed().as_secs_f64();
+        // One that was taken before the window began is not the next.
+        match told.recv_timeout(Duration::from_secs_f64(left.max(0.0))) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    /// Nothing may be counted: off, unless somebody stands still, and again in a while.
+    fn pause(&mut self, why: String, told: &Receiver<()>) -> Result<bool, Lost> {
+        let since = *self.paused.get_or_insert_with(Instant::now);
+        let off = self.subject.off();
+        if off.is_ok() && since.elapsed() > PAUSE_MAX {
+            return Err(Lost::Changed(format!(
+                "nothing could be counted for {} s: {why}",
+                PAUSE_MAX.as_secs()
+            )));
+        }
+        self.shared.hold().paused = Some(why);
+        Ok(wait(told, TURN))
+    }
+
+    /// Goes on after a pause: what was done in it is not known.
+    fn resume(&mut self) {
+        if self.paused.take().is_none() {
+            return;
+        }
+        let mut tally = self.shared.hold();
+        tally.paused = None;
+        let (moment, _) = self.shared.moment(&mut tally);
+        tally.ledger.forget(moment);
+    }
+
+    /// What the turn has cost: a rest, if that was far too much, and the share of the next one.
+    fn pay(
+        &mut self,
+        processes: &[ProcessId],
+        paid: u64,
+        cpu: f64,
+        whole: bool,
+        told: &Receiver<()>,
+    ) -> Result<bool, Lost> {
+        let unpaid = self.subject.unpaid(processes);
+        let name = self.subject.name();
+        let cost = cost_of(paid as f64 * self.hit_cost, cpu, unpaid)
+            .map_err(|why| Lost::Changed(format!("counting at {name} was given up: {why}")))?;
+        self.debt.add(cost - self.subject.allowance(), cpu, self.cost_max);
+        let rest = self.debt.rest(self.cpus, self.cost_max).map_err(|seconds| {
+            Lost::Changed(format!(
+                "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
+            ))
+        })?;
+        self.share_of_the_next(cost, cpu, whole)?;
+        if rest == 0.0 {
+            return Ok(true);
+        }
+        self.off();
+        let processes = processes.to_vec();
+        let before = self.shared.hold().cpu.read(&processes);
+        if !wait(told, rest) {
+            return Ok(false);
+        }
+        let now = self.shared.hold().cpu.read(&processes);
+        self.debt.add(0.0, now - before, self.cost_max);
+        Ok(true)
+    }
+
+    /// The share of the next turn, of what this one has cost of the CPU time (seconds).
+    fn share_of_the_next(&mut self, cost: f64, cpu: f64, whole: bool) -> Result<(), Lost> {
+        // A program that hardly ran says nothing about its rate.
+        if cpu < WORKED {
+            return Ok(());
+        }
+        let cost = cost / cpu;
+        let always = self.share.always();
+        self.share = self.share.next(cost, self.cost_max, whole);
+        if self.share.value() < SHARE_MIN / 2.0 {
+            return Err(Lost::Changed(format!(
+                "counting at {} has come to cost {:.1} % of its CPU time (limit {:.1} %), too much even part of the time",
+                self.subject.name(),
+                cost * 100.0,
+                self.cost_max * 100.0
+            )));
+        }
+        if always && !self.share.always() {
+            // On again with the next turn, for its share.
+            self.off();
+        }
+        Ok(())
+    }
+
+    /// Takes the probes off and notes it. Where that cannot be done now, the next turn looks again.
+    fn off(&mut self) {
+        self.switch(false);
+        let _ = self.subject.off();
+    }
+}
+
+/// Hits of both places between two readings of the counters.
+fn hits_of(before: [u64; 2], after: [u64; 2]) -> u64 {
+    after.iter().zip(before).fold(0, |sum, (after, before)| {
+        sum.saturating_add(after.saturating_sub(before))
+    })
+}
+
+/// What a turn has cost in all (seconds of CPU time): of the counted processes, which used `cpu` seconds, and of their children.
+///
+/// # Errors
+/// A sentence: children do more than the counted processes, or are made too often.
+fn cost_of(counted: f64, cpu: f64, unpaid: Unpaid) -> Result<f64, String> {
+    if unpaid.forks > FORKS_MAX {
+        return Err(format!(
+            "{} processes were forked in a turn, each of which has to copy what is counted with",
+            unpaid.forks
+        ));
+    }
+    if unpaid.cpu > cpu.max(WORKED) {
+        return Err(format!(
+            "children that are not counted used {:.2} s of CPU time while it used {cpu:.2} s, and paid for it as well",
+            unpaid.cpu
+        ));
+    }
+    Ok(if cpu > 0.0 {
+        counted * (1.0 + unpaid.cpu / cpu)
+    } else {
+        counted
+    })
+}
+
+/// Waits so many seconds; false: nobody wants to know any more. Readings meanwhile are noticed elsewhere.
+fn wait(told: &Receiver<()>, seconds: f64) -> bool {
+    let begun = Instant::now();
+    let time = Duration::from_secs_f64(seconds.max(0.0));
+    loop {
+        let left = time.saturating_sub(begun.elapsed());
+        match told.recv_timeout(left) {
+            Ok(()) if !left.is_zero() => {}
+            Ok(()) | Err(RecvTimeoutError::Timeout) => return true,
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_children_do_is_paid_for_too() {
+        let unpaid = |cpu, forks| Unpaid { cpu, forks };
+        assert_eq!(cost_of(0.004, 1.0, Unpaid::default()), Ok(0.004));
+        assert_eq!(cost_of(0.004, 1.0, unpaid(0.5, 1)), Ok(0.006));
+        assert_eq!(cost_of(0.004, 0.0, Unpaid::default()), Ok(0.004));
+        assert!(
+            cost_of(0.004, 1.0, unpaid(1.5, 1))
+                .unwrap_err()
+                .contains("children")
+        );
+        assert!(
+            cost_of(0.0, 1.0, unpaid(0.0, FORKS_MAX + 1))
+                .unwrap_err()
+                .contains("forked")
+        );
+        // A parent that only waits: what is done is done by children.
+        assert!(cost_of(0.0, 0.0, unpaid(0.5, 1)).is_err());
+    }
+
+    #[test]
+    fn the_cpu_time_of_processes_that_come_and_go_never_goes_back() {
+        let own = ProcessId {
+            pid: std::process::id() as i32,
+            start_ticks: 1,
+        };
+        let mut time = CpuTime::default();
+        assert_eq!(time.read(&[own]), 0.0, "what was before is not ours");
+        let mut x = 0u64;
+        for i in 0..2_000_000u64 {
+            x = std::hint::black_box(x ^ i);
+        }
+        let worked = time.read(&[own]);
+        assert!(worked > 0.0, "{x}");
+        assert_eq!(time.read(&[]), worked);
+        assert_eq!(time.read(&[own]), worked, "seen again, it begins anew");
+    }
+}

@@ -1,0 +1,152 @@
+//! When it is counted, and for how long: the share of the CPU time, and where in a turn its window lies.
+
+/// Length of a turn, and the least that a window waits for a program to work (seconds).
+pub(super) const TURN: f64 = 1.0;
+const ON_MIN: f64 = 0.02;
+/// A window that waits for a program to work lasts so many times as long as it should, and no longer than so much of a turn.
+const PATIENCE: f64 = 3.0;
+const ON_MAX: f64 = 0.7;
+/// The window begins within this share of the turn, which begins with a reading: so that it has ended by the next one.
+const SPREAD: f64 = 0.5;
+/// … and not before this (seconds): who reads works meanwhile, perhaps on the program's CPU.
+const AFTER: f64 = 0.02;
+/// The share of the next turn grows by this factor at most, and falls by this one.
+const STEP_UP: f64 = 2.0;
+const STEP_DOWN: f64 = 16.0;
+/// Probes that stay on all the time are taken off in turns when they have cost more than they may in so many turns one after the
+/// other …
+const TURNS_OVER: u32 = 2;
+/// … and stay on again when they would cost no more than this share of what they may.
+const BACK: f64 = 0.8;
+/// What is counted in turns is counted for this share of them at most.
+const PART_MAX: f64 = 0.9;
+/// The golden ratio's part behind the point: its multiples leave no gap and repeat nothing.
+const GOLDEN: f64 = 0.618_033_988_749_894_9;
+
+/// The share of the CPU time in which it is counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Share {
+    value: f64,
+    /// Turns, one after the other, in which probes that stay on cost too much.
+    over: u32,
+}
+
+impl Share {
+    /// From 1 on it is counted all the time.
+    pub(super) fn new(value: f64) -> Self {
+        Self {
+            value: value.min(1.0),
+            over: 0,
+        }
+    }
+
+    /// Whether the probes stay on.
+    pub(super) fn always(self) -> bool {
+        self.value >= 1.0
+    }
+
+    pub(super) fn value(self) -> f64 {
+        self.value
+    }
+
+    /// The next turn's, after one in which counting has cost this share of the CPU time, of which it may cost `limit`. `whole`: the
+    /// turn was counted to its end.
+    pub(super) fn next(self, cost: f64, limit: f64, whole: bool) -> Self {
+        let wanted = if cost > 0.0 { limit / cost } else { STEP_UP };
+        let value = self.value * wanted.clamp(1.0 / STEP_DOWN, STEP_UP);
+        if !self.always() {
+            return Self::new(if value * BACK >= 1.0 {
+                1.0
+            } else {
+                value.min(PART_MAX)
+            });
+        }
+        let over = if value < 1.0 { self.over + 1 } else { 0 };
+        if over == 0 || (whole && over < TURNS_OVER) {
+            Self { value: 1.0, over }
+        } else {
+            Self::new(value.min(PART_MAX))
+        }
+    }
+}
+
+/// Where in a turn the window begins, in seconds after the reading: never the same place twice, so that what the program does once
+/// a second is not counted, or missed, each time.
+pub(super) fn begins_at(turn: u64) -> f64 {
+    // The part behind the point of large products is worn away: they begin anew after a day.
+    let place = ((turn % 100_000) as f64 * GOLDEN).fract();
+    AFTER + place * SPREAD * TURN
+}
+
+/// The CPU time that a window counts, of a program that uses so many CPUs, and the longest that it waits for that (seconds).
+pub(super) fn window(share: f64, cpus: f64) -> (f64, f64) {
+    let length = share * TURN;
+    (
+        length * cpus,
+        (PATIENCE * length)
+            .clamp(ON_MIN, ON_MAX * TURN)
+            .max(length.min(TURN)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_the_next_turn_follows_from_what_the_last_cost() {
+        let limit = 0.005;
+        let next = |share: f64, cost| Share::new(share).next(cost, limit, true).value();
+        // Twice the limit: half the share. A little below it: a little more. Free: at most twice as much.
+        assert!((next(0.4, 0.010) - 0.2).abs() < 1e-12);
+        assert!((next(0.4, 0.004) - 0.5).abs() < 1e-12);
+        assert!((next(0.2, 0.0) - 0.4).abs() < 1e-12);
+        assert_eq!(next(0.9, 0.0), 1.0);
+        // A program whose rate grows tenfold: in the next turn the cost is at the limit again.
+        let share = Share::new(0.5).next(0.05, limit, true);
+        assert!((share.value() * 0.1 - limit).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_cost_at_the_limit_does_not_go_to_and_fro() {
+        let limit = 0.005;
+        // All the time would cost 90 % of the limit: it stays as it is, either way.
+        for begin in [1.0, 0.7] {
+            let mut share = Share::new(begin);
+            for _ in 0..20 {
+                let before = share.always();
+                share = share.next(0.0045 * share.value(), limit, true);
+                assert_eq!(before, share.always(), "{share:?}");
+            }
+        }
+        // One turn that cost too much is not enough; two are, and one that had to be cut short is.
+        let once = Share::new(1.0).next(0.03, limit, true);
+        assert!(once.always());
+        assert!(once.next(0.001, limit, true).next(0.03, limit, true).always());
+        let twice = once.next(0.03, limit, true);
+        assert!((twice.value() - 1.0 / 6.0).abs() < 1e-9, "{twice:?}");
+        assert!(!Share::new(1.0).next(0.03, limit, false).always());
+    }
+
+    #[test]
+    fn windows_lie_everywhere_in_the_first_half_of_a_turn_and_seldom_at_one_place() {
+        let mut places: Vec<f64> = (0..40).map(begins_at).collect();
+        assert!(places.iter().all(|p| (AFTER..=AFTER + SPREAD * TURN).contains(p)));
+        places.sort_by(f64::total_cmp);
+        let gaps: Vec<f64> = places.windows(2).map(|w| w[1] - w[0]).collect();
+        assert!(gaps.iter().all(|g| *g > 0.004 && *g < 0.03), "{gaps:?}");
+        // A program that does something every second, or half of one, is met at all its phases alike.
+        let late = (0..1000)
+            .filter(|t| begins_at(*t) > AFTER + SPREAD * TURN / 2.0)
+            .count();
+        assert!((490..=510).contains(&late), "{late}");
+    }
+
+    #[test]
+    fn a_window_is_as_long_as_its_share_and_waits_for_a_program_that_rests() {
+        let (cpu, most) = window(0.16, 2.0);
+        assert!((cpu - 0.32).abs() < 1e-12 && (most - 0.48).abs() < 1e-12);
+        assert!(window(0.01, 1.0).1 >= ON_MIN);
+        assert!(window(0.6, 1.0).1 <= ON_MAX * TURN);
+    }
+}
