@@ -71,6 +71,7 @@ impl Functions {
             links: BTreeMap::new(),
             looked: None,
             at_liberty: None,
+            disturbed: false,
             children: Children::default(),
         };
         let how = Beginning {
@@ -146,6 +147,8 @@ struct Sites {
     looked: Option<(Instant, Vec<ProcessId>)>,
     /// When it was looked last whether somebody has begun to look into the program.
     at_liberty: Option<Instant>,
+    /// Somebody has: all is looked at before anything is counted again.
+    disturbed: bool,
     children: Children,
 }
 
@@ -176,6 +179,7 @@ impl Sites {
             }));
         }
         self.looked = Some((Instant::now(), workload.processes.clone()));
+        self.disturbed = false;
         Ok(())
     }
 
@@ -204,8 +208,12 @@ impl Subject for Sites {
             .looked
             .as_ref()
             .is_none_or(|(at, processes)| at.elapsed() >= LOOK_EVERY || *processes != workload.processes);
-        if due {
+        if due || self.disturbed {
             return self.look(workload);
+        }
+        if !self.links.is_empty() {
+            // Nothing is about to be put on.
+            return Ok(());
         }
         self.plan
             .files
@@ -261,10 +269,9 @@ impl Subject for Sites {
             return true;
         }
         self.at_liberty = Some(Instant::now());
-        self.looked
-            .as_ref()
-            .and_then(|(_, processes)| processes.first())
-            .is_none_or(|main| threads::at_liberty(&self.root, *main).is_ok())
+        let main = self.looked.as_ref().and_then(|(_, processes)| processes.first());
+        self.disturbed = main.is_some_and(|main| threads::at_liberty(&self.root, *main).is_err());
+        !self.disturbed
     }
 
     fn judge(&mut self, _window: &Window) -> Result<(), String> {

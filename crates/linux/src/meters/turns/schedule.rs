@@ -6,6 +6,8 @@ const ON_MIN: f64 = 0.02;
 /// A window that waits for a program to work lasts so many times as long as it should, and no longer than so much of a turn.
 const PATIENCE: f64 = 3.0;
 const ON_MAX: f64 = 0.7;
+/// A program that rests is waited for as if it used so many CPUs.
+const CPUS_MIN: f64 = 0.02;
 /// The window begins within this share of the turn, which begins with a reading: so that it has ended by the next one.
 const SPREAD: f64 = 0.5;
 /// … and not before this (seconds): who reads works meanwhile, perhaps on the program's CPU.
@@ -82,7 +84,7 @@ pub(super) fn begins_at(turn: u64) -> f64 {
 pub(super) fn window(share: f64, cpus: f64) -> (f64, f64) {
     let length = share * TURN;
     (
-        length * cpus,
+        length * cpus.max(CPUS_MIN),
         (PATIENCE * length)
             .clamp(ON_MIN, ON_MAX * TURN)
             .max(length.min(TURN)),
