@@ -159,6 +159,9 @@ pub struct PastExperiment {
     pub reason: String,
     /// Estimate.
     pub effect: Option<Effect>,
+    /// What progress points said of it that were counted beside the meter that judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub witness: Option<Witness>,
     /// Evidence for a gain (e-value).
     pub evidence: Option<f64>,
     /// Time the workload stood still for our changes.
@@ -171,6 +174,70 @@ pub struct PastExperiment {
     pub blocks: Vec<Block>,
 }
 
+/// What a second meter said of an experiment that another one judged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Witness {
+    /// The second meter.
+    pub meter: String,
+    /// Blocks in which both counted.
+    pub blocks: u32,
+    /// The effect by it.
+    pub effect: Effect,
+    /// The same by the meter that judged, over the same blocks.
+    pub judge: Effect,
+    /// By how much what the second meter said was off, compared block by block.
+    pub difference: Effect,
+}
+
+impl From<&homeostat_model::WitnessAccount> for Witness {
+    fn from(w: &homeostat_model::WitnessAccount) -> Self {
+        Self {
+            meter: w.meter.to_string(),
+            blocks: w.blocks,
+            effect: w.effect.into(),
+            judge: w.judge.into(),
+            difference: w.difference.into(),
+        }
+    }
+}
+
+/// The error of discovered points over all trials that another meter judged.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WitnessError {
+    /// Trials in which both counted.
+    pub experiments: u32,
+    /// Mean of the differences (0.01 = one hundredth more than the meter that judged).
+    pub mean: f64,
+    /// Half of them are smaller than this, whatever their sign.
+    pub median: f64,
+    /// The largest, whatever its sign.
+    pub largest: f64,
+    /// Trials whose interval of the difference excludes none at all.
+    pub proven: u32,
+}
+
+impl WitnessError {
+    /// Of these experiments; `None` where no second meter counted in any.
+    pub fn of(experiments: &[PastExperiment]) -> Option<Self> {
+        let all: Vec<&Effect> = experiments
+            .iter()
+            .filter_map(|e| e.witness.as_ref().map(|w| &w.difference))
+            .filter(|d| d.estimate.is_some())
+            .collect();
+        let mut sizes: Vec<f64> = all.iter().filter_map(|d| d.estimate.map(f64::abs)).collect();
+        sizes.sort_by(f64::total_cmp);
+        let median = *sizes.get(sizes.len() / 2)?;
+        let proven = |d: &&&Effect| d.lower.is_some_and(|l| l > 0.0) || d.upper.is_some_and(|u| u < 0.0);
+        Some(Self {
+            experiments: u32::try_from(all.len()).unwrap_or(u32::MAX),
+            mean: all.iter().filter_map(|d| d.estimate).sum::<f64>() / all.len() as f64,
+            median,
+            largest: sizes.last().copied().unwrap_or(0.0),
+            proven: u32::try_from(all.iter().filter(proven).count()).unwrap_or(u32::MAX),
+        })
+    }
+}
+
 /// The past (`homeostat history --json`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Past {
@@ -178,6 +245,9 @@ pub struct Past {
     pub schema: u32,
     /// Experiments, newest first.
     pub experiments: Vec<PastExperiment>,
+    /// The error of discovered points over those of them in which they were counted beside the meter that judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub witnesses: Option<WitnessError>,
 }
 
 impl From<&ExperimentRecord> for PastExperiment {
@@ -213,6 +283,7 @@ impl From<&ExperimentRecord> for PastExperiment {
             verdict: e.verdict.map(|v| v.to_string()),
             reason: e.reason.clone(),
             effect: e.effect.map(Into::into),
+            witness: e.witness.as_ref().map(Into::into),
             evidence: known(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,

@@ -8,7 +8,7 @@ use crate::log::Log;
 use crate::metrics::endpoint::{self, Endpoint, MetricsError};
 use crate::notify::Manager;
 use crate::process;
-use crate::report::{Diagnosis, Past, StrategyState};
+use crate::report::{Diagnosis, Past, StrategyState, WitnessError};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use crate::watch::{Book, WatchThread};
@@ -368,9 +368,11 @@ pub fn past(
         blocks: id.is_some(),
         ..ExperimentFilter::default()
     })?;
+    let experiments: Vec<_> = records.iter().map(Into::into).collect();
     Ok(Past {
         schema: SCHEMA,
-        experiments: records.iter().map(Into::into).collect(),
+        witnesses: WitnessError::of(&experiments),
+        experiments,
     })
 }
 

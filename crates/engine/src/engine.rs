@@ -1127,6 +1127,11 @@ impl Engine {
             w.objective_reason,
         );
         w.meter = Some(chosen);
+        // Found and counted beside it, until a trial is over.
+        if let Some(second) = w.second_meter().filter(|m| !w.open.contains(m)) {
+            w.open.push(second.clone());
+            self.out.push(Command::OpenMeter(id.clone(), second));
+        }
         self.decide(id, Stage::Observed, text, false);
     }
 

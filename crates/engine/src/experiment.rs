@@ -12,6 +12,7 @@ use crate::recovery::{self, Recovery};
 use crate::retrace::Traced;
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
+use crate::witness::Witness;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
     StrategyId, Verdict, WorkloadId,
@@ -161,6 +162,8 @@ pub(crate) struct Experiment {
     pub(crate) rails: Vec<Guardrail>,
     /// What members that are judged by their work per second save of their CPU time.
     savings: Vec<Saving>,
+    /// A second meter that looks on.
+    pub(crate) witness: Option<Witness>,
     /// Meters of neighbours that were opened for that.
     pub(crate) borrowed: Vec<(WorkloadId, MeterId)>,
     /// Pieces that follow what was tried once it has proven a gain.
@@ -215,6 +218,7 @@ impl Experiment {
             breaker,
             parts: Vec::new(),
             rails: Vec::new(),
+            witness: None,
             borrowed: Vec::new(),
             rest: Vec::new(),
             staged: None,
@@ -629,6 +633,11 @@ impl Experiment {
                             if let Some(series) = series(rail.workload()) {
                                 rail.observe(series, record.on, measured_from, now);
                             }
+                        }
+                        if let Some(witness) = &mut self.witness
+                            && let Some(series) = series(&self.setup.panel.lead().workload)
+                        {
+                            witness.observe(series, record.on, measured_from, now);
                         }
                         self.blocks.push(record);
                         let decision = self.trial.observe(score);

@@ -45,6 +45,7 @@ mod trials;
 mod views;
 mod watch;
 mod watched;
+mod witness;
 
 pub use engine::Engine;
 pub use meters::{JudgedMeter, MeterInterval, judge_meters};

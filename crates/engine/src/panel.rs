@@ -80,6 +80,16 @@ impl Member {
         }
     }
 
+    /// The same by another meter, alone.
+    pub(crate) fn by_meter(&self, meter: MeterId) -> Self {
+        Self {
+            meter,
+            weight: 1.0,
+            level: 0.0,
+            ..self.clone()
+        }
+    }
+
     /// The same by its work per second, whatever judges it: as a guardrail of somebody else's change.
     pub(crate) fn by_work(&self) -> Self {
         Self {

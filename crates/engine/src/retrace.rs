@@ -205,6 +205,7 @@ mod tests {
             fingerprint: Fingerprint::new("f"),
             others: Vec::new(),
             members: Vec::new(),
+            witness: None,
             reader: None,
             machine: String::new(),
             action: ActionId(1),

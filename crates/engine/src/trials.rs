@@ -13,6 +13,7 @@ use crate::rollout::{self, Piece, Staged, Wish};
 use crate::strategy::{Declined, Proposal};
 use crate::view::{OutcomeView, Stage};
 use crate::watched::Watched;
+use crate::witness::Witness;
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
@@ -736,6 +737,10 @@ impl Engine {
         }
         let mut experiment = Experiment::new(setup, breaker);
         experiment.rails = rails;
+        experiment.witness = self.call_witness(&experiment);
+        if experiment.witness.is_none() {
+            self.dismiss_witness(&experiment);
+        }
         experiment.borrowed = borrowed;
         let actions: Vec<_> = pieces
             .into_iter()
@@ -753,6 +758,43 @@ impl Engine {
             self.make(action, strategy.clone());
         }
         Some(experiment_id)
+    }
+
+    /// Progress points beside the program's own counter, in a trial of one workload: they were opened when that was chosen, or are
+    /// known from an earlier trial.
+    fn call_witness(&mut self, experiment: &Experiment) -> Option<Witness> {
+        let setup = &experiment.setup;
+        if setup.panel.is_joint() || setup.kind == ExperimentKind::StagedRollout {
+            return None;
+        }
+        let lead = setup.panel.lead();
+        let w = self.workloads.get_mut(&lead.workload)?;
+        let meter = w.second_meter()?;
+        if !w.open.contains(&meter) {
+            if !w.witnessed {
+                return None;
+            }
+            w.open.push(meter.clone());
+            self.out
+                .push(Command::OpenMeter(lead.workload.clone(), meter.clone()));
+        }
+        Some(Witness::new(lead, meter))
+    }
+
+    /// Closes what looked on in a trial that is over, and what was opened for one that has no witness.
+    fn dismiss_witness(&mut self, e: &Experiment) {
+        let seen = e.witness.as_ref().is_some_and(Witness::has_seen);
+        for id in e.setup.panel.workloads() {
+            let Some(w) = self.workloads.get_mut(id) else {
+                continue;
+            };
+            let Some(meter) = w.second_meter().filter(|m| w.open.contains(m)) else {
+                continue;
+            };
+            w.witnessed |= seen;
+            w.open.retain(|m| *m != meter);
+            self.out.push(Command::CloseMeter(id.clone(), meter));
+        }
     }
 
     /// Opens the meters of neighbours for which nothing is planned, so that the trial sees whether it harms them.
@@ -1364,12 +1406,21 @@ impl Engine {
             return;
         };
         self.return_meters(&e.borrowed);
+        self.dismiss_witness(&e);
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
         let record = ExperimentRecord {
             members: self.member_outcomes(&e, verdict),
+            witness: e.witness.as_ref().and_then(Witness::account),
             ..self.record(&e, Some(verdict))
         };
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));
+        if let Some(w) = &record.witness {
+            let text = format!(
+                "{}, which looked on, says {} where {} says {}, over {} blocks in which both counted; it decides nothing",
+                w.meter, w.effect, record.meter, w.judge, w.blocks
+            );
+            self.narrate(&record.workload, text, false);
+        }
         let placebo = e.setup.kind == ExperimentKind::Placebo;
         let panel = e.setup.panel.clone();
         // Whoever has the name of one that ended is another.
@@ -1782,6 +1833,7 @@ impl Engine {
                 .map(|m| (m.workload.clone(), m.fingerprint.clone()))
                 .collect(),
             members: Vec::new(),
+            witness: None,
             reader: s.reader.clone(),
             machine: self.machine.fingerprint(),
             action: s.action,

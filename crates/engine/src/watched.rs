@@ -7,7 +7,8 @@ use crate::series::Series;
 use crate::strategy::{Load, Proposal, RefusedPlace};
 use crate::view::{DecisionView, Stage};
 use homeostat_model::{
-    ActionId, Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
+    ActionId, Locality, MemoryMap, MeterCandidate, MeterClass, MeterId, Nanoseconds, StrategyId, Workload,
+    WorkloadSample,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -50,6 +51,8 @@ pub(crate) struct Watched {
     pub(crate) open: Vec<MeterId>,
     pub(crate) assessed: BTreeMap<MeterId, Assessment>,
     pub(crate) meter: Option<Chosen>,
+    /// Whether its progress points have been counted beside that in a trial, so that they need not be looked for any more.
+    pub(crate) witnessed: bool,
     pub(crate) objective: Objective,
     /// Why that one judges.
     pub(crate) objective_reason: &'static str,
@@ -117,6 +120,7 @@ impl Watched {
             open: Vec::new(),
             assessed: BTreeMap::new(),
             meter: None,
+            witnessed: false,
             objective: Objective::WorkPerSecond,
             objective_reason: "",
             offered: false,
@@ -218,6 +222,17 @@ impl Watched {
     }
 
     /// Starts over from first sight, keeping the story and the load.
+    /// Progress points that can be counted beside the program's own counter, once that is what judges. Beside anything else that is
+    /// counted through breakpoints both would cost more than either may.
+    pub(crate) fn second_meter(&self) -> Option<MeterId> {
+        let chosen = self.meter.as_ref()?;
+        (chosen.candidate.class == MeterClass::Application).then_some(())?;
+        self.candidates
+            .iter()
+            .find(|c| c.class == MeterClass::Points && c.refused.is_none())
+            .map(|c| c.id.clone())
+    }
+
     pub(crate) fn reset(&mut self) {
         self.stage = Stage::Ignored;
         self.candidates.clear();

@@ -299,6 +299,8 @@ struct World {
     records: Vec<ExperimentRecord>,
     trials_at_once: usize,
     most_trials_at_once: usize,
+    /// Whether progress points can be found in every plant.
+    points: bool,
     finished: bool,
     fail_undo: bool,
     refuse_apply: Option<Fault>,
@@ -373,6 +375,7 @@ impl World {
             records: vec![],
             trials_at_once: 0,
             most_trials_at_once: 0,
+            points: false,
             finished: false,
             fail_undo: false,
             refuse_apply: None,
@@ -415,7 +418,17 @@ impl World {
                     cost_per_count: Nanoseconds::ZERO,
                     refused: (!plant.metered).then(|| "it publishes nothing".to_owned()),
                 };
-                self.pending.push(Event::MetersFound(id, Ok(vec![candidate])));
+                let mut candidates = vec![candidate];
+                if self.points {
+                    candidates.push(MeterCandidate {
+                        id: "points".into(),
+                        class: MeterClass::Points,
+                        unit: "turn of its work".into(),
+                        cost_per_count: Nanoseconds(1_000),
+                        refused: None,
+                    });
+                }
+                self.pending.push(Event::MetersFound(id, Ok(candidates)));
             }
             Command::OpenMeter(id, meter) => {
                 self.open.entry(id.clone()).or_default().insert(meter.to_string());
@@ -761,6 +774,40 @@ impl Strategy for Promise {
             other => other,
         }
     }
+}
+
+#[test]
+fn progress_points_look_on_beside_the_programs_own_counter_and_decide_nothing() {
+    let run = |points: bool| {
+        let mut world = World::new(vec![plant("gains", 0.12)], policy(), Memory::default());
+        world.points = points;
+        world.run(900);
+        world
+    };
+    let (with, without) = (run(true), run(false));
+    let of = |world: &World| -> ExperimentRecord {
+        let ended = |r: &&ExperimentRecord| r.verdict.is_some();
+        world.records.iter().find(ended).unwrap().clone()
+    };
+    let (seen, alone) = (of(&with), of(&without));
+    assert_eq!(seen.meter.as_str(), "progress");
+    let witness = seen.witness.clone().expect("both counted");
+    assert_eq!(witness.meter.as_str(), "points");
+    assert!(witness.blocks >= 6);
+    // Here the points count the very same.
+    assert_eq!(witness.effect, witness.judge);
+    assert_eq!(witness.difference.estimate, 0.0);
+    assert_eq!(
+        ExperimentRecord {
+            witness: None,
+            ..seen
+        },
+        alone,
+        "it changes nothing else"
+    );
+    assert!(with.stories.iter().any(|s| s.contains("points, which looked on, says")));
+    let open = &with.open[&WorkloadId::from("gains")];
+    assert!(open.contains("progress") && !open.contains("points"), "{open:?}");
 }
 
 #[test]

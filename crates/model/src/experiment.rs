@@ -153,6 +153,22 @@ pub struct MemberOutcome {
     pub effect: Option<Effect>,
 }
 
+/// What a second meter said of a trial that another one judged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WitnessAccount {
+    /// The second meter.
+    pub meter: MeterId,
+    /// Blocks in which both counted.
+    pub blocks: u32,
+    /// The effect by it. Like the others it is the difference of the means of the blocks, with an interval of two standard errors at
+    /// one look: no verdict rests on it.
+    pub effect: Effect,
+    /// The same by the meter that judged, over the same blocks.
+    pub judge: Effect,
+    /// Of what it said by how much it was off: (1 + its effect) ÷ (1 + that of the judge) − 1, compared block by block.
+    pub difference: Effect,
+}
+
 /// An experiment as it is remembered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentRecord {
@@ -172,6 +188,9 @@ pub struct ExperimentRecord {
     /// What such a trial showed of each of them, the first and then the others; empty while it runs, and of a trial of one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberOutcome>,
+    /// What progress points said of it that were counted beside the meter that judged; `None` where there were none, and while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub witness: Option<WitnessAccount>,
     /// The identity of the reader that was contained, if that was the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reader: Option<Fingerprint>,

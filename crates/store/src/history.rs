@@ -23,7 +23,7 @@ pub use resilient::{HistoryState, ResilientHistory};
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MemberOutcome, MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
+    MemberOutcome, MeterId, Nanoseconds, StrategyId, Verdict, WitnessAccount, WorkloadId,
 };
 use migrations::{LATEST, MIGRATIONS};
 use rusqlite::types::Value;
@@ -620,6 +620,7 @@ impl History {
             if !experiment.others.is_empty() {
                 experiment.members = self.members(experiment.id)?;
             }
+            experiment.witness = self.witness(experiment.id).map_err(|e| self.error(e))?;
             if filter.blocks {
                 experiment.blocks = self.blocks(experiment.id).map_err(|e| self.error(e))?;
             }
@@ -698,6 +699,32 @@ impl History {
                 }),
             })
             .collect()
+    }
+
+    fn witness(&self, id: ExperimentId) -> rusqlite::Result<Option<WitnessAccount>> {
+        self.connection
+            .prepare_cached("SELECT * FROM experiment_witnesses WHERE experiment = ?1")?
+            .query_row([bits(id.0)], |r| {
+                let effect = |prefix: &str| -> rusqlite::Result<Effect> {
+                    let end = |part: &str| -> rusqlite::Result<f64> {
+                        Ok(real(r.get(format!("{prefix}_{part}").as_str())?))
+                    };
+                    Ok(Effect {
+                        estimate: end("estimate")?,
+                        lower: end("lower")?,
+                        upper: end("upper")?,
+                        confidence: end("confidence")?,
+                    })
+                };
+                Ok(WitnessAccount {
+                    meter: MeterId::new(r.get::<_, String>("meter")?),
+                    blocks: r.get("blocks")?,
+                    effect: effect("effect")?,
+                    judge: effect("judge")?,
+                    difference: effect("difference")?,
+                })
+            })
+            .optional()
     }
 
     fn blocks(&self, id: ExperimentId) -> rusqlite::Result<Vec<BlockRecord>> {
@@ -1274,6 +1301,34 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect.confidence,
         ])?;
     }
+    if let Some(witness) = &e.witness {
+        let ends = [&witness.effect, &witness.judge, &witness.difference]
+            .map(|e| [e.estimate, e.lower, e.upper, e.confidence]);
+        let [effect, judge, difference] = ends;
+        t.prepare_cached(
+            "INSERT OR REPLACE INTO experiment_witnesses (experiment, meter, blocks, effect_estimate, effect_lower, effect_upper,
+                effect_confidence, judge_estimate, judge_lower, judge_upper, judge_confidence, difference_estimate,
+                difference_lower, difference_upper, difference_confidence)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+        )?
+        .execute(params![
+            bits(e.id.0),
+            witness.meter.as_str(),
+            witness.blocks,
+            effect[0],
+            effect[1],
+            effect[2],
+            effect[3],
+            judge[0],
+            judge[1],
+            judge[2],
+            judge[3],
+            difference[0],
+            difference[1],
+            difference[2],
+            difference[3],
+        ])?;
+    }
     // Blocks that are stored already are not written again: a running experiment is recorded at every block.
     let mut insert = t.prepare_cached(
         "INSERT INTO blocks (experiment, position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
@@ -1331,6 +1386,7 @@ fn read_experiment(
         fingerprint: Fingerprint::new(text("workload_fingerprint")?),
         others: Vec::new(),
         members: Vec::new(),
+        witness: None,
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),

@@ -11,7 +11,7 @@ mod common;
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MemberOutcome,
-    Nanoseconds, Verdict,
+    Nanoseconds, Verdict, WitnessAccount,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -33,6 +33,22 @@ fn experiment(id: u64) -> ExperimentRecord {
         fingerprint: "unit:redis-server.service".into(),
         others: Vec::new(),
         members: Vec::new(),
+        // Known of every other one; an end may be unbounded.
+        witness: id.is_multiple_of(2).then(|| {
+            let effect = |estimate, upper| Effect {
+                estimate,
+                lower: estimate - 0.01,
+                upper,
+                confidence: 0.9,
+            };
+            WitnessAccount {
+                meter: "points".into(),
+                blocks: 20,
+                effect: effect(0.138, f64::INFINITY),
+                judge: effect(0.143, 0.2),
+                difference: effect(-0.005, 0.002),
+            }
+        }),
         reader: None,
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),

@@ -418,6 +418,17 @@ fn receipts(h: &mut Html, t: &Tried) {
     if e.ended_unix > e.started_unix {
         facts.push(("took", hours_or_less((e.ended_unix - e.started_unix) as f64)));
     }
+    if let Some(w) = &e.witness {
+        facts.push((
+            "beside it counted",
+            format!(
+                "{}: {}, where the meter that judged said {} in the same blocks",
+                w.meter,
+                effect_text(&w.effect),
+                effect_text(&w.judge)
+            ),
+        ));
+    }
     facts.push(("work stood still", time(e.stalled_s)));
     facts.push(("memory added", crate::render::bytes(e.bloat_bytes)));
     if let Some(harm) = e.harm_exposure {

@@ -333,6 +333,14 @@ fn the_past_is_listed_and_shown_block_by_block() {
         score: Some(score),
         broken: index == 1,
     };
+    let of = |estimate, lower, upper| {
+        homeostat_daemon::api::Effect::from(Effect {
+            estimate,
+            lower,
+            upper,
+            confidence: 0.9,
+        })
+    };
     let one = homeostat_daemon::report::PastExperiment {
         id: 7,
         kind: "switchback".into(),
@@ -368,6 +376,13 @@ fn the_past_is_listed_and_shown_block_by_block() {
             }
             .into(),
         ),
+        witness: Some(homeostat_daemon::report::Witness {
+            meter: "points".into(),
+            blocks: 20,
+            effect: of(0.136, 0.10, 0.17),
+            judge: of(0.139, 0.11, 0.17),
+            difference: of(-0.003, -0.006, 0.001),
+        }),
         evidence: Some(1240.0),
         stalled_s: 0.21,
         bloat_bytes: 2 << 20,
@@ -379,11 +394,13 @@ fn the_past_is_listed_and_shown_block_by_block() {
         id: 8,
         verdict: None,
         effect: None,
+        witness: None,
         reason: String::new(),
         ..one.clone()
     };
     let both = homeostat_daemon::report::Past {
         schema: 1,
+        witnesses: homeostat_daemon::report::WitnessError::of(std::slice::from_ref(&one)),
         experiments: vec![unfinished, one],
     };
     insta::assert_snapshot!("past", super::past(&both, &look()));

@@ -198,6 +198,24 @@ pub(super) const MIGRATIONS: &[&str] = &[
     // 6: the reader that was contained
     "ALTER TABLE experiments ADD COLUMN reader TEXT;
     CREATE INDEX experiments_by_reader ON experiments (reader) WHERE reader IS NOT NULL;",
+    // 7: what a second meter said of a trial
+    "CREATE TABLE experiment_witnesses (
+        experiment INTEGER PRIMARY KEY REFERENCES experiments (id) ON DELETE CASCADE,
+        meter TEXT NOT NULL,
+        blocks INTEGER NOT NULL,
+        effect_estimate REAL,
+        effect_lower REAL,
+        effect_upper REAL,
+        effect_confidence REAL,
+        judge_estimate REAL,
+        judge_lower REAL,
+        judge_upper REAL,
+        judge_confidence REAL,
+        difference_estimate REAL,
+        difference_lower REAL,
+        difference_upper REAL,
+        difference_confidence REAL
+    ) STRICT;",
 ];
 
 /// The version of a database that has taken all steps.
