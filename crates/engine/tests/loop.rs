@@ -805,7 +805,11 @@ fn progress_points_look_on_beside_the_programs_own_counter_and_decide_nothing() 
         alone,
         "it changes nothing else"
     );
-    assert!(with.stories.iter().any(|s| s.contains("points, which looked on, says")));
+    assert!(
+        with.stories
+            .iter()
+            .any(|s| s.contains("points, which looked on, says"))
+    );
     let open = &with.open[&WorkloadId::from("gains")];
     assert!(open.contains("progress") && !open.contains("points"), "{open:?}");
 }
