@@ -19,7 +19,7 @@ pub struct KnownMeter {
 }
 
 /// What an emulated instruction costs; a function that begins with another is moved or costs ten times as much.
-const PROBE_COST: &str = "0.8 to 1 µs a count (10 µs where its first instruction has to be stepped)";
+const PROBE_COST: &str = "0.8 to 1.3 µs a count (10 µs where its first instruction has to be stepped)";
 
 fn own(
     programs: &[&'static str],

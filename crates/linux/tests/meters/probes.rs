@@ -271,7 +271,7 @@ fn static_probes_are_counted_at_all_their_places_and_with_their_semaphore() {
     if cfg!(target_arch = "x86_64") {
         assert_eq!(
             meters.find(&w, one).unwrap().cost_per_count.0,
-            1000,
+            1300,
             "a nop is emulated"
         );
     }
