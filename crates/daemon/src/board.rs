@@ -1,17 +1,29 @@
-//! What the loop publishes and others read: the latest view, and the story so far. Readers never touch the loop.
+//! What the loop publishes and others read: the latest view, and the story so far. Readers never touch the loop; who finds the
+//! view old asks it for a new one and does not wait for long.
 
 use crate::api::StoryLine;
+use crate::control::{Ask, Errand, Post};
 use homeostat_engine::View;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// Lines of the story that are remembered: hours at rest, and a bound.
 const STORY_LINES_MAX: usize = 512;
+/// A view that was published longer ago than this is old.
+pub const FRESH: Duration = Duration::from_secs(1);
+/// So long a reader waits for a new one; so often one is asked for at most while the loop is busy.
+const LOOK_PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Shown {
     view: Arc<View>,
+    published: Option<Instant>,
+    /// When the loop was asked for a view last.
+    asked: Option<Instant>,
+    /// How to ask it. Whoever serves the readers has it; the loop must end when nobody can ask any more.
+    post: Option<Weak<dyn Fn(Errand) -> bool + Send + Sync>>,
     notes: Arc<Vec<String>>,
     story: VecDeque<StoryLine>,
     /// Number of the next line.
@@ -34,7 +46,17 @@ impl Board {
 
     /// Replaces the view.
     pub fn publish(&self, view: View) {
-        self.lock().view = Arc::new(view);
+        let mut shown = self.lock();
+        let old = std::mem::replace(&mut shown.view, Arc::new(view));
+        shown.published = Some(Instant::now());
+        drop(shown);
+        // Outside of the lock: it is large.
+        drop(old);
+    }
+
+    /// From now on the loop is asked in this way for a view where the last one is old.
+    pub fn ask_by(&self, post: &Post) {
+        self.lock().post = Some(Arc::downgrade(post));
     }
 
     /// Replaces the notes about the daemon itself.
@@ -59,9 +81,38 @@ impl Board {
         self.told.notify_all();
     }
 
-    /// The latest view.
+    /// The latest view, which may be some seconds old.
     pub fn view(&self) -> Arc<View> {
         self.lock().view.clone()
+    }
+
+    /// A view that is not old, where the loop can be asked for one and has the time; else the latest.
+    pub fn fresh_view(&self) -> Arc<View> {
+        if let Some(post) = self.whom_to_ask() {
+            let (answer, reply) = sync_channel(1);
+            if post(Errand {
+                ask: Ask::Look,
+                answer,
+            }) {
+                // Late or never: the latest will do.
+                let _ = reply.recv_timeout(LOOK_PATIENCE);
+            }
+        }
+        self.view()
+    }
+
+    /// How to ask for a view, where the last one is old and nobody else has just asked: however many read, requests of others
+    /// find room in the loop's queue.
+    fn whom_to_ask(&self) -> Option<Post> {
+        let mut shown = self.lock();
+        let is_fresh = shown.published.is_some_and(|at| at.elapsed() < FRESH);
+        let is_asked = shown.asked.is_some_and(|at| at.elapsed() < LOOK_PATIENCE);
+        if is_fresh || is_asked {
+            return None;
+        }
+        let post = shown.post.as_ref()?.upgrade()?;
+        shown.asked = Some(Instant::now());
+        Some(post)
     }
 
     /// Notes about the daemon itself.
@@ -118,6 +169,41 @@ mod tests {
         assert_eq!(lines.len(), 1);
         let (lines, again, _) = board.story_since(next + 100, Duration::ZERO);
         assert_eq!((lines.len(), again), (0, next));
+    }
+
+    #[test]
+    fn the_loop_is_asked_for_a_view_where_the_last_one_is_old_and_only_once_at_a_time() {
+        let board = Arc::new(Board::default());
+        let seen = board.clone();
+        let asked = Arc::new(Mutex::new(0));
+        let count = asked.clone();
+        // The loop publishes before it answers.
+        let post: Post = Arc::new(move |errand: Errand| {
+            *count.lock().unwrap() += 1;
+            seen.publish(View {
+                unix_seconds: 7,
+                ..View::default()
+            });
+            errand.answer.try_send(crate::control::Answer::Taken).is_ok()
+        });
+        assert_eq!(board.fresh_view().unix_seconds, 0, "nobody to ask yet");
+        board.ask_by(&post);
+        assert_eq!(board.fresh_view().unix_seconds, 7);
+        assert_eq!(*asked.lock().unwrap(), 1);
+        // Of many that read while the loop has not published yet, one asks.
+        board.lock().published = None;
+        assert!(board.whom_to_ask().is_none() || *asked.lock().unwrap() == 1);
+        board.lock().asked = None;
+        assert!(board.whom_to_ask().is_some());
+        assert!(board.whom_to_ask().is_none());
+        // A fresh one is taken as it is.
+        board.publish(View::default());
+        board.lock().asked = None;
+        assert!(board.whom_to_ask().is_none());
+        // Who served the readers has ended: the loop is not kept.
+        board.lock().published = None;
+        drop(post);
+        assert_eq!(board.fresh_view().unix_seconds, 0);
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub enum Ask {
     UndoAll,
     /// Read the configuration again.
     Reload,
+    /// Publish the state as it is now.
+    Look,
 }
 
 /// What the loop answers.
@@ -490,7 +492,7 @@ impl Desk {
     }
 
     fn explain(&self, workload: &str) -> Outcome {
-        let view = self.shared.board.view();
+        let view = self.shared.board.fresh_view();
         let not_found = |near: Vec<String>, ambiguous: bool| {
             Err((
                 "WorkloadNotFound",
@@ -539,9 +541,9 @@ impl varlink::Interface for Desk {
         let board = &self.shared.board;
         let outcome = match method.strip_prefix("io.homeostat.").unwrap_or_default() {
             "GetStatus" => {
-                Ok(json!({"status": Status::new(&board.view(), std::process::id(), &board.notes())}))
+                Ok(json!({"status": Status::new(&board.fresh_view(), std::process::id(), &board.notes())}))
             }
-            "GetPlan" => Ok(json!({"plan": Plan::new(&board.view())})),
+            "GetPlan" => Ok(json!({"plan": Plan::new(&board.fresh_view())})),
             "Explain" => match Self::parameters::<ExplainParameters>(call) {
                 Ok(p) => self.explain(&p.workload),
                 Err(_) => return call.reply_invalid_parameter("workload".into()),

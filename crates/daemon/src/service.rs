@@ -26,8 +26,13 @@ use std::time::Duration;
 const QUEUE: usize = 16;
 /// How long a stop may take. What is not undone by then stays in the journal, and `homeostat restore` undoes it.
 pub const STOP_PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
-/// The view is published at most this often, unless there is news.
-const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
+/// The view is published this often at least, and whenever there is news or somebody asks for it. It costs a fifth of a
+/// millisecond on a small machine.
+const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(10);
+/// … and so often while the first look is to be told.
+const PUBLISH_EVERY_AT_FIRST: Nanoseconds = Nanoseconds::from_secs(1);
+/// What waits to be written down or said again is looked at this often.
+const AGAIN: Nanoseconds = Nanoseconds::from_secs(1);
 /// What failed in the probe of the machine for a passing reason (memory short) is probed again this often.
 const PROBE_EVERY: Nanoseconds = Nanoseconds::from_secs(180);
 /// A machine whose CPUs or nodes have come or gone is probed again at most this often.
@@ -221,7 +226,11 @@ impl Service<'_> {
                 self.tell(&mut repetition, story);
             }
             let now = self.clock.now();
-            let fresh = news || turn.finished || now.saturating_sub(published) >= PUBLISH_EVERY;
+            let publish_every = match self.first_look {
+                Some(_) => PUBLISH_EVERY_AT_FIRST,
+                None => PUBLISH_EVERY,
+            };
+            let fresh = news || turn.finished || now.saturating_sub(published) >= publish_every;
             if fresh {
                 self.publish(&mut waits);
                 published = now;
@@ -248,13 +257,13 @@ impl Service<'_> {
             }
             let mut wait = Duration::from_nanos(turn.wake_at.saturating_sub(now).0).min(WAIT_MAX);
             if !fresh {
-                let due = PUBLISH_EVERY.saturating_sub(now.saturating_sub(published));
+                let due = publish_every.saturating_sub(now.saturating_sub(published));
                 wait = wait.min(Duration::from_nanos(due.0));
             }
             if let Some(book) = &mut self.book {
                 book.flush(now);
                 if book.is_behind() {
-                    wait = wait.min(Duration::from_nanos(PUBLISH_EVERY.0));
+                    wait = wait.min(Duration::from_nanos(AGAIN.0));
                 }
             }
             if let Some(period) = self.manager.watchdog {
@@ -264,7 +273,7 @@ impl Service<'_> {
                     watched = if self.manager.tell("WATCHDOG=1") {
                         now
                     } else {
-                        now.saturating_sub(period) + PUBLISH_EVERY
+                        now.saturating_sub(period) + AGAIN
                     };
                 }
                 let due = (watched + period).saturating_sub(now);
@@ -274,6 +283,7 @@ impl Service<'_> {
                 Ok(Message::Errand(errand)) => {
                     let answer = self.obey(&mut repetition, &errand.ask);
                     self.publish(&mut waits);
+                    published = self.clock.now();
                     // The caller may have given up meanwhile; the request is carried out all the same.
                     let _ = errand.answer.try_send(answer);
                 }
@@ -421,6 +431,8 @@ impl Service<'_> {
                 Answer::Actions(known)
             }
             Ask::Reload => self.reload(repetition),
+            // It is published before the answer is sent.
+            Ask::Look => Answer::Taken,
         }
     }
 

@@ -188,7 +188,11 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         .transpose()?;
     notes.extend(process::lock_memory(&settings.service));
     let server = listener
-        .map(|listener| Server::start(listener, &socket, board.clone(), service::post(sender.clone())))
+        .map(|listener| {
+            let post = service::post(sender.clone());
+            board.ask_by(&post);
+            Server::start(listener, &socket, board.clone(), post)
+        })
         .transpose()?;
     let metrics = metrics_endpoint(&settings, &board).unwrap_or_else(|e| {
         notes.push(e.to_string());

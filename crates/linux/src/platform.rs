@@ -12,6 +12,7 @@ use crate::sensors::memory_settings::MemorySettings;
 use crate::sensors::processes::{PassCost, ProcessTable};
 use crate::sensors::reader::{self, Reader};
 use crate::sensors::reads::ReadSensor;
+use crate::sensors::regions::Glance;
 use crate::sensors::{regions, topology};
 use crate::sys::numa::CpuMask;
 use crate::{Root, capabilities};
@@ -30,6 +31,8 @@ const NOISE_CPU: f64 = 0.001;
 const NOISE_RESIDENT: Bytes = Bytes::from_mib(8);
 /// Most processes of one workload whose memory is looked at in a detailed sample: the oldest, which hold the data.
 const GLANCE_MAX: usize = 64;
+/// The kinds of memory of a process that is as large as before, to the page, are read again after this time.
+const GLANCE_REST: Nanoseconds = Nanoseconds::from_secs(10);
 /// Most resident memory of one process whose page tables are walked in a sample: about 30 ms.
 const ROLLUP_RESIDENT_MAX: Bytes = Bytes(16 * 1024 * 1024 * 1024);
 /// A walk over page tables is done again after this many times its own length: at most 0.02 % of one CPU. It costs
@@ -79,6 +82,15 @@ struct OpenMeter {
     last: Option<(f64, Nanoseconds)>,
 }
 
+/// The kinds of memory of a process, as they were read last.
+#[derive(Clone, Copy)]
+struct Glanced {
+    at: Nanoseconds,
+    /// How large it was then.
+    resident_pages: u64,
+    glance: Glance,
+}
+
 /// A walk over page tables that was done.
 #[derive(Clone, Copy)]
 struct Rollup {
@@ -106,6 +118,7 @@ pub struct LinuxPlatform {
     kinds: Vec<Box<dyn MeterKind>>,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
     rollups: BTreeMap<ProcessId, Rollup>,
+    glances: BTreeMap<ProcessId, Glanced>,
     /// What the processor's event counters say, by windows.
     counters: HardwareCounters,
     /// Memory nodes, as last read.
@@ -170,6 +183,7 @@ impl LinuxPlatform {
             kinds: crate::meters::kinds(settings),
             meters: BTreeMap::new(),
             rollups: BTreeMap::new(),
+            glances: BTreeMap::new(),
             counters: HardwareCounters::default(),
             nodes: 1,
             locality: LocalitySensor::new(root.clone()),
@@ -341,6 +355,7 @@ impl LinuxPlatform {
             .retain(|(workload, _), _| living.contains_key(workload));
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
+            self.glances.retain(|process, _| table.is_known(*process));
             self.reads.retain(|process| short && table.is_known(process));
             self.locality
                 .retain(|id| living.contains_key(id), |process| table.is_known(process));
@@ -395,12 +410,18 @@ impl LinuxPlatform {
         let mut shared_huge = Bytes::ZERO;
         let mut huge_known = false;
         for process in workload.processes.iter().take(GLANCE_MAX) {
-            let Some(glance) = regions::glance(&self.root, *process, &mut self.buffer) else {
+            let Some(glance) = self.glance(*process) else {
                 continue;
             };
             sample.anonymous += glance.anonymous;
             sample.shared = sample.shared.max(glance.shared);
             if glance.resident > ROLLUP_RESIDENT_MAX {
+                continue;
+            }
+            // What has not the size of a large page has none, and no page table is walked for it. Half of one, since the
+            // kernel's counters of each CPU are added up now and then only.
+            if (glance.anonymous + glance.shared).0 < self.host.large_page().0 / 2 {
+                huge_known = true;
                 continue;
             }
             if let Some(rollup) = self.rollup(*process) {
@@ -416,6 +437,28 @@ impl LinuxPlatform {
         // Last: what belongs to one sample is read at one time.
         self.counters
             .follow(&self.root, workload, self.nodes, self.clock.now());
+    }
+
+    /// The memory of a process by kind; read anew when its size is another one, or after a while.
+    fn glance(&mut self, process: ProcessId) -> Option<Glance> {
+        let now = self.clock.now();
+        let resident_pages = self.processes.as_ref()?.resident_pages(process);
+        if let Some(done) = self.glances.get(&process)
+            && resident_pages == Some(done.resident_pages)
+            && now.saturating_sub(done.at) < GLANCE_REST
+        {
+            return Some(done.glance);
+        }
+        let glance = regions::glance(&self.root, process, &mut self.buffer)?;
+        if let Some(resident_pages) = resident_pages {
+            let done = Glanced {
+                at: now,
+                resident_pages,
+                glance,
+            };
+            self.glances.insert(process, done);
+        }
+        Some(glance)
     }
 
     fn rollup(&mut self, process: ProcessId) -> Option<Rollup> {

@@ -106,6 +106,8 @@ pub struct Runtime<P, C> {
     records: BTreeMap<ActionId, UndoRecord>,
     events: VecDeque<Event>,
     stories: Vec<Story>,
+    /// What the mind wanted to be looked at when the last turn ended.
+    plan: Option<SamplingPlan>,
     next_scan: Nanoseconds,
     next_detail: Nanoseconds,
     /// When the last look was taken.
@@ -191,6 +193,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             records: kept.into_iter().map(|r| (r.action.id, r)).collect(),
             events: unfinished,
             stories: Vec::new(),
+            plan: None,
             next_scan: now,
             next_detail: now,
             looked_at: now,
@@ -272,7 +275,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     // ---- sensing ------------------------------------------------------------------------------------------------
 
     fn sample_if_due(&mut self, now: Nanoseconds) {
-        let plan = self.engine.sampling();
+        // Nothing has reached the mind since the wake-up time was made from it.
+        let plan = self.plan.take().unwrap_or_else(|| self.engine.sampling());
         let scan = now >= self.scan_due(&plan);
         let detail = !plan.detail.is_empty() && now >= self.next_detail;
         let host = plan.host_every.is_some_and(|every| now >= self.looked_at + every);
@@ -326,12 +330,18 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    fn wake_at(&self) -> Nanoseconds {
+    fn wake_at(&mut self) -> Nanoseconds {
+        let plan = self.engine.sampling();
+        let at = self.due_at(&plan);
+        self.plan = Some(plan);
+        at
+    }
+
+    fn due_at(&self, plan: &SamplingPlan) -> Nanoseconds {
         if !self.events.is_empty() {
             return self.clock.now();
         }
-        let plan = self.engine.sampling();
-        let mut at = self.scan_due(&plan);
+        let mut at = self.scan_due(plan);
         if !plan.detail.is_empty() {
             at = at.min(self.next_detail);
         }

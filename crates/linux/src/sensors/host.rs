@@ -272,6 +272,11 @@ impl Host {
         })
     }
 
+    /// The size of a large page.
+    pub fn large_page(&self) -> Bytes {
+        Bytes(self.large)
+    }
+
     /// CPU time that all CPUs together were busy since the machine was booted, as of the last sample.
     pub fn cpu_busy(&self) -> Nanoseconds {
         let ticks = self

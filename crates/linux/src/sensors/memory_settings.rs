@@ -1,7 +1,8 @@
 //! The settings of how the kernel finds free memory that a controller may move: their values, and who chose them.
 //!
 //! Sources: the files in `/proc/sys/vm`, where settings are written down (`homeostat_tunables`: sysctl.d, tuned, …), and the
-//! catalogue's default of each. Read with the scans only; what is written down is read anew once a minute.
+//! catalogue's default of each. Read with the scans only; what is written down is read anew when a value has changed, once a minute
+//! at most, and else every five minutes.
 
 use super::bytes::number;
 use super::files;
@@ -16,13 +17,17 @@ pub const FILES: [&str; 3] = [
     "/proc/sys/vm/vfs_cache_pressure",
     "/proc/sys/vm/watermark_scale_factor",
 ];
-/// What is written down is read anew this often: a hundred files and more.
-const CONFIGURED_EVERY: Nanoseconds = Nanoseconds::from_secs(60);
+/// What is written down is read anew this often: a hundred files and more, which takes some 6 ms …
+const CONFIGURED_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
+/// … and after this time when a value is another one.
+const CONFIGURED_AFTER_A_CHANGE: Nanoseconds = Nanoseconds::from_secs(60);
 
 /// Where each was configured by somebody, in the order of [`FILES`].
 #[derive(Clone, Debug)]
 struct WrittenDown {
     at: Nanoseconds,
+    /// The values then.
+    values: Vec<(usize, u64)>,
     places: [Option<String>; FILES.len()],
 }
 
@@ -55,13 +60,18 @@ impl MemorySettings {
         if present.is_empty() {
             return Vec::new();
         }
-        let is_due = self
-            .written
-            .as_ref()
-            .is_none_or(|w| now.saturating_sub(w.at) >= CONFIGURED_EVERY);
+        let is_due = self.written.as_ref().is_none_or(|w| {
+            let every = if w.values == present {
+                CONFIGURED_EVERY
+            } else {
+                CONFIGURED_AFTER_A_CHANGE
+            };
+            now.saturating_sub(w.at) >= every
+        });
         if is_due {
             self.written = Some(WrittenDown {
                 at: now,
+                values: present.clone(),
                 places: configured(&self.root),
             });
         }
@@ -181,11 +191,11 @@ mod tests {
         assert_eq!(set_by(&mut sensor, 0, Holder::Unknown), None);
         write(&tree, "etc/sysctl.d/90-mine.conf", "vm.swappiness = 60\n");
         assert_eq!(
-            set_by(&mut sensor, 30, Holder::Unknown),
+            set_by(&mut sensor, 299, Holder::Unknown),
             None,
-            "read once a minute"
+            "read every five minutes"
         );
-        let place = set_by(&mut sensor, 61, Holder::Homeostat).unwrap();
+        let place = set_by(&mut sensor, 301, Holder::Homeostat).unwrap();
         assert!(place.contains("90-mine.conf"), "{place}");
     }
 

@@ -757,6 +757,14 @@ impl ProcessTable {
             .is_some_and(|e| e.member.start_ticks == process.start_ticks)
     }
 
+    /// Resident pages of a process, as it was looked at last; `None` for one that is not known.
+    pub fn resident_pages(&self, process: ProcessId) -> Option<u64> {
+        let entry = self.entries.get(&process.pid);
+        entry
+            .filter(|e| e.member.start_ticks == process.start_ticks)
+            .map(|e| e.resident_pages)
+    }
+
     /// CPU time of the children that a process has waited for, as it was looked at last (ns); zero for one that is not known.
     pub fn children_cpu(&self, process: ProcessId) -> u64 {
         let entry = self.entries.get(&process.pid);
@@ -860,13 +868,16 @@ impl ProcessTable {
             }
             return sum;
         }
-        let threads: Vec<i32> = std::fs::read_dir(self.root.path(&format!("/proc/{pid}/task")))
-            .map(|list| {
-                list.take(THREADS_MAX)
-                    .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
-                    .collect()
-            })
-            .unwrap_or_default();
+        let mut threads: Vec<i32> = Vec::new();
+        if let Ok(task) = self.proc.open_file(ProcessFile::new(pid, "task").name()) {
+            let mut list = RawDir::new(&task, &mut self.directory);
+            while let Some(Ok(listed)) = list.next()
+                && threads.len() < THREADS_MAX
+            {
+                let name = number(listed.file_name().to_bytes());
+                threads.extend(name.and_then(|n| i32::try_from(n).ok()));
+            }
+        }
         for thread in &threads {
             let leaf = format!("task/{thread}/schedstat");
             let name = ProcessFile::new(pid, &leaf);

@@ -11,11 +11,13 @@
 //! looks as if it had read what its commands read, all at once. That it has waited for one is seen from the CPU time of its
 //! children.
 //!
-//! Cost: one file per process, and one more per open file of those that read much. It is asked only while memory is
+//! Cost: one file per process, and one more per open file of those that read much. Who was seen to read in order is taken to go
+//! on so for five seconds, and its open files are not asked meanwhile. All of it is asked only while memory is
 //! short, and only of processes that work or wait for pages.
 
 use super::bytes::{lines, number, words};
 use super::files::{Directory, NumberedFile, ProcessFile};
+use super::host::tick_length;
 use crate::Root;
 use homeostat_model::{Bytes, ProcessId, Reads, Workload};
 use rustix::fs::RawDir;
@@ -36,6 +38,8 @@ const CLOSELY_MAX: usize = 4;
 const A_MOMENT: Duration = Duration::from_millis(4);
 /// … in which it must have called for this much (bytes) to say something.
 const MOMENT_MIN: u64 = 64 << 10;
+/// What was seen of how a process reads is taken to hold for so long.
+const HOLDS: Duration = Duration::from_secs(5);
 /// A process that got less than this by read calls since it was looked at last is not asked for its positions.
 const CALLED_MIN: u64 = 4 * 1024 * 1024;
 /// Room for the names that the kernel gives of a directory at one time, in bytes.
@@ -101,6 +105,19 @@ struct Known {
     /// CPU time of the children that it has waited for (ns).
     children_cpu: u64,
     positions: Positions,
+    /// What it had got by read calls when these were read.
+    called_then: u64,
+    /// Whether it reads in order, where that was seen, and until when that holds (as `at`).
+    in_order: Option<(bool, u64)>,
+}
+
+impl Known {
+    /// Whether it reads in order, as it was seen lately.
+    fn order_at(&self, now: u64) -> Option<bool> {
+        self.in_order
+            .filter(|(_, until)| now < *until)
+            .map(|(in_order, _)| in_order)
+    }
 }
 
 /// The readers of the machine, between two looks.
@@ -114,8 +131,10 @@ pub(crate) struct ReadSensor {
     names: Box<[MaybeUninit<u8>]>,
     /// Positions that are being read; the buffer of one process becomes that of the next.
     reading: Positions,
-    /// The first of two looks a moment apart.
+    /// The second of two looks a moment apart.
     near: Positions,
+    /// How long it holds what was seen of how a process reads (clock ticks).
+    holds: u64,
     /// When processes were looked at so last (clock ticks since boot), and how many then.
     closely: (u64, usize),
 }
@@ -130,6 +149,7 @@ impl ReadSensor {
             names: vec![MaybeUninit::uninit(); NAMES_BYTES].into_boxed_slice(),
             reading: Positions::new(),
             near: Positions::new(),
+            holds: u64::try_from(HOLDS.as_nanos()).unwrap_or(u64::MAX) / tick_length().max(1),
             closely: (0, 0),
         }
     }
@@ -200,9 +220,15 @@ impl ReadSensor {
         };
         if called < CALLED_MIN {
             known.positions.clear();
+            known.in_order = None;
             if has_waited {
                 reads.by_ended = reads.from_storage;
             }
+            return Some(reads);
+        }
+        let holds = known.order_at(now);
+        if holds == Some(true) && !has_waited {
+            reads.in_sequence = reads.called;
             return Some(reads);
         }
         positions(
@@ -212,7 +238,7 @@ impl ReadSensor {
             &mut self.names,
             &mut self.reading,
         );
-        let mut forward = if is_new {
+        let moved = if is_new {
             // From the beginning of each.
             self.reading
                 .iter()
@@ -220,11 +246,24 @@ impl ReadSensor {
         } else {
             moved_forward(&known.positions, &self.reading)
         };
+        // They may be older than the last look.
+        let called_since = io
+            .called
+            .saturating_sub(std::mem::replace(&mut known.called_then, io.called));
+        let mut forward = share(moved, called, called_since);
         std::mem::swap(&mut known.positions, &mut self.reading);
+        let mut in_order = is_all_in_order(moved, called_since).then_some(true);
         // Who reads small files, or one again and again, is anywhere after a second: a moment tells more.
         let much = reads.from_storage.0 >= CLOSELY_MIN && reads.from_storage.0 >= called / 2;
-        if forward < called / 2 && much && self.may_look_closely(now) && self.reads_on(process.pid) {
-            forward = called;
+        if forward < called / 2 && holds.is_none() && much && self.may_look_closely(now) {
+            let reads_on = self.reads_on(process, io.called);
+            if reads_on {
+                forward = called;
+            }
+            in_order = Some(reads_on);
+        }
+        if let (Some(in_order), Some(known)) = (in_order, self.known.get_mut(&process)) {
+            known.in_order = Some((in_order, now.saturating_add(self.holds)));
         }
         // Whoever jumps ahead in a file has not read what lies between.
         reads.in_sequence = Bytes(forward.min(called));
@@ -246,25 +285,40 @@ impl ReadSensor {
         self.closely.1 <= CLOSELY_MAX
     }
 
-    /// Whether a process reads on from where it is: looks twice, a moment apart.
-    fn reads_on(&mut self, pid: i32) -> bool {
-        let Some(proc) = self.proc.as_ref() else {
+    /// Whether a process that was just looked at, and had got so much by read calls then, reads on from where it was: looks
+    /// again, a moment later.
+    fn reads_on(&mut self, process: ProcessId, called: u64) -> bool {
+        let (Some(proc), Some(known)) = (self.proc.as_ref(), self.known.get(&process)) else {
             return false;
         };
-        let mut called = || {
-            let text = proc.read_record(ProcessFile::new(pid, "io").name(), &mut self.buffer);
-            text.ok().and_then(parse_io).map(|io| io.called)
-        };
-        let Some(before) = called() else { return false };
-        positions(proc, pid, &mut self.buffer, &mut self.names, &mut self.near);
         std::thread::sleep(A_MOMENT);
-        positions(proc, pid, &mut self.buffer, &mut self.names, &mut self.reading);
-        let text = proc.read_record(ProcessFile::new(pid, "io").name(), &mut self.buffer);
+        positions(
+            proc,
+            process.pid,
+            &mut self.buffer,
+            &mut self.names,
+            &mut self.near,
+        );
+        let text = proc.read_record(ProcessFile::new(process.pid, "io").name(), &mut self.buffer);
         let Some(after) = text.ok().and_then(parse_io) else {
             return false;
         };
-        went_on(&self.near, &self.reading, after.called.saturating_sub(before))
+        went_on(&known.positions, &self.near, after.called.saturating_sub(called))
     }
+}
+
+/// Whether positions moved by just what was called for, or twice that: who copies moves the position of the copy, too. Who jumps
+/// ahead in a large file moves a position by anything.
+fn is_all_in_order(moved: u64, called: u64) -> bool {
+    [called, called.saturating_mul(2)]
+        .iter()
+        .any(|sum| moved.abs_diff(*sum) <= called / 10)
+}
+
+/// The part of what positions moved by that falls on the last look: `called` of all that was called for since they were read.
+fn share(moved: u64, called: u64, called_since: u64) -> u64 {
+    let part = u128::from(moved) * u128::from(called) / u128::from(called_since.max(called).max(1));
+    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 /// Whether positions moved by what was called for in a moment, or files were opened and read from their beginning. Who jumps
@@ -398,6 +452,47 @@ mod tests {
         0
     }
 
+    /// So much later (clock ticks) nothing holds any more of what was seen.
+    const LATER: u64 = 1_000_000;
+
+    #[test]
+    fn who_reads_in_order_is_not_asked_for_its_files_for_a_while_and_who_jumped_ahead_is() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut sensor = ReadSensor::new(root.clone());
+        let dir = root.path("/proc/7/fdinfo");
+        fs::create_dir_all(&dir).unwrap();
+        let mib = |n: u64| n << 20;
+        // What it called for in all, and where it is.
+        let mut look = |now: u64, called: u64, position: u64| {
+            let io = format!("rchar: {called}\nsyscr: {}\nread_bytes: {called}\n", called >> 18);
+            fs::write(root.path("/proc/7/io"), io).unwrap();
+            fs::write(dir.join("3"), format!("pos:\t{position}\n")).unwrap();
+            sensor.look(&workload(&[7]), now, no_children).in_sequence
+        };
+        look(0, 0, 0);
+        look(100, mib(100), mib(100));
+        // It jumped: by three times what it called for. That says nothing of the next second.
+        assert_eq!(look(200, mib(200), mib(400)), Bytes(mib(100)));
+        assert_eq!(look(300, mib(300), mib(40)), Bytes::ZERO);
+        // By what it called for: where it is now is not asked for five seconds.
+        assert_eq!(look(400, mib(400), mib(140)), Bytes(mib(100)));
+        assert_eq!(look(500, mib(500), mib(7)), Bytes(mib(100)));
+        assert_eq!(look(800, mib(800), mib(7)), Bytes(mib(300)));
+        // Then it is, and compared with where it was when it was asked last: 100 MiB of the 900 since, a ninth of this look.
+        let then = look(1300, mib(1300), mib(240)).0;
+        assert_eq!(then, mib(100) * 500 / 900);
+        // Who read next to nothing is looked at anew.
+        look(1400, mib(1301), mib(241));
+        look(1500, mib(1401), mib(341));
+        assert_eq!(look(1600, mib(1501), mib(441)), Bytes(mib(100)));
+        look(1650, mib(1501), mib(441));
+        assert_eq!(look(1700, mib(1601), mib(541)), Bytes::ZERO);
+        // What moved with nobody's help, such as the place in a log that is appended to, is more than was called for.
+        assert!(!is_all_in_order(mib(300), mib(100)) && is_all_in_order(mib(205), mib(100)));
+        assert_eq!(share(u64::MAX, u64::MAX, 0), u64::MAX);
+    }
+
     #[test]
     fn what_a_shell_inherits_from_its_commands_is_told_apart_from_what_a_reader_reads() {
         let tree = tempfile::tempdir().unwrap();
@@ -518,7 +613,7 @@ mod tests {
         // Around to the beginning: not known how much of it was in order.
         put(7, mib(260), mib(250), mib(20));
         assert_eq!(
-            sensor.look(&workload(&[7]), 0, no_children).in_sequence,
+            sensor.look(&workload(&[7]), LATER, no_children).in_sequence,
             Bytes::ZERO
         );
         sensor.retain(|process| process.pid != 7);
@@ -577,10 +672,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), vec![1u8; CALLED_MIN as usize]).unwrap();
         let mut room = vec![0u8; CALLED_MIN as usize];
+        let mut at = 0;
         let mut read_and_look = || {
             let mut open = fs::File::open(file.path()).unwrap();
             std::io::Read::read_exact(&mut open, &mut room).unwrap();
-            counted::of(|| sensor.look(&own, 0, no_children))
+            at += LATER;
+            counted::of(|| sensor.look(&own, at, no_children))
         };
         for _ in 0..3 {
             read_and_look();

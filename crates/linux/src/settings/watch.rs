@@ -20,6 +20,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 /// All values are looked at this often although writes are told.
@@ -75,8 +76,8 @@ struct Watched {
     path: String,
     values: Values,
     last: String,
-    /// Keeps the inode of a file of `/proc/sys`.
-    _open: Option<File>,
+    /// Keeps the inode of a file of `/proc/sys`, and is read again and again.
+    open: Option<File>,
 }
 
 /// The watch over the settings of the catalogue.
@@ -158,7 +159,7 @@ impl Watch {
             name,
             path,
             values,
-            _open: open.flatten(),
+            open: open.flatten(),
         });
     }
 
@@ -269,7 +270,11 @@ impl Watch {
 
     fn now(&self, index: usize) -> Option<String> {
         let watched = self.watched.get(index)?;
-        let text = self.root.read(&watched.path).ok()?;
+        let open = watched.open.as_ref().filter(|_| self.root.is_live());
+        let text = match open.and_then(read_again) {
+            Some(text) => text,
+            None => self.root.read(&watched.path).ok()?,
+        };
         Some(watched.values.normal(&String::from_utf8_lossy(&text)))
     }
 
@@ -320,6 +325,16 @@ impl Watch {
             by: by.map(|writer| writer.text),
         })
     }
+}
+
+/// What an open setting says now; `None` when it cannot be read so, or is longer than settings are.
+fn read_again(open: &File) -> Option<Vec<u8>> {
+    /// Longer than all but a few.
+    const LONG: usize = 4096;
+    let mut text = vec![0; LONG];
+    let length = open.read_at(&mut text, 0).ok().filter(|length| *length < LONG)?;
+    text.truncate(length);
+    Some(text)
 }
 
 fn own_pid() -> i32 {
