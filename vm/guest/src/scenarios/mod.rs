@@ -20,6 +20,7 @@ mod placement_tests;
 mod programs;
 mod root_reader;
 mod set_aside;
+mod settings;
 mod trials;
 
 use crate::driver::private_directory;
@@ -96,6 +97,7 @@ const ALL: &[(&str, Scenario)] = &[
     ("homeostat-beside-numad", comparison::homeostat),
     ("control-groups", groups::recognised_and_left_alone),
     ("daemon-lives-and-dies", daemons::lives_and_dies),
+    ("setting-by-a-person", settings::made_by_a_person),
     ("daemon-trials", trials::end_with_everything_as_found),
     ("placement-tests", placement_tests::pass_here),
     ("cpus-set-aside", set_aside::are_no_room),
