@@ -1527,6 +1527,7 @@ impl Engine {
             .filter(|p| p.verdict == Verdict::Accepted)
             .and_then(|p| p.effect);
         let held = self.held(id);
+        let refused = self.refused_places(w, &strategy.id());
         let seen = Seen {
             now: self.now,
             policy: &self.policy,
@@ -1541,22 +1542,30 @@ impl Engine {
             neighbours: &neighbours,
             held: &held,
             known,
-            refused: self.refused_places(w, &strategy.id()),
+            refused: &refused,
         };
         Some(question(strategy, &seen))
+    }
+
+    /// How long something is not tried again after that verdict, the so-manieth in a row without a gain.
+    pub(crate) fn back_off(&self, verdict: Verdict, failures: u32) -> Nanoseconds {
+        Nanoseconds::from_secs_f64(match verdict {
+            Verdict::Accepted => 0.0,
+            Verdict::Harmful => self.policy.backoff_harmful_s,
+            Verdict::Rejected => {
+                self.policy.backoff_rejected_s * f64::from(1u32 << failures.saturating_sub(1).min(6))
+            }
+            Verdict::Inconclusive | Verdict::Aborted => self.policy.backoff_inconclusive_s,
+        })
     }
 
     /// What was tried and refused of this kind, and how long it is not tried again.
     pub(crate) fn backs_off(&self, key: &(Fingerprint, StrategyId)) -> Option<(&Prior, Nanoseconds)> {
         let prior = self.priors.get(key)?;
-        let wait = match prior.verdict {
-            Verdict::Accepted => return None,
-            Verdict::Harmful => self.policy.backoff_harmful_s,
-            Verdict::Rejected => {
-                self.policy.backoff_rejected_s * f64::from(1u32 << prior.failures.saturating_sub(1).min(6))
-            }
-            Verdict::Inconclusive | Verdict::Aborted => self.policy.backoff_inconclusive_s,
-        };
+        if prior.verdict == Verdict::Accepted {
+            return None;
+        }
+        let wait = self.back_off(prior.verdict, prior.failures).as_secs_f64();
         let age = self.unix.saturating_sub(prior.unix_seconds) as f64;
         (age < wait).then(|| (prior, Nanoseconds::from_secs_f64(wait - age)))
     }

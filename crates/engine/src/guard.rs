@@ -29,8 +29,8 @@ use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
 use crate::recall::Pair;
 use crate::rollout::Piece;
-use crate::series::Series;
-use crate::strategy::{Held, Opinion};
+use crate::series::{LOAD_SPAN, Series};
+use crate::strategy::{Held, Load, Opinion};
 use crate::view::Stage;
 use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
@@ -82,6 +82,8 @@ const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
 /// done, and not much, since threads wait meanwhile.
 const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
+/// However long threads waited when a change was proven, no more than this, relative to running, is taken for what it was.
+const WAITED_MAX: f64 = 2.0;
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
 const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
@@ -158,8 +160,10 @@ pub(crate) struct Guard {
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
     outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
-    /// How long threads waited for a CPU, relative to the time they ran, in the samples soon after the acceptance: sum, number.
-    waited: BTreeMap<WorkloadId, (f64, u32)>,
+    /// How long threads waited for a CPU soon after the acceptance, and how long they ran: sums over the samples.
+    waited: BTreeMap<WorkloadId, (f64, f64)>,
+    /// Since when that is noted.
+    waits_from: Option<Nanoseconds>,
 }
 
 impl Guard {
@@ -219,6 +223,7 @@ impl Guard {
             review_at: now + REVIEW,
             outgrown_since: BTreeMap::new(),
             waited: BTreeMap::new(),
+            waits_from: None,
         }
         .conceding()
     }
@@ -352,19 +357,32 @@ impl Guard {
         (self.washout + self.measured) * 2
     }
 
-    /// Soon after the acceptance: what was proven with so much waiting is outgrown by more only.
-    fn note_waits(&mut self, waits: Vec<(WorkloadId, f64)>) {
-        for (id, wait) in waits.into_iter().filter(|(_, wait)| wait.is_finite()) {
-            let (sum, count) = self.waited.entry(id).or_default();
-            *sum += wait;
-            *count += 1;
+    /// Soon after the acceptance, when the recent load holds nothing of the trial any more: what was proven with so much waiting
+    /// is outgrown by more only. Whether it is still too soon to say that it is outgrown.
+    fn learns_waits(&mut self, loads: &[(WorkloadId, Load)], now: Nanoseconds) -> bool {
+        if now < self.since + LOAD_SPAN {
+            return true;
         }
+        let from = *self.waits_from.get_or_insert(now);
+        if now - from >= OUTGROWN_FOR {
+            return false;
+        }
+        for (id, load) in loads {
+            // Weighted by how much it ran: who rests says nothing.
+            let (waited, ran) = self.waited.entry(id.clone()).or_default();
+            if load.runqueue_wait.is_finite() && load.cpus.is_finite() {
+                *waited += load.runqueue_wait * load.cpus;
+                *ran += load.cpus;
+            }
+        }
+        true
     }
 
     fn waited(&self, id: &WorkloadId) -> f64 {
-        self.waited
-            .get(id)
-            .map_or(0.0, |(sum, count)| sum / f64::from((*count).max(1)))
+        match self.waited.get(id) {
+            Some((waited, ran)) if *ran > 0.0 => (waited / ran).min(WAITED_MAX),
+            _ => 0.0,
+        }
     }
 }
 
@@ -614,13 +632,12 @@ impl Engine {
             }
         }
         let now = self.now;
-        let waits: Vec<(WorkloadId, f64)> = members
+        let loads: Vec<(WorkloadId, Load)> = members
             .iter()
-            .filter_map(|id| Some((id.clone(), self.workloads.get(id)?.load.runqueue_wait)))
+            .filter_map(|id| Some((id.clone(), self.workloads.get(id)?.load.clone())))
             .collect();
         let Some(g) = self.guards.get_mut(key) else { return };
-        if steady && now - g.since < OUTGROWN_FOR {
-            g.note_waits(waits);
+        if steady && g.learns_waits(&loads, now) {
             return;
         }
         g.outgrown_since.retain(|id, _| outgrown.contains_key(id));
@@ -634,8 +651,27 @@ impl Engine {
         // One at a time: the others may have enough without it.
         if let Some((id, why)) = long {
             g.outgrown_since.clear();
-            self.withdraw_from(key, &id, &why);
+            self.withdraw_from(self.lowest_as_small(key, &id), &id, &why);
         }
+    }
+
+    /// Of the places of a workload that lie over each other, the lowest with no more CPUs than that of this guard: to go back to
+    /// such a one would give it no more room. What lies over it goes with it.
+    fn lowest_as_small(&self, key: ActionId, id: &WorkloadId) -> ActionId {
+        let cpus = |g: &Guard| match self.whole_target(g, id) {
+            Some(Target::Cpus(cpus)) => Some(cpus.len()),
+            _ => None,
+        };
+        let Some(own) = self.guards.get(key).and_then(cpus) else {
+            return key;
+        };
+        let small = |g: &&Guard| g.key < key && cpus(g).is_some_and(|count| count <= own);
+        self.guards
+            .of(id)
+            .filter(small)
+            .map(|g| g.key)
+            .min()
+            .unwrap_or(key)
     }
 
     /// Takes the change back from one of its workloads.
@@ -1000,6 +1036,8 @@ impl Engine {
             return;
         }
         let strategy = g.strategy.clone();
+        self.forget_refused_places(id, &strategy);
+        let Some(g) = self.guards.get_mut(key) else { return };
         let followers: Vec<ActionId> = g
             .followers
             .iter()

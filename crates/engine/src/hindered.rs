@@ -39,10 +39,21 @@ impl Engine {
     }
 
     /// A change was accepted for these: those who failed with the same strategy because of a neighbour are asked again.
-    pub(crate) fn neighbours_moved(&mut self, strategy: &StrategyId, who: &[Member]) {
+    /// Who places threads has moved for all who do.
+    pub(crate) fn neighbours_moved(&mut self, e: &Experiment, who: &[Member]) {
+        let strategy = &e.setup.strategy;
+        let same_kind: Vec<StrategyId> = self
+            .hindered
+            .keys()
+            .map(|(_, other)| other)
+            .filter(|other| {
+                *other == strategy || (!e.setup.places.is_empty() && self.knows_other_places(other))
+            })
+            .cloned()
+            .collect();
         let mut reopened: Vec<Fingerprint> = Vec::new();
         for ((fingerprint, other), again) in &mut self.hindered {
-            if other == strategy && !*again && !who.iter().any(|m| m.fingerprint == *fingerprint) {
+            if same_kind.contains(other) && !*again && !who.iter().any(|m| m.fingerprint == *fingerprint) {
                 *again = true;
                 reopened.push(fingerprint.clone());
             }
@@ -55,11 +66,10 @@ impl Engine {
             .collect();
         let now = self.now;
         for id in waiting {
+            self.forget_places_of_neighbours(&id);
             let Some(w) = self.workloads.get_mut(&id) else {
                 continue;
             };
-            // Of where the neighbours were, nothing counts any more.
-            w.refused_places.remove(strategy);
             match w.stage {
                 Stage::Declined => w.retry_at = now,
                 Stage::Improved => w.more_at = now,

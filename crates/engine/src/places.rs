@@ -11,7 +11,7 @@ use crate::rollout::Piece;
 use crate::strategy::RefusedPlace;
 use crate::watched::Watched;
 use homeostat_model::action::Target;
-use homeostat_model::{CpuId, StrategyId, Verdict, WorkloadId};
+use homeostat_model::{CpuId, Nanoseconds, StrategyId, Verdict, WorkloadId};
 use std::collections::BTreeMap;
 
 /// So many places are tried for one program before the back-off of the strategy counts.
@@ -32,54 +32,77 @@ pub(crate) fn of(pieces: &[Piece]) -> Places {
     pieces.iter().filter_map(place).collect()
 }
 
+/// A place that was refused, and until when that counts: as long as the back-off of that verdict.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    place: RefusedPlace,
+    until: Nanoseconds,
+}
+
 impl Engine {
-    /// Notes the place at which a trial kept the workload, when it ended without a gain.
+    /// Notes the place at which a trial kept the workload, when it ended without a gain: by its verdict, or because that place
+    /// itself made the trial impossible.
     pub(crate) fn note_refused_place(&mut self, e: &Experiment, workload: &WorkloadId, verdict: Verdict) {
-        if matches!(verdict, Verdict::Accepted | Verdict::Aborted) {
+        if verdict == Verdict::Accepted || (verdict == Verdict::Aborted && !e.own_end) {
             return;
         }
         let Some((cpus, with_memory)) = e.setup.places.get(workload).cloned() else {
             return;
         };
+        let (now, until) = (self.now, self.now + self.back_off(verdict, 1));
         if let Some(w) = self.workloads.get_mut(workload) {
             let refused = w.refused_places.entry(e.setup.strategy.clone()).or_default();
-            if refused.len() >= PLACES_MAX {
-                // The back-off was over since: this is another round.
-                refused.clear();
-            }
-            refused.push(RefusedPlace {
-                cpus,
-                with_memory,
-                verdict,
-                for_a_neighbour: e.hindered,
+            refused.retain(|r| now < r.until);
+            refused.push(Refused {
+                place: RefusedPlace {
+                    cpus,
+                    with_memory,
+                    verdict,
+                    for_a_neighbour: e.hindered,
+                },
+                until,
             });
         }
     }
 
-    /// The places that were refused, as long as the back-off that they began lasts.
-    pub(crate) fn refused_places<'a>(&self, w: &'a Watched, strategy: &StrategyId) -> &'a [RefusedPlace] {
-        let Some(refused) = w.refused_places.get(strategy) else {
-            return &[];
-        };
-        let key = (w.workload.fingerprint.clone(), strategy.clone());
-        if self.backs_off(&key).is_some() || w.rests_from(strategy, self.now) {
-            refused
-        } else {
-            &[]
+    /// A place was accepted, or taken back by its guard: what was refused before says nothing of a further one.
+    pub(crate) fn forget_refused_places(&mut self, workload: &WorkloadId, strategy: &StrategyId) {
+        if let Some(w) = self.workloads.get_mut(workload) {
+            w.refused_places.remove(strategy);
         }
+    }
+
+    /// The neighbours have moved: what was refused for their sake is open again.
+    pub(crate) fn forget_places_of_neighbours(&mut self, workload: &WorkloadId) {
+        if let Some(w) = self.workloads.get_mut(workload) {
+            for refused in w.refused_places.values_mut() {
+                refused.retain(|r| !r.place.for_a_neighbour);
+            }
+        }
+    }
+
+    /// The places that were refused and still are.
+    pub(crate) fn refused_places(&self, w: &Watched, strategy: &StrategyId) -> Vec<RefusedPlace> {
+        let refused = w.refused_places.get(strategy).into_iter().flatten();
+        refused
+            .filter(|r| self.now < r.until)
+            .map(|r| r.place.clone())
+            .collect()
     }
 
     /// Whether what was refused so far leaves other places to this strategy.
     pub(crate) fn another_place_is_open(&self, workload: &WorkloadId, strategy: &StrategyId) -> bool {
-        let refused = self
-            .workloads
-            .get(workload)
-            .and_then(|w| w.refused_places.get(strategy))
-            .map_or(0, Vec::len);
-        (1..PLACES_MAX).contains(&refused)
-            && self
-                .strategies
-                .iter()
-                .any(|s| s.id() == *strategy && s.knows_other_places())
+        let Some(w) = self.workloads.get(workload) else {
+            return false;
+        };
+        let refused = w.refused_places.get(strategy).into_iter().flatten();
+        let refused = refused.filter(|r| self.now < r.until).count();
+        (1..PLACES_MAX).contains(&refused) && self.knows_other_places(strategy)
+    }
+
+    /// Whether that strategy proposes places, and another one after one was refused.
+    pub(crate) fn knows_other_places(&self, strategy: &StrategyId) -> bool {
+        let mut all = self.strategies.iter();
+        all.any(|s| s.id() == *strategy && s.knows_other_places())
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Most intervals kept; with one-second samples about twenty minutes.
 const INTERVALS_MAX: usize = 1500;
 /// Span over which the present load is judged.
-const LOAD_SPAN: Nanoseconds = Nanoseconds::from_secs(30);
+pub(crate) const LOAD_SPAN: Nanoseconds = Nanoseconds::from_secs(30);
 /// A machine is used up when less than this share of its CPU time is idle.
 const MACHINE_IDLE_MIN: f64 = 0.05;
 /// … and a workload is what uses it up when it takes at least this share of its CPUs.

@@ -1464,7 +1464,7 @@ impl Engine {
         }
         if verdict == Verdict::Accepted {
             self.accept(&e, record, &living);
-            self.neighbours_moved(&e.setup.strategy, &living);
+            self.neighbours_moved(&e, &living);
         } else if e.not_now && verdict == Verdict::Aborted {
             self.postpone(&e, &living);
         } else if panel.is_joint() {
@@ -1496,6 +1496,9 @@ impl Engine {
     fn accept(&mut self, e: &Experiment, record: ExperimentRecord, living: &[Member]) {
         let panel = &e.setup.panel;
         self.remember(&e.setup.strategy, panel.members(), Verdict::Accepted, e.effect());
+        for m in panel.members() {
+            self.forget_refused_places(&m.workload, &e.setup.strategy);
+        }
         let text = format!(
             "{}{} {} by experiment {}, {}; the change stays and is {}",
             e.setup.strategy,
@@ -1720,10 +1723,16 @@ impl Engine {
             } else {
                 Stage::Observed
             };
+            // What a trial of all has refused is not tried with all again so soon.
+            let apart = if verdict == Verdict::Aborted {
+                ALONE
+            } else {
+                self.back_off(Verdict::Inconclusive, 1).max(ALONE)
+            };
             if let Some(w) = self.workloads.get_mut(id)
                 && (e.own_end || verdict != Verdict::Aborted)
             {
-                w.alone_until = now + ALONE;
+                w.alone_until = now + apart;
             }
             self.decide(id, stage, text, false);
             self.look_further(id, e.washout);
@@ -1768,11 +1777,16 @@ impl Engine {
         if verdict != Verdict::Accepted && self.rest_from_steps(strategy, members, verdict) {
             return;
         }
+        // Several places that are tried one after the other are one failure.
+        let same_round = members
+            .iter()
+            .any(|m| self.another_place_is_open(&m.workload, strategy));
         for fingerprint in fingerprints {
             let key = (fingerprint.clone(), strategy.clone());
             self.hindered.remove(&key);
             let failures = match verdict {
                 Verdict::Accepted => 0,
+                _ if same_round => self.priors.get(&key).map_or(1, |p| p.failures.max(1)),
                 _ => self.priors.get(&key).map_or(0, |p| p.failures) + 1,
             };
             self.priors.insert(
@@ -1792,12 +1806,7 @@ impl Engine {
     /// Members whose threads the strategy keeps already are not asked about again for a while, after a further step was refused.
     /// Whether there are such members.
     fn rest_from_steps(&mut self, strategy: &StrategyId, members: &[Member], verdict: Verdict) -> bool {
-        let wait = match verdict {
-            Verdict::Harmful => self.policy.backoff_harmful_s,
-            Verdict::Rejected => self.policy.backoff_rejected_s,
-            _ => self.policy.backoff_inconclusive_s,
-        };
-        let until = self.now + Nanoseconds::from_secs_f64(wait);
+        let until = self.now + self.back_off(verdict, 1);
         let has_one = |id: &WorkloadId| {
             let mut own = self.guards.of(id).filter(|g| g.strategy == *strategy);
             own.any(|g| g.members().any(|a| self.is_a_place(a)))

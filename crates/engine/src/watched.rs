@@ -3,8 +3,9 @@
 use crate::blocks::Objective;
 use crate::growth::Growth;
 use crate::meters::Assessment;
+use crate::places::Refused;
 use crate::series::Series;
-use crate::strategy::{Load, Proposal, RefusedPlace};
+use crate::strategy::{Load, Proposal};
 use crate::view::{DecisionView, Stage};
 use homeostat_model::{
     ActionId, Locality, MemoryMap, MeterCandidate, MeterClass, MeterId, Nanoseconds, StrategyId, Workload,
@@ -96,7 +97,7 @@ pub(crate) struct Watched {
     /// Until when strategies that have something in force are not asked for a further step, since one was refused.
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Places that were refused, by who proposed them.
-    pub(crate) refused_places: BTreeMap<StrategyId, Vec<RefusedPlace>>,
+    pub(crate) refused_places: BTreeMap<StrategyId, Vec<Refused>>,
     /// Its resident memory over a long time.
     pub(crate) growth: Growth,
     /// Gone from the machine; kept until its changes are closed.

@@ -60,6 +60,8 @@ impl Strategy for Try {
 #[derive(Clone)]
 struct Custom {
     id: &'static str,
+    /// Who carries it out, if not the effector of that name.
+    effector: &'static str,
     /// What it proposes: parts in order; empty = it declines.
     parts: Vec<Target>,
     reversible: bool,
@@ -76,6 +78,7 @@ struct Custom {
 fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
     Custom {
         id,
+        effector: id,
         parts,
         reversible: true,
         after: None,
@@ -184,7 +187,7 @@ impl Strategy for Custom {
                 upper: 0.4,
                 confidence: 0.9,
             },
-            effector: EffectorId::from(self.id),
+            effector: EffectorId::from(self.effector),
             target: first.clone(),
             stages: rest.to_vec(),
             arguments: BTreeMap::new(),
@@ -2245,6 +2248,67 @@ fn a_place_that_does_harm_does_not_bar_the_others_and_after_a_few_it_rests() {
     assert_eq!(verdicts, [Verdict::Harmful; 3], "{story}");
     assert_eq!((on, stage), (0, Stage::Declined));
     assert!(story.contains("not tried again for"), "{story}");
+}
+
+#[test]
+fn a_place_that_its_guard_took_back_is_not_asked_for_again_before_its_time() {
+    let plant = Plant {
+        places: vec![(2.0, -0.10), (4.0, 0.20)],
+        ..plant("worker", 0.0)
+    };
+    let mut world = World::with(
+        vec![Box::new(Wandering)],
+        vec![plant],
+        policy(),
+        Memory::default(),
+    );
+    world.run(2000);
+    // What the guard takes back is written down under the number of its experiment.
+    let tried = |world: &World| {
+        let ids: BTreeSet<_> = world.records.iter().map(|r| r.id).collect();
+        ids.len()
+    };
+    assert_eq!(tried(&world), 2);
+    world.plants[0].places = vec![(2.0, -0.10), (4.0, -0.10), (6.0, -0.10)];
+    world.run(20_000);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    assert_eq!(tried(&world), 2, "{:#?}", world.stories);
+}
+
+#[test]
+fn a_place_that_cannot_be_compared_counts_among_those_that_were_refused() {
+    let mut world = World::with(
+        vec![Box::new(Wandering)],
+        vec![plant("worker", 0.0)],
+        policy(),
+        Memory::default(),
+    );
+    world.slow.insert("thread_placement", 400);
+    world.run(15_000);
+    let verdicts: Vec<Verdict> = world.records.iter().filter_map(|r| r.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Aborted; 3], "{:#?}", world.stories);
+}
+
+#[test]
+fn what_has_outgrown_a_larger_place_does_not_go_back_to_a_smaller_one() {
+    let first = custom("place", vec![cpus(0..2)]);
+    let wider = Custom {
+        effector: "place",
+        after: Some("place"),
+        ..custom("wider", vec![cpus(0..6)])
+    };
+    let mover = Plant {
+        gains: vec![("place", 0.30, 8.0)],
+        ..plant("mover", 0.0)
+    };
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(first), Box::new(Narrow(wider))];
+    let mut world = World::with(strategies, vec![mover], policy(), Memory::default());
+    world.run(3000);
+    let on = |world: &World| world.on.values().filter(|(_, on)| *on).count();
+    assert_eq!(on(&world), 2, "{:#?}", world.stories);
+    world.plants[0].busy = 4.0;
+    world.run(120);
+    assert_eq!(on(&world), 0, "{:#?}", world.stories);
 }
 
 #[test]

@@ -304,10 +304,30 @@ impl<'a> Oracle<'a> {
         if best.gains.iter().all(|gain| *gain >= AT_ITS_EXPENSE) {
             return Ok(best.clone());
         }
+        // What the search for the best has come across is where this one begins.
+        let so_far = self
+            .known
+            .iter()
+            .filter(|(_, (_, least))| *least >= AT_ITS_EXPENSE)
+            .max_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b))
+            .map(|(placement, _)| placement.clone());
         (self.least, self.tried) = (AT_ITS_EXPENSE, 0);
-        let found = self.best();
+        let found = self.best_from(so_far);
         self.least = 0.0;
         found
+    }
+
+    fn best_from(&mut self, start: Option<Placement>) -> Result<Best, WorldError> {
+        let found = self.best()?;
+        let climbed = match start {
+            Some(start) if !found.exhaustive => self.climb(start)?,
+            _ => return Ok(found),
+        };
+        if climbed.0 > found.merit {
+            self.found(climbed, false)
+        } else {
+            Ok(found)
+        }
     }
 
     /// Tries every placement.

@@ -50,7 +50,8 @@
 //!
 //! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
 //! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when
-//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle.
+//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle: then threads wait longer for a CPU than they did in the
+//! first minute after it was accepted.
 //!
 //! ## Undo
 //! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
@@ -67,7 +68,7 @@ use crate::common::domains::{Demand, Domain, Domains, own_running};
 use crate::common::prediction::{self, Picture};
 use crate::common::{age_min, capable, cpu_list, gain_min, placed_by_a_person, too_young};
 use crate::{consolidation, memory_affinity, relocation};
-use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
+use homeostat_engine::{Declined, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{CpuId, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -291,7 +292,7 @@ impl Strategy for CacheAffinity {
         if own_running(seen) <= 0.0 || locality.running.is_empty() {
             return decline("it is not known where its threads ran".into());
         }
-        choose(seen, locality)
+        after_refused(seen, choose(seen, locality))
     }
 
     fn knows_other_places(&self) -> bool {
@@ -360,6 +361,31 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
             busy * 100.0
         )
     })
+}
+
+/// What an opinion says, and which places were refused before it.
+fn after_refused(seen: &Seen<'_>, opinion: Opinion) -> Opinion {
+    if seen.refused.is_empty() {
+        return opinion;
+    }
+    let of = |r: &RefusedPlace| {
+        let memory = if r.with_memory { " with its memory" } else { "" };
+        let whose = if r.for_a_neighbour { " for a neighbour" } else { "" };
+        format!("CPUs {}{memory} ({}{whose})", cpu_list(&r.cpus), r.verdict)
+    };
+    let places: Vec<String> = seen.refused.iter().map(of).collect();
+    let refused = format!("; refused before: {}", places.join(", "));
+    match opinion {
+        Opinion::Propose(mut p) => {
+            p.hypothesis.push_str(&refused);
+            Opinion::Propose(p)
+        }
+        Opinion::Decline(mut d) => {
+            d.reason.push_str(&refused);
+            Opinion::Decline(d)
+        }
+        other => other,
+    }
 }
 
 fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
@@ -444,10 +470,14 @@ pub(crate) fn choose_elsewhere(
     let demand = everywhere.on(&domains, &positions);
     let now = choice::moved_to(&Picture::of(locality), &choice::list(&domains, &positions));
     let question = Question::of(seen, locality, &domains, &demand, &now, mean).leaving(positions);
-    Some(match question.best(question.candidates()) {
+    let opinion = match question.best(question.candidates()) {
         Some(best) => propose(&question, best, gain_min),
-        None => decline(format!("no caches but those of CPUs {} hold it", cpu_list(kept))),
-    })
+        None => decline(format!(
+            "no other caches than those of CPUs {} are left for it",
+            cpu_list(kept)
+        )),
+    };
+    Some(after_refused(seen, opinion))
 }
 
 /// The domains on which a workload is kept. `None` where it has parts of some, or all of them: what keeps each process on a place
@@ -725,7 +755,6 @@ mod tests {
     use super::choice::WITH_MEMORY;
     use super::*;
     use crate::common::testing::{Chip, Scene, available, chips, machine};
-    use homeostat_engine::RefusedPlace;
     use homeostat_model::{Bytes, Counters, NodeId, ProcessId, Verdict};
 
     fn cpus(proposal: &Proposal) -> Vec<u32> {

@@ -18,7 +18,7 @@
 //! ## Evidence
 //! Where the threads are kept, how many of them run and share cores there, where the memory lies, which caches others use, and
 //! event counters since the placement; without counters the price of sharing cores is not known, and no place is left for that
-//! reason. At most three such steps are made. Gains were measured on the simulated machine only (docs/swarm.md).
+//! reason. At most three such steps are in force at a time. Gains were measured on the simulated machine only (docs/swarm.md).
 //!
 //! ## Undo
 //! As consolidation: each thread gets the mask back that the placement before gave it, and memory goes back to where it was.
@@ -164,6 +164,22 @@ mod tests {
             }
         });
         assert!(matches!(full.opinion(&Relocation), Opinion::Decline(_)));
+    }
+
+    #[test]
+    fn a_place_just_like_its_own_is_no_gain_beside_neighbours_that_run_everywhere() {
+        // One thread a core: nothing to be relieved of.
+        let opinion = crowded()
+            .with(|s| {
+                s.sample.threads = 5;
+                s.load.saturated = false;
+                let locality = s.locality();
+                locality.threads = 8;
+                locality.running = std::iter::once((LlcId(0), 4.8)).collect();
+                s.neighbour(20.0, None);
+            })
+            .opinion(&Relocation);
+        assert!(matches!(opinion, Opinion::Decline(_)), "{opinion:?}");
     }
 
     #[test]

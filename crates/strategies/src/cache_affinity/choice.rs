@@ -323,6 +323,8 @@ impl Question<'_> {
             .iter()
             .filter_map(|i| self.demand.placed_running.get(*i))
             .sum();
+        // The place that it would leave is counted with those that run everywhere, too.
+        let others = others + self.demand.floating * cores;
         let times = self.times(others, cores, 0.0);
         (times < 1.0).then_some(Sharing {
             times,

@@ -266,6 +266,8 @@ pub(crate) struct Demand {
     pub(crate) placed: Vec<f64>,
     /// Running threads of placed neighbours, by position of the domain.
     pub(crate) placed_running: Vec<f64>,
+    /// Running threads per core of neighbours that are placed nowhere: they run everywhere.
+    pub(crate) floating: f64,
 }
 
 impl Demand {
@@ -285,7 +287,9 @@ impl Demand {
                 }
             }
         }
+        let floating = (others - placed_running.iter().sum::<f64>()).max(0.0) / cores;
         Self {
+            floating,
             own: own_running * worth,
             own_running,
             own_cores: own_running / density.max(1.0),
@@ -303,12 +307,8 @@ impl Demand {
             .filter_map(|i| domains.list.get(*i))
             .map(|d| d.cores)
             .sum();
-        let placed: f64 = self.placed_running.iter().sum();
         let here: f64 = positions.iter().filter_map(|i| self.placed_running.get(*i)).sum();
-        // Those that are placed nowhere run everywhere.
-        let floating = (self.density * f64::from(domains.cores) - self.own_running - placed).max(0.0);
-        let density =
-            (self.own_running + here) / f64::from(cores.max(1)) + floating / f64::from(domains.cores.max(1));
+        let density = (self.own_running + here) / f64::from(cores.max(1)) + self.floating;
         let worth = domains.worth(density);
         Self {
             own: self.own_running * worth,
