@@ -154,6 +154,8 @@ pub struct Engine {
     pub(crate) short_since: Option<Nanoseconds>,
     /// Readers that were proven to take a program's memory.
     pub(crate) recall: Recall,
+    /// How old readers became that ended while they were tried.
+    pub(crate) short_lived: relief::ShortLived,
     /// The controllers at work.
     pub(crate) steered: Vec<Steered>,
     pub(crate) out: Vec<Command>,
@@ -208,6 +210,7 @@ impl Engine {
             short_at: None,
             short_since: None,
             recall: Recall::remember(memory.readers),
+            short_lived: relief::ShortLived::new(),
             steered: Vec::new(),
             out: Vec::new(),
             policy,
@@ -259,7 +262,9 @@ impl Engine {
             .map(|w| w.workload.id.clone())
             .collect();
         let is_in_a_hurry = self.in_a_hurry() || self.recall.is_in_a_hurry(self.now);
-        let scan_s = if self.short_of_memory() || is_in_a_hurry {
+        // While a reader is contained on trial no further one is.
+        let is_looked_for = self.short_of_memory() && !self.protects_on_trial();
+        let scan_s = if is_looked_for || is_in_a_hurry {
             self.policy.scan_interval_s.min(relief::SCAN_SHORT_S)
         } else {
             self.policy.scan_interval_s
@@ -626,6 +631,7 @@ impl Engine {
 
     /// The workload ended.
     fn vanish(&mut self, id: &WorkloadId) {
+        self.reader_is_gone(id);
         if let Some(w) = self.workloads.get_mut(id) {
             w.gone = true;
             for meter in std::mem::take(&mut w.open) {
@@ -1630,7 +1636,8 @@ impl Engine {
                 let is_expected = || self.recall.expects(other);
                 *other != id && !w.gone && (w.load.cpus >= self.policy.cpu_min || reads() || is_expected())
             })
-            .map(|(other, w)| Neighbour {
+            .map(|(other, w)| (other, w, self.is_proven(id, other)))
+            .map(|(other, w, is_proven)| Neighbour {
                 id: other.clone(),
                 cpus: w.load.cpus,
                 resident: w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident),
@@ -1639,8 +1646,10 @@ impl Engine {
                 interval: w.sample.as_ref().map_or(Nanoseconds::ZERO, |s| s.interval),
                 kind: w.workload.kind,
                 processes: w.workload.processes.clone(),
-                left_alone: self.opted_out(&w.workload),
-                is_proven: self.is_proven(id, other),
+                left_alone: self
+                    .opted_out(&w.workload)
+                    .or_else(|| self.over_too_soon(w).filter(|_| !is_proven)),
+                is_proven,
                 read_so_far: self.recall.read_by(other),
             })
             .collect();

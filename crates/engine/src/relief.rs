@@ -10,6 +10,9 @@
 //! off; memory pressure, which puts other trials off, is the reason for this one; a running trial of something else makes
 //! way; work per second judges, since the loss is waiting and not CPU time; and neighbours whose meter is found during
 //! the trial become guardrails from then on, because the reader was of no interest before.
+//!
+//! A reader that ends before its trial has shown anything is no use to try, and one after another would use up the trials of an
+//! hour: where that happened, the next one of that program is tried when it is a good deal older than that one became.
 
 use crate::blocks::Objective;
 use crate::engine::Engine;
@@ -25,6 +28,7 @@ use homeostat_model::{
     WorkloadSample,
 };
 use homeostat_statistics::block_length::Choice;
+use std::collections::BTreeMap;
 
 /// From this many pages a second that are needed again after they were taken, memory is short …
 const REFAULTS_SHORT: f64 = 50.0;
@@ -32,7 +36,8 @@ const REFAULTS_SHORT: f64 = 50.0;
 const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
 /// Whether it is, is looked at this often, at least (seed 003: every 4 seconds); it costs some 100 µs.
 pub(crate) const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(4);
-/// While it is, all processes are looked at at least so often (seconds): who reads is seen from two looks.
+/// While it is and nobody is protected on trial, all processes are looked at at least so often (seconds): who reads is seen from
+/// two looks.
 pub(crate) const SCAN_SHORT_S: f64 = 2.0;
 /// For so long after it became short, scans of all processes may cost more.
 const HURRY: Nanoseconds = Nanoseconds::from_secs(300);
@@ -52,6 +57,22 @@ const MEASURED_S: f64 = 5.0;
 /// Expected standard deviation of the difference of two blocks (log units). A guess, which sets the stakes only.
 const SCALE: f64 = 0.5;
 
+/// Readers that ended younger than this while they were tried are over before anything can be proven of them: the next one of
+/// that program …
+const SHORT_LIFE: Nanoseconds = Nanoseconds::from_secs(30);
+/// … has to be so many times as old before it is tried as that one was when it was seen last …
+const SHORT_LIFE_TIMES: u64 = 4;
+/// … but not older than this.
+const SHORT_LIFE_AWAITED_MAX: Nanoseconds = Nanoseconds::from_secs(60);
+/// … and that for so long: then one of them may show that this has changed.
+const SHORT_LIFE_FOR: Nanoseconds = Nanoseconds::from_secs(3600);
+/// Programs of which that is remembered.
+const SHORT_LIVED_MAX: usize = 256;
+
+/// Readers that ended while they were tried, by their executable: how old the oldest was when it was seen last, and when the
+/// first was.
+pub(crate) type ShortLived = BTreeMap<String, (Nanoseconds, Nanoseconds)>;
+
 /// Effects on which the bets are tuned (log units): what is lost and comes back is a tenth to all of the work, and so is the
 /// noise. The usual targets, up to a fifth, would stake next to nothing against that.
 pub(crate) const TARGETS: [f64; 5] = [0.1, 0.3, 0.7, 1.4, 2.0];
@@ -65,7 +86,12 @@ impl Engine {
     /// Whether memory has become short not long ago, and nobody is protected yet: then it is looked more often who takes it.
     pub(crate) fn in_a_hurry(&self) -> bool {
         let is_new = self.short_since.is_some_and(|at| self.now - at < HURRY);
-        is_new && self.short_of_memory() && !self.experiments.values().any(|e| e.setup.urgent)
+        is_new && self.short_of_memory() && !self.protects_on_trial()
+    }
+
+    /// Whether somebody is protected in a trial that runs.
+    pub(crate) fn protects_on_trial(&self) -> bool {
+        self.experiments.values().any(|e| e.setup.urgent)
     }
 
     /// Notes whether the last interval shows a shortage.
@@ -153,6 +179,60 @@ impl Engine {
                 of_it.count() < READERS_MAX
             }
             _ => self.has_enough(id, strategy).is_none(),
+        }
+    }
+
+    /// Why a workload is not tried as a reader yet: those of its program were over before a trial showed anything, and it is
+    /// not much older than they became.
+    pub(crate) fn over_too_soon(&self, w: &Watched) -> Option<String> {
+        let (lived, since) = self.short_lived.get(&w.workload.executable)?;
+        let awaited = (*lived * SHORT_LIFE_TIMES).min(SHORT_LIFE_AWAITED_MAX);
+        let age = w.sample.as_ref().map_or(Nanoseconds::ZERO, |s| s.age);
+        (self.now - *since < SHORT_LIFE_FOR && age < awaited).then(|| {
+            format!(
+                "what {} reads was over before a trial showed anything, {lived} after its start or soon after; one that runs \
+                 for {awaited} is tried",
+                w.workload.program
+            )
+        })
+    }
+
+    /// A workload is gone. Where it is a reader that is being tried the trial is over, so that the next one is not left alone
+    /// until the next coin.
+    pub(crate) fn reader_is_gone(&mut self, id: &WorkloadId) {
+        let is_it = |action: &ActionId| {
+            let target = self.changes.get(action).map(|c| &c.target);
+            matches!(target, Some(Target::Reader(r)) if r.workload == *id)
+        };
+        let trials: Vec<ExperimentId> = self
+            .experiments
+            .iter()
+            .filter(|(_, e)| e.setup.urgent && e.actions().iter().any(is_it))
+            .map(|(trial, _)| *trial)
+            .collect();
+        if !trials.is_empty() {
+            self.note_short_life(id);
+        }
+        for trial in trials {
+            self.abort(trial, format!("its reader {id} has ended"));
+        }
+    }
+
+    /// Remembers how old a reader was that ended while it was tried.
+    pub(crate) fn note_short_life(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get(id) else { return };
+        let age = w.sample.as_ref().map_or(Nanoseconds::ZERO, |s| s.age);
+        let executable = w.workload.executable.clone();
+        if age >= SHORT_LIFE {
+            self.short_lived.remove(&executable);
+            return;
+        }
+        let now = self.now;
+        self.short_lived
+            .retain(|_, (_, since)| now - *since < SHORT_LIFE_FOR);
+        if self.short_lived.len() < SHORT_LIVED_MAX || self.short_lived.contains_key(&executable) {
+            let (oldest, _) = self.short_lived.entry(executable).or_insert((age, now));
+            *oldest = age.max(*oldest);
         }
     }
 

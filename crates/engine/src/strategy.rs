@@ -78,7 +78,7 @@ pub struct Neighbour {
     pub kind: WorkloadKind,
     /// Its processes, oldest first.
     pub processes: Vec<ProcessId>,
-    /// Why nobody is to touch it, if a person said so.
+    /// Why nobody is to touch it: a person said so, or what its program reads was over so far before a trial showed anything.
     pub left_alone: Option<String>,
     /// Whether a trial has proven that what it reads costs the workload in question its memory.
     pub is_proven: bool,

@@ -1133,6 +1133,14 @@ impl Engine {
         };
         match id {
             Some(id) => {
+                let reader = match self.changes.get(&action).map(|c| &c.target) {
+                    Some(Target::Reader(r)) if fault.kind == FaultKind::Vanished => Some(r.workload.clone()),
+                    _ => None,
+                };
+                // It has ended, and no scan has seen that yet.
+                if let Some(reader) = reader {
+                    self.note_short_life(&reader);
+                }
                 self.blame(id, action);
                 if let Some(e) = self.experiments.get_mut(&id) {
                     e.not_now |= fault.kind == FaultKind::Busy && e.begins();

@@ -384,6 +384,12 @@ fn refusal(reader: &Neighbour) -> Option<String> {
     None
 }
 
+/// The name of a workload without the number of its process: what is advised of a program that runs again and again is
+/// said, and muted, once.
+fn without_process(id: &str) -> &str {
+    id.rsplit_once('[').map_or(id, |(program, _)| program)
+}
+
 fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Opinion {
     let why = refusal(reader).unwrap_or_default();
     let is_of_others = reader.left_alone.is_none() && starts_readers(reader);
@@ -394,13 +400,13 @@ fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64)
         )
     } else {
         format!(
-            "{loss}, while {} reads {rate:.0} MiB/s from storage from beginning to end, which may not be touched: {why}",
+            "{loss}, while {} reads {rate:.0} MiB/s from storage from beginning to end, which is left alone: {why}",
             reader.id
         )
     };
     Opinion::Decline(Declined {
         advice: vec![Advice {
-            id: format!("file_cache/reader/{}", reader.id),
+            id: format!("file_cache/reader/{}", without_process(reader.id.as_str())),
             workload: Some(seen.workload.id.clone()),
             finding: finding.clone(),
             remedy: if is_of_others {
@@ -599,8 +605,15 @@ mod tests {
             ),
             (|n| n.processes.clear(), "0 processes"),
         ] {
-            let declined = scene().with(|s| change(reader(s))).declined(&FileCache);
+            let declined = scene()
+                .with(|s| {
+                    change(reader(s));
+                    reader(s).id = "tar[7]".into();
+                })
+                .declined(&FileCache);
             assert!(declined.reason.contains(why), "{}", declined.reason);
+            // The tar of the next minute is no news.
+            assert_eq!(declined.advice[0].id, "file_cache/reader/tar");
             assert!(declined.advice[0].remedy.contains("MemoryHigh"));
         }
     }

@@ -60,6 +60,9 @@ struct Plant {
     scanned: u64,
     short: Option<u64>,
     contains: BTreeMap<ActionId, bool>,
+    /// The process of the reader that an action is about, and since when the one runs that reads now.
+    whose: BTreeMap<ActionId, i32>,
+    reads_since: u64,
     contained_at: Vec<u64>,
     open: BTreeSet<WorkloadId>,
     pending: Vec<Event>,
@@ -131,6 +134,8 @@ impl Plant {
             scanned: 0,
             short: None,
             contains: BTreeMap::new(),
+            whose: BTreeMap::new(),
+            reads_since: 0,
             contained_at: vec![],
             open: BTreeSet::new(),
             pending: vec![],
@@ -141,7 +146,14 @@ impl Plant {
         }
     }
 
+    /// Whether the reader that runs now is contained.
     fn is_contained(&self) -> bool {
+        let is_its = |id: &ActionId| self.reader.is_some() && self.whose.get(id).copied() == self.reader;
+        self.contains.iter().any(|(id, on)| *on && is_its(id))
+    }
+
+    /// Whether any containment is in force, of whomever.
+    fn is_any_in_force(&self) -> bool {
         self.contains.values().any(|on| *on)
     }
 
@@ -194,7 +206,7 @@ impl Plant {
         let length = Nanoseconds::from_secs(self.second - before.at);
         let mut seen = vec!["program", "tar"];
         seen.retain(|name| *name == "program" || self.reader.is_some());
-        seen.retain(|name| scan || plan.detail.iter().any(|id| id.as_str() == *name));
+        seen.retain(|name| scan || plan.detail.iter().any(|id| id.as_str().starts_with(*name)));
         let snapshot = Snapshot {
             at: Nanoseconds::from_secs(self.second),
             unix_seconds: self.second,
@@ -229,23 +241,30 @@ impl Plant {
     }
 
     fn workloads(&self) -> Vec<Workload> {
-        let workload = |name: &str, pid: i32, tuned: Option<&str>| Workload {
-            id: name.into(),
+        let workload = |name: &str, pid: i32, tuned: Vec<String>| Workload {
+            id: id_of(name, pid),
             kind: WorkloadKind::ProcessGroup,
             fingerprint: Fingerprint::new(name),
             program: name.into(),
             executable: name.into(),
             processes: vec![ProcessId { pid, start_ticks: 1 }],
             choice: OperatorChoice {
-                tuned: tuned.into_iter().map(str::to_owned).collect(),
+                tuned,
                 ..OperatorChoice::default()
             },
         };
         // What the effector says of a containment whose reader has ended.
-        let is_over = self.reader.is_none() && !self.contains.is_empty();
-        let tuned = is_over.then_some("memory_containment: tar: it has ended");
+        let is_gone = |id: &&ActionId| self.reader.is_none() || self.whose.get(id).copied() != self.reader;
+        let ended = self
+            .contains
+            .keys()
+            .filter(is_gone)
+            .filter_map(|id| self.whose.get(id));
+        let tuned = ended
+            .map(|pid| format!("memory_containment: {}: it has ended", id_of("tar", *pid)))
+            .collect();
         let mut list = vec![workload("program", 100, tuned)];
-        list.extend(self.reader.map(|pid| workload("tar", pid, None)));
+        list.extend(self.reader.map(|pid| workload("tar", pid, vec![])));
         list
     }
 
@@ -258,7 +277,7 @@ impl Plant {
         let known = self.before.insert(name, now);
         let before = known.unwrap_or(now);
         let interval = Nanoseconds::from_secs(now.at - before.at);
-        let id = WorkloadId::new(name);
+        let id = id_of(name, self.reader.unwrap_or_default());
         let read = Bytes(((now.read_mib - before.read_mib) * MIB) as u64);
         let faults = now.faults - before.faults;
         // A program that waits uses next to no CPU time, and one that reads little.
@@ -272,7 +291,11 @@ impl Plant {
         };
         WorkloadSample {
             interval,
-            age: Nanoseconds::from_secs(self.second + 100),
+            age: Nanoseconds::from_secs(if is_reader {
+                self.second - self.reads_since
+            } else {
+                self.second + 100
+            }),
             processes: 1,
             threads: 1,
             cpu: Nanoseconds::from_secs_f64(interval.as_secs_f64() * cpus),
@@ -329,7 +352,14 @@ impl Plant {
                     self.open.remove(&id);
                 }
                 Command::Apply(action) => {
-                    assert!(matches!(&action.target, Target::Reader(r) if r.workload.as_str() == "tar"));
+                    let reader = match &action.target {
+                        Target::Reader(reader) => Some(reader),
+                        _ => None,
+                    };
+                    let is_tar = reader.is_some_and(|r| r.workload.as_str().starts_with("tar["));
+                    assert!(is_tar, "another target: {action:?}");
+                    let pids = reader.into_iter().flat_map(|r| &r.processes);
+                    self.whose.extend(pids.map(|p| (action.id, p.pid)));
                     self.contained_at.push(self.second);
                     self.contains.insert(action.id, false);
                     self.note_recall(action.id);
@@ -372,17 +402,18 @@ impl Plant {
 
     /// What the machine makes of it: what was asked for, as a rule.
     fn carry_out(&mut self, id: ActionId, direction: Direction) {
+        let is_gone = self.reader.is_none() || self.whose.get(&id).copied() != self.reader;
+        if direction == Direction::Apply && is_gone {
+            let fault = Fault {
+                kind: FaultKind::Vanished,
+                text: "the reader has ended".into(),
+            };
+            self.pending.push(Event::Settled(id, direction, Err(fault)));
+            return;
+        }
         if let Some(f) = &mut self.faults {
             f.late.retain(|(_, of, _)| *of != id);
             match f.below(60) {
-                _ if direction == Direction::Apply && self.reader.is_none() => {
-                    let fault = Fault {
-                        kind: FaultKind::Vanished,
-                        text: "the reader has ended".into(),
-                    };
-                    self.pending.push(Event::Settled(id, direction, Err(fault)));
-                    return;
-                }
                 0 => {
                     let kinds = [
                         FaultKind::Vanished,
@@ -459,7 +490,7 @@ impl Plant {
             self.done(id, direction);
         }
         assert!(
-            !(is_quiet && self.is_contained()),
+            !(is_quiet && self.is_any_in_force()),
             "at {second}: {:?}",
             self.contains
         );
@@ -498,18 +529,25 @@ impl Plant {
         }
     }
 
-    /// The reader comes, as another process each time, and ends; then a day passes.
+    /// A reader starts, as another process each time.
+    fn starts_to_read(&mut self) {
+        self.before.remove("tar");
+        self.reads_since = self.second;
+        self.reader = Some(200 + self.second as i32);
+    }
+
+    /// The reader comes and ends; then a day passes.
     fn night(&mut self) -> Night {
         let (trials, lost, began) = (self.trials, self.lost_s, self.second);
         self.contained_at.clear();
-        self.reader = Some(200 + (self.second % 10_000) as i32);
+        self.starts_to_read();
         self.run(NIGHT_S);
         // What it leaves behind nobody uses.
         self.reader = None;
         self.before.remove("tar");
         self.unused_mib = self.all_unused_mib;
         self.run(DAY_S);
-        assert!(!self.is_contained(), "nothing stays after the reader");
+        assert!(!self.is_any_in_force(), "nothing stays after the reader");
         Night {
             lost_s: self.lost_s - lost,
             contained_after: self.contained_at.first().map(|at| at - began),
@@ -525,6 +563,14 @@ struct Night {
     /// Seconds until the reader was contained first.
     contained_after: Option<u64>,
     trials: u32,
+}
+
+/// A reader is another workload each time.
+fn id_of(name: &str, pid: i32) -> WorkloadId {
+    match name {
+        "tar" => WorkloadId::new(format!("{name}[{pid}]")),
+        _ => WorkloadId::new(name),
+    }
 }
 
 /// The mind with the one strategy that this is about.
@@ -651,8 +697,8 @@ fn whatever_goes_wrong_it_is_recalled_on_a_verdict_that_holds_and_released_when_
         let mut plant = Plant::new(Memory::default());
         plant.faults = Some(Faults::new(seed));
         plant.run(600);
-        for night in 0..6 {
-            plant.reader = Some(200 + night);
+        for _ in 0..6 {
+            plant.starts_to_read();
             // Some end before anything can be done about them.
             let length = plant.faults.as_mut().unwrap().below(NIGHT_S);
             plant.run(length);
@@ -670,10 +716,33 @@ fn whatever_goes_wrong_it_is_recalled_on_a_verdict_that_holds_and_released_when_
 }
 
 #[test]
+fn readers_that_are_over_before_they_are_tried_do_not_use_up_the_trials() {
+    let mut plant = Plant::new(Memory::default());
+    plant.run(DAY_S);
+    plant.unused_mib = 0.0;
+    // A shell that runs one after another, for an hour; what each leaves behind the next one takes.
+    for _ in 0..360 {
+        plant.starts_to_read();
+        plant.run(10);
+    }
+    assert!((1..=3).contains(&plant.trials), "{}", plant.trials);
+    println!("an hour of readers of 10 s each: {} trials", plant.trials);
+    // One that stays is tried, if a little later.
+    let trials = plant.trials;
+    plant.contained_at.clear();
+    plant.starts_to_read();
+    let began = plant.second;
+    plant.run(60);
+    assert_eq!(plant.trials, trials + 1);
+    let after = plant.contained_at.first().unwrap() - began;
+    assert!(after <= 45, "contained after {after} s");
+}
+
+#[test]
 fn a_reader_that_was_never_proven_is_not_looked_for() {
     let mut plant = Plant::new(Memory::default());
     plant.run(DAY_S);
-    plant.reader = Some(200);
+    plant.starts_to_read();
     plant.run(10);
     let plan = plant.engine.sampling();
     assert!(!plan.reads && !plan.in_a_hurry);
