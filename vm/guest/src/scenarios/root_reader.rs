@@ -152,6 +152,8 @@ pub(super) fn reader_is_contained_while_swap_is_full(context: &Context) -> Resul
     let _swap = Swap::on(context)?;
     let room = Room::start(context)?;
     let ballast = Swap::fill()?;
+    // Should the rest not end, it is told how far it came.
+    context.note("swap is full");
     room.contain_and_end(context, ballast, End::Stopped)
 }
 
@@ -215,6 +217,7 @@ impl Room {
             Ok(group_of(reader.pid())?.starts_with("/homeostat-reader-") && limited()?)
         })?;
         let after = started.elapsed();
+        context.note(&format!("contained after {:.0} s", after.as_secs_f64()));
         let swap_free = meminfo_mib("SwapFree:")?;
         ensure!(
             end != End::Stopped || swap_free <= SWAP_STILL_FULL_MIB,
