@@ -1549,6 +1549,7 @@ impl Engine {
             held: &held,
             known,
             refused: &refused,
+            wanted_by_others: w.asked_for_room.as_ref().map_or(&[], |r| &r.cpus),
         };
         Some(question(strategy, &seen))
     }

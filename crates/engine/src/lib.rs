@@ -40,6 +40,7 @@ mod recall;
 mod recovery;
 mod relief;
 mod rollout;
+mod room;
 mod series;
 mod trials;
 mod views;

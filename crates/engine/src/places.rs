@@ -12,24 +12,40 @@ use crate::strategy::RefusedPlace;
 use crate::watched::Watched;
 use homeostat_model::action::Target;
 use homeostat_model::{CpuId, Nanoseconds, StrategyId, Verdict, WorkloadId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// So many places are tried for one program before the back-off of the strategy counts.
 const PLACES_MAX: usize = 3;
 
-/// Where each member of a trial is kept, and whether its memory goes along.
-pub(crate) type Places = BTreeMap<WorkloadId, (Vec<CpuId>, bool)>;
+/// Where one member of a trial is kept.
+#[derive(Clone, Debug)]
+struct Place {
+    cpus: Vec<CpuId>,
+    with_memory: bool,
+    /// Threads of it that ran or waited for a CPU before, on average.
+    runnable: f64,
+}
 
-/// The places that these pieces are about.
-pub(crate) fn of(pieces: &[Piece]) -> Places {
-    let place = |piece: &Piece| match &piece.target {
-        Target::Cpus(cpus) if piece.effector.as_str() == PLACEMENT => {
-            let place = (cpus.clone(), piece.arguments.contains_key("memory"));
-            Some((piece.workload.clone(), place))
-        }
-        _ => None,
-    };
-    pieces.iter().filter_map(place).collect()
+/// Where the members of a trial are kept, if that is the change.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places(BTreeMap<WorkloadId, Place>);
+
+impl Places {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The CPUs of all of them, in order.
+    pub(crate) fn cpus(&self) -> Vec<CpuId> {
+        let all: BTreeSet<CpuId> = self.0.values().flat_map(|p| p.cpus.iter().copied()).collect();
+        all.into_iter().collect()
+    }
+
+    /// Threads of each member that ran or waited for a CPU before.
+    pub(crate) fn runnable(&self) -> BTreeMap<WorkloadId, f64> {
+        let of = |(id, place): (&WorkloadId, &Place)| (id.clone(), place.runnable);
+        self.0.iter().map(of).collect()
+    }
 }
 
 /// A place that was refused, and until when that counts: as long as the back-off of that verdict.
@@ -40,13 +56,30 @@ pub(crate) struct Refused {
 }
 
 impl Engine {
+    /// The places that these pieces are about.
+    pub(crate) fn places_of(&self, pieces: &[Piece]) -> Places {
+        let place = |piece: &Piece| match &piece.target {
+            Target::Cpus(cpus) if piece.effector.as_str() == PLACEMENT => {
+                let load = self.workloads.get(&piece.workload).map(|w| &w.load);
+                let place = Place {
+                    cpus: cpus.clone(),
+                    with_memory: piece.arguments.contains_key("memory"),
+                    runnable: load.map_or(0.0, |l| l.cpus * (1.0 + l.runqueue_wait)),
+                };
+                Some((piece.workload.clone(), place))
+            }
+            _ => None,
+        };
+        Places(pieces.iter().filter_map(place).collect())
+    }
+
     /// Notes the place at which a trial kept the workload, when it ended without a gain: by its verdict, or because that place
     /// itself made the trial impossible.
     pub(crate) fn note_refused_place(&mut self, e: &Experiment, workload: &WorkloadId, verdict: Verdict) {
         if verdict == Verdict::Accepted || (verdict == Verdict::Aborted && !e.own_end) {
             return;
         }
-        let Some((cpus, with_memory)) = e.setup.places.get(workload).cloned() else {
+        let Some(place) = e.setup.places.0.get(workload).cloned() else {
             return;
         };
         let (now, until) = (self.now, self.now + self.back_off(verdict, 1));
@@ -55,8 +88,8 @@ impl Engine {
             refused.retain(|r| now < r.until);
             refused.push(Refused {
                 place: RefusedPlace {
-                    cpus,
-                    with_memory,
+                    cpus: place.cpus,
+                    with_memory: place.with_memory,
                     verdict,
                     for_a_neighbour: e.hindered,
                 },

@@ -321,7 +321,7 @@ impl Engine {
             plain: None,
             reader: Some(pair.1.clone()),
             contained: crate::trials::contained_by(&proposal.target),
-            places: Places::new(),
+            places: Places::default(),
         };
         let mut e = Experiment::new(setup, Breaker::new(choice.scale_5s));
         e.washout = proven.washout;

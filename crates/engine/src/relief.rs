@@ -344,9 +344,7 @@ impl Engine {
         if w.open != [meter.clone()] {
             return false;
         }
-        let looks = |e: &&mut Experiment| {
-            e.setup.urgent && !e.setup.panel.has(id) && e.looks_at().any(|other| other == id)
-        };
+        let looks = |e: &&mut Experiment| !e.setup.panel.has(id) && e.looks_at().any(|other| other == id);
         match self.experiments.values_mut().find(looks) {
             Some(e) => {
                 e.borrowed.push((id.clone(), meter));

@@ -96,9 +96,8 @@ pub struct Held {
     pub target: Target,
     /// Its proven effect.
     pub effect: Effect,
-    /// How long its threads waited for a CPU soon after it was accepted, relative to the time they ran; 0 where that is not
-    /// known yet.
-    pub waited: f64,
+    /// How many of its threads ran or waited for a CPU before a place was tried, on average; 0 where that is not known.
+    pub runnable: f64,
 }
 
 /// A place that was tried for the workload and refused. Another one may serve all the same.
@@ -145,6 +144,9 @@ pub struct Seen<'a> {
     pub known: Option<Effect>,
     /// Places that this strategy proposed for it and that were refused, oldest first.
     pub refused: &'a [RefusedPlace],
+    /// CPUs on which others would gain, were it not for what this workload lost by it in a trial: whether it can keep off those.
+    /// Mostly empty.
+    pub wanted_by_others: &'a [CpuId],
 }
 
 /// What a strategy says.

@@ -5,7 +5,6 @@ use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
-use crate::places;
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
 use crate::relief;
@@ -103,6 +102,7 @@ impl Engine {
             }
             return;
         }
+        self.forget_who_asked_for_room();
         let rank = |w: &crate::watched::Watched| {
             let p = w.proposed.as_ref()?;
             let known = self
@@ -123,6 +123,7 @@ impl Engine {
                     && !w.gone
                     && !self.something_leaves(id)
                     && !self.awaits_company(id, w)
+                    && !self.only_makes_room(w)
             })
             .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
             .max_by(|(a, _), (b, _)| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
@@ -267,6 +268,9 @@ impl Engine {
                 },
             );
         }
+        if self.only_makes_room(w) {
+            return Some("it makes room for others, and is tried together with them only".to_owned());
+        }
         if self.awaits_company(id, w) {
             let left = (p.at + COMPANY_AWAITED).saturating_sub(self.now);
             return Some(format!(
@@ -285,7 +289,7 @@ impl Engine {
     }
 
     /// Puts the question to the strategies once more.
-    fn ask_again(&mut self, id: &WorkloadId) {
+    pub(crate) fn ask_again(&mut self, id: &WorkloadId) {
         let now = self.now;
         let improved = self.guards.any(id);
         let Some(w) = self.workloads.get_mut(id) else {
@@ -702,7 +706,7 @@ impl Engine {
         self.next_action += pieces.len().max(1) as u64;
         let reader = pieces.iter().find_map(|p| self.reader_of(&p.target));
         let contained = pieces.iter().find_map(|p| contained_by(&p.target));
-        let places = places::of(&pieces);
+        let places = self.places_of(&pieces);
         let (rails, borrowed) = if kind == ExperimentKind::Placebo {
             (Vec::new(), Vec::new())
         } else {
@@ -1498,6 +1502,7 @@ impl Engine {
             }
         }
         self.note_hindered(&e, &living);
+        self.ask_for_room(&e, &living);
     }
 
     /// The change stays, under guard.

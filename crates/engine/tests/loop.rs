@@ -109,8 +109,8 @@ impl Strategy for Sparing {
     }
 }
 
-/// A strategy whose change is too small for a program that uses more than a CPU and a half, or whose threads wait much longer
-/// than when it was accepted.
+/// A strategy whose change is too small for a program that uses more than a CPU and a half, or of which more threads want to run
+/// than before it was tried.
 struct Narrow(Custom);
 
 impl Strategy for Narrow {
@@ -127,8 +127,8 @@ impl Strategy for Narrow {
         self.0.consider(seen)
     }
     fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
-        let waited = seen.held.last().map_or(0.0, |h| h.waited);
-        let waits = seen.load.runqueue_wait >= waited + 0.2;
+        let before = seen.held.last().map_or(0.0, |h| h.runnable);
+        let waits = seen.load.cpus * (1.0 + seen.load.runqueue_wait) >= before + 0.6;
         (seen.load.cpus > 1.5 || waits).then(|| "it has outgrown that".to_owned())
     }
 }
@@ -283,6 +283,8 @@ struct World {
     common: BTreeMap<&'static str, f64>,
     /// A change of this effector on any other plant hurts this plant by so much.
     hurts: Vec<(&'static str, &'static str, f64)>,
+    /// A plant that has such a change itself is not hurt by those of others.
+    spares_who_moves: bool,
     /// Seconds that a change by an effector takes in either direction.
     slow: BTreeMap<&'static str, u64>,
     /// Seconds that a change by an effector takes for all of the plant's gain, at a steady pace.
@@ -360,6 +362,7 @@ impl World {
             actions: BTreeMap::new(),
             common: BTreeMap::new(),
             hurts: vec![],
+            spares_who_moves: false,
             slow: BTreeMap::new(),
             paced: BTreeMap::new(),
             moving: BTreeMap::new(),
@@ -594,8 +597,10 @@ impl World {
             factor *= (1.0 + gain).powf(share);
         }
         for (effector, victim, loss) in &self.hurts {
-            let by_others = self.changed_by(effector).iter().any(|w| w.as_str() != *victim);
-            if *victim == plant.name && by_others {
+            let changed = self.changed_by(effector);
+            let by_others = changed.iter().any(|w| w.as_str() != *victim);
+            let spared = self.spares_who_moves && changed.iter().any(|w| w.as_str() == *victim);
+            if *victim == plant.name && by_others && !spared {
                 factor *= 1.0 - loss;
             }
         }
@@ -2129,10 +2134,10 @@ fn a_neighbour_that_loses_after_the_change_was_accepted_ends_it() {
 fn a_change_that_is_outgrown_goes_after_a_while_and_not_because_of_a_moment() {
     let placement = Custom {
         looks: true,
-        ..custom("place", vec![cpus(0..2)])
+        ..custom("thread_placement", vec![cpus(0..2)])
     };
     let mut mover = plant("mover", 0.0);
-    mover.gains = vec![("place", 0.20, 2.0)];
+    mover.gains = vec![("thread_placement", 0.20, 2.0)];
     let mut world = World::with(
         vec![Box::new(Narrow(placement))],
         vec![mover],
@@ -2159,13 +2164,13 @@ fn a_change_that_is_outgrown_goes_after_a_while_and_not_because_of_a_moment() {
 }
 
 #[test]
-fn threads_that_waited_as_long_when_it_was_proven_have_not_outgrown_it() {
+fn as_many_threads_as_ran_before_it_was_tried_have_not_outgrown_it() {
     let placement = Custom {
         looks: true,
-        ..custom("place", vec![cpus(0..2)])
+        ..custom("thread_placement", vec![cpus(0..2)])
     };
     let mover = Plant {
-        gains: vec![("place", 0.20, 2.0)],
+        gains: vec![("thread_placement", 0.20, 2.0)],
         waits: 0.4,
         ..plant("mover", 0.0)
     };
@@ -2173,7 +2178,7 @@ fn threads_that_waited_as_long_when_it_was_proven_have_not_outgrown_it() {
     let mut world = World::with(strategies, vec![mover], policy(), Memory::default());
     world.run(1000);
     assert_eq!(world.stage("mover"), Stage::Improved, "{:#?}", world.stories);
-    world.plants[0].waits = 0.7;
+    world.plants[0].waits = 1.5;
     world.run(200);
     assert!(world.on.is_empty(), "{:#?}", world.stories);
 }
@@ -2220,6 +2225,80 @@ fn what_failed_for_a_neighbours_sake_is_tried_again_when_somebody_else_has_moved
     assert_eq!(late, [Verdict::Accepted], "{story}");
     assert_eq!(mover, [Verdict::Inconclusive, Verdict::Accepted], "{story}");
     assert!(story.contains("given up for a neighbour's sake"), "{story}");
+}
+
+/// A strategy that proposes a place to whom it serves, and to others only when they are asked to make room.
+struct MakesRoom;
+
+impl Strategy for MakesRoom {
+    fn id(&self) -> StrategyId {
+        "thread_placement".into()
+    }
+    fn summary(&self) -> &'static str {
+        "test"
+    }
+    fn applicable(&self, _: &Machine) -> Result<(), String> {
+        Ok(())
+    }
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
+        let joint = |target| Custom {
+            joint: true,
+            looks: true,
+            ..custom("thread_placement", vec![target])
+        };
+        if !seen.held.is_empty() {
+            Opinion::Decline(Declined::because("it has its place"))
+        } else if !seen.refused.is_empty() {
+            Opinion::Decline(Declined::because("it was refused"))
+        } else if seen.workload.program == "mover" {
+            joint(cpus(0..2)).consider(seen)
+        } else if seen.wanted_by_others.is_empty() {
+            Opinion::Decline(Declined::because("nothing to gain"))
+        } else {
+            assert_eq!(seen.wanted_by_others, [CpuId(0), CpuId(1)]);
+            joint(cpus(2..4)).consider(seen)
+        }
+    }
+    fn knows_other_places(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_neighbour_that_loses_by_a_place_is_asked_for_room_and_both_are_tried_as_one() {
+    let of = |hurts_both: bool| {
+        let mover = Plant {
+            gains: vec![("thread_placement", 0.20, 2.0)],
+            ..plant("mover", 0.0)
+        };
+        let plants = vec![mover, plant("neighbour", 0.0)];
+        let mut world = World::with(vec![Box::new(MakesRoom)], plants, policy(), Memory::default());
+        world.hurts = vec![("thread_placement", "neighbour", 0.15)];
+        world.spares_who_moves = !hurts_both;
+        world.run(1800);
+        world
+    };
+    let world = of(false);
+    let verdicts: Vec<_> = world.records.iter().filter_map(|r| r.verdict).collect();
+    assert_eq!(
+        verdicts,
+        [Verdict::Inconclusive, Verdict::Accepted],
+        "{:#?}",
+        world.stories
+    );
+    let joint = &world.records[world.records.len() - 1];
+    assert_eq!(joint.members.len(), 2, "{joint:?}");
+    let on = world.on.values().filter(|(_, on)| *on).count();
+    assert_eq!(on, 2);
+    // Where it loses all the same, it is asked once, and nothing stays.
+    let world = of(true);
+    let tried = world.records.iter().filter(|r| r.verdict.is_some()).count();
+    assert!(
+        (2..=3).contains(&tried),
+        "{tried}: {:#?}",
+        world.stories.join("\n")
+    );
+    assert!(world.on.values().all(|(_, on)| !on), "{:#?}", world.stories);
 }
 
 #[test]
@@ -2291,14 +2370,14 @@ fn a_place_that_cannot_be_compared_counts_among_those_that_were_refused() {
 
 #[test]
 fn what_has_outgrown_a_larger_place_does_not_go_back_to_a_smaller_one() {
-    let first = custom("place", vec![cpus(0..2)]);
+    let first = custom("thread_placement", vec![cpus(0..2)]);
     let wider = Custom {
-        effector: "place",
-        after: Some("place"),
+        effector: "thread_placement",
+        after: Some("thread_placement"),
         ..custom("wider", vec![cpus(0..6)])
     };
     let mover = Plant {
-        gains: vec![("place", 0.30, 8.0)],
+        gains: vec![("thread_placement", 0.30, 8.0)],
         ..plant("mover", 0.0)
     };
     let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(first), Box::new(Narrow(wider))];

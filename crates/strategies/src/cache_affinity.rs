@@ -50,8 +50,8 @@
 //!
 //! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
 //! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when
-//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle: then threads wait longer for a CPU than they did in the
-//! first minute after it was accepted.
+//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle: then threads wait longer for a CPU than as many
+//! as ran before it was tried would wait for each other there.
 //!
 //! ## Undo
 //! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
@@ -62,8 +62,10 @@
 //! minutes); Linux `sched_setaffinity(2)`.
 
 mod choice;
+mod step;
 
 use self::choice::{Candidate, FULL, Limits, Question, moved_to, name};
+pub(crate) use self::step::{Ask, Step};
 use crate::common::domains::{Demand, Domain, Domains, own_running};
 use crate::common::prediction::{self, Picture};
 use crate::common::{age_min, capable, cpu_list, gain_min, placed_by_a_person, too_young};
@@ -82,7 +84,8 @@ const SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
 const SPLIT: &str = "placement.threads.split";
 /// Running in the target already by this share means that there is nothing to do.
 const TOGETHER: f64 = 0.97;
-/// Threads wait this much more than when the place was accepted, relative to running, when it has become too small …
+/// Threads wait this much longer, relative to running, than those would take turns there that ran before, when the place has
+/// become too small …
 const OUTGROWN_WAIT: f64 = 0.2;
 /// … and use this share of its CPUs …
 const OUTGROWN_USE: f64 = 0.95;
@@ -332,17 +335,18 @@ pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
     newest(seen).map(|(cpus, _)| cpus)
 }
 
-/// The same, and how long its threads waited there at first.
+/// The same, and how many of its threads ran or waited before that place was tried.
 fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64)> {
     seen.held.iter().rev().find_map(|h| match &h.target {
-        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h.waited)),
+        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h.runnable)),
         _ => None,
     })
 }
 
-/// Whether the demand has outgrown the placement while there is room elsewhere.
+/// Whether the demand has outgrown the placement while there is room elsewhere. Threads that always run and were to take turns
+/// there wait as long as their number says; those of an offered load that the place cannot hold are more and more.
 pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
-    let (cpus, waited) = newest(seen)?;
+    let (cpus, runnable) = newest(seen)?;
     let given = cpus.len() as f64;
     let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.sample.interval.as_secs_f64();
@@ -350,7 +354,8 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
         return None;
     }
     let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
-    let full = seen.load.cpus >= OUTGROWN_USE * given && seen.load.runqueue_wait >= waited + OUTGROWN_WAIT;
+    let in_turns = (runnable / given - 1.0).max(0.0);
+    let full = seen.load.cpus >= OUTGROWN_USE * given && seen.load.runqueue_wait >= in_turns + OUTGROWN_WAIT;
     (full && busy < OUTGROWN_ELSEWHERE).then(|| {
         format!(
             "its demand has outgrown CPUs {}: {:.1} of {given} in use, threads wait {:.0} % of the time they run, \
@@ -398,13 +403,14 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     let now = Picture::of(locality);
     let question = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains));
     let best = question.best(question.candidates());
-    // Threads of a program that fits nowhere take turns only where that is sure to be worth it.
+    // Threads of a program that fits nowhere take turns only where much is promised for it.
     let squeezed = || {
         let bold = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains)).boldly();
-        let sure = SHARING_GAIN.value(policy);
-        bold.best(bold.candidates()).filter(|c| c.predicted.lower >= sure)
+        let most = SHARING_GAIN.value(policy);
+        bold.best(bold.candidates())
+            .filter(|c| c.predicted.estimate >= most)
     };
-    match best.or_else(squeezed) {
+    let opinion = match best.or_else(squeezed) {
         Some(best) if seen.known.is_some() || best.predicted.estimate >= GAIN_MIN.value(policy) => {
             let surer = best
                 .sharing
@@ -419,75 +425,15 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
                 open.then(|| grouping(seen, locality, &domains, &now))?
             })
             .unwrap_or_else(|| decline(too_big(&domains, &demand, &question.limits))),
-    }
-}
-
-/// The same question about a workload that is kept on some domains already: whether fewer of them would do, now that is
-/// seen how it runs there. `None` where there is nothing to choose from.
-pub(crate) fn choose_fewer(
-    seen: &Seen<'_>,
-    locality: &Locality,
-    kept: &[CpuId],
-    gain_min: &Setting,
-) -> Option<Opinion> {
-    let domains = Domains::of(seen.machine);
-    let positions = whole(&domains, kept)?;
-    if positions.len() < 2 {
-        return None;
-    }
-    // What an earlier step gave is no prediction of the next.
-    let seen = &Seen { known: None, ..*seen };
-    let everywhere = Demand::of(seen, &domains);
-    let mean = everywhere.busy(&domains);
-    let demand = everywhere.on(&domains, &positions);
-    let now = choice::moved_to(&Picture::of(locality), &choice::list(&domains, &positions));
-    let question = Question::of(seen, locality, &domains, &demand, &now, mean).boldly();
-    let best = question.best(question.candidates_among(&positions));
-    Some(match best {
-        Some(best) => propose(&question, best, gain_min),
-        None => decline(format!(
-            "no part of CPUs {} holds its demand of {:.1} cores ({:.1} running threads)",
-            cpu_list(kept),
-            demand.own,
-            demand.own_running
-        )),
-    })
-}
-
-/// The same question about a workload that is kept on some domains already: whether others, or more of them, would do better.
-/// `None` where it is kept on parts of domains, or on all.
-pub(crate) fn choose_elsewhere(
-    seen: &Seen<'_>,
-    locality: &Locality,
-    kept: &[CpuId],
-    gain_min: &Setting,
-) -> Option<Opinion> {
-    let domains = Domains::of(seen.machine);
-    let positions = whole(&domains, kept)?;
-    let seen = &Seen { known: None, ..*seen };
-    let everywhere = Demand::of(seen, &domains);
-    let mean = everywhere.busy(&domains);
-    let demand = everywhere.on(&domains, &positions);
-    let now = choice::moved_to(&Picture::of(locality), &choice::list(&domains, &positions));
-    let question = Question::of(seen, locality, &domains, &demand, &now, mean).leaving(positions);
-    let opinion = match question.best(question.candidates()) {
-        Some(best) => propose(&question, best, gain_min),
-        None => decline(format!(
-            "no other caches than those of CPUs {} are left for it",
-            cpu_list(kept)
-        )),
     };
-    Some(after_refused(seen, opinion))
-}
-
-/// The domains on which a workload is kept. `None` where it has parts of some, or all of them: what keeps each process on a place
-/// of its own names all CPUs.
-fn whole(domains: &Domains, kept: &[CpuId]) -> Option<Vec<usize>> {
-    let among = domains.among(kept);
-    let is_whole =
-        |(at, count): (&usize, &usize)| domains.list.get(*at).is_some_and(|d| d.cpus.len() == *count);
-    let is_place = !among.is_empty() && among.iter().all(is_whole) && !domains.is_all(kept);
-    is_place.then(|| among.into_keys().collect())
+    if seen.wanted_by_others.is_empty() || matches!(opinion, Opinion::Propose(_)) {
+        return opinion;
+    }
+    let question = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains)).making_room();
+    match question.best_without(&domains.among(seen.wanted_by_others)) {
+        Some(best) => propose(&question, best, &GAIN_MIN),
+        None => opinion,
+    }
 }
 
 /// The proposal to use that set, or why it is not made.
@@ -513,7 +459,7 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
         ));
     }
     let gain = seen.known.unwrap_or(best.predicted);
-    if seen.known.is_none() {
+    if seen.known.is_none() && !question.makes_room() {
         let least = gain_min.value(policy);
         if gain.estimate < least {
             return decline(format!(
@@ -548,8 +494,13 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
         Some(s) => format!("{:.1} times as many threads on a core as now", s.times),
         None => format!("{:.0} % of its cores used", best.used * 100.0),
     };
+    let why = if question.makes_room() {
+        "others gain on the CPUs that it leaves: "
+    } else {
+        ""
+    };
     let hypothesis = format!(
-        "{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {holds}{along}; memory \
+        "{why}{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {holds}{along}; memory \
          then local {:.0} % (predicted {gain})",
         demand.own_running,
         now.spread(),
@@ -1417,11 +1368,11 @@ mod tests {
         let why = scene.outgrown(&CacheAffinity).unwrap();
         assert!(why.contains("outgrown"), "{why}");
         assert_eq!(scene.unwanted(&CacheAffinity), None, "no person asked for it");
-        // Where they waited nearly as much when it was proven, it is as it was.
+        // Where as many ran before it was tried, it is as it was meant to be.
         let as_proven = latency().with(|s| {
             s.neighbours.clear();
             s.hold(ID, Target::Cpus(kept.clone()));
-            s.held[0].waited = 0.4;
+            s.held[0].runnable = 43.0;
             s.load.cpus = 31.5;
             s.load.runqueue_wait = 0.5;
             s.machine_sample.cpu_busy = Nanoseconds::from_secs(33);
@@ -1435,6 +1386,32 @@ mod tests {
         assert_eq!(calm.outgrown(&CacheAffinity), None);
         let full = scene.with(|s| s.machine_sample.cpu_busy = Nanoseconds::from_secs(62));
         assert_eq!(full.outgrown(&CacheAffinity), None);
+    }
+
+    #[test]
+    fn who_is_asked_for_room_keeps_off_those_cpus_though_it_gains_nothing_and_not_at_a_loss() {
+        // A program that computes: no place gives it anything.
+        let computes = |running: f64| {
+            Scene::new(machine(&chips(8, 8), 1), running, 4.0).with(|s| {
+                s.counters().memory_stall_share = 0.0;
+                s.counters().cache_to_cache_stall_share = 0.0;
+                s.neighbour(14.0, None);
+            })
+        };
+        let asked = |running: f64| {
+            computes(running).with(|s| {
+                s.wanted_by_others = (0..16).map(CpuId).collect();
+            })
+        };
+        assert!(matches!(
+            computes(30.0).opinion(&CacheAffinity),
+            Opinion::Decline(_)
+        ));
+        let p = asked(30.0).proposal(&CacheAffinity);
+        assert_eq!(cpus(&p), (16..64).collect::<Vec<u32>>(), "{}", p.hypothesis);
+        assert!(p.hypothesis.contains("others gain"), "{}", p.hypothesis);
+        // What is left is too little for it.
+        assert!(matches!(asked(60.0).opinion(&CacheAffinity), Opinion::Decline(_)));
     }
 
     #[test]

@@ -29,15 +29,11 @@
 //! ## References
 //! As cache_affinity. ASO placed a workload once (seed 000 §3.1); so does the profile `aso-classic`.
 
-use crate::cache_affinity;
-use crate::common::{cpu_list, placed_by_a_person};
-use homeostat_engine::{Declined, Opinion, Seen, Setting, Strategy};
+use crate::cache_affinity::{Ask, CacheAffinity, Step, outgrown};
+use homeostat_engine::{Opinion, Seen, Setting, Strategy};
 use homeostat_model::{Machine, StrategyId};
 
 pub(crate) const ID: &str = "consolidation";
-
-/// So many steps lie over a placement at most.
-const STEPS_MAX: usize = 3;
 
 const GAIN_MIN: Setting = Setting {
     strategy: ID,
@@ -47,6 +43,13 @@ const GAIN_MIN: Setting = Setting {
     low: 0.0,
     high: 10.0,
     help: "predicted gain from which it is tried (0.01 = 1 %; classic: never, ASO placed a workload once)",
+};
+
+const STEP: Step = Step {
+    strategy: ID,
+    to: "fewer caches",
+    gain_min: &GAIN_MIN,
+    ask: Ask::Fewer,
 };
 
 /// The strategy.
@@ -66,47 +69,20 @@ impl Strategy for Consolidation {
     }
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
-        cache_affinity::CacheAffinity.applicable(machine)
+        CacheAffinity.applicable(machine)
     }
 
     fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let Some(kept) = cache_affinity::placement(seen) else {
-            return decline("its threads are not kept anywhere: there is nothing to make smaller".into());
-        };
-        let steps = seen.held.iter().filter(|h| h.strategy.as_str() == ID).count();
-        if steps >= STEPS_MAX {
-            return decline(format!(
-                "its threads were brought to fewer caches {steps} times, now CPUs {}",
-                cpu_list(kept)
-            ));
-        }
-        let Some(locality) = seen.locality else {
-            return Opinion::InspectLocality;
-        };
-        if let Some(why) = placed_by_a_person(seen) {
-            return decline(format!(
-                "left where it is, because a person or another tool chose: {why}"
-            ));
-        }
-        cache_affinity::choose_fewer(seen, locality, kept, &GAIN_MIN).unwrap_or_else(|| {
-            decline(format!(
-                "CPUs {}, where it is kept, have one last-level cache, or are all there are",
-                cpu_list(kept)
-            ))
-        })
+        STEP.consider(seen)
     }
 
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
-        cache_affinity::CacheAffinity.unwanted(seen)
+        CacheAffinity.unwanted(seen)
     }
 
     fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
-        cache_affinity::outgrown(seen)
+        outgrown(seen)
     }
-}
-
-fn decline(reason: String) -> Opinion {
-    Opinion::Decline(Declined::because(reason))
 }
 
 #[cfg(test)]
@@ -204,6 +180,7 @@ mod tests {
                 Consolidation.consider(&Seen {
                     known: Some(known),
                     refused: &[],
+                    wanted_by_others: &[],
                     ..*seen
                 })
             }),
@@ -219,7 +196,7 @@ mod tests {
         let one = kept(1, 5.0).reason(&Consolidation);
         assert!(one.contains("one last-level cache"), "{one}");
         let all = kept(8, 13.0).reason(&Consolidation);
-        assert!(all.contains("or are all there are"), "{all}");
+        assert!(all.contains("are all there are"), "{all}");
         let mut scene = kept(6, 13.0);
         for chips in [5, 4] {
             scene = scene.with(|s| s.hold(ID, Target::Cpus(first(chips))));

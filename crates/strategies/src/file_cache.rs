@@ -569,7 +569,7 @@ mod tests {
                     limit: mib(36),
                 }),
                 effect: GUESS,
-                waited: 0.0,
+                runnable: 0.0,
             });
         });
         match two.proposal(&FileCache).target {
@@ -747,7 +747,7 @@ mod tests {
                         limit: mib(36),
                     }),
                     effect: GUESS,
-                    waited: 0.0,
+                    runnable: 0.0,
                 });
             },
             |s| reader(s).reads = Reads::default(),

@@ -757,6 +757,7 @@ mod tests {
             held: &[],
             known: None,
             refused: &[],
+            wanted_by_others: &[],
         })
     }
 

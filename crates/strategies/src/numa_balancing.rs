@@ -358,6 +358,7 @@ mod tests {
             NumaBalancing.consider(&Seen {
                 known: Some(known),
                 refused: &[],
+                wanted_by_others: &[],
                 ..*seen
             })
         });

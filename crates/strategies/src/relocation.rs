@@ -27,15 +27,11 @@
 //! ## References
 //! As cache_affinity. ASO placed a workload once (seed 000 §3.1); so does the profile `aso-classic`.
 
-use crate::cache_affinity;
-use crate::common::{cpu_list, placed_by_a_person};
-use homeostat_engine::{Declined, Opinion, Seen, Setting, Strategy};
+use crate::cache_affinity::{Ask, CacheAffinity, Step, outgrown};
+use homeostat_engine::{Opinion, Seen, Setting, Strategy};
 use homeostat_model::{Machine, StrategyId};
 
 pub(crate) const ID: &str = "relocation";
-
-/// So many steps lie over a placement at most.
-const STEPS_MAX: usize = 3;
 
 const GAIN_MIN: Setting = Setting {
     strategy: ID,
@@ -45,6 +41,13 @@ const GAIN_MIN: Setting = Setting {
     low: 0.0,
     high: 10.0,
     help: "predicted gain from which it is tried (0.05 = 5 %; classic: never, ASO placed a workload once)",
+};
+
+const STEP: Step = Step {
+    strategy: ID,
+    to: "other caches",
+    gain_min: &GAIN_MIN,
+    ask: Ask::Elsewhere,
 };
 
 /// The strategy.
@@ -64,34 +67,11 @@ impl Strategy for Relocation {
     }
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
-        cache_affinity::CacheAffinity.applicable(machine)
+        CacheAffinity.applicable(machine)
     }
 
     fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let Some(kept) = cache_affinity::placement(seen) else {
-            return decline("its threads are not kept anywhere: there is no place to leave".into());
-        };
-        let steps = seen.held.iter().filter(|h| h.strategy.as_str() == ID).count();
-        if steps >= STEPS_MAX {
-            return decline(format!(
-                "its threads were brought to other caches {steps} times, now CPUs {}",
-                cpu_list(kept)
-            ));
-        }
-        let Some(locality) = seen.locality else {
-            return Opinion::InspectLocality;
-        };
-        if let Some(why) = placed_by_a_person(seen) {
-            return decline(format!(
-                "left where it is, because a person or another tool chose: {why}"
-            ));
-        }
-        cache_affinity::choose_elsewhere(seen, locality, kept, &GAIN_MIN).unwrap_or_else(|| {
-            decline(format!(
-                "CPUs {}, where it is kept, are all there are, or parts of caches",
-                cpu_list(kept)
-            ))
-        })
+        STEP.consider(seen)
     }
 
     fn knows_other_places(&self) -> bool {
@@ -99,16 +79,12 @@ impl Strategy for Relocation {
     }
 
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
-        cache_affinity::CacheAffinity.unwanted(seen)
+        CacheAffinity.unwanted(seen)
     }
 
     fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
-        cache_affinity::outgrown(seen)
+        outgrown(seen)
     }
-}
-
-fn decline(reason: String) -> Opinion {
-    Opinion::Decline(Declined::because(reason))
 }
 
 #[cfg(test)]
@@ -197,7 +173,7 @@ mod tests {
         let text = everywhere.reason(&Relocation);
         assert!(text.contains("are all there are"), "{text}");
         let often = crowded().with(|s| {
-            for _ in 0..STEPS_MAX {
+            for _ in 0..3 {
                 s.hold(ID, Target::Cpus((0..CHIP).map(CpuId).collect()));
             }
         });

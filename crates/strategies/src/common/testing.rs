@@ -119,6 +119,7 @@ pub(crate) struct Scene {
     pub(crate) neighbours: Vec<Neighbour>,
     pub(crate) held: Vec<Held>,
     pub(crate) refused: Vec<RefusedPlace>,
+    pub(crate) wanted_by_others: Vec<CpuId>,
 }
 
 impl Scene {
@@ -203,6 +204,7 @@ impl Scene {
             neighbours: vec![],
             held: vec![],
             refused: vec![],
+            wanted_by_others: vec![],
             machine,
         }
     }
@@ -265,7 +267,7 @@ impl Scene {
                 upper: 0.3,
                 confidence: 0.9,
             },
-            waited: 0.0,
+            runnable: 0.0,
         });
     }
 
@@ -285,6 +287,7 @@ impl Scene {
             held: &self.held,
             known: None,
             refused: &self.refused,
+            wanted_by_others: &self.wanted_by_others,
         })
     }
 
