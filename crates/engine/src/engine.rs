@@ -1549,12 +1549,11 @@ impl Engine {
             held: &held,
             known,
             refused: &refused,
-            wanted_by_others: w.asked_for_room.as_ref().map_or(&[], |r| &r.cpus),
         };
         Some(question(strategy, &seen))
     }
 
-    /// How long something is not tried again after that verdict, the so-manieth in a row without a gain.
+    /// How long something is not tried again after that verdict, and so many in a row without a gain.
     pub(crate) fn back_off(&self, verdict: Verdict, failures: u32) -> Nanoseconds {
         Nanoseconds::from_secs_f64(match verdict {
             Verdict::Accepted => 0.0,

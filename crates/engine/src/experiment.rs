@@ -178,8 +178,6 @@ pub(crate) struct Experiment {
     pub(crate) blamed: BTreeSet<WorkloadId>,
     /// It ended because a neighbour lost by it.
     pub(crate) hindered: bool,
-    /// … and who that is.
-    pub(crate) hurt: Option<WorkloadId>,
     /// Its change could not be made now, and may be later.
     pub(crate) not_now: bool,
     /// Whether the change was sent off and on before the first block.
@@ -228,7 +226,6 @@ impl Experiment {
             orphans: BTreeSet::new(),
             blamed: BTreeSet::new(),
             hindered: false,
-            hurt: None,
             not_now: false,
             rehearsal: false,
             begun: 0,
@@ -679,16 +676,12 @@ impl Experiment {
         };
         let level = level / self.rails.len().max(1) as f64;
         let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));
-        let hurt = self.rails.iter().find_map(|r| {
-            Some((
-                r.is_neighbour().then(|| r.workload().clone()),
-                r.hurt(level, gained)?,
-            ))
-        });
+        let hurt = self
+            .rails
+            .iter()
+            .find_map(|r| Some((r.is_neighbour(), r.hurt(level, gained)?)));
         if let Some((neighbour, hurt)) = hurt {
-            self.hindered = neighbour.is_some();
-            self.hurt = neighbour;
-            let neighbour = self.hindered;
+            self.hindered = neighbour;
             // Which neighbours there are is chance: the change itself may be good another time.
             let verdict = if neighbour {
                 Verdict::Inconclusive

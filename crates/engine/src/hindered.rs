@@ -33,14 +33,6 @@ impl Engine {
         }
     }
 
-    /// The back-off of a strategy does not count for this kind of program, once.
-    pub(crate) fn try_again(&mut self, fingerprint: Fingerprint, strategy: StrategyId) {
-        let key = (fingerprint, strategy);
-        if self.hindered.len() < HINDERED_MAX || self.hindered.contains_key(&key) {
-            self.hindered.insert(key, true);
-        }
-    }
-
     /// Whether the back-off of a strategy does not count for this kind of program.
     pub(crate) fn may_try_again(&self, key: &(Fingerprint, StrategyId)) -> bool {
         self.hindered.get(key) == Some(&true)

@@ -40,7 +40,6 @@ mod recall;
 mod recovery;
 mod relief;
 mod rollout;
-mod room;
 mod series;
 mod trials;
 mod views;

@@ -12,7 +12,7 @@ use crate::strategy::RefusedPlace;
 use crate::watched::Watched;
 use homeostat_model::action::Target;
 use homeostat_model::{CpuId, Nanoseconds, StrategyId, Verdict, WorkloadId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// So many places are tried for one program before the back-off of the strategy counts.
 const PLACES_MAX: usize = 3;
@@ -33,12 +33,6 @@ pub(crate) struct Places(BTreeMap<WorkloadId, Place>);
 impl Places {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-
-    /// The CPUs of all of them, in order.
-    pub(crate) fn cpus(&self) -> Vec<CpuId> {
-        let all: BTreeSet<CpuId> = self.0.values().flat_map(|p| p.cpus.iter().copied()).collect();
-        all.into_iter().collect()
     }
 
     /// Threads of each member that ran or waited for a CPU before.

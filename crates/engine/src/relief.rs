@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::experiment::{Experiment, Phase};
 use crate::panel::{BYSTANDERS_MAX, Guardrail, Panel};
 use crate::policy::{Mode, Policy};
+use crate::protocol::Command;
 use crate::strategy::{Opinion, Proposal};
 use crate::view::Stage;
 use crate::watched::{Proposed, Watched};
@@ -335,23 +336,24 @@ impl Engine {
     /// Leaves the meter of a workload open for a trial that looks at it as a guardrail, until that trial ends. Returns
     /// whether it does.
     pub(crate) fn lend_meter(&mut self, id: &WorkloadId) -> bool {
-        let Some(w) = self.workloads.get(id) else {
+        let Some(w) = self.workloads.get_mut(id) else {
             return false;
         };
         let Some(meter) = w.meter.as_ref().map(|c| c.candidate.id.clone()) else {
             return false;
         };
-        if w.open != [meter.clone()] {
+        if !w.open.contains(&meter) {
             return false;
         }
         let looks = |e: &&mut Experiment| !e.setup.panel.has(id) && e.looks_at().any(|other| other == id);
-        match self.experiments.values_mut().find(looks) {
-            Some(e) => {
-                e.borrowed.push((id.clone(), meter));
-                true
-            }
-            None => false,
+        let Some(e) = self.experiments.values_mut().find(looks) else {
+            return false;
+        };
+        e.borrowed.push((id.clone(), meter.clone()));
+        for other in w.open.extract_if(.., |m| *m != meter) {
+            self.out.push(Command::CloseMeter(id.clone(), other));
         }
+        true
     }
 }
 

@@ -144,9 +144,6 @@ pub struct Seen<'a> {
     pub known: Option<Effect>,
     /// Places that this strategy proposed for it and that were refused, oldest first.
     pub refused: &'a [RefusedPlace],
-    /// CPUs on which others would gain, were it not for what this workload lost by it in a trial: whether it can keep off those.
-    /// Mostly empty.
-    pub wanted_by_others: &'a [CpuId],
 }
 
 /// What a strategy says.

@@ -102,7 +102,6 @@ impl Engine {
             }
             return;
         }
-        self.forget_who_asked_for_room();
         let rank = |w: &crate::watched::Watched| {
             let p = w.proposed.as_ref()?;
             let known = self
@@ -123,7 +122,6 @@ impl Engine {
                     && !w.gone
                     && !self.something_leaves(id)
                     && !self.awaits_company(id, w)
-                    && !self.only_makes_room(w)
             })
             .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
             .max_by(|(a, _), (b, _)| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
@@ -268,9 +266,6 @@ impl Engine {
                 },
             );
         }
-        if self.only_makes_room(w) {
-            return Some("it makes room for others, and is tried together with them only".to_owned());
-        }
         if self.awaits_company(id, w) {
             let left = (p.at + COMPANY_AWAITED).saturating_sub(self.now);
             return Some(format!(
@@ -289,7 +284,7 @@ impl Engine {
     }
 
     /// Puts the question to the strategies once more.
-    pub(crate) fn ask_again(&mut self, id: &WorkloadId) {
+    fn ask_again(&mut self, id: &WorkloadId) {
         let now = self.now;
         let improved = self.guards.any(id);
         let Some(w) = self.workloads.get_mut(id) else {
@@ -1502,7 +1497,6 @@ impl Engine {
             }
         }
         self.note_hindered(&e, &living);
-        self.ask_for_room(&e, &living);
     }
 
     /// The change stays, under guard.

@@ -4,7 +4,6 @@ use crate::blocks::Objective;
 use crate::growth::Growth;
 use crate::meters::Assessment;
 use crate::places::Refused;
-use crate::room::AskedForRoom;
 use crate::series::Series;
 use crate::strategy::{Load, Proposal};
 use crate::view::{DecisionView, Stage};
@@ -99,10 +98,6 @@ pub(crate) struct Watched {
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Places that were refused, by who proposed them.
     pub(crate) refused_places: BTreeMap<StrategyId, Vec<Refused>>,
-    /// Whom it is asked to make room for.
-    pub(crate) asked_for_room: Option<AskedForRoom>,
-    /// How often it was asked.
-    pub(crate) times_asked_for_room: u32,
     /// Its resident memory over a long time.
     pub(crate) growth: Growth,
     /// Gone from the machine; kept until its changes are closed.
@@ -150,8 +145,6 @@ impl Watched {
             used_files_at: None,
             no_steps_until: BTreeMap::new(),
             refused_places: BTreeMap::new(),
-            asked_for_room: None,
-            times_asked_for_room: 0,
             growth: Growth::default(),
             gone: false,
         }

@@ -283,8 +283,6 @@ struct World {
     common: BTreeMap<&'static str, f64>,
     /// A change of this effector on any other plant hurts this plant by so much.
     hurts: Vec<(&'static str, &'static str, f64)>,
-    /// A plant that has such a change itself is not hurt by those of others.
-    spares_who_moves: bool,
     /// Seconds that a change by an effector takes in either direction.
     slow: BTreeMap<&'static str, u64>,
     /// Seconds that a change by an effector takes for all of the plant's gain, at a steady pace.
@@ -362,7 +360,6 @@ impl World {
             actions: BTreeMap::new(),
             common: BTreeMap::new(),
             hurts: vec![],
-            spares_who_moves: false,
             slow: BTreeMap::new(),
             paced: BTreeMap::new(),
             moving: BTreeMap::new(),
@@ -597,10 +594,8 @@ impl World {
             factor *= (1.0 + gain).powf(share);
         }
         for (effector, victim, loss) in &self.hurts {
-            let changed = self.changed_by(effector);
-            let by_others = changed.iter().any(|w| w.as_str() != *victim);
-            let spared = self.spares_who_moves && changed.iter().any(|w| w.as_str() == *victim);
-            if *victim == plant.name && by_others && !spared {
+            let by_others = self.changed_by(effector).iter().any(|w| w.as_str() != *victim);
+            if *victim == plant.name && by_others {
                 factor *= 1.0 - loss;
             }
         }
@@ -2225,80 +2220,6 @@ fn what_failed_for_a_neighbours_sake_is_tried_again_when_somebody_else_has_moved
     assert_eq!(late, [Verdict::Accepted], "{story}");
     assert_eq!(mover, [Verdict::Inconclusive, Verdict::Accepted], "{story}");
     assert!(story.contains("given up for a neighbour's sake"), "{story}");
-}
-
-/// A strategy that proposes a place to whom it serves, and to others only when they are asked to make room.
-struct MakesRoom;
-
-impl Strategy for MakesRoom {
-    fn id(&self) -> StrategyId {
-        "thread_placement".into()
-    }
-    fn summary(&self) -> &'static str {
-        "test"
-    }
-    fn applicable(&self, _: &Machine) -> Result<(), String> {
-        Ok(())
-    }
-    fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let joint = |target| Custom {
-            joint: true,
-            looks: true,
-            ..custom("thread_placement", vec![target])
-        };
-        if !seen.held.is_empty() {
-            Opinion::Decline(Declined::because("it has its place"))
-        } else if !seen.refused.is_empty() {
-            Opinion::Decline(Declined::because("it was refused"))
-        } else if seen.workload.program == "mover" {
-            joint(cpus(0..2)).consider(seen)
-        } else if seen.wanted_by_others.is_empty() {
-            Opinion::Decline(Declined::because("nothing to gain"))
-        } else {
-            assert_eq!(seen.wanted_by_others, [CpuId(0), CpuId(1)]);
-            joint(cpus(2..4)).consider(seen)
-        }
-    }
-    fn knows_other_places(&self) -> bool {
-        true
-    }
-}
-
-#[test]
-fn a_neighbour_that_loses_by_a_place_is_asked_for_room_and_both_are_tried_as_one() {
-    let of = |hurts_both: bool| {
-        let mover = Plant {
-            gains: vec![("thread_placement", 0.20, 2.0)],
-            ..plant("mover", 0.0)
-        };
-        let plants = vec![mover, plant("neighbour", 0.0)];
-        let mut world = World::with(vec![Box::new(MakesRoom)], plants, policy(), Memory::default());
-        world.hurts = vec![("thread_placement", "neighbour", 0.15)];
-        world.spares_who_moves = !hurts_both;
-        world.run(1800);
-        world
-    };
-    let world = of(false);
-    let verdicts: Vec<_> = world.records.iter().filter_map(|r| r.verdict).collect();
-    assert_eq!(
-        verdicts,
-        [Verdict::Inconclusive, Verdict::Accepted],
-        "{:#?}",
-        world.stories
-    );
-    let joint = &world.records[world.records.len() - 1];
-    assert_eq!(joint.members.len(), 2, "{joint:?}");
-    let on = world.on.values().filter(|(_, on)| *on).count();
-    assert_eq!(on, 2);
-    // Where it loses all the same, it is asked once, and nothing stays.
-    let world = of(true);
-    let tried = world.records.iter().filter(|r| r.verdict.is_some()).count();
-    assert!(
-        (2..=3).contains(&tried),
-        "{tried}: {:#?}",
-        world.stories.join("\n")
-    );
-    assert!(world.on.values().all(|(_, on)| !on), "{:#?}", world.stories);
 }
 
 #[test]

@@ -31,7 +31,7 @@
 //!   `threads_per_core_max` (two in the profile `aso-classic`, as ASO did), unless event counters say that it pays: what
 //!   a thread computes takes longer on a shared core, what it waits for does not, and a program that waits for memory
 //!   nearly all the time gains more from being near to it (`sharing_gain_min`; with a hardware thread for each that
-//!   runs). Where a partition's idle cores go back to a shared pool, two threads on a core free another core; there only
+//!   runs; a program that fits nowhere so is tried where its threads take turns, if that much is predicted all the same). Where a partition's idle cores go back to a shared pool, two threads on a core free another core; there only
 //!   the head room counts.
 //! * When the memory lies elsewhere and cannot follow; the prediction counts that, and the trial measures it.
 //! * On a quiet machine the scheduler keeps threads at home by itself; binding by hand cost 5 % there (seed 000 §5.3).
@@ -87,6 +87,8 @@ const TOGETHER: f64 = 0.97;
 /// Threads wait this much longer, relative to running, than those would take turns there that ran before, when the place has
 /// become too small …
 const OUTGROWN_WAIT: f64 = 0.2;
+/// (however many those were: some may have been a queue, and no place is meant to be taken in more turns than this) …
+const IN_TURNS_MAX: f64 = 3.0;
 /// … and use this share of its CPUs …
 const OUTGROWN_USE: f64 = 0.95;
 /// … while less than this share of the machine's CPUs is busy.
@@ -354,8 +356,9 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
         return None;
     }
     let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
-    let in_turns = (runnable / given - 1.0).max(0.0);
-    let full = seen.load.cpus >= OUTGROWN_USE * given && seen.load.runqueue_wait >= in_turns + OUTGROWN_WAIT;
+    let in_turns = (runnable / given).clamp(1.0, IN_TURNS_MAX);
+    let waits = 1.0 + seen.load.runqueue_wait >= in_turns * (1.0 + OUTGROWN_WAIT);
+    let full = seen.load.cpus >= OUTGROWN_USE * given && waits;
     (full && busy < OUTGROWN_ELSEWHERE).then(|| {
         format!(
             "its demand has outgrown CPUs {}: {:.1} of {given} in use, threads wait {:.0} % of the time they run, \
@@ -403,14 +406,15 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
     let now = Picture::of(locality);
     let question = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains));
     let best = question.best(question.candidates());
-    // Threads of a program that fits nowhere take turns only where much is promised for it.
+    // A program that fits nowhere: threads that always run may take turns where much is promised for that, an offered load, whose
+    // requests would wait, only where it is sure.
     let squeezed = || {
         let bold = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains)).boldly();
         let most = SHARING_GAIN.value(policy);
         bold.best(bold.candidates())
-            .filter(|c| c.predicted.estimate >= most)
+            .filter(|c| bold.takes_turns() || c.predicted.lower >= most)
     };
-    let opinion = match best.or_else(squeezed) {
+    match best.or_else(squeezed) {
         Some(best) if seen.known.is_some() || best.predicted.estimate >= GAIN_MIN.value(policy) => {
             let surer = best
                 .sharing
@@ -425,14 +429,6 @@ fn choose(seen: &Seen<'_>, locality: &Locality) -> Opinion {
                 open.then(|| grouping(seen, locality, &domains, &now))?
             })
             .unwrap_or_else(|| decline(too_big(&domains, &demand, &question.limits))),
-    };
-    if seen.wanted_by_others.is_empty() || matches!(opinion, Opinion::Propose(_)) {
-        return opinion;
-    }
-    let question = Question::of(seen, locality, &domains, &demand, &now, demand.busy(&domains)).making_room();
-    match question.best_without(&domains.among(seen.wanted_by_others)) {
-        Some(best) => propose(&question, best, &GAIN_MIN),
-        None => opinion,
     }
 }
 
@@ -459,7 +455,7 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
         ));
     }
     let gain = seen.known.unwrap_or(best.predicted);
-    if seen.known.is_none() && !question.makes_room() {
+    if seen.known.is_none() {
         let least = gain_min.value(policy);
         if gain.estimate < least {
             return decline(format!(
@@ -494,13 +490,8 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
         Some(s) => format!("{:.1} times as many threads on a core as now", s.times),
         None => format!("{:.0} % of its cores used", best.used * 100.0),
     };
-    let why = if question.makes_room() {
-        "others gain on the CPUs that it leaves: "
-    } else {
-        ""
-    };
     let hypothesis = format!(
-        "{why}{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {holds}{along}; memory \
+        "{:.1} running threads are spread over {:.1} of {} last-level caches; {} holds them with {holds}{along}; memory \
          then local {:.0} % (predicted {gain})",
         demand.own_running,
         now.spread(),
@@ -1386,32 +1377,6 @@ mod tests {
         assert_eq!(calm.outgrown(&CacheAffinity), None);
         let full = scene.with(|s| s.machine_sample.cpu_busy = Nanoseconds::from_secs(62));
         assert_eq!(full.outgrown(&CacheAffinity), None);
-    }
-
-    #[test]
-    fn who_is_asked_for_room_keeps_off_those_cpus_though_it_gains_nothing_and_not_at_a_loss() {
-        // A program that computes: no place gives it anything.
-        let computes = |running: f64| {
-            Scene::new(machine(&chips(8, 8), 1), running, 4.0).with(|s| {
-                s.counters().memory_stall_share = 0.0;
-                s.counters().cache_to_cache_stall_share = 0.0;
-                s.neighbour(14.0, None);
-            })
-        };
-        let asked = |running: f64| {
-            computes(running).with(|s| {
-                s.wanted_by_others = (0..16).map(CpuId).collect();
-            })
-        };
-        assert!(matches!(
-            computes(30.0).opinion(&CacheAffinity),
-            Opinion::Decline(_)
-        ));
-        let p = asked(30.0).proposal(&CacheAffinity);
-        assert_eq!(cpus(&p), (16..64).collect::<Vec<u32>>(), "{}", p.hypothesis);
-        assert!(p.hypothesis.contains("others gain"), "{}", p.hypothesis);
-        // What is left is too little for it.
-        assert!(matches!(asked(60.0).opinion(&CacheAffinity), Opinion::Decline(_)));
     }
 
     #[test]

@@ -12,8 +12,8 @@
 //!
 //! ## When it hurts
 //! As [cache_affinity](cache_affinity.md): when the set is too small, threads wait for each other. The same limits hold
-//! (head room, threads per core, a hardware thread for each that runs), counted by how densely its threads run where they
-//! are kept. The trial compares with the placement before, and when the demand outgrows the smaller set, that goes and the
+//! (threads per core, a hardware thread for each that runs), counted by how densely its threads run where they
+//! are kept; but no head room is asked for, since there is a place to go back to. The trial compares with the placement before, and when the demand outgrows the smaller set, that goes and the
 //! one before stays.
 //!
 //! ## Evidence
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_program_that_runs_fewer_threads_where_it_is_kept_gets_fewer_caches() {
-        let p = kept(4, 13.0).proposal(&Consolidation);
+        let p = kept(4, 15.0).proposal(&Consolidation);
         assert_eq!(cpus(&p), 16, "{}", p.hypothesis);
         assert!(p.reversible && p.joint && p.effector.as_str() == "thread_placement");
         assert!(
@@ -136,7 +136,7 @@ mod tests {
         );
         assert_eq!(p.arguments["memory"], "all");
         // ASO placed a workload once.
-        let classic = kept(4, 13.0).classic().reason(&Consolidation);
+        let classic = kept(4, 15.0).classic().reason(&Consolidation);
         assert!(classic.contains("no benefit predicted"), "{classic}");
     }
 
@@ -153,6 +153,9 @@ mod tests {
             })
             .reason(&Consolidation);
         assert!(text.contains("no part of CPUs 0-15"), "{text}");
+        // Without head room, since there is a place to go back to; but not more threads than hardware threads.
+        let p = kept(4, 13.0).proposal(&Consolidation);
+        assert_eq!(cpus(&p), 8, "{}", p.hypothesis);
         // An offered load never takes turns; without counters the price of sharing is not known.
         let text = kept(2, 15.0).reason(&Consolidation);
         assert!(text.contains("no part of CPUs 0-15"), "{text}");
@@ -180,7 +183,6 @@ mod tests {
                 Consolidation.consider(&Seen {
                     known: Some(known),
                     refused: &[],
-                    wanted_by_others: &[],
                     ..*seen
                 })
             }),
@@ -191,13 +193,13 @@ mod tests {
 
     #[test]
     fn it_starts_from_a_placement_and_ends_after_three_steps_or_on_one_cache() {
-        let free = kept(4, 13.0).with(|s| s.held.clear());
+        let free = kept(4, 15.0).with(|s| s.held.clear());
         assert!(free.reason(&Consolidation).contains("not kept anywhere"));
         let one = kept(1, 5.0).reason(&Consolidation);
         assert!(one.contains("one last-level cache"), "{one}");
-        let all = kept(8, 13.0).reason(&Consolidation);
+        let all = kept(8, 15.0).reason(&Consolidation);
         assert!(all.contains("are all there are"), "{all}");
-        let mut scene = kept(6, 13.0);
+        let mut scene = kept(6, 15.0);
         for chips in [5, 4] {
             scene = scene.with(|s| s.hold(ID, Target::Cpus(first(chips))));
         }

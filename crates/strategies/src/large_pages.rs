@@ -757,7 +757,6 @@ mod tests {
             held: &[],
             known: None,
             refused: &[],
-            wanted_by_others: &[],
         })
     }
 

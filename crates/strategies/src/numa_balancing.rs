@@ -358,7 +358,6 @@ mod tests {
             NumaBalancing.consider(&Seen {
                 known: Some(known),
                 refused: &[],
-                wanted_by_others: &[],
                 ..*seen
             })
         });

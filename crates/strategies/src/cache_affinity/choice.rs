@@ -36,8 +36,6 @@ const FASTER_MOST: f64 = 4.0;
 const FASTER_SAME: f64 = 0.01;
 /// … and after so many rounds what is left of the difference does not matter.
 const ROUNDS: usize = 8;
-/// Who makes room for others may be predicted to lose so much: more would be a loss that nobody may have by a change.
-const ROOM_LOSS_MAX: f64 = 0.03;
 /// What a set in which threads share cores more than now must promise beyond one in which they do not.
 const SHARING: f64 = 0.05;
 /// Capability of an effector that places threads and their memory in one change.
@@ -103,8 +101,6 @@ pub(super) struct Question<'a> {
     /// The domains that it would leave, if it is kept on some: those, or fewer of them, are no other place, and that threads share
     /// cores less elsewhere is a gain.
     left: Vec<usize>,
-    /// Whether it is to keep off CPUs that others want, so that nothing has to be gained by it.
-    makes_room: bool,
 }
 
 impl Limits {
@@ -163,7 +159,6 @@ impl<'a> Question<'a> {
             steady,
             bold: false,
             left: Vec::new(),
-            makes_room: false,
         }
     }
 
@@ -180,23 +175,11 @@ impl<'a> Question<'a> {
         !self.left.is_empty()
     }
 
-    /// The same of a workload that others ask to keep off some domains.
-    pub(super) fn making_room(self) -> Self {
-        Self {
-            makes_room: true,
-            ..self
-        }
-    }
-
-    /// Whether it is to make room for others.
-    pub(super) fn makes_room(&self) -> bool {
-        self.makes_room
-    }
-
     /// The same, with sets that hold an offered load only if it becomes as much faster as is predicted (not only as much as
     /// is sure), without head room, or in which more threads want to run than there are hardware threads, so that they take
     /// turns. The trial is what decides, and whoever asks so has something to go back to, or fits nowhere else. Where threads
-    /// take turns already, their turns there are counted as if there were none here: that promises too little, not too much.
+    /// take turns already, those there are counted as if there were none here; what that promises is not too much unless others who
+    /// run everywhere cannot make way.
     pub(super) fn boldly(self) -> Self {
         let counters = self.locality.counters.as_ref();
         let priced = counters.is_some_and(|c| c.memory_stall_share.is_finite());
@@ -256,18 +239,6 @@ impl Question<'_> {
         sets(self, positions, positions.len().saturating_sub(1))
     }
 
-    /// All domains but these, with its memory or without, where little is lost by that.
-    pub(super) fn best_without(&self, wanted: &BTreeMap<usize, usize>) -> Option<Candidate> {
-        let mut rest: Vec<usize> = (0..self.domains.list.len()).collect();
-        rest.retain(|at| !wanted.contains_key(at));
-        let alone: Vec<Candidate> = candidate(rest, self).into_iter().collect();
-        let along = candidates_with_memory(self, &alone);
-        let all = alone.into_iter().chain(along);
-        all.filter(|c| c.predicted.estimate >= -ROOM_LOSS_MAX)
-            .filter(|c| !self.was_refused(&c.members, c.moved.is_some()))
-            .reduce(better)
-    }
-
     /// The best of these sets, with its memory where that is worth it.
     pub(super) fn best(&self, candidates: Vec<Candidate>) -> Option<Candidate> {
         let policy = self.seen.policy;
@@ -306,7 +277,7 @@ impl Question<'_> {
 
     /// Whether its threads may take turns on the hardware threads: whoever is saturated loses by it what is predicted, and an
     /// offered load would wait ever longer.
-    fn takes_turns(&self) -> bool {
+    pub(super) fn takes_turns(&self) -> bool {
         self.bold && (self.steady || self.seen.load.saturated)
     }
 

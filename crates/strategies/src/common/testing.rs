@@ -119,7 +119,6 @@ pub(crate) struct Scene {
     pub(crate) neighbours: Vec<Neighbour>,
     pub(crate) held: Vec<Held>,
     pub(crate) refused: Vec<RefusedPlace>,
-    pub(crate) wanted_by_others: Vec<CpuId>,
 }
 
 impl Scene {
@@ -204,7 +203,6 @@ impl Scene {
             neighbours: vec![],
             held: vec![],
             refused: vec![],
-            wanted_by_others: vec![],
             machine,
         }
     }
@@ -287,7 +285,6 @@ impl Scene {
             held: &self.held,
             known: None,
             refused: &self.refused,
-            wanted_by_others: &self.wanted_by_others,
         })
     }
 

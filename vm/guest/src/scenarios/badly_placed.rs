@@ -106,7 +106,6 @@ impl Look {
             held,
             known: None,
             refused: &[],
-            wanted_by_others: &[],
         })
     }
 }
