@@ -196,7 +196,10 @@ pub fn main() -> ExitCode {
         }
     };
     let (context, command) = prepare(arguments);
-    match command.run(&context) {
+    let result = command.run(&context);
+    // Whatever was counted with breakpoints: the kernel must not be in the middle of one when this process ends.
+    homeostat_daemon::meters::end();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.report(&context.terminal);

@@ -14,6 +14,7 @@ use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use crate::watch::{Book, WatchThread};
 use homeostat_engine::{Mode, View};
 use homeostat_linux::effectors::Registry;
+use homeostat_linux::meters::{self, Mended};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{ActionId, Bytes, ExperimentId, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, PlatformError, Sensors};
@@ -103,6 +104,14 @@ fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
     notes
 }
 
+/// What was left in programs by an earlier run, as notes for people.
+fn breakpoint_notes(mended: &Mended) -> Vec<String> {
+    let still =
+        |text: &String| format!("{text}; the next start looks again, and so does `homeostat restore`");
+    let left = mended.left.iter().map(still);
+    mended.taken_out.iter().cloned().chain(left).collect()
+}
+
 /// Runs the daemon until it is told to stop.
 ///
 /// # Errors
@@ -176,6 +185,9 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     notes.extend(recovery_notes(&crate::tunables::recover(
         &settings.paths.state_directory,
     )));
+    // Before anything is counted.
+    meters::write_breakpoints_down_in(&settings.paths.state_directory);
+    notes.extend(breakpoint_notes(&meters::mend(&settings.paths.state_directory)));
     // After recovery, so that what it put back is nobody's change.
     let (watch, limits) = crate::watch::begin();
     notes.extend(limits);
@@ -247,6 +259,7 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
         {
             return Ok(Restored {
                 report: RecoveryReport::default(),
+                breakpoints: Mended::default(),
                 complaints: Vec::new(),
                 damaged: false,
             });
@@ -280,6 +293,7 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
     report.failed.extend(by_hand.failed);
     Ok(Restored {
         report,
+        breakpoints: meters::mend(state_directory),
         complaints: recovered.complaints(),
         damaged: !recovered.is_whole(),
     })
@@ -315,6 +329,8 @@ pub enum RestoreError {
 pub struct Restored {
     /// Action by action.
     pub report: RecoveryReport,
+    /// What was left in programs that were counted.
+    pub breakpoints: Mended,
     /// What is wrong with the journal.
     pub complaints: Vec<String>,
     /// Records were lost to damage: something may be in force that nobody knows of any more.
@@ -423,6 +439,8 @@ pub fn rehearse_recorded(
 ) -> Result<View, RunError> {
     let Loaded { mut settings, .. } = settings::load(sources)?;
     settings.policy.mode = Mode::AdviseOnly;
+    // What it counts with is not only rehearsed.
+    meters::write_breakpoints_down_in(&settings.paths.state_directory);
     let scratch = Scratch::new()?;
     let (journal, _) = Journal::open(&scratch.0, JournalOptions::default())?;
     let clock = MonotonicClock;

@@ -126,6 +126,7 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
 fn begin(context: &Context, points: bool) -> Result<Observer, Failure> {
     let mut settings = context.meter_settings();
     settings.progress_points |= points;
+    meters::write_breakpoints_down_in(&context.state_directory());
     Observer::begin(&settings).map_err(|e| Failure::from_error(&e))
 }
 

@@ -39,6 +39,10 @@ struct Answer {
     void: Vec<Item>,
     kept: Vec<Item>,
     failed: Vec<Item>,
+    /// What was counted with in programs and had been left there: taken out now.
+    breakpoints: Vec<String>,
+    /// … and what may still be there.
+    breakpoints_left: Vec<String>,
     complaints: Vec<String>,
     /// The state directory whose journal was used.
     looked_in: Option<String>,
@@ -64,7 +68,17 @@ impl Answer {
                 let _ = writeln!(out, "{what}: change {}: {}", item.action, item.text);
             }
         }
+        for text in &self.breakpoints {
+            let _ = writeln!(out, "undone: {text}");
+        }
+        for text in &self.breakpoints_left {
+            let _ = writeln!(out, "NOT UNDONE: {text}");
+        }
         let summary = match (self.undone.len(), self.failed.len()) {
+            (0, 0) if !self.breakpoints_left.is_empty() => {
+                "Not everything could be taken out of programs; it stays written down.".to_owned()
+            }
+            (0, 0) if !self.breakpoints.is_empty() => "Restored.".to_owned(),
             (0, 0) => match &self.looked_in {
                 Some(directory) => format!("Nothing to undo is known in {directory}."),
                 None => "Nothing was left to undo.".to_owned(),
@@ -90,7 +104,7 @@ impl Restore {
             Err(Failure::failed(
                 "not everything could be looked at, so something may still be in force\n  hint: see the notes above; a program that is restarted has its own memory settings again, and a reboot clears all",
             ))
-        } else if answer.failed.is_empty() {
+        } else if answer.failed.is_empty() && answer.breakpoints_left.is_empty() {
             Ok(())
         } else {
             Err(Failure::failed(
@@ -110,6 +124,8 @@ impl Restore {
             void: vec![],
             kept: vec![],
             failed: vec![],
+            breakpoints: vec![],
+            breakpoints_left: vec![],
             complaints: vec![
                 "a daemon runs and goes on looking for work; `homeostat pause` or stopping it prevents new trials"
                     .into(),
@@ -123,6 +139,7 @@ impl Restore {
         let directory = context.state_directory();
         let Restored {
             report,
+            breakpoints,
             complaints,
             damaged,
         } = wiring::restore(&directory, self.kept).map_err(|e| match &e {
@@ -149,6 +166,8 @@ impl Restore {
             void: items(report.void),
             kept: items(report.kept),
             failed: items(report.failed),
+            breakpoints: breakpoints.taken_out,
+            breakpoints_left: breakpoints.left,
             complaints,
             looked_in: Some(directory.display().to_string()),
             damaged: damaged || !context.settings_are_readable(),

@@ -334,6 +334,21 @@ impl Memory {
         Ok(Self { file, mappings })
     }
 
+    /// Whether a byte stands at a place of the file in a mapping of it.
+    pub(super) fn begins_with(&self, device_inode: &((u32, u32), u64), offset: u64, byte: u8) -> bool {
+        self.mappings.iter().any(|mapping| {
+            let within = offset.checked_sub(mapping.offset);
+            let Some(within) = within.filter(|w| *w < mapping.end - mapping.start) else {
+                return false;
+            };
+            let mut memory = [0; 1];
+            mapping.device_inode == *device_inode
+                // No overflow: `within` is less than the mapping's length.
+                && self.file.read_exact_at(&mut memory, mapping.start + within).is_ok()
+                && memory == [byte]
+        })
+    }
+
     /// Whether what the process runs at a place is what the file holds there: not patched in its own memory by the program,
     /// by a debugger, or by whoever else writes there. `device_inode`: of the mapping through which the file was opened.
     /// `probed`: places of the file where a breakpoint may be one of ours; on the first byte it may always be one that is

@@ -5,6 +5,7 @@ use super::Meter;
 use super::code_file::CodeFile;
 use super::concern::keeper::Held;
 use super::concern::{Files, Refusal, threads};
+use super::owed::{Entry, Owed};
 use super::turns::{Beginning, COUNTED, Children, Counting, Lost, Subject, Unpaid, Window};
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
@@ -69,6 +70,7 @@ impl Functions {
             plan,
             counters: counters.clone(),
             links: BTreeMap::new(),
+            owed: None,
             looked: None,
             at_liberty: None,
             disturbed: false,
@@ -143,6 +145,8 @@ struct Sites {
     counters: Arc<Counters>,
     /// By process; `None`: of everybody.
     links: BTreeMap<Option<ProcessId>, Held<Vec<Link>>>,
+    /// That they may be on, from before the first. After them, so that it ends when they are off.
+    owed: Option<Arc<Owed>>,
     /// When everybody was looked at last, and which processes the workload had.
     looked: Option<(Instant, Vec<ProcessId>)>,
     /// When it was looked last whether somebody has begun to look into the program.
@@ -183,7 +187,26 @@ impl Sites {
         Ok(())
     }
 
-    fn link(&self, process: Option<ProcessId>) -> Result<Held<Vec<Link>>, PlatformError> {
+    /// Writes down where breakpoints will be, before the first of them; once for all turns.
+    fn owe(&mut self) -> Result<Arc<Owed>, Refusal> {
+        if let Some(owed) = &self.owed {
+            owed.may_attach()?;
+            return Ok(owed.clone());
+        }
+        let processes = self.concerned();
+        let entries = self.plan.files.targets.iter();
+        let owed = Owed::begin(
+            entries
+                .map(|target| Entry::new(target, self.plan.sites.iter().copied(), &processes))
+                .collect::<Result<_, _>>()?,
+        )?;
+        self.owed = Some(owed.clone());
+        Ok(owed)
+    }
+
+    fn link(&mut self, process: Option<ProcessId>) -> Result<Held<Vec<Link>>, PlatformError> {
+        let what = format!("meter {}", self.plan.id);
+        let owed = self.owe().map_err(|why| why.error(&what))?;
         let link = self
             .counters
             .attach_static(
@@ -194,7 +217,13 @@ impl Sites {
             )
             .map_err(|e| failed(&self.plan.id, e))?;
         let concerned = process.map_or_else(|| self.concerned(), |p| vec![p]);
-        Ok(Held::new(&self.root, &self.plan.files, &concerned, vec![link]))
+        Ok(Held::new(
+            &self.root,
+            &self.plan.files,
+            &concerned,
+            vec![link],
+            owed,
+        ))
     }
 }
 

@@ -14,6 +14,7 @@ mod kernel;
 mod known;
 mod listeners;
 mod memcached;
+mod owed;
 pub(crate) mod parsers;
 mod patient;
 mod points;
@@ -33,6 +34,7 @@ mod uprobe;
 
 pub use discovery::{PointsReport, find_points};
 pub use known::{KnownMeter, known_meters};
+pub use owed::{Mended, mend, write_breakpoints_down_in};
 pub use points::{KnownPoint, Place, known_points};
 pub use settings::MeterSettings;
 pub use spans::{Quantile, Spans, SpansReport};
@@ -48,7 +50,14 @@ const TAKEN_OFF_MAX: Duration = Duration::from_secs(10);
 /// Waits until every breakpoint is taken out that a meter had needed, at most ten seconds: that is done by threads, which look
 /// first that it holds up nobody. What is left then goes with this process, whoever stands still. Whether all are out.
 pub fn wait_until_off() -> bool {
-    concern::keeper::wait_for_all(TAKEN_OFF_MAX)
+    owed::wait_for_all(TAKEN_OFF_MAX)
+}
+
+/// This process is about to end: from now on no breakpoint is put in by anybody, and those that are in are waited for as by
+/// [`wait_until_off`]. Who ends while the kernel puts some in or takes some out leaves them behind. Whether all are out.
+pub fn end() -> bool {
+    owed::end();
+    wait_until_off()
 }
 
 /// One kind of meter: finds out whether it fits a workload, and opens it.

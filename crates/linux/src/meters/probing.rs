@@ -5,10 +5,12 @@
 
 use super::Meter;
 use super::concern::{Files, Refusal};
+use super::owed::{Entry, Owed};
 use super::tasks::{Counted, CpuCounters, Limits, TaskCounters};
 use crate::Root;
 use homeostat_model::Workload;
 use homeostat_platform::PlatformError;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -250,9 +252,29 @@ impl Worker {
         }
     }
 
+    /// Writes down where breakpoints will be.
+    fn owe(&self) -> Result<Arc<Owed>, Refusal> {
+        let places = self.plan.events.iter().filter_map(|event| match event {
+            Counted::Uprobe {
+                offset, semaphore, ..
+            } => Some((*offset, *semaphore)),
+            Counted::Tracepoint(_) | Counted::Instructions | Counted::Cycles => None,
+        });
+        let places: Vec<(u64, u32)> = places.collect();
+        let targets = self.plan.files.targets.iter();
+        Owed::begin(
+            targets
+                .map(|target| Entry::new(target, places.iter().copied(), &self.workload.processes))
+                .collect::<Result<_, _>>()?,
+        )
+    }
+
     fn open(&self) -> Result<Counters, PlatformError> {
         let (root, workload) = (&self.root, &self.workload);
         let Plan { events, files, .. } = &self.plan;
+        let owed = self
+            .owe()
+            .map_err(|why| why.error(&format!("meter {}", self.plan.id)))?;
         Ok(match self.plan.threads {
             Some(limits) => Counters::Threads(TaskCounters::open_probes(
                 root,
@@ -260,9 +282,10 @@ impl Worker {
                 events.clone(),
                 limits,
                 files,
+                owed,
             )?),
             None => Counters::Cpus {
-                counters: CpuCounters::open_probes(root, workload, events, files)?,
+                counters: CpuCounters::open_probes(root, workload, events, files, owed)?,
                 readings: 0,
             },
         })

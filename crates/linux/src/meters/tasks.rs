@@ -9,6 +9,7 @@ use super::code_file::CodeFile;
 use super::common::{PROCESSES_MAX, numbers_in, open_process};
 use super::concern::Files;
 use super::concern::keeper::Held;
+use super::owed::Owed;
 use crate::Root;
 use crate::sensors::counters::ERROR_MAX;
 use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_background};
@@ -95,8 +96,8 @@ pub(super) struct TaskCounters {
     limits: Limits,
     attached: BTreeMap<ProcessId, Vec<Counter>>,
     ended: f64,
-    /// Files with breakpoints of these counters, which are taken off with care.
-    files: Option<Files>,
+    /// Files with breakpoints of these counters, which are taken off with care, and that they may be in.
+    probes: Option<(Files, Arc<Owed>)>,
 }
 
 impl TaskCounters {
@@ -117,8 +118,9 @@ impl TaskCounters {
         events: Vec<Counted>,
         limits: Limits,
         files: &Files,
+        owed: Arc<Owed>,
     ) -> Result<Self, PlatformError> {
-        Self::open_with(root, workload, events, limits, Some(files.clone()))
+        Self::open_with(root, workload, events, limits, Some((files.clone(), owed)))
     }
 
     fn open_with(
@@ -126,7 +128,7 @@ impl TaskCounters {
         workload: &Workload,
         events: Vec<Counted>,
         limits: Limits,
-        files: Option<Files>,
+        probes: Option<(Files, Arc<Owed>)>,
     ) -> Result<Self, PlatformError> {
         let mut counters = Self {
             root: root.clone(),
@@ -134,7 +136,7 @@ impl TaskCounters {
             limits,
             attached: BTreeMap::new(),
             ended: 0.0,
-            files,
+            probes,
         };
         counters.attach(workload, usize::MAX)?;
         if counters.attached.is_empty() {
@@ -146,11 +148,11 @@ impl TaskCounters {
     }
 
     fn close(&self, counters: Vec<Counter>) {
-        match &self.files {
+        match &self.probes {
             None => close_in_background(counters),
-            Some(files) => {
+            Some((files, owed)) => {
                 let processes: Vec<ProcessId> = self.attached.keys().copied().collect();
-                close_with_care(&self.root, files, &processes, counters);
+                close_with_care(&self.root, files, &processes, counters, owed.clone());
             }
         }
     }
@@ -194,7 +196,11 @@ impl TaskCounters {
         let mut counters = Vec::new();
         for thread in threads {
             for event in &self.events {
-                match event.open(Scope::Thread(thread)) {
+                let permitted = match &self.probes {
+                    Some((_, owed)) => owed.may_attach().map_err(|why| why.error("counting each thread")),
+                    None => Ok(()),
+                };
+                match permitted.and_then(|()| event.open(Scope::Thread(thread))) {
                     Ok(counter) => counters.push(counter),
                     Err(PlatformError::Vanished { .. }) => {}
                     Err(e) => {
@@ -302,14 +308,20 @@ fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
 }
 
 /// Takes probes off on a thread of its own, when nobody stands still who would have to be waited for. They stop counting at once.
-fn close_with_care(root: &Root, files: &Files, processes: &[ProcessId], counters: Vec<Counter>) {
+fn close_with_care(
+    root: &Root,
+    files: &Files,
+    processes: &[ProcessId],
+    counters: Vec<Counter>,
+    owed: Arc<Owed>,
+) {
     if counters.is_empty() {
         return;
     }
     for counter in &counters {
         counter.disable();
     }
-    let held = Held::new(root, files, processes, counters);
+    let held = Held::new(root, files, processes, counters, owed);
     // When no thread can be made, they are let go of here: slower, not wrong.
     let _ = std::thread::Builder::new()
         .name("perf-close".to_owned())
@@ -323,6 +335,7 @@ pub(super) struct CpuCounters {
     root: Root,
     files: Files,
     processes: Vec<ProcessId>,
+    owed: Arc<Owed>,
 }
 
 impl CpuCounters {
@@ -332,6 +345,7 @@ impl CpuCounters {
         workload: &Workload,
         events: &[Counted],
         files: &Files,
+        owed: Arc<Owed>,
     ) -> Result<Self, PlatformError> {
         let cpus = online_cpus(root);
         let mut this = Self {
@@ -339,9 +353,13 @@ impl CpuCounters {
             root: root.clone(),
             files: files.clone(),
             processes: workload.processes.clone(),
+            owed,
         };
         for cpu in cpus {
             for event in events {
+                this.owed
+                    .may_attach()
+                    .map_err(|why| why.error("counting on each CPU"))?;
                 this.counters.push(event.open(Scope::Cpu(cpu))?);
             }
         }
@@ -356,7 +374,13 @@ impl CpuCounters {
 impl Drop for CpuCounters {
     fn drop(&mut self) {
         let counters = std::mem::take(&mut self.counters);
-        close_with_care(&self.root, &self.files, &self.processes, counters);
+        close_with_care(
+            &self.root,
+            &self.files,
+            &self.processes,
+            counters,
+            self.owed.clone(),
+        );
     }
 }
 

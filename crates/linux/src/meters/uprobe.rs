@@ -413,7 +413,7 @@ fn shadowed(root: &Root, workload: &Workload, binary: &Binary, sites: &[Site]) -
 }
 
 /// Number of the uprobe event source.
-fn source(root: &Root) -> Result<u32, String> {
+pub(super) fn source(root: &Root) -> Result<u32, String> {
     if !root.is_live() {
         return Err("this is a captured tree, not the running machine".to_owned());
     }

@@ -276,7 +276,7 @@ impl Census {
         self.ids(pids)
     }
 
-    pub(super) fn ids(&self, pids: impl Iterator<Item = i32>) -> Vec<ProcessId> {
+    pub(in crate::meters) fn ids(&self, pids: impl Iterator<Item = i32>) -> Vec<ProcessId> {
         pids.filter_map(|pid| {
             let start_ticks = self.processes.get(&pid)?.start_ticks;
             Some(ProcessId { pid, start_ticks })
@@ -288,7 +288,10 @@ impl Census {
     ///
     /// # Errors
     /// A sentence.
-    pub(super) fn mapped_by(&self, process: ProcessId) -> Result<Vec<(DeviceInode, &str)>, Refusal> {
+    pub(in crate::meters) fn mapped_by(
+        &self,
+        process: ProcessId,
+    ) -> Result<Vec<(DeviceInode, &str)>, Refusal> {
         if let Some(why) = self.lacking.get(&process.pid) {
             return Err(Refusal::Now(format!(
                 "what process {process} has mapped cannot be told: {why}"
@@ -303,7 +306,7 @@ impl Census {
     }
 
     /// Processes that have a file mapped, or one that may be the same.
-    pub(super) fn users(&self, file: &DeviceInode, path: &str) -> BTreeSet<i32> {
+    pub(in crate::meters) fn users(&self, file: &DeviceInode, path: &str) -> BTreeSet<i32> {
         let alike = self.names.get(last_part(path)).into_iter().flatten();
         let numbered = self.numbers.get(&(file.1 as u32)).into_iter().flatten();
         std::iter::once(file)

@@ -2,48 +2,17 @@
 //!
 //! Taking a breakpoint out waits for everybody who maps the file, like putting one in. While one of them stands still the
 //! breakpoint stays, and a thread looks again until it can go. An orderly end of homeostat waits for that for a while
-//! ([`wait_for_all`]); the end of its process takes out what is left, whoever stands still.
+//! ([`wait_for_all`](super::super::owed::wait_for_all)); the end of its process takes out what is left, whoever stands still.
 
+use super::super::owed::Owed;
 use super::{Files, Refusal};
 use crate::Root;
 use homeostat_model::ProcessId;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// How often what is kept is looked at.
 const BEAT: Duration = Duration::from_secs(1);
-
-/// Things that are counted with, and are not taken off yet.
-static ON: AtomicUsize = AtomicUsize::new(0);
-
-/// One of them, until it is off.
-struct On;
-
-impl On {
-    fn new() -> Self {
-        ON.fetch_add(1, Ordering::SeqCst);
-        Self
-    }
-}
-
-impl Drop for On {
-    fn drop(&mut self) {
-        ON.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Waits until nothing is counted with any more, at most so long; whether that is so.
-pub(in crate::meters) fn wait_for_all(longest: Duration) -> bool {
-    let begun = Instant::now();
-    while ON.load(Ordering::SeqCst) > 0 {
-        if begun.elapsed() >= longest {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
-}
 
 /// Something that is counted with, and whom it concerns.
 struct Kept {
@@ -53,7 +22,7 @@ struct Kept {
     /// Its end takes the breakpoints out.
     what: Box<dyn Send>,
     /// Ends after it.
-    on: On,
+    owed: Arc<Owed>,
 }
 
 struct Store {
@@ -73,17 +42,23 @@ pub(in crate::meters) struct Held<T: Send + 'static> {
     files: Files,
     processes: Vec<ProcessId>,
     /// Taken off first, and then told.
-    what: Option<(T, On)>,
+    what: Option<(T, Arc<Owed>)>,
 }
 
 impl<T: Send + 'static> Held<T> {
-    /// Takes hold of what counts in these files and processes.
-    pub(in crate::meters) fn new(root: &Root, files: &Files, processes: &[ProcessId], what: T) -> Self {
+    /// Takes hold of what counts in these files and processes, which was owed its end before it began.
+    pub(in crate::meters) fn new(
+        root: &Root,
+        files: &Files,
+        processes: &[ProcessId],
+        what: T,
+        owed: Arc<Owed>,
+    ) -> Self {
         Self {
             root: root.clone(),
             files: files.clone(),
             processes: processes.to_vec(),
-            what: Some((what, On::new())),
+            what: Some((what, owed)),
         }
     }
 
@@ -101,12 +76,12 @@ impl<T: Send + 'static> Held<T> {
     }
 
     fn take_off(&mut self) -> Result<(), Refusal> {
-        let Some((what, on)) = self.what.take() else {
+        let Some((what, owed)) = self.what.take() else {
             return Ok(());
         };
         let Err(why) = self.files.settled(&self.root, &self.processes) else {
             drop(what);
-            drop(on);
+            drop(owed);
             return Ok(());
         };
         keep(Kept {
@@ -114,7 +89,7 @@ impl<T: Send + 'static> Held<T> {
             files: self.files.clone(),
             processes: self.processes.clone(),
             what: Box::new(what),
-            on,
+            owed,
         });
         Err(Refusal::Now(format!(
             "{why}; what is counted with stays until it does, and is taken off then"
@@ -155,9 +130,9 @@ fn look_after() {
         drop(store);
         for kept in all {
             if kept.files.settled(&kept.root, &kept.processes).is_ok() {
-                let Kept { what, on, .. } = kept;
+                let Kept { what, owed, .. } = kept;
                 drop(what);
-                drop(on);
+                drop(owed);
             } else {
                 let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
                 store.kept.push(kept);
@@ -170,7 +145,6 @@ fn look_after() {
 mod tests {
     use super::super::Others;
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     struct Flag(Arc<AtomicBool>);
@@ -194,7 +168,13 @@ mod tests {
         };
         for explicit in [true, false] {
             let off = Arc::new(AtomicBool::new(false));
-            let held = Held::new(&Root::default(), &files, &[gone], Flag(off.clone()));
+            let held = Held::new(
+                &Root::default(),
+                &files,
+                &[gone],
+                Flag(off.clone()),
+                Owed::unwritten().unwrap(),
+            );
             assert!(!off.load(Ordering::SeqCst));
             if explicit {
                 assert_eq!(held.let_go(), Ok(()));

@@ -3,6 +3,7 @@
 use super::super::code_file::executable;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Others, Refusal, threads};
+use super::super::owed::{Entry, Owed};
 use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
 use super::active::failed;
 use super::place::{Patched, Place};
@@ -39,6 +40,8 @@ pub(super) struct Probes {
     files: Files,
     counters: Arc<Counters>,
     links: BTreeMap<ProcessId, Attached>,
+    /// That they may be on, from before the first. After them, so that it ends when they are off.
+    owed: Option<Arc<Owed>>,
     /// Processes whose memory was seen to agree with the file, and those where it does not.
     compared: BTreeMap<ProcessId, bool>,
     /// Programs whose processes are counted (device and inode).
@@ -73,6 +76,7 @@ impl Probes {
             places,
             counters,
             links: BTreeMap::new(),
+            owed: None,
             compared: BTreeMap::new(),
             executables: found.executables.clone(),
             code_seen: None,
@@ -96,7 +100,23 @@ impl Probes {
         Ok(agrees)
     }
 
-    fn link(&self, process: ProcessId) -> Result<Attached, PlatformError> {
+    /// Writes down where breakpoints will be, before the first of them; once for all turns.
+    fn owe(&mut self, processes: &[ProcessId]) -> Result<Arc<Owed>, Refusal> {
+        if let Some(owed) = &self.owed {
+            owed.may_attach()?;
+            return Ok(owed.clone());
+        }
+        let owed = Owed::begin(
+            self.places
+                .iter()
+                .map(|(place, _)| Entry::new(&place.target(), [(place.offset, 0)], processes))
+                .collect::<Result<_, _>>()?,
+        )?;
+        self.owed = Some(owed.clone());
+        Ok(owed)
+    }
+
+    fn link(&self, process: ProcessId, owed: &Arc<Owed>) -> Result<Attached, PlatformError> {
         let mut links = Vec::new();
         let mut outcome = Ok(());
         let mut rest = self.places.as_slice();
@@ -124,7 +144,7 @@ impl Probes {
             rest = left;
         }
         // What was attached before something went wrong is let go of like all else.
-        let attached = Held::new(&self.root, &self.files, &[process], links);
+        let attached = Held::new(&self.root, &self.files, &[process], links, owed.clone());
         outcome.map(|()| attached)
     }
 }
@@ -166,6 +186,9 @@ impl Subject for Probes {
 
     fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError> {
         let main = *processes.first().ok_or_else(|| failed(OpenError::Vanished))?;
+        let owed = self
+            .owe(processes)
+            .map_err(|why| why.error("counting a progress point"))?;
         if !self.agrees(main)? {
             return Err(PlatformError::Unsupported {
                 what: "counting a progress point".to_owned(),
@@ -187,7 +210,7 @@ impl Subject for Probes {
             {
                 continue;
             }
-            match self.link(*process) {
+            match self.link(*process, &owed) {
                 Ok(links) => {
                     self.links.insert(*process, links);
                 }

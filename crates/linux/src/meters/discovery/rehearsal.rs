@@ -6,6 +6,7 @@ use super::super::common::{numbers_in, open_process, read_at, start_ticks, user_
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Others, Refusal};
+use super::super::owed::Owed;
 use super::super::tasks::online_cpus;
 use super::super::turns::Urgent;
 use super::image::Image;
@@ -358,10 +359,11 @@ fn cost_at(
     let own = i32::try_from(std::process::id()).map_err(|e| Trouble::Always(e.to_string()))?;
     let count = || counters.read(0).map_err(|e| Trouble::Now(e.to_string()));
     let alone = middle((0..SERIES).map(|_| series(CALLS)).collect());
+    let owed = Owed::unwritten()?;
     let link = counters
         .attach(file.kernel_path(), &[(offset, 0)], Some(own))
         .map_err(|e| trouble(&e))?;
-    let link: Held<Link> = Held::new(us.root, &us.files, &us.all, link);
+    let link: Held<Link> = Held::new(us.root, &us.files, &us.all, link, owed);
     let start = count()?;
     series(CALLS);
     let once = count()?.saturating_sub(start);

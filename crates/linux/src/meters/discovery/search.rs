@@ -8,6 +8,7 @@ use super::super::common::PROCESSES_MAX;
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Others, Refusal};
+use super::super::owed::{Entry, Owed};
 use super::super::turns::Urgent;
 use super::atlas::{Atlas, Frame};
 use super::image::Image;
@@ -22,7 +23,7 @@ use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -186,6 +187,8 @@ pub(super) struct Search<'a> {
     observation: Option<Observation>,
     /// Threads that take probes off.
     closing: Vec<JoinHandle<()>>,
+    /// That places may be counted, from before the first is.
+    owed: Option<Arc<Owed>>,
 }
 
 impl<'a> Search<'a> {
@@ -233,6 +236,7 @@ impl<'a> Search<'a> {
             parts: Vec::new(),
             observation: None,
             closing: Vec::new(),
+            owed: None,
         })
     }
 
@@ -246,6 +250,21 @@ impl<'a> Search<'a> {
             // One that panicked has dropped its links, too.
             let _ = thread.join();
         }
+        self.owed = None;
+    }
+
+    /// Writes down where breakpoints will be: all that any round may count.
+    fn owe(&self) -> Result<Arc<Owed>, Refusal> {
+        let mut by_image: BTreeMap<usize, Vec<(u64, u32)>> = BTreeMap::new();
+        for spot in &self.spots {
+            by_image.entry(spot.image).or_default().push((spot.offset, 0));
+        }
+        let processes: Vec<ProcessId> = self.processes().collect();
+        let entries = by_image.into_iter().filter_map(|(number, places)| {
+            let image = self.image(number)?;
+            Some(Entry::new(&image.target(), places, &processes))
+        });
+        Owed::begin(entries.collect::<Result<_, _>>()?)
     }
 
     /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait. When no
@@ -303,6 +322,7 @@ impl<'a> Search<'a> {
         drop(traces);
         self.leave_out_the_patched()?;
         self.candidates = self.spots.len();
+        self.owed = Some(self.owe()?);
         self.part("sampling");
         let burden = self.first_round();
         self.part("first round");
@@ -415,6 +435,10 @@ impl<'a> Search<'a> {
                     .push((spot.offset, *i as u32));
             }
         }
+        let owed = self
+            .owed
+            .clone()
+            .ok_or("it is not written down where it is counted")?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let targets = by_image.keys().filter_map(|i| self.image(*i)).map(Image::target);
         let files = Files {
@@ -429,12 +453,13 @@ impl<'a> Search<'a> {
             // data.
             for process in &processes {
                 if let Some(image) = self.image(number) {
+                    outcome = outcome.and_then(|()| owed.may_attach());
                     outcome = outcome.and_then(|()| self.attach_to(image, &places, *process, &mut links));
                 }
             }
         }
         // What was attached before something went wrong is let go of like all else.
-        let attached = Held::new(self.root, &files, &processes, links);
+        let attached = Held::new(self.root, &files, &processes, links, owed);
         outcome.map(|()| attached)
     }
 

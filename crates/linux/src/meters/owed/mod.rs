@@ -1,0 +1,206 @@
+//! Breakpoints that are owed their end: written down before the kernel is asked to put them in, until they are known to be out.
+//!
+//! The kernel takes the breakpoints of a process that ends out of the programs that they were put into, but not where that one is
+//! killed in the very moment in which some are put in or taken out: its own writes into a program's code give up for a thread that
+//! is being killed, and it does not try again. What is left then costs the program a trap at each hit, for as long as it runs. So:
+//! * before the first breakpoint of a search or of a meter it is durably written down where they will be ([`record`]), and what cannot
+//!   be written down is not counted;
+//! * it is noted that something is on before the kernel is asked, so that an orderly end waits for it ([`wait_for_all`]), and once
+//!   the end has begun nothing more is asked for ([`end`]);
+//! * the next start, and `homeostat restore`, look at what an earlier homeostat has written down, and take out what it left
+//!   ([`mending`]).
+
+mod mending;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use super::concern::{DeviceInode, Refusal, Target};
+use homeostat_model::ProcessId;
+pub use mending::{Mended, mend};
+pub use record::write_breakpoints_down_in;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of code that are written down of each place: whether the file still holds what it held.
+const CODE: usize = 8;
+
+/// A place that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Breakpoint {
+    /// Offset in the file.
+    offset: u64,
+    /// That of its semaphore; 0: it has none.
+    semaphore: u32,
+    /// What the file holds there.
+    code: [u8; CODE],
+}
+
+/// Places of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// In whose memory they are put first. Children that are forked meanwhile have them, too.
+    processes: Vec<ProcessId>,
+    /// The file, as a list of mappings gives it.
+    device_inode: DeviceInode,
+    path: String,
+    breakpoints: Vec<Breakpoint>,
+}
+
+impl Entry {
+    /// Places of a file, each with its semaphore, in these processes.
+    ///
+    /// # Errors
+    /// A sentence: the file cannot be read there.
+    pub(super) fn new(
+        target: &Target,
+        places: impl IntoIterator<Item = (u64, u32)>,
+        processes: &[ProcessId],
+    ) -> Result<Self, Refusal> {
+        let breakpoints = places
+            .into_iter()
+            .map(|(offset, semaphore)| {
+                let code = target
+                    .file
+                    .bytes(offset)
+                    .and_then(|bytes| bytes.first_chunk::<CODE>().copied())
+                    .ok_or_else(|| {
+                        Refusal::Lasting(format!("{} cannot be read at {offset:#x}", target.path))
+                    })?;
+                Ok(Breakpoint {
+                    offset,
+                    semaphore,
+                    code,
+                })
+            })
+            .collect::<Result<_, Refusal>>()?;
+        Ok(Self {
+            processes: processes.to_vec(),
+            device_inode: target.device_inode,
+            path: target.path.clone(),
+            breakpoints,
+        })
+    }
+}
+
+/// How many things are counted with, and whether more may come.
+#[derive(Debug)]
+struct Gate {
+    on: AtomicUsize,
+    ending: AtomicBool,
+}
+
+impl Gate {
+    const fn new() -> Self {
+        Self {
+            on: AtomicUsize::new(0),
+            ending: AtomicBool::new(false),
+        }
+    }
+
+    /// One more. Noted before it is looked whether it may be: who ends meanwhile either waits for it or is seen here.
+    fn enter(&self) -> Result<(), Refusal> {
+        self.on.fetch_add(1, Ordering::SeqCst);
+        self.open().inspect_err(|_| self.leave())
+    }
+
+    fn open(&self) -> Result<(), Refusal> {
+        if self.ending.load(Ordering::SeqCst) {
+            return Err(Refusal::Now(
+                "homeostat is ending: no breakpoint is put in any more".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn leave(&self) {
+        self.on.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until there is none any more, at most so long; whether that is so.
+    fn wait(&self, longest: Duration) -> bool {
+        let begun = Instant::now();
+        while self.on.load(Ordering::SeqCst) > 0 {
+            if begun.elapsed() >= longest {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+static GATE: Gate = Gate::new();
+
+/// From now on nothing more is put in, by anybody in this process.
+pub(super) fn end() {
+    GATE.end();
+}
+
+/// Waits until nothing is counted with any more, at most so long; whether that is so.
+pub(super) fn wait_for_all(longest: Duration) -> bool {
+    GATE.wait(longest)
+}
+
+/// That breakpoints may be in, from before the first of them is put in until the last is known to be out.
+#[derive(Debug)]
+pub(super) struct Owed {
+    /// Number in the record, where one is kept.
+    number: Option<u64>,
+    entries: Vec<Entry>,
+}
+
+impl Owed {
+    /// Writes down where breakpoints are about to be put.
+    ///
+    /// # Errors
+    /// A sentence: it cannot be written down, or homeostat is ending. Then none may be put in.
+    pub(super) fn begin(entries: Vec<Entry>) -> Result<Arc<Self>, Refusal> {
+        GATE.enter()?;
+        match record::add(&entries) {
+            Ok(number) => Ok(Arc::new(Self { number, entries })),
+            Err(why) => {
+                GATE.leave();
+                Err(Refusal::Now(why))
+            }
+        }
+    }
+
+    /// The same of our own code, which ends with us, and of what is written down already.
+    ///
+    /// # Errors
+    /// A sentence: homeostat is ending.
+    pub(super) fn unwritten() -> Result<Arc<Self>, Refusal> {
+        GATE.enter()?;
+        Ok(Arc::new(Self {
+            number: None,
+            entries: Vec::new(),
+        }))
+    }
+
+    /// Whether the kernel may be asked for one of them now.
+    ///
+    /// # Errors
+    /// A sentence: homeostat is ending.
+    pub(super) fn may_attach(&self) -> Result<(), Refusal> {
+        GATE.open()
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if let Some(number) = self.number
+            // What the kernel could not take out, for want of memory for example, stays written down.
+            && !mending::is_left(&self.entries)
+        {
+            record::strike(number);
+        }
+        GATE.leave();
+    }
+}
