@@ -7,9 +7,10 @@
 //! * no process outside of the workload maps the file ([`census`]),
 //! * no process of the workload maps storage that a program or another machine answers for ([`storage`]),
 //! * no thread of the workload stands still in the kernel, nobody traces one, nobody has frozen them ([`threads`]),
+//! * nobody on the machine stands still while it makes a process ([`forks`]),
 //! * the memory that it is permitted has room for the pages that become its own ([`room`]).
 //!
-//! Before a breakpoint is taken out ([`Files::settled`]) nobody that maps the file stands still; while somebody does, it stays
+//! Before a breakpoint is taken out ([`Files::settled`]) nobody that maps the file stands still, and nobody who makes a process; while somebody does, it stays
 //! where it is, and is looked after until it can go ([`keeper`]).
 //!
 //! Processes that a security module keeps even from whoever may look at any are not a user's own: of them it is only looked whether
@@ -18,8 +19,10 @@
 //! Both are looks: what begins between one of them and the kernel's call is not seen.
 
 pub(in crate::meters) mod census;
+mod forks;
 pub(in crate::meters) mod keeper;
 mod room;
+mod stack;
 mod storage;
 pub(in crate::meters) mod threads;
 
@@ -158,7 +161,8 @@ impl Files {
             .partition(|p| processes.contains(p) || family.has(p.pid));
         threads::quiet(root, &own)?;
         threads::settled(root, &others)?;
-        threads::settled_by_state(root, &census.closed())
+        threads::settled_by_state(root, &census.closed())?;
+        forks::settled(root)
     }
 
     /// Whether breakpoints can be taken out of them now without waiting for somebody who stands still.
@@ -169,7 +173,8 @@ impl Files {
         let census = Census::recent(root)?;
         let family = census.family(processes);
         threads::settled(root, &self.concerned(&census, &family, processes))?;
-        threads::settled_by_state(root, &census.closed())
+        threads::settled_by_state(root, &census.closed())?;
+        forks::settled(root)
     }
 
     /// Processes whose address spaces the kernel locks: the workload, its children, and whoever else maps one of the files.

@@ -20,9 +20,9 @@ const THREADS_MAX: usize = 1024;
 /// more than that number above is still taken off.
 const THREADS_OF_OTHERS_MAX: usize = 1 << 22;
 /// A thread that has waited for so long without running once stands still. A disk that is told to write all it holds takes less.
-const STILL: Duration = Duration::from_secs(2);
+pub(super) const STILL: Duration = Duration::from_secs(2);
 /// How often those that wait are looked at meanwhile.
-const BEAT: Duration = Duration::from_millis(20);
+pub(super) const BEAT: Duration = Duration::from_millis(20);
 
 /// What the kernel says of a thread that matters here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,13 +32,13 @@ pub(in crate::meters) struct Status {
     /// It has a shadow stack.
     pub(in crate::meters) shadow_stack: bool,
     /// Letter of its state.
-    state: u8,
+    pub(super) state: u8,
     /// Times that it began to wait.
-    switches: u64,
+    pub(super) switches: u64,
 }
 
 impl Status {
-    fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let field = |name: &str| text.lines().find_map(|l| l.strip_prefix(name));
         Self {
             tracer: field("TracerPid:")
