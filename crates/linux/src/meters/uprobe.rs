@@ -18,7 +18,7 @@ use super::code_file::{CodeFile, Mapping, executable_at, mappings, own_code};
 use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, parent, refused, usable};
 use super::concern::census::Census;
 use super::concern::threads::has_shadow_stack;
-use super::concern::{Files, Others, Target};
+use super::concern::{Files, Looked, Others, Target};
 use super::elf::{self, ElfError, Site, Symbol};
 use super::points::{KnownPoint, Place, known_points};
 use super::probing::{Plan, Probing};
@@ -316,6 +316,7 @@ impl MeterKind for Uprobe {
             targets: vec![binary.target()],
             others: if named { Others::LookedAt } else { Others::None },
             pages: sites.len() as u64,
+            looked: Looked::default(),
         };
         if self.by_bpf() {
             let plan = functions::Plan {

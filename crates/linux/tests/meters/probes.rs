@@ -48,7 +48,7 @@ static void go_on(char *path)
     if ((void *)count == MAP_FAILED)
         exit(1);
     for (;;) {
-        for (i = 0; i < 10000; i++)
+        for (i = 0; i < 60000; i++)
             x = x * 2862933555777941757u + 3037000493u;
         work(x);
         (*count)++;
@@ -504,6 +504,8 @@ fn while_a_process_stands_still_its_breakpoints_stay_and_go_when_it_goes_on() {
         stat.rsplit(')').next().unwrap().trim().chars().next()
     };
     eventually("it stands still", || state(&c) == Some('D'));
+    // What was seen just before it did holds for a moment.
+    std::thread::sleep(Duration::from_millis(500));
     drop(m);
     // Longer than it is waited for.
     std::thread::sleep(Duration::from_secs(4));
@@ -512,6 +514,48 @@ fn while_a_process_stands_still_its_breakpoints_stay_and_go_when_it_goes_on() {
     c.input.flush().unwrap();
     assert_eq!(c.answer(), "done");
     eventually("the breakpoint goes when it goes on", || code() == original);
+}
+
+#[test]
+fn what_stays_on_because_somebody_stands_still_is_paid_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = build(dir.path(), "payer", &[]) else {
+        return;
+    };
+    let (mut still, mut busy) = (run(&program, false), run(&program, false));
+    let both = workload("payer", &[still.pid(), busy.pid()]);
+    let points = Meters::new(&MeterSettings {
+        progress_points: true,
+        ..MeterSettings::default()
+    })
+    .refusal(&both, "points");
+    if points.contains("counting many places at once needs") {
+        println!("skipped: {points}");
+        return;
+    }
+    let id = "uprobe:payer:work";
+    let mut m = Meters::configured("payer", &[id]).open(&both, id).unwrap();
+    // It waits for its child as for a device.
+    writeln!(still.input, "v").unwrap();
+    still.input.flush().unwrap();
+    eventually(
+        "it is seen that one of them stands still",
+        || matches!(m.read(&both), Err(PlatformError::Busy { why, .. }) if why.contains("does not go on")),
+    );
+    // The breakpoints cannot go now, and the other passes one all the time.
+    writeln!(busy.input, "w2000000000").unwrap();
+    busy.input.flush().unwrap();
+    let mut ended = String::new();
+    eventually("counting is given up, for what it costs", || {
+        match m.read(&both) {
+            Ok(_) | Err(PlatformError::Busy { .. }) => false,
+            Err(e) => {
+                ended = e.to_string();
+                true
+            }
+        }
+    });
+    assert!(ended.contains("to make up for"), "{ended}");
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn look_after() {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Others;
+    use super::super::{Looked, Others};
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -161,6 +161,7 @@ mod tests {
             targets: Vec::new(),
             others: Others::None,
             pages: 1,
+            looked: Looked::default(),
         };
         let gone = ProcessId {
             pid: i32::MAX,

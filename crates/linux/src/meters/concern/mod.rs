@@ -32,7 +32,11 @@ use census::{Census, Family};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Before breakpoints are taken out it is not looked again so soon after a look: they are hit meanwhile.
+const LOOKED_JUST_NOW: Duration = Duration::from_millis(250);
 
 /// What is read of the kernel's texts, as functions of bytes: a list of mounts, and a list of mappings.
 pub(in crate::meters) fn parse_mounts(bytes: &[u8]) {
@@ -116,6 +120,23 @@ pub(in crate::meters) struct Files {
     pub(in crate::meters) others: Others,
     /// Pages that become a process's own, at most.
     pub(in crate::meters) pages: u64,
+    /// When it was last seen that nobody stands still.
+    pub(in crate::meters) looked: Looked,
+}
+
+/// When it was last seen of some files, by whoever looked, that nobody stands still whom they concern.
+#[derive(Clone, Debug, Default)]
+pub(in crate::meters) struct Looked(Arc<Mutex<Option<Instant>>>);
+
+impl Looked {
+    fn is_just_now(&self) -> bool {
+        let looked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        looked.is_some_and(|then| then.elapsed() < LOOKED_JUST_NOW)
+    }
+
+    fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
 }
 
 impl Files {
@@ -162,19 +183,30 @@ impl Files {
         threads::quiet(root, &own)?;
         threads::settled(root, &others)?;
         threads::settled_by_state(root, &census.closed())?;
-        forks::settled(root)
+        forks::settled(root)?;
+        self.looked.note();
+        Ok(())
     }
 
-    /// Whether breakpoints can be taken out of them now without waiting for somebody who stands still.
+    /// Whether breakpoints can be taken out of them now without waiting for somebody who stands still. What was seen just now holds;
+    /// and who maps the files is not looked at anew: each look is time in which they are hit.
     ///
     /// # Errors
     /// A sentence: who does.
     pub(in crate::meters) fn settled(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
-        let census = Census::recent(root)?;
+        if self.looked.is_just_now() {
+            return Ok(());
+        }
+        let census = match Census::last() {
+            Some(census) => census,
+            None => Census::recent(root)?,
+        };
         let family = census.family(processes);
         threads::settled(root, &self.concerned(&census, &family, processes))?;
         threads::settled_by_state(root, &census.closed())?;
-        forks::settled(root)
+        forks::settled(root)?;
+        self.looked.note();
+        Ok(())
     }
 
     /// Processes whose address spaces the kernel locks: the workload, its children, and whoever else maps one of the files.
@@ -233,6 +265,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_seen_just_now_is_not_looked_at_again() {
+        let empty = tempfile::tempdir().unwrap();
+        let root = Root::new(empty.path());
+        let files = Files {
+            targets: Vec::new(),
+            others: Others::None,
+            pages: 1,
+            looked: Looked::default(),
+        };
+        // Nobody can be looked at here, so that every look is refused.
+        assert!(files.settled(&root, &[]).is_err());
+        assert!(!files.looked.is_just_now(), "what was refused was not seen");
+        files.clone().looked.note();
+        assert_eq!(files.settled(&root, &[]), Ok(()));
+    }
+
+    #[test]
     fn a_file_that_others_map_or_that_comes_to_give_privileges_is_refused() {
         let root = Root::default();
         let directory = tempfile::tempdir().unwrap();
@@ -264,6 +313,7 @@ mod tests {
             }],
             others,
             pages: 1,
+            looked: Looked::default(),
         };
         let alone = files(Others::None);
         match alone.allow_first(&root, &[process]) {

@@ -2,10 +2,12 @@
 //!
 //! Who waits for a page may hold the address space meanwhile. Waiting for a disk shows as state `D`; waiting for a program that
 //! answers for a file system as `S`, like any sleep, but outside of a system call (`syscall` says -1): nobody sleeps there by
-//! choice.
+//! choice. Who waits for a disk in a call that holds nothing of the address space (`fsync`, `read`) holds up nobody: that is told by
+//! its kernel stack ([`stack`](super::stack)).
 
 use super::super::common::{numbers_in, open_process, read_at};
 use super::Refusal;
+use super::stack::Waits;
 use crate::Root;
 use crate::sensors::files;
 use homeostat_model::ProcessId;
@@ -182,6 +184,10 @@ fn waiting(root: &Root, process: ProcessId, look: Look) -> Result<Vec<Waiting>, 
         } else {
             Place::Call
         };
+        if status.state == b'D' && look != Look::State && Waits::of(root, process.pid, thread).holds_nothing()
+        {
+            continue;
+        }
         if may_hold(status.state, place, false)
             && may_hold(
                 status.state,

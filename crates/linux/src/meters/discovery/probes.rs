@@ -2,7 +2,7 @@
 
 use super::super::code_file::executable;
 use super::super::concern::keeper::Held;
-use super::super::concern::{Files, Others, Refusal, threads};
+use super::super::concern::{Files, Looked, Others, Refusal, threads};
 use super::super::owed::{Entry, Owed};
 use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
 use super::active::failed;
@@ -72,6 +72,7 @@ impl Probes {
                 targets: places.iter().map(|(place, _)| place.target()).collect(),
                 others: Others::None,
                 pages: places.len() as u64,
+                looked: Looked::default(),
             },
             places,
             counters,

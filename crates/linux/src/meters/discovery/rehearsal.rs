@@ -5,7 +5,7 @@ use super::super::code_file::{CodeFile, executable, mappings};
 use super::super::common::{numbers_in, open_process, read_at, start_ticks, user_ids};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
-use super::super::concern::{Files, Others, Refusal};
+use super::super::concern::{Files, Looked, Others, Refusal};
 use super::super::owed::Owed;
 use super::super::tasks::online_cpus;
 use super::super::turns::Urgent;
@@ -324,6 +324,7 @@ fn try_on_ourselves(root: &Root, threads: usize) -> Result<Measured, Trouble> {
             targets: vec![image.target()],
             others: Others::None,
             pages: 1,
+            looked: Looked::default(),
         },
     };
     us.files.allow_first(root, &us.all)?;

@@ -7,7 +7,7 @@
 use super::super::common::PROCESSES_MAX;
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
-use super::super::concern::{Files, Others, Refusal};
+use super::super::concern::{Files, Looked, Others, Refusal};
 use super::super::owed::{Entry, Owed};
 use super::super::turns::Urgent;
 use super::atlas::{Atlas, Frame};
@@ -87,6 +87,7 @@ fn no_files() -> Files {
         targets: Vec::new(),
         others: Others::None,
         pages: CANDIDATES_MAX as u64,
+        looked: Looked::default(),
     }
 }
 

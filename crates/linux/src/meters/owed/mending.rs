@@ -10,7 +10,7 @@
 use super::super::code_file::{CodeFile, Mapping, Memory, mappings};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
-use super::super::concern::{Files, Others, Target, threads};
+use super::super::concern::{Files, Looked, Others, Target, threads};
 use super::super::patient::patiently;
 use super::super::tasks::Counted;
 use super::super::uprobe::source;
@@ -186,6 +186,7 @@ fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint])
         }],
         others: Others::LookedAt,
         pages: left.len() as u64,
+        looked: Looked::default(),
     };
     threads::at_liberty(root, process).map_err(|why| why.to_string())?;
     let places: Vec<(u64, u32)> = left.iter().map(|b| (b.offset, b.semaphore)).collect();

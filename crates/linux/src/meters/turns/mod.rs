@@ -41,8 +41,9 @@ pub(super) const COST_MAX: f64 = 0.005;
 /// CPUs beside compilers, load 10: 1 µs a hit was charged, and all of the time together was 1.3 ± 0.4 % dearer than the time between
 /// the windows, where 0.5 % was meant.)
 const CHARGED: f64 = 1.5;
-/// Counted for a smaller share of the time than this it would say nothing.
-pub(super) const SHARE_MIN: f64 = 0.01;
+/// Counted for a smaller share of the time than this it would say little, and that the probes come and go, and the looks before that,
+/// would be a large part of what they are there for.
+pub(super) const SHARE_MIN: f64 = 0.1;
 /// Numbers of the two counters: what is counted, and what is only compared with it.
 pub(super) const COUNTED: u32 = 0;
 pub(super) const WITNESS: u32 = 1;
@@ -355,7 +356,9 @@ impl<S: Subject> Turns<S> {
         let workload = self.shared.hold().workload.clone();
         match self.subject.check(&workload) {
             Ok(()) => self.resume(),
-            Err(Lost::Paused(why)) => return self.pause(why, told),
+            Err(Lost::Paused(why)) => {
+                return self.pause(why, &workload.processes, &before, hits_before, told);
+            }
             Err(lost) => return Err(lost),
         }
         let urgent = Urgent::begin();
@@ -469,8 +472,16 @@ impl<S: Subject> Turns<S> {
         }
     }
 
-    /// Nothing may be counted: off, unless somebody stands still, and again in a while.
-    fn pause(&mut self, why: String, told: &Receiver<()>) -> Result<bool, Lost> {
+    /// Nothing may be counted: off, unless somebody stands still, and again in a while. What stays on meanwhile is hit, and paid for
+    /// since the turn began.
+    fn pause(
+        &mut self,
+        why: String,
+        processes: &[ProcessId],
+        before: &Moment,
+        hits_before: [u64; 2],
+        told: &Receiver<()>,
+    ) -> Result<bool, Lost> {
         let since = *self.paused.get_or_insert_with(Instant::now);
         let off = self.subject.off();
         if off.is_ok() && since.elapsed() > PAUSE_MAX {
@@ -480,7 +491,15 @@ impl<S: Subject> Turns<S> {
             )));
         }
         self.shared.hold().paused = Some(why);
-        Ok(wait(told, TURN))
+        if !wait(told, TURN) {
+            return Ok(false);
+        }
+        let (now, hits) = {
+            let mut tally = self.shared.hold();
+            self.shared.moment(&mut tally)
+        };
+        let (_, rest) = self.charge(processes, hits_of(hits_before, hits), now.cpu - before.cpu)?;
+        Ok(off.is_err() || self.make_up(processes, rest, told))
     }
 
     /// Goes on after a pause: what was done in it is not known.
@@ -503,6 +522,17 @@ impl<S: Subject> Turns<S> {
         whole: bool,
         told: &Receiver<()>,
     ) -> Result<bool, Lost> {
+        let (cost, rest) = self.charge(processes, paid, cpu)?;
+        self.share_of_the_next(cost, cpu, whole)?;
+        if rest > 0.0 {
+            self.off();
+        }
+        Ok(self.make_up(processes, rest, told))
+    }
+
+    /// Charges so many hits, while the program used so much CPU time: what they have cost (seconds of CPU time), and how long nothing
+    /// is to be counted to make up for it (seconds).
+    fn charge(&mut self, processes: &[ProcessId], paid: u64, cpu: f64) -> Result<(f64, f64), Lost> {
         let unpaid = self.subject.unpaid(processes);
         let name = self.subject.name();
         let cost = cost_of(paid as f64 * self.hit_cost, cpu, unpaid)
@@ -515,20 +545,23 @@ impl<S: Subject> Turns<S> {
                 "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
             ))
         })?;
-        self.share_of_the_next(cost, cpu, whole)?;
+        Ok((cost, rest))
+    }
+
+    /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
+    fn make_up(&mut self, processes: &[ProcessId], rest: f64, told: &Receiver<()>) -> bool {
         if rest == 0.0 {
-            return Ok(true);
+            return true;
         }
-        self.off();
         let processes = processes.to_vec();
         let before = self.shared.hold().cpu.read(&processes);
         if !wait(told, rest) {
-            return Ok(false);
+            return false;
         }
         let now = self.shared.hold().cpu.read(&processes);
         self.debt
             .add(-self.subject.allowance() * rest, now - before, self.cost_max);
-        Ok(true)
+        true
     }
 
     /// The share of the next turn, of what this one has cost of the CPU time (seconds).
