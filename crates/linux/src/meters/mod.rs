@@ -4,6 +4,7 @@ mod code_file;
 pub(crate) mod common;
 mod concern;
 mod connection;
+mod crowd;
 mod discovery;
 mod elf;
 mod elf64;

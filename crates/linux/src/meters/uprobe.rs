@@ -19,6 +19,7 @@ use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, parent, r
 use super::concern::census::Census;
 use super::concern::threads::has_shadow_stack;
 use super::concern::{Files, Looked, Others, Target};
+use super::crowd::Crowd;
 use super::elf::{self, ElfError, Site, Symbol};
 use super::points::{KnownPoint, Place, known_points};
 use super::probing::{Plan, Probing};
@@ -35,7 +36,7 @@ use std::sync::Arc;
 
 /// Cost of one hit on an instruction that the kernel emulates, and on one that it steps through (measured in loops on a virtual
 /// machine: 0.76 to 0.82 µs and 9.5 to 9.7 µs). In a program whose caches hold other things it is more: PostgreSQL's CPU time for a
-/// query was 3.5 to 4.2 % higher where 1 µs a hit would have made 3.07 %.
+/// query was 3.5 to 4.2 % higher where 1 µs a hit would have made 3.07 %. With many threads at once it is taken for more ([`crowd`](super::crowd)).
 const COST_EMULATED: Nanoseconds = Nanoseconds(1_300);
 /// The dear kind.
 const COST_STEPPED: Nanoseconds = Nanoseconds(10_000);
@@ -215,7 +216,9 @@ impl Uprobe {
                 let ready = way
                     .and_then(|_| alone(workload, &binary))
                     .and_then(|()| source(root));
-                (id, ready.map(|_| cost(&sites)))
+                let crowd = Crowd::of(root, &workload.processes);
+                let ready = ready.and_then(|_| crowd.allow().map_err(|why| why.to_string()));
+                (id, ready.map(|()| cost(&sites, crowd)))
             }
             Err(why) => (plain, Err(why)),
         };
@@ -225,7 +228,7 @@ impl Uprobe {
     fn configured(&mut self, root: &Root, workload: &Workload, id: &str) -> MeterCandidate {
         let checked = self
             .prepare(root, workload, id)
-            .map(|p| cost(&p.sites))
+            .map(|p| cost(&p.sites, Crowd::of(root, &workload.processes)))
             .map_err(|e| match e {
                 PlatformError::Unsupported { why, .. } => why,
                 other => other.to_string(),
@@ -312,6 +315,10 @@ impl MeterKind for Uprobe {
             source,
         } = self.prepare(root, workload, id.as_str())?;
         let named = self.settings.configured_for(workload).contains(&id.as_str());
+        let crowd = Crowd::of(root, &workload.processes);
+        if !named {
+            crowd.allow().map_err(|why| why.error(&format!("meter {id}")))?;
+        }
         let files = Files {
             targets: vec![binary.target()],
             others: if named { Others::LookedAt } else { Others::None },
@@ -328,7 +335,7 @@ impl MeterKind for Uprobe {
                     Way::Threads => functions::Whose::Processes,
                     Way::Cpus => functions::Whose::Everybody(binary.state.0),
                 },
-                cost: cost(&sites),
+                cost: cost(&sites, crowd),
                 cost_max: self.settings.probe_cost_max,
             };
             return Ok(Box::new(functions::Functions::begin(root, workload, plan)?));
@@ -382,12 +389,13 @@ fn candidate(id: &str, unit: &str, checked: Result<Nanoseconds, String>) -> Mete
     }
 }
 
-fn cost(sites: &[Site]) -> Nanoseconds {
-    if sites.iter().all(|s| s.cheap) {
+fn cost(sites: &[Site], crowd: Crowd) -> Nanoseconds {
+    let alone = if sites.iter().all(|s| s.cheap) {
         COST_EMULATED
     } else {
         COST_STEPPED
-    }
+    };
+    Nanoseconds::from_secs_f64(alone.as_secs_f64() * crowd.beyond_few())
 }
 
 /// Whether a place is a call, and a process has a shadow stack: the kernel acts a call out without writing that, and the

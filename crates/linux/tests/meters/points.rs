@@ -123,6 +123,23 @@ impl Victim {
     }
 }
 
+impl Victim {
+    /// The code of the program in its memory.
+    fn text(&self, program: &Path) -> Vec<u8> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.0.id())).unwrap();
+        let line = maps
+            .lines()
+            .find(|l| l.contains(" r-xp ") && l.ends_with(&*program.to_string_lossy()))
+            .unwrap();
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |n| u64::from_str_radix(n, 16).unwrap();
+        let mut code = vec![0; (number(end) - number(start)) as usize];
+        let memory = std::fs::File::open(format!("/proc/{}/mem", self.0.id())).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&memory, &mut code, number(start)).unwrap();
+        code
+    }
+}
+
 /// The stripped program, or why there is none.
 fn build(directory: &Path) -> Option<PathBuf> {
     if !cfg!(target_arch = "x86_64") {
@@ -323,6 +340,116 @@ fn a_program_that_becomes_another_during_the_search_is_left_alone() {
     victim.become_another();
     let ended = ends_without_touching(&mut *meter, &subject, &victim, &other);
     assert!(ended.contains("another program"), "{ended}");
+}
+
+/// A control group that can be frozen, of this process's making; gone with its end. Version one, or two.
+struct Freezer {
+    pid: u32,
+    directory: PathBuf,
+    state: PathBuf,
+    frozen: &'static str,
+    thawed: &'static str,
+}
+
+impl Freezer {
+    /// Puts a process into it.
+    fn of(pid: u32) -> Result<Self, std::io::Error> {
+        let name = format!("homeostat-test-{}", std::process::id());
+        let one = Path::new("/sys/fs/cgroup/freezer");
+        let this = if one.is_dir() {
+            let directory = one.join(name);
+            Self {
+                pid,
+                state: directory.join("freezer.state"),
+                frozen: "FROZEN",
+                thawed: "THAWED",
+                directory,
+            }
+        } else {
+            let directory = Path::new("/sys/fs/cgroup").join(name);
+            Self {
+                pid,
+                state: directory.join("cgroup.freeze"),
+                frozen: "1",
+                thawed: "0",
+                directory,
+            }
+        };
+        std::fs::create_dir(&this.directory)?;
+        std::fs::write(this.directory.join("cgroup.procs"), pid.to_string())?;
+        Ok(this)
+    }
+
+    fn freeze(&self) {
+        std::fs::write(&self.state, self.frozen).unwrap();
+    }
+
+    fn thaw(&self) {
+        let _ = std::fs::write(&self.state, self.thawed);
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.thaw();
+        if let Some(above) = self.directory.parent() {
+            let _ = std::fs::write(above.join("cgroup.procs"), self.pid.to_string());
+        }
+        let begun = Instant::now();
+        while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn a_program_that_is_frozen_during_the_search_is_left_with_no_breakpoint_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = build(directory.path()) else {
+        return;
+    };
+    let (file, other) = (directory.path().join("count"), directory.path().join("other"));
+    let victim = Victim::work(&program, &file, &other);
+    let freezer = match Freezer::of(victim.0.id()) {
+        Ok(freezer) => freezer,
+        Err(e) => {
+            eprintln!("skipped: no control group to freeze: {e}");
+            return;
+        }
+    };
+    let subject = workload("victim", &[victim.0.id()]);
+    let original = victim.text(&program);
+    let mut meter = match points().open(&Root::default(), &subject, &MeterId::from("points")) {
+        Ok(meter) => meter,
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            return;
+        }
+    };
+    let begun = Instant::now();
+    while victim.own_code(&program) == Some(0) {
+        match meter.read(&subject) {
+            Err(PlatformError::Busy { .. }) => {}
+            other => {
+                eprintln!("skipped: the search ended before a breakpoint was seen: {other:?}");
+                return;
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(600));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    freezer.freeze();
+    let ended = loop {
+        match meter.read(&subject) {
+            Ok(_) | Err(PlatformError::Busy { .. }) => {}
+            Err(e) => break e.to_string(),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(600));
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(ended.contains("frozen"), "{ended}");
+    // Whoever writes its state to disk now finds its own code and nothing else.
+    assert!(victim.text(&program) == original, "a breakpoint is left in a frozen program");
 }
 
 #[test]

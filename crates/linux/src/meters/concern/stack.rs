@@ -65,6 +65,9 @@ const HOLDING: [&str; 17] = [
     "vm_area",
 ];
 
+/// Functions in which a thread is frozen when it is about to leave the kernel.
+const FROZEN: [&str; 2] = ["__refrigerator", "get_signal"];
+
 impl Waits {
     /// Looks at a thread.
     pub(super) fn of(root: &Root, pid: i32, thread: i32) -> Self {
@@ -105,11 +108,15 @@ impl Waits {
         }
     }
 
-    /// Whether it waits in a call that holds nothing of its address space meanwhile. What cannot be seen does not.
+    /// Whether it waits in a call that holds nothing of its address space meanwhile, or has been frozen as it was about to leave the
+    /// kernel (which shows as `D` in version one of control groups). What cannot be seen does not.
     pub(super) fn holds_nothing(&self) -> bool {
         let (Some(stack), Some(call)) = (&self.stack, &self.call) else {
             return false;
         };
+        if FROZEN.iter().all(|name| stack.contains(name)) {
+            return !HOLDING.iter().any(|name| stack.contains(name));
+        }
         let number = call.split_ascii_whitespace().next().and_then(|n| n.parse().ok());
         number.is_some_and(|number: libc::c_long| PLAIN.contains(&number))
             && !HOLDING.iter().any(|name| stack.contains(name))
@@ -148,6 +155,11 @@ mod tests {
         // What cannot be seen may hold something.
         assert!(!waits("", &call(libc::SYS_fsync)).holds_nothing());
         assert!(!waits(FSYNC, "").holds_nothing());
+        // Frozen on its way out, and in the middle of a page fault.
+        let frozen = "[<0>] __refrigerator+0xd6/0x170\n[<0>] get_signal+0x8f1/0x930\n[<0>] exit_to_user_mode_loop+0x80/0x130\n";
+        assert!(waits(frozen, &call(libc::SYS_mmap)).holds_nothing());
+        assert!(!waits(&format!("{frozen}{WRITE}"), &call(libc::SYS_write)).holds_nothing());
+        assert!(!waits(VFORK, &call(libc::SYS_clone)).holds_nothing());
     }
 
     #[test]

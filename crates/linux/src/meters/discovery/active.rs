@@ -1,8 +1,9 @@
 //! A progress point that is being counted: in turns, where counting it all the time would cost too much ([`turns`](super::super::turns)).
 
+use super::super::crowd::Crowd;
 use super::super::turns::{Beginning, Counting, SHARE_MIN};
 use super::probes::Probes;
-use super::rehearsal::{known_cost, threads_of};
+use super::rehearsal::known_cost;
 use super::search::Found;
 use crate::Root;
 use crate::sys::bpf::Counters;
@@ -63,7 +64,7 @@ pub(super) fn open(
     let probes = Probes::new(root, found, main, executable, counters.clone());
     let how = Beginning {
         counters,
-        hit_cost: known_cost(threads_of(root, &workload.processes)).max(found.hit_cost),
+        hit_cost: known_cost(Crowd::of(root, &workload.processes)).max(found.hit_cost),
         cost_max,
         share,
         cpus: found.cpus,

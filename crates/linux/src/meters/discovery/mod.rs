@@ -24,6 +24,7 @@ mod windows;
 use super::code_file::executable;
 use super::common::{not_mine, open_process, refused, usable};
 use super::concern::{Refusal, threads};
+use super::crowd::Crowd;
 use super::turns::{Counting, Lost};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
@@ -119,6 +120,9 @@ impl Points {
         open_process(root, main).map_err(|e| e.to_string())?;
         self.possible()?;
         threads::at_liberty(root, main).map_err(|why| why.to_string())?;
+        Crowd::of(root, &workload.processes)
+            .allow()
+            .map_err(|why| why.to_string())?;
         let identity = executable(root, main).ok_or_else(|| {
             format!("the executable of process {main} cannot be looked at; run homeostat as root")
         })?;
@@ -162,7 +166,7 @@ impl MeterKind for Points {
                 MeterCandidate {
                     // The point and its witness.
                     cost_per_count: Nanoseconds::from_secs_f64(
-                        2.0 * rehearsal::known_cost(rehearsal::threads_of(root, &workload.processes)),
+                        2.0 * rehearsal::known_cost(Crowd::of(root, &workload.processes)),
                     ),
                     ..usable(ID, MeterClass::Points, &unit)
                 }

@@ -3,6 +3,7 @@
 use super::super::code_file::executable;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
+use super::super::crowd::Crowd;
 use super::super::owed::{Entry, Owed};
 use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
 use super::active::failed;
@@ -179,7 +180,11 @@ impl Subject for Probes {
             .processes
             .get(..PROCESSES_MAX)
             .unwrap_or(&workload.processes);
-        self.files.allow(&self.root, looked_at).map_err(|why| match why {
+        // Threads may have come since it was found.
+        let allowed = Crowd::of(&self.root, looked_at)
+            .allow()
+            .and_then(|()| self.files.allow(&self.root, looked_at));
+        allowed.map_err(|why| match why {
             Refusal::Now(why) => Lost::Paused(why),
             Refusal::Lasting(why) => Lost::Changed(why),
         })

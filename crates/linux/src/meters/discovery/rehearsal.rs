@@ -2,12 +2,12 @@
 //! and what a hit costs on this machine.
 
 use super::super::code_file::{CodeFile, executable, mappings};
-use super::super::common::{numbers_in, open_process, read_at, start_ticks, user_ids};
+use super::super::common::{open_process, read_at, start_ticks, user_ids};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal};
+use super::super::crowd::Crowd;
 use super::super::owed::Owed;
-use super::super::tasks::online_cpus;
 use super::super::turns::Urgent;
 use super::image::Image;
 use crate::Root;
@@ -36,8 +36,6 @@ const COLD: f64 = 1.25;
 /// other things (measured: 0.6 to 0.8 µs), however fast our own loop is.
 const COST_MIN: f64 = 0.7e-6;
 const COST_MAX: f64 = 50e-6;
-/// Threads that are rehearsed with at most: on many CPUs at once the kernel's own locks are what a hit costs.
-const THREADS_MAX: usize = 16;
 /// Longest wait of those threads for each other; a machine that cannot run them by then is too busy to be measured.
 const START_MAX: Duration = Duration::from_secs(5);
 /// A thread that took so many times as long as it had a CPU was not running all the time …
@@ -55,20 +53,6 @@ static KNOWN: Mutex<BTreeMap<usize, Result<f64, String>>> = Mutex::new(BTreeMap:
 /// Held by the thread that rehearses.
 static REHEARSING: Mutex<()> = Mutex::new(());
 
-/// How many threads of these processes can hit places at once: as many as there are CPUs, at most [`THREADS_MAX`].
-pub(super) fn threads_of(root: &Root, processes: &[ProcessId]) -> usize {
-    // Those of the machine: ourselves we may be bound to few.
-    let most = online_cpus(root).len().clamp(1, THREADS_MAX);
-    let mut threads = 0;
-    for process in processes {
-        let of_it = open_process(root, *process)
-            .ok()
-            .and_then(|dir| numbers_in(&dir, "task", most).ok());
-        threads += of_it.map_or(1, |t| t.0.len());
-    }
-    threads.clamp(1, most)
-}
-
 /// Threads of ours that can run at once.
 fn own_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
@@ -78,7 +62,12 @@ fn own_threads() -> usize {
 ///
 /// # Errors
 /// A sentence: this kernel or this user cannot count so, or it does not count as it should.
-pub(super) fn rehearse(root: &Root, threads: usize) -> Result<f64, Refusal> {
+pub(super) fn rehearse(root: &Root, crowd: Crowd) -> Result<f64, Refusal> {
+    let cost = rehearse_with(root, crowd.measured())?;
+    Ok(cost * crowd.beyond_the_measured())
+}
+
+fn rehearse_with(root: &Root, threads: usize) -> Result<f64, Refusal> {
     // Whoever asks what is known meanwhile need not wait.
     let _rehearsing = REHEARSING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = KNOWN
@@ -104,12 +93,13 @@ pub(super) fn rehearse(root: &Root, threads: usize) -> Result<f64, Refusal> {
 }
 
 /// The cost with so many threads, if a search has found it out already.
-pub(super) fn known_cost(threads: usize) -> f64 {
+pub(super) fn known_cost(crowd: Crowd) -> f64 {
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    match known.get(&threads) {
+    let cost = match known.get(&crowd.measured()) {
         Some(Ok(cost)) => *cost,
         _ => HIT_COST,
-    }
+    };
+    cost * crowd.beyond_the_measured()
 }
 
 enum Trouble {
@@ -505,17 +495,17 @@ mod tests {
         }
         let root = Root::default();
         // On a machine that is too busy, or where somebody else has this test mapped, there is a sentence, and no cost.
-        match rehearse(&root, 1) {
+        match rehearse_with(&root, 1) {
             Ok(cost) => {
                 assert!((COST_MIN..=COST_MAX).contains(&cost));
                 // One thread is always at once with itself.
-                assert_eq!(known_cost(1), cost);
-                assert_eq!(rehearse(&root, 1), Ok(cost), "it is not done again");
+                assert_eq!(KNOWN.lock().unwrap().get(&1), Some(&Ok(cost)));
+                assert_eq!(rehearse_with(&root, 1), Ok(cost), "it is not done again");
             }
             Err(Refusal::Now(why)) => println!("not now: {why}"),
             Err(Refusal::Lasting(why)) => panic!("{why}"),
         }
-        match rehearse(&root, 2) {
+        match rehearse_with(&root, 2) {
             Ok(cost) => assert!((COST_MIN..=COST_MAX).contains(&cost)),
             Err(Refusal::Now(why)) => println!("not now: {why}"),
             Err(Refusal::Lasting(why)) => panic!("{why}"),

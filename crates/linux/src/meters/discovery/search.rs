@@ -7,13 +7,14 @@
 use super::super::common::PROCESSES_MAX;
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
-use super::super::concern::{Files, Looked, Others, Refusal};
+use super::super::concern::{Files, Looked, Others, Refusal, threads};
+use super::super::crowd::Crowd;
 use super::super::owed::{Entry, Owed};
 use super::super::turns::Urgent;
 use super::atlas::{Atlas, Frame};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
-use super::rehearsal::{rehearse, threads_of};
+use super::rehearsal::rehearse;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -64,6 +65,8 @@ const ALIKE: f64 = 0.25;
 const LAST_COST: f64 = 0.3;
 /// Processes of a program in which points are looked for, at most: each gets a link of its own.
 const LINKS_MAX: usize = 8;
+/// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
+const LIBERTY_EVERY: Duration = Duration::from_millis(10);
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -190,6 +193,8 @@ pub(super) struct Search<'a> {
     closing: Vec<JoinHandle<()>>,
     /// That places may be counted, from before the first is.
     owed: Option<Arc<Owed>>,
+    /// When it was seen last that nobody has begun to look into the program.
+    liberty: Option<Instant>,
 }
 
 impl<'a> Search<'a> {
@@ -216,7 +221,9 @@ impl<'a> Search<'a> {
             )));
         }
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
-        let hit_cost = rehearse(root, threads_of(root, &processes))?;
+        let crowd = Crowd::of(root, &processes);
+        crowd.allow()?;
+        let hit_cost = rehearse(root, crowd)?;
         // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
         no_files().allow_first(root, &processes)?;
         Ok(Self {
@@ -238,6 +245,7 @@ impl<'a> Search<'a> {
             observation: None,
             closing: Vec::new(),
             owed: None,
+            liberty: None,
         })
     }
 
@@ -351,6 +359,19 @@ impl<'a> Search<'a> {
                 })
             }
         }
+    }
+
+    /// Whether nobody traces one of its processes or has frozen it, looked at every few milliseconds at most: for asking in each slice of
+    /// a window. Who checkpoints a program begins with that, and would keep the breakpoints with it.
+    pub(super) fn at_liberty(&mut self) -> Result<(), Refusal> {
+        if self.liberty.is_some_and(|then| then.elapsed() < LIBERTY_EVERY) {
+            return Ok(());
+        }
+        for process in self.processes() {
+            threads::at_liberty(self.root, process)?;
+        }
+        self.liberty = Some(Instant::now());
+        Ok(())
     }
 
     pub(super) fn go_on(&self) -> Result<(), String> {
@@ -545,6 +566,7 @@ impl<'a> Search<'a> {
         let begun = Instant::now();
         let slice = (enough / 4).clamp(Duration::from_millis(1), Duration::from_millis(20));
         let (mut after, mut cpu, mut paid);
+        let mut disturbed = Ok(());
         loop {
             std::thread::sleep(slice);
             after = self.read(spots);
@@ -555,6 +577,10 @@ impl<'a> Search<'a> {
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
             }
+            disturbed = self.at_liberty();
+            if disturbed.is_err() {
+                break;
+            }
         }
         let off = attached.let_go();
         drop(urgent);
@@ -563,6 +589,7 @@ impl<'a> Search<'a> {
         let since = last.iter().zip(&first).map(|(l, f)| l.saturating_sub(*f));
         self.hits = self.hits.saturating_add(since.sum());
         off?;
+        disturbed?;
         // What the probes did not take was left for the program itself.
         let own = (cpu - paid).max(0.1 * cpu).max(1e-6);
         Ok(after

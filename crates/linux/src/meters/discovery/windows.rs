@@ -106,6 +106,8 @@ impl Search<'_> {
             if elapsed >= length && (used >= 0.8 * length * self.cpus || elapsed >= PATIENCE * length) {
                 break;
             }
+            // What is on goes with the error.
+            self.at_liberty()?;
             if slowing.is_none() {
                 std::thread::sleep(Duration::from_secs_f64(length / 20.0));
                 continue;
