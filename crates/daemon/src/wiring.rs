@@ -231,6 +231,8 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         book,
     }
     .run();
+    // What is counted with goes with the runtime; nothing comes any more meanwhile.
+    meters::begin_to_end();
     drop(watching);
     drop(metrics);
     drop(server);

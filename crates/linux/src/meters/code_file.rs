@@ -7,6 +7,7 @@
 //! that descriptor, and named to the kernel by the same descriptor (`/proc/self/fd/N`).
 
 use super::common::{fault, is_ordinary_storage, open_process, read_at};
+use super::owed;
 use super::patient::patiently;
 use crate::Root;
 use homeostat_model::ProcessId;
@@ -232,10 +233,7 @@ impl CodeFile {
         Ok(Self {
             layered: kind_of_storage(&file) == Some(OVERLAYFS),
             identity: (stat.st_dev, stat.st_ino),
-            state: (
-                (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
-                u64::try_from(stat.st_size).unwrap_or(0),
-            ),
+            state: change_and_size(&stat),
             file,
             path,
         })
@@ -245,14 +243,18 @@ impl CodeFile {
         &self.file
     }
 
-    /// Whether it gives no privileges still: that can be changed while it is open.
+    /// Whether it is as it was when it was opened, and gives no privileges still: both can be changed while it is open. What was
+    /// written over is another file, with other instructions at its offsets.
     ///
     /// # Errors
-    /// A sentence: it does, or that cannot be told.
+    /// A sentence: it is not, or does, or that cannot be told.
     pub(super) fn still_plain(&self, called: &str) -> Result<(), String> {
         let stat = rustix::fs::fstat(&self.file).map_err(|e| format!("{called} cannot be looked at: {e}"))?;
         if stat.st_mode & 0o6000 != 0 || gives_privileges(&self.file) {
             return Err(format!("{called} {PRIVILEGED}"));
+        }
+        if change_and_size(&stat) != self.state {
+            return Err(format!("{called} was written over since it was looked into"));
         }
         Ok(())
     }
@@ -291,6 +293,14 @@ impl CodeFile {
         }
         (used > 0).then_some(bytes)
     }
+}
+
+/// Last change and size.
+fn change_and_size(stat: &rustix::fs::Stat) -> ((i64, i64), u64) {
+    (
+        (stat.st_mtime, stat.st_mtime_nsec as i64),
+        u64::try_from(stat.st_size).unwrap_or(0),
+    )
 }
 
 fn kind_of_storage(file: &File) -> Option<u64> {
@@ -350,16 +360,19 @@ impl Memory {
     }
 
     /// Whether what the process runs at a place is what the file holds there: not patched in its own memory by the program,
-    /// by a debugger, or by whoever else writes there. `device_inode`: of the mapping through which the file was opened.
-    /// `probed`: places of the file where a breakpoint may be one of ours; on the first byte it may always be one that is
-    /// just going.
+    /// by a debugger, or by whoever else writes there. `device_inode`: of the mapping through which the file was opened. A
+    /// breakpoint is taken for ours only where, and as long as, one of ours may be there.
     pub(super) fn agrees(
         &self,
         device_inode: &((u32, u32), u64),
         offset: u64,
         bytes: &[u8; COMPARED],
-        probed: &[u64],
     ) -> bool {
+        // One that went between the look at the memory and the question whose it was is not there at the second.
+        self.agrees_now(device_inode, offset, bytes) || self.agrees_now(device_inode, offset, bytes)
+    }
+
+    fn agrees_now(&self, device_inode: &((u32, u32), u64), offset: u64, bytes: &[u8; COMPARED]) -> bool {
         let mut found = false;
         for mapping in &self.mappings {
             let Some(within) = offset.checked_sub(mapping.offset) else {
@@ -382,7 +395,7 @@ impl Memory {
             let same = (offset..)
                 .zip(part.iter().zip(bytes))
                 .all(|(at, (memory, file))| {
-                    memory == file || (*memory == BREAKPOINT && (at == offset || probed.contains(&at)))
+                    memory == file || (*memory == BREAKPOINT && owed::is_on(device_inode, at))
                 });
             if !same {
                 return false;
@@ -459,17 +472,55 @@ nonsense
         assert_eq!(std::os::unix::fs::MetadataExt::ino(&through), file.identity().1);
         let memory = Memory::open(&Root::default(), own()).unwrap();
         let bytes = file.bytes(mapping.offset).unwrap();
-        assert!(memory.agrees(&mapping.device_inode, mapping.offset, &bytes, &[]));
+        assert!(memory.agrees(&mapping.device_inode, mapping.offset, &bytes));
         let mut breakpoint = bytes;
         breakpoint[0] ^= 1;
-        assert!(!memory.agrees(&mapping.device_inode, mapping.offset, &breakpoint, &[]));
+        assert!(!memory.agrees(&mapping.device_inode, mapping.offset, &breakpoint));
         let mut patched = bytes;
         patched[COMPARED - 1] ^= 1;
-        assert!(!memory.agrees(&mapping.device_inode, mapping.offset, &patched, &[]));
+        assert!(!memory.agrees(&mapping.device_inode, mapping.offset, &patched));
         assert!(
-            !memory.agrees(&mapping.device_inode, u64::MAX - 8, &bytes, &[]),
+            !memory.agrees(&mapping.device_inode, u64::MAX - 8, &bytes),
             "not mapped"
         );
+    }
+
+    #[test]
+    fn a_breakpoint_is_taken_for_ours_only_while_ours_may_be_there() {
+        let Some((mapping, file)) = own_code() else {
+            return;
+        };
+        // A byte of our own code that looks like one, as if the file held something else there.
+        let mut code = vec![0; usize::try_from(mapping.end - mapping.start).unwrap()];
+        let n = file.file().read_at(&mut code, mapping.offset).unwrap();
+        let looks_like_one = code[..n.saturating_sub(COMPARED)]
+            .iter()
+            .position(|byte| *byte == BREAKPOINT);
+        let Some(within) = looks_like_one else {
+            println!("skipped: no such byte in this program");
+            return;
+        };
+        let offset = mapping.offset + within as u64;
+        let mut bytes = file.bytes(offset).unwrap();
+        bytes[0] = 0x90;
+        let memory = Memory::open(&Root::default(), own()).unwrap();
+        let agrees = || memory.agrees(&mapping.device_inode, offset, &bytes);
+        assert!(!agrees(), "nobody counts there");
+        let target = super::super::concern::Target {
+            device_inode: mapping.device_inode,
+            path: mapping.path.clone(),
+            file: std::sync::Arc::new(file),
+        };
+        let entry = owed::Entry::new(&target, [(offset, 0)], &[own()]).unwrap();
+        let ours = owed::Owed::unwritten(vec![entry]).unwrap();
+        assert!(!agrees(), "it may come, and is not there yet");
+        let on = ours.take().unwrap();
+        assert!(agrees());
+        let second = on.clone();
+        drop(on);
+        assert!(agrees());
+        drop(second);
+        assert!(!agrees(), "it is gone");
     }
 
     #[test]
@@ -520,6 +571,20 @@ nonsense
             let why = open("program").unwrap_err();
             assert!(why.contains("gives privileges"), "{mode:o}: {why}");
         }
+        // What was written over is another file.
+        std::fs::set_permissions(
+            directory.path().join("program"),
+            std::fs::Permissions::from_mode(0o755),
+        )
+        .unwrap();
+        assert_eq!(opened.still_plain("program"), Ok(()));
+        std::fs::write(directory.path().join("program"), b"\x7fELF and more").unwrap();
+        assert!(
+            opened
+                .still_plain("program")
+                .unwrap_err()
+                .contains("program was written over")
+        );
         // A pipe would keep whoever opens it waiting for a writer.
         let pipe = directory.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status();

@@ -5,7 +5,7 @@ use super::Meter;
 use super::code_file::CodeFile;
 use super::concern::keeper::Held;
 use super::concern::{Files, Refusal, threads};
-use super::owed::{Entry, Owed};
+use super::owed::{Entry, On, Owed};
 use super::turns::{Beginning, COUNTED, Children, Counting, Lost, Subject, Unpaid, Window};
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
@@ -187,26 +187,26 @@ impl Sites {
         Ok(())
     }
 
-    /// Writes down where breakpoints will be, before the first of them; once for all turns.
-    fn owe(&mut self) -> Result<Arc<Owed>, Refusal> {
+    /// Writes down where breakpoints will be, before the first of them; once for all turns. Notes that some may be in.
+    fn owe(&mut self) -> Result<On, Refusal> {
         if let Some(owed) = &self.owed {
-            owed.may_attach()?;
-            return Ok(owed.clone());
+            return owed.take();
         }
         let processes = self.concerned();
         let entries = self.plan.files.targets.iter();
         let owed = Owed::begin(
+            &self.root,
             entries
                 .map(|target| Entry::new(target, self.plan.sites.iter().copied(), &processes))
                 .collect::<Result<_, _>>()?,
         )?;
         self.owed = Some(owed.clone());
-        Ok(owed)
+        owed.take()
     }
 
     fn link(&mut self, process: Option<ProcessId>) -> Result<Held<Vec<Link>>, PlatformError> {
         let what = format!("meter {}", self.plan.id);
-        let owed = self.owe().map_err(|why| why.error(&what))?;
+        let on = self.owe().map_err(|why| why.error(&what))?;
         let link = self
             .counters
             .attach_static(
@@ -222,7 +222,7 @@ impl Sites {
             &self.plan.files,
             &concerned,
             vec![link],
-            owed,
+            on,
         ))
     }
 }

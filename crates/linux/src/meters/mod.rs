@@ -54,10 +54,15 @@ pub fn wait_until_off() -> bool {
     owed::wait_for_all(TAKEN_OFF_MAX)
 }
 
+/// From now on no breakpoint is put in by anybody in this process, which is about to end.
+pub fn begin_to_end() {
+    owed::end();
+}
+
 /// This process is about to end: from now on no breakpoint is put in by anybody, and those that are in are waited for as by
 /// [`wait_until_off`]. Who ends while the kernel puts some in or takes some out leaves them behind. Whether all are out.
 pub fn end() -> bool {
-    owed::end();
+    begin_to_end();
     wait_until_off()
 }
 

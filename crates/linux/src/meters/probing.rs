@@ -5,12 +5,11 @@
 
 use super::Meter;
 use super::concern::{Files, Refusal};
-use super::owed::{Entry, Owed};
+use super::owed::{Entry, On, Owed};
 use super::tasks::{Counted, CpuCounters, Limits, TaskCounters};
 use crate::Root;
 use homeostat_model::Workload;
 use homeostat_platform::PlatformError;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -252,8 +251,8 @@ impl Worker {
         }
     }
 
-    /// Writes down where breakpoints will be.
-    fn owe(&self) -> Result<Arc<Owed>, Refusal> {
+    /// Writes down where breakpoints will be, and notes that some may be in.
+    fn owe(&self) -> Result<On, Refusal> {
         let places = self.plan.events.iter().filter_map(|event| match event {
             Counted::Uprobe {
                 offset, semaphore, ..
@@ -262,17 +261,19 @@ impl Worker {
         });
         let places: Vec<(u64, u32)> = places.collect();
         let targets = self.plan.files.targets.iter();
-        Owed::begin(
+        let owed = Owed::begin(
+            &self.root,
             targets
                 .map(|target| Entry::new(target, places.iter().copied(), &self.workload.processes))
                 .collect::<Result<_, _>>()?,
-        )
+        )?;
+        owed.take()
     }
 
     fn open(&self) -> Result<Counters, PlatformError> {
         let (root, workload) = (&self.root, &self.workload);
         let Plan { events, files, .. } = &self.plan;
-        let owed = self
+        let on = self
             .owe()
             .map_err(|why| why.error(&format!("meter {}", self.plan.id)))?;
         Ok(match self.plan.threads {
@@ -282,10 +283,10 @@ impl Worker {
                 events.clone(),
                 limits,
                 files,
-                owed,
+                on,
             )?),
             None => Counters::Cpus {
-                counters: CpuCounters::open_probes(root, workload, events, files, owed)?,
+                counters: CpuCounters::open_probes(root, workload, events, files, on)?,
                 readings: 0,
             },
         })

@@ -9,7 +9,7 @@ use super::code_file::CodeFile;
 use super::common::{PROCESSES_MAX, numbers_in, open_process};
 use super::concern::Files;
 use super::concern::keeper::Held;
-use super::owed::Owed;
+use super::owed::On;
 use crate::Root;
 use crate::sensors::counters::ERROR_MAX;
 use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_background};
@@ -97,7 +97,7 @@ pub(super) struct TaskCounters {
     attached: BTreeMap<ProcessId, Vec<Counter>>,
     ended: f64,
     /// Files with breakpoints of these counters, which are taken off with care, and that they may be in.
-    probes: Option<(Files, Arc<Owed>)>,
+    probes: Option<(Files, On)>,
 }
 
 impl TaskCounters {
@@ -118,9 +118,9 @@ impl TaskCounters {
         events: Vec<Counted>,
         limits: Limits,
         files: &Files,
-        owed: Arc<Owed>,
+        on: On,
     ) -> Result<Self, PlatformError> {
-        Self::open_with(root, workload, events, limits, Some((files.clone(), owed)))
+        Self::open_with(root, workload, events, limits, Some((files.clone(), on)))
     }
 
     fn open_with(
@@ -128,7 +128,7 @@ impl TaskCounters {
         workload: &Workload,
         events: Vec<Counted>,
         limits: Limits,
-        probes: Option<(Files, Arc<Owed>)>,
+        probes: Option<(Files, On)>,
     ) -> Result<Self, PlatformError> {
         let mut counters = Self {
             root: root.clone(),
@@ -150,9 +150,9 @@ impl TaskCounters {
     fn close(&self, counters: Vec<Counter>) {
         match &self.probes {
             None => close_in_background(counters),
-            Some((files, owed)) => {
+            Some((files, on)) => {
                 let processes: Vec<ProcessId> = self.attached.keys().copied().collect();
-                close_with_care(&self.root, files, &processes, counters, owed.clone());
+                close_with_care(&self.root, files, &processes, counters, on.clone());
             }
         }
     }
@@ -197,7 +197,7 @@ impl TaskCounters {
         for thread in threads {
             for event in &self.events {
                 let permitted = match &self.probes {
-                    Some((_, owed)) => owed.may_attach().map_err(|why| why.error("counting each thread")),
+                    Some((_, on)) => on.may_attach().map_err(|why| why.error("counting each thread")),
                     None => Ok(()),
                 };
                 match permitted.and_then(|()| event.open(Scope::Thread(thread))) {
@@ -308,20 +308,14 @@ fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
 }
 
 /// Takes probes off on a thread of its own, when nobody stands still who would have to be waited for. They stop counting at once.
-fn close_with_care(
-    root: &Root,
-    files: &Files,
-    processes: &[ProcessId],
-    counters: Vec<Counter>,
-    owed: Arc<Owed>,
-) {
+fn close_with_care(root: &Root, files: &Files, processes: &[ProcessId], counters: Vec<Counter>, on: On) {
     if counters.is_empty() {
         return;
     }
     for counter in &counters {
         counter.disable();
     }
-    let held = Held::new(root, files, processes, counters, owed);
+    let held = Held::new(root, files, processes, counters, on);
     // When no thread can be made, they are let go of here: slower, not wrong.
     let _ = std::thread::Builder::new()
         .name("perf-close".to_owned())
@@ -335,7 +329,7 @@ pub(super) struct CpuCounters {
     root: Root,
     files: Files,
     processes: Vec<ProcessId>,
-    owed: Arc<Owed>,
+    on: On,
 }
 
 impl CpuCounters {
@@ -345,7 +339,7 @@ impl CpuCounters {
         workload: &Workload,
         events: &[Counted],
         files: &Files,
-        owed: Arc<Owed>,
+        on: On,
     ) -> Result<Self, PlatformError> {
         let cpus = online_cpus(root);
         let mut this = Self {
@@ -353,11 +347,11 @@ impl CpuCounters {
             root: root.clone(),
             files: files.clone(),
             processes: workload.processes.clone(),
-            owed,
+            on,
         };
         for cpu in cpus {
             for event in events {
-                this.owed
+                this.on
                     .may_attach()
                     .map_err(|why| why.error("counting on each CPU"))?;
                 this.counters.push(event.open(Scope::Cpu(cpu))?);
@@ -379,7 +373,7 @@ impl Drop for CpuCounters {
             &self.files,
             &self.processes,
             counters,
-            self.owed.clone(),
+            self.on.clone(),
         );
     }
 }

@@ -449,7 +449,10 @@ fn a_program_that_is_frozen_during_the_search_is_left_with_no_breakpoint_in_it()
     };
     assert!(ended.contains("frozen"), "{ended}");
     // Whoever writes its state to disk now finds its own code and nothing else.
-    assert!(victim.text(&program) == original, "a breakpoint is left in a frozen program");
+    assert!(
+        victim.text(&program) == original,
+        "a breakpoint is left in a frozen program"
+    );
 }
 
 #[test]

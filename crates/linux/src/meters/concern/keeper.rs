@@ -4,11 +4,11 @@
 //! breakpoint stays, and a thread looks again until it can go. An orderly end of homeostat waits for that for a while
 //! ([`wait_for_all`](super::super::owed::wait_for_all)); the end of its process takes out what is left, whoever stands still.
 
-use super::super::owed::Owed;
+use super::super::owed::On;
 use super::{Files, Refusal};
 use crate::Root;
 use homeostat_model::ProcessId;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How often what is kept is looked at.
@@ -22,7 +22,7 @@ struct Kept {
     /// Its end takes the breakpoints out.
     what: Box<dyn Send>,
     /// Ends after it.
-    owed: Arc<Owed>,
+    on: On,
 }
 
 struct Store {
@@ -42,23 +42,23 @@ pub(in crate::meters) struct Held<T: Send + 'static> {
     files: Files,
     processes: Vec<ProcessId>,
     /// Taken off first, and then told.
-    what: Option<(T, Arc<Owed>)>,
+    what: Option<(T, On)>,
 }
 
 impl<T: Send + 'static> Held<T> {
-    /// Takes hold of what counts in these files and processes, which was owed its end before it began.
+    /// Takes hold of what counts in these files and processes, noted before it began.
     pub(in crate::meters) fn new(
         root: &Root,
         files: &Files,
         processes: &[ProcessId],
         what: T,
-        owed: Arc<Owed>,
+        on: On,
     ) -> Self {
         Self {
             root: root.clone(),
             files: files.clone(),
             processes: processes.to_vec(),
-            what: Some((what, owed)),
+            what: Some((what, on)),
         }
     }
 
@@ -76,12 +76,12 @@ impl<T: Send + 'static> Held<T> {
     }
 
     fn take_off(&mut self) -> Result<(), Refusal> {
-        let Some((what, owed)) = self.what.take() else {
+        let Some((what, on)) = self.what.take() else {
             return Ok(());
         };
         let Err(why) = self.files.settled(&self.root, &self.processes) else {
             drop(what);
-            drop(owed);
+            drop(on);
             return Ok(());
         };
         keep(Kept {
@@ -89,7 +89,7 @@ impl<T: Send + 'static> Held<T> {
             files: self.files.clone(),
             processes: self.processes.clone(),
             what: Box::new(what),
-            owed,
+            on,
         });
         Err(Refusal::Now(format!(
             "{why}; what is counted with stays until it does, and is taken off then"
@@ -130,9 +130,9 @@ fn look_after() {
         drop(store);
         for kept in all {
             if kept.files.settled(&kept.root, &kept.processes).is_ok() {
-                let Kept { what, owed, .. } = kept;
+                let Kept { what, on, .. } = kept;
                 drop(what);
-                drop(owed);
+                drop(on);
             } else {
                 let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
                 store.kept.push(kept);
@@ -143,8 +143,10 @@ fn look_after() {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::owed::Owed;
     use super::super::{Looked, Others};
     use super::*;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     struct Flag(Arc<AtomicBool>);
@@ -174,7 +176,7 @@ mod tests {
                 &files,
                 &[gone],
                 Flag(off.clone()),
-                Owed::unwritten().unwrap(),
+                Owed::unwritten(Vec::new()).unwrap().take().unwrap(),
             );
             assert!(!off.load(Ordering::SeqCst));
             if explicit {

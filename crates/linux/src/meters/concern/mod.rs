@@ -8,6 +8,7 @@
 //! * no process of the workload maps storage that a program or another machine answers for ([`storage`]),
 //! * no thread of the workload stands still in the kernel, nobody traces one, nobody has frozen them ([`threads`]),
 //! * nobody on the machine stands still while it makes a process ([`forks`]),
+//! * its code does not lie in large pages, which a breakpoint would split ([`large`]),
 //! * the memory that it is permitted has room for the pages that become its own ([`room`]).
 //!
 //! Before a breakpoint is taken out ([`Files::settled`]) nobody that maps the file stands still, and nobody who makes a process; while somebody does, it stays
@@ -21,6 +22,7 @@
 pub(in crate::meters) mod census;
 mod forks;
 pub(in crate::meters) mod keeper;
+pub(in crate::meters) mod large;
 mod room;
 mod stack;
 mod storage;

@@ -127,6 +127,7 @@ impl Points {
             format!("the executable of process {main} cannot be looked at; run homeostat as root")
         })?;
         let key = (workload.id.clone(), main, identity);
+        forget_the_ended(root, &self.memory);
         match lock(&self.memory).get(&key) {
             Some(Known::Nothing { why, since }) if since.elapsed() < rest(why) => Err(why.to_string()),
             _ => Ok(key),
@@ -153,6 +154,11 @@ fn remember(memory: &Memory, key: &Key, known: Known) {
         memory.clear();
     }
     memory.insert(key.clone(), known);
+}
+
+/// Forgets what was found in processes that have ended, and with it lets go of their files.
+fn forget_the_ended(root: &Root, memory: &Memory) {
+    lock(memory).retain(|(_, process, _), _| open_process(root, *process).is_ok());
 }
 
 impl MeterKind for Points {
@@ -363,5 +369,36 @@ pub fn find_points(root: &Root, workload: &Workload) -> PointsReport {
         result: ended.result.map(|f| f.place.name).map_err(|why| why.to_string()),
         account: ended.account,
         observation: ended.observation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::common::start_ticks;
+    use super::*;
+
+    #[test]
+    fn what_was_found_in_processes_that_have_ended_is_forgotten() {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let living = ProcessId {
+            pid: i32::try_from(std::process::id()).unwrap(),
+            start_ticks: start_ticks(&stat).unwrap(),
+        };
+        // Its number belongs to another by now.
+        let ended = ProcessId {
+            start_ticks: living.start_ticks + 1,
+            ..living
+        };
+        let memory = Memory::default();
+        for process in [living, ended] {
+            let known = Known::Nothing {
+                why: Refusal::Now("busy".to_owned()),
+                since: Instant::now(),
+            };
+            remember(&memory, &(WorkloadId::from("x"), process, (1, 2)), known);
+        }
+        forget_the_ended(&Root::default(), &memory);
+        let left: Vec<ProcessId> = lock(&memory).keys().map(|key| key.1).collect();
+        assert_eq!(left, [living]);
     }
 }

@@ -57,15 +57,9 @@ impl Patched {
         Memory::open(root, process).map(Self)
     }
 
-    /// Whether the code at a place is that of the file. `probed`: places of the file that we count.
-    pub(super) fn agrees(
-        &self,
-        file: &CodeFile,
-        device_inode: &((u32, u32), u64),
-        offset: u64,
-        probed: &[u64],
-    ) -> bool {
+    /// Whether the code at a place is that of the file, but for what we count there at present.
+    pub(super) fn agrees(&self, file: &CodeFile, device_inode: &((u32, u32), u64), offset: u64) -> bool {
         file.bytes(offset)
-            .is_some_and(|bytes| self.0.agrees(device_inode, offset, &bytes, probed))
+            .is_some_and(|bytes| self.0.agrees(device_inode, offset, &bytes))
     }
 }

@@ -4,7 +4,7 @@ use super::super::code_file::executable;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
 use super::super::crowd::Crowd;
-use super::super::owed::{Entry, Owed};
+use super::super::owed::{Entry, On, Owed};
 use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
 use super::active::failed;
 use super::place::{Patched, Place};
@@ -93,32 +93,31 @@ impl Probes {
             return Ok(*known);
         }
         let patched = Patched::look(&self.root, process)?;
-        let probed: Vec<u64> = self.places.iter().map(|(p, _)| p.offset).collect();
         let agrees = self
             .places
             .iter()
-            .all(|(p, _)| patched.agrees(&p.file, &p.device_inode, p.offset, &probed));
+            .all(|(p, _)| patched.agrees(&p.file, &p.device_inode, p.offset));
         self.compared.insert(process, agrees);
         Ok(agrees)
     }
 
-    /// Writes down where breakpoints will be, before the first of them; once for all turns.
-    fn owe(&mut self, processes: &[ProcessId]) -> Result<Arc<Owed>, Refusal> {
+    /// Writes down where breakpoints will be, before the first of them; once for all turns. Notes that some may be in.
+    fn owe(&mut self, processes: &[ProcessId]) -> Result<On, Refusal> {
         if let Some(owed) = &self.owed {
-            owed.may_attach()?;
-            return Ok(owed.clone());
+            return owed.take();
         }
         let owed = Owed::begin(
+            &self.root,
             self.places
                 .iter()
                 .map(|(place, _)| Entry::new(&place.target(), [(place.offset, 0)], processes))
                 .collect::<Result<_, _>>()?,
         )?;
         self.owed = Some(owed.clone());
-        Ok(owed)
+        owed.take()
     }
 
-    fn link(&self, process: ProcessId, owed: &Arc<Owed>) -> Result<Attached, PlatformError> {
+    fn link(&self, process: ProcessId, on: &On) -> Result<Attached, PlatformError> {
         let mut links = Vec::new();
         let mut outcome = Ok(());
         let mut rest = self.places.as_slice();
@@ -146,7 +145,7 @@ impl Probes {
             rest = left;
         }
         // What was attached before something went wrong is let go of like all else.
-        let attached = Held::new(&self.root, &self.files, &[process], links, owed.clone());
+        let attached = Held::new(&self.root, &self.files, &[process], links, on.clone());
         outcome.map(|()| attached)
     }
 }
@@ -192,15 +191,19 @@ impl Subject for Probes {
 
     fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError> {
         let main = *processes.first().ok_or_else(|| failed(OpenError::Vanished))?;
-        let owed = self
-            .owe(processes)
-            .map_err(|why| why.error("counting a progress point"))?;
+        // Before any of ours may be in: whatever else is found there is somebody else's.
+        for process in processes.iter().take(PROCESSES_MAX) {
+            let _ = self.agrees(*process);
+        }
         if !self.agrees(main)? {
             return Err(PlatformError::Unsupported {
                 what: "counting a progress point".to_owned(),
                 why: format!("the code of process {main} in memory is not that of its file any more"),
             });
         }
+        let on = self
+            .owe(processes)
+            .map_err(|why| why.error("counting a progress point"))?;
         let there: BTreeSet<ProcessId> = processes.iter().copied().collect();
         // The kernel's probes outlive an exec: a process that runs another program now is let go of in every turn.
         let (root, executables) = (self.root.clone(), self.executables.clone());
@@ -216,7 +219,7 @@ impl Subject for Probes {
             {
                 continue;
             }
-            match self.link(*process, &owed) {
+            match self.link(*process, &on) {
                 Ok(links) => {
                     self.links.insert(*process, links);
                 }

@@ -7,7 +7,7 @@ use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal};
 use super::super::crowd::Crowd;
-use super::super::owed::Owed;
+use super::super::owed::{Entry, Owed};
 use super::super::turns::Urgent;
 use super::image::Image;
 use crate::Root;
@@ -350,11 +350,14 @@ fn cost_at(
     let own = i32::try_from(std::process::id()).map_err(|e| Trouble::Always(e.to_string()))?;
     let count = || counters.read(0).map_err(|e| Trouble::Now(e.to_string()));
     let alone = middle((0..SERIES).map(|_| series(CALLS)).collect());
-    let owed = Owed::unwritten()?;
+    let own_id = us.all.get(..1).unwrap_or_default();
+    let entries = us.files.targets.iter();
+    let entries = entries.map(|target| Entry::new(target, [(offset, 0)], own_id));
+    let on = Owed::unwritten(entries.collect::<Result<_, _>>()?)?.take()?;
     let link = counters
         .attach(file.kernel_path(), &[(offset, 0)], Some(own))
         .map_err(|e| trouble(&e))?;
-    let link: Held<Link> = Held::new(us.root, &us.files, &us.all, link, owed);
+    let link: Held<Link> = Held::new(us.root, &us.files, &us.all, link, on);
     let start = count()?;
     series(CALLS);
     let once = count()?.saturating_sub(start);
@@ -520,7 +523,7 @@ mod tests {
         let memory = memory.unwrap();
         for candidate in found {
             let offset = image.offset(candidate.address).unwrap();
-            assert!(memory.agrees(&image.file, &image.device_inode, offset, &[]));
+            assert!(memory.agrees(&image.file, &image.device_inode, offset));
         }
     }
 }

@@ -10,7 +10,7 @@ use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
 use super::super::crowd::Crowd;
 use super::super::owed::{Entry, Owed};
-use super::super::turns::Urgent;
+use super::super::turns::{Children, FORKS_MAX, Urgent};
 use super::atlas::{Atlas, Frame};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
@@ -195,6 +195,10 @@ pub(super) struct Search<'a> {
     owed: Option<Arc<Owed>>,
     /// When it was seen last that nobody has begun to look into the program.
     liberty: Option<Instant>,
+    /// What is forked meanwhile, and pays, too.
+    children: Children,
+    /// So many were, and since when that is counted.
+    forked: (usize, Instant),
 }
 
 impl<'a> Search<'a> {
@@ -246,6 +250,8 @@ impl<'a> Search<'a> {
             closing: Vec::new(),
             owed: None,
             liberty: None,
+            children: Children::default(),
+            forked: (0, Instant::now()),
         })
     }
 
@@ -273,7 +279,7 @@ impl<'a> Search<'a> {
             let image = self.image(number)?;
             Some(Entry::new(&image.target(), places, &processes))
         });
-        Owed::begin(entries.collect::<Result<_, _>>()?)
+        Owed::begin(self.root, entries.collect::<Result<_, _>>()?)
     }
 
     /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait. When no
@@ -332,6 +338,9 @@ impl<'a> Search<'a> {
         self.leave_out_the_patched()?;
         self.candidates = self.spots.len();
         self.owed = Some(self.owe()?);
+        // What was forked before is not ours.
+        self.charge_children(0, 0.0)?;
+        self.forked = (0, Instant::now());
         self.part("sampling");
         let burden = self.first_round();
         self.part("first round");
@@ -371,6 +380,27 @@ impl<'a> Search<'a> {
             threads::at_liberty(self.root, process)?;
         }
         self.liberty = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Charges what children have done in a window, who have the breakpoints and are not counted: as many hits for each second of CPU
+    /// time as those made that are.
+    ///
+    /// # Errors
+    /// A sentence: processes are made too often, each of which has to copy the pages that are counted with.
+    pub(super) fn charge_children(&mut self, hits: u64, cpu: f64) -> Result<(), Refusal> {
+        let processes: Vec<ProcessId> = self.processes().collect();
+        let programs = self.subjects.iter().map(|s| s.1).collect();
+        let unpaid = self.children.since(self.root, &processes, &programs);
+        self.hits = self.hits.saturating_add(hits_of_children(hits, cpu, unpaid.cpu));
+        self.forked.0 += unpaid.forks;
+        let seconds = self.forked.1.elapsed().as_secs_f64();
+        if too_many(self.forked.0, seconds) {
+            return Err(Refusal::Lasting(format!(
+                "{} processes were forked in {seconds:.1} s of the search, each of which has to copy what is counted with",
+                self.forked.0
+            )));
+        }
         Ok(())
     }
 
@@ -459,7 +489,7 @@ impl<'a> Search<'a> {
         }
         let owed = self
             .owed
-            .clone()
+            .as_ref()
             .ok_or("it is not written down where it is counted")?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let targets = by_image.keys().filter_map(|i| self.image(*i)).map(Image::target);
@@ -468,6 +498,7 @@ impl<'a> Search<'a> {
             ..no_files()
         };
         files.allow(self.root, &processes)?;
+        let on = owed.take()?;
         let mut links = Vec::new();
         let mut outcome = Ok(());
         for (number, places) in by_image {
@@ -475,13 +506,13 @@ impl<'a> Search<'a> {
             // data.
             for process in &processes {
                 if let Some(image) = self.image(number) {
-                    outcome = outcome.and_then(|()| owed.may_attach());
+                    outcome = outcome.and_then(|()| on.may_attach());
                     outcome = outcome.and_then(|()| self.attach_to(image, &places, *process, &mut links));
                 }
             }
         }
         // What was attached before something went wrong is let go of like all else.
-        let attached = Held::new(self.root, &files, &processes, links, owed);
+        let attached = Held::new(self.root, &files, &processes, links, on);
         outcome.map(|()| attached)
     }
 
@@ -529,7 +560,7 @@ impl<'a> Search<'a> {
             .into_iter()
             .filter(|s| {
                 self.image(s.image)
-                    .is_some_and(|i| patched.agrees(&i.file, &i.device_inode, s.offset, &[]))
+                    .is_some_and(|i| patched.agrees(&i.file, &i.device_inode, s.offset))
             })
             .collect();
         if self.spots.is_empty() && before > 0 {
@@ -587,9 +618,11 @@ impl<'a> Search<'a> {
         // Those that came while the probes were put on and taken off were paid for, too.
         let last = self.read(spots);
         let since = last.iter().zip(&first).map(|(l, f)| l.saturating_sub(*f));
-        self.hits = self.hits.saturating_add(since.sum());
+        let since: u64 = since.sum();
+        self.hits = self.hits.saturating_add(since);
         off?;
         disturbed?;
+        self.charge_children(since, cpu)?;
         // What the probes did not take was left for the program itself.
         let own = (cpu - paid).max(0.1 * cpu).max(1e-6);
         Ok(after
@@ -724,6 +757,20 @@ impl<'a> Search<'a> {
     }
 }
 
+/// Hits that children are taken to have made.
+fn hits_of_children(hits: u64, cpu: f64, of_children: f64) -> u64 {
+    if cpu > 0.0 {
+        (hits as f64 * of_children / cpu) as u64
+    } else {
+        0
+    }
+}
+
+/// Whether more processes were made than a program may make that is counted: so many each second, and as many at once.
+fn too_many(forks: usize, seconds: f64) -> bool {
+    forks as f64 > FORKS_MAX as f64 * (1.0 + seconds)
+}
+
 pub(super) fn refusal(e: &OpenError) -> String {
     match e {
         OpenError::Denied(_) => {
@@ -768,5 +815,21 @@ impl Frame {
                     .or_insert((*candidate, self.function, depth));
             entry.2 = entry.2.max(depth);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_forked_in_a_search_is_paid_for_and_must_not_be_much() {
+        assert_eq!(hits_of_children(1_000, 0.2, 0.1), 500);
+        assert_eq!(hits_of_children(1_000, 0.2, 0.0), 0);
+        assert_eq!(hits_of_children(1_000, 0.0, 0.1), 0);
+        assert!(!too_many(FORKS_MAX, 0.0));
+        assert!(too_many(FORKS_MAX + 1, 0.0));
+        assert!(!too_many(5 * FORKS_MAX, 4.0));
+        assert!(too_many(5 * FORKS_MAX + 1, 4.0));
     }
 }

@@ -62,10 +62,9 @@ impl Search<'_> {
             let outside = signals.read(self.workload);
             let seen = self.window(mine, slow, length)?;
             let now = signals.read(self.workload);
-            self.hits = self
-                .hits
-                .saturating_add(seen.counts.iter().sum::<u64>())
-                .saturating_add(seen.extra);
+            let hits = seen.counts.iter().sum::<u64>().saturating_add(seen.extra);
+            self.hits = self.hits.saturating_add(hits);
+            self.charge_children(hits, seen.cpu)?;
             observation.seconds.push(seen.seconds);
             observation.cpu.push(seen.cpu);
             let burden = if seen.cpu > 0.0 {

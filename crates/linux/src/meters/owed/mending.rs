@@ -191,7 +191,8 @@ fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint])
     threads::at_liberty(root, process).map_err(|why| why.to_string())?;
     let places: Vec<(u64, u32)> = left.iter().map(|b| (b.offset, b.semaphore)).collect();
     // The writer's own record says where they are, until this has succeeded.
-    let owed = Owed::unwritten().map_err(|why| why.to_string())?;
+    let owed = Owed::unwritten(Vec::new()).map_err(|why| why.to_string())?;
+    let on = owed.take().map_err(|why| why.to_string())?;
     match Counters::new(1) {
         Ok(counters) => {
             for places in places.chunks(PLACES_MAX) {
@@ -199,7 +200,7 @@ fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint])
                 let link = counters
                     .attach_static(file.kernel_path(), places, 0, Some(process.pid))
                     .map_err(|e| e.to_string())?;
-                Held::new(root, &files, &[process], link, owed.clone())
+                Held::new(root, &files, &[process], link, on.clone())
                     .let_go()
                     .map_err(|why| why.to_string())?;
             }
@@ -218,7 +219,7 @@ fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint])
                 let counter = event
                     .open(Scope::Thread(process.pid))
                     .map_err(|e| e.to_string())?;
-                Held::new(root, &files, &[process], counter, owed.clone())
+                Held::new(root, &files, &[process], counter, on.clone())
                     .let_go()
                     .map_err(|why| why.to_string())?;
             }

@@ -15,13 +15,14 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-use super::concern::{DeviceInode, Refusal, Target};
+use super::concern::{DeviceInode, Refusal, Target, large};
+use crate::Root;
 use homeostat_model::ProcessId;
 pub use mending::{Mended, mend};
 pub use record::write_breakpoints_down_in;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Bytes of code that are written down of each place: whether the file still holds what it held.
@@ -148,23 +149,46 @@ pub(super) fn wait_for_all(longest: Duration) -> bool {
     GATE.wait(longest)
 }
 
-/// That breakpoints may be in, from before the first of them is put in until the last is known to be out.
+/// Those that have not ended.
+static LIVING: Mutex<Vec<Weak<Owed>>> = Mutex::new(Vec::new());
+
+/// Whether a breakpoint of ours may be at a place of a file now.
+pub(super) fn is_on(file: &DeviceInode, offset: u64) -> bool {
+    let living = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
+    living.iter().filter_map(Weak::upgrade).any(|owed| {
+        owed.on.load(Ordering::SeqCst) > 0
+            && owed.entries.iter().any(|entry| {
+                entry.device_inode == *file && entry.breakpoints.iter().any(|b| b.offset == offset)
+            })
+    })
+}
+
+/// That breakpoints may come to be in, from before the first of them is put in until the last is known to be out.
 #[derive(Debug)]
 pub(super) struct Owed {
     /// Number in the record, where one is kept.
     number: Option<u64>,
     entries: Vec<Entry>,
+    /// So many things may be counted with at present.
+    on: AtomicUsize,
 }
 
+/// That they may be in at present: taken before the kernel is asked, and held until they are out.
+#[derive(Debug)]
+pub(super) struct On(Arc<Owed>);
+
 impl Owed {
-    /// Writes down where breakpoints are about to be put.
+    /// Writes down where breakpoints are about to be put, of whose files none has its code in large pages.
     ///
     /// # Errors
     /// A sentence: it cannot be written down, or homeostat is ending. Then none may be put in.
-    pub(super) fn begin(entries: Vec<Entry>) -> Result<Arc<Self>, Refusal> {
+    pub(super) fn begin(root: &Root, entries: Vec<Entry>) -> Result<Arc<Self>, Refusal> {
+        for entry in &entries {
+            large::allow(root, &entry.processes, &entry.device_inode)?;
+        }
         GATE.enter()?;
         match record::add(&entries) {
-            Ok(number) => Ok(Arc::new(Self { number, entries })),
+            Ok(number) => Ok(Self::new(number, entries)),
             Err(why) => {
                 GATE.leave();
                 Err(Refusal::Now(why))
@@ -176,20 +200,54 @@ impl Owed {
     ///
     /// # Errors
     /// A sentence: homeostat is ending.
-    pub(super) fn unwritten() -> Result<Arc<Self>, Refusal> {
+    pub(super) fn unwritten(entries: Vec<Entry>) -> Result<Arc<Self>, Refusal> {
         GATE.enter()?;
-        Ok(Arc::new(Self {
-            number: None,
-            entries: Vec::new(),
-        }))
+        Ok(Self::new(None, entries))
     }
 
-    /// Whether the kernel may be asked for one of them now.
+    fn new(number: Option<u64>, entries: Vec<Entry>) -> Arc<Self> {
+        let this = Arc::new(Self {
+            number,
+            entries,
+            on: AtomicUsize::new(0),
+        });
+        let mut living = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        living.retain(|owed| owed.strong_count() > 0);
+        living.push(Arc::downgrade(&this));
+        this
+    }
+
+    /// The kernel is about to be asked for some of them.
+    ///
+    /// # Errors
+    /// A sentence: homeostat is ending.
+    pub(super) fn take(self: &Arc<Self>) -> Result<On, Refusal> {
+        GATE.open()?;
+        self.on.fetch_add(1, Ordering::SeqCst);
+        Ok(On(self.clone()))
+    }
+}
+
+impl On {
+    /// Whether the kernel may be asked for one more of them.
     ///
     /// # Errors
     /// A sentence: homeostat is ending.
     pub(super) fn may_attach(&self) -> Result<(), Refusal> {
         GATE.open()
+    }
+}
+
+impl Clone for On {
+    fn clone(&self) -> Self {
+        self.0.on.fetch_add(1, Ordering::SeqCst);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for On {
+    fn drop(&mut self) {
+        self.0.on.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

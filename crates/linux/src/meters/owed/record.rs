@@ -153,21 +153,19 @@ fn name_of(writer: ProcessId) -> String {
 /// Opens the directory, which is made where it is not there. One in which somebody else could write is refused: breakpoints would be
 /// put in on that one's word.
 fn private(directory: &Path) -> io::Result<OwnedFd> {
+    match open_private(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        found => return found,
+    }
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory)?;
-    let dir = open_private(directory)?;
     if let Some(above) = directory.parent() {
         // That the directory is there must be as durable as what is in it.
-        let above = rustix::fs::open(
-            above,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
-        rustix::fs::fsync(above)?;
+        File::open(above)?.sync_all()?;
     }
-    Ok(dir)
+    open_private(directory)
 }
 
 /// The same of one that is there.

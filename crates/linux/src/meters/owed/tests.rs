@@ -3,7 +3,6 @@
 use super::super::code_file::{CodeFile, mappings};
 use super::super::common::start_ticks;
 use super::*;
-use crate::Root;
 use crate::sys::bpf::Counters;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -166,14 +165,12 @@ fn attacher() {
     };
     let offset = address - mapping.start + mapping.offset;
     let places: Vec<(u64, u32)> = (0..PLACES as u64).map(|n| (offset + n, 0)).collect();
-    let owed = Owed::begin(vec![
-        Entry::new(&target, places.iter().copied(), &[process]).unwrap(),
-    ])
-    .unwrap();
+    let entry = Entry::new(&target, places.iter().copied(), &[process]).unwrap();
+    let owed = Owed::begin(&root, vec![entry]).unwrap();
     let counters = Counters::new(1).unwrap();
     // Until it is killed, or whoever started it is gone.
     for round in 0..3_000 {
-        owed.may_attach().unwrap();
+        let _on = owed.take().unwrap();
         let link = counters
             .attach_static(target.file.kernel_path(), &places, 0, Some(process.pid))
             .unwrap();

@@ -498,7 +498,14 @@ impl<S: Subject> Turns<S> {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
         };
-        let (_, rest) = self.charge(processes, hits_of(hits_before, hits), now.cpu - before.cpu)?;
+        let (paid, cpu) = (hits_of(hits_before, hits), now.cpu - before.cpu);
+        if off.is_ok() && paid == 0 {
+            // Nothing was on: what children have done meanwhile cost them nothing, and time makes up for what was owed.
+            let _ = self.subject.unpaid(processes);
+            self.debt.add(-self.subject.allowance(), cpu, self.cost_max);
+            return Ok(true);
+        }
+        let (_, rest) = self.charge(processes, paid, cpu)?;
         Ok(off.is_err() || self.make_up(processes, rest, told))
     }
 
