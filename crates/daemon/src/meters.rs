@@ -4,8 +4,8 @@
 
 use crate::api::{Found, SCHEMA, find_named};
 use homeostat_engine::{MeterInterval, Policy, judge_meters};
+pub use homeostat_linux::meters::{Mended, end, mend, write_breakpoints_down_in};
 use homeostat_linux::meters::{MeterSettings, known_meters};
-pub use homeostat_linux::meters::{end, write_breakpoints_down_in};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{
     MeterCandidate, MeterClass, MeterId, Nanoseconds, Workload, WorkloadId, WorkloadSample,

@@ -273,6 +273,8 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
             });
         }
     }
+    // First: it needs nothing of what follows, also where the journal cannot be opened.
+    let breakpoints = meters::mend(state_directory);
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(RestoreError::Boot)?
         .trim()
@@ -295,7 +297,7 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
     report.failed.extend(by_hand.failed);
     Ok(Restored {
         report,
-        breakpoints: meters::mend(state_directory),
+        breakpoints,
         complaints: recovered.complaints(),
         damaged: !recovered.is_whole(),
     })

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use homeostat_daemon::client::ClientError;
 use homeostat_daemon::meters::{self, Choice, Observer};
 use homeostat_model::{Nanoseconds, WorkloadId};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -98,9 +99,15 @@ impl Meter {
 
 fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> Result<(), Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    // Whatever would end it orderly: breakpoints must not be on their way meanwhile.
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         signal_hook::flag::register(signal, interrupted.clone())
             .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    }
+    // What one before this has left, which was killed.
+    let mended = meters::mend(&context.state_directory());
+    for text in mended.taken_out.iter().chain(&mended.left) {
+        context.terminal.warn(text);
     }
     // Whoever asks for points by name wants them looked for, whatever the daemon does.
     let mut observer = begin(context, classes.iter().any(|c| c == "points"))?;

@@ -5,9 +5,11 @@ use crate::commands::undo::wait_until_undone;
 use crate::failure::{Failure, Kind};
 use clap::Args;
 use homeostat_daemon::client::{Client, ClientError};
+use homeostat_daemon::meters::mend;
 use homeostat_daemon::wiring::{self, RestoreError, Restored};
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::path::Path;
 
 /// Undo what a dead daemon left behind.
 ///
@@ -94,7 +96,7 @@ impl Restore {
     /// Restores and says what was done.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
         let answer = match Client::connect(&context.socket()) {
-            Ok(client) => self.ask(client)?,
+            Ok(client) => self.ask(client, &context.state_directory())?,
             // The state directory may belong to a daemon with another socket; its lock tells.
             Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
             Err(e) => return Err(e.into()),
@@ -113,10 +115,12 @@ impl Restore {
         }
     }
 
-    fn ask(&self, mut client: Client) -> Result<Answer, Failure> {
+    fn ask(&self, mut client: Client, state_directory: &Path) -> Result<Answer, Failure> {
         let actions = client.undo_all()?;
         wait_until_undone(&mut client, &actions, true)?;
         let text = "by the running daemon";
+        // What others have left that ended beside it; it looks after its own.
+        let breakpoints = mend(state_directory);
         Ok(Answer {
             schema: homeostat_daemon::api::SCHEMA,
             by: "daemon",
@@ -124,8 +128,8 @@ impl Restore {
             void: vec![],
             kept: vec![],
             failed: vec![],
-            breakpoints: vec![],
-            breakpoints_left: vec![],
+            breakpoints: breakpoints.taken_out,
+            breakpoints_left: breakpoints.left,
             complaints: vec![
                 "a daemon runs and goes on looking for work; `homeostat pause` or stopping it prevents new trials"
                     .into(),

@@ -49,22 +49,22 @@ pub(super) fn code_mappings(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(mapping).collect()
 }
 
-/// `start-end perms offset device inode path`.
+/// `start-end perms offset device inode path`, of code that cannot be written.
 fn mapping(line: &str) -> Option<Mapping> {
+    let permissions = line.split(' ').nth(1)?.as_bytes();
+    let is_code = permissions.get(2) == Some(&b'x') && permissions.get(1) != Some(&b'w');
+    file_mapping(line).filter(|_| is_code)
+}
+
+/// The same of any file.
+fn file_mapping(line: &str) -> Option<Mapping> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
-    let permissions = fields.next()?.as_bytes();
-    let offset = fields.next()?;
+    let offset = fields.nth(1)?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode: u64 = fields.next()?.parse().ok()?;
     let path = fields.next()?.trim_start();
-    if permissions.get(2) != Some(&b'x')
-        || permissions.get(1) == Some(&b'w')
-        || inode == 0
-        || !path.starts_with('/')
-        || path.starts_with("/memfd:")
-        || path.starts_with("/dev/")
-    {
+    if inode == 0 || !path.starts_with('/') || path.starts_with("/memfd:") || path.starts_with("/dev/") {
         return None;
     }
     let hex = |s: &str| u64::from_str_radix(s, 16).ok();
@@ -78,6 +78,15 @@ fn mapping(line: &str) -> Option<Mapping> {
         device_inode: ((number(major).unwrap_or(0), number(minor).unwrap_or(0)), inode),
         path: path.to_owned(),
     })
+}
+
+impl Mapping {
+    /// How far from its start a place of the file is mapped.
+    fn within(&self, offset: u64) -> Option<u64> {
+        offset
+            .checked_sub(self.offset)
+            .filter(|within| *within < self.end - self.start)
+    }
 }
 
 /// Code that a process has mapped; empty when it cannot be read, or not in time.
@@ -329,34 +338,78 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Opens the memory of a process.
+    /// Opens the memory of a process, with what it has mapped of code.
     ///
     /// # Errors
-    /// Gone, or not permitted.
+    /// Gone, not permitted, or what it has mapped cannot be read.
     pub(super) fn open(root: &Root, process: ProcessId) -> Result<Self, PlatformError> {
+        Self::open_with(root, process, code_mappings)
+    }
+
+    /// The same with whatever it has mapped of files, be it code now or not.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub(super) fn open_all(root: &Root, process: ProcessId) -> Result<Self, PlatformError> {
+        Self::open_with(root, process, |text| {
+            text.lines().filter_map(file_mapping).collect()
+        })
+    }
+
+    fn open_with(
+        root: &Root,
+        process: ProcessId,
+        mapped: impl FnOnce(&str) -> Vec<Mapping>,
+    ) -> Result<Self, PlatformError> {
         let dir = open_process(root, process)?;
         let target = format!("process {process}");
+        let what = format!("reading the memory of {target}");
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&dir, "mem", flags, Mode::empty())
             .map(File::from)
-            .map_err(|e| fault(e, &target, &format!("reading the memory of {target}")))?;
-        let mappings = mapped_code(process, dir);
-        Ok(Self { file, mappings })
+            .map_err(|e| fault(e, &target, &what))?;
+        let text = patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
+            .map_err(|why| PlatformError::Busy {
+                what: what.clone(),
+                why,
+            })?
+            .map_err(|e| fault(e, &target, &what))?;
+        Ok(Self {
+            file,
+            mappings: mapped(&text),
+        })
     }
 
     /// Whether a byte stands at a place of the file in a mapping of it.
-    pub(super) fn begins_with(&self, device_inode: &((u32, u32), u64), offset: u64, byte: u8) -> bool {
-        self.mappings.iter().any(|mapping| {
-            let within = offset.checked_sub(mapping.offset);
-            let Some(within) = within.filter(|w| *w < mapping.end - mapping.start) else {
-                return false;
+    ///
+    /// # Errors
+    /// A sentence: its memory cannot be read there.
+    pub(super) fn holds(
+        &self,
+        device_inode: &((u32, u32), u64),
+        offset: u64,
+        byte: u8,
+    ) -> Result<bool, String> {
+        let mut found = false;
+        for mapping in self.mappings.iter().filter(|m| m.device_inode == *device_inode) {
+            let Some(within) = mapping.within(offset) else {
+                continue;
             };
             let mut memory = [0; 1];
-            mapping.device_inode == *device_inode
-                // No overflow: `within` is less than the mapping's length.
-                && self.file.read_exact_at(&mut memory, mapping.start + within).is_ok()
-                && memory == [byte]
-        })
+            // No overflow: `within` is less than the mapping's length.
+            self.file
+                .read_exact_at(&mut memory, mapping.start + within)
+                .map_err(|e| format!("its memory cannot be read at {:#x}: {e}", mapping.start + within))?;
+            found |= memory == [byte];
+        }
+        Ok(found)
+    }
+
+    /// A mapping of a place of the file.
+    pub(super) fn mapping_of(&self, device_inode: &((u32, u32), u64), offset: u64) -> Option<&Mapping> {
+        self.mappings
+            .iter()
+            .find(|m| m.device_inode == *device_inode && m.within(offset).is_some())
     }
 
     /// Whether what the process runs at a place is what the file holds there: not patched in its own memory by the program,
@@ -483,6 +536,25 @@ nonsense
             !memory.agrees(&mapping.device_inode, u64::MAX - 8, &bytes),
             "not mapped"
         );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_nothing() {
+        let memory = Memory::open_all(&Root::default(), own()).unwrap();
+        let mapping = memory.mappings.first().unwrap().clone();
+        let byte = |byte| memory.holds(&mapping.device_inode, mapping.offset, byte);
+        assert_eq!((0..=255).filter(|b| byte(*b) == Ok(true)).count(), 1);
+        // Nobody's memory lies there.
+        let broken = Memory {
+            file: memory.file.try_clone().unwrap(),
+            mappings: vec![Mapping {
+                start: 0x10,
+                end: 0x1010,
+                ..mapping.clone()
+            }],
+        };
+        assert!(broken.holds(&mapping.device_inode, mapping.offset, 0).is_err());
+        assert_eq!(broken.holds(&((0, 0), 0), mapping.offset, 0), Ok(false));
     }
 
     #[test]

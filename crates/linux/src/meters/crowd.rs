@@ -2,7 +2,7 @@
 //!
 //! What a hit costs is measured on up to sixteen threads, or known for few ([`uprobe`](super::uprobe)). Beyond that nothing is known;
 //! it is taken to grow with their number, as if all that it costs were one lock that they wait for one after the other. Kernels before
-//! 6.13 do take one: that of the address space, for each hit. There a thread that maps memory keeps all waiting that hit meanwhile; so on
+//! 6.14 do take one: that of the address space, for each hit. There a thread that maps memory keeps all waiting that hit meanwhile; so on
 //! those only programs are counted of whose threads few can run at once, unless a person names the function.
 
 use super::common::{numbers_in, open_process};
@@ -17,7 +17,7 @@ pub(super) const MEASURED_MAX: usize = 16;
 /// Threads of one process that hit at once on kernels that lock its address space for each hit.
 const FEW: usize = 4;
 /// The first kernel that does not.
-const WITHOUT_LOCK: (u32, u32) = (6, 13);
+const WITHOUT_LOCK: (u32, u32) = (6, 14);
 
 /// Threads that can hit places at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(crowd(64, 4, true).allow(), Ok(()), "sixteen processes of four");
         let why = crowd(8, 5, true).allow().unwrap_err();
         assert!(
-            matches!(&why, Refusal::Lasting(text) if text.contains("6.13")),
+            matches!(&why, Refusal::Lasting(text) if text.contains("6.14")),
             "{why}"
         );
     }
@@ -138,7 +138,7 @@ mod tests {
         };
         let processes = [process(100, 3), process(200, 30), process(300, 1)];
         write("sys/devices/system/cpu/online", "0-7\n");
-        for (release, locked) in [("6.12.9-amd64\n", true), ("6.13.0\n", false), ("7.0.1\n", false)] {
+        for (release, locked) in [("6.13.9-amd64\n", true), ("6.14.0\n", false), ("7.0.1\n", false)] {
             write("proc/sys/kernel/osrelease", release);
             let root = Root::new(tree.path());
             assert_eq!(Crowd::of(&root, &processes), crowd(8, 8, locked), "{release}");

@@ -246,7 +246,7 @@ impl Subject for Sites {
         }
         self.plan
             .files
-            .settled(&self.root, &workload.processes)
+            .settled_still(&self.root, &workload.processes)
             .map_err(|why| Lost::Paused(why.to_string()))
     }
 

@@ -21,6 +21,7 @@ use super::concern::threads::has_shadow_stack;
 use super::concern::{Files, Looked, Others, Target};
 use super::crowd::Crowd;
 use super::elf::{self, ElfError, Site, Symbol};
+use super::owed::is_replaced;
 use super::points::{KnownPoint, Place, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
@@ -212,7 +213,8 @@ impl Uprobe {
                     Place::FunctionContaining(_) => format!("uprobe:{name}:{symbol}"),
                     Place::Function(_) | Place::StaticProbe(..) => plain,
                 };
-                let way = Way::choose(root, workload, &binary, &sites);
+                let way =
+                    replaced(&binary, &sites).and_then(|()| Way::choose(root, workload, &binary, &sites));
                 let ready = way
                     .and_then(|_| alone(workload, &binary))
                     .and_then(|()| source(root));
@@ -247,6 +249,7 @@ impl Uprobe {
             .look(&binary, id, |file| wanted.sites(file).map(|s| (String::new(), s)))
             .map_err(|e| refuse(e.to_string()))?;
         shadowed(root, workload, &binary, &sites).map_err(refuse)?;
+        replaced(&binary, &sites).map_err(refuse)?;
         let way = Way::choose(root, workload, &binary, &sites).map_err(refuse)?;
         let source = source(root).map_err(refuse)?;
         Ok(Prepared {
@@ -419,6 +422,19 @@ fn shadowed(root: &Root, workload: &Workload, binary: &Binary, sites: &[Site]) -
             "it begins with a call, which cannot be counted in process {process}: it has a shadow stack"
         )),
     }
+}
+
+/// Whether the kernel would put more than a breakpoint at a place.
+fn replaced(binary: &Binary, sites: &[Site]) -> Result<(), String> {
+    let code = |site: &Site| binary.file.bytes(site.offset);
+    if sites.iter().filter_map(code).any(|code| is_replaced(&code)) {
+        return Err(
+            "it begins with a nop of five bytes, which this kernel would replace by a call that may write over what the program \
+             keeps below its stack pointer"
+                .to_owned(),
+        );
+    }
+    Ok(())
 }
 
 /// Number of the uprobe event source.

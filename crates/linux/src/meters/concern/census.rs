@@ -305,6 +305,24 @@ impl Census {
             .collect())
     }
 
+    /// Whether it is known of each of these processes, and of whoever may run the file with this number, what it has mapped.
+    ///
+    /// # Errors
+    /// A sentence: of whom it is not.
+    pub(in crate::meters) fn all_seen(&self, processes: &[ProcessId], inode: u64) -> Result<(), String> {
+        if let Some(why) = &self.incomplete {
+            return Err(why.clone());
+        }
+        let concerns = |pid: &i32| {
+            let program = self.processes.get(pid).and_then(|seen| seen.executable);
+            processes.iter().any(|p| p.pid == *pid) || program.is_none_or(|(_, number)| number == inode)
+        };
+        match self.lacking.iter().find(|(pid, _)| concerns(pid)) {
+            Some((pid, why)) => Err(format!("what process {pid} has mapped cannot be told: {why}")),
+            None => Ok(()),
+        }
+    }
+
     /// Processes that have a file mapped, or one that may be the same.
     pub(in crate::meters) fn users(&self, file: &DeviceInode, path: &str) -> BTreeSet<i32> {
         let alike = self.names.get(last_part(path)).into_iter().flatten();

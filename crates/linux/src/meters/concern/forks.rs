@@ -5,12 +5,13 @@
 //! forks while another of its threads waits for a page of storage that hangs would so hold up every fork of the machine, as soon as
 //! something is counted anywhere. It shows as a thread that waits (state `D`) within a fork.
 //!
-//! All threads are looked at, of most processes the only one: some 10 µs each. A look serves those who ask for a tenth of a second,
-//! or for 200 times as long as it took, at most a minute; who was seen forking is looked at again by each who asks.
+//! All threads are looked at, of most processes the only one. A look serves those who ask for a tenth of a second, or for 200 times as
+//! long as it took, but for a second at most who is about to put a breakpoint in, and not at all before the first; who was seen
+//! forking is looked at again by each who asks.
 
 use super::super::common::{numbers_in, read_at, start_ticks};
 use super::Refusal;
-use super::stack::Waits;
+use super::stack::{Copies, Waits};
 use super::threads::{BEAT, STILL, Status};
 use crate::Root;
 use crate::sensors::files;
@@ -31,12 +32,28 @@ const OLD: Duration = Duration::from_secs(60);
 /// Flag of the kernel's own threads in `stat` (`PF_KTHREAD`, include/linux/sched.h).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
+/// A look that is older does not serve who is about to put a breakpoint in.
+const ATTACH: Duration = Duration::from_secs(1);
+
+/// What is about to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// The first breakpoint is put in: everybody is looked at anew.
+    First,
+    /// One more is put in: who may be forking counts, and a look serves for a second at most.
+    Attaching,
+    /// They are taken out: only who is seen to fork is waited for. Who cannot be seen might never go on, and they would stay for ever.
+    Removing,
+}
+
 /// A thread that waited within a fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Forking {
     process: ProcessId,
     thread: i32,
     switches: u64,
+    /// Its stack shows that it forks; else that cannot be seen.
+    seen: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -52,8 +69,11 @@ static LAST: Mutex<Option<Look>> = Mutex::new(None);
 ///
 /// # Errors
 /// A sentence: one does, or that cannot be told.
-pub(super) fn settled(root: &Root) -> Result<(), Refusal> {
-    let mut left = recent(root)?;
+pub(super) fn settled(root: &Root, before: Before) -> Result<(), Refusal> {
+    let mut left = recent(root, before)?;
+    if before == Before::Removing {
+        left.retain(|forking| forking.seen);
+    }
     let begun = Instant::now();
     loop {
         left.retain(|forking| forking.is_the_same_still(root));
@@ -74,10 +94,15 @@ pub(super) fn settled(root: &Root) -> Result<(), Refusal> {
 }
 
 /// Who was forking by the last look, if that is fresh enough, else by a new one.
-fn recent(root: &Root) -> Result<Vec<Forking>, Refusal> {
+fn recent(root: &Root, before: Before) -> Result<Vec<Forking>, Refusal> {
+    let oldest = match before {
+        Before::First => Duration::ZERO,
+        Before::Attaching => ATTACH,
+        Before::Removing => OLD,
+    };
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let serves = |look: &&Look| {
-        root.is_live() && look.taken.elapsed() < FRESH.max(look.took.saturating_mul(REST)).min(OLD)
+        root.is_live() && look.taken.elapsed() < FRESH.max(look.took.saturating_mul(REST)).min(oldest)
     };
     if let Some(look) = last.as_ref().filter(serves) {
         return Ok(look.forking.clone());
@@ -141,12 +166,13 @@ impl Forking {
             Some(Status::parse(&text)).filter(|s| s.state == b'D')
         };
         let switches = status()?.switches;
-        let copies = Waits::of(root, process.pid, thread).may_copy_memory();
+        let copies = Waits::of(root, process.pid, thread).copies_memory();
         // What it did was seen while it waited this once.
-        (copies && status()?.switches == switches).then_some(Self {
+        (copies != Copies::No && status()?.switches == switches).then_some(Self {
             process,
             thread,
             switches,
+            seen: copies == Copies::Yes,
         })
     }
 
@@ -308,9 +334,9 @@ int main(void)
             assert!(begun.elapsed() < Duration::from_secs(60), "it never waits");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A look from before it forked may still serve.
+        // What it waits for may change while it is looked at.
         let why = loop {
-            match settled(&root) {
+            match settled(&root, Before::First) {
                 Err(why) => break why,
                 Ok(()) => assert!(begun.elapsed() < Duration::from_secs(120), "it is not seen"),
             }
@@ -320,6 +346,7 @@ int main(void)
             matches!(&why, Refusal::Now(text) if text.contains(&pid.to_string())),
             "{why}"
         );
+        assert!(settled(&root, Before::Removing).is_err(), "it is seen to fork");
         stuck.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         assert_eq!(stuck.answer(), "over");
         assert!(!ours(&look(&root).unwrap()));
@@ -360,6 +387,10 @@ int main(void)
         write("7/task/7/stack", "[<0>] do_fsync+0x38/0x70\n");
         write("8/task/9/status", "State:\tR (running)\n");
         assert_eq!(look(&root).unwrap(), []);
-        assert_eq!(settled(&root), Ok(()));
+        assert_eq!(settled(&root, Before::Attaching), Ok(()));
+        // Who cannot be seen keeps breakpoints from being put in, and not from being taken out.
+        std::fs::remove_file(tree.path().join("proc/7/task/7/stack")).unwrap();
+        assert_eq!(settled(&root, Before::Removing), Ok(()));
+        assert!(settled(&root, Before::Attaching).is_err());
     }
 }

@@ -148,6 +148,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
 
     struct Flag(Arc<AtomicBool>);
 
@@ -179,12 +180,21 @@ mod tests {
                 Owed::unwritten(Vec::new()).unwrap().take().unwrap(),
             );
             assert!(!off.load(Ordering::SeqCst));
-            if explicit {
-                assert_eq!(held.let_go(), Ok(()));
+            let outcome = if explicit {
+                held.let_go()
             } else {
                 drop(held);
+                Ok(())
+            };
+            // Somebody else on this machine may stand still in a fork just now (another test does): then it goes a little later.
+            if let Err(why) = outcome {
+                assert!(why.to_string().contains("making a process"), "{why}");
             }
-            assert!(off.load(Ordering::SeqCst));
+            let begun = Instant::now();
+            while !off.load(Ordering::SeqCst) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it is never taken off");
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
     }
 }

@@ -31,6 +31,7 @@ pub(in crate::meters) mod threads;
 use super::code_file::CodeFile;
 use crate::Root;
 use census::{Census, Family};
+use forks::Before;
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use std::fmt;
@@ -147,7 +148,7 @@ impl Files {
     /// # Errors
     /// A sentence: somebody is concerned who must not be, or that cannot be told.
     pub(in crate::meters) fn allow(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
-        self.allow_by(Census::recent(root)?.as_ref(), root, processes)
+        self.allow_by(Census::recent(root)?.as_ref(), root, processes, Before::Attaching)
     }
 
     /// The same before the first of them: everybody is looked at anew.
@@ -155,10 +156,16 @@ impl Files {
     /// # Errors
     /// As of [`Self::allow`].
     pub(in crate::meters) fn allow_first(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
-        self.allow_by(Census::fresh(root)?.as_ref(), root, processes)
+        self.allow_by(Census::fresh(root)?.as_ref(), root, processes, Before::First)
     }
 
-    fn allow_by(&self, census: &Census, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
+    fn allow_by(
+        &self,
+        census: &Census,
+        root: &Root,
+        processes: &[ProcessId],
+        before: Before,
+    ) -> Result<(), Refusal> {
         let family = census.family(processes);
         if let Some(pid) = census.checkpointer() {
             return Err(Refusal::Now(format!(
@@ -185,7 +192,7 @@ impl Files {
         threads::quiet(root, &own)?;
         threads::settled(root, &others)?;
         threads::settled_by_state(root, &census.closed())?;
-        forks::settled(root)?;
+        forks::settled(root, before)?;
         self.looked.note();
         Ok(())
     }
@@ -196,6 +203,22 @@ impl Files {
     /// # Errors
     /// A sentence: who does.
     pub(in crate::meters) fn settled(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
+        self.settled_before(root, processes, Before::Removing)
+    }
+
+    /// The same before they are put in once more, by who has looked at everybody not long ago.
+    ///
+    /// # Errors
+    /// A sentence: who does, or may.
+    pub(in crate::meters) fn settled_still(
+        &self,
+        root: &Root,
+        processes: &[ProcessId],
+    ) -> Result<(), Refusal> {
+        self.settled_before(root, processes, Before::Attaching)
+    }
+
+    fn settled_before(&self, root: &Root, processes: &[ProcessId], before: Before) -> Result<(), Refusal> {
         if self.looked.is_just_now() {
             return Ok(());
         }
@@ -206,7 +229,7 @@ impl Files {
         let family = census.family(processes);
         threads::settled(root, &self.concerned(&census, &family, processes))?;
         threads::settled_by_state(root, &census.closed())?;
-        forks::settled(root)?;
+        forks::settled(root, before)?;
         self.looked.note();
         Ok(())
     }

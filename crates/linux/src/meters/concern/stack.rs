@@ -4,9 +4,13 @@
 //! is locked down: they are names and numbers of calls, no memory. To read them costs some microseconds, and they are read of threads
 //! in state `D` only. A process in the middle of executing another program keeps readers waiting: they are read with a bound.
 
-use super::super::patient::patiently;
 use crate::Root;
 use crate::sensors::files;
+use crate::sensors::reader::{PATIENCE, Reader};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// Apart from that for lists of mappings: who hangs there must not keep these from being read.
+static READER: LazyLock<Mutex<Reader>> = LazyLock::new(Mutex::default);
 
 /// `CLONE_VM`: what is made shares the address space, so that none is copied.
 const SHARED: u64 = 0x100;
@@ -68,11 +72,22 @@ const HOLDING: [&str; 17] = [
 /// Functions in which a thread is frozen when it is about to leave the kernel.
 const FROZEN: [&str; 2] = ["__refrigerator", "get_signal"];
 
+/// Whether a thread is copying an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copies {
+    /// Its stack shows it.
+    Yes,
+    /// That cannot be seen.
+    Perhaps,
+    No,
+}
+
 impl Waits {
     /// Looks at a thread.
     pub(super) fn of(root: &Root, pid: i32, thread: i32) -> Self {
         let root = root.clone();
-        patiently(pid, move || {
+        let mut reader = READER.lock().unwrap_or_else(PoisonError::into_inner);
+        let looked = reader.run(pid, PATIENCE, move || {
             let text = |file| {
                 files::text(&root, &format!("/proc/{pid}/task/{thread}/{file}"))
                     .filter(|text| !text.trim().is_empty())
@@ -81,15 +96,28 @@ impl Waits {
                 stack: text("stack"),
                 call: text("syscall"),
             }
-        })
-        .unwrap_or_default()
+        });
+        looked.unwrap_or_default()
     }
 
-    /// Whether it may be copying an address space for a new process. What cannot be seen may be that.
-    pub(super) fn may_copy_memory(&self) -> bool {
+    /// Whether it is copying an address space for a new process.
+    pub(super) fn copies_memory(&self) -> Copies {
         if let Some(stack) = &self.stack {
-            return ["copy_process", "dup_mm"].iter().any(|name| stack.contains(name));
+            return if ["copy_process", "dup_mm"].iter().any(|name| stack.contains(name)) {
+                Copies::Yes
+            } else {
+                Copies::No
+            };
         }
+        if self.call_may_copy() {
+            Copies::Perhaps
+        } else {
+            Copies::No
+        }
+    }
+
+    /// The same by its system call, where that can be seen.
+    fn call_may_copy(&self) -> bool {
         let Some(call) = &self.call else {
             return true;
         };
@@ -164,20 +192,24 @@ mod tests {
 
     #[test]
     fn who_copies_an_address_space_is_told_from_who_shares_it() {
-        assert!(waits(FORK, "").may_copy_memory());
-        assert!(!waits(VFORK, "").may_copy_memory());
-        assert!(!waits(FSYNC, "").may_copy_memory());
-        // Without the stack the call tells.
+        assert_eq!(waits(FORK, "").copies_memory(), Copies::Yes);
+        assert_eq!(waits(VFORK, "").copies_memory(), Copies::No);
+        assert_eq!(waits(FSYNC, "").copies_memory(), Copies::No);
+        // Without the stack the call tells what it cannot be.
         let clone = |flags: u64| {
             format!(
                 "{} {flags:#x} 0x0 0x0 0x0 0x0 0x0 0x7ffd 0x4010\n",
                 libc::SYS_clone
             )
         };
-        assert!(waits("", &clone(0x0120_0011)).may_copy_memory());
-        assert!(!waits("", &clone(0x4111)).may_copy_memory());
-        assert!(waits("", &format!("{} 0x7ffd 0x58\n", libc::SYS_clone3)).may_copy_memory());
-        assert!(!waits("", &format!("{} 0x3\n", libc::SYS_fsync)).may_copy_memory());
-        assert!(waits("", "").may_copy_memory(), "what cannot be seen may be that");
+        let by_call = |call: &str| waits("", call).copies_memory();
+        assert_eq!(by_call(&clone(0x0120_0011)), Copies::Perhaps);
+        assert_eq!(by_call(&clone(0x4111)), Copies::No);
+        assert_eq!(
+            by_call(&format!("{} 0x7ffd 0x58\n", libc::SYS_clone3)),
+            Copies::Perhaps
+        );
+        assert_eq!(by_call(&format!("{} 0x3\n", libc::SYS_fsync)), Copies::No);
+        assert_eq!(by_call(""), Copies::Perhaps);
     }
 }

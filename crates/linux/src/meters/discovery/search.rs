@@ -9,7 +9,7 @@ use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
 use super::super::crowd::Crowd;
-use super::super::owed::{Entry, Owed};
+use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
 use super::atlas::{Atlas, Frame};
 use super::image::Image;
@@ -560,6 +560,7 @@ impl<'a> Search<'a> {
             .into_iter()
             .filter(|s| {
                 self.image(s.image)
+                    .filter(|i| !i.file.bytes(s.offset).is_some_and(|code| is_replaced(&code)))
                     .is_some_and(|i| patched.agrees(&i.file, &i.device_inode, s.offset))
             })
             .collect();

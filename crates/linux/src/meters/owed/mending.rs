@@ -7,7 +7,7 @@
 //! What is written down says only where to look. Something is done where a process that maps the file has a breakpoint in its memory
 //! and the file holds, at that place, what it held then, and something else than a breakpoint.
 
-use super::super::code_file::{CodeFile, Mapping, Memory, mappings};
+use super::super::code_file::{CodeFile, Memory};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Target, threads};
@@ -16,7 +16,7 @@ use super::super::tasks::Counted;
 use super::super::uprobe::source;
 use super::{Breakpoint, CODE, Entry, Owed, record};
 use crate::Root;
-use crate::meters::common::open_process;
+use crate::meters::common::{open_process, read_at};
 use crate::sys::bpf::{Counters, PLACES_MAX};
 use crate::sys::perf::Scope;
 use homeostat_model::ProcessId;
@@ -24,8 +24,17 @@ use homeostat_platform::PlatformError;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Breakpoint instruction of x86-64: elsewhere nothing is known of what is left.
+/// Breakpoint instruction of x86-64.
 const INSTRUCTION: u8 = 0xcc;
+
+/// What came of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// So many breakpoints were taken out.
+    TakenOut(usize),
+    /// This process has a breakpoint still that nobody's end has left: somebody else counts there.
+    Others(ProcessId),
+}
 
 /// What was found of earlier homeostats, as sentences for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,7 +75,7 @@ pub fn mend(state_directory: &Path) -> Mended {
             }
         };
         // What it counts with it takes out itself.
-        if open_process(&root, record.writer).is_ok() {
+        if lives(&root, record.writer) {
             continue;
         }
         let now = record::boot_id();
@@ -74,8 +83,16 @@ pub fn mend(state_directory: &Path) -> Mended {
             record.owed.clear();
         }
         record.owed.retain(|entry| match mend_one(&root, entry) {
-            Ok(0) => false,
-            Ok(breakpoints) => {
+            Ok(Outcome::TakenOut(0)) => false,
+            Ok(Outcome::Others(process)) => {
+                mended.left.push(format!(
+                    "process {process} has breakpoints in its memory of {} that stay: another tracer counts there; they are not \
+                     looked for again",
+                    entry.path
+                ));
+                false
+            }
+            Ok(Outcome::TakenOut(breakpoints)) => {
                 mended.taken_out.push(format!(
                     "{breakpoints} breakpoint(s) that an earlier run had left in the memory of processes that run {} \
                      were taken out",
@@ -104,29 +121,42 @@ pub fn mend(state_directory: &Path) -> Mended {
     mended
 }
 
-/// Whether a breakpoint of these is in the memory of one of the processes that they were put into, as far as that can be seen.
-pub(super) fn is_left(entries: &[Entry]) -> bool {
-    let root = Root::default();
-    entries.iter().any(|entry| {
-        entry
-            .processes
-            .iter()
-            .any(|process| left_in(&root, *process, entry).is_ok_and(|left| !left.is_empty()))
-    })
+/// Whether a process runs still: one that was killed and that nobody has waited for does not.
+fn lives(root: &Root, process: ProcessId) -> bool {
+    let Ok(dir) = open_process(root, process) else {
+        return false;
+    };
+    let mut buffer = [0u8; 1024];
+    let Ok(n) = read_at(&dir, "stat", &mut buffer) else {
+        return false;
+    };
+    let stat = buffer.get(..n).unwrap_or_default();
+    let after_name = stat.iter().rposition(|&c| c == b')');
+    let state = after_name.and_then(|at| stat.get(at + 2));
+    !matches!(state, None | Some(b'Z' | b'X'))
 }
 
-/// Takes out what is left of an entry: how many breakpoints that were.
+/// Whether a breakpoint of these may be in the memory of one of the processes that they were put into. Where it is not known what
+/// one looks like, the kernel's word is taken for that.
+pub(super) fn is_left(entries: &[Entry]) -> bool {
+    let root = Root::default();
+    cfg!(target_arch = "x86_64")
+        && entries.iter().any(|entry| {
+            let mut processes = entry.processes.iter();
+            processes.any(|process| left_in(&root, *process, entry) != Ok(Vec::new()))
+        })
+}
+
+/// Takes out what is left of an entry.
 ///
 /// # Errors
 /// A sentence: why some may be left still.
-fn mend_one(root: &Root, entry: &Entry) -> Result<usize, String> {
-    let census = Census::fresh(root).map_err(|why| why.to_string())?;
-    // Of a process that they were put into it must be known what it has mapped.
-    for process in &entry.processes {
-        if open_process(root, *process).is_ok() {
-            census.mapped_by(*process).map_err(|why| why.to_string())?;
-        }
+fn mend_one(root: &Root, entry: &Entry) -> Result<Outcome, String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err("what a breakpoint looks like on this processor is not known".to_owned());
     }
+    let census = Census::fresh(root).map_err(|why| why.to_string())?;
+    census.all_seen(&entry.processes, entry.device_inode.1)?;
     let users = census.ids(census.users(&entry.device_inode, &entry.path).into_iter());
     let mut found = 0;
     for process in &users {
@@ -138,40 +168,50 @@ fn mend_one(root: &Root, entry: &Entry) -> Result<usize, String> {
     }
     for process in &users {
         if !left_in(root, *process, entry)?.is_empty() {
-            return Err(format!(
-                "process {process} has them still though the kernel was asked to take them out"
-            ));
+            return Ok(Outcome::Others(*process));
         }
     }
-    Ok(found)
+    Ok(Outcome::TakenOut(found))
 }
 
 /// Which of the breakpoints a process has in its memory.
+///
+/// # Errors
+/// A sentence: that cannot be seen.
 fn left_in(root: &Root, process: ProcessId, entry: &Entry) -> Result<Vec<Breakpoint>, String> {
-    let memory = match Memory::open(root, process) {
+    let memory = match Memory::open_all(root, process) {
         Ok(memory) => memory,
         Err(PlatformError::Vanished { .. }) => return Ok(Vec::new()),
         Err(e) => return Err(e.to_string()),
     };
     let entry = entry.clone();
     // Its memory may be held by who waits for a page.
-    patiently(process.pid, move || {
-        let mut left = entry.breakpoints;
-        left.retain(|b| {
-            b.code.first() != Some(&INSTRUCTION)
-                && memory.begins_with(&entry.device_inode, b.offset, INSTRUCTION)
-        });
-        left
-    })
+    let looked = patiently(process.pid, move || {
+        let mut left = Vec::new();
+        for breakpoint in entry.breakpoints {
+            if breakpoint.code.first() != Some(&INSTRUCTION)
+                && memory.holds(&entry.device_inode, breakpoint.offset, INSTRUCTION)?
+            {
+                left.push(breakpoint);
+            }
+        }
+        Ok(left)
+    });
+    match looked.and_then(|left| left) {
+        // It has ended meanwhile, and its memory with it.
+        Err(_) if !lives(root, process) => Ok(Vec::new()),
+        other => other,
+    }
 }
 
 /// Has the kernel take out breakpoints that are left in a process.
 fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint]) -> Result<(), String> {
-    let mapping = mappings(root, process)
-        .into_iter()
-        .find(|m| m.device_inode == entry.device_inode && left.iter().any(|b| holds(m, b.offset)))
+    let memory = Memory::open_all(root, process).map_err(|e| e.to_string())?;
+    let mapping = left
+        .iter()
+        .find_map(|b| memory.mapping_of(&entry.device_inode, b.offset))
         .ok_or_else(|| format!("process {process} does not have it mapped any more"))?;
-    let file = Arc::new(CodeFile::mapped(root, process, &mapping)?);
+    let file = Arc::new(CodeFile::mapped(root, process, mapping)?);
     for breakpoint in left {
         let code = file.bytes(breakpoint.offset);
         if code.and_then(|c| c.first_chunk::<CODE>().copied()) != Some(breakpoint.code) {
@@ -226,10 +266,4 @@ fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint])
         }
     }
     Ok(())
-}
-
-fn holds(mapping: &Mapping, offset: u64) -> bool {
-    offset
-        .checked_sub(mapping.offset)
-        .is_some_and(|within| within < mapping.end - mapping.start)
 }

@@ -17,16 +17,34 @@ mod tests;
 
 use super::concern::{DeviceInode, Refusal, Target, large};
 use crate::Root;
+use crate::sensors::topology::{kernel_release, kernel_version};
 use homeostat_model::ProcessId;
 pub use mending::{Mended, mend};
 pub use record::write_breakpoints_down_in;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Bytes of code that are written down of each place: whether the file still holds what it held.
 const CODE: usize = 8;
+
+/// A `nop` of five bytes. From Linux 6.18 on the kernel replaces one that is counted by a call, which writes below the stack pointer
+/// of the program, where that may keep its own; and what is left of it does not look like a breakpoint.
+const NOP_OF_FIVE: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// Whether this kernel may do so.
+static REPLACES: LazyLock<bool> = LazyLock::new(|| {
+    kernel_version(&kernel_release(&Root::default())).is_none_or(|version| version >= (6, 18))
+});
+
+/// Whether the kernel may put more than a breakpoint where this code is: it must not be counted.
+pub(super) fn is_replaced(code: &[u8]) -> bool {
+    *REPLACES && looks_replaceable(code)
+}
+
+fn looks_replaceable(code: &[u8]) -> bool {
+    cfg!(target_arch = "x86_64") && code.starts_with(&NOP_OF_FIVE)
+}
 
 /// A place that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +88,12 @@ impl Entry {
                     .ok_or_else(|| {
                         Refusal::Lasting(format!("{} cannot be read at {offset:#x}", target.path))
                     })?;
+                if is_replaced(&code) {
+                    return Err(Refusal::Lasting(format!(
+                        "at {offset:#x} of {} stands a nop of five bytes, which this kernel would replace by a call",
+                        target.path
+                    )));
+                }
                 Ok(Breakpoint {
                     offset,
                     semaphore,

@@ -22,6 +22,53 @@ fn who_ends_waits_for_what_has_begun_and_nothing_begins_after() {
     assert!(gate.wait(Duration::ZERO), "the refused one is not waited for");
 }
 
+#[test]
+fn a_nop_of_five_bytes_is_told_from_others() {
+    let nop = [0x0f, 0x1f, 0x44, 0x00, 0x00, 0xc3, 0, 0];
+    assert_eq!(looks_replaceable(&nop), cfg!(target_arch = "x86_64"));
+    for other in [[0x90; 8], [0x0f, 0x1f, 0x40, 0, 0x55, 0, 0, 0]] {
+        assert!(!looks_replaceable(&other) && !is_replaced(&other));
+    }
+    assert!(!looks_replaceable(&nop[..4]));
+}
+
+#[test]
+fn a_killed_writer_that_nobody_has_waited_for_does_not_keep_its_record() {
+    let state = tempfile::tempdir().unwrap();
+    let directory = record::directory_of(state.path());
+    std::fs::create_dir(&directory).unwrap();
+    let dir = record::open_private(&directory).unwrap();
+    let Ok(mut writer) = Command::new("sleep").arg("600").spawn() else {
+        println!("skipped: no sleep to start");
+        return;
+    };
+    let boot = record::boot_id().unwrap();
+    let record = record::Record::new(boot, process(writer.id()), vec![nowhere()]);
+    record::write(&dir, &record, false).unwrap();
+    mend(state.path());
+    assert_eq!(record::names(&dir).unwrap().len(), 1, "it lives");
+    writer.kill().unwrap();
+    // It has ended, and is there until it is waited for.
+    let begun = Instant::now();
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", writer.id())).unwrap();
+        if stat.contains(") Z ") {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{stat}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Whom the look at all processes cannot see may change while it is taken.
+    while !mend(state.path()).left.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120));
+    }
+    let left = record::names(&dir).unwrap();
+    writer.wait().unwrap();
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(left, Vec::<String>::new());
+    }
+}
+
 fn process(pid: u32) -> ProcessId {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap();
     ProcessId {
