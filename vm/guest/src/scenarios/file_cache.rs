@@ -2,7 +2,8 @@
 //! a mapped file and a reader in a slice that is too small for both. Each contains its reader, and it ends in another way:
 //! kill -9 in mid-trial and `restore`, a person who sets the limit meanwhile, and a reader that ends while it is contained, whose
 //! group is removed and made anew: by somebody who gives it the very limit that homeostat had set, and another reader in it.
-//! That limit stays. A reader that is moved into a group made for it is in `root_reader.rs`.
+//! That limit stays. A reader that is moved into a group made for it is in `root_reader.rs`; the same under multi-gen LRU in
+//! `generations.rs`.
 //!
 //! The files are disks made of holes (`loop` over a sparse file in memory): reading them is reading from storage for the
 //! kernel's books, and costs no memory but the page cache's. (Not `brd`: up to Linux 6.2 what it delivers is in no book.)
@@ -12,7 +13,7 @@ use super::Context;
 use super::programs::Program;
 use super::trials::HURRIED;
 use crate::daemon::{Daemon, ask, json};
-use crate::instruments::{text, write};
+use crate::instruments::{mapped_mib, text, write};
 use crate::{Failure, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,10 @@ use std::time::{Duration, Instant};
 pub(super) const ROOT: &str = "/sys/fs/cgroup";
 /// Memory of a slice, of it the working set of the program, and the reader's file, in MiB.
 const SLICE_MIB: u64 = 80;
-const WORKER_MIB: &str = "56";
+pub(super) const WORKER_MIB: u64 = 56;
 const READER_MIB: &str = "2048";
+/// Of a CPU, what the reader uses, in percent.
+const READER_DUTY: &str = "10";
 /// The module of such disks, as the host put it there, and the size of a disk: more than all memory, or a reader outside of a
 /// slice would find its file there.
 const MODULE: &str = "/modules/loop.ko";
@@ -43,7 +46,9 @@ limit_mib = 16
 ";
 /// A process that was ended is gone after so long, and its group can be removed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(30);
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
+/// The program has its pages again when so much of its file is mapped.
+pub(super) const BACK_MIB: u64 = WORKER_MIB - 2;
 /// Where the reader is, among the settings.
 const READERS_GROUP: &str = "the reader's group";
 /// From the containment on it is watched for so long whether anything is made again: the engine asks anew about a program
@@ -52,9 +57,11 @@ const WATCHED: Duration = Duration::from_secs(75);
 
 /// How a containment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// kill -9 of the daemon, then `homeostat restore`.
     Killed,
+    /// The daemon is stopped, when the program has its pages again.
+    Stopped,
     /// A person sets the limit.
     Person,
     /// The reader ends, its group is removed, and somebody makes another one of that name with a limit.
@@ -62,11 +69,13 @@ enum End {
 }
 
 impl End {
-    const ALL: [Self; 3] = [Self::Killed, Self::Person, Self::Removed];
+    /// Those that are tried with the lists of pages that the kernel has at the start.
+    const USUAL: [Self; 3] = [Self::Killed, Self::Person, Self::Removed];
 
     fn name(self) -> &'static str {
         match self {
             Self::Killed => "killed",
+            Self::Stopped => "stopped",
             Self::Person => "person",
             Self::Removed => "removed",
         }
@@ -77,9 +86,11 @@ impl End {
 type Settings = BTreeMap<String, String>;
 
 /// One daemon with a program and a reader.
-struct Room {
+pub(super) struct Room {
     end: End,
     slice: PathBuf,
+    /// Of a CPU, what its reader uses, in percent.
+    duty: &'static str,
     worker: Option<Program>,
     reader: Option<Program>,
     found: Settings,
@@ -93,36 +104,26 @@ struct Room {
 }
 
 impl Room {
-    fn start(context: &Context, end: End, number: usize) -> Result<Self, Failure> {
+    /// The slice with its two groups, and the program in one of them.
+    pub(super) fn make(
+        context: &Context,
+        end: End,
+        number: usize,
+        slice_mib: u64,
+        duty: &'static str,
+    ) -> Result<Self, Failure> {
         let name = end.name();
         let slice = Path::new(ROOT).join(format!("tight-{name}.slice"));
         make(&slice)?;
         write(slice.join("cgroup.subtree_control"), "+memory")?;
-        write(slice.join("memory.max"), &(SLICE_MIB << 20).to_string())?;
         for unit in ["worker", "reader"] {
             make(&slice.join(format!("{name}-{unit}.service")))?;
         }
-        let worker = Program::start(
-            "file-worker",
-            &[
-                WORKER_MIB,
-                "86400",
-                "--file",
-                &disk(2 * number),
-                "--pause",
-                "300",
-                "--duty",
-                "30",
-            ],
-        )?;
-        write(
-            slice.join(format!("{name}-worker.service/cgroup.procs")),
-            &worker.pid().to_string(),
-        )?;
         let mut room = Self {
             end,
             slice,
-            worker: Some(worker),
+            duty,
+            worker: None,
             reader: None,
             found: Settings::new(),
             daemon: None,
@@ -131,13 +132,54 @@ impl Room {
             contained: None,
             outcome: None,
         };
-        room.start_reader()?;
-        room.found = room.settings()?;
-        room.daemon = Some(Daemon::start(&room.directory, &configuration(end))?);
+        room.allow(slice_mib)?;
+        let worker = Program::start_reporting(
+            "file-worker",
+            &[
+                &WORKER_MIB.to_string(),
+                "86400",
+                "--file",
+                &disk(2 * number),
+                "--pause",
+                "300",
+                "--duty",
+                "30",
+                "--report",
+                "1",
+            ],
+            &room.report(),
+        )?;
+        write(
+            room.group("worker").join("cgroup.procs"),
+            &worker.pid().to_string(),
+        )?;
+        room.worker = Some(worker);
         Ok(room)
     }
 
-    fn group(&self, unit: &str) -> PathBuf {
+    /// Gives the slice so much memory.
+    pub(super) fn allow(&self, mib: u64) -> Result<(), Failure> {
+        write(self.slice.join("memory.max"), &(mib << 20).to_string())
+    }
+
+    /// From now on everything must be as it is found here.
+    pub(super) fn start_daemon(&mut self) -> Result<(), Failure> {
+        self.found = self.settings()?;
+        self.daemon = Some(Daemon::start(&self.directory, &configuration(self.end))?);
+        Ok(())
+    }
+
+    /// Where the program writes what it has done.
+    pub(super) fn report(&self) -> PathBuf {
+        self.directory.with_extension("report")
+    }
+
+    /// Pages of the program's file that it has mapped, in MiB.
+    pub(super) fn mapped_mib(&self) -> Result<u64, Failure> {
+        self.worker.as_ref().map_or(Ok(0), |w| mapped_mib(w.pid()))
+    }
+
+    pub(super) fn group(&self, unit: &str) -> PathBuf {
         self.slice.join(format!("{}-{unit}.service", self.end.name()))
     }
 
@@ -145,11 +187,11 @@ impl Room {
         crate::daemon::log(&self.directory)
     }
 
-    fn start_reader(&mut self) -> Result<(), Failure> {
+    pub(super) fn start_reader(&mut self) -> Result<(), Failure> {
         let disk = disk(2 * self.number + 1);
         let reader = Program::start(
             "file-reader",
-            &[READER_MIB, "86400", "--file", &disk, "--duty", "10"],
+            &[READER_MIB, "86400", "--file", &disk, "--duty", self.duty],
         )?;
         write(
             self.group("reader").join("cgroup.procs"),
@@ -215,7 +257,10 @@ impl Room {
         };
         daemon.must_live("its trial was over")?;
         if self.contained.is_some() {
-            return self.wait_for_the_end(context);
+            return match self.end {
+                End::Stopped => self.stop_when_back(context),
+                _ => self.wait_for_the_end(context),
+            };
         }
         let Some(limit) = self.limit()? else {
             return Ok(());
@@ -223,6 +268,7 @@ impl Room {
         self.contained = Some((Instant::now(), limit.clone()));
         match self.end {
             End::Killed => self.kill(context, &limit),
+            End::Stopped => Ok(()),
             End::Person => write(self.group("reader").join("memory.high"), THEIRS),
             End::Removed => self.make_anew(&limit),
         }
@@ -278,6 +324,39 @@ impl Room {
         );
         context.note(&format!(
             "{name}: killed while the reader had {limit} bytes; restore put every value back"
+        ));
+        Ok(())
+    }
+
+    /// Stops the daemon when the program has its pages again while the reader is contained.
+    fn stop_when_back(&mut self, context: &Context) -> Result<(), Failure> {
+        let name = self.end.name();
+        if self.limit()?.is_none() || self.mapped_mib()? < BACK_MIB {
+            return Ok(());
+        }
+        let (Some(daemon), Some((since, limit))) = (self.daemon.take(), &self.contained) else {
+            return Ok(());
+        };
+        let back = since.elapsed();
+        let ended = daemon.stop()?;
+        ensure!(
+            ended.success(),
+            "{name}: after SIGTERM it ended with {ended}; its log:\n{}",
+            self.log()
+        );
+        self.as_found("after the daemon was stopped")?;
+        ensure!(
+            restore(&self.directory)? == (0, 0),
+            "{name}: something was still owed"
+        );
+        let left = made_groups()?;
+        ensure!(
+            left.is_empty(),
+            "{name}: groups that were made are left: {left:?}"
+        );
+        context.note(&format!(
+            "{name}: the program had its pages {:.0} s after the reader was kept to {limit} bytes; stopped, everything as found",
+            back.as_secs_f64()
         ));
         Ok(())
     }
@@ -434,7 +513,7 @@ pub(super) fn busybox(arguments: &[&str]) -> Result<(), Failure> {
 pub(super) struct Disks;
 
 impl Disks {
-    const COUNT: usize = 2 * End::ALL.len();
+    const COUNT: usize = 2 * End::USUAL.len();
 
     pub(super) fn make(context: &Context) -> Result<Self, Failure> {
         if !Path::new("/sys/module/loop").exists() {
@@ -465,14 +544,22 @@ pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
     let _disks = Disks::make(context)?;
     write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
     let mut rooms = Vec::new();
-    for (number, end) in End::ALL.into_iter().enumerate() {
-        rooms.push(Room::start(context, end, number)?);
+    for (number, end) in End::USUAL.into_iter().enumerate() {
+        let mut room = Room::make(context, end, number, SLICE_MIB, READER_DUTY)?;
+        room.start_reader()?;
+        room.start_daemon()?;
+        rooms.push(room);
     }
+    watch(context, &mut rooms)
+}
+
+/// Until every room's daemon has ended as it is to.
+pub(super) fn watch(context: &Context, rooms: &mut [Room]) -> Result<(), Failure> {
     let begin = Instant::now();
     // The supervisor ends this scenario when its time is over; a little before that the logs can still be told.
     let patience = context.expected.limit * 2 / 5;
     loop {
-        for room in &mut rooms {
+        for room in rooms.iter_mut() {
             room.turn(context)?;
         }
         let open: Vec<&Room> = rooms.iter().filter(|r| r.daemon.is_some()).collect();
@@ -485,9 +572,10 @@ pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
             patience.as_secs(),
             open.iter()
                 .map(|r| format!(
-                    "{} (contained: {}), its log:\n{}",
+                    "{} (contained: {}, {:?} MiB of the program's file mapped), its log:\n{}",
                     r.end.name(),
                     r.contained.is_some(),
+                    r.mapped_mib().ok(),
                     r.log()
                 ))
                 .collect::<String>()

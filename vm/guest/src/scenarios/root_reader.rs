@@ -10,7 +10,7 @@ use super::Context;
 use super::file_cache::{Disks, ROOT, busybox, configuration_for, disk, group_of, made_groups, restore};
 use super::programs::Program;
 use crate::daemon::{self, Daemon};
-use crate::instruments::{text, write};
+use crate::instruments::{mapped_mib, text, write};
 use crate::{Failure, ensure};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -129,17 +129,6 @@ impl Drop for Swap {
         let _ = busybox(&["losetup", "-d", &self.disk]);
         let _ = busybox(&["umount", &self.memory.display().to_string()]);
     }
-}
-
-/// Pages of files in memory, in MiB.
-fn mapped_mib(pid: i32) -> Result<u64, Failure> {
-    let status = text(format!("/proc/{pid}/status"))?;
-    let kib = status.lines().find_map(|line| {
-        let value = line.strip_prefix("RssFile:")?;
-        value.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    kib.map(|kib| kib / 1024)
-        .ok_or_else(|| Failure::Broken(format!("no RssFile in /proc/{pid}/status")))
 }
 
 /// How it ends.
