@@ -21,12 +21,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 pub(super) const ROOT: &str = "/sys/fs/cgroup";
-/// Memory of a slice, of it the working set of the program, and the reader's file, in MiB.
-const SLICE_MIB: u64 = 80;
-pub(super) const WORKER_MIB: u64 = 56;
+/// The reader's file, in MiB.
 const READER_MIB: &str = "2048";
-/// Of a CPU, what the reader uses, in percent.
-const READER_DUTY: &str = "10";
 /// The module of such disks, as the host put it there, and the size of a disk: more than all memory, or a reader outside of a
 /// slice would find its file there.
 const MODULE: &str = "/modules/loop.ko";
@@ -47,21 +43,36 @@ limit_mib = 16
 /// A process that was ended is gone after so long, and its group can be removed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(30);
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// The program has its pages again when so much of its file is mapped.
-pub(super) const BACK_MIB: u64 = WORKER_MIB - 2;
 /// Where the reader is, among the settings.
 const READERS_GROUP: &str = "the reader's group";
 /// From the containment on it is watched for so long whether anything is made again: the engine asks anew about a program
 /// after a minute.
 const WATCHED: Duration = Duration::from_secs(75);
 
+/// What is in a room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// Memory of the slice in MiB …
+    pub(super) slice_mib: u64,
+    /// … and of it the working set of the program.
+    pub(super) worker_mib: u64,
+}
+
+/// A program that comes together with the reader does not get its pages here.
+pub(super) const USUAL: Size = Size {
+    slice_mib: 80,
+    worker_mib: 56,
+};
+
 /// How a containment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// kill -9 of the daemon, then `homeostat restore`.
     Killed,
-    /// The daemon is stopped, when the program has its pages again.
+    /// The daemon is stopped.
     Stopped,
+    /// There is none, since the program loses nothing.
+    Kept,
     /// A person sets the limit.
     Person,
     /// The reader ends, its group is removed, and somebody makes another one of that name with a limit.
@@ -76,6 +87,7 @@ impl End {
         match self {
             Self::Killed => "killed",
             Self::Stopped => "stopped",
+            Self::Kept => "kept",
             Self::Person => "person",
             Self::Removed => "removed",
         }
@@ -88,9 +100,8 @@ type Settings = BTreeMap<String, String>;
 /// One daemon with a program and a reader.
 pub(super) struct Room {
     end: End,
+    pub(super) size: Size,
     slice: PathBuf,
-    /// Of a CPU, what its reader uses, in percent.
-    duty: &'static str,
     worker: Option<Program>,
     reader: Option<Program>,
     found: Settings,
@@ -105,13 +116,7 @@ pub(super) struct Room {
 
 impl Room {
     /// The slice with its two groups, and the program in one of them.
-    pub(super) fn make(
-        context: &Context,
-        end: End,
-        number: usize,
-        slice_mib: u64,
-        duty: &'static str,
-    ) -> Result<Self, Failure> {
+    pub(super) fn make(context: &Context, end: End, number: usize, size: Size) -> Result<Self, Failure> {
         let name = end.name();
         let slice = Path::new(ROOT).join(format!("tight-{name}.slice"));
         make(&slice)?;
@@ -121,8 +126,8 @@ impl Room {
         }
         let mut room = Self {
             end,
+            size,
             slice,
-            duty,
             worker: None,
             reader: None,
             found: Settings::new(),
@@ -132,11 +137,11 @@ impl Room {
             contained: None,
             outcome: None,
         };
-        room.allow(slice_mib)?;
+        room.allow(size.slice_mib)?;
         let worker = Program::start_reporting(
             "file-worker",
             &[
-                &WORKER_MIB.to_string(),
+                &size.worker_mib.to_string(),
                 "86400",
                 "--file",
                 &disk(2 * number),
@@ -158,7 +163,8 @@ impl Room {
     }
 
     /// Gives the slice so much memory.
-    pub(super) fn allow(&self, mib: u64) -> Result<(), Failure> {
+    pub(super) fn allow(&mut self, mib: u64) -> Result<(), Failure> {
+        self.size.slice_mib = mib;
         write(self.slice.join("memory.max"), &(mib << 20).to_string())
     }
 
@@ -191,7 +197,7 @@ impl Room {
         let disk = disk(2 * self.number + 1);
         let reader = Program::start(
             "file-reader",
-            &[READER_MIB, "86400", "--file", &disk, "--duty", self.duty],
+            &[READER_MIB, "86400", "--file", &disk, "--duty", "10"],
         )?;
         write(
             self.group("reader").join("cgroup.procs"),
@@ -251,16 +257,13 @@ impl Room {
     }
 
     /// Looks once, and does what is due.
-    fn turn(&mut self, context: &Context) -> Result<(), Failure> {
+    pub(super) fn turn(&mut self, context: &Context) -> Result<(), Failure> {
         let Some(daemon) = &mut self.daemon else {
             return Ok(());
         };
         daemon.must_live("its trial was over")?;
         if self.contained.is_some() {
-            return match self.end {
-                End::Stopped => self.stop_when_back(context),
-                _ => self.wait_for_the_end(context),
-            };
+            return self.wait_for_the_end(context);
         }
         let Some(limit) = self.limit()? else {
             return Ok(());
@@ -268,7 +271,11 @@ impl Room {
         self.contained = Some((Instant::now(), limit.clone()));
         match self.end {
             End::Killed => self.kill(context, &limit),
-            End::Stopped => Ok(()),
+            End::Stopped => self.stop(context, &format!("while the reader had {limit} bytes")),
+            End::Kept => Err(Failure::Broken(format!(
+                "the reader was kept to {limit} bytes for a program that loses nothing; the daemon's log:\n{}",
+                self.log()
+            ))),
             End::Person => write(self.group("reader").join("memory.high"), THEIRS),
             End::Removed => self.make_anew(&limit),
         }
@@ -328,16 +335,12 @@ impl Room {
         Ok(())
     }
 
-    /// Stops the daemon when the program has its pages again while the reader is contained.
-    fn stop_when_back(&mut self, context: &Context) -> Result<(), Failure> {
+    /// Stops the daemon: everything is as found.
+    pub(super) fn stop(&mut self, context: &Context, when: &str) -> Result<(), Failure> {
         let name = self.end.name();
-        if self.limit()?.is_none() || self.mapped_mib()? < BACK_MIB {
-            return Ok(());
-        }
-        let (Some(daemon), Some((since, limit))) = (self.daemon.take(), &self.contained) else {
+        let Some(daemon) = self.daemon.take() else {
             return Ok(());
         };
-        let back = since.elapsed();
         let ended = daemon.stop()?;
         ensure!(
             ended.success(),
@@ -354,10 +357,7 @@ impl Room {
             left.is_empty(),
             "{name}: groups that were made are left: {left:?}"
         );
-        context.note(&format!(
-            "{name}: the program had its pages {:.0} s after the reader was kept to {limit} bytes; stopped, everything as found",
-            back.as_secs_f64()
-        ));
+        context.note(&format!("{name}: stopped {when}; every value is as found"));
         Ok(())
     }
 
@@ -545,7 +545,7 @@ pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
     write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
     let mut rooms = Vec::new();
     for (number, end) in End::USUAL.into_iter().enumerate() {
-        let mut room = Room::make(context, end, number, SLICE_MIB, READER_DUTY)?;
+        let mut room = Room::make(context, end, number, USUAL)?;
         room.start_reader()?;
         room.start_daemon()?;
         rooms.push(room);

@@ -1,13 +1,14 @@
 //! A big reader beside a program under multi-gen LRU (`/sys/kernel/mm/lru_gen/enabled`; Debian's kernel has it, off at boot),
-//! in control groups of version 2 as in `file_cache.rs`. First without homeostat: what the program loses to the reader, and that
-//! it comes back when the reader is kept to a little memory by hand. So nothing is proven by a reader that did no harm. Then
-//! with two daemons: both contain the reader of their room. One is killed and `restore` follows; the other is stopped when the
-//! program has its pages again.
+//! in control groups of version 2 as in `file_cache.rs`.
 //!
-//! For comparison the same pair is looked at with multi-gen LRU off, which is told and not judged.
+//! The pair of that file loses nothing: the program gets its pages beside the reader and keeps them, so the daemon contains
+//! nobody. That is asked for. A program that is as large as its slice but for a little does lose its pages to the reader, which
+//! is seen first without homeostat, so that nothing is proven by a reader that does no harm. There two daemons contain the
+//! reader of their room: one is killed and `restore` follows, the other is stopped. That the program has its pages again is asked
+//! for under a limit set by hand, and not of homeostat: it leaves a reader 16 MiB and twice its own, more than there is here.
 
 use super::Context;
-use super::file_cache::{BACK_MIB, Disks, End, ROOT, Room, TICK, WORKER_MIB, watch};
+use super::file_cache::{Disks, End, ROOT, Room, Size, TICK, USUAL, watch};
 use crate::instruments::{text, write};
 use crate::{Failure, ensure};
 use std::path::Path;
@@ -15,26 +16,29 @@ use std::time::{Duration, Instant};
 
 const ENABLED: &str = "/sys/kernel/mm/lru_gen/enabled";
 const MIN_TTL_MS: &str = "/sys/kernel/mm/lru_gen/min_ttl_ms";
-/// All that the kernel has of it, and nothing.
+/// All that the kernel has of it.
 const ON: &str = "7";
-const OFF: &str = "0";
-/// Memory of a slice at the start, and at least: room for the program and a reader that is contained. Where the edge is, over
-/// which the program loses its pages, depends on how fast the emulation is; so less and less is there until it does.
-const SLICE_MIB: u64 = 88;
-const SLICE_MIN_MIB: u64 = 80;
-const LESS_MIB: u64 = 4;
-/// Of a CPU, what the reader uses, in percent.
-const READER_DUTY: &str = "60";
-/// What the reader gets by hand: about what homeostat gives it.
-const BY_HAND_BYTES: u64 = 21 << 20;
-/// The program has lost pages when so much less than its working set was mapped, and so many came back that had been taken.
-const LOST_MIB: u64 = WORKER_MIB - 6;
+/// Over which edge the program loses its pages depends on how fast the emulation is; so less and less is there until it does.
+const EDGE: Size = Size {
+    slice_mib: 80,
+    worker_mib: 64,
+};
+const SLICE_MIN_MIB: u64 = 70;
+const LESS_MIB: u64 = 2;
+/// What the reader gets by hand: then the program has room.
+const BY_HAND_BYTES: u64 = 8 << 20;
+/// So many pages came back to the program that had been taken: a program that keeps its pages has hardly any, and one that
+/// loses them more in a second.
 const LOST_REFAULTS: u64 = 512;
-/// It is looked at for so long alone or contained, and beside the reader.
-const CALM: Duration = Duration::from_secs(4);
-const BESIDE: Duration = Duration::from_secs(8);
+/// The program is looked at for so long alone, and beside the reader.
+const ALONE: Duration = Duration::from_secs(4);
+const BESIDE: Duration = Duration::from_secs(10);
+/// … and where it keeps its pages, with a daemon that must not do anything.
+const KEPT: Duration = Duration::from_secs(20);
 /// It has its pages within this; seconds are usual.
-const BACK_WITHIN: Duration = Duration::from_secs(180);
+const THERE_WITHIN: Duration = Duration::from_secs(180);
+/// All of its file but for so much is mapped then, in MiB.
+const MISSING_MIB: u64 = 2;
 
 /// Counters of a group.
 const REFAULTS: &str = "workingset_refault_file";
@@ -46,22 +50,20 @@ struct Generations {
 }
 
 impl Generations {
-    fn find() -> Result<Self, Failure> {
+    fn on() -> Result<Self, Failure> {
         let ttl = text(MIN_TTL_MS)?;
         ensure!(ttl == "0", "{MIN_TTL_MS} is {ttl}, expected 0");
-        Ok(Self {
+        let generations = Self {
             found: text(ENABLED)?,
-        })
-    }
-
-    fn switch(&self, value: &str) -> Result<(), Failure> {
-        write(ENABLED, value)
+        };
+        write(ENABLED, ON)?;
+        Ok(generations)
     }
 }
 
 impl Drop for Generations {
     fn drop(&mut self) {
-        let _ = self.switch(&self.found);
+        let _ = write(ENABLED, &self.found);
     }
 }
 
@@ -102,7 +104,7 @@ impl Figures {
     }
 
     fn are_of_loss(&self) -> bool {
-        self.least_mib <= LOST_MIB && self.refaults >= LOST_REFAULTS
+        self.refaults >= LOST_REFAULTS
     }
 }
 
@@ -116,7 +118,7 @@ impl std::fmt::Display for Figures {
         } = self;
         write!(
             f,
-            "{touches_per_s:.0} touches/s, {refaults} refaults, {major_faults} major faults, at least {least_mib} of {WORKER_MIB} MiB mapped"
+            "{touches_per_s:.0} touches/s, {refaults} refaults, {major_faults} major faults, at least {least_mib} MiB mapped"
         )
     }
 }
@@ -142,91 +144,98 @@ fn counted(room: &Room, key: &str) -> Result<u64, Failure> {
 }
 
 /// Waits until the program has its pages; fails when it never has.
-fn wait_until_back(room: &Room, when: &str) -> Result<Duration, Failure> {
+fn wait_until_there(context: &Context, room: &mut Room, when: &str) -> Result<(), Failure> {
     let begin = Instant::now();
+    let wanted = room.size.worker_mib - MISSING_MIB;
     loop {
         let mapped = room.mapped_mib()?;
-        if mapped >= BACK_MIB {
-            return Ok(begin.elapsed());
+        if mapped >= wanted {
+            return Ok(());
         }
         ensure!(
-            begin.elapsed() < BACK_WITHIN,
-            "{when} {mapped} of {WORKER_MIB} MiB are mapped after {} s",
-            BACK_WITHIN.as_secs()
+            begin.elapsed() < THERE_WITHIN,
+            "{when} {mapped} of {wanted} MiB are mapped after {} s",
+            THERE_WITHIN.as_secs()
         );
+        room.turn(context)?;
         std::thread::sleep(TICK);
     }
 }
 
-/// A room whose program has settled in memory, and what it does alone.
-fn settled(context: &Context, end: End, number: usize, slice_mib: u64) -> Result<(Room, Figures), Failure> {
-    let room = Room::make(context, end, number, slice_mib, READER_DUTY)?;
-    wait_until_back(&room, "alone")?;
-    let alone = Figures::of(&room, CALM)?;
-    Ok((room, alone))
-}
-
-/// Loss and return by hand, then containments and their ends.
+/// A program that keeps its pages, a program that loses them.
 pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
     let _disks = Disks::make(context)?;
     write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
-    let generations = Generations::find()?;
-    generations.switch(ON)?;
+    let _generations = Generations::on()?;
     let enabled = text(ENABLED)?;
     ensure!(enabled != "0x0000", "multi-gen LRU stays off");
+    pages_are_kept(context)?;
+    reader_is_contained_at_the_edge(context)?;
+    let now = text(ENABLED)?;
+    ensure!(now == enabled, "{ENABLED} became {now}");
+    Ok(())
+}
 
-    let (mut room, alone) = settled(context, End::Stopped, 0, SLICE_MIB)?;
-    context.note(&format!("multi-gen LRU {enabled}, alone: {alone}"));
+/// Program and reader start together, beside the daemon.
+fn pages_are_kept(context: &Context) -> Result<(), Failure> {
+    let mut room = Room::make(context, End::Kept, 0, USUAL)?;
+    room.start_reader()?;
+    room.start_daemon()?;
+    wait_until_there(context, &mut room, "beside the reader")?;
+    let begin = Instant::now();
+    let mut beside = Figures::of(&room, ALONE)?;
+    while begin.elapsed() < KEPT {
+        room.turn(context)?;
+        beside = Figures::of(&room, ALONE)?;
+        ensure!(
+            !beside.are_of_loss(),
+            "the program loses pages to the reader: {beside}"
+        );
+    }
+    context.note(&format!("{:?}, beside the reader: {beside}", USUAL));
+    room.stop(context, "when nothing was to be done")
+}
+
+/// Program and reader have nearly no room beside each other.
+fn reader_is_contained_at_the_edge(context: &Context) -> Result<(), Failure> {
+    let mut room = Room::make(context, End::Stopped, 0, EDGE)?;
+    wait_until_there(context, &mut room, "alone")?;
+    let alone = Figures::of(&room, ALONE)?;
+    context.note(&format!("{EDGE:?}, alone: {alone}"));
     ensure!(
         !alone.are_of_loss(),
         "the slice is too small for the program alone: {alone}"
     );
     room.start_reader()?;
-    let mut slice_mib = SLICE_MIB;
-    let beside = loop {
+    loop {
         let beside = Figures::of(&room, BESIDE)?;
+        context.note(&format!("{:?}, beside the reader: {beside}", room.size));
         if beside.are_of_loss() {
-            break beside;
+            break;
         }
-        context.note(&format!(
-            "beside the reader in {slice_mib} MiB, no loss: {beside}"
-        ));
+        let less = room.size.slice_mib - LESS_MIB;
         ensure!(
-            slice_mib >= SLICE_MIN_MIB + LESS_MIB,
+            less >= SLICE_MIN_MIB,
             "the program keeps its pages beside the reader: there is nothing to contain"
         );
-        slice_mib -= LESS_MIB;
-        room.allow(slice_mib)?;
-    };
-    context.note(&format!("beside the reader in {slice_mib} MiB: {beside}"));
-
+        room.allow(less)?;
+    }
     let limit = room.group("reader").join("memory.high");
     write(&limit, &BY_HAND_BYTES.to_string())?;
-    let back = wait_until_back(&room, "with the reader contained by hand")?;
-    let contained = Figures::of(&room, CALM)?;
+    let begin = Instant::now();
+    wait_until_there(context, &mut room, "with the reader kept to 8 MiB by hand")?;
+    let back = begin.elapsed().as_secs_f64();
+    let by_hand = Figures::of(&room, ALONE)?;
     context.note(&format!(
-        "contained by hand: its pages are back after {:.1} s, then {contained}",
-        back.as_secs_f64()
+        "the reader kept to {BY_HAND_BYTES} bytes by hand: its pages are back after {back:.0} s, then {by_hand}"
     ));
     write(&limit, "max")?;
 
-    let (mut other, _) = settled(context, End::Killed, 1, slice_mib)?;
+    let mut other = Room::make(context, End::Killed, 1, room.size)?;
     other.start_reader()?;
     let mut rooms = [room, other];
     for room in &mut rooms {
         room.start_daemon()?;
     }
-    watch(context, &mut rooms)?;
-    drop(rooms);
-    let now = text(ENABLED)?;
-    ensure!(now == enabled, "{ENABLED} became {now}");
-
-    generations.switch(OFF)?;
-    let (mut room, alone) = settled(context, End::Stopped, 0, slice_mib)?;
-    room.start_reader()?;
-    let beside = Figures::of(&room, BESIDE)?;
-    context.note(&format!(
-        "for comparison with multi-gen LRU off, alone: {alone}; beside the reader: {beside}"
-    ));
-    Ok(())
+    watch(context, &mut rooms)
 }
