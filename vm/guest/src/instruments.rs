@@ -111,6 +111,19 @@ pub fn masks(pid: i32) -> Result<Masks, Failure> {
     Ok(out)
 }
 
+/// Pages of files that a process has mapped and in memory, in MiB.
+///
+/// # Errors
+/// The process is gone.
+pub fn mapped_mib(pid: i32) -> Result<u64, Failure> {
+    let path = format!("/proc/{pid}/status");
+    let status = text(&path)?;
+    keyed(&status, "RssFile")
+        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
+        .map(|kib| kib / 1024)
+        .ok_or_else(|| Failure::Broken(format!("no RssFile in {path}")))
+}
+
 /// KiB in a line of `/proc/PID/smaps_rollup`, for example `AnonHugePages`.
 ///
 /// # Errors

@@ -2,7 +2,8 @@
 //! a mapped file and a reader in a slice that is too small for both. Each contains its reader, and it ends in another way:
 //! kill -9 in mid-trial and `restore`, a person who sets the limit meanwhile, and a reader that ends while it is contained, whose
 //! group is removed and made anew: by somebody who gives it the very limit that homeostat had set, and another reader in it.
-//! That limit stays. A reader that is moved into a group made for it is in `root_reader.rs`.
+//! That limit stays. A reader that is moved into a group made for it is in `root_reader.rs`; the same under multi-gen LRU in
+//! `generations.rs`.
 //!
 //! The files are disks made of holes (`loop` over a sparse file in memory): reading them is reading from storage for the
 //! kernel's books, and costs no memory but the page cache's. (Not `brd`: up to Linux 6.2 what it delivers is in no book.)
@@ -12,7 +13,7 @@ use super::Context;
 use super::programs::Program;
 use super::trials::HURRIED;
 use crate::daemon::{Daemon, ask, json};
-use crate::instruments::{text, write};
+use crate::instruments::{mapped_mib, text, write};
 use crate::{Failure, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 pub(super) const ROOT: &str = "/sys/fs/cgroup";
-/// Memory of a slice, of it the working set of the program, and the reader's file, in MiB.
-const SLICE_MIB: u64 = 80;
-const WORKER_MIB: &str = "56";
+/// The reader's file, in MiB.
 const READER_MIB: &str = "2048";
 /// The module of such disks, as the host put it there, and the size of a disk: more than all memory, or a reader outside of a
 /// slice would find its file there.
@@ -43,18 +42,37 @@ limit_mib = 16
 ";
 /// A process that was ended is gone after so long, and its group can be removed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(30);
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Where the reader is, among the settings.
 const READERS_GROUP: &str = "the reader's group";
 /// From the containment on it is watched for so long whether anything is made again: the engine asks anew about a program
 /// after a minute.
 const WATCHED: Duration = Duration::from_secs(75);
 
+/// What is in a room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// Memory of the slice in MiB …
+    pub(super) slice_mib: u64,
+    /// … and of it the working set of the program.
+    pub(super) worker_mib: u64,
+}
+
+/// A program that comes together with the reader does not get its pages here.
+pub(super) const USUAL: Size = Size {
+    slice_mib: 80,
+    worker_mib: 56,
+};
+
 /// How a containment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// kill -9 of the daemon, then `homeostat restore`.
     Killed,
+    /// The daemon is stopped.
+    Stopped,
+    /// There is none, since the program loses nothing.
+    Kept,
     /// A person sets the limit.
     Person,
     /// The reader ends, its group is removed, and somebody makes another one of that name with a limit.
@@ -62,11 +80,14 @@ enum End {
 }
 
 impl End {
-    const ALL: [Self; 3] = [Self::Killed, Self::Person, Self::Removed];
+    /// Those that are tried with the lists of pages that the kernel has at the start.
+    const USUAL: [Self; 3] = [Self::Killed, Self::Person, Self::Removed];
 
     fn name(self) -> &'static str {
         match self {
             Self::Killed => "killed",
+            Self::Stopped => "stopped",
+            Self::Kept => "kept",
             Self::Person => "person",
             Self::Removed => "removed",
         }
@@ -77,8 +98,9 @@ impl End {
 type Settings = BTreeMap<String, String>;
 
 /// One daemon with a program and a reader.
-struct Room {
+pub(super) struct Room {
     end: End,
+    pub(super) size: Size,
     slice: PathBuf,
     worker: Option<Program>,
     reader: Option<Program>,
@@ -93,36 +115,20 @@ struct Room {
 }
 
 impl Room {
-    fn start(context: &Context, end: End, number: usize) -> Result<Self, Failure> {
+    /// The slice with its two groups, and the program in one of them.
+    pub(super) fn make(context: &Context, end: End, number: usize, size: Size) -> Result<Self, Failure> {
         let name = end.name();
         let slice = Path::new(ROOT).join(format!("tight-{name}.slice"));
         make(&slice)?;
         write(slice.join("cgroup.subtree_control"), "+memory")?;
-        write(slice.join("memory.max"), &(SLICE_MIB << 20).to_string())?;
         for unit in ["worker", "reader"] {
             make(&slice.join(format!("{name}-{unit}.service")))?;
         }
-        let worker = Program::start(
-            "file-worker",
-            &[
-                WORKER_MIB,
-                "86400",
-                "--file",
-                &disk(2 * number),
-                "--pause",
-                "300",
-                "--duty",
-                "30",
-            ],
-        )?;
-        write(
-            slice.join(format!("{name}-worker.service/cgroup.procs")),
-            &worker.pid().to_string(),
-        )?;
         let mut room = Self {
             end,
+            size,
             slice,
-            worker: Some(worker),
+            worker: None,
             reader: None,
             found: Settings::new(),
             daemon: None,
@@ -131,13 +137,55 @@ impl Room {
             contained: None,
             outcome: None,
         };
-        room.start_reader()?;
-        room.found = room.settings()?;
-        room.daemon = Some(Daemon::start(&room.directory, &configuration(end))?);
+        room.allow(size.slice_mib)?;
+        let worker = Program::start_reporting(
+            "file-worker",
+            &[
+                &size.worker_mib.to_string(),
+                "86400",
+                "--file",
+                &disk(2 * number),
+                "--pause",
+                "300",
+                "--duty",
+                "30",
+                "--report",
+                "1",
+            ],
+            &room.report(),
+        )?;
+        write(
+            room.group("worker").join("cgroup.procs"),
+            &worker.pid().to_string(),
+        )?;
+        room.worker = Some(worker);
         Ok(room)
     }
 
-    fn group(&self, unit: &str) -> PathBuf {
+    /// Gives the slice so much memory.
+    pub(super) fn allow(&mut self, mib: u64) -> Result<(), Failure> {
+        self.size.slice_mib = mib;
+        write(self.slice.join("memory.max"), &(mib << 20).to_string())
+    }
+
+    /// From now on everything must be as it is found here.
+    pub(super) fn start_daemon(&mut self) -> Result<(), Failure> {
+        self.found = self.settings()?;
+        self.daemon = Some(Daemon::start(&self.directory, &configuration(self.end))?);
+        Ok(())
+    }
+
+    /// Where the program writes what it has done.
+    pub(super) fn report(&self) -> PathBuf {
+        self.directory.with_extension("report")
+    }
+
+    /// Pages of the program's file that it has mapped, in MiB.
+    pub(super) fn mapped_mib(&self) -> Result<u64, Failure> {
+        self.worker.as_ref().map_or(Ok(0), |w| mapped_mib(w.pid()))
+    }
+
+    pub(super) fn group(&self, unit: &str) -> PathBuf {
         self.slice.join(format!("{}-{unit}.service", self.end.name()))
     }
 
@@ -145,7 +193,7 @@ impl Room {
         crate::daemon::log(&self.directory)
     }
 
-    fn start_reader(&mut self) -> Result<(), Failure> {
+    pub(super) fn start_reader(&mut self) -> Result<(), Failure> {
         let disk = disk(2 * self.number + 1);
         let reader = Program::start(
             "file-reader",
@@ -209,7 +257,7 @@ impl Room {
     }
 
     /// Looks once, and does what is due.
-    fn turn(&mut self, context: &Context) -> Result<(), Failure> {
+    pub(super) fn turn(&mut self, context: &Context) -> Result<(), Failure> {
         let Some(daemon) = &mut self.daemon else {
             return Ok(());
         };
@@ -223,6 +271,11 @@ impl Room {
         self.contained = Some((Instant::now(), limit.clone()));
         match self.end {
             End::Killed => self.kill(context, &limit),
+            End::Stopped => self.stop(context, &format!("while the reader had {limit} bytes")),
+            End::Kept => Err(Failure::Broken(format!(
+                "the reader was kept to {limit} bytes for a program that loses nothing; the daemon's log:\n{}",
+                self.log()
+            ))),
             End::Person => write(self.group("reader").join("memory.high"), THEIRS),
             End::Removed => self.make_anew(&limit),
         }
@@ -279,6 +332,32 @@ impl Room {
         context.note(&format!(
             "{name}: killed while the reader had {limit} bytes; restore put every value back"
         ));
+        Ok(())
+    }
+
+    /// Stops the daemon: everything is as found.
+    pub(super) fn stop(&mut self, context: &Context, when: &str) -> Result<(), Failure> {
+        let name = self.end.name();
+        let Some(daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        let ended = daemon.stop()?;
+        ensure!(
+            ended.success(),
+            "{name}: after SIGTERM it ended with {ended}; its log:\n{}",
+            self.log()
+        );
+        self.as_found("after the daemon was stopped")?;
+        ensure!(
+            restore(&self.directory)? == (0, 0),
+            "{name}: something was still owed"
+        );
+        let left = made_groups()?;
+        ensure!(
+            left.is_empty(),
+            "{name}: groups that were made are left: {left:?}"
+        );
+        context.note(&format!("{name}: stopped {when}; every value is as found"));
         Ok(())
     }
 
@@ -434,7 +513,7 @@ pub(super) fn busybox(arguments: &[&str]) -> Result<(), Failure> {
 pub(super) struct Disks;
 
 impl Disks {
-    const COUNT: usize = 2 * End::ALL.len();
+    const COUNT: usize = 2 * End::USUAL.len();
 
     pub(super) fn make(context: &Context) -> Result<Self, Failure> {
         if !Path::new("/sys/module/loop").exists() {
@@ -465,14 +544,22 @@ pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
     let _disks = Disks::make(context)?;
     write(Path::new(ROOT).join("cgroup.subtree_control"), "+memory")?;
     let mut rooms = Vec::new();
-    for (number, end) in End::ALL.into_iter().enumerate() {
-        rooms.push(Room::start(context, end, number)?);
+    for (number, end) in End::USUAL.into_iter().enumerate() {
+        let mut room = Room::make(context, end, number, USUAL)?;
+        room.start_reader()?;
+        room.start_daemon()?;
+        rooms.push(room);
     }
+    watch(context, &mut rooms)
+}
+
+/// Until every room's daemon has ended as it is to.
+pub(super) fn watch(context: &Context, rooms: &mut [Room]) -> Result<(), Failure> {
     let begin = Instant::now();
     // The supervisor ends this scenario when its time is over; a little before that the logs can still be told.
     let patience = context.expected.limit * 2 / 5;
     loop {
-        for room in &mut rooms {
+        for room in rooms.iter_mut() {
             room.turn(context)?;
         }
         let open: Vec<&Room> = rooms.iter().filter(|r| r.daemon.is_some()).collect();
@@ -485,9 +572,10 @@ pub(super) fn reader_is_contained(context: &Context) -> Result<(), Failure> {
             patience.as_secs(),
             open.iter()
                 .map(|r| format!(
-                    "{} (contained: {}), its log:\n{}",
+                    "{} (contained: {}, {:?} MiB of the program's file mapped), its log:\n{}",
                     r.end.name(),
                     r.contained.is_some(),
+                    r.mapped_mib().ok(),
                     r.log()
                 ))
                 .collect::<String>()

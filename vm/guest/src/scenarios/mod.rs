@@ -9,6 +9,7 @@ mod balancing;
 mod comparison;
 mod daemons;
 mod file_cache;
+mod generations;
 mod groups;
 mod hotplug;
 mod large_pages;
@@ -103,6 +104,10 @@ const ALL: &[(&str, Scenario)] = &[
     ("cpus-set-aside", set_aside::are_no_room),
     ("balancing-is-tried", balancing::tried_and_put_back),
     ("reader-is-contained", file_cache::reader_is_contained),
+    (
+        "reader-is-contained-with-multi-gen-lru",
+        generations::reader_is_contained,
+    ),
     (
         "reader-of-the-root-group-is-contained",
         root_reader::reader_of_the_root_group_is_contained,

@@ -7,6 +7,8 @@ use crate::instruments::{Frames, Masks, PAGE, Pages, list, masks, numa_maps_by_k
 use crate::keeper::{cpu_set, program};
 use crate::{Failure, ensure};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,10 +25,20 @@ pub(super) struct Program(Child);
 impl Program {
     /// Starts it without input and output.
     pub(super) fn start(name: &str, arguments: &[&str]) -> Result<Self, Failure> {
+        Self::spawn(name, arguments, Stdio::null())
+    }
+
+    /// Starts it with what it reports in a file.
+    pub(super) fn start_reporting(name: &str, arguments: &[&str], report: &Path) -> Result<Self, Failure> {
+        let report = File::create(report).map_err(Failure::system(format!("making {}", report.display())))?;
+        Self::spawn(name, arguments, report.into())
+    }
+
+    fn spawn(name: &str, arguments: &[&str], output: Stdio) -> Result<Self, Failure> {
         Command::new(program(name)?)
             .args(arguments)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(output)
             .spawn()
             .map(Self)
             .map_err(Failure::system(format!("starting {name}")))

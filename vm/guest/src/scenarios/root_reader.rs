@@ -10,7 +10,7 @@ use super::Context;
 use super::file_cache::{Disks, ROOT, busybox, configuration_for, disk, group_of, made_groups, restore};
 use super::programs::Program;
 use crate::daemon::{self, Daemon};
-use crate::instruments::{text, write};
+use crate::instruments::{mapped_mib, text, write};
 use crate::{Failure, ensure};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -69,18 +69,30 @@ fn meminfo_mib(key: &str) -> Result<u64, Failure> {
 }
 
 /// A little swap on a disk whose file is in memory, all of it there from the beginning; taken off when dropped.
-struct Swap(String);
+///
+/// The file is in a `ramfs`, which is never pushed out. Pages of a `tmpfs` are: into this very swap, and the thread of
+/// the disk then waits for ever for a page that only it can write.
+struct Swap {
+    disk: String,
+    memory: PathBuf,
+}
 
 impl Swap {
     fn on(context: &Context) -> Result<Self, Failure> {
-        let (file, disk) = (context.directory.join("swap"), disk(SWAP_DISK));
+        let swap = Self {
+            disk: disk(SWAP_DISK),
+            memory: context.directory.join("swap"),
+        };
+        std::fs::create_dir(&swap.memory).map_err(Failure::system("making a directory for swap"))?;
+        let memory = swap.memory.display().to_string();
+        busybox(&["mount", "-t", "ramfs", "ramfs", &memory])?;
+        let file = swap.memory.join("disk");
         std::fs::write(&file, vec![1u8; (SWAP_MIB << 20) as usize])
             .map_err(Failure::system("making a file for swap"))?;
-        let _ = busybox(&["losetup", "-d", &disk]);
-        busybox(&["losetup", &disk, &file.display().to_string()])?;
-        busybox(&["mkswap", &disk])?;
-        let swap = Self(disk);
-        busybox(&["swapon", &swap.0])?;
+        let _ = busybox(&["losetup", "-d", &swap.disk]);
+        busybox(&["losetup", &swap.disk, &file.display().to_string()])?;
+        busybox(&["mkswap", &swap.disk])?;
+        busybox(&["swapon", &swap.disk])?;
         Ok(swap)
     }
 
@@ -113,20 +125,10 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        let _ = busybox(&["swapoff", &self.0]);
-        let _ = busybox(&["losetup", "-d", &self.0]);
+        let _ = busybox(&["swapoff", &self.disk]);
+        let _ = busybox(&["losetup", "-d", &self.disk]);
+        let _ = busybox(&["umount", &self.memory.display().to_string()]);
     }
-}
-
-/// Pages of files in memory, in MiB.
-fn mapped_mib(pid: i32) -> Result<u64, Failure> {
-    let status = text(format!("/proc/{pid}/status"))?;
-    let kib = status.lines().find_map(|line| {
-        let value = line.strip_prefix("RssFile:")?;
-        value.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    kib.map(|kib| kib / 1024)
-        .ok_or_else(|| Failure::Broken(format!("no RssFile in /proc/{pid}/status")))
 }
 
 /// How it ends.
