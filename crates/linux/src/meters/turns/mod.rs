@@ -41,9 +41,8 @@ pub(super) const COST_MAX: f64 = 0.005;
 /// CPUs beside compilers, load 10: 1 µs a hit was charged, and all of the time together was 1.3 ± 0.4 % dearer than the time between
 /// the windows, where 0.5 % was meant.)
 const CHARGED: f64 = 1.5;
-/// Counted for a smaller share of the time than this it would say little, and that the probes come and go, and the looks before that,
-/// would be a large part of what they are there for.
-pub(super) const SHARE_MIN: f64 = 0.1;
+/// Counted for a smaller share of the time than this it would say nothing.
+const SHARE_MIN: f64 = 0.01;
 /// Numbers of the two counters: what is counted, and what is only compared with it.
 pub(super) const COUNTED: u32 = 0;
 pub(super) const WITNESS: u32 = 1;
