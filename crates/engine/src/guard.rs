@@ -30,7 +30,7 @@ use crate::protocol::Command;
 use crate::recall::Pair;
 use crate::rollout::Piece;
 use crate::series::{LOAD_SPAN, Series};
-use crate::strategy::{Held, Opinion};
+use crate::strategy::{Held, Load, Opinion};
 use crate::view::Stage;
 use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
@@ -82,6 +82,8 @@ const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
 /// done, and not much, since threads wait meanwhile.
 const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
+/// However long threads waited when a change was proven, no more than this, relative to running, is taken for what it was.
+const WAITED_MAX: f64 = 2.0;
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
 const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
@@ -158,6 +160,10 @@ pub(crate) struct Guard {
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
     outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
+    /// How long threads waited for a CPU soon after the acceptance, and how long they ran: sums over the samples.
+    waited: BTreeMap<WorkloadId, (f64, f64)>,
+    /// Since when that is noted.
+    waits_from: Option<Nanoseconds>,
     /// Threads of each workload that ran or waited for a CPU before its place was tried.
     runnable: BTreeMap<WorkloadId, f64>,
 }
@@ -218,6 +224,8 @@ impl Guard {
             pieces: 0,
             review_at: now + REVIEW,
             outgrown_since: BTreeMap::new(),
+            waited: BTreeMap::new(),
+            waits_from: None,
             runnable: e.setup.places.runnable(),
         }
         .conceding()
@@ -350,6 +358,34 @@ impl Guard {
 
     fn pair(&self) -> Nanoseconds {
         (self.washout + self.measured) * 2
+    }
+
+    /// Soon after the acceptance, when the recent load holds nothing of the trial any more: what was proven with so much waiting
+    /// is outgrown by more only. Whether it is still too soon to say that it is outgrown.
+    fn learns_waits(&mut self, loads: &[(WorkloadId, Load)], now: Nanoseconds) -> bool {
+        if now < self.since + LOAD_SPAN {
+            return true;
+        }
+        let from = *self.waits_from.get_or_insert(now);
+        if now - from >= OUTGROWN_FOR {
+            return false;
+        }
+        for (id, load) in loads {
+            // Weighted by how much it ran: who rests says nothing.
+            let (waited, ran) = self.waited.entry(id.clone()).or_default();
+            if load.runqueue_wait.is_finite() && load.cpus.is_finite() {
+                *waited += load.runqueue_wait * load.cpus;
+                *ran += load.cpus;
+            }
+        }
+        true
+    }
+
+    fn waited(&self, id: &WorkloadId) -> f64 {
+        match self.waited.get(id) {
+            Some((waited, ran)) if *ran > 0.0 => (waited / ran).min(WAITED_MAX),
+            _ => 0.0,
+        }
     }
 }
 
@@ -533,6 +569,7 @@ impl Engine {
                     strategy: g.strategy.clone(),
                     target: self.whole_target(g, id)?,
                     effect: g.effect,
+                    waited: g.waited(id),
                     runnable: g.runnable.get(id).copied().unwrap_or(0.0),
                 })
             })
@@ -577,7 +614,7 @@ impl Engine {
             g.probe.is_none() && self.all_settled(g) && g.members().all(is_on) && self.over(g).is_empty();
         let mut outgrown = BTreeMap::new();
         let members: Vec<WorkloadId> = g.workloads().cloned().collect();
-        for id in members {
+        for id in members.clone() {
             let change = self
                 .tried_on(key, &id)
                 .and_then(|action| self.changes.get(&action));
@@ -599,9 +636,12 @@ impl Engine {
             }
         }
         let now = self.now;
+        let loads: Vec<(WorkloadId, Load)> = members
+            .iter()
+            .filter_map(|id| Some((id.clone(), self.workloads.get(id)?.load.clone())))
+            .collect();
         let Some(g) = self.guards.get_mut(key) else { return };
-        // Until then the recent load is in part that of the blocks without it.
-        if now < g.since + LOAD_SPAN {
+        if steady && g.learns_waits(&loads, now) {
             return;
         }
         g.outgrown_since.retain(|id, _| outgrown.contains_key(id));

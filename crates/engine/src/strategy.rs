@@ -96,6 +96,9 @@ pub struct Held {
     pub target: Target,
     /// Its proven effect.
     pub effect: Effect,
+    /// How long its threads waited for a CPU soon after it was accepted, relative to the time they ran; 0 where that is not
+    /// known yet.
+    pub waited: f64,
     /// How many of its threads ran or waited for a CPU before a place was tried, on average; 0 where that is not known.
     pub runnable: f64,
 }

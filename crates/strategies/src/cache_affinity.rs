@@ -334,13 +334,13 @@ fn short_lived(seen: &Seen<'_>, threads: u32) -> Option<String> {
 
 /// The CPUs on which homeostat keeps the workload: the newest placement lies over the others.
 pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
-    newest(seen).map(|(cpus, _)| cpus)
+    newest(seen).map(|(cpus, ..)| cpus)
 }
 
-/// The same, and how many of its threads ran or waited before that place was tried.
-fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64)> {
+/// The same; how long its threads waited there at first; and how many of them ran or waited before it was tried.
+fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64, f64)> {
     seen.held.iter().rev().find_map(|h| match &h.target {
-        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h.runnable)),
+        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h.waited, h.runnable)),
         _ => None,
     })
 }
@@ -348,7 +348,7 @@ fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64)> {
 /// Whether the demand has outgrown the placement while there is room elsewhere. Threads that always run and were to take turns
 /// there wait as long as their number says; those of an offered load that the place cannot hold are more and more.
 pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
-    let (cpus, runnable) = newest(seen)?;
+    let (cpus, waited, runnable) = newest(seen)?;
     let given = cpus.len() as f64;
     let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.sample.interval.as_secs_f64();
@@ -357,7 +357,10 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     }
     let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
     let in_turns = (runnable / given).clamp(1.0, IN_TURNS_MAX);
-    let waits = 1.0 + seen.load.runqueue_wait >= in_turns * (1.0 + OUTGROWN_WAIT);
+    let wait = seen.load.runqueue_wait;
+    // Longer than its own threads would in turns, or than it was when that was proven: the first tells of a place that never held an
+    // offered load, the second of one that has become too small.
+    let waits = 1.0 + wait >= in_turns * (1.0 + OUTGROWN_WAIT) || wait >= waited + OUTGROWN_WAIT;
     let full = seen.load.cpus >= OUTGROWN_USE * given && waits;
     (full && busy < OUTGROWN_ELSEWHERE).then(|| {
         format!(

@@ -569,6 +569,7 @@ mod tests {
                     limit: mib(36),
                 }),
                 effect: GUESS,
+                waited: 0.0,
                 runnable: 0.0,
             });
         });
@@ -747,6 +748,7 @@ mod tests {
                         limit: mib(36),
                     }),
                     effect: GUESS,
+                    waited: 0.0,
                     runnable: 0.0,
                 });
             },

@@ -35,7 +35,7 @@ pub(crate) enum Ask {
 
 impl Step {
     pub(crate) fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let Some((kept, _)) = newest(seen) else {
+        let Some((kept, ..)) = newest(seen) else {
             return decline("its threads are not kept anywhere: there is no place to start from".into());
         };
         let taken = |h: &&homeostat_engine::Held| h.strategy.as_str() == self.strategy;

@@ -265,6 +265,7 @@ impl Scene {
                 upper: 0.3,
                 confidence: 0.9,
             },
+            waited: 0.0,
             runnable: 0.0,
         });
     }

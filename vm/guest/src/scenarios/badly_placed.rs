@@ -224,6 +224,7 @@ pub(super) fn placed_by_the_strategies(context: &Context) -> Result<(), Failure>
             strategy: "cache_affinity".into(),
             target: first.target.clone(),
             effect: Effect { ..first.predicted },
+            waited: 0.0,
             runnable: 0.0,
         }];
         let memory = strategy("memory_affinity")?;
