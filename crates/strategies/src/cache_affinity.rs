@@ -51,7 +51,7 @@
 //! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
 //! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when
 //! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle: then threads wait longer for a CPU than as many
-//! as ran before it was tried would wait for each other there.
+//! as ran before it was tried would wait for each other there, or longer than in the first minute after it was accepted.
 //!
 //! ## Undo
 //! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
@@ -1366,6 +1366,7 @@ mod tests {
         let as_proven = latency().with(|s| {
             s.neighbours.clear();
             s.hold(ID, Target::Cpus(kept.clone()));
+            s.held[0].waited = 0.4;
             s.held[0].runnable = 43.0;
             s.load.cpus = 31.5;
             s.load.runqueue_wait = 0.5;
