@@ -3,15 +3,15 @@
 //! or more) differ only in the question that they ask.
 
 use super::choice::{self, Candidate, Question};
-use super::{after_refused, decline, newest, propose};
+use super::{after_refused, decline, placement, propose};
 use crate::common::domains::{Demand, Domains};
 use crate::common::prediction::Picture;
 use crate::common::{cpu_list, placed_by_a_person};
-use homeostat_engine::{Opinion, Seen, Setting};
+use homeostat_engine::{Held, Opinion, Seen, Setting};
 use homeostat_model::{CpuId, Locality};
 
 /// So many steps of a kind lie over a placement at most.
-pub(crate) const STEPS_MAX: usize = 3;
+const STEPS_MAX: usize = 3;
 
 /// A kind of step.
 pub(crate) struct Step {
@@ -35,10 +35,10 @@ pub(crate) enum Ask {
 
 impl Step {
     pub(crate) fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        let Some((kept, ..)) = newest(seen) else {
+        let Some(kept) = placement(seen) else {
             return decline("its threads are not kept anywhere: there is no place to start from".into());
         };
-        let taken = |h: &&homeostat_engine::Held| h.strategy.as_str() == self.strategy;
+        let taken = |h: &&Held| h.strategy.as_str() == self.strategy;
         let steps = seen.held.iter().filter(taken).count();
         if steps >= STEPS_MAX {
             return decline(format!(
