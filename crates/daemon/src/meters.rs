@@ -490,7 +490,8 @@ impl Test {
                     id: c.id.to_string(),
                     class: class(c.class).to_owned(),
                     unit: c.unit.clone(),
-                    rate: opened.then(|| judged.map_or_else(|| rate(counted()), |j| j.rate)),
+                    // A sum of nothing would be -0.
+                    rate: opened.then(|| judged.map_or_else(|| rate(counted() + 0.0), |j| j.rate)),
                     noise: judged.and_then(|j| finite(j.noise)),
                     detectable: judged.and_then(|j| finite(j.detectable)),
                     cost: judged.map_or(0.0, |j| j.cost),

@@ -1066,37 +1066,32 @@ impl Engine {
         if waiting {
             return;
         }
-        let first_tier_best = |w: &Watched, class: Option<MeterClass>| {
-            w.candidates
+        let best = |w: &Watched, class: Option<MeterClass>| {
+            let known = w
+                .candidates
                 .iter()
                 .filter(|c| class.is_none_or(|k| c.class == k))
-                .filter_map(|c| {
-                    assessed
-                        .get(&c.id)
-                        .filter(|a| a.refused.is_none())
-                        .map(|a| (c, a))
-                })
-                .min_by_key(|(c, a)| meters::preference(c, a))
-                .map(|(c, a)| Chosen {
-                    candidate: c.clone(),
-                    assessment: a.clone(),
-                })
+                .filter_map(|c| Some((c, assessed.get(&c.id)?)));
+            meters::choose(known, &w.series, w.judging_since).map(|(c, a)| Chosen {
+                candidate: c.clone(),
+                assessment: a.clone(),
+            })
         };
-        let application = first_tier_best(w, Some(MeterClass::Application));
-        let any = first_tier_best(w, None);
+        let application = best(w, Some(MeterClass::Application));
+        let any = best(w, None);
         let next = meters::next_tier(w.tier, &w.candidates, application.is_some(), any.is_some());
         if let Some(next) = next {
             w.tier = next;
             self.open_tier(id);
             return;
         }
-        let best = application.or(any);
+        let chosen = application.or(any);
         for (meter, a) in &assessed {
             if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
                 c.refused.clone_from(&a.refused);
             }
         }
-        match best {
+        match chosen {
             Some(chosen) => self.choose_meter(id, chosen),
             None => {
                 let text = no_meter(&w.candidates);

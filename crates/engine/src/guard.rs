@@ -43,7 +43,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
 const PROBATION_SPACING: u64 = 3;
-/// What was tried in short blocks is probed so often at once: they prove what is plain to see, and little of what others lose.
+/// What was tried in short blocks is probed so often at once, where others work on the machine: such blocks prove what is plain to
+/// see, and little of what others lose.
 const PAIRS_AT_ONCE: u32 = 3;
 /// … and so far apart that all probes together cost at most this share of the work: what gains much is probed less
 /// often, since each probe of it is dear and tells much …
@@ -154,7 +155,7 @@ pub(crate) struct Guard {
     over_stall: Nanoseconds,
     /// The reader that it contains.
     contained: Option<WorkloadId>,
-    /// Whether it was tried in short blocks.
+    /// Whether it was tried in short blocks, and there are others who may lose by it.
     plain: bool,
     /// Most of its work that a reader may lose by being contained.
     reader_loss_max: f64,
@@ -210,16 +211,11 @@ impl Guard {
             resting_since: None,
             borrowed: Vec::new(),
             stall: e.stall_per_round(),
-            next_probe: now
-                + if e.setup.plain.is_some() {
-                    pair * PROBATION_SPACING
-                } else {
-                    probe_interval(pair, e.effect().estimate, e.stall_per_round())
-                },
+            next_probe: now + probe_interval(pair, e.effect().estimate, e.stall_per_round()),
             contained: e.setup.contained.clone(),
             over_gain: 0.0,
             over_stall: Nanoseconds::ZERO,
-            plain: e.setup.plain.is_some(),
+            plain: false,
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -229,6 +225,15 @@ impl Guard {
             runnable: e.setup.places.runnable(),
         }
         .conceding()
+    }
+
+    /// Others work on the machine: what was tried in short blocks, which prove little of what they lose, is probed soon.
+    pub(crate) fn beside_others(mut self, e: &Experiment, now: Nanoseconds) -> Self {
+        if e.setup.plain.is_some() {
+            self.plain = true;
+            self.next_probe = now + self.pair() * PROBATION_SPACING;
+        }
+        self
     }
 
     /// Who is contained may lose what is sure to be gained by it.

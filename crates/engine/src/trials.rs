@@ -873,6 +873,13 @@ impl Engine {
         }
     }
 
+    /// Whether anybody works who is not of the change, measured or not.
+    fn others_work(&self, panel: &Panel) -> bool {
+        self.workloads
+            .iter()
+            .any(|(id, w)| !w.gone && !panel.has(id) && w.load.cpus >= self.policy.cpu_min)
+    }
+
     /// The neighbours whose work is measured, those that use most CPU first.
     pub(crate) fn bystanders(&self, panel: &Panel) -> Vec<Member> {
         let mut bystanders: Vec<Member> = self
@@ -1520,6 +1527,9 @@ impl Engine {
             }
         );
         let mut guard = Guard::new(e, record, text.clone(), self.now, &self.policy);
+        if self.others_work(panel) {
+            guard = guard.beside_others(e, self.now);
+        }
         for gone in &e.orphans {
             guard.lose_workload(gone, &self.changes, self.now);
         }

@@ -116,7 +116,10 @@ fn go_function(file: &File, symbol: Symbol<'_>) -> Option<(String, u64)> {
     let (_, data) = go::SECTIONS
         .iter()
         .find_map(|section| outline.contents(file, section, TABLE_MAX))?;
-    Some((name.to_owned(), go::function(&data, name)?))
+    Some((
+        name.to_owned(),
+        go::function(&data, name, go::Beginning::of(&outline))?,
+    ))
 }
 
 fn best<'d, S: ObjectSymbol<'d>>(

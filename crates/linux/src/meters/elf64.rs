@@ -55,6 +55,8 @@ struct Section {
 pub(super) struct Outline {
     /// Code of x86-64.
     pub(super) x86_64: bool,
+    /// Address at which the program is begun.
+    pub(super) entry: u64,
     pub(super) segments: Vec<Segment>,
     sections: Vec<Section>,
 }
@@ -103,6 +105,7 @@ impl Outline {
             .unwrap_or_default();
         Ok(Self {
             x86_64: short(18) == X86_64,
+            entry: long(24),
             segments,
             sections: headers
                 .iter()

@@ -4,15 +4,35 @@
 //! Layout as in Go's `internal/abi` and `debug/gosym`: a header of eight bytes and eight words, then tables at the offsets that
 //! the header gives.
 
-use super::elf64::{u32_at, u64_at};
+use super::elf64::{Outline, u32_at, u64_at};
 
 /// Names of the section.
 pub(super) const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
 /// Most functions of a program.
 const FUNCTIONS_MAX: usize = 1_000_000;
+/// How the names of the functions begin at which the kernel, or the loader, begins a Go program (`_rt0_amd64_linux`).
+const ENTRY: &[u8] = b"_rt0_";
 
-/// What the header says.
-struct Header<'a> {
+/// Where a program begins, by its own headers.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::meters) struct Beginning {
+    /// Address of the section `.text`.
+    pub(in crate::meters) text: u64,
+    /// Address at which it is begun.
+    pub(in crate::meters) entry: u64,
+}
+
+impl Beginning {
+    pub(in crate::meters) fn of(outline: &Outline) -> Option<Self> {
+        Some(Self {
+            text: outline.range(".text")?.0,
+            entry: outline.entry,
+        })
+    }
+}
+
+/// The table.
+struct Table<'a> {
     count: usize,
     /// Address that functions are counted from.
     start: u64,
@@ -21,38 +41,69 @@ struct Header<'a> {
     functions: &'a [u8],
 }
 
-fn header(data: &[u8]) -> Option<Header<'_>> {
-    // 1.18 and 1.20; 8-byte pointers.
-    if !matches!(u32_at(data, 0)?, 0xffff_fff0 | 0xffff_fff1) || *data.get(7)? != 8 {
-        return None;
+impl<'a> Table<'a> {
+    fn new(data: &'a [u8], beginning: Option<Beginning>) -> Option<Self> {
+        // 1.18 and 1.20; 8-byte pointers.
+        if !matches!(u32_at(data, 0)?, 0xffff_fff0 | 0xffff_fff1) || *data.get(7)? != 8 {
+            return None;
+        }
+        let part = |at| data.get(usize::try_from(u64_at(data, at)?).ok()?..);
+        let table = Self {
+            count: usize::try_from(u64_at(data, 8)?).ok()?.min(FUNCTIONS_MAX),
+            start: u64_at(data, 24)?,
+            names: part(32)?,
+            functions: part(64)?,
+        };
+        if table.start != 0 {
+            return Some(table);
+        }
+        // Since 1.26 the start of the code is left for the program to fill in, and in programs that may lie anywhere it always
+        // was. It is that of `.text` unless C code comes first. Then the program begins elsewhere than in Go's own function
+        // for that; no function is known there, rather than a wrong one.
+        let Beginning { text, entry } = beginning?;
+        let offset = u32::try_from(entry.checked_sub(text)?).ok()?;
+        let begins_there = table.entries().any(|(at, description)| {
+            at == offset && table.name(description).is_some_and(|n| n.starts_with(ENTRY))
+        });
+        begins_there.then_some(Self { start: text, ..table })
     }
-    let part = |at| data.get(usize::try_from(u64_at(data, at)?).ok()?..);
-    Some(Header {
-        count: usize::try_from(u64_at(data, 8)?).ok()?.min(FUNCTIONS_MAX),
-        // Since 1.26 the start of the text is left for the program to fill in, and in programs that may lie anywhere it always
-        // was. It is not the start of `.text` where C code comes first: no function is known then, rather than a wrong one.
-        start: Some(u64_at(data, 24)?).filter(|start| *start != 0)?,
-        names: part(32)?,
-        functions: part(64)?,
-    })
+
+    /// Of each function: where it begins, from `start`, and where its description stands.
+    fn entries(&self) -> impl Iterator<Item = (u32, u32)> + use<'a> {
+        self.functions
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .take(self.count)
+            .map(|[a, b, c, d, e, f, g, h]| {
+                (
+                    u32::from_le_bytes([*a, *b, *c, *d]),
+                    u32::from_le_bytes([*e, *f, *g, *h]),
+                )
+            })
+    }
+
+    /// The name of a function and what stands after it.
+    fn name(&self, description: u32) -> Option<&'a [u8]> {
+        // The entry, then where the name stands.
+        let at = usize::try_from(description).ok()?.checked_add(4)?;
+        self.names
+            .get(usize::try_from(u32_at(self.functions, at)?).ok()?..)
+    }
+
+    fn address(&self, offset: u32) -> Option<u64> {
+        self.start.checked_add(u64::from(offset))
+    }
 }
 
 /// Ranges of functions, from and to, ascending. A function ends where the next begins; what fills the gap is no way that
-/// its code goes. `None` where the table does not say where the code begins.
-pub(in crate::meters) fn functions(data: &[u8]) -> Option<Vec<(u64, u64)>> {
-    let header = header(data)?;
-    // The last pair is the end of the code.
-    let starts: Vec<u64> = header
-        .functions
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .take(header.count.saturating_add(1))
-        .filter_map(|[a, b, c, d, ..]| {
-            let offset = u64::from(u32::from_le_bytes([*a, *b, *c, *d]));
-            header.start.checked_add(offset)
-        })
-        .collect();
+/// its code goes. `None` where nothing says where the code begins.
+pub(in crate::meters) fn functions(data: &[u8], beginning: Option<Beginning>) -> Option<Vec<(u64, u64)>> {
+    let table = Table::new(data, beginning)?;
+    let mut starts: Vec<u64> = table.entries().filter_map(|(at, _)| table.address(at)).collect();
+    // After the last pair stands the end of the code.
+    let end = u32_at(table.functions, table.count.checked_mul(8)?);
+    starts.extend(end.and_then(|end| table.address(end)));
     Some(
         starts
             .iter()
@@ -63,27 +114,15 @@ pub(in crate::meters) fn functions(data: &[u8]) -> Option<Vec<(u64, u64)>> {
 }
 
 /// Address of the function with this name (`net/http.serverHandler.ServeHTTP`).
-pub(in crate::meters) fn function(data: &[u8], name: &str) -> Option<u64> {
-    let header = header(data)?;
-    let is_it = |description: u32| {
-        // The entry, then where the name stands.
-        let at = usize::try_from(description).ok()?.checked_add(4)?;
-        let at = usize::try_from(u32_at(header.functions, at)?).ok()?;
-        let found = header.names.get(at..)?;
-        let end = found.get(name.len())?;
-        (*end == 0 && found.starts_with(name.as_bytes())).then_some(())
+pub(in crate::meters) fn function(data: &[u8], name: &str, beginning: Option<Beginning>) -> Option<u64> {
+    let table = Table::new(data, beginning)?;
+    let is_it = |description| {
+        table
+            .name(description)
+            .is_some_and(|n| n.starts_with(name.as_bytes()) && n.get(name.len()) == Some(&0))
     };
-    header
-        .functions
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .take(header.count)
-        .find_map(|[a, b, c, d, e, f, g, h]| {
-            is_it(u32::from_le_bytes([*e, *f, *g, *h]))?;
-            let offset = u64::from(u32::from_le_bytes([*a, *b, *c, *d]));
-            header.start.checked_add(offset)
-        })
+    let (at, _) = table.entries().find(|(_, description)| is_it(*description))?;
+    table.address(at)
 }
 
 #[cfg(test)]
@@ -108,31 +147,67 @@ mod tests {
     fn functions_are_found_by_place_and_by_name() {
         let data = table();
         assert_eq!(
-            functions(&data),
+            functions(&data, None),
             Some(vec![(0x40_1000, 0x40_1020), (0x40_1020, 0x40_1080)])
         );
-        assert_eq!(function(&data, "main.a"), Some(0x40_1000));
-        assert_eq!(function(&data, "main.ab"), Some(0x40_1020));
-        assert_eq!(function(&data, "main"), None);
-        assert_eq!(function(&data, ""), None);
+        assert_eq!(function(&data, "main.a", None), Some(0x40_1000));
+        assert_eq!(function(&data, "main.ab", None), Some(0x40_1020));
+        assert_eq!(function(&data, "main", None), None);
+        assert_eq!(function(&data, "", None), None);
         // Where the start of the code is left open, a function is nowhere, and not somewhere near it.
         let mut open = data.clone();
         open[24..32].fill(0);
-        assert_eq!(function(&open, "main.ab"), None);
-        assert_eq!(functions(&open), None);
+        assert_eq!(function(&open, "main.ab", None), None);
+        assert_eq!(functions(&open, None), None);
+    }
+
+    /// The program begins in the first function.
+    const THERE: Option<Beginning> = Some(Beginning {
+        text: 0x40_1000,
+        entry: 0x40_1000,
+    });
+
+    #[test]
+    fn the_start_of_the_code_is_found_where_the_program_begins() {
+        let mut data = table();
+        data[24..32].fill(0);
+        // It begins in a function of another name: C code may come first.
+        assert_eq!(functions(&data, THERE), None);
+        // `main.a`, the first one by place, has the second name.
+        data[80..87].copy_from_slice(b"_rt0_x\0");
+        assert_eq!(
+            functions(&data, THERE),
+            Some(vec![(0x40_1000, 0x40_1020), (0x40_1020, 0x40_1080)])
+        );
+        assert_eq!(function(&data, "main.ab", THERE), Some(0x40_1020));
+        for (text, entry) in [
+            (0x40_1000, 0x40_1020),
+            (0x40_0fe0, 0x40_1000),
+            (0x40_1010, 0x40_1000),
+            (0, u64::MAX),
+        ] {
+            assert_eq!(
+                functions(&data, Some(Beginning { text, entry })),
+                None,
+                "{text:#x} {entry:#x}"
+            );
+        }
     }
 
     #[test]
     fn damaged_tables_give_less_and_nothing_else() {
         let data = table();
         for cut in 0..data.len() {
-            let _ = (functions(&data[..cut]), function(&data[..cut], "main.ab"));
+            let _ = (
+                functions(&data[..cut], None),
+                function(&data[..cut], "main.ab", None),
+            );
         }
         for at in 0..data.len() {
             for value in [0xff, 0x7f] {
                 let mut broken = data.clone();
                 broken[at] = value;
-                let _ = (functions(&broken), function(&broken, "main.ab"));
+                let _ = (functions(&broken, THERE), function(&broken, "main.ab", THERE));
             }
         }
     }

@@ -53,8 +53,16 @@ pub(crate) const ALL: &[Parser] = &[
     ("mapped-files", concern::parse_mappings),
     ("mountinfo", concern::parse_mounts),
     ("code-functions", |bytes| {
-        let _ = go::functions(bytes);
-        let _ = go::function(bytes, "main.main");
+        for beginning in [
+            None,
+            Some(go::Beginning {
+                text: 0x1000,
+                entry: 0x1020,
+            }),
+        ] {
+            let _ = go::functions(bytes, beginning);
+            let _ = go::function(bytes, "main.main", beginning);
+        }
         let (header, frames) = bytes.split_at(bytes.len() / 2);
         let part = |address, data| discovery::unwind::Section { address, data };
         let _ = discovery::unwind::functions(part(0x1000, header), part(0x2000, frames));

@@ -38,7 +38,25 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
 /// queries a second is counted for a twentieth.)
 const SHARE_MIN: f64 = 0.1;
 
-/// Begins to count a point and its witness.
+/// Whether a point can be counted for long enough at this price.
+///
+/// # Errors
+/// Why not, for people.
+pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
+    let share = found.chosen.duty;
+    if share >= SHARE_MIN {
+        return Ok(());
+    }
+    Err(format!(
+        "{} follows its work, but {:.0} hits a second would cost {:.0} % of its CPU time, too much even part of the time; \
+         choose another meter",
+        found.place.name,
+        found.chosen.rate,
+        100.0 * cost_max / share
+    ))
+}
+
+/// Begins to count a point and its witness, which are [`affordable`].
 ///
 /// # Errors
 /// As of a meter that is opened.
@@ -49,18 +67,6 @@ pub(super) fn open(
     executable: (u64, u64),
     cost_max: f64,
 ) -> Result<Counting, PlatformError> {
-    let share = found.chosen.duty;
-    if share < SHARE_MIN {
-        return Err(PlatformError::Unsupported {
-            what: format!("counting at {}", found.place.name),
-            why: format!(
-                "{:.0} hits a second would cost {:.0} % of its CPU time, too much even part of the time; choose \
-                 another meter",
-                found.chosen.rate,
-                100.0 * cost_max / share
-            ),
-        });
-    }
     let main = *workload
         .processes
         .first()
@@ -71,7 +77,7 @@ pub(super) fn open(
         counters,
         hit_cost: known_cost(Crowd::of(root, &workload.processes)).max(found.hit_cost),
         cost_max,
-        share,
+        share: found.chosen.duty,
         cpus: found.cpus,
     };
     Counting::begin(workload, probes, how)

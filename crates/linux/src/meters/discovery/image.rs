@@ -157,7 +157,7 @@ fn ranges(file: &CodeFile, outline: &Outline) -> Vec<(u64, u64)> {
     let go = go::SECTIONS
         .iter()
         .find_map(|name| section(name))
-        .and_then(|(_, data)| go::functions(&data));
+        .and_then(|(_, data)| go::functions(&data, go::Beginning::of(outline)));
     found.extend(go.unwrap_or_default());
     if found.is_empty() {
         found = outline.functions(file.file(), TABLE_MAX);

@@ -326,14 +326,26 @@ impl Meter for PointsMeter {
                     account,
                     ..
                 }) => {
+                    // Its rate may be another in an hour.
+                    if let Err(why) = active::affordable(&found, self.cost_max) {
+                        return Err(self.nothing(Refusal::Lasting(why)));
+                    }
                     let known = Known::Found {
                         found: Box::new(found.clone()),
                         account,
                     };
                     remember(&self.memory, &self.key, known);
-                    let active = active::open(&self.root, workload, &found, self.key.2, self.cost_max)?;
-                    self.state = State::Active(Box::new(active));
-                    Err(not_yet("its probes are being put on"))
+                    match active::open(&self.root, workload, &found, self.key.2, self.cost_max) {
+                        Ok(active) => {
+                            self.state = State::Active(Box::new(active));
+                            Err(not_yet("its probes are being put on"))
+                        }
+                        // What was found stays known: the next one who opens it need not look for it.
+                        Err(e) => {
+                            self.state = State::Over(e.to_string());
+                            Err(e)
+                        }
+                    }
                 }
             },
         }

@@ -624,8 +624,10 @@ impl<'a> Search<'a> {
         off?;
         disturbed?;
         self.charge_children(since, cpu)?;
-        // What the probes did not take was left for the program itself.
-        let own = (cpu - paid).max(0.1 * cpu).max(1e-6);
+        // What the probes did not take was left for the program itself. The kernel adds what a thread used at its ticks and when it
+        // stops running, so what was paid may not be in it yet.
+        let used = cpu.max(paid);
+        let own = (cpu - paid).max(0.1 * used).max(1e-6);
         Ok(after
             .iter()
             .zip(&before)
