@@ -38,6 +38,10 @@ const OUTCOMES_MAX: usize = 64;
 const AT_REST: Nanoseconds = Nanoseconds::from_secs(120);
 /// Workloads followed at most; the smallest beyond are not looked at.
 const WORKLOADS_MAX: usize = 4096;
+/// A workload may seem to use so many times the CPU time that the machine has, and so many seconds more: its threads are read one
+/// after another, and their clocks have ticks.
+const CPU_SLACK: f64 = 1.5;
+const CPU_GRAIN_S: f64 = 0.5;
 /// Neighbours that a strategy is shown at most, biggest first.
 const NEIGHBOURS_MAX: usize = 64;
 /// Programs remembered for ending while they were tried together with others.
@@ -691,10 +695,12 @@ impl Engine {
         if uses_files {
             w.used_files_at = Some(self.now);
         }
-        if sample.interval.0 > 0 {
+        // More than all CPUs have is a counter that was read wrong: as if it had not been read.
+        let length = sample.interval.as_secs_f64();
+        if sample.interval.0 > 0 && sample.cpu.as_secs_f64() <= CPU_SLACK * cpus * length + CPU_GRAIN_S {
             w.series.push(Interval {
                 end: self.now,
-                seconds: sample.interval.as_secs_f64(),
+                seconds: length,
                 cpu: sample.cpu.as_secs_f64(),
                 wait: sample.runqueue_wait.as_secs_f64(),
                 machine_idle: idle,

@@ -917,6 +917,22 @@ fn no_gain_is_rejected_a_loss_is_harmful_and_nothing_stays_changed() {
 }
 
 #[test]
+fn cpu_time_that_no_machine_has_is_not_believed() {
+    let mut world = World::new(vec![plant("idle", 0.10)], policy(), Memory::default());
+    world.plants[0].busy = 0.001;
+    world.run(60);
+    assert_eq!(world.stage("idle"), Stage::Ignored);
+    // A counter wrapped.
+    world.plants[0].busy = 1e9;
+    world.run(1);
+    world.plants[0].busy = 0.001;
+    for _ in 0..30 {
+        world.run(1);
+        assert_eq!(world.stage("idle"), Stage::Ignored);
+    }
+}
+
+#[test]
 fn without_a_meter_nothing_is_touched_and_the_remedy_is_named() {
     let mut silent = plant("silent", 0.10);
     silent.metered = false;

@@ -1731,6 +1731,13 @@ pub const REGRESSIONS: &[(u64, &str)] = &[
     (157, "a person chose the mask that we had set"),
     // engine: what a garbled sensor told of memory was added up past the end of the numbers.
     (35, "sizes near the end of the numbers overflow a sum"),
+    // engine: a trial that was put off did not count in its hour.
+    (20, "more trials in an hour than are allowed"),
+    // engine: what has become too small was withdrawn late, and a place that never held an offered load was not told from one that does.
+    (99, "a place that is too small stands for too long"),
+    (164, "a place that is too small stands for too long"),
+    // effectors: a person chose what we would have set, while it was off between two blocks of a trial.
+    (1544, "a person's choice that is ours, too, is taken back"),
     // runtime: what was kept over a stop was undone, and a crash came before the journal said so: the next start found it kept.
     (36, "a kept change that is off is said to be in force"),
 ];

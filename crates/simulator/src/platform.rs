@@ -1341,6 +1341,14 @@ impl SimPlatform {
                         format!("on for {on} of {} CPUs", cpus.len()),
                     ));
                 }
+                // Off although we left it on: somebody chose what we would have set.
+                if left == Some(Direction::Undo) && on < cpus.len() {
+                    return Err(Self::conflict(
+                        record,
+                        "on".into(),
+                        format!("off for {} of {} CPUs", cpus.len() - on, cpus.len()),
+                    ));
+                }
                 if on > 0 {
                     world.set_prefetch(&cpus, false);
                     world.charge(SWITCH_S);

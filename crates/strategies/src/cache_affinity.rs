@@ -50,8 +50,8 @@
 //!
 //! What people chose is honoured: a program that a person or another tool bound (affinity mask, cpuset, `numactl`,
 //! the unit's `CPUAffinity=` or `Nice=`) is left alone, and a placement is withdrawn when that happens later, or when
-//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle: then threads wait longer for a CPU than as many
-//! as ran before it was tried would wait for each other there, or longer than in the first minute after it was accepted.
+//! the demand has outgrown the domain for 20 seconds while CPUs elsewhere idle: then threads take a fifth longer, waiting for a CPU
+//! included, than as many as ran before it was tried would in turns there, or than in the first minute after it was accepted.
 //!
 //! ## Undo
 //! The affinity mask of each thread is set back to the one found; takes microseconds per thread.
@@ -84,8 +84,8 @@ const SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
 const SPLIT: &str = "placement.threads.split";
 /// Running in the target already by this share means that there is nothing to do.
 const TOGETHER: f64 = 0.97;
-/// Threads wait this much longer, relative to running, than those would take turns there that ran before, when the place has
-/// become too small …
+/// Threads take this much longer, waiting included, than those would in turns there that ran before, or than they did when it was
+/// proven, when the place has become too small …
 const OUTGROWN_WAIT: f64 = 0.2;
 /// (however many those were: some may have been a queue, and no place is meant to be taken in more turns than this) …
 const IN_TURNS_MAX: f64 = 3.0;
@@ -360,7 +360,7 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let wait = seen.load.runqueue_wait;
     // Longer than its own threads would in turns, or than it was when that was proven: the first tells of a place that never held an
     // offered load, the second of one that has become too small.
-    let waits = 1.0 + wait >= in_turns * (1.0 + OUTGROWN_WAIT) || wait >= waited + OUTGROWN_WAIT;
+    let waits = 1.0 + wait >= in_turns.min(1.0 + waited) * (1.0 + OUTGROWN_WAIT);
     let full = seen.load.cpus >= OUTGROWN_USE * given && waits;
     (full && busy < OUTGROWN_ELSEWHERE).then(|| {
         format!(

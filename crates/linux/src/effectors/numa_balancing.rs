@@ -128,7 +128,13 @@ impl NumaBalancing {
             Direction::Apply => (ours, found),
             Direction::Undo => (found, ours),
         };
-        let is_others = now != goal && (now != source || was_left_so);
+        // Ours already, although we left it as found and nobody of ours holds it: somebody chose what we would have set.
+        let is_chosen = direction == Direction::Apply
+            && now == goal
+            && self.left.contains_key(&id)
+            && !was_left_so
+            && !self.is_held_besides(id, ours);
+        let is_others = is_chosen || now != goal && (now != source || was_left_so);
         if is_others {
             self.theirs = Some(now);
         }
@@ -136,7 +142,7 @@ impl NumaBalancing {
             Direction::Apply if is_others => {
                 return Err(PlatformError::Conflict {
                     what: FILE.into(),
-                    expected: goal.to_string(),
+                    expected: if is_chosen { source } else { goal }.to_string(),
                     found: now.to_string(),
                 });
             }
@@ -152,6 +158,8 @@ impl NumaBalancing {
             Direction::Apply | Direction::Undo => {}
         }
         if now != goal {
+            // Until it is done it may be either, and neither is somebody else's.
+            self.left.remove(&id);
             write(&self.root, goal)?;
         }
         self.left.insert(id, left);
@@ -399,6 +407,19 @@ mod tests {
             (undone.done, undone.finished, now(&root).as_str()),
             (true, 0, "2\n")
         );
+        // Somebody who writes our value while we have left it as found has chosen it: it stays.
+        let (_keep, root) = machine("1\n");
+        let mut effector = NumaBalancing::new(root.clone());
+        effector.drive(&record, Direction::Apply).unwrap();
+        effector.drive(&record, Direction::Undo).unwrap();
+        fs::write(path(&root), "0\n").unwrap();
+        assert!(matches!(
+            effector.drive(&record, Direction::Apply),
+            Err(PlatformError::Conflict { .. })
+        ));
+        let undone = effector.drive(&record, Direction::Undo).unwrap();
+        assert_eq!(undone.skipped.len(), 1, "{undone:?}");
+        assert_eq!(now(&root), "0\n");
         // Somebody who writes the value found back has decided, too.
         let (_keep, root) = machine("1\n");
         let mut effector = NumaBalancing::new(root.clone());

@@ -84,7 +84,14 @@ impl Setting {
             self.theirs.insert(file.clone());
             return theirs(direction, file, goal, now);
         }
+        // Ours already, although we left it as found: somebody chose what we would have set, and it is theirs.
+        if direction == Direction::Apply && now == *goal && self.left.contains_key(&id) && !was_left_so {
+            self.theirs.insert(file.clone());
+            return theirs(direction, file, source, now);
+        }
         if now != *goal {
+            // Until it is done it may be either, and neither is somebody else's.
+            self.left.remove(&id);
             let root = &self.root;
             let other = other_of(&file).zip(record.found.get("other"));
             let mut write = |value: &str| match other {
@@ -431,6 +438,24 @@ mod tests {
             .unwrap();
         assert_eq!(undone.skipped.len(), 1);
         assert_eq!(now(&root, FILE), "33");
+    }
+
+    #[test]
+    fn whoever_chooses_our_value_while_it_is_off_keeps_it() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root.clone());
+        let record = effector.prepare(&action(FILE, "10")).unwrap();
+        effector.advance(&record, Direction::Apply).unwrap();
+        effector.advance(&record, Direction::Undo).unwrap();
+        std::fs::write(root.path(FILE), "10\n").unwrap();
+        assert!(matches!(
+            effector.advance(&record, Direction::Apply),
+            Err(PlatformError::Conflict { .. })
+        ));
+        assert_eq!(effector.holder(FILE), Holder::SomebodyElse);
+        let undone = effector.advance(&record, Direction::Undo).unwrap();
+        assert_eq!(undone.skipped.len(), 1, "{undone:?}");
+        assert_eq!(now(&root, FILE), "10");
     }
 
     /// A setting that makes of a value what `takes` says, and into which a person writes after the first look at it.

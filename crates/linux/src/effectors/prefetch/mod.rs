@@ -480,13 +480,16 @@ enum Outcome {
 
 impl Task {
     fn advance(&mut self, root: &Root, plan: &Plan, direction: Direction) -> Result<Progress, PlatformError> {
-        self.head(direction);
         let lists = CpuLists::read(root);
         let mut slice = Slice {
             started: Instant::now(),
             inside: Duration::ZERO,
             longest: Duration::ZERO,
         };
+        if direction == Direction::Apply && self.way.is_none() && self.left == Some(Direction::Undo) {
+            self.leave_the_chosen(root, plan, &lists, &mut slice)?;
+        }
+        self.head(direction);
         while let Some(step) = plan.steps.get(self.cursor) {
             if slice.started.elapsed() >= SLICE {
                 return Ok(self.progress(plan, &slice, false));
@@ -592,6 +595,28 @@ impl Task {
             Err(AccessError::Absent(_)) if !CpuLists::read(root).is_online(cpu) => Ok(None),
             Err(e) => Err(fault(plan.register, cpu, "reading", e)),
         }
+    }
+
+    /// Registers that hold our value although we left them as found: somebody chose what we would have set, and it is theirs. All
+    /// are looked at before one is written, so that the undo that follows knows that none is ours.
+    ///
+    /// # Errors
+    /// That somebody did.
+    fn leave_the_chosen(
+        &self,
+        root: &Root,
+        plan: &Plan,
+        lists: &CpuLists,
+        slice: &mut Slice,
+    ) -> Result<(), PlatformError> {
+        for step in plan.steps.iter().filter(|s| !self.missed.contains(&s.cpu)) {
+            if let Some(now) = Self::look(root, plan, step.cpu, lists, slice)?
+                && now == step.ours
+            {
+                return Err(conflict(plan, step.cpu, step.found, now));
+            }
+        }
+        Ok(())
     }
 
     /// Writes and reads back.

@@ -318,6 +318,26 @@ fn offline_cpus_keep_what_is_owed_to_them_until_they_are_back() {
 }
 
 #[test]
+fn who_chooses_our_value_while_it_is_off_keeps_it() {
+    for chosen in [&[0u32, 1, 2, 3][..], &[2]] {
+        let bench = Bench::intel(4);
+        let mut effector = bench.effector();
+        let record = effector.prepare(&bench.everywhere()).unwrap();
+        drive(&mut effector, &record, Apply).unwrap();
+        drive(&mut effector, &record, Undo).unwrap();
+        for cpu in chosen {
+            bench.set(*cpu, 0xF);
+        }
+        let theirs = bench.all();
+        let error = drive(&mut effector, &record, Apply).unwrap_err();
+        assert!(matches!(error, PlatformError::Conflict { .. }), "{error}");
+        assert_eq!(bench.all(), theirs, "nothing is written beside it");
+        drive(&mut effector, &record, Undo).unwrap();
+        assert_eq!(bench.all(), theirs);
+    }
+}
+
+#[test]
 fn a_cpu_that_comes_back_as_the_firmware_set_it_is_no_conflict() {
     let bench = Bench::intel(2);
     let mut effector = bench.effector();
