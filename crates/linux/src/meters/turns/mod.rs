@@ -49,9 +49,6 @@ pub(super) const WITNESS: u32 = 1;
 /// How often it is looked what a turn has cost so far, and how often at most.
 const BEAT: Duration = Duration::from_millis(20);
 const BEAT_MIN: Duration = Duration::from_millis(2);
-/// Longest time between two ticks of a kernel (`CONFIG_HZ` 100), and how often it is looked whether one has come.
-const TICK_MAX: Duration = Duration::from_millis(10);
-const TICK_EVERY: Duration = Duration::from_micros(250);
 /// A turn may cost this times its share before it is ended early.
 const BURST: f64 = 2.0;
 /// A program that rested in the last turn may have begun to work since: it is taken to use so many CPUs at least.
@@ -371,18 +368,12 @@ impl<S: Subject> Turns<S> {
             Err(e @ PlatformError::Unsupported { .. }) => return Err(Lost::Changed(e.to_string())),
             Err(e) => return Err(Lost::Vanished(e)),
         }
-        if !always {
-            self.wait_for_the_clock();
-        }
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
         let (end, at_end) = if always && how == Ended::Whole {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
         } else {
-            if how == Ended::Whole {
-                self.wait_for_the_clock();
-            }
             let moment = self.switch(false);
             // Where that cannot be done now, the next turn looks again.
             let _ = self.subject.off();
@@ -412,25 +403,6 @@ impl<S: Subject> Turns<S> {
             how == Ended::Whole,
             told,
         )
-    }
-
-    /// Waits until the program's CPU time has just been added up. The kernel does that when a thread stops running and at its ticks,
-    /// so the clock of one that never stops is up to a tick late: 4 ms, of windows of 20 to 50. And since a window ends when the
-    /// clock has come far enough, it would be late at the beginning and on time at the end, which made every rate some percent
-    /// too low. It is on time at both now. A program that rests is not waited for any longer than that.
-    fn wait_for_the_clock(&self) {
-        let clock = || {
-            let mut tally = self.shared.hold();
-            let processes = tally.workload.processes.clone();
-            tally.cpu.read(&processes)
-        };
-        let (begun, before) = (Instant::now(), clock());
-        while begun.elapsed() < TICK_MAX {
-            std::thread::sleep(TICK_EVERY);
-            if clock() > before {
-                return;
-            }
-        }
     }
 
     /// Notes that the probes are on, or are about to go.
