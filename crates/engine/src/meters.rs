@@ -254,8 +254,8 @@ fn variation(values: &[f64]) -> f64 {
 
 /// The meter to use, of those that qualify: the one nearest to the work. A function that can be counted for a small part of the time
 /// only is an estimate with noise of its own; where kernel work was confirmed and keeps a constant ratio to it, it is the same work
-/// and counted to the last unit, so that is taken. (nginx over four loads: the function was wrong by 4.8 % of the truth in 3 % of
-/// the time, segments by 0.01 %; docs/meters.md.) Not switches: a change of where threads run may change how many a unit takes.
+/// and counted to the last unit, so that is taken. (nginx over three loads: the function, counted for 4 % of the time, was wrong by
+/// 4.8 % of the truth, bytes by 0.01 %; docs/meters.md.) Not switches: a change of where threads run may change how many a unit takes.
 pub(crate) fn choose<'a>(
     assessed: impl IntoIterator<Item = (&'a MeterCandidate, &'a Assessment)>,
     series: &Series,
@@ -267,13 +267,15 @@ pub(crate) fn choose<'a>(
         .collect();
     good.sort_by_key(|(c, a)| preference(c, a));
     let best = *good.first()?;
-    let estimated = best.0.class == MeterClass::Probe && best.1.counted < COUNTED_MIN;
+    if best.0.class != MeterClass::Probe || best.1.counted >= COUNTED_MIN {
+        return Some(best);
+    }
     let exact = good.iter().find(|(c, _)| {
         c.class == MeterClass::Kernel
             && !c.id.as_str().starts_with("switches")
             && ratio_variation(&best.0.id, &c.id, series, since) <= CONFIRMATION_NOISE_MAX
     });
-    Some(exact.copied().filter(|_| estimated).unwrap_or(best))
+    Some(exact.copied().unwrap_or(best))
 }
 
 /// Order of preference among qualified meters: class, then kind of kernel work, then noise.
@@ -286,7 +288,7 @@ fn preference(candidate: &MeterCandidate, assessment: &Assessment) -> (u8, u8, u
         MeterClass::Hardware => 4,
     };
     // Segments of a connection are requests and answers; bytes and calls of all files have the program's own in them. Of
-    // PostgreSQL under pgbench segments were wrong by 5 % of the truth over four loads, io.bytes by 24 %. How many bytes one call
+    // PostgreSQL under pgbench, beside compilers, segments were wrong by 5 % of the truth, io.bytes by 24 %. How many bytes one call
     // carries depends on how full a pipe is when it is read: of zstd bytes were wrong by 0.1 %, write calls by 18 %
     // (docs/meters.md).
     let id = candidate.id.as_str();

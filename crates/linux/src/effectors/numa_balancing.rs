@@ -107,7 +107,7 @@ impl NumaBalancing {
             .ok_or_else(|| malformed(record, "value"))?;
         let now = read(&self.root)?;
         let id = record.action.id;
-        let was_left_so = self.left.get(&id).is_some_and(|left| left.direction == direction);
+        let was_left = self.left.get(&id).map(|left| left.direction);
         let left = Left {
             direction,
             workload: record.action.workload.clone(),
@@ -131,10 +131,9 @@ impl NumaBalancing {
         // Ours already, although we left it as found and nobody of ours holds it: somebody chose what we would have set.
         let is_chosen = direction == Direction::Apply
             && now == goal
-            && self.left.contains_key(&id)
-            && !was_left_so
+            && was_left == Some(Direction::Undo)
             && !self.is_held_besides(id, ours);
-        let is_others = is_chosen || now != goal && (now != source || was_left_so);
+        let is_others = is_chosen || now != goal && (now != source || was_left == Some(direction));
         if is_others {
             self.theirs = Some(now);
         }
@@ -158,8 +157,10 @@ impl NumaBalancing {
             Direction::Apply | Direction::Undo => {}
         }
         if now != goal {
-            // Until it is done it may be either, and neither is somebody else's.
-            self.left.remove(&id);
+            if direction == Direction::Apply {
+                // Until it is done it may be either, and neither is somebody else's. (What is being undone is held until it is.)
+                self.left.remove(&id);
+            }
             write(&self.root, goal)?;
         }
         self.left.insert(id, left);

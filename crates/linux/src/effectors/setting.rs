@@ -74,24 +74,24 @@ impl Setting {
             .clone();
         let now = read(&self.root, &file)?;
         let id = record.action.id;
-        let was_left_so = self.left.get(&id).is_some_and(|l| l.direction == direction);
+        let was_left = self.left.get(&id).map(|left| left.direction);
         let (goal, source) = match direction {
             Direction::Apply => (&ours, &found),
             Direction::Undo => (&found, &ours),
         };
-        let is_others = now != *goal && (now != *source || was_left_so);
-        if is_others {
-            self.theirs.insert(file.clone());
-            return theirs(direction, file, goal, now);
-        }
         // Ours already, although we left it as found: somebody chose what we would have set, and it is theirs.
-        if direction == Direction::Apply && now == *goal && self.left.contains_key(&id) && !was_left_so {
+        let is_chosen = direction == Direction::Apply && now == *goal && was_left == Some(Direction::Undo);
+        let is_others = now != *goal && (now != *source || was_left == Some(direction));
+        if is_chosen || is_others {
             self.theirs.insert(file.clone());
-            return theirs(direction, file, source, now);
+            let expected = if is_chosen { source } else { goal };
+            return theirs(direction, file, expected, now);
         }
         if now != *goal {
-            // Until it is done it may be either, and neither is somebody else's.
-            self.left.remove(&id);
+            if direction == Direction::Apply {
+                // Until it is done it may be either, and neither is somebody else's. (What is being undone is held until it is.)
+                self.left.remove(&id);
+            }
             let root = &self.root;
             let other = other_of(&file).zip(record.found.get("other"));
             let mut write = |value: &str| match other {
