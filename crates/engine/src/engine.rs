@@ -675,6 +675,12 @@ impl Engine {
         *ends = ends.saturating_add(1);
     }
 
+    /// Share of the machine's CPUs that is busy, 0 to 1; not a number where that was not read.
+    pub(crate) fn machine_busy(&self) -> f64 {
+        let cpus = self.machine.general_cpus().count().max(1) as f64;
+        self.machine_sample.cpu_busy.as_secs_f64() / (self.machine_interval.as_secs_f64() * cpus)
+    }
+
     fn update_sample(&mut self, sample: WorkloadSample) {
         let cpus = self.machine.cpus.len().max(1) as f64;
         let interval = self.machine_interval.as_secs_f64();

@@ -39,10 +39,15 @@ use homeostat_model::{
     ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, StrategyId,
     Verdict, WorkloadId,
 };
+use homeostat_statistics::robust::ln;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
 const PROBATION_SPACING: u64 = 3;
+/// After a pair that lost beyond the noise the next one comes after so many pair lengths …
+const SUSPECT_SPACING: u64 = 1;
+/// … and so many times the standstill that it causes.
+const STALL_SPACING: u64 = 10;
 /// What was tried in short blocks is probed so often at once, where others work on the machine: such blocks prove what is plain to
 /// see, and little of what others lose.
 const PAIRS_AT_ONCE: u32 = 3;
@@ -85,6 +90,13 @@ const SWITCH_MARGIN: f64 = 1.25;
 const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
 /// However long threads waited when a change was proven, no more than this, relative to running, is taken for what it was.
 const WAITED_MAX: f64 = 2.0;
+/// Who uses so many times more or fewer CPUs than when the change was last proven or probed, or whose threads take so many times as
+/// long, waiting included, works in another way: what was proven holds of the way it worked …
+const REGIME_TIMES: f64 = 1.25;
+/// … and so does who has more or less room beside it, by this share of the machine's CPUs …
+const REGIME_ROOM: f64 = 0.15;
+/// … for so long.
+const REGIME_FOR: Nanoseconds = Nanoseconds::from_secs(20);
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
 const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
@@ -165,6 +177,14 @@ pub(crate) struct Guard {
     waited: BTreeMap<WorkloadId, (f64, f64)>,
     /// Since when that is noted.
     waits_from: Option<Nanoseconds>,
+    /// Share of the machine's CPUs that was busy then: sum over the samples, and their number.
+    busy_then: (f64, u32),
+    /// How the machine and they worked when the change was last proven or probed.
+    regime: Option<Regime>,
+    /// Since when they work in another way.
+    other_since: Option<Nanoseconds>,
+    /// When the last probe pair ended; at first, when it was accepted.
+    probed_at: Nanoseconds,
     /// Threads of each workload that ran or waited for a CPU before its place was tried.
     runnable: BTreeMap<WorkloadId, f64>,
 }
@@ -222,6 +242,10 @@ impl Guard {
             outgrown_since: BTreeMap::new(),
             waited: BTreeMap::new(),
             waits_from: None,
+            busy_then: (0.0, 0),
+            regime: None,
+            other_since: None,
+            probed_at: now,
             runnable: e.setup.places.runnable(),
         }
         .conceding()
@@ -323,7 +347,9 @@ impl Guard {
 
     pub(crate) fn wants_detail(&self, now: Nanoseconds) -> bool {
         // The readings of the first block need a sample to start from.
-        self.busy() || (self.switchable && now + Nanoseconds::from_secs(3) >= self.next_probe)
+        let comes = self.switchable && now + Nanoseconds::from_secs(3) >= self.next_probe;
+        // Whether a place has become too small is for seconds to tell.
+        self.busy() || comes || !self.outgrown_since.is_empty() || self.other_since.is_some()
     }
 
     pub(crate) fn describe(&self, now: Nanoseconds) -> String {
@@ -365,15 +391,42 @@ impl Guard {
         (self.washout + self.measured) * 2
     }
 
+    /// What was proven holds of the way in which the program worked then. Where it works in another, the next probe comes as soon as
+    /// in the probation, so that it costs no more than probes may.
+    fn hasten(&mut self, regime: Regime, now: Nanoseconds) {
+        if now < self.since + LOAD_SPAN || now < self.probed_at + LOAD_SPAN {
+            return;
+        }
+        let Some(then) = &self.regime else {
+            self.regime = Some(regime);
+            return;
+        };
+        if !regime.differs(then) {
+            self.other_since = None;
+            return;
+        }
+        let since = *self.other_since.get_or_insert(now);
+        if now - since >= REGIME_FOR {
+            let soonest = self.probed_at + self.probe_interval();
+            self.next_probe = self.next_probe.min(soonest.max(now));
+        }
+    }
+
     /// Soon after the acceptance, when the recent load holds nothing of the trial any more: what was proven with so much waiting
     /// is outgrown by more only. Whether it is still too soon to say that it is outgrown.
-    fn learns_waits(&mut self, loads: &[(WorkloadId, Load)], now: Nanoseconds) -> bool {
+    fn learns_waits(&mut self, loads: &[(WorkloadId, Load)], machine_busy: f64, now: Nanoseconds) -> bool {
         if now < self.since + LOAD_SPAN {
             return true;
         }
         let from = *self.waits_from.get_or_insert(now);
         if now - from >= OUTGROWN_FOR {
             return false;
+        }
+        if machine_busy.is_finite() {
+            self.busy_then = (
+                self.busy_then.0 + machine_busy,
+                self.busy_then.1.saturating_add(1),
+            );
         }
         for (id, load) in loads {
             // Weighted by how much it ran: who rests says nothing.
@@ -384,6 +437,14 @@ impl Guard {
             }
         }
         true
+    }
+
+    /// Share of the machine's CPUs that was busy soon after the acceptance; all of them where that is not known.
+    fn machine_busy(&self) -> f64 {
+        match self.busy_then {
+            (_, 0) => 1.0,
+            (sum, samples) => sum / f64::from(samples),
+        }
     }
 
     fn waited(&self, id: &WorkloadId) -> f64 {
@@ -431,6 +492,40 @@ enum Finding {
     Switch(bool),
     Alarm(String, Verdict),
     Passed,
+}
+
+/// How a machine and some of its workloads work: the level of each is a mean over the last half minute.
+#[derive(Clone, Debug, PartialEq)]
+struct Regime {
+    /// CPUs that each uses, and how long its threads wait for one relative to the time they run.
+    loads: BTreeMap<WorkloadId, (f64, f64)>,
+    /// Share of the machine's CPUs that is busy.
+    machine_busy: f64,
+    /// What else is in force: others' places may keep them from what this change takes from them.
+    beside: BTreeSet<ActionId>,
+}
+
+impl Regime {
+    fn of(loads: &[(WorkloadId, Load)], machine_busy: f64, beside: BTreeSet<ActionId>) -> Self {
+        let of = |(id, load): &(WorkloadId, Load)| (id.clone(), (load.cpus, load.runqueue_wait));
+        Self {
+            loads: loads.iter().map(of).collect(),
+            machine_busy,
+            beside,
+        }
+    }
+
+    /// Whether one that works now works in another way than then, or there is another amount of room beside it.
+    fn differs(&self, then: &Self) -> bool {
+        let apart = |now: f64, then: f64| !(ln((now + 0.1) / (then + 0.1)).abs() <= ln(REGIME_TIMES));
+        let others = |(id, (cpus, wait)): (&WorkloadId, &(f64, f64))| {
+            then.loads
+                .get(id)
+                .is_some_and(|t| apart(*cpus, t.0) || apart(1.0 + wait, 1.0 + t.1))
+        };
+        let beside = self.beside != then.beside;
+        beside || self.loads.iter().any(others) || (self.machine_busy - then.machine_busy).abs() > REGIME_ROOM
+    }
 }
 
 /// A coin as it is journalled: whose, its number, its face.
@@ -576,6 +671,7 @@ impl Engine {
                     effect: g.effect,
                     waited: g.waited(id),
                     runnable: g.runnable.get(id).copied().unwrap_or(0.0),
+                    machine_busy: g.machine_busy(),
                 })
             })
             .collect()
@@ -645,9 +741,14 @@ impl Engine {
             .iter()
             .filter_map(|id| Some((id.clone(), self.workloads.get(id)?.load.clone())))
             .collect();
+        let machine_busy = self.machine_busy();
+        let beside: BTreeSet<ActionId> = self.guards.all().map(|g| g.key).collect();
         let Some(g) = self.guards.get_mut(key) else { return };
-        if steady && g.learns_waits(&loads, now) {
-            return;
+        if steady {
+            g.hasten(Regime::of(&loads, machine_busy, beside), now);
+            if g.learns_waits(&loads, machine_busy, now) {
+                return;
+            }
         }
         g.outgrown_since.retain(|id, _| outgrown.contains_key(id));
         let mut long = None;
@@ -1296,8 +1397,15 @@ impl Guard {
 
     /// The pair that runs says nothing.
     fn give_probe_up(&mut self, now: Nanoseconds) {
-        self.probe = None;
+        self.probe_over(now);
         self.next_probe = now + self.probe_interval();
+    }
+
+    fn probe_over(&mut self, now: Nanoseconds) {
+        self.probe = None;
+        self.probed_at = now;
+        self.regime = None;
+        self.other_since = None;
     }
 
     fn block_done(
@@ -1322,7 +1430,7 @@ impl Guard {
             let coin = (self.record.id, self.coin_number() + 1, !on);
             return (Finding::Switch(!on), Some(coin));
         };
-        self.probe = None;
+        self.probe_over(now);
         self.unread = 0;
         let (on, off) = if first_on {
             (first, scores)
@@ -1339,7 +1447,10 @@ impl Guard {
         }
         self.resting = 0;
         self.next_probe = now
-            + if self.watch.suspicious() || (self.plain && self.watch.pairs() < PAIRS_AT_ONCE) {
+            + if self.watch.suspicious() {
+                // It is on meanwhile, and may do harm: no longer than it takes that to be seen, with most of the time left for work.
+                (self.pair() * SUSPECT_SPACING).max(self.stall * STALL_SPACING)
+            } else if self.plain && self.watch.pairs() < PAIRS_AT_ONCE {
                 self.pair() * PROBATION_SPACING
             } else if self.watch.in_probation() {
                 often

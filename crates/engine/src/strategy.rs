@@ -101,6 +101,8 @@ pub struct Held {
     pub waited: f64,
     /// How many of its threads ran or waited for a CPU before a place was tried, on average; 0 where that is not known.
     pub runnable: f64,
+    /// Share of the machine's CPUs that was busy soon after it was accepted; 1 where that is not known yet.
+    pub machine_busy: f64,
 }
 
 /// A place that was tried for the workload and refused. Another one may serve all the same.
@@ -203,6 +205,9 @@ pub struct Proposal {
     pub joint: bool,
     /// Whether it protects from a loss that happens now: it is made at once, without passive history, and proven then.
     pub urgent: bool,
+    /// Whether it gives CPUs to threads that wait for one where they are kept: then the work per second judges, whatever judges
+    /// this program else. What waits uses no CPU time, so that more room does not show in the work per CPU second.
+    pub makes_room: bool,
     /// Time constant with which the effect sets in after the change is made.
     pub settling: Nanoseconds,
     /// What it may cost, in a sentence.

@@ -336,17 +336,23 @@ impl Engine {
 
     /// Those workloads as they are measured now; `None` when one has no meter.
     pub(crate) fn panel_of(&self, ids: &[WorkloadId]) -> Option<Panel> {
+        self.panel_judged(ids, |w| w.objective)
+    }
+
+    /// The same, each judged by what is said here.
+    fn panel_judged(&self, ids: &[WorkloadId], objective: impl Fn(&Watched) -> Objective) -> Option<Panel> {
         let joint = ids.len() > 1;
         let mut members = ids.iter().map(|id| {
             let w = self.workloads.get(id)?;
+            let objective = objective(w);
             let meter = w.meter.as_ref()?.candidate.id.clone();
             let from = w.observed_since.max(self.now.saturating_sub(PASSIVE_LEVEL_SPAN));
-            let level = w.objective.score(&w.series.sums(&meter, from, self.now));
+            let level = objective.score(&w.series.sums(&meter, from, self.now));
             let member = Member::new(
                 id.clone(),
                 w.workload.fingerprint.clone(),
                 meter,
-                w.objective,
+                objective,
                 w.load.cpus,
             );
             Some(match level {
@@ -422,7 +428,13 @@ impl Engine {
                 Some((id.clone(), p.strategy.clone(), p.proposal.clone()))
             })
             .collect();
-        let (Some(panel), Some((_, strategy, first))) = (self.panel_of(ids), proposals.first()) else {
+        // More room shows in the work per second.
+        let judged = |w: &Watched| match &w.proposed {
+            Some(p) if p.proposal.makes_room => Objective::WorkPerSecond,
+            _ => w.objective,
+        };
+        let (Some(panel), Some((_, strategy, first))) = (self.panel_judged(ids, judged), proposals.first())
+        else {
             return;
         };
         if proposals.len() != ids.len() {

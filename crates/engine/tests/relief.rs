@@ -33,6 +33,7 @@ fn proposal(target: Target, urgent: bool) -> Opinion {
         reversible: true,
         joint: false,
         urgent,
+        makes_room: false,
         settling: Nanoseconds::from_millis(500),
         risk: "none".into(),
         advice: vec![],

@@ -78,6 +78,10 @@ pub trait Subject {
     fn restarted(&mut self) {}
     /// Takes back what only a fault had taken away: CPUs and nodes come back.
     fn heal(&mut self);
+    /// Whether the machine has no room for what this undo would bring back, so that it stays owed.
+    fn has_no_way_back(&self, _record: &UndoRecord) -> bool {
+        false
+    }
 }
 
 /// What to run.
@@ -1147,7 +1151,13 @@ impl<S: Subject> Run<S> {
                         }
                         self.faults.trace(format!("{:.3} {text}", now.as_secs_f64()));
                     }
-                    None => done = false,
+                    None => {
+                        done = false;
+                        // A node that could not be drained to the end was drained in part, by the same hand.
+                        if kind == Kind::NodeOffline {
+                            self.faults.note(Hand::Person, (self.picture)());
+                        }
+                    }
                 }
                 if matches!(kind, Kind::CpuOffline | Kind::NodeOffline) && done {
                     let until = now + minutes(&mut self.random, 15.0);
@@ -1199,6 +1209,12 @@ impl<S: Subject> Run<S> {
             return Ok(());
         }
         self.settled();
+        // Programs that came since took the room: what is owed stays in the journal, is told, and cannot settle.
+        let stuck = self.without_way_back();
+        if !stuck.is_empty() {
+            self.faults.trace(format!("no room to undo: {stuck:?}"));
+            return Ok(());
+        }
 
         self.ask(OperatorRequest::Pause);
         self.ask(OperatorRequest::UndoAll);
@@ -1242,6 +1258,16 @@ impl<S: Subject> Run<S> {
         }
     }
 
+    /// Actions on disk whose memory finds no room where it was found.
+    fn without_way_back(&self) -> BTreeSet<ActionId> {
+        let Ok(found) = journal::read(&self.faults.directory()) else {
+            return BTreeSet::new();
+        };
+        let stuck = |record: &UndoRecord| self.subject.has_no_way_back(record);
+        let owed = found.owed.into_iter();
+        owed.filter(|(_, o)| stuck(&o.record)).map(|(id, _)| id).collect()
+    }
+
     /// Without faults for the length of a trial: what is owed is in force, or on a trial that began since.
     fn settled(&mut self) {
         let Some(owed) = self.on_disk() else { return };
@@ -1254,7 +1280,8 @@ impl<S: Subject> Run<S> {
             return;
         };
         let view = runtime.view();
-        for (id, (workload, state)) in owed {
+        let stuck = self.without_way_back();
+        for (id, (workload, state)) in owed.into_iter().filter(|(id, _)| !stuck.contains(id)) {
             let in_force = view.in_force.iter().any(|c| c.action == id);
             let tried = view
                 .experiments
@@ -1626,6 +1653,10 @@ impl Subject for Drawn {
         let program = self.bound.as_ref()?;
         let started = self.platform.settings().started.get(program).copied()?;
         Some(format!("{program}@{started}/mask"))
+    }
+
+    fn has_no_way_back(&self, record: &UndoRecord) -> bool {
+        self.platform.has_no_way_back(record)
     }
 
     fn heal(&mut self) {
@@ -2200,6 +2231,7 @@ mod tests {
                 reversible: true,
                 joint: false,
                 urgent: false,
+                makes_room: false,
                 settling: Nanoseconds::from_millis(100),
                 risk: "none".into(),
                 advice: vec![],

@@ -1277,6 +1277,31 @@ impl SimPlatform {
         Ok(done())
     }
 
+    /// Whether memory that an undo would bring back finds no room where it was found: others have taken it since. The undo stays
+    /// owed then, whatever anybody does.
+    pub fn has_no_way_back(&self, record: &UndoRecord) -> bool {
+        let to = match &record.action.target {
+            Target::Pages(wanted) => Some(wanted.node.0 as usize),
+            _ => None,
+        };
+        let world = self.world.borrow();
+        let Some(p) = same_processes(&world, record) else {
+            return false;
+        };
+        let Some(alive) = world.programs.get(p).and_then(|p| p.alive.as_ref()) else {
+            return false;
+        };
+        let stuck = |m: &Moved| {
+            alive
+                .private
+                .get(m.segment)
+                .or(alive.shared.as_ref())
+                .filter(|s| m.piece < s.pieces() && s.node_of(m.piece) == m.to)
+                .is_some_and(|s| !world.memory.has_room(m.from, s.bytes_in(m.piece), Bytes::ZERO))
+        };
+        plan_of(record, to).is_ok_and(|plan| plan.iter().any(stuck))
+    }
+
     /// A placement of the same workload that lies over this one and is not undone.
     fn over(&self, action: &Action) -> Option<ActionId> {
         let later = |(id, of): &(&ActionId, &WorkloadId)| **id > action.id && **of == action.workload;

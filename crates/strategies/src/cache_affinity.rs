@@ -70,7 +70,7 @@ use crate::common::domains::{Demand, Domain, Domains, own_running};
 use crate::common::prediction::{self, Picture};
 use crate::common::{age_min, capable, cpu_list, gain_min, placed_by_a_person, too_young};
 use crate::{consolidation, memory_affinity, relocation};
-use homeostat_engine::{Declined, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy};
+use homeostat_engine::{Declined, Held, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{CpuId, EffectorId, Locality, Machine, Nanoseconds, NodeId, StrategyId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -93,6 +93,8 @@ const IN_TURNS_MAX: f64 = 3.0;
 const OUTGROWN_USE: f64 = 0.95;
 /// … while less than this share of the machine's CPUs is busy.
 const OUTGROWN_ELSEWHERE: f64 = 0.75;
+/// A machine that is less busy by this share than when the waiting was proven has room that was not there then.
+const OUTGROWN_ROOM: f64 = 0.15;
 
 const AGE_MIN: Setting = age_min(
     ID,
@@ -334,13 +336,13 @@ fn short_lived(seen: &Seen<'_>, threads: u32) -> Option<String> {
 
 /// The CPUs on which homeostat keeps the workload: the newest placement lies over the others.
 pub(crate) fn placement<'a>(seen: &Seen<'a>) -> Option<&'a Vec<CpuId>> {
-    newest(seen).map(|(cpus, ..)| cpus)
+    newest(seen).map(|(cpus, _)| cpus)
 }
 
-/// The same; how long its threads waited there at first; and how many of them ran or waited before it was tried.
-fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64, f64)> {
+/// The same, and the change.
+fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, &'a Held)> {
     seen.held.iter().rev().find_map(|h| match &h.target {
-        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h.waited, h.runnable)),
+        Target::Cpus(cpus) if PLACING.contains(&h.strategy.as_str()) => Some((cpus, h)),
         _ => None,
     })
 }
@@ -348,7 +350,7 @@ fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, f64, f64)> {
 /// Whether the demand has outgrown the placement while there is room elsewhere. Threads that always run and were to take turns
 /// there wait as long as their number says; those of an offered load that the place cannot hold are more and more.
 pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
-    let (cpus, waited, runnable) = newest(seen)?;
+    let (cpus, held) = newest(seen)?;
     let given = cpus.len() as f64;
     let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.sample.interval.as_secs_f64();
@@ -356,6 +358,13 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
         return None;
     }
     let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
+    // What it waited where nobody had room says nothing of a machine that has some.
+    let as_full = busy + OUTGROWN_ROOM >= held.machine_busy;
+    let (waited, runnable) = if as_full {
+        (held.waited, held.runnable)
+    } else {
+        (0.0, 0.0)
+    };
     let in_turns = (runnable / given).clamp(1.0, IN_TURNS_MAX);
     let wait = seen.load.runqueue_wait;
     // Longer than its own threads would in turns, or than it was when that was proven: the first tells of a place that never held an
@@ -506,6 +515,11 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
         "when its load grows it waits for {} CPUs while others idle, until the placement is withdrawn",
         cpus.len()
     );
+    // Where its threads wait for the CPUs of the place before.
+    let makes_room = placement(seen).is_some_and(|kept| {
+        let full = seen.load.cpus >= OUTGROWN_USE * kept.len() as f64;
+        cpus.len() > kept.len() && full && seen.load.runqueue_wait >= OUTGROWN_WAIT
+    });
     let mut arguments = BTreeMap::new();
     let mut settling = SETTLING;
     if let Some(m) = &best.moved {
@@ -529,6 +543,7 @@ fn propose(question: &Question<'_>, best: Candidate, gain_min: &Setting) -> Opin
         reversible: true,
         joint: true,
         urgent: false,
+        makes_room,
         settling,
         risk,
         advice: Vec::new(),
@@ -600,6 +615,7 @@ fn split(question: &Question<'_>) -> Option<Opinion> {
         reversible: true,
         joint: true,
         urgent: false,
+        makes_room: false,
         settling: moved.settling(SETTLING),
         risk: format!(
             "a domain whose processes get busier waits while another one idles, until the placement is withdrawn; {}",
@@ -669,6 +685,7 @@ fn grouping(seen: &Seen<'_>, locality: &Locality, domains: &Domains, now: &Pictu
         reversible: true,
         joint: true,
         urgent: false,
+        makes_room: false,
         settling: SETTLING,
         risk: "a board whose group grows waits while another one idles, until the placement is withdrawn"
             .into(),

@@ -457,6 +457,7 @@ fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Propos
         reversible: true,
         joint: false,
         urgent: true,
+        makes_room: false,
         settling: SETTLING,
         risk: "a reader that would find its data in memory again reads it from storage".into(),
         advice: Vec::new(),
@@ -571,6 +572,7 @@ mod tests {
                 effect: GUESS,
                 waited: 0.0,
                 runnable: 0.0,
+                machine_busy: 1.0,
             });
         });
         match two.proposal(&FileCache).target {
@@ -750,6 +752,7 @@ mod tests {
                     effect: GUESS,
                     waited: 0.0,
                     runnable: 0.0,
+                    machine_busy: 1.0,
                 });
             },
             |s| reader(s).reads = Reads::default(),

@@ -423,6 +423,7 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
         reversible: !whole,
         joint: false,
         urgent: false,
+        makes_room: false,
         settling: SETTLING,
         risk: "short pauses while pieces are converted, paced; no memory is added".into(),
         advice,

@@ -519,6 +519,7 @@ fn plan(seen: &Seen<'_>, locality: &Locality, home: &BTreeSet<NodeId>) -> Opinio
         reversible,
         joint: true,
         urgent: false,
+        makes_room: false,
         settling: if reversible {
             plan.settling(SETTLING)
         } else {

@@ -251,6 +251,7 @@ fn propose(seen: &Seen<'_>, now: &KernelBalancing) -> Opinion {
         reversible: true,
         joint: true,
         urgent: false,
+        makes_room: false,
         settling: Nanoseconds::from_secs_f64(SETTLING_S.value(policy)),
         risk: "the kernel does not bring memory to programs that start later, or change, while it is off"
             .into(),

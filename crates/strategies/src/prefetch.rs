@@ -299,6 +299,7 @@ fn propose(
         reversible: true,
         joint: false,
         urgent: false,
+        makes_room: false,
         settling: SETTLING,
         risk: "whoever else reads memory in order on those CPUs gets slower".into(),
         advice: Vec::new(),

@@ -267,6 +267,7 @@ impl Scene {
             },
             waited: 0.0,
             runnable: 0.0,
+            machine_busy: 0.0,
         });
     }
 
