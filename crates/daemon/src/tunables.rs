@@ -959,15 +959,15 @@ fn open(places: &Places, root: &Root) -> Result<(Journal, Registry), TunableErro
         &places.state_directory_ready(&directory)?,
         JournalOptions::default(),
     )?;
-    let mut effectors = Registry::new(root);
     let _ = restore(
         &mut journal,
-        &mut effectors,
+        &mut Registry::new(root),
         &MonotonicClock,
         &boot_id(root),
         false,
     );
-    Ok((journal, effectors))
+    // Fresh: what somebody else chose since that crash is left alone by what was undone, not by a person who asks now.
+    Ok((journal, Registry::new(root)))
 }
 
 /// Undoes what a `homeostat tunable set` that was killed left half done. What it finished stays: it is a person's.

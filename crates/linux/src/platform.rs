@@ -21,7 +21,7 @@ use homeostat_model::{
     MeterId, MeterReading, Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload,
     WorkloadId, WorkloadSample,
 };
-use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_platform::{Clock, Effectors, PlatformError, Reached, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 
@@ -665,6 +665,9 @@ impl Effectors for LinuxPlatform {
     }
     fn adopt(&mut self, record: &UndoRecord) {
         self.effectors.adopt(record);
+    }
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        self.effectors.inherit(record, reached);
     }
 }
 

@@ -92,7 +92,9 @@ pub struct Action {
 
 impl Action {
     /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
-    /// set: it is undone before that, and made again after it. Memory is never converted or moved twice.
+    /// set: it is undone before that, and made again after it. Memory is never converted or moved twice. Of one workload only: what
+    /// is one for all, a setting of the host or the prefetcher of a CPU, is never held by two at different values, since its effector
+    /// refuses the second one.
     pub fn lies_over(&self, earlier: &Self) -> bool {
         self.id > earlier.id
             && self.workload == earlier.workload

@@ -55,6 +55,17 @@ pub trait Sensors {
     fn close_meter(&mut self, workload: &WorkloadId, meter: &MeterId);
 }
 
+/// How far an earlier process got with an action, as far as the journal knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// It is not known to have been made whole even once: it may be half made, or made and not looked at.
+    Begun,
+    /// It was made whole, and may be in force, wholly or in part.
+    Made,
+    /// It was made, and everything was put back; nothing was written since.
+    PutBack,
+}
+
 /// Everything that can be changed.
 pub trait Effectors {
     /// What will be needed to revert the action. Changes nothing.
@@ -74,6 +85,11 @@ pub trait Effectors {
     /// choice, and is looked after from now on. Called before the first sample. Changes nothing.
     fn adopt(&mut self, record: &UndoRecord) {
         let _ = record;
+    }
+    /// Told how an earlier process left an action, before the first that is owed is undone: of whose value lies there the
+    /// record alone says less. Changes nothing.
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        let _ = (record, reached);
     }
 }
 

@@ -143,6 +143,7 @@ fn crash_child() {
         Direction::Undo,
         (point == "own.first_slice_of_undo").then_some(1),
     );
+    journal.put_back(record.action.id).unwrap();
     journal.closed(record.action.id).unwrap();
     println!("SURVIVED");
 }

@@ -10,7 +10,9 @@
 //! 4. `applied` is noted; recovery undoes all.
 //! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do. Of what was kept over a stop it is
 //!    noted first that its undo begins: recovery leaves alone what is kept.
-//! 6. `closed` is noted; nothing is owed.
+//! 6. `put back` is noted; recovery finds nothing of ours, and what reads like ours is somebody else's. Before the change is made
+//!    once more `applied` is noted.
+//! 7. `closed` is noted; nothing is owed.
 
 pub mod by_hand;
 #[cfg(test)]
@@ -19,6 +21,10 @@ pub mod recording;
 mod recovery;
 #[cfg(test)]
 mod register_crash_tests;
+#[cfg(test)]
+mod setting_crash_tests;
+#[cfg(test)]
+mod switch_tests;
 
 pub use recording::{Recorder, RecordingError};
 pub use recovery::{RecoveryReport, restore};
@@ -551,6 +557,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 kind: FaultKind::Journal,
                 text: format!("the journal cannot be written, so nothing is changed: {e}"),
             };
+            // Without a record it is never closed.
+            self.platform.forget(&record);
             self.events
                 .push_back(Event::Settled(id, Direction::Apply, Err(fault)));
             return;
@@ -589,6 +597,22 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         if direction == Direction::Apply && self.coin_missing {
             self.events
                 .push_back(Event::Settled(id, direction, Err(coin_lost())));
+            return;
+        }
+        if direction == Direction::Apply
+            && self
+                .journal
+                .find(id)
+                .is_some_and(|o| o.state == OwedState::PutBack)
+            && let Err(e) = self.journal.applied(id)
+        {
+            // A start that found it put back would take ours for somebody else's, and leave it.
+            let fault = Fault {
+                kind: FaultKind::Journal,
+                text: format!("the journal cannot be written, so nothing is changed: {e}"),
+            };
+            self.journal_result(Err::<(), _>(e));
+            self.events.push_back(Event::Settled(id, direction, Err(fault)));
             return;
         }
         self.pending.insert(
@@ -675,7 +699,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 self.pending.remove(&id);
                 let noted = match direction {
                     Direction::Apply => self.journal.applied(id),
-                    Direction::Undo => Ok(()),
+                    Direction::Undo => self.journal.put_back(id),
                 };
                 self.journal_result(noted);
                 self.events.push_back(Event::Settled(id, direction, Ok(progress)));

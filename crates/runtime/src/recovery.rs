@@ -2,7 +2,7 @@
 //! effectors, nothing else: no history, no mind, no configuration.
 
 use homeostat_model::{Action, ActionId, Direction, Nanoseconds, UndoRecord};
-use homeostat_platform::{Clock, Effectors, PlatformError};
+use homeostat_platform::{Clock, Effectors, PlatformError, Reached};
 use homeostat_store::Journal;
 use homeostat_store::journal::OwedState;
 
@@ -50,6 +50,10 @@ pub fn restore(
             .map(|o| (o.record.action.id, why.to_owned()))
             .collect();
         return report;
+    }
+    // All before the first is undone: some share what they changed.
+    for owed in journal.owed().filter(|o| !o.is_void(boot_id)) {
+        effectors.inherit(&owed.record, reached(owed.state));
     }
     let mut owed: Vec<(UndoRecord, bool, bool)> = journal
         .owed()
@@ -101,6 +105,15 @@ pub fn restore(
         }
     }
     report
+}
+
+/// What the journal says of an action, as effectors need it.
+fn reached(state: OwedState) -> Reached {
+    match state {
+        OwedState::Intended => Reached::Begun,
+        OwedState::Applied | OwedState::Undoing | OwedState::Kept => Reached::Made,
+        OwedState::PutBack => Reached::PutBack,
+    }
 }
 
 /// A record that cannot be closed stays owed: undoing it again later finds nothing to do.

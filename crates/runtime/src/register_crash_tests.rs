@@ -157,6 +157,7 @@ fn register_crash_child() {
         die_half_way(&machine, false);
     }
     drive(&mut effectors, Direction::Undo);
+    journal.put_back(record.action.id).unwrap();
     journal.closed(record.action.id).unwrap();
     println!("SURVIVED");
 }

@@ -18,6 +18,7 @@
 //! | [`intend`](Journal::intend) | synced: the undo is owed | nothing is owed in memory; do not act. A crash now may find the undo owed nevertheless: harmless, undo is idempotent |
 //! | [`applied`](Journal::applied), [`undoing`](Journal::undoing) | written, not synced: they change how far an action got, never whether it is owed | unchanged; the undo stays owed |
 //! | [`undoing`](Journal::undoing) of what is kept | synced: it is no longer kept, and a start that finds it undoes it | it is still kept: a start would leave it as it is |
+//! | [`put_back`](Journal::put_back) | written, not synced: a kill leaves what was written, and a boot voids the record | unchanged; the undo stays owed |
 //! | [`kept`](Journal::kept) | synced | unchanged |
 //! | [`closed`](Journal::closed) | synced: nothing is owed | still owed: call again, or undo again after a restart |
 //! | [`note`](Journal::note) | synced: the block may start | the coin is not fixed: do not start the block |
@@ -90,6 +91,8 @@ pub const FAULT_POINTS: &[&str] = &[
     "kept.before_write",
     "kept.after_write",
     "kept.after_sync",
+    "put_back.before_write",
+    "put_back.after_write",
     "closed.before_write",
     "closed.after_write",
     "closed.after_sync",
@@ -465,6 +468,13 @@ const KEPT: Kind = Kind {
     leave: RESERVE_BYTES / 4,
     what: "write that an action is kept",
 };
+const PUT_BACK: Kind = Kind {
+    before_write: "put_back.before_write",
+    after_write: "put_back.after_write",
+    after_sync: None,
+    leave: RESERVE_BYTES / 4,
+    what: "write that everything was put back",
+};
 const CLOSED: Kind = Kind {
     before_write: "closed.before_write",
     after_write: "closed.after_write",
@@ -568,7 +578,8 @@ impl Journal {
         self.append(&INTEND, Event::Intend(Box::new(record.clone())))
     }
 
-    /// Notes that the action was carried out to its end.
+    /// Notes that the action was carried out to its end, or that it is about to be made again after it was put back: what it
+    /// writes was taken as it is before.
     ///
     /// # Errors
     /// The undo stays owed as before.
@@ -596,6 +607,17 @@ impl Journal {
     pub fn kept(&mut self, id: ActionId) -> Result<(), JournalError> {
         self.must_owe(id)?;
         self.append(&KEPT, Event::Kept(id))
+    }
+
+    /// Notes that everything is as it was found, until the action is made again (a block of a trial without it). Who finds its
+    /// value there then knows that somebody else chose it. Before the first step of making it again [`Self::applied`] has to be
+    /// noted.
+    ///
+    /// # Errors
+    /// The undo stays owed as before.
+    pub fn put_back(&mut self, id: ActionId) -> Result<(), JournalError> {
+        self.must_owe(id)?;
+        self.append(&PUT_BACK, Event::PutBack(id))
     }
 
     /// Notes that nothing is owed for this action any more: it was undone, or its record is void. Closing what

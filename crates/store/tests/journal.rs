@@ -72,6 +72,7 @@ enum Step {
     Applied(u64),
     Undoing(u64),
     Kept(u64),
+    PutBack(u64),
     Closed(u64),
     Coin(u64, u32, bool),
     Ended(u64),
@@ -89,6 +90,7 @@ impl Model {
             Step::Applied(id) => self.set(*id, OwedState::Applied),
             Step::Undoing(id) => self.set(*id, OwedState::Undoing),
             Step::Kept(id) => self.set(*id, OwedState::Kept),
+            Step::PutBack(id) => self.set(*id, OwedState::PutBack),
             Step::Closed(id) => {
                 self.owed.remove(id);
             }
@@ -135,6 +137,7 @@ fn carry_out(journal: &mut Journal, step: &Step) -> Result<(), JournalError> {
         Step::Applied(id) => journal.applied(ActionId(*id)),
         Step::Undoing(id) => journal.undoing(ActionId(*id)),
         Step::Kept(id) => journal.kept(ActionId(*id)),
+        Step::PutBack(id) => journal.put_back(ActionId(*id)),
         Step::Closed(id) => journal.closed(ActionId(*id)),
         Step::Coin(experiment, block, on) => journal.note(coin(*experiment, *block, *on)),
         Step::Ended(id) => journal.note(Note::Ended(ExperimentId(*id))),
@@ -152,8 +155,11 @@ fn script() -> Vec<Step> {
         Applied(1),
         Coin(1, 1, false),
         Undoing(1),
+        PutBack(1),
         Applied(1),
         Intend(2),
+        Intend(6),
+        PutBack(6),
         Undoing(1),
         Closed(1),
         Ended(1),
@@ -489,6 +495,34 @@ fn cut_at_any_byte_the_journal_owes_what_its_whole_lines_say() {
     }
 }
 
+/// Who trusts it leaves alone what reads like homeostat's own value.
+#[test]
+fn what_was_put_back_is_not_known_to_be_so_where_a_later_record_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let steps = [Step::Intend(1), Step::PutBack(1), Step::Applied(1)];
+    fill(directory.path(), &steps);
+    let path = directory.path().join(JOURNAL_FILE);
+    let good = std::fs::read(&path).unwrap();
+    let line = |n: usize| {
+        good.split(|b| *b == b'\n')
+            .take(n)
+            .map(|l| l.len() + 1)
+            .sum::<usize>()
+    };
+    let mut content = good.clone();
+    content[line(3) + 20] ^= 1;
+    std::fs::write(&path, &content).unwrap();
+    let seen = read(directory.path()).unwrap();
+    assert!(!seen.is_whole());
+    assert_eq!(seen.owed[&ActionId(1)].state, OwedState::Applied);
+    // One that is only unfinished was not written, and nothing made after it.
+    std::fs::write(&path, &good[..line(3) + 20]).unwrap();
+    assert_eq!(
+        read(directory.path()).unwrap().owed[&ActionId(1)].state,
+        OwedState::PutBack
+    );
+}
+
 #[test]
 fn a_flipped_byte_anywhere_costs_at_most_the_record_it_is_in() {
     let directory = tempfile::tempdir().unwrap();
@@ -773,6 +807,7 @@ fn crash_script() -> Vec<Step> {
             Step::Applied(id) => Step::Applied(id + 10),
             Step::Undoing(id) => Step::Undoing(id + 10),
             Step::Kept(id) => Step::Kept(id + 10),
+            Step::PutBack(id) => Step::PutBack(id + 10),
             Step::Closed(id) => Step::Closed(id + 10),
             Step::Coin(e, b, on) => Step::Coin(e + 10, b, on),
             Step::Ended(id) => Step::Ended(id + 10),
@@ -921,6 +956,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => (1_u64..30).prop_map(Step::Applied),
         2 => (1_u64..30).prop_map(Step::Undoing),
         1 => (1_u64..30).prop_map(Step::Kept),
+        2 => (1_u64..30).prop_map(Step::PutBack),
         4 => (1_u64..30).prop_map(Step::Closed),
         2 => (1_u64..5, 0_u32..4, any::<bool>()).prop_map(|(e, b, on)| Step::Coin(e, b, on)),
         1 => (1_u64..5).prop_map(Step::Ended),

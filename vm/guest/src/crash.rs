@@ -67,6 +67,7 @@ pub fn child(point: &str, directory: &Path) -> Result<(), Failure> {
     }
     driver.journal.undoing(record.action.id)?;
     driver.drive(&record, Direction::Undo, dies_in("own.first_slice_of_undo"))?;
+    driver.journal.put_back(record.action.id)?;
     driver.journal.closed(record.action.id)?;
     println!("{SURVIVED}");
     Ok(())

@@ -4,7 +4,7 @@
 use crate::{Failure, ensure};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{Action, Direction, Progress, UndoRecord, Workload, WorkloadId};
-use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_platform::{Clock, Effectors, PlatformError, Reached, SampleRequest, Sensors};
 use homeostat_runtime::RecoveryReport;
 use homeostat_store::{Journal, JournalOptions};
 use std::path::Path;
@@ -60,6 +60,9 @@ impl Effectors for Patient<'_> {
     }
     fn forget(&mut self, record: &UndoRecord) {
         self.0.forget(record);
+    }
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        self.0.inherit(record, reached);
     }
 }
 

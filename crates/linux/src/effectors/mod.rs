@@ -26,7 +26,7 @@ pub(crate) use thread_placement::GROUPED_WHY_NOT;
 use crate::Root;
 use crate::sys::numa::CpuMask;
 use homeostat_model::{Action, Direction, EffectorId, ProcessId, Progress, UndoRecord, Workload, WorkloadId};
-use homeostat_platform::PlatformError;
+use homeostat_platform::{PlatformError, Reached};
 use std::collections::BTreeMap;
 
 /// Whose value a setting has.
@@ -69,6 +69,10 @@ pub trait Effector {
     /// Takes a change over that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
     fn adopt(&mut self, record: &UndoRecord) {
         let _ = record;
+    }
+    /// How an earlier process left an action that is owed an undo: see [`homeostat_platform::Effectors::inherit`].
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        let _ = (record, reached);
     }
     /// Whose value a setting of the host, a file, has, as far as this effector knows.
     fn holder(&self, file: &str) -> Holder {
@@ -186,6 +190,11 @@ impl homeostat_platform::Effectors for Registry {
     fn adopt(&mut self, record: &UndoRecord) {
         if let Ok(effector) = self.find(&record.action.effector) {
             effector.adopt(record);
+        }
+    }
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        if let Ok(effector) = self.find(&record.action.effector) {
+            effector.inherit(record, reached);
         }
     }
 }

@@ -8,7 +8,8 @@
 //!
 //! The setting is one for all workloads. Where several are tried together each has an action of its own for it; the value
 //! found comes back when the last of them is undone. A fresh process knows of none of them but those that it was told of
-//! (`adopt`), and writes the value back at the first undo, which is right after a crash.
+//! (`adopt`, `inherit`); told of none it writes the value back at the first undo, which is right after a crash. They hold it at
+//! one value, 0: a second one that wants another is refused.
 //!
 //! The target is that one file; the one argument is `value`.
 
@@ -17,7 +18,7 @@ use super::{Effector, Holder};
 use crate::Root;
 use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord, Workload, WorkloadId};
-use homeostat_platform::PlatformError;
+use homeostat_platform::{PlatformError, Reached};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -79,6 +80,14 @@ impl NumaBalancing {
                 what: FILE.into(),
                 expected: format!("another value than {wanted}"),
                 found: format!("{wanted} already"),
+            });
+        }
+        // What it found would be what the other one set, and only changes of one workload are undone in order.
+        let held = |(id, left): (&ActionId, &Left)| *id != action.id && left.ours != wanted;
+        if self.left.iter().any(held) {
+            return Err(PlatformError::Busy {
+                what: FILE.into(),
+                why: "homeostat holds it at another value for another workload".into(),
             });
         }
         if let Some(theirs) = self.theirs {
@@ -204,6 +213,21 @@ impl Effector for NumaBalancing {
         if let Ok(ours) = wanted(&record.action) {
             let left = Left {
                 direction: Direction::Apply,
+                workload: record.action.workload.clone(),
+                ours,
+            };
+            self.left.entry(record.action.id).or_insert(left);
+        }
+    }
+
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        if let Ok(ours) = wanted(&record.action) {
+            let left = Left {
+                direction: match reached {
+                    Reached::PutBack => Direction::Undo,
+                    // Of several that hold the setting one may have been put back, and another only begun: the value is ours.
+                    Reached::Begun | Reached::Made => Direction::Apply,
+                },
                 workload: record.action.workload.clone(),
                 ours,
             };
@@ -478,6 +502,47 @@ mod tests {
             assert!(undone.unwrap().verified);
             assert_eq!(now(&root), "1\n");
         }
+    }
+
+    #[test]
+    fn what_was_put_back_before_a_kill_and_holds_our_value_is_a_person_s_unless_another_holds_it() {
+        let (_keep, root) = machine("1\n");
+        let of = |id: u64, workload: &str| {
+            let mut record = record(&root, "0");
+            record.action.id = ActionId(id);
+            record.action.workload = workload.into();
+            record
+        };
+        let (a, b) = (of(1, "a"), of(2, "b"));
+        for (other, after) in [
+            (Reached::PutBack, "0\n"),
+            (Reached::Made, "1\n"),
+            (Reached::Begun, "1\n"),
+        ] {
+            fs::write(path(&root), "0\n").unwrap();
+            let mut next = NumaBalancing::new(root.clone());
+            next.inherit(&a, other);
+            next.inherit(&b, Reached::PutBack);
+            for record in [&b, &a] {
+                assert!(next.drive(record, Direction::Undo).unwrap().verified);
+                next.forget(record);
+            }
+            assert_eq!(now(&root), after, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn several_hold_it_at_one_value() {
+        let (_keep, root) = machine("1\n");
+        let mut effector = NumaBalancing::new(root.clone());
+        effector.drive(&record(&root, "0"), Direction::Apply).unwrap();
+        let mut another = action("2");
+        another.id = ActionId(4);
+        another.workload = "another".into();
+        assert!(matches!(
+            effector.survey(&another),
+            Err(PlatformError::Busy { .. })
+        ));
     }
 
     #[test]

@@ -97,6 +97,41 @@ pub(super) fn mappings(root: &Root, process: ProcessId) -> Vec<Mapping> {
         .unwrap_or_default()
 }
 
+/// Pages of code that the kernel gives to every process (`[uprobes]` as long as it is counted there).
+const OF_KERNEL: [&str; 3] = ["[vdso]", "[vsyscall]", "[uprobes]"];
+
+/// Where a process has code.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Of files.
+    pub(super) files: Vec<Mapping>,
+    /// Of the kernel: from and to.
+    pub(super) kernel: Vec<(u64, u64)>,
+}
+
+impl Layout {
+    pub(super) fn parse(text: &str) -> Self {
+        let of_kernel = |line: &str| {
+            let mut fields = line.split_ascii_whitespace();
+            let (start, end) = fields.next()?.split_once('-')?;
+            let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+            let range = (hex(start)?, hex(end)?);
+            fields.nth(4).filter(|name| OF_KERNEL.contains(name))?;
+            Some(range)
+        };
+        Self {
+            files: code_mappings(text),
+            kernel: text.lines().filter_map(of_kernel).collect(),
+        }
+    }
+}
+
+/// Where a process has code; `None` when that cannot be read, or not in time, or it has ended.
+pub(super) fn layout(root: &Root, process: ProcessId) -> Option<Layout> {
+    let text = maps(process, open_process(root, process).ok()?)?;
+    (!text.is_empty()).then(|| Layout::parse(&text))
+}
+
 /// The first piece of code that a process has mapped of the program that it runs.
 ///
 /// # Errors
@@ -117,11 +152,15 @@ pub(super) fn own_code(root: &Root, process: ProcessId) -> Result<Mapping, Strin
 }
 
 fn mapped_code(process: ProcessId, dir: OwnedFd) -> Vec<Mapping> {
-    patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
-        .ok()
-        .and_then(Result::ok)
+    maps(process, dir)
         .map(|text| code_mappings(&text))
         .unwrap_or_default()
+}
+
+fn maps(process: ProcessId, dir: OwnedFd) -> Option<String> {
+    patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
+        .ok()?
+        .ok()
 }
 
 /// The text of a file of a directory, as far as that many bytes.
@@ -487,6 +526,24 @@ nonsense
                 path: "/usr/bin/a b".to_owned(),
             }]
         );
+        let layout = Layout::parse(text);
+        assert_eq!((layout.files, layout.kernel), (found, vec![(0x7000, 0x7100)]));
+    }
+
+    #[test]
+    fn where_this_process_has_code_can_be_read_and_where_none_has_cannot() {
+        let found = layout(&Root::default(), own()).unwrap();
+        let here = code_file_test_address();
+        assert!(found.files.iter().any(|m| (m.start..m.end).contains(&here)));
+        let ended = ProcessId {
+            start_ticks: own().start_ticks + 1,
+            ..own()
+        };
+        assert_eq!(layout(&Root::default(), ended), None);
+    }
+
+    fn code_file_test_address() -> u64 {
+        code_file_test_address as fn() -> u64 as usize as u64
     }
 
     fn own() -> ProcessId {

@@ -12,6 +12,8 @@ pub(super) const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
 const FUNCTIONS_MAX: usize = 1_000_000;
 /// How the names of the functions begin at which the kernel, or the loader, begins a Go program (`_rt0_amd64_linux`).
 const ENTRY: &[u8] = b"_rt0_";
+/// … and how those end that the loader calls in a library, or C code in a program (`_rt0_amd64_linux_lib`): nothing begins there.
+const ENTRY_OF_LIBRARY: &[u8] = b"_lib";
 
 /// Where a program begins, by its own headers.
 #[derive(Clone, Copy, Debug)]
@@ -62,9 +64,9 @@ impl<'a> Table<'a> {
         // for that; no function is known there, rather than a wrong one.
         let Beginning { text, entry } = beginning?;
         let offset = u32::try_from(entry.checked_sub(text)?).ok()?;
-        let begins_there = table.entries().any(|(at, description)| {
-            at == offset && table.name(description).is_some_and(|n| n.starts_with(ENTRY))
-        });
+        let begins_there = table
+            .entries()
+            .any(|(at, description)| at == offset && table.name(description).is_some_and(is_entry));
         begins_there.then_some(Self { start: text, ..table })
     }
 
@@ -94,6 +96,12 @@ impl<'a> Table<'a> {
     fn address(&self, offset: u32) -> Option<u64> {
         self.start.checked_add(u64::from(offset))
     }
+}
+
+/// Whether a program begins in the function whose name this begins with.
+fn is_entry(name: &[u8]) -> bool {
+    let name = name.split(|b| *b == 0).next().unwrap_or_default();
+    name.starts_with(ENTRY) && !name.ends_with(ENTRY_OF_LIBRARY)
 }
 
 /// Ranges of functions, from and to, ascending. A function ends where the next begins; what fills the gap is no way that
@@ -180,6 +188,8 @@ mod tests {
             Some(vec![(0x40_1000, 0x40_1020), (0x40_1020, 0x40_1080)])
         );
         assert_eq!(function(&data, "main.ab", THERE), Some(0x40_1020));
+        assert!(is_entry(b"_rt0_amd64_linux\0_lib\0"));
+        assert!(!is_entry(b"_rt0_amd64_linux_lib\0main.a\0"));
         for (text, entry) in [
             (0x40_1000, 0x40_1020),
             (0x40_0fe0, 0x40_1000),

@@ -27,6 +27,8 @@ pub enum OwedState {
     Undoing,
     /// Left in force on purpose over a stop of the daemon.
     Kept,
+    /// Everything was put back, and nothing was written since; it may be made again.
+    PutBack,
 }
 impl std::fmt::Display for OwedState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,6 +37,7 @@ impl std::fmt::Display for OwedState {
             Self::Applied => "applied",
             Self::Undoing => "undoing",
             Self::Kept => "kept",
+            Self::PutBack => "put back",
         })
     }
 }
@@ -90,6 +93,7 @@ pub(super) enum Event {
     Undoing(ActionId),
     Closed(ActionId),
     Kept(ActionId),
+    PutBack(ActionId),
     Note(Note),
 }
 
@@ -127,6 +131,7 @@ impl Books {
             Event::Applied(id) => self.advance(id, OwedState::Applied),
             Event::Undoing(id) => self.advance(id, OwedState::Undoing),
             Event::Kept(id) => self.advance(id, OwedState::Kept),
+            Event::PutBack(id) => self.advance(id, OwedState::PutBack),
             Event::Closed(id) => {
                 self.highest_action = self.highest_action.max(id.0);
                 self.owed.remove(&id);
@@ -164,6 +169,13 @@ impl Books {
         }
     }
 
+    /// Some records are lost: nothing is known to be put back any more, and everything is undone as far as it is there.
+    pub(super) fn doubt(&mut self) {
+        for owed in self.owed.values_mut().filter(|o| o.state == OwedState::PutBack) {
+            owed.state = OwedState::Applied;
+        }
+    }
+
     /// The shortest list of records that adds up to this state.
     pub(super) fn retell(&self) -> impl Iterator<Item = Event> + '_ {
         let start = std::iter::once(Event::Start(
@@ -175,6 +187,7 @@ impl Books {
                 OwedState::Applied => Some(Event::Applied(*id)),
                 OwedState::Undoing => Some(Event::Undoing(*id)),
                 OwedState::Kept => Some(Event::Kept(*id)),
+                OwedState::PutBack => Some(Event::PutBack(*id)),
             };
             std::iter::once(Event::Intend(Box::new(owed.record.clone()))).chain(state)
         });

@@ -99,6 +99,10 @@ pub(super) fn decode(bytes: &[u8]) -> Reading {
         );
         at = stop + 1;
     }
+    if reading.missing > 0 || !reading.damaged.is_empty() {
+        // That it was made again may have stood there.
+        reading.books.doubt();
+    }
     reading
 }
 

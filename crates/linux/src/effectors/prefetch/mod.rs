@@ -12,6 +12,9 @@
 //! * While the change is in force, a register with any other value than ours is somebody else's choice:
 //!   [`PlatformError::Conflict`] on apply; on undo that CPU is left as it is. So it is with registers that lost their value
 //!   in a suspend to memory: the firmware set them anew, and the trial ends.
+//! * A CPU belongs to one action at a time.
+//! * Between our look at a register and our write to it, two calls one after the other, somebody else's write is not seen: the
+//!   drivers know no "write if it is still so". It is a matter of microseconds, the same as with any two programs that write it.
 //! * Between the blocks of a trial and under the guard some registers are looked at after each scan, in turn: what somebody
 //!   else wrote there is told as a person's choice, and the change is withdrawn.
 //! * A CPU that goes offline keeps what is owed to it: undo is [`PlatformError::Busy`] until it is back, unless a sibling
@@ -33,7 +36,7 @@ use homeostat_model::action::Target;
 use homeostat_model::{
     Action, ActionId, Direction, EffectorId, Nanoseconds, Progress, UndoRecord, Workload, WorkloadId,
 };
-use homeostat_platform::PlatformError;
+use homeostat_platform::{PlatformError, Reached};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -73,6 +76,8 @@ impl Prefetch {
 /// What is remembered of an action. Lost in a crash; undo does without.
 #[derive(Clone, Debug, Default)]
 struct Task {
+    /// The CPUs that it is about.
+    cpus: BTreeSet<u32>,
     /// The state in which it was left when it was last done.
     left: Option<Direction>,
     /// The way it is on, and how far.
@@ -81,6 +86,8 @@ struct Task {
     finished: u64,
     skipped: BTreeMap<&'static str, u64>,
     waiting: Vec<u32>,
+    /// Registers that were looked at before it is made again.
+    looked: usize,
     /// The first fault of an undo: one register that refuses does not keep the others from being restored.
     failed: Option<PlatformError>,
     /// CPUs that were offline when the action was last done: their registers may have either value.
@@ -105,6 +112,7 @@ impl Task {
             self.finished = 0;
             self.skipped.clear();
             self.waiting.clear();
+            self.looked = 0;
             self.failed = None;
         }
     }
@@ -132,12 +140,24 @@ impl Effector for Prefetch {
                 needs: needs.into(),
             },
         })?;
+        let others = self.tasks.iter().filter(|(id, _)| **id != action.id);
+        if let Some((holder, _)) = others
+            .into_iter()
+            .find(|(_, task)| !task.cpus.is_disjoint(&wanted))
+        {
+            // Also while that is off for a block: each would take the other for somebody else.
+            return Err(PlatformError::Busy {
+                what: "hardware prefetch".into(),
+                why: format!("action {holder} has some of these CPUs until it is undone"),
+            });
+        }
         let mut survey = Survey::default();
         survey.take(&self.root, control, &wanted)?;
         let found = survey.record(control)?;
         self.tasks.insert(
             action.id,
             Task {
+                cpus: wanted,
                 written: Some(BTreeSet::new()),
                 ..Task::default()
             },
@@ -155,6 +175,9 @@ impl Effector for Prefetch {
         }
         let plan = Plan::of(record)?;
         let task = self.tasks.entry(record.action.id).or_default();
+        if task.cpus.is_empty() {
+            task.cpus = plan.steps.iter().map(|s| s.cpu).collect();
+        }
         // Every register is looked at anew.
         task.in_force = None;
         task.overruled = None;
@@ -165,13 +188,23 @@ impl Effector for Prefetch {
             }
             Ok(_) => {}
             // Called again it starts over, from what the registers say.
-            Err(_) => task.way = None,
+            Err(_) => {
+                task.way = None;
+                task.looked = 0;
+            }
         }
         outcome
     }
 
     fn forget(&mut self, record: &UndoRecord) {
         self.tasks.remove(&record.action.id);
+    }
+
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        if reached == Reached::PutBack {
+            let task = self.tasks.entry(record.action.id).or_default();
+            task.left = Some(Direction::Undo);
+        }
     }
 
     fn review(&mut self, _workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
@@ -486,8 +519,14 @@ impl Task {
             inside: Duration::ZERO,
             longest: Duration::ZERO,
         };
-        if direction == Direction::Apply && self.way.is_none() && self.left == Some(Direction::Undo) {
-            self.leave_the_chosen(root, plan, &lists, &mut slice)?;
+        let is_again =
+            direction == Direction::Apply && self.way.is_none() && self.left == Some(Direction::Undo);
+        if is_again && !self.leave_the_chosen(root, plan, &lists, &mut slice)? {
+            return Ok(Progress {
+                finished: 0,
+                skipped: BTreeMap::new(),
+                ..self.progress(plan, &slice, false)
+            });
         }
         self.head(direction);
         while let Some(step) = plan.steps.get(self.cursor) {
@@ -598,25 +637,32 @@ impl Task {
     }
 
     /// Registers that hold our value although we left them as found: somebody chose what we would have set, and it is theirs. All
-    /// are looked at before one is written, so that the undo that follows knows that none is ours.
+    /// are looked at before one is written, so that the undo that follows knows that none is ours. A slice at a time; true when all
+    /// were.
     ///
     /// # Errors
     /// That somebody did.
     fn leave_the_chosen(
-        &self,
+        &mut self,
         root: &Root,
         plan: &Plan,
         lists: &CpuLists,
         slice: &mut Slice,
-    ) -> Result<(), PlatformError> {
-        for step in plan.steps.iter().filter(|s| !self.missed.contains(&s.cpu)) {
-            if let Some(now) = Self::look(root, plan, step.cpu, lists, slice)?
+    ) -> Result<bool, PlatformError> {
+        while let Some(step) = plan.steps.get(self.looked) {
+            if slice.started.elapsed() >= SLICE {
+                return Ok(false);
+            }
+            if !self.missed.contains(&step.cpu)
+                && let Some(now) = Self::look(root, plan, step.cpu, lists, slice)?
                 && now == step.ours
             {
                 return Err(conflict(plan, step.cpu, step.found, now));
             }
+            self.looked += 1;
         }
-        Ok(())
+        self.looked = 0;
+        Ok(true)
     }
 
     /// Writes and reads back.

@@ -338,6 +338,74 @@ fn who_chooses_our_value_while_it_is_off_keeps_it() {
 }
 
 #[test]
+fn the_look_for_a_choice_on_a_large_machine_is_made_in_slices() {
+    let bench = Bench::intel(64);
+    let mut effector = bench.effector();
+    let record = effector.prepare(&bench.everywhere()).unwrap();
+    drive(&mut effector, &record, Apply).unwrap();
+    drive(&mut effector, &record, Undo).unwrap();
+    // The last but one was chosen, and the slice is over before any register is reached.
+    bench.set(62, 0xF);
+    let theirs = bench.all();
+    let plan = Plan::of(&record).unwrap();
+    let lists = CpuLists::read(&Root::new(bench.directory.path()));
+    let task = effector.tasks.get_mut(&record.action.id).unwrap();
+    let mut slice = Slice {
+        started: Instant::now() - SLICE,
+        inside: Duration::ZERO,
+        longest: Duration::ZERO,
+    };
+    let root = Root::new(bench.directory.path());
+    assert!(
+        !task.leave_the_chosen(&root, &plan, &lists, &mut slice).unwrap(),
+        "not all were looked at"
+    );
+    // It goes on where it was, and begins anew after a change of mind.
+    task.looked = 10;
+    let error = drive(&mut effector, &record, Apply).unwrap_err();
+    assert!(matches!(error, PlatformError::Conflict { .. }), "{error}");
+    assert_eq!(effector.tasks[&record.action.id].looked, 0);
+    assert_eq!(bench.all(), theirs);
+    drive(&mut effector, &record, Undo).unwrap();
+    assert_eq!(bench.all(), theirs);
+}
+
+#[test]
+fn a_cpu_belongs_to_one_action_at_a_time() {
+    let bench = Bench::intel(4);
+    let mut effector = bench.effector();
+    let record = effector.prepare(&bench.action(&[0, 1])).unwrap();
+    let mut other = bench.action(&[1, 2]);
+    other.id = ActionId(8);
+    other.workload = "another".into();
+    for direction in [Apply, Undo] {
+        // Also while it is off: it would find what the first one is about to set again.
+        let refused = effector.prepare(&other);
+        assert!(matches!(refused, Err(PlatformError::Busy { .. })), "{refused:?}");
+        drive(&mut effector, &record, direction).unwrap();
+    }
+    let mut beside = bench.action(&[2, 3]);
+    beside.id = ActionId(9);
+    let beside = effector.prepare(&beside).unwrap();
+    effector.forget(&beside);
+    effector.forget(&record);
+    effector.prepare(&other).unwrap();
+}
+
+#[test]
+fn what_was_put_back_before_a_kill_and_holds_our_value_is_a_person_s() {
+    let bench = Bench::intel(2);
+    let record = bench.effector().prepare(&bench.everywhere()).unwrap();
+    for (reached, after) in [(Reached::Made, 0), (Reached::PutBack, 0xF)] {
+        bench.set(0, 0xF);
+        let mut fresh = bench.effector();
+        fresh.inherit(&record, reached);
+        drive(&mut fresh, &record, Undo).unwrap();
+        assert_eq!(bench.all(), [after, 0], "{reached:?}");
+    }
+}
+
+#[test]
 fn a_cpu_that_comes_back_as_the_firmware_set_it_is_no_conflict() {
     let bench = Bench::intel(2);
     let mut effector = bench.effector();

@@ -1,6 +1,6 @@
 //! What addresses of a program mean: which file, which function, and what can be counted around them. Looked up once.
 
-use super::super::code_file::{CodeFile, Mapping, mappings};
+use super::super::code_file::{CodeFile, Layout, Mapping, layout};
 use super::super::common::{fault, open_process};
 use super::super::concern::Refusal;
 use super::super::concern::census::{Census, Family};
@@ -27,9 +27,23 @@ pub(super) struct Frame {
     pub(super) candidates: Vec<Candidate>,
 }
 
+/// Whose the code at an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Code {
+    /// Of a file.
+    File,
+    /// Of the kernel, which gives it to every process.
+    Kernel,
+    /// Of nothing that is mapped as code of a file: compiled while the program runs.
+    Compiled,
+    /// It could not be read what the process has mapped.
+    Unknown,
+}
+
 /// What was looked up already.
 pub(super) struct Atlas {
-    maps: BTreeMap<ProcessId, Vec<Mapping>>,
+    /// `None` where it could not be read.
+    maps: BTreeMap<ProcessId, Option<Layout>>,
     numbers: BTreeMap<((u32, u32), u64), usize>,
     /// `None` for a file that cannot be looked into.
     pub(super) images: Vec<Option<Image>>,
@@ -48,7 +62,7 @@ impl Atlas {
     /// Reads what the processes have mapped. Files that others than they have mapped, by this census, are left out.
     pub(super) fn new(root: &Root, processes: &[ProcessId], census: Arc<Census>) -> Self {
         Self {
-            maps: processes.iter().map(|p| (*p, mappings(root, *p))).collect(),
+            maps: processes.iter().map(|p| (*p, layout(root, *p))).collect(),
             numbers: BTreeMap::new(),
             images: Vec::new(),
             left_out: BTreeSet::new(),
@@ -64,6 +78,8 @@ impl Atlas {
     fn mapping(&self, process: ProcessId, address: u64) -> Option<&Mapping> {
         self.maps
             .get(&process)?
+            .as_ref()?
+            .files
             .iter()
             .find(|m| (m.start..m.end).contains(&address))
     }
@@ -71,6 +87,23 @@ impl Atlas {
     /// Whether a process has code of a file at an address.
     pub(super) fn is_code(&self, process: ProcessId, address: u64) -> bool {
         self.mapping(process, address).is_some()
+    }
+
+    /// Whose the code at an address of a process is, at which it was seen at work.
+    pub(super) fn code(&self, process: ProcessId, address: u64) -> Code {
+        match self.maps.get(&process).and_then(Option::as_ref) {
+            None => Code::Unknown,
+            Some(_) if self.is_code(process, address) => Code::File,
+            Some(layout)
+                if layout
+                    .kernel
+                    .iter()
+                    .any(|(from, to)| (*from..*to).contains(&address)) =>
+            {
+                Code::Kernel
+            }
+            Some(_) => Code::Compiled,
+        }
     }
 
     /// The file and the address, as the file numbers it, of an address of a process.

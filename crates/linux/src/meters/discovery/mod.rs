@@ -47,6 +47,8 @@ const UNIT: &str = "turn of its work";
 const REST: Duration = Duration::from_secs(3600);
 /// … or for so long, when what was in its way may pass.
 const REST_NOW: Duration = Duration::from_secs(60);
+/// Times in a row that what was found may fail to be counted, for a reason that does not pass.
+const FAILURES_MAX: u32 = 3;
 /// Most answers that are remembered.
 const REMEMBERED_MAX: usize = 256;
 
@@ -55,8 +57,16 @@ type Key = (WorkloadId, ProcessId, (u64, u64));
 
 #[derive(Clone)]
 enum Known {
-    Found { found: Box<Found>, account: String },
-    Nothing { why: Refusal, since: Instant },
+    Found {
+        found: Box<Found>,
+        account: String,
+        /// Times in a row that it could not be counted.
+        failures: u32,
+    },
+    Nothing {
+        why: Refusal,
+        since: Instant,
+    },
 }
 
 /// What searches have found, shared with those that run.
@@ -156,6 +166,30 @@ fn remember(memory: &Memory, key: &Key, known: Known) {
     memory.insert(key.clone(), known);
 }
 
+/// Notes how the counting of what was found began. What fails time after time, for a reason that does not pass, is judged like what
+/// was not found.
+fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
+    let mut memory = lock(memory);
+    let Some(Known::Found { failures, .. }) = memory.get_mut(key) else {
+        return;
+    };
+    match failed {
+        None => *failures = 0,
+        // A lack of memory or descriptors passes, and whoever has ended is forgotten.
+        Some(PlatformError::Busy { .. } | PlatformError::Vanished { .. }) => {}
+        Some(why) => {
+            *failures += 1;
+            if *failures >= FAILURES_MAX {
+                let known = Known::Nothing {
+                    why: Refusal::Lasting(why.to_string()),
+                    since: Instant::now(),
+                };
+                memory.insert(key.clone(), known);
+            }
+        }
+    }
+}
+
 /// Forgets what was found in processes that have ended, and with it lets go of their files.
 fn forget_the_ended(root: &Root, memory: &Memory) {
     lock(memory).retain(|(_, process, _), _| open_process(root, *process).is_ok());
@@ -193,7 +227,9 @@ impl MeterKind for Points {
         let key = self.check(root, workload).map_err(|why| unsupported(&why))?;
         let limits = self.limits;
         if let Some(Known::Found { found, .. }) = lock(&self.memory).get(&key).cloned() {
-            let active = active::open(root, workload, &found, key.2, limits.cost)?;
+            let active = active::open(root, workload, &found, key.2, limits.cost);
+            note_opening(&self.memory, &key, active.as_ref().err());
+            let active = active?;
             return Ok(Box::new(PointsMeter {
                 root: root.clone(),
                 memory: self.memory.clone(),
@@ -237,7 +273,7 @@ impl Points {
             .iter()
             .filter(|(key, _)| mine(key))
             .find_map(|(_, known)| match known {
-                Known::Found { found, account } => Some(format!(
+                Known::Found { found, account, .. } => Some(format!(
                     "{}: {}. Found with {account}",
                     found.place.name, found.chosen.reason
                 )),
@@ -333,6 +369,7 @@ impl Meter for PointsMeter {
                     let known = Known::Found {
                         found: Box::new(found.clone()),
                         account,
+                        failures: 0,
                     };
                     remember(&self.memory, &self.key, known);
                     match active::open(&self.root, workload, &found, self.key.2, self.cost_max) {
@@ -340,8 +377,9 @@ impl Meter for PointsMeter {
                             self.state = State::Active(Box::new(active));
                             Err(not_yet("its probes are being put on"))
                         }
-                        // What was found stays known: the next one who opens it need not look for it.
+                        // What was found stays known for a while: the next one who opens it need not look for it.
                         Err(e) => {
+                            note_opening(&self.memory, &self.key, Some(&e));
                             self.state = State::Over(e.to_string());
                             Err(e)
                         }
@@ -412,5 +450,70 @@ mod tests {
         forget_the_ended(&Root::default(), &memory);
         let left: Vec<ProcessId> = lock(&memory).keys().map(|key| key.1).collect();
         assert_eq!(left, [living]);
+    }
+
+    #[test]
+    fn what_was_found_and_can_never_be_counted_is_judged() {
+        let key: Key = (
+            WorkloadId::from("x"),
+            ProcessId {
+                pid: 1,
+                start_ticks: 1,
+            },
+            (1, 2),
+        );
+        let found = Found {
+            place: place::Place {
+                file: Arc::new(super::super::code_file::CodeFile::own().unwrap()),
+                device_inode: ((0, 0), 0),
+                path: "/own".to_owned(),
+                offset: 0,
+                name: "own+0x0".to_owned(),
+            },
+            witness: None,
+            chosen: homeostat_points::choice::Chosen {
+                point: 0,
+                witness: None,
+                cluster: vec![0],
+                rate: 100.0,
+                noise: 0.0,
+                duty: 1.0,
+                reason: "test".to_owned(),
+            },
+            hit_cost: 1e-6,
+            cpus: 1.0,
+            executables: std::collections::BTreeSet::new(),
+        };
+        let known = Known::Found {
+            found: Box::new(found),
+            account: String::new(),
+            failures: 0,
+        };
+        let memory = Memory::default();
+        remember(&memory, &key, known);
+        let is_found = || matches!(lock(&memory).get(&key), Some(Known::Found { .. }));
+        let (lasting, passing) = (unsupported("no such thing"), not_yet("no memory"));
+        for _ in 0..10 {
+            note_opening(&memory, &key, Some(&passing));
+        }
+        for _ in 1..FAILURES_MAX {
+            note_opening(&memory, &key, Some(&lasting));
+        }
+        note_opening(&memory, &key, None);
+        for _ in 1..FAILURES_MAX {
+            note_opening(&memory, &key, Some(&lasting));
+            assert!(is_found());
+        }
+        note_opening(&memory, &key, Some(&lasting));
+        assert!(
+            matches!(
+                lock(&memory).get(&key),
+                Some(Known::Nothing {
+                    why: Refusal::Lasting(_),
+                    ..
+                })
+            ),
+            "it is not tried for ever"
+        );
     }
 }

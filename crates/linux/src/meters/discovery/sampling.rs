@@ -4,7 +4,7 @@
 
 use super::super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
 use super::super::concern::Refusal;
-use super::atlas::Atlas;
+use super::atlas::{Atlas, Code};
 use super::search::{Search, Seen, Spot, refusal};
 use crate::sys::perf::OpenError;
 use crate::sys::stacks::Sampler;
@@ -137,20 +137,7 @@ impl Search<'_> {
         traces: &[Trace],
     ) -> Result<Vec<Spot>, Refusal> {
         let (root, workload) = (self.root, self.workload);
-        // What is left around such code (a collector, a compiler) runs as memory is used up or as a clock ticks: of a JVM points kept
-        // their ratio to each other and were wrong by 17 % of the truth when it got a quarter of a CPU.
-        let compiled = traces
-            .iter()
-            .filter(|t| !atlas.is_code(t.process, t.instruction))
-            .count();
-        if compiled * 2 > traces.len() {
-            return Err(Refusal::Lasting(format!(
-                "it was seen in code that no file holds (compiled while it runs) {} times of {}, and what can be counted around that is not \
-                 its work; name a meter in the configuration",
-                compiled,
-                traces.len()
-            )));
-        }
+        not_compiled(traces.iter().map(|t| atlas.code(t.process, t.instruction)))?;
         let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
         let mut waiting = 0;
         let mut outside = 0;
@@ -197,5 +184,61 @@ impl Search<'_> {
             });
         }
         Ok(self.rank(seen, traces.len())?)
+    }
+}
+
+/// Refuses a program that is at work in code that it compiles as it runs. What is left around such code (a collector, a compiler)
+/// runs as memory is used up or as a clock ticks: of a JVM points kept their ratio to each other and were wrong by 17 % of the truth
+/// when it got a quarter of a CPU.
+fn not_compiled(seen: impl Iterator<Item = Code>) -> Result<(), Refusal> {
+    let (mut all, mut compiled, mut unknown) = (0, 0, 0);
+    for code in seen {
+        all += 1;
+        compiled += usize::from(code == Code::Compiled);
+        unknown += usize::from(code == Code::Unknown);
+    }
+    if unknown * 2 > all {
+        return Err(Refusal::Now(format!(
+            "it could not be read what it has mapped, of {unknown} of {all} samples"
+        )));
+    }
+    let known = all - unknown;
+    if compiled * 2 > known {
+        return Err(Refusal::Lasting(format!(
+            "it was seen in code that no file holds (compiled while it runs) {compiled} times of {known}, and what can be counted around \
+             that is not its work; name a meter in the configuration"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_code_that_is_compiled_as_it_runs_counts_as_that() {
+        let of = |counts: [(Code, usize); 4]| {
+            not_compiled(
+                counts
+                    .into_iter()
+                    .flat_map(|(code, n)| std::iter::repeat_n(code, n)),
+            )
+        };
+        let seen = |file, kernel, compiled, unknown| {
+            of([
+                (Code::File, file),
+                (Code::Kernel, kernel),
+                (Code::Compiled, compiled),
+                (Code::Unknown, unknown),
+            ])
+        };
+        assert!(seen(50, 0, 50, 0).is_ok());
+        assert!(matches!(seen(49, 0, 51, 0), Err(Refusal::Lasting(_))));
+        // Somebody who reads the clock all the time.
+        assert!(seen(10, 90, 0, 0).is_ok());
+        assert!(seen(50, 0, 0, 50).is_ok());
+        assert!(matches!(seen(49, 0, 0, 51), Err(Refusal::Now(_))));
+        assert!(matches!(seen(20, 0, 30, 50), Err(Refusal::Lasting(_))));
     }
 }

@@ -1,0 +1,190 @@
+//! What the journal says of a change that is switched on and off, at each moment at which the machine is written to.
+
+use crate::Runtime;
+use homeostat_engine::{Event, FaultKind, Policy};
+use homeostat_model::action::Target;
+use homeostat_model::{
+    Action, ActionId, Bytes, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds,
+    Progress, Snapshot, UndoRecord, WorkloadId,
+};
+use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_store::journal::{self, OwedState};
+use homeostat_store::{HistoryOptions, Journal, JournalOptions, ResilientHistory};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const BOOT: &str = "boot-of-switches";
+const ID: ActionId = ActionId(1);
+
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Nanoseconds {
+        Nanoseconds::ZERO
+    }
+    fn unix_seconds(&self) -> u64 {
+        0
+    }
+    fn sleep(&self, _: Nanoseconds) {}
+}
+
+/// Asks the journal on disk what it says whenever it is to change something.
+#[derive(Clone, Default)]
+struct Asking {
+    directory: PathBuf,
+    said: Rc<RefCell<Vec<(Direction, OwedState)>>>,
+    forgotten: Rc<Cell<u32>>,
+}
+
+fn nobody() -> PlatformError {
+    PlatformError::Vanished {
+        target: "nobody".into(),
+    }
+}
+
+impl Sensors for Asking {
+    fn machine(&mut self) -> Result<Machine, PlatformError> {
+        Ok(Machine {
+            kernel: "test".into(),
+            cpu_model: "test".into(),
+            hypervisor: None,
+            cpus: vec![],
+            nodes: vec![],
+            memory: Bytes::from_mib(4096),
+            page_size: Bytes(4096),
+            huge_page_size: Bytes::from_mib(2),
+            llc_size: Bytes::ZERO,
+            boot_id: BOOT.into(),
+            capabilities: vec![],
+        })
+    }
+    fn sample(&mut self, _: &SampleRequest) -> Result<Snapshot, PlatformError> {
+        Err(nobody())
+    }
+    fn inspect_memory(&mut self, _: &WorkloadId) -> Result<MemoryMap, PlatformError> {
+        Err(nobody())
+    }
+    fn inspect_locality(&mut self, _: &WorkloadId) -> Result<Locality, PlatformError> {
+        Err(nobody())
+    }
+    fn find_meters(&mut self, _: &WorkloadId) -> Result<Vec<MeterCandidate>, PlatformError> {
+        Err(nobody())
+    }
+    fn open_meter(&mut self, _: &WorkloadId, _: &MeterId) -> Result<(), PlatformError> {
+        Err(nobody())
+    }
+    fn close_meter(&mut self, _: &WorkloadId, _: &MeterId) {}
+}
+
+impl Effectors for Asking {
+    fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+        Ok(UndoRecord {
+            action: action.clone(),
+            boot_id: BOOT.into(),
+            found: BTreeMap::new(),
+        })
+    }
+    fn advance(&mut self, _: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        self.said.borrow_mut().push((direction, on_disk(&self.directory)));
+        Ok(Progress {
+            done: true,
+            verified: true,
+            ..Progress::default()
+        })
+    }
+    fn forget(&mut self, _: &UndoRecord) {
+        self.forgotten.set(self.forgotten.get() + 1);
+    }
+}
+
+fn on_disk(directory: &Path) -> OwedState {
+    journal::read(directory).unwrap().owed[&ID].state
+}
+
+fn action() -> Action {
+    Action {
+        id: ID,
+        effector: "asking".into(),
+        workload: "host".into(),
+        target: Target::Nothing,
+        arguments: BTreeMap::new(),
+        why: "test".into(),
+    }
+}
+
+/// A loop on that machine, whose journal cannot be written while the switch is on.
+fn runtime(directory: &Path, broken: &Arc<AtomicBool>) -> (Runtime<Asking, Still>, Asking) {
+    let machine = Asking {
+        directory: directory.to_owned(),
+        ..Asking::default()
+    };
+    let broken = broken.clone();
+    let options = JournalOptions {
+        fault: Some(Box::new(move |_| match broken.load(Ordering::Relaxed) {
+            true => Err(std::io::Error::other("disk error")),
+            false => Ok(()),
+        })),
+        ..JournalOptions::default()
+    };
+    let (journal, _) = Journal::open(directory, options).unwrap();
+    let history = ResilientHistory::open(&directory.join("history.db"), HistoryOptions::default(), 0);
+    let (runtime, _) = Runtime::start(
+        machine.clone(),
+        Still,
+        journal,
+        history,
+        Vec::new(),
+        Policy::default(),
+    )
+    .unwrap();
+    (runtime, machine)
+}
+
+#[test]
+fn that_a_change_was_put_back_is_on_disk_until_just_before_it_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let broken = Arc::new(AtomicBool::new(false));
+    let (mut runtime, machine) = runtime(directory.path(), &broken);
+    runtime.apply(action());
+    runtime.advance_due();
+    for direction in [Direction::Undo, Direction::Apply, Direction::Undo] {
+        runtime.switch(ID, direction);
+        runtime.advance_due();
+    }
+    use OwedState::{Applied, Intended};
+    assert_eq!(
+        *machine.said.borrow(),
+        [
+            (Direction::Apply, Intended),
+            (Direction::Undo, Applied),
+            (Direction::Apply, Applied),
+            (Direction::Undo, Applied),
+        ]
+    );
+    assert_eq!(on_disk(directory.path()), OwedState::PutBack);
+    // What cannot be noted is not made: a start would take it for somebody else's.
+    broken.store(true, Ordering::Relaxed);
+    runtime.events.clear();
+    runtime.switch(ID, Direction::Apply);
+    runtime.advance_due();
+    assert_eq!(machine.said.borrow().len(), 4, "nothing was written");
+    assert!(matches!(
+        runtime.events.front(),
+        Some(Event::Settled(ID, Direction::Apply, Err(fault))) if fault.kind == FaultKind::Journal
+    ));
+}
+
+#[test]
+fn what_never_reached_the_journal_is_forgotten() {
+    let directory = tempfile::tempdir().unwrap();
+    let broken = Arc::new(AtomicBool::new(false));
+    let (mut runtime, machine) = runtime(directory.path(), &broken);
+    broken.store(true, Ordering::Relaxed);
+    runtime.apply(action());
+    runtime.advance_due();
+    assert_eq!((machine.said.borrow().len(), machine.forgotten.get()), (0, 1));
+}
