@@ -301,6 +301,7 @@ impl World {
                     in_sequence: mib(500),
                     ..Reads::default()
                 },
+                spans: None,
             });
         }
         Snapshot {

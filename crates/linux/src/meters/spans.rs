@@ -5,75 +5,32 @@
 //! A span includes the time in which the thread was taken off its CPU: who asked waits for that, too.
 
 use crate::Root;
-use crate::meters::common::{numbers_in, open_process};
+use crate::meters::common::{numbers_in, open_process, read_at};
+use crate::sensors::bytes::{number, words};
 use crate::sys::perf::OpenError;
 use crate::sys::switches::{Change, Switch, Switches};
-use homeostat_model::Workload;
+use homeostat_model::{Nanoseconds, SpanHistogram, Spans as Seen, Workload};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Threads that are followed: those of the first processes.
 const THREADS_MAX: usize = 64;
-/// Pieces of each power of two: a span is known to 1/16, 6 %.
-const PIECES: u64 = 16;
-/// Powers of two from one nanosecond on: 2^40 is a quarter of an hour.
-const POWERS: usize = 40;
 /// Blocks into which the time is divided for the noise.
 const BLOCKS: usize = 8;
 /// Fewest spans of a block.
 const BLOCK_MIN: u64 = 20;
-
-/// A histogram whose pieces grow with what they hold: each power of two is divided evenly.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Histogram {
-    counts: Vec<u64>,
-    total: u64,
-}
-
-impl Histogram {
-    fn new() -> Self {
-        Self {
-            counts: vec![0; (POWERS + 1) * PIECES as usize],
-            total: 0,
-        }
-    }
-
-    fn piece(value: u64) -> usize {
-        let value = value.max(PIECES);
-        let power = u64::from(value.ilog2()) - 4;
-        // 16 values of each power: those above its leading bit.
-        (power * PIECES + (value >> power) - PIECES) as usize
-    }
-
-    /// Middle of a piece.
-    fn middle(piece: usize) -> f64 {
-        let (power, within) = (piece as u64 / PIECES, piece as u64 % PIECES);
-        ((PIECES + within) as f64 + 0.5) * (1u64 << power.min(50)) as f64
-    }
-
-    fn add(&mut self, value: u64) {
-        let last = self.counts.len().saturating_sub(1);
-        if let Some(count) = self.counts.get_mut(Self::piece(value).min(last)) {
-            *count = count.saturating_add(1);
-            self.total = self.total.saturating_add(1);
-        }
-    }
-
-    fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
-            *mine = mine.saturating_add(*theirs);
-        }
-        self.total = self.total.saturating_add(other.total);
-    }
-
-    /// The value below which this share lies, in nanoseconds.
-    fn quantile(&self, share: f64) -> Option<f64> {
-        let wanted = (self.total as f64 * share).ceil().max(1.0) as u64;
-        let mut sum = 0u64;
-        self.counts.iter().enumerate().find_map(|(piece, count)| {
-            sum = sum.saturating_add(*count);
-            (*count > 0 && sum >= wanted).then(|| Self::middle(piece))
-        })
-    }
-}
+/// What a record of a start or a stop costs the program: 1.0 µs measured (`examples/span_cost`), most of which is the switching of
+/// the event itself.
+const RECORD_COST: Nanoseconds = Nanoseconds(1000);
+/// Most of a program's CPU time that following may cost it …
+const COST_MAX: f64 = 0.005;
+/// … of which it is taken to use at least this share of a CPU: less would be judged by a few wake-ups.
+const CPU_LEAST: f64 = 0.05;
+/// CPU time of a program that is looked at before it is followed.
+const LOOK_CPU: Nanoseconds = Nanoseconds::from_millis(20);
+/// New threads are looked for at every so many readings.
+const REFRESH_EVERY: u32 = 5;
 
 /// One thread on its way from wait to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +55,7 @@ impl Way {
                 switch.time.checked_sub(self.since.take()?)
             }
             Change::Preempted => None,
-            Change::Unknown => {
+            Change::Lost(_) => {
                 *self = Self::default();
                 None
             }
@@ -128,11 +85,28 @@ pub struct SpansReport {
     pub p99: Quantile,
 }
 
+/// One of its threads.
+struct Thread {
+    switches: Switches,
+    way: Way,
+}
+
+/// What was taken at one time.
+#[derive(Debug, Default)]
+struct Taken {
+    spans: SpanHistogram,
+    /// Records that were read.
+    records: u64,
+    /// Records for which there was no room.
+    lost: u64,
+}
+
 /// The spans of a workload's threads, being recorded.
 pub struct Spans {
-    threads: Vec<(Switches, Way)>,
+    root: Root,
+    threads: BTreeMap<i32, Thread>,
     /// One for each reading.
-    blocks: Vec<Histogram>,
+    blocks: Vec<SpanHistogram>,
     switches: Vec<Switch>,
 }
 
@@ -145,53 +119,69 @@ impl Spans {
         if !root.is_live() {
             return Err("this is a captured tree, not the running machine".to_owned());
         }
-        let mut threads = Vec::new();
-        for process in &workload.processes {
-            let Ok((found, more)) = open_process(root, *process)
-                .map_err(|e| e.to_string())
-                .and_then(|dir| numbers_in(&dir, "task", THREADS_MAX).map_err(|e| e.to_string()))
-            else {
-                continue;
-            };
-            for thread in found {
-                match Switches::open(thread) {
-                    Ok(switches) => threads.push((switches, Way::default())),
-                    Err(OpenError::Vanished) => {}
-                    Err(e) => {
-                        return Err(format!(
-                            "its waits cannot be seen ({e}); run homeostat as root, or with CAP_PERFMON"
-                        ));
-                    }
-                }
-            }
-            if more || threads.len() > THREADS_MAX {
-                return Err(format!(
-                    "it has more than {THREADS_MAX} threads, which would cost too much to follow"
-                ));
-            }
-        }
-        if threads.is_empty() {
-            return Err("it has ended".to_owned());
-        }
-        Ok(Self {
-            threads,
+        let mut spans = Self {
+            root: root.clone(),
+            threads: BTreeMap::new(),
             blocks: Vec::new(),
             switches: Vec::new(),
-        })
+        };
+        spans.refresh(workload)?;
+        if spans.threads.is_empty() {
+            return Err("it has ended".to_owned());
+        }
+        Ok(spans)
+    }
+
+    /// Follows threads that have come since, and forgets those that have gone.
+    fn refresh(&mut self, workload: &Workload) -> Result<(), String> {
+        let living: BTreeSet<i32> = threads(&self.root, workload)?
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        self.threads.retain(|id, _| living.contains(id));
+        for id in living {
+            if self.threads.contains_key(&id) {
+                continue;
+            }
+            match Switches::open(id) {
+                Ok(switches) => {
+                    let way = Way::default();
+                    self.threads.insert(id, Thread { switches, way });
+                }
+                Err(OpenError::Vanished) => {}
+                Err(e) => {
+                    return Err(format!(
+                        "its waits cannot be seen ({e}); run homeostat as root, or with CAP_PERFMON"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Taken {
+        let mut taken = Taken::default();
+        for Thread { switches, way } in self.threads.values_mut() {
+            self.switches.clear();
+            switches.read(&mut self.switches);
+            for switch in &self.switches {
+                match switch.change {
+                    Change::Lost(records) => taken.lost = taken.lost.saturating_add(records),
+                    Change::Runs | Change::Waits | Change::Preempted => taken.records += 1,
+                }
+                if let Some(span) = way.take(*switch) {
+                    taken.spans.add(span);
+                }
+            }
+        }
+        taken
     }
 
     /// Takes what has happened since the last call. To be called about once a second: what does not fit between is lost.
     pub fn read(&mut self) {
-        let mut block = Histogram::new();
-        for (switches, way) in &mut self.threads {
-            self.switches.clear();
-            switches.read(&mut self.switches);
-            for span in self.switches.iter().filter_map(|s| way.take(*s)) {
-                block.add(span);
-            }
-        }
+        let taken = self.take();
         // Two blocks become one, so that their number stays.
-        self.blocks.push(block);
+        self.blocks.push(taken.spans);
         if self.blocks.len() >= 2 * BLOCKS * 64 {
             self.blocks = joined(&self.blocks, self.blocks.len() / 2);
         }
@@ -199,11 +189,11 @@ impl Spans {
 
     /// What has been seen so far; `None` while there was no span.
     pub fn report(&self) -> Option<SpansReport> {
-        let mut all = Histogram::new();
+        let mut all = SpanHistogram::default();
         self.blocks.iter().for_each(|b| all.merge(b));
         let blocks = joined(&self.blocks, BLOCKS);
         Some(SpansReport {
-            count: all.total,
+            count: all.total(),
             threads: self.threads.len(),
             median: quantile(&all, &blocks, 0.5)?,
             p99: quantile(&all, &blocks, 0.99)?,
@@ -211,23 +201,162 @@ impl Spans {
     }
 }
 
+/// The threads of a workload with the directories of their processes, by number.
+fn threads(root: &Root, workload: &Workload) -> Result<Vec<(i32, Arc<OwnedFd>)>, String> {
+    let mut all = Vec::new();
+    for process in &workload.processes {
+        let Ok(dir) = open_process(root, *process) else {
+            continue;
+        };
+        let Ok((found, more)) = numbers_in(&dir, "task", THREADS_MAX) else {
+            continue;
+        };
+        let dir = Arc::new(dir);
+        all.extend(found.into_iter().map(|thread| (thread, Arc::clone(&dir))));
+        if more || all.len() > THREADS_MAX {
+            return Err(format!(
+                "it has more than {THREADS_MAX} threads, which would cost too much to follow"
+            ));
+        }
+    }
+    Ok(all)
+}
+
+/// How often its threads were put onto a CPU, and how long they ran there in nanoseconds (`schedstat`), by thread.
+type Runs = BTreeMap<i32, (u64, u64)>;
+
+fn runs(root: &Root, workload: &Workload) -> Result<Runs, String> {
+    let mut buffer = [0u8; 128];
+    let read = |(thread, dir): (i32, Arc<OwnedFd>)| {
+        let n = read_at(dir.as_ref(), &format!("task/{thread}/schedstat"), &mut buffer).ok()?;
+        let mut fields = words(buffer.get(..n)?).map(number);
+        let (ran, _, times) = (fields.next()??, fields.next()??, fields.next()??);
+        Some((thread, (times, ran)))
+    };
+    Ok(threads(root, workload)?.into_iter().filter_map(read).collect())
+}
+
+/// Follows the spans of a workload in a trial: first looks how often its threads switch, follows them where that costs it
+/// little, and stops at once where it turns out to cost more.
+pub(crate) struct Follower {
+    root: Root,
+    state: State,
+}
+
+enum State {
+    /// What is seen first, before anything is recorded.
+    Looking(Option<Runs>),
+    Following {
+        spans: Spans,
+        readings: u32,
+    },
+    Refused(String),
+}
+
+impl Follower {
+    pub(crate) fn new(root: &Root) -> Self {
+        Self {
+            root: root.clone(),
+            state: State::Looking(None),
+        }
+    }
+
+    /// With each sample of it, in which it used so much CPU time over so long: the spans that have ended since the last one, or
+    /// why they are not followed. `None` while that is not known.
+    pub(crate) fn sample(
+        &mut self,
+        workload: &Workload,
+        cpu: Nanoseconds,
+        interval: Nanoseconds,
+    ) -> Option<Result<Seen, String>> {
+        let result = match &mut self.state {
+            State::Looking(before) => match look(&self.root, workload, before) {
+                Ok(None) => return None,
+                Ok(Some(())) => match Spans::open(&self.root, workload) {
+                    Ok(spans) => {
+                        self.state = State::Following { spans, readings: 0 };
+                        return None;
+                    }
+                    Err(why) => Err(why),
+                },
+                Err(why) => Err(why),
+            },
+            State::Following { spans, readings } => {
+                *readings += 1;
+                let taken = spans.take();
+                affordable(taken.records.saturating_add(taken.lost), cpu, interval)
+                    .and_then(|()| match readings.is_multiple_of(REFRESH_EVERY) {
+                        true => spans.refresh(workload),
+                        false => Ok(()),
+                    })
+                    .map(|()| Seen::of(&taken.spans, taken.records, taken.lost))
+            }
+            State::Refused(why) => Err(why.clone()),
+        };
+        if let Err(why) = &result {
+            // What was open is closed with this.
+            self.state = State::Refused(why.clone());
+        }
+        Some(result)
+    }
+}
+
+/// Whether enough was seen of how often its threads switch, and they may be followed.
+fn look(root: &Root, workload: &Workload, before: &mut Option<Runs>) -> Result<Option<()>, String> {
+    if !root.is_live() {
+        return Err("this is a captured tree, not the running machine".to_owned());
+    }
+    let now = runs(root, workload)?;
+    let Some(before) = before else {
+        *before = Some(now);
+        return Ok(None);
+    };
+    let (mut times, mut ran) = (0u64, 0u64);
+    for (thread, (t, r)) in &now {
+        let (t0, r0) = before.get(thread).copied().unwrap_or_default();
+        times = times.saturating_add(t.saturating_sub(t0));
+        ran = ran.saturating_add(r.saturating_sub(r0));
+    }
+    if ran < LOOK_CPU.0 {
+        return Ok(None);
+    }
+    // A start and a stop each time.
+    affordable(times.saturating_mul(2), Nanoseconds(ran), Nanoseconds::ZERO).map(Some)
+}
+
+/// Whether so many records cost a program that used so much CPU time little enough.
+fn affordable(records: u64, cpu: Nanoseconds, interval: Nanoseconds) -> Result<(), String> {
+    let cpu = cpu.as_secs_f64().max(CPU_LEAST * interval.as_secs_f64());
+    let cost = records as f64 * RECORD_COST.as_secs_f64();
+    if cost <= COST_MAX * cpu {
+        return Ok(());
+    }
+    Err(format!(
+        "its threads start and stop {:.0} times per second of its CPU time: following that would cost it {:.1} % of it, and may cost \
+         {:.1} %",
+        records as f64 / cpu,
+        cost / cpu * 100.0,
+        COST_MAX * 100.0
+    ))
+}
+
 /// The same in so many blocks, as evenly as it goes.
-fn joined(blocks: &[Histogram], count: usize) -> Vec<Histogram> {
+fn joined(blocks: &[SpanHistogram], count: usize) -> Vec<SpanHistogram> {
     let each = blocks.len().div_ceil(count.max(1)).max(1);
     blocks
         .chunks(each)
         .map(|chunk| {
-            let mut sum = Histogram::new();
+            let mut sum = SpanHistogram::default();
             chunk.iter().for_each(|b| sum.merge(b));
             sum
         })
         .collect()
 }
 
-fn quantile(all: &Histogram, blocks: &[Histogram], share: f64) -> Option<Quantile> {
+fn quantile(all: &SpanHistogram, blocks: &[SpanHistogram], share: f64) -> Option<Quantile> {
     let each: Vec<f64> = blocks
         .iter()
-        .filter(|b| b.total >= BLOCK_MIN)
+        .filter(|b| b.total() >= BLOCK_MIN)
         .filter_map(|b| b.quantile(share))
         .collect();
     let n = each.len() as f64;
@@ -246,52 +375,6 @@ fn quantile(all: &Histogram, blocks: &[Histogram], share: f64) -> Option<Quantil
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_histogram_keeps_what_it_is_told_to_six_percent() {
-        for value in [
-            1u64,
-            15,
-            16,
-            17,
-            31,
-            32,
-            100,
-            999,
-            12_345,
-            1_000_000,
-            123_456_789,
-            1 << 39,
-        ] {
-            let mut h = Histogram::new();
-            h.add(value);
-            let told = h.quantile(0.5).unwrap();
-            let off = (told / (value.max(16) as f64) - 1.0).abs();
-            assert!(off <= 0.07, "{value}: {told}");
-        }
-        let mut h = Histogram::new();
-        h.add(u64::MAX);
-        assert!(h.quantile(0.99).unwrap() > 1e12);
-        assert_eq!(Histogram::new().quantile(0.5), None);
-    }
-
-    #[test]
-    fn quantiles_are_those_of_the_values() {
-        let mut h = Histogram::new();
-        (1..=1000u64).for_each(|v| h.add(v * 1000));
-        for (share, value) in [(0.5, 500_000.0), (0.99, 990_000.0)] {
-            let told = h.quantile(share).unwrap();
-            assert!((told / value - 1.0f64).abs() < 0.07, "{share}: {told}");
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn larger_values_lie_in_no_smaller_piece(a in 0u64..1 << 41, b in 0u64..1 << 41) {
-            let (a, b) = (a.min(b), a.max(b));
-            proptest::prop_assert!(Histogram::piece(a) <= Histogram::piece(b));
-        }
-    }
-
     fn way(changes: &[(u64, Change)]) -> Vec<u64> {
         let mut way = Way::default();
         changes
@@ -307,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_span_goes_from_the_end_of_a_wait_to_the_next_wait() {
-        use Change::{Preempted, Runs, Unknown, Waits};
+        use Change::{Lost, Preempted, Runs, Waits};
         // Before the first wait nothing is known of its beginning.
         assert_eq!(
             way(&[(5, Waits), (10, Runs), (17, Waits), (20, Runs), (21, Waits)]),
@@ -323,7 +406,7 @@ mod tests {
             way(&[
                 (0, Waits),
                 (10, Runs),
-                (0, Unknown),
+                (0, Lost(7)),
                 (30, Runs),
                 (35, Waits),
                 (40, Runs),
@@ -336,12 +419,13 @@ mod tests {
     #[test]
     fn the_noise_is_that_of_the_blocks() {
         let block = |value: u64| {
-            let mut h = Histogram::new();
+            let mut h = SpanHistogram::default();
             (0..BLOCK_MIN).for_each(|_| h.add(value));
             h
         };
         let spans = |values: &[u64]| Spans {
-            threads: Vec::new(),
+            root: Root::default(),
+            threads: BTreeMap::new(),
             blocks: values.iter().map(|v| block(*v)).collect(),
             switches: Vec::new(),
         };
