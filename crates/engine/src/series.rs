@@ -83,7 +83,7 @@ pub(crate) struct SpanSums {
     /// What was measured in the intervals in which they were followed and the meter counted.
     pub(crate) sums: Sums,
     pub(crate) histogram: SpanHistogram,
-    /// How many there were, with those for which there was no room.
+    /// How many there were, with those that were not recorded.
     pub(crate) number: f64,
 }
 
@@ -148,7 +148,7 @@ impl Series {
                 && all.sums.add(i, meter)
             {
                 all.histogram.add_spans(spans);
-                all.number += spans.number();
+                all.number += spans.number(i.cpu);
             }
         }
         all

@@ -254,7 +254,7 @@ mod tests {
             cpu: 0.5,
             machine_idle: 0.5,
             work: BTreeMap::from([(MeterId::new("m"), (spans as f64 * work, 1.0))]),
-            spans: Some(Spans::of(&histogram, spans * 2, 0)),
+            spans: Some(Spans::of(&histogram, Nanoseconds::from_millis(500))),
             ..Interval::default()
         }
     }

@@ -673,7 +673,7 @@ impl World {
             let long = if k.is_multiple_of(50) { 4.0 * tail } else { 1.0 };
             histogram.add((1e6 * long * together * wobble) as u64);
         }
-        Some(Ok(Spans::of(&histogram, 2 * number, 0)))
+        Some(Ok(Spans::of(&histogram, Nanoseconds::from_millis(1))))
     }
 
     fn run(&mut self, seconds: u64) {

@@ -1,6 +1,7 @@
 //! Spans: how long threads ran from the end of a wait to their next wait. In a server whose threads wait for requests that is
 //! the time in which a request, or what came together, is worked at; what waited in a queue before is not in it.
 
+use crate::units::Nanoseconds;
 use serde::{Deserialize, Serialize};
 
 /// Pieces of each power of two: a span is known to 1/16, 6 %.
@@ -87,38 +88,29 @@ impl SpanHistogram {
 pub struct Spans {
     /// Pieces of a [`SpanHistogram`] that hold something, and how many: ascending.
     pub counts: Vec<(u16, u32)>,
-    /// Records of starts and stops that were read.
-    pub records: u64,
-    /// Records for which there was no room: the spans are a part of all.
-    #[serde(default, skip_serializing_if = "is_none_lost")]
-    pub lost: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
-fn is_none_lost(lost: &u64) -> bool {
-    *lost == 0
+    /// CPU time of its threads in which they were recorded: all of it, or a part.
+    pub cpu: Nanoseconds,
 }
 
 impl Spans {
-    /// What a histogram holds.
-    pub fn of(histogram: &SpanHistogram, records: u64, lost: u64) -> Self {
+    /// What a histogram holds that was filled in so much CPU time.
+    pub fn of(histogram: &SpanHistogram, cpu: Nanoseconds) -> Self {
         let counts = histogram.counts.iter().enumerate();
         Self {
             counts: counts
                 .filter(|(_, count)| **count > 0)
                 .map(|(piece, count)| (piece as u16, u32::try_from(*count).unwrap_or(u32::MAX)))
                 .collect(),
-            records,
-            lost,
+            cpu,
         }
     }
 
-    /// How many there were, with those that were lost: as many of the records as of those that were read.
-    pub fn number(&self) -> f64 {
+    /// How many there were in an interval in which the workload used so much CPU time: in all of it as many as in the part.
+    pub fn number(&self, cpu: f64) -> f64 {
         let seen: f64 = self.counts.iter().map(|(_, count)| f64::from(*count)).sum();
-        let records = self.records as f64;
-        if records > 0.0 {
-            seen * (records + self.lost as f64) / records
+        let part = self.cpu.as_secs_f64();
+        if part > 0.0 && cpu > part {
+            seen * cpu / part
         } else {
             seen
         }
@@ -171,13 +163,14 @@ mod tests {
     fn what_an_interval_tells_makes_the_same_histogram() {
         let mut h = SpanHistogram::default();
         (1..=300u64).for_each(|v| h.add(v * v * 100));
-        let spans = Spans::of(&h, 600, 300);
+        let spans = Spans::of(&h, Nanoseconds::from_millis(200));
         let text = serde_json::to_string(&spans).unwrap();
         let read: Spans = serde_json::from_str(&text).unwrap();
         let mut again = SpanHistogram::default();
         again.add_spans(&read);
         assert_eq!(again, h);
-        assert_eq!(read.number(), 450.0);
+        assert!((read.number(0.3) - 450.0).abs() < 1e-9);
+        assert_eq!(read.number(0.1), 300.0, "no fewer than were seen");
         // What somebody wrote by hand is not believed.
         again.add_spans(&Spans {
             counts: vec![(u16::MAX, 7)],

@@ -13,6 +13,8 @@ use homeostat_model::{Nanoseconds, SpanHistogram, Spans as Seen, Workload};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 /// Threads that are followed: those of the first processes.
 const THREADS_MAX: usize = 64;
@@ -31,20 +33,41 @@ const CPU_LEAST: f64 = 0.05;
 const LOOK_CPU: Nanoseconds = Nanoseconds::from_millis(20);
 /// New threads are looked for at every so many readings.
 const REFRESH_EVERY: u32 = 5;
+/// Windows are as long as this share of what they may cost allows: the rest is for the seconds in which there is more.
+const AIM: f64 = 0.8;
+/// Longest and shortest windows, as shares of the time.
+const SHARE_MAX: f64 = 0.35;
+const SHARE_MIN: f64 = 0.01;
+/// A window begins after this share of the interval …
+const WINDOW_FROM: f64 = 0.02;
+/// … and up to this much later.
+const WINDOW_SPREAD: f64 = 0.5;
+/// Multiples of it are spread evenly.
+const GOLDEN: f64 = 0.618_033_988_749_895;
+/// Threads that are recorded in a window: those that start most often.
+const WINDOW_THREADS_MAX: usize = 16;
+/// The records of a window are taken as often.
+const WINDOW_SLICE: Duration = Duration::from_millis(5);
 
 /// One thread on its way from wait to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Way {
     /// When it began to run after a wait; unknown before the first wait.
     since: Option<u64>,
+    /// When it was put onto its CPU.
+    on_cpu: Option<u64>,
     waiting: bool,
 }
 
 impl Way {
-    /// Takes a change; the length of the span that it ends.
-    fn take(&mut self, switch: Switch) -> Option<u64> {
+    /// Takes a change; the length of the span that it ends. `ran` gets the time on a CPU that it ends.
+    fn take(&mut self, switch: Switch, ran: &mut u64) -> Option<u64> {
+        if let (Change::Waits | Change::Preempted, Some(on)) = (switch.change, self.on_cpu.take()) {
+            *ran = ran.saturating_add(switch.time.saturating_sub(on));
+        }
         match switch.change {
             Change::Runs => {
+                self.on_cpu = Some(switch.time);
                 if std::mem::take(&mut self.waiting) {
                     self.since = Some(switch.time);
                 }
@@ -91,14 +114,51 @@ struct Thread {
     way: Way,
 }
 
+impl Thread {
+    fn open(thread: i32) -> Result<Option<Self>, String> {
+        match Switches::open(thread) {
+            Ok(switches) => Ok(Some(Self {
+                switches,
+                way: Way::default(),
+            })),
+            Err(OpenError::Vanished) => Ok(None),
+            Err(e) => Err(format!(
+                "its waits cannot be seen ({e}); run homeostat as root, or with CAP_PERFMON"
+            )),
+        }
+    }
+
+    /// Takes what has happened since the last call.
+    fn read(&mut self, switches: &mut Vec<Switch>, into: &mut Taken) {
+        switches.clear();
+        self.switches.read(switches);
+        for switch in switches {
+            let records = match switch.change {
+                Change::Lost(records) => records,
+                Change::Runs | Change::Waits | Change::Preempted => 1,
+            };
+            into.records = into.records.saturating_add(records);
+            if let Some(span) = self.way.take(*switch, &mut into.ran) {
+                into.spans.add(span);
+            }
+        }
+    }
+}
+
 /// What was taken at one time.
 #[derive(Debug, Default)]
 struct Taken {
     spans: SpanHistogram,
-    /// Records that were read.
+    /// Records that were made, with those for which there was no room.
     records: u64,
-    /// Records for which there was no room.
-    lost: u64,
+    /// Time on a CPU that was seen (nanoseconds).
+    ran: u64,
+}
+
+impl Taken {
+    fn seen(&self) -> Seen {
+        Seen::of(&self.spans, Nanoseconds(self.ran))
+    }
 }
 
 /// The spans of a workload's threads, being recorded.
@@ -143,17 +203,8 @@ impl Spans {
             if self.threads.contains_key(&id) {
                 continue;
             }
-            match Switches::open(id) {
-                Ok(switches) => {
-                    let way = Way::default();
-                    self.threads.insert(id, Thread { switches, way });
-                }
-                Err(OpenError::Vanished) => {}
-                Err(e) => {
-                    return Err(format!(
-                        "its waits cannot be seen ({e}); run homeostat as root, or with CAP_PERFMON"
-                    ));
-                }
+            if let Some(thread) = Thread::open(id)? {
+                self.threads.insert(id, thread);
             }
         }
         Ok(())
@@ -161,18 +212,8 @@ impl Spans {
 
     fn take(&mut self) -> Taken {
         let mut taken = Taken::default();
-        for Thread { switches, way } in self.threads.values_mut() {
-            self.switches.clear();
-            switches.read(&mut self.switches);
-            for switch in &self.switches {
-                match switch.change {
-                    Change::Lost(records) => taken.lost = taken.lost.saturating_add(records),
-                    Change::Runs | Change::Waits | Change::Preempted => taken.records += 1,
-                }
-                if let Some(span) = way.take(*switch) {
-                    taken.spans.add(span);
-                }
-            }
+        for thread in self.threads.values_mut() {
+            thread.read(&mut self.switches, &mut taken);
         }
         taken
     }
@@ -236,8 +277,9 @@ fn runs(root: &Root, workload: &Workload) -> Result<Runs, String> {
     Ok(threads(root, workload)?.into_iter().filter_map(read).collect())
 }
 
-/// Follows the spans of a workload in a trial: first looks how often its threads switch, follows them where that costs it
-/// little, and stops at once where it turns out to cost more.
+/// Follows the spans of a workload in a trial: first looks how often its threads switch. Where that costs it little they are
+/// recorded all the time, else in windows, for a part of each interval, so that it costs as much as it may; and not at all where
+/// the windows would be too short.
 pub(crate) struct Follower {
     root: Root,
     state: State,
@@ -250,6 +292,7 @@ enum State {
         spans: Spans,
         readings: u32,
     },
+    InWindows(Windows),
     Refused(String),
 }
 
@@ -261,83 +304,245 @@ impl Follower {
         }
     }
 
-    /// With each sample of it, in which it used so much CPU time over so long: the spans that have ended since the last one, or
-    /// why they are not followed. `None` while that is not known.
+    /// With each sample of it, in which it used so much CPU time over so long: the spans that were recorded since the last one, or
+    /// why they are not. `None` while that is not known.
     pub(crate) fn sample(
         &mut self,
         workload: &Workload,
         cpu: Nanoseconds,
         interval: Nanoseconds,
     ) -> Option<Result<Seen, String>> {
-        let result = match &mut self.state {
-            State::Looking(before) => match look(&self.root, workload, before) {
-                Ok(None) => return None,
-                Ok(Some(())) => match Spans::open(&self.root, workload) {
-                    Ok(spans) => {
-                        self.state = State::Following { spans, readings: 0 };
-                        return None;
+        match self.proceed(workload, cpu, interval) {
+            Ok(seen) => seen.map(Ok),
+            Err(why) => {
+                // What was open is closed with this.
+                self.state = State::Refused(why.clone());
+                Some(Err(why))
+            }
+        }
+    }
+
+    fn proceed(
+        &mut self,
+        workload: &Workload,
+        cpu: Nanoseconds,
+        interval: Nanoseconds,
+    ) -> Result<Option<Seen>, String> {
+        match &mut self.state {
+            State::Looking(before) => {
+                let Some(look) = look(&self.root, workload, before)? else {
+                    return Ok(None);
+                };
+                let share = COST_MAX / look.cost;
+                self.state = if share >= 1.0 {
+                    State::Following {
+                        spans: Spans::open(&self.root, workload)?,
+                        readings: 0,
                     }
-                    Err(why) => Err(why),
-                },
-                Err(why) => Err(why),
-            },
+                } else {
+                    State::InWindows(Windows::begin(look, share * AIM, cpu, interval)?)
+                };
+                Ok(None)
+            }
             State::Following { spans, readings } => {
                 *readings += 1;
                 let taken = spans.take();
-                affordable(taken.records.saturating_add(taken.lost), cpu, interval)
-                    .and_then(|()| match readings.is_multiple_of(REFRESH_EVERY) {
-                        true => spans.refresh(workload),
-                        false => Ok(()),
-                    })
-                    .map(|()| Seen::of(&taken.spans, taken.records, taken.lost))
+                if cost(taken.records, cpu, interval) > COST_MAX {
+                    // It is closed at once; whether it may go on in windows is looked at.
+                    self.state = State::Looking(None);
+                } else if readings.is_multiple_of(REFRESH_EVERY) {
+                    spans.refresh(workload)?;
+                }
+                Ok(Some(taken.seen()))
             }
+            State::InWindows(windows) => windows.sample(&self.root, workload, cpu, interval),
             State::Refused(why) => Err(why.clone()),
-        };
-        if let Err(why) = &result {
-            // What was open is closed with this.
-            self.state = State::Refused(why.clone());
         }
-        Some(result)
     }
 }
 
-/// Whether enough was seen of how often its threads switch, and they may be followed.
-fn look(root: &Root, workload: &Workload, before: &mut Option<Runs>) -> Result<Option<()>, String> {
+/// What was seen of threads before anything is recorded.
+struct Look {
+    /// Share of their CPU time that it would cost to record all their starts and stops.
+    cost: f64,
+    /// The threads, those that start most often first.
+    threads: Vec<i32>,
+    runs: Runs,
+}
+
+/// Whether enough was seen of how often its threads switch, and what.
+fn look(root: &Root, workload: &Workload, before: &mut Option<Runs>) -> Result<Option<Look>, String> {
     if !root.is_live() {
         return Err("this is a captured tree, not the running machine".to_owned());
     }
-    let now = runs(root, workload)?;
+    let runs = runs(root, workload)?;
     let Some(before) = before else {
-        *before = Some(now);
+        *before = Some(runs);
         return Ok(None);
     };
-    let (mut times, mut ran) = (0u64, 0u64);
-    for (thread, (t, r)) in &now {
-        let (t0, r0) = before.get(thread).copied().unwrap_or_default();
-        times = times.saturating_add(t.saturating_sub(t0));
-        ran = ran.saturating_add(r.saturating_sub(r0));
+    let (mut all, mut ran) = (0u64, 0u64);
+    let mut threads = Vec::new();
+    for (thread, (times, time)) in &runs {
+        let (times_before, time_before) = before.get(thread).copied().unwrap_or_default();
+        let times = times.saturating_sub(times_before);
+        all = all.saturating_add(times);
+        ran = ran.saturating_add(time.saturating_sub(time_before));
+        threads.push((std::cmp::Reverse(times), *thread));
     }
     if ran < LOOK_CPU.0 {
         return Ok(None);
     }
-    // A start and a stop each time.
-    affordable(times.saturating_mul(2), Nanoseconds(ran), Nanoseconds::ZERO).map(Some)
+    threads.sort_unstable();
+    Ok(Some(Look {
+        // A start and a stop each time.
+        cost: cost(all.saturating_mul(2).max(1), Nanoseconds(ran), Nanoseconds::ZERO),
+        threads: threads.into_iter().map(|(_, thread)| thread).collect(),
+        runs,
+    }))
 }
 
-/// Whether so many records cost a program that used so much CPU time little enough.
-fn affordable(records: u64, cpu: Nanoseconds, interval: Nanoseconds) -> Result<(), String> {
-    let cpu = cpu.as_secs_f64().max(CPU_LEAST * interval.as_secs_f64());
-    let cost = records as f64 * RECORD_COST.as_secs_f64();
-    if cost <= COST_MAX * cpu {
-        return Ok(());
-    }
-    Err(format!(
-        "its threads start and stop {:.0} times per second of its CPU time: following that would cost it {:.1} % of it, and may cost \
-         {:.1} %",
-        records as f64 / cpu,
-        cost / cpu * 100.0,
+/// What share of its CPU time so many records cost a program.
+fn cost(records: u64, cpu: Nanoseconds, interval: Nanoseconds) -> f64 {
+    records as f64 * RECORD_COST.as_secs_f64() / charged(cpu, interval)
+}
+
+/// The CPU time in seconds that a share is taken of.
+fn charged(cpu: Nanoseconds, interval: Nanoseconds) -> f64 {
+    cpu.as_secs_f64().max(CPU_LEAST * interval.as_secs_f64())
+}
+
+fn too_dear(cost: f64) -> String {
+    format!(
+        "its threads start and stop {:.0} times per second of its CPU time: to record that would cost it {:.1} % of it while it is done, and \
+         a long enough part of the time is more than {:.1} % of it",
+        cost / RECORD_COST.as_secs_f64(),
+        cost * 100.0,
         COST_MAX * 100.0
-    ))
+    )
+}
+
+/// A window that is to be made.
+struct Order {
+    threads: Vec<i32>,
+    after: Duration,
+    length: Duration,
+    /// It ends with so many records.
+    records_max: u64,
+}
+
+/// Records in windows, in a thread of its own, which ends when this is dropped and the window is over.
+struct Windows {
+    orders: Sender<Order>,
+    windows: Receiver<Result<Taken, String>>,
+    /// Share of the time.
+    share: f64,
+    turn: u32,
+    ordered: bool,
+    /// The window that is under way was not over with the interval it was made for.
+    stale: bool,
+    threads: Vec<i32>,
+    runs: Runs,
+}
+
+impl Windows {
+    fn begin(look: Look, share: f64, cpu: Nanoseconds, interval: Nanoseconds) -> Result<Self, String> {
+        if share < SHARE_MIN {
+            return Err(too_dear(look.cost));
+        }
+        let (orders, todo) = channel();
+        let (done, windows) = channel();
+        std::thread::Builder::new()
+            .name("spans".into())
+            .spawn(move || {
+                while let Ok(order) = todo.recv() {
+                    if done.send(window(&order)).is_err() {
+                        break;
+                    }
+                }
+            })
+            .map_err(|e| format!("no thread can be made to follow it ({e})"))?;
+        let mut begun = Self {
+            orders,
+            windows,
+            share: share.min(SHARE_MAX),
+            turn: 0,
+            ordered: false,
+            stale: false,
+            threads: look.threads,
+            runs: look.runs,
+        };
+        begun.order(cpu, interval);
+        Ok(begun)
+    }
+
+    /// The next window: within the interval that begins now, at a time of it that is in step with nothing the program does.
+    fn order(&mut self, cpu: Nanoseconds, interval: Nanoseconds) {
+        self.turn = self.turn.wrapping_add(1);
+        let length = interval.as_secs_f64().clamp(0.1, 1.0);
+        let after = (WINDOW_FROM + WINDOW_SPREAD * (f64::from(self.turn) * GOLDEN).fract()) * length;
+        let affordable = COST_MAX * charged(cpu, interval) / RECORD_COST.as_secs_f64();
+        self.ordered = self
+            .orders
+            .send(Order {
+                threads: self.threads.iter().take(WINDOW_THREADS_MAX).copied().collect(),
+                after: Duration::from_secs_f64(after),
+                length: Duration::from_secs_f64(self.share * length),
+                records_max: affordable as u64,
+            })
+            .is_ok();
+    }
+
+    fn sample(
+        &mut self,
+        root: &Root,
+        workload: &Workload,
+        cpu: Nanoseconds,
+        interval: Nanoseconds,
+    ) -> Result<Option<Seen>, String> {
+        let taken = match self.windows.try_recv() {
+            Ok(taken) => taken?,
+            Err(TryRecvError::Empty) if self.ordered => {
+                self.stale = true;
+                return Ok(None);
+            }
+            Err(_) => return Err("the thread that followed it has ended".to_owned()),
+        };
+        if self.turn.is_multiple_of(REFRESH_EVERY)
+            && let Some(look) = look(root, workload, &mut Some(std::mem::take(&mut self.runs)))?
+        {
+            (self.threads, self.runs) = (look.threads, look.runs);
+        }
+        let cost = cost(taken.records.max(1), cpu, interval);
+        let wanted = self.share * AIM * COST_MAX / cost;
+        if wanted < SHARE_MIN / 2.0 {
+            return Err(too_dear(cost / self.share));
+        }
+        self.share = wanted.min(2.0 * self.share).min(SHARE_MAX);
+        self.order(cpu, interval);
+        // What began in an interval before this one may be of another block.
+        Ok((!std::mem::take(&mut self.stale)).then(|| taken.seen()))
+    }
+}
+
+/// Records for a while.
+fn window(order: &Order) -> Result<Taken, String> {
+    std::thread::sleep(order.after);
+    let begun = Instant::now();
+    let mut threads = Vec::new();
+    for thread in &order.threads {
+        threads.extend(Thread::open(*thread)?);
+    }
+    let (mut taken, mut switches) = (Taken::default(), Vec::new());
+    loop {
+        let left = order.length.saturating_sub(begun.elapsed());
+        std::thread::sleep(left.min(WINDOW_SLICE));
+        for thread in &mut threads {
+            thread.read(&mut switches, &mut taken);
+        }
+        if left <= WINDOW_SLICE || taken.records >= order.records_max {
+            return Ok(taken);
+        }
+    }
 }
 
 /// The same in so many blocks, as evenly as it goes.
@@ -376,14 +581,15 @@ mod tests {
     use super::*;
 
     fn way(changes: &[(u64, Change)]) -> Vec<u64> {
-        let mut way = Way::default();
+        let (mut way, mut ran) = (Way::default(), 0);
         changes
             .iter()
             .filter_map(|(time, change)| {
-                way.take(Switch {
+                let switch = Switch {
                     time: *time,
                     change: *change,
-                })
+                };
+                way.take(switch, &mut ran)
             })
             .collect()
     }
@@ -436,5 +642,24 @@ mod tests {
         assert!(rough.median.noise.unwrap() > 0.25, "{rough:?}");
         assert_eq!(spans(&[1000; 2]).report().unwrap().p99.noise, None);
         assert_eq!(spans(&[]).report(), None);
+    }
+
+    #[test]
+    fn windows_that_would_be_too_short_are_not_begun() {
+        let look = |cost| Look {
+            cost,
+            threads: vec![1],
+            runs: Runs::new(),
+        };
+        let (cpu, interval) = (Nanoseconds::from_millis(500), Nanoseconds::from_secs(1));
+        let refused = Windows::begin(look(0.9), AIM * COST_MAX / 0.9, cpu, interval).err();
+        let why = refused.expect("half a percent of the time");
+        assert!(why.contains("900000 times") && why.contains("90.0 %"), "{why}");
+        // Some 2,500 records in half a second of CPU time, and as many for a program that hardly uses any as for a twentieth.
+        assert!((cost(2_500, cpu, interval) - COST_MAX).abs() < 1e-12);
+        assert_eq!(
+            cost(10, Nanoseconds::ZERO, interval),
+            cost(10, Nanoseconds::from_millis(50), interval)
+        );
     }
 }
