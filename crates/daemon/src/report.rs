@@ -162,6 +162,9 @@ pub struct PastExperiment {
     /// What progress points said of it that were counted beside the meter that judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness: Option<Witness>,
+    /// What was seen of the spans of those that were tried: how long their threads worked at once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<TrialSpans>,
     /// Evidence for a gain (e-value).
     pub evidence: Option<f64>,
     /// Time the workload stood still for our changes.
@@ -172,6 +175,62 @@ pub struct PastExperiment {
     pub harm_exposure: Option<f64>,
     /// The blocks, if they were asked for.
     pub blocks: Vec<Block>,
+}
+
+/// How long the threads of a workload ran in a trial from the end of a wait to the next wait.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrialSpans {
+    /// Whose.
+    pub workload: String,
+    /// In a sentence.
+    pub text: String,
+    /// Why they could not be judged, or not to the end; absent where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<String>,
+    /// Blocks with the change in which they were measured.
+    pub blocks_on: u32,
+    /// Blocks without.
+    pub blocks_off: u32,
+    /// Half of them are shorter.
+    pub median: Option<SpanChange>,
+    /// 99 of 100 are shorter.
+    pub p99: Option<SpanChange>,
+}
+
+/// How long a share of the spans was with the change and without.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpanChange {
+    /// With it (seconds).
+    pub on_s: f64,
+    /// Without (seconds).
+    pub off_s: f64,
+    /// Standard deviation between the blocks that were off, as a share.
+    pub noise: f64,
+    /// By how much longer they were with it.
+    pub longer: Effect,
+    /// The same for each unit of work that was done in them.
+    pub longer_for_its_work: Effect,
+}
+
+impl From<&homeostat_model::SpansAccount> for TrialSpans {
+    fn from(s: &homeostat_model::SpansAccount) -> Self {
+        let change = |c: &homeostat_model::SpanChange| SpanChange {
+            on_s: c.on_s,
+            off_s: c.off_s,
+            noise: c.noise,
+            longer: c.longer.into(),
+            longer_for_its_work: c.longer_for_its_work.into(),
+        };
+        Self {
+            workload: s.workload.to_string(),
+            text: s.to_string(),
+            unseen: s.unseen.clone(),
+            blocks_on: s.blocks_on,
+            blocks_off: s.blocks_off,
+            median: s.median.as_ref().map(change),
+            p99: s.p99.as_ref().map(change),
+        }
+    }
 }
 
 /// What a second meter said of an experiment that another one judged.
@@ -284,6 +343,7 @@ impl From<&ExperimentRecord> for PastExperiment {
             reason: e.reason.clone(),
             effect: e.effect.map(Into::into),
             witness: e.witness.as_ref().map(Into::into),
+            spans: e.spans.iter().map(Into::into).collect(),
             evidence: known(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,

@@ -280,6 +280,12 @@ impl Engine {
             in_a_hurry: is_in_a_hurry,
             reads: self.recall.expects_anybody(),
             host_every: self.host_every(),
+            spans: self
+                .experiments
+                .values()
+                .flat_map(Experiment::follows)
+                .cloned()
+                .collect(),
         }
     }
 
@@ -724,6 +730,7 @@ impl Engine {
                     .filter(|m| m.counted < 1.0)
                     .map(|m| (m.meter.clone(), m.counted.max(0.0)))
                     .collect(),
+                spans: sample.spans.as_ref().and_then(|s| s.as_ref().ok()).cloned(),
             });
         }
         if matches!(w.stage, Stage::Ignored | Stage::Declined) && w.open.is_empty() {

@@ -12,6 +12,7 @@ use crate::recovery::{self, Recovery};
 use crate::retrace::Traced;
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
+use crate::spans::{self, SpanRail};
 use crate::witness::Witness;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
@@ -160,6 +161,10 @@ pub(crate) struct Experiment {
     pub(crate) parts: Vec<Vec<ActionId>>,
     /// What must not be harmed meanwhile.
     pub(crate) rails: Vec<Guardrail>,
+    /// How long its members work at once, which must not get longer.
+    pub(crate) spans: Vec<SpanRail>,
+    /// The share from which they count as longer.
+    pub(crate) span_rise_max: f64,
     /// What members that are judged by their work per second save of their CPU time.
     savings: Vec<Saving>,
     /// A second meter that looks on.
@@ -218,6 +223,8 @@ impl Experiment {
             breaker,
             parts: Vec::new(),
             rails: Vec::new(),
+            spans: Vec::new(),
+            span_rise_max: 0.0,
             witness: None,
             borrowed: Vec::new(),
             rest: Vec::new(),
@@ -634,6 +641,11 @@ impl Experiment {
                                 rail.observe(series, record.on, measured_from, now);
                             }
                         }
+                        for rail in &mut self.spans {
+                            if let Some(series) = series(rail.workload()) {
+                                rail.observe(series, record.on, measured_from, now);
+                            }
+                        }
                         if let Some(witness) = &mut self.witness
                             && let Some(series) = series(&self.setup.panel.lead().workload)
                         {
@@ -674,12 +686,17 @@ impl Experiment {
         } else {
             panel::GUARDRAIL_LEVEL_EARLY
         };
-        let level = level / self.rails.len().max(1) as f64;
+        let asked = self.rails.len() + spans::QUESTIONS * self.spans.iter().filter(|s| s.speaks()).count();
+        let level = level / asked.max(1) as f64;
         let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));
         let hurt = self
             .rails
             .iter()
-            .find_map(|r| Some((r.is_neighbour(), r.hurt(level, gained)?)));
+            .find_map(|r| Some((r.is_neighbour(), r.hurt(level, gained)?)))
+            .or_else(|| {
+                let hurt = |s: &SpanRail| s.hurt(self.span_rise_max, level, gained.is_some());
+                Some((false, self.spans.iter().find_map(hurt)?))
+            });
         if let Some((neighbour, hurt)) = hurt {
             self.hindered = neighbour;
             // Which neighbours there are is chance: the change itself may be good another time.
@@ -854,6 +871,15 @@ impl Experiment {
             .panel
             .workloads()
             .chain(self.rails.iter().map(Guardrail::workload))
+    }
+
+    /// The workloads whose spans are to be followed.
+    pub(crate) fn follows(&self) -> impl Iterator<Item = &WorkloadId> {
+        let over = matches!(self.phase, Phase::Concluding);
+        self.spans
+            .iter()
+            .filter(move |s| !over && s.wanted())
+            .map(SpanRail::workload)
     }
 
     /// What the change costs the reader that it contains, to be told with its verdict.

@@ -41,6 +41,7 @@ mod recovery;
 mod relief;
 mod rollout;
 mod series;
+mod spans;
 mod trials;
 mod views;
 mod watch;

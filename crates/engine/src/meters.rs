@@ -367,6 +367,7 @@ pub fn judge_meters(
             faults: (0, 0),
             work: interval.work.clone(),
             counted: interval.counted.clone(),
+            spans: None,
         });
     }
     let open: Vec<&MeterCandidate> = candidates.iter().filter(|c| c.refused.is_none()).collect();
@@ -457,6 +458,7 @@ mod tests {
                     .map(|(k, v)| (MeterId::new(k), (v, 1.0)))
                     .collect::<BTreeMap<_, _>>(),
                 counted: BTreeMap::new(),
+                spans: None,
             });
         }
         s

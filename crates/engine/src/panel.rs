@@ -22,13 +22,13 @@ use std::sync::Arc;
 /// Below this share of its CPU use at the start a program whose load is offered counts as idle.
 pub(crate) const IDLE_SHARE: f64 = 0.1;
 /// Blocks of each arm that a guardrail needs to say something.
-const GUARDRAIL_BLOCKS: usize = 3;
+pub(crate) const GUARDRAIL_BLOCKS: usize = 3;
 /// All guardrails of a trial together raise a false alarm with at most this probability when a gain is to be accepted …
 pub(crate) const GUARDRAIL_LEVEL: f64 = 0.05;
 /// … and with this at each block before.
 pub(crate) const GUARDRAIL_LEVEL_EARLY: f64 = 0.001;
 /// Scores of few counts may be equal by chance: the standard error is at least this (log units).
-const GUARDRAIL_ERROR_MIN: f64 = 0.002;
+pub(crate) const GUARDRAIL_ERROR_MIN: f64 = 0.002;
 /// A guardrail is hurt when its fall is proven (Welch's and Yuen's tests) and its estimate is at least this (log units): less is not
 /// harm worth giving a proven gain up for.
 pub(crate) const GUARDRAIL_FALL: f64 = 0.03;
@@ -514,6 +514,7 @@ mod tests {
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (rate(t), 1.0))]),
                 counted: BTreeMap::new(),
+                spans: None,
             });
         }
         s

@@ -101,6 +101,10 @@ pub struct Policy {
     /// share (0.03 to 0.9). A trial is not accepted either where the reader is proven to lose and seems to lose more than the
     /// lower end of what the program gains.
     pub reader_loss_max: f64,
+    /// A change is refused as harmful when the spans of a program that is tried, from the end of a wait of its threads to the next
+    /// wait, are proven to get longer by it and seem to do so by at least this share (0.03 to 10): half of them, or one of a
+    /// hundred, and also for the work done in each. 0 = spans are not followed.
+    pub span_rise_max: f64,
     /// Wait before a refused meter or a declined proposal is looked at again (seconds).
     pub reconsider_s: f64,
     /// One placebo experiment every so many seconds; 0 = none.
@@ -156,6 +160,7 @@ impl Default for Policy {
             backoff_inconclusive_s: 21_600.0,
             backoff_harmful_s: 7.0 * 86_400.0,
             reader_loss_max: 0.3,
+            span_rise_max: 0.2,
             reconsider_s: 600.0,
             placebo_every_s: 21_600.0,
             placebo_alpha: 0.05,
@@ -213,6 +218,9 @@ impl Policy {
         range("backoff_inconclusive_s", self.backoff_inconclusive_s, 0.0, 1e9);
         range("backoff_harmful_s", self.backoff_harmful_s, 0.0, 1e9);
         range("reader_loss_max", self.reader_loss_max, 0.03, 0.9);
+        if self.span_rise_max != 0.0 {
+            range("span_rise_max", self.span_rise_max, 0.03, 10.0);
+        }
         range("reconsider_s", self.reconsider_s, 1.0, 1e9);
         range("placebo_every_s", self.placebo_every_s, 0.0, 1e9);
         range("placebo_alpha", self.placebo_alpha, 1e-6, 0.5);

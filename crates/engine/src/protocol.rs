@@ -211,6 +211,8 @@ pub struct SamplingPlan {
     pub reads: bool,
     /// Longest time between two looks at the host; `None` = as the rest comes.
     pub host_every: Option<Nanoseconds>,
+    /// Whose spans from wait to wait are to be followed: those that are tried.
+    pub spans: Vec<WorkloadId>,
 }
 
 /// What the history knows about one kind of workload and one strategy.

@@ -206,6 +206,7 @@ mod tests {
             others: Vec::new(),
             members: Vec::new(),
             witness: None,
+            spans: Vec::new(),
             reader: None,
             machine: String::new(),
             action: ActionId(1),

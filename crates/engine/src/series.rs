@@ -1,7 +1,7 @@
 //! The recent past of one workload: what was measured in each interval, bounded in time.
 
 use crate::strategy::Load;
-use homeostat_model::{MeterId, Nanoseconds};
+use homeostat_model::{MeterId, Nanoseconds, SpanHistogram, Spans};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Most intervals kept; with one-second samples about twenty minutes.
@@ -41,6 +41,8 @@ pub(crate) struct Interval {
     pub(crate) work: BTreeMap<MeterId, (f64, f64)>,
     /// Share of the CPU time in which that was really counted, of meters that count in turns; of others it is 1.
     pub(crate) counted: BTreeMap<MeterId, f64>,
+    /// Spans of its threads from wait to wait, where they are followed.
+    pub(crate) spans: Option<Spans>,
 }
 
 /// The recent past.
@@ -58,6 +60,31 @@ pub(crate) struct Sums {
     /// Seconds over which work was counted.
     pub(crate) work_seconds: f64,
     pub(crate) intervals: usize,
+}
+
+impl Sums {
+    /// Adds an interval if it carries a reading of the meter; whether it does.
+    fn add(&mut self, i: &Interval, meter: &MeterId) -> bool {
+        let Some((work, seconds)) = i.work.get(meter) else {
+            return false;
+        };
+        self.seconds += i.seconds;
+        self.cpu += i.cpu;
+        self.work += work;
+        self.work_seconds += seconds;
+        self.intervals += 1;
+        true
+    }
+}
+
+/// Spans over a span of time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SpanSums {
+    /// What was measured in the intervals in which they were followed and the meter counted.
+    pub(crate) sums: Sums,
+    pub(crate) histogram: SpanHistogram,
+    /// How many there were, with those that were not recorded.
+    pub(crate) number: f64,
 }
 
 impl Series {
@@ -107,20 +134,32 @@ impl Series {
     /// Starts are allowed [`EDGE_TOLERANCE`].
     pub(crate) fn sums(&self, meter: &MeterId, from: Nanoseconds, to: Nanoseconds) -> Sums {
         let mut sums = Sums::default();
-        for i in self.since(from.saturating_sub(EDGE_TOLERANCE)) {
-            let start = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
-            if start + EDGE_TOLERANCE < from || i.end > to {
-                continue;
-            }
-            if let Some((work, seconds)) = i.work.get(meter) {
-                sums.seconds += i.seconds;
-                sums.cpu += i.cpu;
-                sums.work += work;
-                sums.work_seconds += seconds;
-                sums.intervals += 1;
-            }
+        for i in self.within(from, to) {
+            sums.add(i, meter);
         }
         sums
+    }
+
+    /// The same over those of them in which its spans were followed, with the spans.
+    pub(crate) fn spans(&self, meter: &MeterId, from: Nanoseconds, to: Nanoseconds) -> SpanSums {
+        let mut all = SpanSums::default();
+        for i in self.within(from, to) {
+            if let Some(spans) = &i.spans
+                && all.sums.add(i, meter)
+            {
+                all.histogram.add_spans(spans);
+                all.number += spans.number(i.cpu);
+            }
+        }
+        all
+    }
+
+    /// Intervals that lie wholly within `from..=to`; starts are allowed [`EDGE_TOLERANCE`].
+    fn within(&self, from: Nanoseconds, to: Nanoseconds) -> impl Iterator<Item = &Interval> {
+        self.since(from.saturating_sub(EDGE_TOLERANCE)).filter(move |i| {
+            let start = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
+            start + EDGE_TOLERANCE >= from && i.end <= to
+        })
     }
 
     /// The load over the last half minute.
@@ -179,6 +218,7 @@ mod tests {
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
                 counted: BTreeMap::new(),
+                spans: None,
             });
         }
         s
@@ -231,6 +271,7 @@ mod tests {
                 faults: (0, 0),
                 work: BTreeMap::new(),
                 counted: BTreeMap::new(),
+                spans: None,
             });
         }
         assert_eq!(s.intervals.len(), INTERVALS_MAX);

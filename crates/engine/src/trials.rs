@@ -9,6 +9,7 @@ use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
 use crate::relief;
 use crate::rollout::{self, Piece, Staged, Wish};
+use crate::spans::{self, SpanRail};
 use crate::strategy::{Declined, Proposal};
 use crate::view::{OutcomeView, Stage};
 use crate::watched::Watched;
@@ -748,6 +749,8 @@ impl Engine {
         }
         let mut experiment = Experiment::new(setup, breaker);
         experiment.rails = rails;
+        experiment.spans = self.span_rails(&experiment);
+        experiment.span_rise_max = self.policy.span_rise_max;
         experiment.witness = self.call_witness(&experiment);
         if experiment.witness.is_none() {
             self.dismiss_witness(&experiment);
@@ -769,6 +772,44 @@ impl Engine {
             self.make(action, strategy.clone());
         }
         Some(experiment_id)
+    }
+
+    /// How long those that are tried work at once, as guardrails. Those judge switchback trials.
+    fn span_rails(&self, experiment: &Experiment) -> Vec<SpanRail> {
+        if experiment.setup.kind != ExperimentKind::Switchback || self.policy.span_rise_max <= 0.0 {
+            return Vec::new();
+        }
+        let mut members = experiment.setup.panel.members().to_vec();
+        members.sort_by(|a, b| {
+            b.cpus
+                .total_cmp(&a.cpus)
+                .then_with(|| a.workload.cmp(&b.workload))
+        });
+        members.truncate(spans::MEMBERS_MAX);
+        members.into_iter().map(SpanRail::new).collect()
+    }
+
+    /// Takes note of spans that cannot be followed, and tells it: the trial goes on without them.
+    fn note_unseen_spans(&mut self, id: ExperimentId) {
+        let Some(e) = self.experiments.get_mut(&id) else {
+            return;
+        };
+        let mut told = Vec::new();
+        for rail in &mut e.spans {
+            let sample = self
+                .workloads
+                .get(rail.workload())
+                .and_then(|w| w.sample.as_ref());
+            if let Some(Err(why)) = sample.and_then(|s| s.spans.as_ref())
+                && rail.refuse(why)
+            {
+                told.push((rail.workload().clone(), why.clone()));
+            }
+        }
+        for (workload, why) in told {
+            let text = format!("how long it works at once is not watched in this trial: {why}");
+            self.narrate(&workload, text, false);
+        }
     }
 
     /// Progress points beside the program's own counter, in a trial of one workload: they were opened when that was chosen, or are
@@ -918,6 +959,7 @@ impl Engine {
         let ids: Vec<ExperimentId> = self.experiments.keys().copied().collect();
         for id in ids {
             self.join_guardrails(id);
+            self.note_unseen_spans(id);
             let Some(e) = self.experiments.get_mut(&id) else {
                 continue;
             };
@@ -1437,6 +1479,7 @@ impl Engine {
         let record = ExperimentRecord {
             members: self.member_outcomes(&e, verdict),
             witness: e.witness.as_ref().and_then(Witness::account),
+            spans: e.spans.iter().filter_map(SpanRail::account).collect(),
             ..self.record(&e, Some(verdict))
         };
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));
@@ -1446,6 +1489,9 @@ impl Engine {
                 w.meter, w.effect, record.meter, w.judge, w.blocks
             );
             self.narrate(&record.workload, text, false);
+        }
+        for spans in &record.spans {
+            self.narrate(&spans.workload, spans.to_string(), false);
         }
         let placebo = e.setup.kind == ExperimentKind::Placebo;
         let panel = e.setup.panel.clone();
@@ -1872,6 +1918,7 @@ impl Engine {
                 .collect(),
             members: Vec::new(),
             witness: None,
+            spans: Vec::new(),
             reader: s.reader.clone(),
             machine: self.machine.fingerprint(),
             action: s.action,

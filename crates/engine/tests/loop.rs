@@ -10,8 +10,8 @@ use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
     Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
-    NodeId, OperatorChoice, ProcessId, Progress, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
-    WorkloadKind, WorkloadSample,
+    NodeId, OperatorChoice, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId, Verdict,
+    Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -257,7 +257,29 @@ struct Plant {
     waits: f64,
     /// Its work is what is offered to it: what it gains, it saves of its CPU time.
     offered: bool,
+    /// The spans of its threads, where they can be followed.
+    spans: Option<Spanned>,
 }
+
+/// Spans of a plant: 300 a second of a millisecond, one in fifty four times as long.
+#[derive(Clone, Copy)]
+struct Spanned {
+    /// By what the change multiplies the long ones.
+    tail: f64,
+    /// By what it multiplies the length of all, and the work done in each: what is worked at together.
+    together: f64,
+    /// Standard deviation from second to second (log units).
+    noise: f64,
+    /// They cannot be followed.
+    refused: bool,
+}
+
+const SPANNED: Spanned = Spanned {
+    tail: 1.0,
+    together: 1.0,
+    noise: 0.05,
+    refused: false,
+};
 
 fn plant(name: &'static str, gain: f64) -> Plant {
     Plant {
@@ -271,6 +293,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         busy: 1.0,
         waits: 0.0,
         offered: false,
+        spans: None,
     }
 }
 
@@ -315,6 +338,8 @@ struct World {
     not_now: u32,
     put_off: Vec<u64>,
     kept: Vec<ActionId>,
+    /// What reached the mind, as it would be recorded: second and event.
+    recorded: Option<Vec<(u64, String)>>,
 }
 
 fn machine() -> Machine {
@@ -388,6 +413,7 @@ impl World {
             not_now: 0,
             put_off: vec![],
             kept: vec![],
+            recorded: None,
         }
     }
 
@@ -405,6 +431,9 @@ impl World {
 
     fn step(&mut self, event: Event) {
         let now = Nanoseconds::from_secs(self.second);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push((self.second, serde_json::to_string(&event).unwrap()));
+        }
         let commands = self.engine.step(now, 1_000_000 + self.second, event);
         for c in commands {
             self.trace.push(format!("{} {c:?}", self.second));
@@ -618,6 +647,37 @@ impl World {
             .collect()
     }
 
+    /// The spans of a plant whose change is on or off, if anybody asked for them.
+    fn spans(&mut self, plant: &Plant, rate: f64) -> Option<Result<Spans, String>> {
+        let spanned = plant.spans?;
+        let asked = self
+            .engine
+            .sampling()
+            .spans
+            .iter()
+            .any(|w| w.as_str() == plant.name);
+        if !asked {
+            return None;
+        }
+        if spanned.refused {
+            return Some(Err("following it would cost 1.2 % of its CPU time".to_owned()));
+        }
+        let on = self.on.values().any(|(w, on)| w.as_str() == plant.name && *on);
+        let (tail, together) = if on {
+            (spanned.tail, spanned.together)
+        } else {
+            (1.0, 1.0)
+        };
+        let wobble = (spanned.noise * self.noise()).exp();
+        let mut histogram = SpanHistogram::default();
+        let number = (0.3 * rate / together) as u64;
+        for k in 0..number {
+            let long = if k.is_multiple_of(50) { 4.0 * tail } else { 1.0 };
+            histogram.add((1e6 * long * together * wobble) as u64);
+        }
+        Some(Ok(Spans::of(&histogram, Nanoseconds::from_millis(1))))
+    }
+
     fn run(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.second += 1;
@@ -675,6 +735,7 @@ impl World {
                     counted: 1.0,
                 })
                 .collect();
+            let spans = self.spans(p, rate);
             samples.push(WorkloadSample {
                 id,
                 interval: Nanoseconds::from_secs(1),
@@ -693,6 +754,7 @@ impl World {
                 huge: Some(Bytes::ZERO),
                 meters: readings,
                 reads: homeostat_model::Reads::default(),
+                spans,
             });
         }
         Snapshot {
@@ -749,6 +811,120 @@ fn a_real_gain_is_accepted_and_stays() {
     assert_eq!(world.stage("good"), Stage::Improved);
     assert!(world.on.values().any(|(_, on)| *on) || world.engine.view().experiments.is_empty());
     assert_eq!(world.engine.view().in_force.len(), 1);
+}
+
+/// A program that gains so much by the change, and whose spans do this.
+fn server(gain: f64, spans: Spanned) -> World {
+    let spans = Some(spans);
+    let mut world = World::new(
+        vec![Plant {
+            spans,
+            ..plant("server", gain)
+        }],
+        policy(),
+        Memory::default(),
+    );
+    world.recorded = Some(Vec::new());
+    world.run(900);
+    world
+}
+
+#[test]
+fn more_work_is_refused_where_the_tail_of_the_spans_gets_clearly_longer() {
+    let world = server(0.12, Spanned { tail: 2.0, ..SPANNED });
+    assert_eq!(world.verdict("server"), Verdict::Harmful);
+    let record = &world.records[0];
+    assert!(
+        record.reason.contains("99 of 100 of its spans") && record.reason.contains("instead of 4."),
+        "{}",
+        record.reason
+    );
+    let p99 = record.spans[0].p99.unwrap();
+    assert!(
+        (0.9..1.1).contains(&p99.longer.estimate) && p99.longer.lower > 0.5,
+        "{p99:?}"
+    );
+    assert!(world.engine.view().in_force.is_empty());
+    assert!(
+        world.engine.sampling().spans.is_empty(),
+        "they are followed in trials only"
+    );
+    let told = |text: &str| world.stories.iter().any(|s| s.contains(text));
+    assert!(told("spans from wait to wait over"), "{:#?}", world.stories);
+}
+
+#[test]
+fn more_work_with_the_same_spans_is_accepted_and_what_was_seen_is_written_down() {
+    for spans in [
+        SPANNED,
+        // A tenth longer is within what is allowed.
+        Spanned { tail: 1.1, ..SPANNED },
+        // Twice as long, with twice the work in each.
+        Spanned {
+            together: 2.0,
+            ..SPANNED
+        },
+        Spanned {
+            noise: 0.5,
+            ..SPANNED
+        },
+    ] {
+        let world = server(0.12, spans);
+        assert_eq!(world.verdict("server"), Verdict::Accepted);
+        let account = &world.records[0].spans[0];
+        assert!(account.unseen.is_none() && account.blocks_on >= 3, "{account:?}");
+        assert!(account.p99.unwrap().noise > 0.0);
+    }
+}
+
+#[test]
+fn spans_that_cannot_be_followed_are_told_and_stop_nothing() {
+    let refused = Spanned {
+        tail: 2.0,
+        refused: true,
+        ..SPANNED
+    };
+    let world = server(0.12, refused);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let told = world
+        .stories
+        .iter()
+        .filter(|s| s.contains("is not watched in this trial"));
+    assert_eq!(told.count(), 1, "{:#?}", world.stories);
+    let account = &world.records[0].spans[0];
+    assert_eq!(
+        account.unseen.as_deref(),
+        Some("following it would cost 1.2 % of its CPU time")
+    );
+    let off = Policy {
+        span_rise_max: 0.0,
+        ..policy()
+    };
+    let spans = Some(Spanned { tail: 2.0, ..SPANNED });
+    let mut world = World::new(
+        vec![Plant {
+            spans,
+            ..plant("server", 0.12)
+        }],
+        off,
+        Memory::default(),
+    );
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    assert!(world.records[0].spans.is_empty());
+}
+
+#[test]
+fn a_recorded_trial_with_spans_is_decided_again_in_the_same_way() {
+    let world = server(0.12, Spanned { tail: 2.0, ..SPANNED });
+    let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
+    let mut trace = Vec::new();
+    for (second, event) in world.recorded.unwrap() {
+        let event: Event = serde_json::from_str(&event).unwrap();
+        let commands = again.step(Nanoseconds::from_secs(second), 1_000_000 + second, event);
+        trace.extend(commands.iter().map(|c| format!("{second} {c:?}")));
+    }
+    assert_eq!(trace, world.trace);
 }
 
 /// What [`Try`] proposes, with so much predicted.

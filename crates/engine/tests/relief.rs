@@ -302,6 +302,7 @@ impl World {
                     in_sequence: mib(500),
                     ..Reads::default()
                 },
+                spans: None,
             });
         }
         Snapshot {

@@ -138,6 +138,7 @@ impl World {
             huge: Some(Bytes::ZERO),
             meters: meters.into_iter().collect(),
             reads: homeostat_model::Reads::default(),
+            spans: None,
             id,
         }
     }

@@ -2005,6 +2005,7 @@ mod tests {
                         vec![]
                     },
                     reads: homeostat_model::Reads::default(),
+                    spans: None,
                 });
             }
             let cpu_busy = samples.iter().fold(Nanoseconds::ZERO, |sum, w| sum + w.cpu);

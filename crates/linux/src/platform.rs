@@ -1,7 +1,7 @@
 //! The real machine behind the traits of the seam.
 
 use crate::effectors::{self, Registry};
-use crate::meters::{Meter, MeterKind, MeterSettings};
+use crate::meters::{Follower, Meter, MeterKind, MeterSettings};
 use crate::sensors::bytes::{number, words};
 use crate::sensors::counters::HardwareCounters;
 use crate::sensors::files::Kept;
@@ -117,6 +117,8 @@ pub struct LinuxPlatform {
     other_tuners: Vec<String>,
     kinds: Vec<Box<dyn MeterKind>>,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
+    /// Whose spans are followed.
+    spans: BTreeMap<WorkloadId, Follower>,
     rollups: BTreeMap<ProcessId, Rollup>,
     glances: BTreeMap<ProcessId, Glanced>,
     /// What the processor's event counters say, by windows.
@@ -182,6 +184,7 @@ impl LinuxPlatform {
             other_tuners: Vec::new(),
             kinds: crate::meters::kinds(settings),
             meters: BTreeMap::new(),
+            spans: BTreeMap::new(),
             rollups: BTreeMap::new(),
             glances: BTreeMap::new(),
             counters: HardwareCounters::default(),
@@ -353,6 +356,7 @@ impl LinuxPlatform {
         self.counters.retain(|workload| living.contains_key(workload));
         self.meters
             .retain(|(workload, _), _| living.contains_key(workload));
+        self.spans.retain(|workload, _| living.contains_key(workload));
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
             self.glances.retain(|process, _| table.is_known(*process));
@@ -405,6 +409,9 @@ impl LinuxPlatform {
     /// Adds memory by kind and the readings of the open meters.
     fn add_detail(&mut self, workload: &Workload, sample: &mut WorkloadSample) {
         self.read_meters(workload, sample);
+        if let Some(follower) = self.spans.get_mut(&workload.id) {
+            sample.spans = follower.sample(workload, sample.cpu, sample.interval);
+        }
         self.locality.follow(workload, self.clock.now());
         let mut private_huge = Bytes::ZERO;
         let mut shared_huge = Bytes::ZERO;
@@ -580,6 +587,15 @@ impl Sensors for LinuxPlatform {
 
     fn look_at_reads(&mut self, wanted: bool) {
         self.always_reads = wanted;
+    }
+
+    fn follow_spans(&mut self, workloads: &[WorkloadId]) {
+        self.spans.retain(|id, _| workloads.contains(id));
+        for id in workloads {
+            self.spans
+                .entry(id.clone())
+                .or_insert_with(|| Follower::new(&self.root));
+        }
     }
 
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {

@@ -169,6 +169,84 @@ pub struct WitnessAccount {
     pub difference: Effect,
 }
 
+/// How long a share of the spans was with the change and without.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpanChange {
+    /// With it (seconds): the geometric mean over the blocks.
+    #[serde(with = "crate::units::any_number")]
+    pub on_s: f64,
+    /// Without (seconds).
+    #[serde(with = "crate::units::any_number")]
+    pub off_s: f64,
+    /// Standard deviation between the blocks that were off, as a share.
+    #[serde(with = "crate::units::any_number")]
+    pub noise: f64,
+    /// By how much longer they were with it (0.2 = a fifth), with an interval of two standard errors at one look.
+    pub longer: Effect,
+    /// The same for each unit of work that was done in them.
+    pub longer_for_its_work: Effect,
+}
+
+/// What was seen in a trial of a workload's spans: the times from the moment at which its threads begin to run after a wait
+/// to their next wait.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpansAccount {
+    /// Whose.
+    pub workload: WorkloadId,
+    /// Why they could not be judged, or not to the end; `None` where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<String>,
+    /// Blocks with the change in which they were measured.
+    pub blocks_on: u32,
+    /// Blocks without.
+    pub blocks_off: u32,
+    /// Half of them are shorter; `None` with too few blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median: Option<SpanChange>,
+    /// 99 of 100 are shorter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99: Option<SpanChange>,
+}
+
+impl std::fmt::Display for SpansAccount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let part = |c: &SpanChange| {
+            format!(
+                "{} with it and {} without ({}; noise {:.1} %)",
+                time_in_words(c.on_s),
+                time_in_words(c.off_s),
+                c.longer,
+                c.noise * 100.0
+            )
+        };
+        match (&self.median, &self.p99) {
+            (Some(median), Some(p99)) => write!(
+                f,
+                "spans from wait to wait over {} blocks: half of them up to {}, 99 of 100 up to {}",
+                self.blocks_on + self.blocks_off,
+                part(median),
+                part(p99)
+            )?,
+            _ => write!(f, "its response was not watched")?,
+        }
+        match &self.unseen {
+            Some(why) => write!(f, "; {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A short time as people read it.
+pub fn time_in_words(seconds: f64) -> String {
+    if seconds >= 1.0 {
+        format!("{seconds:.2} s")
+    } else if seconds >= 1e-3 {
+        format!("{:.2} ms", seconds * 1e3)
+    } else {
+        format!("{:.1} µs", seconds * 1e6)
+    }
+}
+
 /// An experiment as it is remembered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentRecord {
@@ -191,6 +269,9 @@ pub struct ExperimentRecord {
     /// What progress points said of it that were counted beside the meter that judged; `None` where there were none, and while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness: Option<WitnessAccount>,
+    /// What was seen of the spans of those that were tried; empty while it runs, and where nobody could look.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<SpansAccount>,
     /// The identity of the reader that was contained, if that was the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reader: Option<Fingerprint>,

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod meter;
 pub mod places;
 pub mod sample;
+pub mod spans;
 pub mod topology;
 pub mod units;
 pub mod workload;
@@ -20,7 +21,7 @@ pub mod workload;
 pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use experiment::{
     Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord,
-    MemberOutcome, StrategyId, Verdict, WitnessAccount, effect_in_words,
+    MemberOutcome, SpanChange, SpansAccount, StrategyId, Verdict, WitnessAccount, effect_in_words,
 };
 pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};
@@ -31,6 +32,7 @@ pub use sample::{
     HugePageSettings, KernelBalancing, MachineSample, MemorySetting, PageSizeSetting, Paging, Pressure,
     Reads, Snapshot, WorkloadSample,
 };
+pub use spans::{SpanHistogram, Spans};
 pub use topology::{
     Cache, CacheKind, Device, DeviceKind, LogicalCpu, MemoryAccess, MemoryNode, MemoryTier, SideCache,
     Topology,

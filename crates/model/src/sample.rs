@@ -2,6 +2,7 @@
 //! previous sample, so that exits, restarts and counter wraps are dealt with in one place: the sensor.
 
 use crate::meter::MeterReading;
+use crate::spans::Spans;
 use crate::units::{Bytes, Nanoseconds};
 use crate::workload::{Workload, WorkloadId};
 use serde::{Deserialize, Serialize};
@@ -212,6 +213,10 @@ pub struct WorkloadSample {
     /// What it read from files.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub reads: Reads,
+    /// The spans of its threads from the end of a wait to the next wait, or why they cannot be followed; `None` where nobody
+    /// asked, and until it is known what that would cost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spans: Option<Result<Spans, String>>,
 }
 
 /// One observation of the whole machine.

@@ -40,6 +40,11 @@ pub trait Sensors {
     fn look_at_reads(&mut self, wanted: bool) {
         let _ = wanted;
     }
+    /// Whose spans from wait to wait are to be followed from now on; nobody else's are any more. What comes of it is in their
+    /// samples. May cost a followed program up to half a percent of its CPU time.
+    fn follow_spans(&mut self, workloads: &[WorkloadId]) {
+        let _ = workloads;
+    }
     /// Looks into the memory of a workload, region by region. Bounded; `truncated` says when the bound was hit.
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError>;
     /// Looks where the threads and the memory of a workload are. Bounded.

@@ -297,6 +297,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         let used = self.clock.cpu_time();
         self.looked_at = now;
         self.platform.look_at_reads(plan.reads);
+        self.platform.follow_spans(&plan.spans);
         match self.platform.sample(&request) {
             Ok(snapshot) => {
                 self.unseen = None;

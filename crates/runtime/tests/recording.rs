@@ -124,6 +124,7 @@ fn sampled(second: u64, work: f64) -> Event {
             counted: 1.0,
         }],
         reads: homeostat_model::Reads::default(),
+        spans: None,
     };
     Event::Sampled(Box::new(Snapshot {
         at: Nanoseconds::from_secs(second),

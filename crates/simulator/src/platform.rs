@@ -384,6 +384,7 @@ impl SimPlatform {
             huge: detailed.then_some(large),
             meters: Vec::new(),
             reads: homeostat_model::Reads::default(),
+            spans: None,
         };
         if detailed {
             let work = program.totals.work;

@@ -644,7 +644,13 @@ impl History {
             Some(text) => Some(verdict_from(&text).ok_or_else(|| malformed("experiments.verdict", text))?),
             None => None,
         };
-        read_experiment(row, kind, verdict).map_err(|e| self.error(e))
+        let spans: Option<String> = row.get("spans").map_err(|e| self.error(e))?;
+        let spans = match spans {
+            Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.spans", text))?,
+            None => Vec::new(),
+        };
+        let read = read_experiment(row, kind, verdict).map_err(|e| self.error(e))?;
+        Ok(ExperimentRecord { spans, ..read })
     }
 
     fn others(&self, id: ExperimentId) -> rusqlite::Result<Vec<(WorkloadId, Fingerprint)>> {
@@ -1206,9 +1212,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader)
+            harm_exposure, reader, spans)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1221,7 +1227,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_estimate = excluded.effect_estimate, effect_lower = excluded.effect_lower,
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
-            harm_exposure = excluded.harm_exposure, reader = excluded.reader",
+            harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1256,6 +1262,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         bits(e.bloat.0),
         e.harm_exposure,
         e.reader.as_ref().map(Fingerprint::as_str),
+        (!e.spans.is_empty()).then(|| serde_json::to_string(&e.spans)).and_then(Result::ok),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1387,6 +1394,7 @@ fn read_experiment(
         others: Vec::new(),
         members: Vec::new(),
         witness: None,
+        spans: Vec::new(),
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),

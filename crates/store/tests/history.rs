@@ -11,7 +11,7 @@ mod common;
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MemberOutcome,
-    Nanoseconds, Verdict, WitnessAccount,
+    Nanoseconds, SpanChange, SpansAccount, Verdict, WitnessAccount,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -23,6 +23,30 @@ use std::path::Path;
 
 const MACHINE: &str = "6.1 | EPYC | 2 cpus | 1 nodes | 8 GiB";
 const DAY: u64 = 86_400;
+
+fn spans(unseen: Option<&str>) -> SpansAccount {
+    let longer = Effect {
+        estimate: 0.031,
+        lower: -0.01,
+        upper: f64::INFINITY,
+        confidence: 0.9,
+    };
+    let change = SpanChange {
+        on_s: 0.001_03,
+        off_s: 0.001,
+        noise: 0.05,
+        longer,
+        longer_for_its_work: longer,
+    };
+    SpansAccount {
+        workload: "redis-server.service".into(),
+        unseen: unseen.map(str::to_owned),
+        blocks_on: 9,
+        blocks_off: 8,
+        median: unseen.is_none().then_some(change),
+        p99: unseen.is_none().then_some(change),
+    }
+}
 
 fn experiment(id: u64) -> ExperimentRecord {
     ExperimentRecord {
@@ -49,6 +73,11 @@ fn experiment(id: u64) -> ExperimentRecord {
                 difference: effect(-0.005, 0.002),
             }
         }),
+        spans: if id.is_multiple_of(3) {
+            vec![spans(None), spans(Some("it has more than 64 threads"))]
+        } else {
+            Vec::new()
+        },
         reader: None,
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),

@@ -742,6 +742,7 @@ mod tests {
             huge: None,
             meters: vec![],
             reads: homeostat_model::Reads::default(),
+            spans: None,
         };
         LargePages.consider(&Seen {
             now: Nanoseconds::from_secs(100),

@@ -324,6 +324,7 @@ impl Plant {
             } else {
                 Reads::default()
             },
+            spans: None,
             id,
         }
     }

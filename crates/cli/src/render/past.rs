@@ -124,6 +124,14 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         );
         out.push_str(&wrap(&text, "  ", look.width));
     }
+    for s in &e.spans {
+        let text = if e.others.is_empty() {
+            s.text.clone()
+        } else {
+            format!("{}: {}", s.workload, s.text)
+        };
+        out.push_str(&wrap(&text, "  ", look.width));
+    }
     let _ = writeln!(
         out,
         "  {} of {} + {} s washout; level {}; evidence {}; took {}",

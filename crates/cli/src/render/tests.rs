@@ -341,6 +341,21 @@ fn the_past_is_listed_and_shown_block_by_block() {
             confidence: 0.9,
         })
     };
+    let span = |on_s: f64, off_s: f64| {
+        let longer = Effect {
+            estimate: on_s / off_s - 1.0,
+            lower: on_s / off_s - 1.04,
+            upper: on_s / off_s - 0.96,
+            confidence: 0.9,
+        };
+        homeostat_model::SpanChange {
+            on_s,
+            off_s,
+            noise: 0.03,
+            longer,
+            longer_for_its_work: longer,
+        }
+    };
     let one = homeostat_daemon::report::PastExperiment {
         id: 7,
         kind: "switchback".into(),
@@ -383,6 +398,16 @@ fn the_past_is_listed_and_shown_block_by_block() {
             judge: of(0.139, 0.11, 0.17),
             difference: of(-0.003, -0.006, 0.001),
         }),
+        spans: vec![homeostat_daemon::report::TrialSpans::from(
+            &homeostat_model::SpansAccount {
+                workload: "redis-server.service".into(),
+                unseen: None,
+                blocks_on: 11,
+                blocks_off: 11,
+                median: Some(span(0.000_18, 0.000_2)),
+                p99: Some(span(0.001_9, 0.001_8)),
+            },
+        )],
         evidence: Some(1240.0),
         stalled_s: 0.21,
         bloat_bytes: 2 << 20,

@@ -38,6 +38,7 @@ pub use known::{KnownMeter, known_meters};
 pub use owed::{Mended, mend, write_breakpoints_down_in};
 pub use points::{KnownPoint, Place, known_points};
 pub use settings::MeterSettings;
+pub(crate) use spans::Follower;
 pub use spans::{Quantile, Spans, SpansReport};
 
 use crate::Root;

@@ -807,6 +807,7 @@ impl ProcessTable {
             huge: None,
             meters: Vec::new(),
             reads: Reads::default(),
+            spans: None,
         };
         let mut own_pages: u64 = 0;
         let mut shared_pages: u64 = 0;

@@ -216,6 +216,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
         difference_upper REAL,
         difference_confidence REAL
     ) STRICT;",
+    // 8: what was seen of the spans of those that were tried: a JSON array
+    "ALTER TABLE experiments ADD COLUMN spans TEXT;",
 ];
 
 /// The version of a database that has taken all steps.

@@ -172,6 +172,7 @@ impl Scene {
                 huge: None,
                 meters: vec![],
                 reads: homeostat_model::Reads::default(),
+                spans: None,
             },
             load: Load {
                 cpus,

@@ -1,0 +1,385 @@
+//! The response of a program that is tried, seen without its help: spans of its threads from the end of a wait to the next
+//! wait ([`homeostat_model::spans`]), as a guardrail of the trial.
+//!
+//! A server that does more work may answer later: its median span, or one of a hundred, gets longer. That is asked of its blocks
+//! as all guardrails are asked (Welch's and Yuen's tests, at their level). What longer spans mean needs care:
+//!
+//! * A thread that finds more to do each time it wakes runs longer without anybody waiting longer for his part. A change by which
+//!   there are fewer waits (for a page, a lock) joins spans that were apart. In both there is more work in a span. So a span
+//!   counts as longer only when it is longer also *for the work done in it*, and both are proven.
+//! * Shorter spans are no gain: nothing is accepted for them.
+//! * What waits before a thread wakes up, in a queue or at a lock, is in no span.
+
+use crate::blocks::COVERAGE_MIN;
+use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member};
+use crate::series::Series;
+use homeostat_model::experiment::time_in_words;
+use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
+use homeostat_statistics::robust::{exp, exp_m1, ln, mean, variance};
+use homeostat_statistics::trimmed::{self, Proof, welch};
+
+/// Members of a trial whose spans are followed: those that use most CPU.
+pub(crate) const MEMBERS_MAX: usize = 4;
+/// Fewest spans of a block: of fewer the longest one in a hundred is none of them.
+const SPANS_MIN: f64 = 100.0;
+/// What is asked of a rail: the longest one in a hundred, and the median.
+pub(crate) const QUESTIONS: usize = 2;
+
+/// Which of the spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    Half,
+    P99,
+}
+
+impl Share {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Half => "half of its spans from wait to wait",
+            Self::P99 => "99 of 100 of its spans from wait to wait",
+        }
+    }
+}
+
+/// What a block showed (log units).
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// Half of the spans are shorter (seconds).
+    median: f64,
+    /// 99 of 100 are shorter.
+    p99: f64,
+    /// Units of work in one.
+    work: f64,
+}
+
+impl Seen {
+    fn length(&self, share: Share) -> f64 {
+        match share {
+            Share::Half => self.median,
+            Share::P99 => self.p99,
+        }
+    }
+
+    fn length_for_its_work(&self, share: Share) -> f64 {
+        self.length(share) - self.work
+    }
+}
+
+/// The spans of one workload that is tried.
+#[derive(Clone, Debug)]
+pub(crate) struct SpanRail {
+    member: Member,
+    on: Vec<Seen>,
+    off: Vec<Seen>,
+    /// Why they are not followed.
+    refused: Option<String>,
+    /// Blocks that ended while they were followed.
+    followed: u32,
+}
+
+impl SpanRail {
+    pub(crate) fn new(member: Member) -> Self {
+        Self {
+            member,
+            on: Vec::new(),
+            off: Vec::new(),
+            refused: None,
+            followed: 0,
+        }
+    }
+
+    pub(crate) fn workload(&self) -> &WorkloadId {
+        &self.member.workload
+    }
+
+    /// Whether they are to be followed.
+    pub(crate) fn wanted(&self) -> bool {
+        self.refused.is_none()
+    }
+
+    /// They cannot be followed, or no longer. Whether that is new.
+    pub(crate) fn refuse(&mut self, why: &str) -> bool {
+        let news = self.refused.is_none();
+        self.refused.get_or_insert_with(|| why.to_owned());
+        news
+    }
+
+    /// Reads the measured part of a block that ended.
+    pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
+        let spans = series.spans(&self.member.meter, from, to);
+        if spans.sums.seconds > 0.0 {
+            self.followed += 1;
+        }
+        let measured = self.member.measured(&spans.sums, to - from).is_some()
+            && spans.sums.seconds >= COVERAGE_MIN * (to - from).as_secs_f64();
+        if !measured || spans.sums.work <= 0.0 || (spans.histogram.total() as f64) < SPANS_MIN {
+            return;
+        }
+        let quantile = |share: f64| spans.histogram.quantile(share).map(|ns| ln(ns / 1e9));
+        if let (Some(median), Some(p99)) = (quantile(0.5), quantile(0.99)) {
+            let work = ln(spans.sums.work / spans.number);
+            let arm = if on { &mut self.on } else { &mut self.off };
+            arm.push(Seen { median, p99, work });
+        }
+    }
+
+    /// Whether it has seen enough to say something.
+    pub(crate) fn speaks(&self) -> bool {
+        self.on.len() >= GUARDRAIL_BLOCKS && self.off.len() >= GUARDRAIL_BLOCKS
+    }
+
+    /// What to say when its spans got longer by more than `limit` (a share), and longer for the work done in them, proven at this
+    /// level each (one-sided). `last`: the one look before the change is accepted; else one of many, at which two tests must prove it.
+    pub(crate) fn hurt(&self, limit: f64, level: f64, last: bool) -> Option<String> {
+        if !self.speaks() {
+            return None;
+        }
+        let proof = if last { Proof::Either } else { Proof::Both };
+        let least = ln(1.0 + limit);
+        [Share::P99, Share::Half].into_iter().find_map(|share| {
+            let longer = |length: fn(&Seen, Share) -> f64| {
+                let shortness = |arm: &[Seen]| arm.iter().map(|s| -length(s, share)).collect::<Vec<f64>>();
+                trimmed::fall(
+                    &shortness(&self.on),
+                    &shortness(&self.off),
+                    least,
+                    level,
+                    GUARDRAIL_ERROR_MIN,
+                    proof,
+                )
+                .map(|fall| exp_m1(-fall) * 100.0)
+            };
+            let (longer, for_its_work) = (longer(Seen::length)?, longer(Seen::length_for_its_work)?);
+            Some(format!(
+                "{}: {} took up to {} with it instead of {} (+{longer:.0} %; for the work done in each +{for_its_work:.0} %)",
+                self.member.workload,
+                share.words(),
+                time_in_words(exp(self.mean(share, true))),
+                time_in_words(exp(self.mean(share, false))),
+            ))
+        })
+    }
+
+    fn arm(&self, on: bool) -> &[Seen] {
+        if on { &self.on } else { &self.off }
+    }
+
+    fn lengths(&self, share: Share, on: bool) -> Vec<f64> {
+        self.arm(on).iter().map(|s| s.length(share)).collect()
+    }
+
+    fn mean(&self, share: Share, on: bool) -> f64 {
+        mean(&self.lengths(share, on))
+    }
+
+    /// What was seen, for people; `None` where nobody could look and nobody said why.
+    pub(crate) fn account(&self) -> Option<SpansAccount> {
+        if self.followed == 0 && self.refused.is_none() {
+            return None;
+        }
+        let unseen = match &self.refused {
+            None if !self.speaks() => Some(format!(
+                "{} of {} blocks had {SPANS_MIN} spans and more: its threads hardly wait, or the trial was short",
+                self.on.len() + self.off.len(),
+                self.followed
+            )),
+            refused => refused.clone(),
+        };
+        Some(SpansAccount {
+            workload: self.member.workload.clone(),
+            unseen,
+            blocks_on: u32::try_from(self.on.len()).unwrap_or(u32::MAX),
+            blocks_off: u32::try_from(self.off.len()).unwrap_or(u32::MAX),
+            median: self.change(Share::Half),
+            p99: self.change(Share::P99),
+        })
+    }
+
+    fn change(&self, share: Share) -> Option<SpanChange> {
+        if !self.speaks() {
+            return None;
+        }
+        let effect = |length: fn(&Seen, Share) -> f64| -> Option<Effect> {
+            let of = |arm: &[Seen]| arm.iter().map(|s| length(s, share)).collect::<Vec<f64>>();
+            let found = welch(&of(&self.on), &of(&self.off))?;
+            Some(Effect {
+                estimate: exp_m1(found.change),
+                lower: exp_m1(found.change - 2.0 * found.error),
+                upper: exp_m1(found.change + 2.0 * found.error),
+                confidence: 0.90,
+            })
+        };
+        Some(SpanChange {
+            on_s: exp(self.mean(share, true)),
+            off_s: exp(self.mean(share, false)),
+            noise: exp_m1(variance(&self.lengths(share, false)).sqrt()),
+            longer: effect(Seen::length)?,
+            longer_for_its_work: effect(Seen::length_for_its_work)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::Objective;
+    use crate::panel::{GUARDRAIL_LEVEL, GUARDRAIL_LEVEL_EARLY};
+    use crate::series::Interval;
+    use homeostat_model::{Fingerprint, MeterId, SpanHistogram, Spans};
+    use homeostat_statistics::simulation::Random;
+    use std::collections::BTreeMap;
+
+    const LIMIT: f64 = 0.2;
+
+    fn rail() -> SpanRail {
+        SpanRail::new(Member::new(
+            "server".into(),
+            Fingerprint::new("server"),
+            MeterId::new("m"),
+            Objective::CpuPerWork,
+            0.5,
+        ))
+    }
+
+    /// A second in which spans of 1 ms, one in fifty `tail` times as long, were worked at, with so much work in each.
+    fn second(end: u64, spans: u64, length: f64, tail: f64, work: f64) -> Interval {
+        let mut histogram = SpanHistogram::default();
+        for k in 0..spans {
+            let times = if k.is_multiple_of(50) { tail } else { 1.0 };
+            histogram.add((length * times * 1e6) as u64);
+        }
+        Interval {
+            end: Nanoseconds::from_secs(end),
+            seconds: 1.0,
+            cpu: 0.5,
+            machine_idle: 0.5,
+            work: BTreeMap::from([(MeterId::new("m"), (spans as f64 * work, 1.0))]),
+            spans: Some(Spans::of(&histogram, Nanoseconds::from_millis(500))),
+            ..Interval::default()
+        }
+    }
+
+    /// Adds a block of ten seconds.
+    fn block(rail: &mut SpanRail, on: bool, spans: u64, length: f64, tail: f64, work: f64) {
+        let mut series = Series::default();
+        (1..=10).for_each(|t| series.push(second(t, spans, length, tail, work)));
+        rail.observe(&series, on, Nanoseconds::ZERO, Nanoseconds::from_secs(10));
+    }
+
+    /// Ten blocks; what is on differs by these factors.
+    fn trial(spans: f64, length: f64, tail: f64, work: f64) -> SpanRail {
+        let mut rail = rail();
+        for k in 0..5 {
+            let wobble = 1.0 + 0.03 * f64::from(k % 3);
+            block(&mut rail, false, 200, wobble, 4.0, 1.0);
+            block(
+                &mut rail,
+                true,
+                (200.0 * spans) as u64,
+                length * wobble,
+                4.0 * tail,
+                work,
+            );
+        }
+        rail
+    }
+
+    fn said(rail: &SpanRail) -> Option<String> {
+        rail.hurt(LIMIT, GUARDRAIL_LEVEL / QUESTIONS as f64, true)
+    }
+
+    #[test]
+    fn a_longer_tail_is_harm_and_the_same_is_not() {
+        let slow = said(&trial(1.2, 1.0, 2.0, 1.0)).expect("twice as long");
+        assert!(
+            slow.starts_with("server: 99 of 100") && slow.contains("(+100 %"),
+            "{slow}"
+        );
+        let slow = said(&trial(1.0, 1.5, 1.0, 1.0)).expect("all longer");
+        assert!(slow.contains("(+4") || slow.contains("(+5"), "{slow}");
+        let early = trial(1.0, 1.0, 2.0, 1.0).hurt(LIMIT, GUARDRAIL_LEVEL_EARLY / 2.0, false);
+        assert!(early.is_some());
+        for same in [
+            trial(1.2, 1.0, 1.0, 1.0),
+            trial(1.0, 1.1, 1.0, 1.0),
+            trial(1.3, 0.7, 0.8, 1.0),
+        ] {
+            assert_eq!(said(&same), None);
+        }
+    }
+
+    #[test]
+    fn more_work_in_each_span_is_no_harm() {
+        // Half as many spans, each twice as long, with twice the work: what came together was worked at together.
+        assert_eq!(said(&trial(0.5, 2.0, 1.0, 2.0)), None);
+        // Twice as long, and only a fifth more work in each.
+        assert!(said(&trial(0.5, 2.0, 1.0, 1.2)).is_some());
+    }
+
+    #[test]
+    fn the_account_tells_both_arms_and_the_noise() {
+        let account = trial(1.0, 1.5, 1.0, 1.0).account().unwrap();
+        let p99 = account.p99.unwrap();
+        assert_eq!((account.blocks_on, account.blocks_off), (5, 5));
+        assert!((p99.longer.estimate - 0.5).abs() < 0.05, "{p99:?}");
+        assert!((p99.on_s / p99.off_s - 1.5).abs() < 0.05 && p99.noise > 0.01 && p99.noise < 0.06);
+        let text = account.to_string();
+        assert!(
+            text.contains("99 of 100 up to 6.") && text.contains("noise"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_told_and_holds_nothing_against_the_change() {
+        assert_eq!(rail().account(), None, "nobody looked");
+        let mut few = rail();
+        for k in 0..10 {
+            block(&mut few, k % 2 == 0, 5, 1.0, 50.0, 1.0);
+        }
+        assert!(!few.speaks());
+        let why = few.account().unwrap().to_string();
+        assert!(why.contains("not watched; 0 of 10 blocks"), "{why}");
+        let mut refused = rail();
+        assert!(refused.wanted() && refused.refuse("it costs too much") && !refused.refuse("again"));
+        assert!(!refused.wanted() && refused.hurt(LIMIT, 0.05, true).is_none());
+        assert!(
+            refused
+                .account()
+                .unwrap()
+                .to_string()
+                .ends_with("it costs too much")
+        );
+    }
+
+    /// All looks of a trial: an early one after each block, the last at the end.
+    #[test]
+    fn noise_alone_refuses_no_more_often_than_it_may() {
+        const RUNS: u32 = 4000;
+        for (noise, heavy) in [(0.05, false), (0.3, false), (0.6, true)] {
+            let mut random = Random::new(5);
+            let mut refused = 0;
+            for _ in 0..RUNS {
+                let mut rail = rail();
+                let mut hurt = false;
+                for k in 0..24 {
+                    let mut draw = || noise * if heavy { random.heavy() } else { random.gaussian() };
+                    let median = draw();
+                    let seen = Seen {
+                        median,
+                        p99: 1.0 + 0.5 * median + draw(),
+                        work: 0.05 * draw(),
+                    };
+                    let on = (k / 2 + k) % 2 == 0;
+                    let arm = if on { &mut rail.on } else { &mut rail.off };
+                    arm.push(seen);
+                    hurt |= rail.hurt(LIMIT, GUARDRAIL_LEVEL_EARLY / 3.0, false).is_some();
+                }
+                hurt |= rail.hurt(LIMIT, GUARDRAIL_LEVEL / 3.0, true).is_some();
+                refused += u32::from(hurt);
+            }
+            let share = f64::from(refused) / f64::from(RUNS);
+            assert!(share <= GUARDRAIL_LEVEL, "{noise} {heavy}: {share}");
+        }
+    }
+}
