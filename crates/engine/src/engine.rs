@@ -41,6 +41,8 @@ const WORKLOADS_MAX: usize = 4096;
 /// A workload may seem to use so many times the CPU time that the machine has, and so many seconds more: its threads are read one
 /// after another, and their clocks have ticks.
 const CPU_SLACK: f64 = 1.5;
+/// For so long what is read may lie back: all processes are looked at every so many seconds, at most.
+const LATE_S: f64 = 30.0;
 const CPU_GRAIN_S: f64 = 0.5;
 /// Neighbours that a strategy is shown at most, biggest first.
 const NEIGHBOURS_MAX: usize = 64;
@@ -199,7 +201,11 @@ impl Engine {
             advice: BTreeMap::new(),
             outcomes: VecDeque::new(),
             starts: VecDeque::new(),
-            exposure: VecDeque::new(),
+            // When of the day it was is not known here: it counts from now on, which errs on the side of leaving things alone.
+            exposure: (memory.exposure > 0.0)
+                .then_some((Nanoseconds::ZERO, memory.exposure))
+                .into_iter()
+                .collect(),
             stalled: Nanoseconds::ZERO,
             placebo_due: Nanoseconds::ZERO,
             placebos: memory.placebos,
@@ -684,7 +690,8 @@ impl Engine {
     /// Share of the machine's CPUs that is busy, 0 to 1; not a number where that was not read.
     pub(crate) fn machine_busy(&self) -> f64 {
         let cpus = self.machine.general_cpus().count().max(1) as f64;
-        self.machine_sample.cpu_busy.as_secs_f64() / (self.machine_interval.as_secs_f64() * cpus)
+        let busy = self.machine_sample.cpu_busy.as_secs_f64() / (self.machine_interval.as_secs_f64() * cpus);
+        busy.clamp(0.0, 1.0)
     }
 
     fn update_sample(&mut self, sample: WorkloadSample) {
@@ -707,9 +714,13 @@ impl Engine {
         if uses_files {
             w.used_files_at = Some(self.now);
         }
-        // More than all CPUs have is a counter that was read wrong: as if it had not been read.
+        // More than all CPUs have is a counter that was read wrong: as if it had not been read. What a child used that has ended
+        // comes in one lump, for the time since it was seen last.
         let length = sample.interval.as_secs_f64();
-        if sample.interval.0 > 0 && sample.cpu.as_secs_f64() <= CPU_SLACK * cpus * length + CPU_GRAIN_S {
+        let most = |of: f64| CPU_SLACK * of * length.max(LATE_S) + CPU_GRAIN_S;
+        let credible = sample.cpu.as_secs_f64() <= most(cpus)
+            && sample.runqueue_wait.as_secs_f64() <= most(f64::from(sample.threads.max(1)).max(cpus));
+        if sample.interval.0 > 0 && credible {
             w.series.push(Interval {
                 end: self.now,
                 seconds: length,

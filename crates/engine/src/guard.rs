@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const PROBATION_SPACING: u64 = 3;
 /// After a pair that lost beyond the noise the next one comes after so many pair lengths …
 const SUSPECT_SPACING: u64 = 1;
-/// … and so many times the standstill that it causes.
+/// … and so many times the standstill that it causes, though no later than in the probation.
 const STALL_SPACING: u64 = 10;
 /// What was tried in short blocks is probed so often at once, where others work on the machine: such blocks prove what is plain to
 /// see, and little of what others lose.
@@ -97,6 +97,8 @@ const REGIME_TIMES: f64 = 1.25;
 const REGIME_ROOM: f64 = 0.15;
 /// … for so long.
 const REGIME_FOR: Nanoseconds = Nanoseconds::from_secs(20);
+/// However dear a probe is (one that moves memory back and forth), after so long the next may come for that.
+const REGIME_PROBE_MAX: Nanoseconds = Nanoseconds::from_secs(600);
 /// Probe pairs that may run between two trials while a proposal waits for its turn.
 const PROBES_BETWEEN_TRIALS: u32 = 3;
 /// A proposal older than this no longer holds the probes of its workload back.
@@ -167,8 +169,10 @@ pub(crate) struct Guard {
     over_stall: Nanoseconds,
     /// The reader that it contains.
     contained: Option<WorkloadId>,
-    /// Whether it was tried in short blocks, and there are others who may lose by it.
+    /// Whether it was tried in short blocks …
     plain: bool,
+    /// … and how many probe pairs are made at once for that.
+    at_once: u32,
     /// Most of its work that a reader may lose by being contained.
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
@@ -183,6 +187,10 @@ pub(crate) struct Guard {
     regime: Option<Regime>,
     /// Since when they work in another way.
     other_since: Option<Nanoseconds>,
+    /// Whether others worked beside it.
+    others_worked: bool,
+    /// When the last pair ended in which nothing was suspected; at first, when it was accepted.
+    fine_at: Nanoseconds,
     /// When the last probe pair ended; at first, when it was accepted.
     probed_at: Nanoseconds,
     /// Threads of each workload that ran or waited for a CPU before its place was tried.
@@ -235,7 +243,8 @@ impl Guard {
             contained: e.setup.contained.clone(),
             over_gain: 0.0,
             over_stall: Nanoseconds::ZERO,
-            plain: false,
+            plain: e.setup.plain.is_some(),
+            at_once: 1,
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -245,18 +254,23 @@ impl Guard {
             busy_then: (0.0, 0),
             regime: None,
             other_since: None,
+            others_worked: false,
+            fine_at: now,
             probed_at: now,
             runnable: e.setup.places.runnable(),
         }
         .conceding()
     }
 
-    /// Others work on the machine: what was tried in short blocks, which prove little of what they lose, is probed soon.
-    pub(crate) fn beside_others(mut self, e: &Experiment, now: Nanoseconds) -> Self {
-        if e.setup.plain.is_some() {
-            self.plain = true;
+    /// Short blocks prove what is plain to see. A probe with the usual ones comes soon, to show a gain that was none (what an undo
+    /// takes longer to undo than such a block waits); and where others work on the machine, whose losses they prove little of,
+    /// further ones.
+    pub(crate) fn probed_soon(mut self, others_work: bool, now: Nanoseconds) -> Self {
+        if self.plain {
+            self.at_once = if others_work { PAIRS_AT_ONCE } else { 1 };
             self.next_probe = now + self.pair() * PROBATION_SPACING;
         }
+        self.others_worked = others_work;
         self
     }
 
@@ -393,7 +407,11 @@ impl Guard {
 
     /// What was proven holds of the way in which the program worked then. Where it works in another, the next probe comes as soon as
     /// in the probation, so that it costs no more than probes may.
-    fn hasten(&mut self, regime: Regime, now: Nanoseconds) {
+    fn hasten(&mut self, regime: Regime, others_work: bool, now: Nanoseconds) {
+        if others_work && !std::mem::replace(&mut self.others_worked, others_work) && self.plain {
+            self.at_once = self.watch.pairs().saturating_add(PAIRS_AT_ONCE);
+            self.next_probe = self.next_probe.min(now + self.pair());
+        }
         if now < self.since + LOAD_SPAN || now < self.probed_at + LOAD_SPAN {
             return;
         }
@@ -407,7 +425,7 @@ impl Guard {
         }
         let since = *self.other_since.get_or_insert(now);
         if now - since >= REGIME_FOR {
-            let soonest = self.probed_at + self.probe_interval();
+            let soonest = self.probed_at + self.probe_interval().min(REGIME_PROBE_MAX);
             self.next_probe = self.next_probe.min(soonest.max(now));
         }
     }
@@ -439,10 +457,23 @@ impl Guard {
         true
     }
 
-    /// Share of the machine's CPUs that was busy soon after the acceptance; all of them where that is not known.
+    /// Whether something looks like a loss, and the probe that will tell comes soon: nothing else starts before it.
+    pub(crate) fn suspects(&self, now: Nanoseconds) -> bool {
+        self.watch.suspicious()
+            && self.switchable
+            && self.resting_since.is_none()
+            && now < self.next_probe + OVERDUE
+    }
+
+    /// What it has cost since nothing was suspected, in percent × seconds.
+    fn harm(&self, now: Nanoseconds) -> f64 {
+        100.0 * self.watch.loss() * (now - self.fine_at).as_secs_f64()
+    }
+
+    /// Share of the machine's CPUs that was busy soon after the acceptance; none where that is not known.
     fn machine_busy(&self) -> f64 {
         match self.busy_then {
-            (_, 0) => 1.0,
+            (_, 0) => 0.0,
             (sum, samples) => sum / f64::from(samples),
         }
     }
@@ -742,10 +773,17 @@ impl Engine {
             .filter_map(|id| Some((id.clone(), self.workloads.get(id)?.load.clone())))
             .collect();
         let machine_busy = self.machine_busy();
+        let works = |(_, load): &(WorkloadId, Load)| load.cpus >= self.policy.cpu_min;
+        let anybody = loads.iter().any(works);
+        let others_work = self.others_work(&members);
         let beside: BTreeSet<ActionId> = self.guards.all().map(|g| g.key).collect();
         let Some(g) = self.guards.get_mut(key) else { return };
         if steady {
-            g.hasten(Regime::of(&loads, machine_busy, beside), now);
+            if anybody {
+                g.hasten(Regime::of(&loads, machine_busy, beside), others_work, now);
+            } else {
+                g.other_since = None;
+            }
             if g.learns_waits(&loads, machine_busy, now) {
                 return;
             }
@@ -929,7 +967,10 @@ impl Engine {
         let Some(guard) = self.guards.get(key) else {
             return nothing;
         };
-        let overdue = now >= guard.next_probe + OVERDUE;
+        // What may do harm waits for nothing that may wait.
+        let suspects = guard.suspects(now);
+        let (turn_over, may_try) = (turn_over && !suspects, may_try && !suspects);
+        let overdue = suspects || now >= guard.next_probe + OVERDUE;
         let held_back = guard
             .workloads()
             .filter_map(|id| self.workloads.get(id))
@@ -949,7 +990,9 @@ impl Engine {
         // What is on its way out, and may wait for its next try, stands over what is below it.
         let leaves = || guard.workloads().any(|id| self.something_leaves(id));
         if due && !self.covered(guard) && !leaves() {
-            let cpus = |id: &WorkloadId| self.workloads.get(id).map(|w| w.load.cpus);
+            // Of whom nothing is known, that it rests is not known either.
+            let known = |id: &WorkloadId| self.workloads.get(id).filter(|w| w.load.known);
+            let cpus = |id: &WorkloadId| known(id).map(|w| w.load.cpus);
             let rest = guard.watch.all_rest(cpus);
             if let Some(g) = self.guards.get_mut(key)
                 && g.waits_for_work(rest, now)
@@ -1203,6 +1246,9 @@ impl Engine {
     fn revoke(&mut self, key: ActionId, why: &str, verdict: Verdict) {
         let Some(g) = self.guards.get(key) else { return };
         let (strategy, accepted) = (g.strategy.clone(), g.record.clone());
+        // What a guard comes too late for comes out of the day's budget, too.
+        let harm = g.harm(self.now);
+        self.exposure.push_back((self.now, harm));
         if let Some(pair) = &g.pair {
             self.recall.forget(pair);
         }
@@ -1438,6 +1484,9 @@ impl Guard {
             (scores, first)
         };
         let found = self.watch.observe(&on, &off);
+        if found == Found::Fine && !self.watch.suspicious() {
+            self.fine_at = now;
+        }
         let often = self.probe_interval();
         let seldom = often.max(Nanoseconds::from_secs_f64(policy.probe_every_s));
         if found == Found::Nothing {
@@ -1449,8 +1498,9 @@ impl Guard {
         self.next_probe = now
             + if self.watch.suspicious() {
                 // It is on meanwhile, and may do harm: no longer than it takes that to be seen, with most of the time left for work.
-                (self.pair() * SUSPECT_SPACING).max(self.stall * STALL_SPACING)
-            } else if self.plain && self.watch.pairs() < PAIRS_AT_ONCE {
+                let work = (self.stall + self.over_stall) * STALL_SPACING;
+                work.clamp(self.pair() * SUSPECT_SPACING, self.pair() * PROBATION_SPACING)
+            } else if self.plain && self.watch.pairs() < self.at_once {
                 self.pair() * PROBATION_SPACING
             } else if self.watch.in_probation() {
                 often

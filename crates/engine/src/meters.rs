@@ -18,6 +18,8 @@ const BLOCK: usize = 4;
 const KERNEL_NOISE_MAX: f64 = 0.15;
 /// … and fire at least this often per second.
 const KERNEL_RATE_MIN: f64 = 5.0;
+/// Of fewer blocks than these every one must keep the ratio.
+const FEW_BLOCKS: usize = 6;
 /// Two kinds of kernel work confirm each other when their ratio varies by no more than this.
 const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 /// … and one of them counted without the other in no larger share of the blocks than this.
@@ -192,6 +194,7 @@ fn kernel_refusal(
     let confirmed = others.iter().any(|other| {
         other.class == MeterClass::Kernel
             && family(&other.id) != family(&candidate.id)
+            && rate_of(&other.id, series, since) >= KERNEL_RATE_MIN
             && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
     });
     if confirmed {
@@ -202,6 +205,13 @@ fn kernel_refusal(
                 .to_owned(),
         )
     }
+}
+
+/// Counts per second.
+fn rate_of(id: &MeterId, series: &Series, since: Nanoseconds) -> f64 {
+    let readings = series.since(since).filter_map(|i| i.work.get(id));
+    let (work, seconds) = readings.fold((0.0, 0.0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
+    if seconds > 0.0 { work / seconds } else { 0.0 }
 }
 
 /// `io.write_calls` → `io.write`: counters of one family say the same thing and do not confirm each other.
@@ -235,6 +245,12 @@ fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds
     let alone = blocks.len() - ratios.len();
     if ratios.len() < 2 || alone as f64 > ALONE_MAX * blocks.len() as f64 {
         f64::INFINITY
+    } else if ratios.len() < FEW_BLOCKS {
+        // The spread of a few leaves the one out that differs.
+        let median = homeostat_statistics::robust::median(&ratios);
+        ratios
+            .iter()
+            .fold(0.0, |most, r| f64::max(most, (r / median - 1.0).abs()))
     } else {
         variation(&ratios)
     }

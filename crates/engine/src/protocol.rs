@@ -260,6 +260,9 @@ pub struct Memory {
     pub false_accepts: u32,
     /// Tries and accepts for false-discovery control, oldest first: `true` = accepted.
     pub tries: Vec<bool>,
+    /// Harm exposure of the last 24 hours in percent × seconds, as far as it was written down.
+    #[serde(default)]
+    pub exposure: f64,
     /// First free experiment number.
     pub next_experiment: u64,
     /// First free action number.

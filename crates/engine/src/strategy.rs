@@ -101,7 +101,7 @@ pub struct Held {
     pub waited: f64,
     /// How many of its threads ran or waited for a CPU before a place was tried, on average; 0 where that is not known.
     pub runnable: f64,
-    /// Share of the machine's CPUs that was busy soon after it was accepted; 1 where that is not known yet.
+    /// Share of the machine's CPUs that was busy soon after it was accepted; 0 where that is not known yet.
     pub machine_busy: f64,
 }
 

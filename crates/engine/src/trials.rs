@@ -129,6 +129,10 @@ impl Engine {
         let Some(((urgent, _, _), id)) = best else {
             return;
         };
+        // What looks like a loss stays on for as long as something else is tried.
+        if !urgent && self.guards.all().any(|g| g.suspects(self.now)) {
+            return;
+        }
         if self.stale(&id) {
             self.ask_again(&id);
             return;
@@ -616,6 +620,9 @@ impl Engine {
         if self.paused || self.stopping.is_some() || self.policy.mode == Mode::AdviseOnly {
             return false;
         }
+        if self.guards.all().any(|g| g.suspects(self.now)) {
+            return false;
+        }
         if self.policy.mode == Mode::Calibrate {
             return true;
         }
@@ -927,10 +934,10 @@ impl Engine {
     }
 
     /// Whether anybody works who is not of the change, measured or not.
-    fn others_work(&self, panel: &Panel) -> bool {
+    pub(crate) fn others_work(&self, members: &[WorkloadId]) -> bool {
         self.workloads
             .iter()
-            .any(|(id, w)| !w.gone && !panel.has(id) && w.load.cpus >= self.policy.cpu_min)
+            .any(|(id, w)| !w.gone && !members.contains(id) && w.load.cpus >= self.policy.cpu_min)
     }
 
     /// The neighbours whose work is measured, those that use most CPU first.
@@ -1584,10 +1591,10 @@ impl Engine {
                 "guarded"
             }
         );
-        let mut guard = Guard::new(e, record, text.clone(), self.now, &self.policy);
-        if self.others_work(panel) {
-            guard = guard.beside_others(e, self.now);
-        }
+        let members: Vec<WorkloadId> = panel.workloads().cloned().collect();
+        let others_work = self.others_work(&members);
+        let mut guard =
+            Guard::new(e, record, text.clone(), self.now, &self.policy).probed_soon(others_work, self.now);
         for gone in &e.orphans {
             guard.lose_workload(gone, &self.changes, self.now);
         }

@@ -238,6 +238,15 @@ impl Watch {
         self.pairs
     }
 
+    /// Share of the work that is lost by it as the last pairs show, of who loses most; 0 when nobody does.
+    pub(crate) fn loss(&self) -> f64 {
+        let rails = self.rails.iter().map(|r| &r.recent);
+        let losses = std::iter::once(&self.recent)
+            .chain(rails)
+            .filter(|r| !r.is_empty());
+        losses.map(|r| -relative(r)).fold(0.0, f64::max)
+    }
+
     /// What the last pairs show, for people; empty before the first.
     pub(crate) fn lately(&self) -> String {
         if self.recent.is_empty() {

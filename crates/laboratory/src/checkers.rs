@@ -244,10 +244,9 @@ const PROBES_FOR_COST: u32 = 10;
 pub const WORKS_FROM: f64 = 0.05;
 /// What may be lost within a day on top of the budget of the trials: a trial may start just below that, and what is kept can
 /// become a loss. Until a guard ends it, it takes the interval between two probes, of up to half an hour and more where what
-/// is switched moves memory, the ten minutes and more that a probe waits for a trial of something else, and then eight pairs
-/// that lose: assumed, a third of the work of one program for forty minutes. What is lost while an undo is refused or sensors fail
-/// comes out of the same.
-pub const HARM_UNTIL_ENDED: f64 = 80_000.0;
+/// is switched moves memory, and then eight pairs that lose: assumed, a third of the work of one program for half an hour. What is
+/// lost while an undo is refused or sensors fail comes out of the same.
+pub const HARM_UNTIL_ENDED: f64 = 60_000.0;
 const DAY: Nanoseconds = Nanoseconds::from_secs(86_400);
 const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
 

@@ -776,6 +776,8 @@ fn fault(error: &PlatformError) -> Fault {
     }
 }
 
+/// The budget of harm is for a day: a restart does not give it anew.
+const DAY_S: u64 = 86_400;
 /// Experiments looked up at start to rebuild the state of false-discovery control: rows without blocks, placebos
 /// among them. An epoch has 200 tries by default; with four placebos a day this reaches back more than a year.
 const TRIES_MAX: u32 = 2_000;
@@ -815,7 +817,20 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         .collect();
     tries.sort_by_key(|(id, _)| *id);
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let of_the_day = history::ExperimentFilter {
+        since_unix: now_unix.saturating_sub(DAY_S),
+        limit: TRIES_MAX,
+        blocks: false,
+        ..Default::default()
+    };
+    let exposure = history
+        .experiments(&of_the_day, now_unix)
+        .iter()
+        .map(|e| e.harm_exposure)
+        .filter(|e| e.is_finite() && *e > 0.0)
+        .fold(0.0, |sum, e| sum + e);
     Memory {
+        exposure,
         priors,
         placebos: small(placebos.run),
         false_accepts: small(placebos.accepted),

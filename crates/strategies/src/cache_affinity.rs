@@ -353,7 +353,7 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let (cpus, held) = newest(seen)?;
     let given = cpus.len() as f64;
     let all = seen.machine.general_cpus().count() as f64;
-    let interval = seen.sample.interval.as_secs_f64();
+    let interval = seen.machine_interval.as_secs_f64();
     if interval <= 0.0 || given >= all {
         return None;
     }

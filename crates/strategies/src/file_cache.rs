@@ -572,7 +572,7 @@ mod tests {
                 effect: GUESS,
                 waited: 0.0,
                 runnable: 0.0,
-                machine_busy: 1.0,
+                machine_busy: 0.0,
             });
         });
         match two.proposal(&FileCache).target {
@@ -752,7 +752,7 @@ mod tests {
                     effect: GUESS,
                     waited: 0.0,
                     runnable: 0.0,
-                    machine_busy: 1.0,
+                    machine_busy: 0.0,
                 });
             },
             |s| reader(s).reads = Reads::default(),
