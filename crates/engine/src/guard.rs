@@ -548,7 +548,7 @@ impl Regime {
 
     /// Whether one that works now works in another way than then, or there is another amount of room beside it.
     fn differs(&self, then: &Self) -> bool {
-        let apart = |now: f64, then: f64| !(ln((now + 0.1) / (then + 0.1)).abs() <= ln(REGIME_TIMES));
+        let apart = |now: f64, then: f64| ln((now + 0.1) / (then + 0.1)).abs() > ln(REGIME_TIMES);
         let others = |(id, (cpus, wait)): (&WorkloadId, &(f64, f64))| {
             then.loads
                 .get(id)
