@@ -226,6 +226,7 @@ pub(super) fn placed_by_the_strategies(context: &Context) -> Result<(), Failure>
             effect: Effect { ..first.predicted },
             waited: 0.0,
             runnable: 0.0,
+            machine_busy: 0.0,
         }];
         let memory = strategy("memory_affinity")?;
         memory
