@@ -41,9 +41,9 @@ const WORKLOADS_MAX: usize = 4096;
 /// A workload may seem to use so many times the CPU time that the machine has, and so many seconds more: its threads are read one
 /// after another, and their clocks have ticks.
 const CPU_SLACK: f64 = 1.5;
+const CPU_GRAIN_S: f64 = 0.5;
 /// For so long what is read may lie back: all processes are looked at every so many seconds, at most.
 const LATE_S: f64 = 30.0;
-const CPU_GRAIN_S: f64 = 0.5;
 /// Neighbours that a strategy is shown at most, biggest first.
 const NEIGHBOURS_MAX: usize = 64;
 /// Programs remembered for ending while they were tried together with others.

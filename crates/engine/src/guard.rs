@@ -406,7 +406,7 @@ impl Guard {
     }
 
     /// What was proven holds of the way in which the program worked then. Where it works in another, the next probe comes as soon as
-    /// in the probation, so that it costs no more than probes may.
+    /// in the probation, or ten minutes after the last one, however dear it is.
     fn hasten(&mut self, regime: Regime, others_work: bool, now: Nanoseconds) {
         if others_work && !std::mem::replace(&mut self.others_worked, others_work) && self.plain {
             self.at_once = self.watch.pairs().saturating_add(PAIRS_AT_ONCE);

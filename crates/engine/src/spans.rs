@@ -13,10 +13,11 @@
 use crate::blocks::COVERAGE_MIN;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member};
 use crate::series::Series;
+use crate::witness::effect_between;
 use homeostat_model::experiment::time_in_words;
 use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
 use homeostat_statistics::robust::{exp, exp_m1, ln, mean, variance};
-use homeostat_statistics::trimmed::{self, Proof, welch};
+use homeostat_statistics::trimmed::{self, Proof};
 
 /// Members of a trial whose spans are followed: those that use most CPU.
 pub(crate) const MEMBERS_MAX: usize = 4;
@@ -201,13 +202,7 @@ impl SpanRail {
         }
         let effect = |length: fn(&Seen, Share) -> f64| -> Option<Effect> {
             let of = |arm: &[Seen]| arm.iter().map(|s| length(s, share)).collect::<Vec<f64>>();
-            let found = welch(&of(&self.on), &of(&self.off))?;
-            Some(Effect {
-                estimate: exp_m1(found.change),
-                lower: exp_m1(found.change - 2.0 * found.error),
-                upper: exp_m1(found.change + 2.0 * found.error),
-                confidence: 0.90,
-            })
+            effect_between(&of(&self.on), &of(&self.off))
         };
         Some(SpanChange {
             on_s: exp(self.mean(share, true)),

@@ -64,13 +64,7 @@ impl Witness {
         }
         let effect = |score: fn(&Both) -> f64| -> Option<Effect> {
             let of = |arm: &[Both]| arm.iter().map(score).collect::<Vec<f64>>();
-            let found = welch(&of(&self.on), &of(&self.off))?;
-            Some(Effect {
-                estimate: exp_m1(found.change),
-                lower: exp_m1(found.change - 2.0 * found.error),
-                upper: exp_m1(found.change + 2.0 * found.error),
-                confidence: 0.90,
-            })
+            effect_between(&of(&self.on), &of(&self.off))
         };
         Some(WitnessAccount {
             meter: self.witness.meter.clone(),
@@ -80,6 +74,18 @@ impl Witness {
             difference: effect(|b| b.witness - b.judge)?,
         })
     }
+}
+
+/// The effect of blocks that were on against those that were off, both in log units: two standard errors either way. `None` with too
+/// few of them.
+pub(crate) fn effect_between(on: &[f64], off: &[f64]) -> Option<Effect> {
+    let found = welch(on, off)?;
+    Some(Effect {
+        estimate: exp_m1(found.change),
+        lower: exp_m1(found.change - 2.0 * found.error),
+        upper: exp_m1(found.change + 2.0 * found.error),
+        confidence: 0.90,
+    })
 }
 
 #[cfg(test)]
