@@ -1662,7 +1662,8 @@ impl Engine {
                 *other != id && !w.gone && (w.load.cpus >= self.policy.cpu_min || reads() || is_expected())
             })
             .map(|(other, w)| (other, w, self.is_proven(id, other)))
-            .map(|(other, w, is_proven)| Neighbour {
+            .map(|(other, w, is_proven)| (other, w, is_proven, self.opted_out(&w.workload)))
+            .map(|(other, w, is_proven, excluded)| Neighbour {
                 id: other.clone(),
                 cpus: w.load.cpus,
                 resident: w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident),
@@ -1671,9 +1672,10 @@ impl Engine {
                 interval: w.sample.as_ref().map_or(Nanoseconds::ZERO, |s| s.interval),
                 kind: w.workload.kind,
                 processes: w.workload.processes.clone(),
-                left_alone: self
-                    .opted_out(&w.workload)
+                left_alone: excluded
+                    .clone()
                     .or_else(|| self.over_too_soon(w).filter(|_| !is_proven)),
+                excluded,
                 is_proven,
                 read_so_far: self.recall.read_by(other),
             })

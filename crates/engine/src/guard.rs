@@ -88,6 +88,9 @@ const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
 /// done, and not much, since threads wait meanwhile.
 const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
+/// A change that reaches others goes when those for whose sake it was made have done nothing for so long: longer than a pause
+/// between two jobs, and not much, since it can only cost the others meanwhile.
+const IDLE_FOR: Nanoseconds = Nanoseconds::from_secs(300);
 /// However long threads waited when a change was proven, no more than this, relative to running, is taken for what it was.
 const WAITED_MAX: f64 = 2.0;
 /// Who uses so many times more or fewer CPUs than when the change was last proven or probed, or whose threads take so many times as
@@ -177,6 +180,8 @@ pub(crate) struct Guard {
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
     outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
+    /// Since when none of its workloads does anything.
+    idle_since: Option<Nanoseconds>,
     /// How long threads waited for a CPU soon after the acceptance, and how long they ran: sums over the samples.
     waited: BTreeMap<WorkloadId, (f64, f64)>,
     /// Since when that is noted.
@@ -249,6 +254,7 @@ impl Guard {
             pieces: 0,
             review_at: now + REVIEW,
             outgrown_since: BTreeMap::new(),
+            idle_since: None,
             waited: BTreeMap::new(),
             waits_from: None,
             busy_then: (0.0, 0),
@@ -777,7 +783,18 @@ impl Engine {
         let anybody = loads.iter().any(works);
         let others_work = self.others_work(&members);
         let beside: BTreeSet<ActionId> = self.guards.all().map(|g| g.key).collect();
+        let reaches_others = self.strategies.get(index).is_some_and(|s| s.reaches_others());
         let Some(g) = self.guards.get_mut(key) else { return };
+        g.idle_since = (!anybody).then(|| g.idle_since.unwrap_or(now));
+        if reaches_others && g.idle_since.is_some_and(|since| now - since >= IDLE_FOR) {
+            let why = format!(
+                "it reaches whoever runs there, and nothing was done for {IDLE_FOR} that could gain by it"
+            );
+            for id in members {
+                self.withdraw_from(key, &id, &why);
+            }
+            return;
+        }
         if steady {
             if anybody {
                 g.hasten(Regime::of(&loads, machine_busy, beside), others_work, now);

@@ -78,6 +78,8 @@ pub struct Neighbour {
     pub kind: WorkloadKind,
     /// Its processes, oldest first.
     pub processes: Vec<ProcessId>,
+    /// Why a person wants it left alone, when one does.
+    pub excluded: Option<String>,
     /// Why nobody is to touch it: a person said so, or what its program reads was over so far before a trial showed anything.
     pub left_alone: Option<String>,
     /// Whether a trial has proven that what it reads costs the workload in question its memory.
@@ -254,6 +256,11 @@ pub trait Strategy: Send + Sync {
     /// Whether it proposes places, and another one after one was refused ([`Seen::refused`]): then a refused place does not yet
     /// end its back-off for this workload.
     fn knows_other_places(&self) -> bool {
+        false
+    }
+    /// Whether what it changes is a setting of CPUs or of the whole host, which reaches whoever runs there: then it is not kept
+    /// while its own workload does nothing.
+    fn reaches_others(&self) -> bool {
         false
     }
     /// Whether it protects from losses of memory: then it is asked as soon as memory is short, and what it proposes as

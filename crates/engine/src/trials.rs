@@ -1254,8 +1254,10 @@ impl Engine {
             )
         };
         self.narrate(&workload, text, true);
-        if failures == UNDO_ATTEMPTS_MAX {
+        if failures == 1 || failures == UNDO_ATTEMPTS_MAX {
             self.release();
+        }
+        if failures == UNDO_ATTEMPTS_MAX {
             self.conclude_of(action);
         }
     }
@@ -1272,11 +1274,17 @@ impl Engine {
             && !matches!(l.target, Target::Memory(_) | Target::Nothing)
     }
 
-    /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way.
+    /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way. Where
+    /// threads are kept the effector knows best: those of the later change may be back while its memory finds no room for
+    /// hours, and until they are it refuses.
     fn must_wait(&self, action: ActionId) -> bool {
+        let attempts = |c: &Change| match c.target {
+            Target::Cpus(_) => 1,
+            _ => UNDO_ATTEMPTS_MAX,
+        };
         self.changes
             .range((std::ops::Bound::Excluded(action), std::ops::Bound::Unbounded))
-            .any(|(later, c)| c.leaving && c.failures < UNDO_ATTEMPTS_MAX && self.lies_over(*later, action))
+            .any(|(later, c)| c.leaving && c.failures < attempts(c) && self.lies_over(*later, action))
     }
 
     /// Undoes a change for good, after the later ones that lie over it.
@@ -1344,6 +1352,8 @@ impl Engine {
         let due: Vec<ActionId> = self
             .changes
             .iter_mut()
+            // What lies over others goes first.
+            .rev()
             .filter(|(_, c)| c.retry_at.is_some_and(|t| now >= t))
             .map(|(id, c)| {
                 c.retry_at = None;

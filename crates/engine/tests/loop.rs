@@ -74,6 +74,10 @@ struct Custom {
     needs: Option<&'static str>,
     /// Its changes of several workloads are tried as one.
     joint: bool,
+    /// It gives CPUs to threads that wait for one.
+    makes_room: bool,
+    /// It sets something that reaches whoever runs there.
+    reaches: bool,
 }
 
 fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
@@ -86,6 +90,8 @@ fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
         looks: false,
         needs: None,
         joint: false,
+        makes_room: false,
+        reaches: false,
     }
 }
 
@@ -195,11 +201,14 @@ impl Strategy for Custom {
             reversible: self.reversible,
             joint: self.joint,
             urgent: false,
-            makes_room: false,
+            makes_room: self.makes_room,
             settling: Nanoseconds::from_millis(100),
             risk: "none".into(),
             advice: vec![],
         }))
+    }
+    fn reaches_others(&self) -> bool {
+        self.reaches
     }
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         let needs = self.needs?;
@@ -331,6 +340,8 @@ struct World {
     points: bool,
     finished: bool,
     fail_undo: bool,
+    /// A change that cannot be undone.
+    stuck: Option<ActionId>,
     refuse_apply: Option<Fault>,
     /// No change can be made on this plant.
     refuse_for: Option<&'static str>,
@@ -408,6 +419,7 @@ impl World {
             points: false,
             finished: false,
             fail_undo: false,
+            stuck: None,
             refuse_apply: None,
             refuse_for: None,
             not_now: 0,
@@ -502,7 +514,7 @@ impl World {
                 }
             },
             Command::Switch(id, direction) => {
-                if direction == Direction::Undo && self.fail_undo {
+                if direction == Direction::Undo && (self.fail_undo || self.stuck == Some(id)) {
                     let fault = Fault {
                         kind: FaultKind::Busy,
                         text: "mapped by others".into(),
@@ -1682,9 +1694,8 @@ fn a_trial_ends_when_nothing_can_be_seen_any_more() {
     assert!(world.on.is_empty(), "{:?}", world.on);
 }
 
-#[test]
-fn what_lies_over_another_change_is_undone_first() {
-    // The same effector twice on one workload: the later change found what the earlier one had set.
+/// A workload with two changes of the same effector in force; the later one found what the earlier one had set.
+fn twice() -> (World, [ActionId; 2]) {
     let mut plant = plant("good", 0.0);
     plant.gains = vec![("places", 0.30, 6.0)];
     struct Twice;
@@ -1717,7 +1728,14 @@ fn what_lies_over_another_change_is_undone_first() {
         world.run(1);
     }
     assert!(both(&world), "asked again after a while: {:#?}", world.stories);
-    let ids: Vec<ActionId> = world.engine.view().in_force.iter().map(|c| c.action).collect();
+    let in_force = world.engine.view().in_force;
+    let ids = [in_force[0].action, in_force[1].action];
+    (world, ids)
+}
+
+#[test]
+fn what_lies_over_another_change_is_undone_first() {
+    let (mut world, ids) = twice();
     // Each has probes of its own. The first never goes without the second, which found what the first had set.
     let (mut alone, mut together) = (0, 0);
     for _ in 0..6 * 3600 {
@@ -1735,6 +1753,164 @@ fn what_lies_over_another_change_is_undone_first() {
     world.run(10);
     assert!(world.on.is_empty());
     assert_eq!(world.closed, [ids[1], ids[0]], "newest first");
+}
+
+#[test]
+fn a_place_whose_memory_cannot_go_back_yet_does_not_keep_the_threads_in_the_place_below_it() {
+    let (mut world, ids) = twice();
+    world.stuck = Some(ids[1]);
+    world.step(Event::Operator(OperatorRequest::Undo(ids[0])));
+    // The effector knows whether the threads of the later one are back; here they are.
+    world.run(8);
+    assert_eq!(world.closed, [ids[0]], "{:#?}", world.stories);
+    assert!(world.on.contains_key(&ids[1]), "it stays owed");
+    world.stuck = None;
+    world.run(120);
+    assert_eq!(world.closed, ids, "{:#?}", world.stories);
+}
+
+#[test]
+fn what_reaches_others_goes_when_its_program_has_done_nothing_for_a_while() {
+    for reaches in [true, false] {
+        let strategy = Custom {
+            reaches,
+            ..custom("common", vec![cpus(0..2)])
+        };
+        let mut plant = plant("good", 0.0);
+        plant.gains = vec![("common", 0.20, 2.0)];
+        let mut world = World::with(vec![Box::new(strategy)], vec![plant], policy(), Memory::default());
+        world.run(400);
+        assert_eq!(world.verdict("good"), Verdict::Accepted);
+        world.plants[0].busy = 0.0;
+        world.run(250);
+        assert_eq!(world.on.len(), 1, "a pause between two jobs");
+        world.plants[0].busy = 1.0;
+        world.run(60);
+        world.plants[0].busy = 0.0;
+        world.run(280);
+        assert_eq!(world.on.len(), 1, "it worked in between");
+        world.run(120);
+        assert_eq!(world.on.is_empty(), reaches, "{:#?}", world.stories);
+    }
+}
+
+/// Seconds from now in which some change is off.
+fn seconds_off(world: &mut World, seconds: u64) -> usize {
+    let is_off = |world: &World| world.on.values().any(|(_, on)| !on);
+    (0..seconds)
+        .filter(|_| {
+            world.run(1);
+            is_off(world)
+        })
+        .count()
+}
+
+#[test]
+fn a_probe_comes_soon_when_the_program_works_in_another_way() {
+    let gap = |busy: f64| {
+        let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+        for _ in 0..20_000 {
+            if world.stories.iter().any(|s| s.contains("probation passed")) {
+                break;
+            }
+            world.run(1);
+        }
+        assert!(world.stories.iter().any(|s| s.contains("probation passed")));
+        // The level of the way in which it works now is taken, and the last probe is a while ago.
+        assert_eq!(seconds_off(&mut world, 300), 0, "the next is half an hour away");
+        world.plants[0].busy = busy;
+        seconds_off(&mut world, 700)
+    };
+    assert_eq!(gap(1.0), 0);
+    assert_eq!(gap(0.95), 0, "that much is noise");
+    assert!(gap(0.5) > 0);
+}
+
+#[test]
+fn while_a_loss_is_suspected_nothing_else_begins_and_what_it_cost_is_paid_from_the_days_budget() {
+    let late = Plant {
+        alive: false,
+        ..plant("late", 0.20)
+    };
+    let mut world = World::new(vec![plant("good", 0.20), late], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    let budget = |world: &World| world.engine.view().budget.harm_exposure_day;
+    let before = budget(&world);
+    // What gained loses a tenth from now on. The other one comes once a pair has shown that.
+    world.plants[0].gain = -0.10;
+    while seconds_off(&mut world, 1) == 0 {}
+    while seconds_off(&mut world, 1) > 0 {}
+    world.run(60);
+    assert_eq!(world.stage("good"), Stage::Improved, "one pair is no proof");
+    world.plants[1].alive = true;
+    let mut waited = 0;
+    while world.stage("good") == Stage::Improved && waited < 7200 {
+        assert!(
+            world.stages_missing("late", Stage::Trying),
+            "{:#?}",
+            world.stories
+        );
+        world.run(1);
+        waited += 1;
+    }
+    let taken_back = world.stories.iter().any(|s| s.starts_with("revoked"));
+    assert!(taken_back, "{:#?}", world.stories);
+    let cost = budget(&world) - before;
+    assert!(
+        (1.0..=100.0 * 0.10 * 3.0 * f64::from(waited + 300)).contains(&cost),
+        "{cost} %s in {waited} s"
+    );
+    world.run(3600);
+    assert_eq!(world.stage("late"), Stage::Improved, "{:#?}", world.stories);
+}
+
+#[test]
+fn what_earlier_days_cost_is_carried_over_a_restart() {
+    let spent = Memory {
+        exposure: 30_000.0,
+        ..Memory::default()
+    };
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), spent);
+    world.run(600);
+    assert!((world.engine.view().budget.harm_exposure_day - 30_000.0).abs() < 1.0);
+    assert!(
+        world.records.is_empty() && world.on.is_empty(),
+        "no trial: {:#?}",
+        world.stories
+    );
+    assert!(
+        world
+            .stories
+            .iter()
+            .any(|s| s.contains("daily budget of harm exposure"))
+    );
+}
+
+#[test]
+fn more_room_for_threads_that_wait_is_judged_by_the_work_per_second() {
+    let of = |makes_room: bool| {
+        let strategy = Custom {
+            makes_room,
+            ..custom("room", vec![cpus(0..2)])
+        };
+        let crowded = Plant {
+            waits: 0.6,
+            gains: vec![("room", 0.20, 2.0)],
+            ..plant("crowded", 0.0)
+        };
+        let mut world = World::with(
+            vec![Box::new(strategy)],
+            vec![crowded],
+            policy(),
+            Memory::default(),
+        );
+        world.run(600);
+        world.records[0].objective.clone()
+    };
+    assert_eq!(of(true), "work per second");
+    assert_eq!(of(false), "work per CPU second");
 }
 
 /// A workload whose memory can be moved in four parts, but not back and forth.

@@ -19,7 +19,7 @@ use crate::faults::{
     private_directory,
 };
 use crate::parallel;
-use crate::run::scratch;
+use crate::run::{MACHINE_CHANGED, scratch};
 use homeostat_engine::{Mode, OperatorRequest, Policy, Strategy};
 use homeostat_model::{
     ActionId, CpuId, Direction, ExperimentKind, Nanoseconds, NodeId, UndoRecord, Verdict, WorkloadId,
@@ -469,6 +469,8 @@ enum Happening {
     Resume,
     /// CPUs and nodes come back.
     Heal,
+    /// The daemon sees that CPUs or nodes have come or gone, and looks at the machine again.
+    Look,
 }
 
 type Loop<S> =
@@ -1038,7 +1040,9 @@ impl<S: Subject> Run<S> {
             }
             Happening::Heal => {
                 self.heal();
+                self.at(self.clock.now() + MACHINE_CHANGED, Happening::Look);
             }
+            Happening::Look => self.look_again(),
             Happening::Fault(kind) => {
                 self.fault(kind)?;
                 self.plan_next(kind);
@@ -1054,6 +1058,14 @@ impl<S: Subject> Run<S> {
         self.subject.heal();
         self.alone.heal();
         self.faults.note(Hand::Machine, (self.picture)());
+    }
+
+    /// As the daemon does some seconds after CPUs or nodes have come or gone; what it cannot read then it reads later.
+    fn look_again(&mut self) {
+        match self.faulty().machine() {
+            Ok(machine) => self.ask(OperatorRequest::Machine(Box::new(machine))),
+            Err(_) => self.at(self.clock.now() + MACHINE_CHANGED, Happening::Look),
+        }
     }
 
     fn ask(&mut self, request: OperatorRequest) {
@@ -1162,6 +1174,7 @@ impl<S: Subject> Run<S> {
                 if matches!(kind, Kind::CpuOffline | Kind::NodeOffline) && done {
                     let until = now + minutes(&mut self.random, 15.0);
                     self.at(until, Happening::Heal);
+                    self.at(now + MACHINE_CHANGED, Happening::Look);
                 }
             }
         }

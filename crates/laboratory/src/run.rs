@@ -8,10 +8,10 @@
 use crate::scenario::{Baseline, Scenario};
 use homeostat_engine::{OperatorRequest, View};
 use homeostat_model::Nanoseconds;
-use homeostat_platform::Clock;
+use homeostat_platform::{Clock, Sensors};
 use homeostat_runtime::{RecoveryReport, Runtime, StartError};
 use homeostat_simulator::platform::{SimClock, SimPlatform};
-use homeostat_simulator::world::{TimedChange, Totals, World, WorldError};
+use homeostat_simulator::world::{PersonChange, TimedChange, Totals, World, WorldError};
 use homeostat_store::history::HISTORY_FILE;
 use homeostat_store::{HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory};
 use serde::Serialize;
@@ -27,6 +27,8 @@ const STORY_MAX: usize = 20_000;
 const SUMMARY_PROGRAMS_MAX: usize = 8;
 /// Time that a stop may take until everything is undone.
 const STOP_PATIENCE_S: f64 = 3600.0;
+/// So long after CPUs or nodes have come or gone the daemon looks at the machine again.
+pub(crate) const MACHINE_CHANGED: Nanoseconds = Nanoseconds::from_secs(10);
 
 /// What was done to the machine in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -261,6 +263,8 @@ pub struct Laboratory {
     directory: TempDir,
     runtime: Option<Runtime<SimPlatform, SimClock>>,
     wake_at: Nanoseconds,
+    /// When the machine is looked at again, since CPUs or nodes have come or gone.
+    look_at: Option<Nanoseconds>,
     events: VecDeque<TimedChange>,
     next_point: Nanoseconds,
     last: Vec<Totals>,
@@ -320,6 +324,7 @@ impl Laboratory {
             directory: scratch("homeostat-simulate-")?,
             runtime: None,
             wake_at: origin,
+            look_at: None,
             events: events.into(),
             next_point: origin,
             last: Vec::new(),
@@ -437,6 +442,7 @@ impl Laboratory {
         loop {
             let now = self.clock.now();
             self.events_due(now)?;
+            self.look_again(now)?;
             if now >= self.next_point {
                 self.point(now);
             }
@@ -446,6 +452,9 @@ impl Laboratory {
             let mut next = end.min(self.next_point);
             if self.runtime.is_some() {
                 next = next.min(self.wake_at);
+            }
+            if let Some(at) = self.look_at {
+                next = next.min(at);
             }
             if let Some(event) = self.events.front() {
                 next = next.min(self.origin + Nanoseconds::from_secs_f64(event.at_s));
@@ -496,6 +505,12 @@ impl Laboratory {
             };
             let text = event.change.to_string();
             let program = event.change.program().map(str::to_owned);
+            if matches!(
+                event.change,
+                PersonChange::Cpus { .. } | PersonChange::Node { .. }
+            ) {
+                self.look_at = Some(now + MACHINE_CHANGED);
+            }
             self.platform
                 .person(event.change)
                 .map_err(|source| RunError::World {
@@ -503,6 +518,16 @@ impl Laboratory {
                     source,
                 })?;
             self.tell("event", program, text, false);
+        }
+        Ok(())
+    }
+
+    /// CPUs or nodes have come or gone: the machine is looked at again, as the daemon does.
+    fn look_again(&mut self, now: Nanoseconds) -> Result<(), RunError> {
+        if self.look_at.is_some_and(|at| now >= at) {
+            self.look_at = None;
+            let machine = Box::new(self.platform.machine().map_err(StartError::from)?);
+            self.operator(OperatorRequest::Machine(machine));
         }
         Ok(())
     }

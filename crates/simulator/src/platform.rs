@@ -1267,6 +1267,10 @@ impl SimPlatform {
             }
         }
         drop(world);
+        if direction == Direction::Undo {
+            // As on Linux: what lies below can go now, although memory may find no room for long.
+            self.placed.remove(&record.action.id);
+        }
         if memory.is_some() {
             let pacing = Pacing::parse(&record.action, &BESIDE)?;
             return Ok(both(

@@ -351,10 +351,11 @@ fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, &'a Held)> {
 /// there wait as long as their number says; those of an offered load that the place cannot hold are more and more.
 pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let (cpus, held) = newest(seen)?;
-    let given = cpus.len() as f64;
+    // Those that are online: a place that lost CPUs is a smaller one than that which was proven.
+    let given = seen.machine.cpus.iter().filter(|c| cpus.contains(&c.id)).count() as f64;
     let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.machine_interval.as_secs_f64();
-    if interval <= 0.0 || given >= all {
+    if interval <= 0.0 || given >= all || given < 1.0 {
         return None;
     }
     let busy = seen.machine_sample.cpu_busy.as_secs_f64() / interval / all;
@@ -365,7 +366,7 @@ pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     } else {
         (0.0, 0.0)
     };
-    let in_turns = (runnable / given).clamp(1.0, IN_TURNS_MAX);
+    let in_turns = (runnable / cpus.len() as f64).clamp(1.0, IN_TURNS_MAX);
     let wait = seen.load.runqueue_wait;
     // Longer than its own threads would in turns, or than it was when that was proven: the first tells of a place that never held an
     // offered load, the second of one that has become too small.
@@ -1390,6 +1391,15 @@ mod tests {
             s.machine_sample.cpu_busy = Nanoseconds::from_secs(33);
         });
         assert_eq!(as_proven.outgrown(&CacheAffinity), None);
+        // A place that lost CPUs is a smaller one than that in which they were meant to take turns.
+        let lost = as_proven.with(|s| {
+            s.machine.cpus.retain(|c| !(16..32).contains(&c.id.0));
+            s.load.cpus = 15.9;
+            s.load.runqueue_wait = 1.7;
+            s.machine_sample.cpu_busy = Nanoseconds::from_secs(17);
+        });
+        let why = lost.outgrown(&CacheAffinity).unwrap();
+        assert!(why.contains("15.9 of 16 in use"), "{why}");
         // Not when threads do not wait, nor when there is no room elsewhere.
         let calm = latency().with(|s| {
             s.hold(ID, Target::Cpus(kept.clone()));

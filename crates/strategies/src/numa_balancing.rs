@@ -19,6 +19,8 @@
 //! * Programs that start later and lie badly are not helped by the kernel any more while it is off. `cache_affinity` and
 //!   `memory_affinity` look after those whose work can be measured; the guard gives the setting back when a program that
 //!   it watches loses. Who starts later, and is not measured, has only the other programs' guard.
+//! * A program that a person excluded (`HOMEOSTAT=never`, a rule `never`) would be reached, and nobody would see its loss: while
+//!   one works nothing is proposed, and what is in force is withdrawn.
 //!
 //! ## Evidence
 //! The kernel's own counters of the last minutes (`/proc/vmstat`): hinting faults, how many were local, pages migrated. A
@@ -45,7 +47,7 @@
 //! Documentation/scheduler/sched-debug.rst (`scan_size_mb` = 256, `scan_period_min_ms` = 1000,
 //! `scan_period_max_ms` = 60000).
 
-use crate::common::{AGE_HELP, age_min, capable, gain_min, too_young};
+use crate::common::{AGE_HELP, age_min, capable, gain_min, reaches_excluded, too_young};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{Bytes, Effect, EffectorId, KernelBalancing, Machine, Nanoseconds, StrategyId};
@@ -139,7 +141,7 @@ impl Strategy for NumaBalancing {
         if seen.held.iter().any(|h| h.strategy.as_str() == ID) {
             return decline("automatic NUMA balancing is off already".into());
         }
-        if let Some(why) = too_young(seen, AGE_MIN.value(seen.policy)) {
+        if let Some(why) = reaches_excluded(seen).or_else(|| too_young(seen, AGE_MIN.value(seen.policy))) {
             return decline(why);
         }
         let Some(now) = seen.machine_sample.numa_balancing.as_ref() else {
@@ -151,9 +153,16 @@ impl Strategy for NumaBalancing {
         propose(seen, now)
     }
 
+    fn reaches_others(&self) -> bool {
+        true
+    }
+
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         if let Some(theirs) = set_by_a_person(seen) {
             return Some(theirs.to_owned());
+        }
+        if let Some(why) = reaches_excluded(seen) {
+            return Some(why);
         }
         let now = seen.machine_sample.numa_balancing.as_ref()?;
         let place = now.set_by.as_ref()?;

@@ -14,7 +14,9 @@
 //! * Where no link is full there is nothing to gain (-0.1 % by the model), and nothing is tried (in the profile
 //!   `aso-classic` it is, and the trial refuses it).
 //! * It is a setting of CPUs, not of programs: whoever else runs there is switched, too. Not proposed where others
-//!   do most of the work.
+//!   do most of the work, nor while a program that a person excluded (`HOMEOSTAT=never`, a rule `never`) works on the machine:
+//!   that one is not measured, so that nobody would see its loss. It is withdrawn when such a one begins to work, and when
+//!   its own program has done nothing for five minutes, since then it can only cost others.
 //!
 //! ## Evidence
 //! Event counters only: share of the traffic that is prefetch, share of the misses that it covers, use of the busiest
@@ -38,7 +40,8 @@
 use crate::cache_affinity;
 use crate::common::domains::{Demand, Domains};
 use crate::common::{
-    AGE_HELP, age_min, capable, cpu_list, gain_min, placed_by_a_person, prediction, too_young,
+    AGE_HELP, age_min, capable, cpu_list, gain_min, placed_by_a_person, prediction, reaches_excluded,
+    too_young,
 };
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
@@ -134,7 +137,7 @@ impl Strategy for Prefetch {
         if let Some(theirs) = set_by_a_person(seen) {
             return decline(theirs.to_owned());
         }
-        if let Some(why) = too_young(seen, AGE_MIN.value(policy)) {
+        if let Some(why) = reaches_excluded(seen).or_else(|| too_young(seen, AGE_MIN.value(policy))) {
             return decline(why);
         }
         let least = MEMORY_MIN.value(policy);
@@ -180,9 +183,16 @@ impl Strategy for Prefetch {
         propose(seen, locality, counters, &domains, &demand)
     }
 
+    fn reaches_others(&self) -> bool {
+        true
+    }
+
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         if let Some(theirs) = set_by_a_person(seen) {
             return Some(theirs.to_owned());
+        }
+        if let Some(why) = reaches_excluded(seen) {
+            return Some(why);
         }
         // Where it is kept decides on which CPUs the switch was made.
         let on_part = seen.held.iter().any(|h| {
@@ -512,6 +522,25 @@ mod tests {
         assert!(theirs.reason(&Prefetch).contains("somebody else"));
         let bound = held.with(|s| s.locality().bound = Some("cpuset of the container".into()));
         assert!(bound.unwanted(&Prefetch).is_some());
+    }
+
+    #[test]
+    fn a_program_that_a_person_excluded_keeps_its_prefetch() {
+        let beside = |cpus: f64| {
+            database().with(|s| {
+                s.neighbour(cpus, None);
+                s.neighbours[0].excluded = Some("left alone: HOMEOSTAT=never in its environment".into());
+            })
+        };
+        assert!(beside(1.0).reason(&Prefetch).contains("HOMEOSTAT=never"));
+        beside(0.01).proposal(&Prefetch);
+        let held = |cpus: f64| beside(cpus).with(|s| s.hold(ID, Target::Cpus((0..32).map(CpuId).collect())));
+        assert!(
+            held(1.0)
+                .unwanted(&Prefetch)
+                .is_some_and(|why| why.contains("would reach it"))
+        );
+        assert_eq!(held(0.01).unwanted(&Prefetch), None, "it rests");
     }
 
     #[test]

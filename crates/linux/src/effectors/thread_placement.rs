@@ -383,7 +383,14 @@ impl ThreadPlacement {
             Some((_, threads)) => threads.clone(),
             None => self.advance_threads(record, direction)?,
         };
-        if !threads.done || !PageMoves::has_plan(record) {
+        if !threads.done {
+            return Ok(threads);
+        }
+        if direction == Direction::Undo {
+            // What lies below can go now. Memory may find no room where it was for as long as others need that.
+            self.laid.remove(&id);
+        }
+        if !PageMoves::has_plan(record) {
             return Ok(threads);
         }
         let settings = Settings::parse(&record.action, &OWN_ARGUMENTS)?;
@@ -397,10 +404,21 @@ impl ThreadPlacement {
                 Ok(both(threads, pages))
             }
             Err(error) => {
-                self.threads_done.remove(&id);
+                // Threads that are back stay so, whatever becomes of the memory.
+                if direction == Direction::Undo && !matches!(error, PlatformError::Vanished { .. }) {
+                    self.threads_done.insert(id, (direction, threads));
+                } else {
+                    self.threads_done.remove(&id);
+                }
                 Err(error)
             }
         }
+    }
+
+    /// Whether its threads were given back and only memory is still to come back.
+    fn has_threads_back(&self, id: ActionId) -> bool {
+        let known = self.threads_done.get(&id);
+        known.is_some_and(|(way, _)| *way == Direction::Undo)
     }
 }
 
@@ -474,7 +492,9 @@ impl Effector for ThreadPlacement {
                 why: format!("action {later} lies over it"),
             });
         }
-        self.laid.insert(id, workload.clone());
+        if direction == Direction::Apply || !self.has_threads_back(id) {
+            self.laid.insert(id, workload.clone());
+        }
         let outcome = self.advance_all(record, direction);
         let is_over = match &outcome {
             Ok(progress) => progress.done,
