@@ -1784,6 +1784,17 @@ pub const REGRESSIONS: &[(u64, &str)] = &[
     (1544, "a person's choice that is ours, too, is taken back"),
     // runtime: what was kept over a stop was undone, and a crash came before the journal said so: the next start found it kept.
     (36, "a kept change that is off is said to be in force"),
+    // checkers: a node that was not taken away after all had been drained in part, and nobody was noted for it.
+    (1259, "a refused hand leaves traces"),
+    // engine: what was proven of one load stood half an hour beside another.
+    (1585, "the next probe comes long after the program has begun to work in another way"),
+    // strategies: prefetch went for a program that rests, at the cost of one that a person excluded.
+    (3411, "a setting of CPUs reaches whom a person excluded"),
+    (3080, "a setting of CPUs stays for a program that rests"),
+    // strategies: of four CPUs of a place three went offline, and it was still taken for a place of four.
+    (3110, "a place that lost CPUs is judged as a whole one"),
+    // effectors: the memory of a later placement found no room to go back, and the threads stayed in the place below it.
+    (3511, "memory without a way back keeps threads where they are"),
 ];
 
 #[cfg(test)]
