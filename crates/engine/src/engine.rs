@@ -12,6 +12,7 @@ use crate::protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
     WindowRecord,
 };
+use crate::reach::Excluded;
 use crate::recall::Recall;
 use crate::relief;
 use crate::series::Interval;
@@ -162,6 +163,8 @@ pub struct Engine {
     pub(crate) recall: Recall,
     /// How old readers became that ended while they were tried.
     pub(crate) short_lived: relief::ShortLived,
+    /// The work of programs that a person excluded.
+    pub(crate) excluded: Excluded,
     /// The controllers at work.
     pub(crate) steered: Vec<Steered>,
     pub(crate) out: Vec<Command>,
@@ -221,6 +224,7 @@ impl Engine {
             short_since: None,
             recall: Recall::remember(memory.readers),
             short_lived: relief::ShortLived::new(),
+            excluded: Excluded::default(),
             steered: Vec::new(),
             out: Vec::new(),
             policy,
@@ -591,6 +595,7 @@ impl Engine {
         self.looked_at = self.in_detail();
         let in_trials = self.looked_at_in_trials();
         self.release_readers_left_alone();
+        self.keep_off_the_excluded();
         for id in &ids {
             self.advance_workload(id, &in_trials);
         }
@@ -1431,6 +1436,10 @@ impl Engine {
                 declined.push(why);
                 continue;
             }
+            if let Some(why) = self.reaches_excluded(&strategy_id) {
+                declined.push(format!("{strategy_id}: {why}"));
+                continue;
+            }
             let Some(opinion) = self.opinion(id, index) else {
                 return;
             };
@@ -1662,8 +1671,7 @@ impl Engine {
                 *other != id && !w.gone && (w.load.cpus >= self.policy.cpu_min || reads() || is_expected())
             })
             .map(|(other, w)| (other, w, self.is_proven(id, other)))
-            .map(|(other, w, is_proven)| (other, w, is_proven, self.opted_out(&w.workload)))
-            .map(|(other, w, is_proven, excluded)| Neighbour {
+            .map(|(other, w, is_proven)| Neighbour {
                 id: other.clone(),
                 cpus: w.load.cpus,
                 resident: w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident),
@@ -1672,10 +1680,9 @@ impl Engine {
                 interval: w.sample.as_ref().map_or(Nanoseconds::ZERO, |s| s.interval),
                 kind: w.workload.kind,
                 processes: w.workload.processes.clone(),
-                left_alone: excluded
-                    .clone()
+                left_alone: self
+                    .opted_out(&w.workload)
                     .or_else(|| self.over_too_soon(w).filter(|_| !is_proven)),
-                excluded,
                 is_proven,
                 read_so_far: self.recall.read_by(other),
             })

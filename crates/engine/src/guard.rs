@@ -36,8 +36,8 @@ use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, StrategyId,
-    Verdict, WorkloadId,
+    ActionId, Bytes, CpuId, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds,
+    StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -88,9 +88,6 @@ const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
 /// done, and not much, since threads wait meanwhile.
 const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
-/// A change that reaches others goes when those for whose sake it was made have done nothing for so long: longer than a pause
-/// between two jobs, and not much, since it can only cost the others meanwhile.
-const IDLE_FOR: Nanoseconds = Nanoseconds::from_secs(300);
 /// However long threads waited when a change was proven, no more than this, relative to running, is taken for what it was.
 const WAITED_MAX: f64 = 2.0;
 /// Who uses so many times more or fewer CPUs than when the change was last proven or probed, or whose threads take so many times as
@@ -181,7 +178,7 @@ pub(crate) struct Guard {
     /// Since when it leaves each of these too little.
     outgrown_since: BTreeMap<WorkloadId, Nanoseconds>,
     /// Since when none of its workloads does anything.
-    idle_since: Option<Nanoseconds>,
+    pub(crate) idle_since: Option<Nanoseconds>,
     /// How long threads waited for a CPU soon after the acceptance, and how long they ran: sums over the samples.
     waited: BTreeMap<WorkloadId, (f64, f64)>,
     /// Since when that is noted.
@@ -600,7 +597,7 @@ impl Guards {
         self.by_key.get(&key)
     }
 
-    fn get_mut(&mut self, key: ActionId) -> Option<&mut Guard> {
+    pub(crate) fn get_mut(&mut self, key: ActionId) -> Option<&mut Guard> {
         self.by_key.get_mut(&key)
     }
 
@@ -783,18 +780,10 @@ impl Engine {
         let anybody = loads.iter().any(works);
         let others_work = self.others_work(&members);
         let beside: BTreeSet<ActionId> = self.guards.all().map(|g| g.key).collect();
-        let reaches_others = self.strategies.get(index).is_some_and(|s| s.reaches_others());
-        let Some(g) = self.guards.get_mut(key) else { return };
-        g.idle_since = (!anybody).then(|| g.idle_since.unwrap_or(now));
-        if reaches_others && g.idle_since.is_some_and(|since| now - since >= IDLE_FOR) {
-            let why = format!(
-                "it reaches whoever runs there, and nothing was done for {IDLE_FOR} that could gain by it"
-            );
-            for id in members {
-                self.withdraw_from(key, &id, &why);
-            }
+        if self.withdraw_if_idle(key, anybody) {
             return;
         }
+        let Some(g) = self.guards.get_mut(key) else { return };
         if steady {
             if anybody {
                 g.hasten(Regime::of(&loads, machine_busy, beside), others_work, now);
@@ -823,8 +812,9 @@ impl Engine {
     /// Of the places of a workload that lie over each other, the lowest with no more CPUs than that of this guard: to go back to
     /// such a one would give it no more room. What lies over it goes with it.
     fn lowest_as_small(&self, key: ActionId, id: &WorkloadId) -> ActionId {
+        let is_online = |cpu: &CpuId| self.machine.cpus.iter().any(|c| c.id == *cpu);
         let cpus = |g: &Guard| match self.whole_target(g, id) {
-            Some(Target::Cpus(cpus)) => Some(cpus.len()),
+            Some(Target::Cpus(cpus)) => Some(cpus.iter().filter(|cpu| is_online(cpu)).count()),
             _ => None,
         };
         let Some(own) = self.guards.get(key).and_then(cpus) else {
@@ -840,7 +830,7 @@ impl Engine {
     }
 
     /// Takes the change back from one of its workloads.
-    fn withdraw_from(&mut self, key: ActionId, id: &WorkloadId, why: &str) {
+    pub(crate) fn withdraw_from(&mut self, key: ActionId, id: &WorkloadId, why: &str) {
         if let Some(action) = self.tried_on(key, id) {
             let why = format!("withdrawn: {why}");
             self.narrate(id, why.clone(), true);

@@ -36,6 +36,7 @@ mod hindered;
 mod meters;
 mod panel;
 mod places;
+mod reach;
 mod recall;
 mod recovery;
 mod relief;

@@ -78,8 +78,6 @@ pub struct Neighbour {
     pub kind: WorkloadKind,
     /// Its processes, oldest first.
     pub processes: Vec<ProcessId>,
-    /// Why a person wants it left alone, when one does.
-    pub excluded: Option<String>,
     /// Why nobody is to touch it: a person said so, or what its program reads was over so far before a trial showed anything.
     pub left_alone: Option<String>,
     /// Whether a trial has proven that what it reads costs the workload in question its memory.
@@ -258,8 +256,8 @@ pub trait Strategy: Send + Sync {
     fn knows_other_places(&self) -> bool {
         false
     }
-    /// Whether what it changes is a setting of CPUs or of the whole host, which reaches whoever runs there: then it is not kept
-    /// while its own workload does nothing.
+    /// Whether what it changes is a setting of CPUs or of the whole host, which reaches whoever runs there: then nothing of it
+    /// is tried or kept while a program works that a person excluded, nor kept while its own workload does nothing.
     fn reaches_others(&self) -> bool {
         false
     }

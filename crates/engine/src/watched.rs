@@ -63,6 +63,8 @@ pub(crate) struct Watched {
     pub(crate) observed_since: Nanoseconds,
     /// The passive history on which the strategies were asked early and promised nothing large: when it began.
     pub(crate) asked_early: Option<Nanoseconds>,
+    /// How often a change that reaches others went because this one did nothing.
+    pub(crate) idled: u32,
     /// Memory map for the decision at hand.
     pub(crate) memory: Option<MemoryMap>,
     /// Places of threads and memory for the decision at hand.
@@ -127,6 +129,7 @@ impl Watched {
             offered: false,
             observed_since: now,
             asked_early: None,
+            idled: 0,
             memory: None,
             locality: None,
             memory_refused: None,

@@ -268,6 +268,8 @@ struct Plant {
     offered: bool,
     /// The spans of its threads, where they can be followed.
     spans: Option<Spanned>,
+    /// A person wants it left alone.
+    excluded: bool,
 }
 
 /// Spans of a plant: 300 a second of a millisecond, one in fifty four times as long.
@@ -303,6 +305,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         waits: 0.0,
         offered: false,
         spans: None,
+        excluded: false,
     }
 }
 
@@ -733,7 +736,12 @@ impl World {
                     pid: 100 + i as i32,
                     start_ticks: 1,
                 }],
-                choice: OperatorChoice::default(),
+                choice: OperatorChoice {
+                    never: p
+                        .excluded
+                        .then(|| "HOMEOSTAT=never in its environment".to_owned()),
+                    ..OperatorChoice::default()
+                },
             });
             let readings = self
                 .open
@@ -1791,6 +1799,74 @@ fn what_reaches_others_goes_when_its_program_has_done_nothing_for_a_while() {
         assert_eq!(world.on.len(), 1, "it worked in between");
         world.run(120);
         assert_eq!(world.on.is_empty(), reaches, "{:#?}", world.stories);
+    }
+}
+
+#[test]
+fn what_reaches_others_goes_when_a_program_works_that_a_person_excluded_and_is_not_tried_beside_it() {
+    let strategy = |reaches| Custom {
+        reaches,
+        ..custom("common", vec![cpus(0..2)])
+    };
+    let gains = Plant {
+        gains: vec![("common", 0.20, 2.0)],
+        ..plant("good", 0.0)
+    };
+    let private = |alive| Plant {
+        alive,
+        excluded: true,
+        ..plant("private", 0.0)
+    };
+    // It comes after the change was accepted.
+    let mut world = World::with(
+        vec![Box::new(strategy(true))],
+        vec![gains.clone(), private(false)],
+        policy(),
+        Memory::default(),
+    );
+    world.run(400);
+    assert_eq!(world.verdict("good"), Verdict::Accepted);
+    world.plants[1].alive = true;
+    world.run(15);
+    assert_eq!(world.on.len(), 1, "that may be over in a moment");
+    world.run(60);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    let told = |world: &World, what: &str| world.stories.iter().any(|s| s.contains(what));
+    assert!(told(&world, "HOMEOSTAT=never"), "{:#?}", world.stories);
+    // It comes in the trial.
+    let mut world = World::with(
+        vec![Box::new(strategy(true))],
+        vec![gains.clone(), private(false)],
+        policy(),
+        Memory::default(),
+    );
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.plants[1].alive = true;
+    world.run(60);
+    assert_eq!(world.verdict("good"), Verdict::Aborted, "{:#?}", world.stories);
+    assert!(world.on.is_empty());
+    // It is there from the beginning.
+    for reaches in [true, false] {
+        let mut world = World::with(
+            vec![Box::new(strategy(reaches))],
+            vec![gains.clone(), private(true)],
+            policy(),
+            Memory::default(),
+        );
+        world.run(1200);
+        assert_eq!(world.records.is_empty(), reaches, "{:#?}", world.stories);
+        assert_eq!(
+            told(&world, "this would reach it, too"),
+            reaches,
+            "{:#?}",
+            world.stories
+        );
+        // It ends, and five minutes later what it kept from being tried is tried.
+        world.plants[1].alive = false;
+        world.run(4000);
+        assert_eq!(world.stage("good"), Stage::Improved, "{:#?}", world.stories);
     }
 }
 

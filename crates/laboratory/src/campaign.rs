@@ -1787,7 +1787,10 @@ pub const REGRESSIONS: &[(u64, &str)] = &[
     // checkers: a node that was not taken away after all had been drained in part, and nobody was noted for it.
     (1259, "a refused hand leaves traces"),
     // engine: what was proven of one load stood half an hour beside another.
-    (1585, "the next probe comes long after the program has begun to work in another way"),
+    (
+        1585,
+        "the next probe comes long after the program has begun to work in another way",
+    ),
     // strategies: prefetch went for a program that rests, at the cost of one that a person excluded.
     (3411, "a setting of CPUs reaches whom a person excluded"),
     (3080, "a setting of CPUs stays for a program that rests"),

@@ -1,6 +1,7 @@
 //! Undoing what is owed: at start, before the first sample, and by `homeostat restore`. Needs the journal and the
 //! effectors, nothing else: no history, no mind, no configuration.
 
+use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, Direction, Nanoseconds, UndoRecord};
 use homeostat_platform::{Clock, Effectors, PlatformError, Reached};
 use homeostat_store::Journal;
@@ -60,8 +61,10 @@ pub fn restore(
         .map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id)))
         .collect();
     owed.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
-    // What a change found cannot be given back while another lies over it.
-    let mut stuck: Vec<Action> = Vec::new();
+    // What a change found cannot be given back while another lies over it. Where threads are kept the effector knows best: those
+    // of the later one may be back, and only its memory finds no room.
+    let mut stuck: Vec<(Action, bool)> = Vec::new();
+    let effector_knows = |later: &Action, tried: bool| tried && matches!(later.target, Target::Cpus(_));
     for (record, kept, void) in owed {
         let id = record.action.id;
         let text = format!("{} on {}", record.action.effector, record.action.workload);
@@ -72,16 +75,19 @@ pub fn restore(
                 .push((id, format!("{text}: made before the last boot")));
             continue;
         }
-        if let Some(over) = stuck.iter().find(|later| later.lies_over(&record.action)) {
+        let over = stuck
+            .iter()
+            .find(|(later, tried)| later.lies_over(&record.action) && !effector_knows(later, *tried));
+        if let Some((over, _)) = over {
             let why = format!("{text}: action {} lies over it and is not undone", over.id);
             report.failed.push((id, why));
-            stuck.push(record.action);
+            stuck.push((record.action, false));
             continue;
         }
         if kept && !include_kept {
             report.kept.push((id, text));
             // A stop that was cut off may have kept this and not what lies under it, which is then not there to be given back.
-            stuck.push(record.action);
+            stuck.push((record.action, false));
             continue;
         }
         if kept {
@@ -100,7 +106,7 @@ pub fn restore(
             }
             Err(why) => {
                 report.failed.push((id, format!("{text}: {why}")));
-                stuck.push(record.action);
+                stuck.push((record.action, true));
             }
         }
     }

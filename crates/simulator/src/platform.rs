@@ -76,6 +76,8 @@ pub struct SimPlatform {
     tasks: BTreeMap<ActionId, Task>,
     /// Placements of threads that are made, or on their way in or out, and whose.
     placed: BTreeMap<ActionId, WorkloadId>,
+    /// Placements whose threads are back, and whose memory is not yet.
+    owes_memory: BTreeMap<ActionId, WorkloadId>,
 }
 
 impl std::fmt::Debug for SimPlatform {
@@ -137,6 +139,7 @@ impl SimPlatform {
             meters: BTreeMap::new(),
             tasks: BTreeMap::new(),
             placed: BTreeMap::new(),
+            owes_memory: BTreeMap::new(),
         }
     }
 
@@ -148,6 +151,7 @@ impl SimPlatform {
             meters: BTreeMap::new(),
             tasks: BTreeMap::new(),
             placed: BTreeMap::new(),
+            owes_memory: BTreeMap::new(),
         }
     }
 
@@ -1267,16 +1271,34 @@ impl SimPlatform {
             }
         }
         drop(world);
+        let (id, workload) = (record.action.id, &record.action.workload);
+        self.owes_memory.remove(&id);
         if direction == Direction::Undo {
             // As on Linux: what lies below can go now, although memory may find no room for long.
-            self.placed.remove(&record.action.id);
+            self.placed.remove(&id);
         }
         if memory.is_some() {
+            if direction == Direction::Undo {
+                let later = self
+                    .owes_memory
+                    .iter()
+                    .rev()
+                    .find(|(later, of)| **later > id && *of == workload);
+                let later = later.map(|(later, _)| *later);
+                self.owes_memory.insert(id, workload.clone());
+                if let Some(later) = later {
+                    return Err(PlatformError::Busy {
+                        what: format!("memory of {workload} that action {id} moved"),
+                        why: format!("what action {later} moved on goes back first"),
+                    });
+                }
+            }
             let pacing = Pacing::parse(&record.action, &BESIDE)?;
-            return Ok(both(
-                threads,
-                self.advance_moves(record, direction, &pacing, None, p)?,
-            ));
+            let pages = self.advance_moves(record, direction, &pacing, None, p)?;
+            if pages.done {
+                self.owes_memory.remove(&id);
+            }
+            return Ok(both(threads, pages));
         }
         self.leave(record, direction);
         Ok(done())
@@ -2250,6 +2272,7 @@ impl Effectors for SimPlatform {
     fn forget(&mut self, record: &UndoRecord) {
         self.tasks.remove(&record.action.id);
         self.placed.remove(&record.action.id);
+        self.owes_memory.remove(&record.action.id);
     }
 }
 

@@ -47,7 +47,7 @@
 //! Documentation/scheduler/sched-debug.rst (`scan_size_mb` = 256, `scan_period_min_ms` = 1000,
 //! `scan_period_max_ms` = 60000).
 
-use crate::common::{AGE_HELP, age_min, capable, gain_min, reaches_excluded, too_young};
+use crate::common::{AGE_HELP, age_min, capable, gain_min, too_young};
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
 use homeostat_model::{Bytes, Effect, EffectorId, KernelBalancing, Machine, Nanoseconds, StrategyId};
@@ -141,7 +141,7 @@ impl Strategy for NumaBalancing {
         if seen.held.iter().any(|h| h.strategy.as_str() == ID) {
             return decline("automatic NUMA balancing is off already".into());
         }
-        if let Some(why) = reaches_excluded(seen).or_else(|| too_young(seen, AGE_MIN.value(seen.policy))) {
+        if let Some(why) = too_young(seen, AGE_MIN.value(seen.policy)) {
             return decline(why);
         }
         let Some(now) = seen.machine_sample.numa_balancing.as_ref() else {
@@ -160,9 +160,6 @@ impl Strategy for NumaBalancing {
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         if let Some(theirs) = set_by_a_person(seen) {
             return Some(theirs.to_owned());
-        }
-        if let Some(why) = reaches_excluded(seen) {
-            return Some(why);
         }
         let now = seen.machine_sample.numa_balancing.as_ref()?;
         let place = now.set_by.as_ref()?;

@@ -40,8 +40,7 @@
 use crate::cache_affinity;
 use crate::common::domains::{Demand, Domains};
 use crate::common::{
-    AGE_HELP, age_min, capable, cpu_list, gain_min, placed_by_a_person, prediction, reaches_excluded,
-    too_young,
+    AGE_HELP, age_min, capable, cpu_list, gain_min, placed_by_a_person, prediction, too_young,
 };
 use homeostat_engine::{Declined, Opinion, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::Target;
@@ -137,7 +136,7 @@ impl Strategy for Prefetch {
         if let Some(theirs) = set_by_a_person(seen) {
             return decline(theirs.to_owned());
         }
-        if let Some(why) = reaches_excluded(seen).or_else(|| too_young(seen, AGE_MIN.value(policy))) {
+        if let Some(why) = too_young(seen, AGE_MIN.value(policy)) {
             return decline(why);
         }
         let least = MEMORY_MIN.value(policy);
@@ -190,9 +189,6 @@ impl Strategy for Prefetch {
     fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
         if let Some(theirs) = set_by_a_person(seen) {
             return Some(theirs.to_owned());
-        }
-        if let Some(why) = reaches_excluded(seen) {
-            return Some(why);
         }
         // Where it is kept decides on which CPUs the switch was made.
         let on_part = seen.held.iter().any(|h| {
@@ -522,25 +518,6 @@ mod tests {
         assert!(theirs.reason(&Prefetch).contains("somebody else"));
         let bound = held.with(|s| s.locality().bound = Some("cpuset of the container".into()));
         assert!(bound.unwanted(&Prefetch).is_some());
-    }
-
-    #[test]
-    fn a_program_that_a_person_excluded_keeps_its_prefetch() {
-        let beside = |cpus: f64| {
-            database().with(|s| {
-                s.neighbour(cpus, None);
-                s.neighbours[0].excluded = Some("left alone: HOMEOSTAT=never in its environment".into());
-            })
-        };
-        assert!(beside(1.0).reason(&Prefetch).contains("HOMEOSTAT=never"));
-        beside(0.01).proposal(&Prefetch);
-        let held = |cpus: f64| beside(cpus).with(|s| s.hold(ID, Target::Cpus((0..32).map(CpuId).collect())));
-        assert!(
-            held(1.0)
-                .unwanted(&Prefetch)
-                .is_some_and(|why| why.contains("would reach it"))
-        );
-        assert_eq!(held(0.01).unwanted(&Prefetch), None, "it rests");
     }
 
     #[test]

@@ -64,7 +64,7 @@ use homeostat_model::{
     Action, ActionId, Bytes, Direction, EffectorId, LlcId, ProcessId, Progress, UndoRecord, Workload,
     WorkloadId,
 };
-use homeostat_platform::PlatformError;
+use homeostat_platform::{PlatformError, Reached};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
@@ -123,10 +123,17 @@ pub(super) struct ThreadPlacement {
     moves: PageMoves,
     /// Actions whose threads are as they should be while their memory is on its way.
     threads_done: BTreeMap<ActionId, (Direction, Progress)>,
-    /// Placements that are made, or on their way in or out, and whose.
-    laid: BTreeMap<ActionId, WorkloadId>,
+    /// Placements that are owed an undo, as far as this process knows.
+    laid: BTreeMap<ActionId, Laid>,
     /// Processes that are not in the record of a placement and were set free with the others: they are placed again with them.
     born: BTreeMap<ActionId, Vec<ProcessId>>,
+}
+
+/// A placement that is owed an undo.
+struct Laid {
+    workload: WorkloadId,
+    /// Its threads were given back, and only memory is still to come back: it lies over nobody's threads any more.
+    threads_back: bool,
 }
 
 impl ThreadPlacement {
@@ -299,6 +306,17 @@ impl ThreadPlacement {
         here.then(|| Plan::from(record).ok())?
     }
 
+    /// What a record says, of a world in which the placement that it lay over may be gone: then there is nobody any more to
+    /// whom the threads could be given back, and what was found before both is what they get.
+    fn plan_above_what_is_left(&self, record: &UndoRecord) -> Result<Plan, PlatformError> {
+        let mut plan = Plan::from(record)?;
+        let is_gone = |below: &ActionId| self.laid.get(below).is_none_or(|laid| laid.threads_back);
+        if plan.over.as_ref().is_some_and(is_gone) {
+            plan.forget_what_lay_below();
+        }
+        Ok(plan)
+    }
+
     /// Next slice of what is done to threads.
     fn advance_threads(
         &mut self,
@@ -307,7 +325,7 @@ impl ThreadPlacement {
     ) -> Result<Progress, PlatformError> {
         let id = record.action.id;
         if self.tasks.get(&id).is_none_or(|t| t.direction != direction) {
-            let mut task = Task::new(Plan::from(record)?, direction);
+            let mut task = Task::new(self.plan_above_what_is_left(record)?, direction);
             if let Some(born) = self.born.get(&id) {
                 task.newcomers.clone_from(born);
             }
@@ -371,15 +389,32 @@ impl ThreadPlacement {
         self.laid
             .iter()
             .rev()
-            .find(|(later, of)| **later > id && *of == workload && is_there(later))
+            .filter(|(_, laid)| !laid.threads_back)
+            .find(|(later, laid)| **later > id && laid.workload == *workload && is_there(later))
             .map(|(later, _)| *later)
+    }
+
+    /// A later placement of the same workload that still owes memory. It goes first: what it moved on from where this one had
+    /// moved it, this one would take for moved by somebody else.
+    fn owes_memory_above(&self, id: ActionId, workload: &WorkloadId) -> Option<ActionId> {
+        let owes = |(later, laid): &(&ActionId, &Laid)| {
+            **later > id && laid.workload == *workload && laid.threads_back
+        };
+        self.laid.iter().rev().find(owes).map(|(later, _)| *later)
     }
 
     /// Goes on with threads and then memory.
     fn advance_all(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         let id = record.action.id;
-        let known = self.threads_done.get(&id);
-        let threads = match known.filter(|(way, _)| *way == direction) {
+        // What was turned round begins with its threads again.
+        if self
+            .threads_done
+            .get(&id)
+            .is_some_and(|(way, _)| *way != direction)
+        {
+            self.threads_done.remove(&id);
+        }
+        let threads = match self.threads_done.get(&id) {
             Some((_, threads)) => threads.clone(),
             None => self.advance_threads(record, direction)?,
         };
@@ -387,11 +422,23 @@ impl ThreadPlacement {
             return Ok(threads);
         }
         if direction == Direction::Undo {
+            self.in_force.remove(&id);
             // What lies below can go now. Memory may find no room where it was for as long as others need that.
-            self.laid.remove(&id);
+            if let Some(laid) = self.laid.get_mut(&id) {
+                laid.threads_back = true;
+            }
         }
         if !PageMoves::has_plan(record) {
             return Ok(threads);
+        }
+        if direction == Direction::Undo
+            && let Some(later) = self.owes_memory_above(id, &record.action.workload)
+        {
+            self.threads_done.insert(id, (direction, threads));
+            return Err(PlatformError::Busy {
+                what: format!("memory of {} that action {id} moved", record.action.workload),
+                why: format!("what action {later} moved on goes back first"),
+            });
         }
         let settings = Settings::parse(&record.action, &OWN_ARGUMENTS)?;
         match self.moves.advance(record, direction, &settings) {
@@ -417,8 +464,7 @@ impl ThreadPlacement {
 
     /// Whether its threads were given back and only memory is still to come back.
     fn has_threads_back(&self, id: ActionId) -> bool {
-        let known = self.threads_done.get(&id);
-        known.is_some_and(|(way, _)| *way == Direction::Undo)
+        self.laid.get(&id).is_some_and(|laid| laid.threads_back)
     }
 }
 
@@ -492,9 +538,11 @@ impl Effector for ThreadPlacement {
                 why: format!("action {later} lies over it"),
             });
         }
-        if direction == Direction::Apply || !self.has_threads_back(id) {
-            self.laid.insert(id, workload.clone());
-        }
+        let laid = Laid {
+            workload: workload.clone(),
+            threads_back: direction == Direction::Undo && self.has_threads_back(id),
+        };
+        self.laid.insert(id, laid);
         let outcome = self.advance_all(record, direction);
         let is_over = match &outcome {
             Ok(progress) => progress.done,
@@ -516,14 +564,23 @@ impl Effector for ThreadPlacement {
         self.moves.forget(id);
     }
 
+    fn inherit(&mut self, record: &UndoRecord, _: Reached) {
+        let laid = Laid {
+            workload: record.action.workload.clone(),
+            threads_back: false,
+        };
+        self.laid.entry(record.action.id).or_insert(laid);
+    }
+
     fn adopt(&mut self, record: &UndoRecord) {
         let id = record.action.id;
         if let Some(plan) = self.plan_of_this_boot(record)
             && !self.tasks.contains_key(&id)
+            && !self.has_threads_back(id)
         {
             // It was left with all threads placed, so one that is not was set free by somebody since.
             let complete = plan.processes.keys().copied().collect();
-            self.laid.insert(id, plan.workload.clone());
+            self.inherit(record, Reached::Made);
             self.in_force
                 .entry(id)
                 .or_insert_with(|| InForce::new(plan, complete, Vec::new()));
@@ -1089,6 +1146,8 @@ struct Plan {
     found: CpuMask,
     /// The mask from before the placement that this one lies over.
     natural: Option<CpuMask>,
+    /// The placement that it lies over.
+    over: Option<ActionId>,
     /// Start time from which on a process may be one born since.
     since: u64,
     sessions: BTreeSet<i32>,
@@ -1170,6 +1229,10 @@ impl Plan {
             masks: masks.into_iter().collect(),
             processes,
             found: mask("mask")?,
+            over: match text(OVER) {
+                "" => None,
+                below => Some(ActionId(below.parse().map_err(|_| wrong(OVER))?)),
+            },
             natural: match text(NATURAL) {
                 "" => None,
                 _ => Some(mask(NATURAL)?),
@@ -1211,6 +1274,18 @@ impl Plan {
     /// The mask from before all placements, as the oldest process had it.
     fn natural(&self) -> &CpuMask {
         self.natural.as_ref().unwrap_or(&self.found)
+    }
+
+    /// What was found is what was found before the placement below.
+    fn forget_what_lay_below(&mut self) {
+        let Some(natural) = self.natural.clone() else {
+            return;
+        };
+        for found in self.processes.values_mut() {
+            found.mask = natural.clone();
+            found.odd.clear();
+        }
+        self.found = natural;
     }
 
     /// Whether a thread has the mask that it had before: that found, or, of a process that was born since and inherited
@@ -1919,6 +1994,7 @@ mod tests {
             )]),
             found: CpuMask::of(0..6),
             natural: None,
+            over: None,
             since: 2000,
             sessions: BTreeSet::from([50]),
             groups: BTreeSet::from(["/system.slice/w.service".to_owned()]),

@@ -16,7 +16,7 @@ use homeostat_model::{
     Action, Direction, Fingerprint, OperatorChoice, ProcessId, Progress, UndoRecord, Workload, WorkloadId,
     WorkloadKind,
 };
-use homeostat_platform::{Effectors, PlatformError};
+use homeostat_platform::{Effectors, PlatformError, Reached};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -62,6 +62,9 @@ impl Effectors for Hands {
     }
     fn adopt(&mut self, record: &UndoRecord) {
         self.registry.adopt(record);
+    }
+    fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        self.registry.inherit(record, reached);
     }
 }
 

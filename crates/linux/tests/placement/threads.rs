@@ -6,8 +6,8 @@ use homeostat_linux::effectors::Registry;
 use homeostat_linux::sys::numa::{CpuMask, affinity, set_affinity};
 use homeostat_linux::{MonotonicClock, Root};
 use homeostat_model::action::Target;
-use homeostat_model::{Action, ActionId, CpuId, Direction, ProcessId, WorkloadId};
-use homeostat_platform::{Effectors, PlatformError, conformance};
+use homeostat_model::{Action, ActionId, CpuId, Direction, ProcessId, UndoRecord, WorkloadId};
+use homeostat_platform::{Effectors, PlatformError, Reached, conformance};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -286,6 +286,105 @@ fn who_was_born_between_two_placements_is_placed_again_by_both() {
     drive(&mut Hands::new(&[]), &below, Direction::Undo).unwrap();
     all_on(worker, &everywhere);
     all_on(victim.pid(), &everywhere);
+}
+
+/// The record of a placement whose memory cannot go back: what it says of that is not understood.
+fn with_memory_that_is_stuck(record: &UndoRecord) -> UndoRecord {
+    let mut record = record.clone();
+    record
+        .found
+        .insert("private.1.1".into(), "no plan that anybody could follow".into());
+    record
+}
+
+#[test]
+fn threads_that_are_back_keep_nobody_though_their_memory_finds_no_room() {
+    let Some((first, second)) = two_cpus() else { return };
+    let victim = Victim::start(2, 0);
+    let found = masks(victim.pid());
+    let everywhere = found[0].1.clone();
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    let above = hands.prepare(&over(&[second])).unwrap();
+    drive(&mut hands, &above, Direction::Apply).unwrap();
+    let stuck = with_memory_that_is_stuck(&above);
+    for _ in 0..3 {
+        drive(&mut hands, &stuck, Direction::Undo).unwrap_err();
+        all_on(victim.pid(), &first.to_string());
+    }
+    // The threads of the one below go back, its memory waits for that which was moved on from there.
+    let also = with_memory_that_is_stuck(&below);
+    let error = drive(&mut hands, &also, Direction::Undo).unwrap_err();
+    assert!(
+        matches!(&error, PlatformError::Busy { why, .. } if why.contains("what action 2 moved on goes back first")),
+        "{error}"
+    );
+    assert_eq!(masks(victim.pid()), found);
+    // Nobody is told to have overruled what is off.
+    assert_eq!(reviews(&mut hands, &[victim.id()], |told| !told.is_empty()), []);
+    drive(&mut hands, &stuck, Direction::Undo).unwrap_err();
+    assert_eq!(masks(victim.pid()), found);
+    // Both are done once memory has gone back.
+    drive(&mut hands, &above, Direction::Undo).unwrap();
+    drive(&mut hands, &below, Direction::Undo).unwrap();
+    assert_eq!(masks(victim.pid()), found);
+    assert_eq!(everywhere, masks(victim.pid())[0].1);
+}
+
+#[test]
+fn a_restart_with_memory_that_finds_no_room_leaves_no_placement_that_nobody_made() {
+    let Some((first, second)) = two_cpus() else { return };
+    let victim = Victim::start(2, 0);
+    let found = masks(victim.pid());
+    let mut hands = Hands::new(&[victim.id()]);
+    let below = hands.prepare(&action(&[first])).unwrap();
+    drive(&mut hands, &below, Direction::Apply).unwrap();
+    let above = hands.prepare(&over(&[second])).unwrap();
+    drive(&mut hands, &above, Direction::Apply).unwrap();
+    drop(hands);
+    // As recovery does it: all are told first, the newest is undone first, and what is still owed is handed on.
+    let stuck = with_memory_that_is_stuck(&above);
+    let mut fresh = Hands::new(&[]);
+    fresh.inherit(&below, Reached::Made);
+    fresh.inherit(&stuck, Reached::Made);
+    let early = fresh.advance(&below, Direction::Undo).unwrap_err();
+    assert!(matches!(&early, PlatformError::Busy { why, .. } if why.contains("action 2 lies over it")));
+    drive(&mut fresh, &stuck, Direction::Undo).unwrap_err();
+    drive(&mut fresh, &below, Direction::Undo).unwrap();
+    assert_eq!(masks(victim.pid()), found);
+    fresh.adopt(&stuck);
+    assert_eq!(fresh.registry.placed_on(&"victim".into()), []);
+    assert_eq!(reviews(&mut fresh, &[victim.id()], |told| !told.is_empty()), []);
+    // Restarted again, with the one below gone: nobody is put back into its place.
+    let mut again = Hands::new(&[]);
+    again.inherit(&stuck, Reached::Made);
+    set_affinity(victim.pid(), &CpuMask::from_list(&second.to_string()).unwrap()).unwrap();
+    drive(&mut again, &stuck, Direction::Undo).unwrap_err();
+    assert_eq!(masks(victim.pid()), found);
+}
+
+#[test]
+fn an_undo_that_is_turned_round_by_a_conflict_is_made_again_from_the_threads_on() {
+    let Some((first, second)) = two_cpus() else { return };
+    let mut victim = Victim::start(2, 0);
+    let found = masks(victim.pid());
+    let mut hands = Hands::new(&[victim.id()]);
+    let record = hands.prepare(&action(&[first])).unwrap();
+    let stuck = with_memory_that_is_stuck(&record);
+    drive(&mut hands, &record, Direction::Apply).unwrap();
+    drive(&mut hands, &stuck, Direction::Undo).unwrap_err();
+    assert_eq!(masks(victim.pid()), found);
+    // Sent on again, which places some of them and meets somebody's choice.
+    victim.tell(&format!("bind {} {second}", found[1].0));
+    drive(&mut hands, &record, Direction::Apply).unwrap_err();
+    drive(&mut hands, &record, Direction::Undo).unwrap();
+    let left = masks(victim.pid());
+    assert!(
+        left.iter()
+            .all(|(id, mask)| *mask != first.to_string() || *id == found[1].0),
+        "{left:?}"
+    );
 }
 
 /// After a crash at any point of two placements, the records alone, newest first, give everything back.

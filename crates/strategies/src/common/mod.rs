@@ -7,7 +7,7 @@ pub(crate) mod score;
 pub(crate) mod testing;
 
 use crate::numa_balancing;
-use homeostat_engine::{Neighbour, Seen, Setting};
+use homeostat_engine::{Seen, Setting};
 use homeostat_model::units::ranges;
 use homeostat_model::{CapabilityState, CpuId, Machine, Nanoseconds, NodeId};
 use std::collections::BTreeSet;
@@ -92,21 +92,6 @@ pub(crate) fn placed_by_a_person(seen: &Seen<'_>) -> Option<String> {
             !t.starts_with(numa_balancing::SETTING) && PLACING.iter().any(|word| t.contains(word))
         })
         .cloned()
-}
-
-/// A sentence when a program that a person wants left alone works on this machine: a setting of CPUs or of the whole host would
-/// reach it, and nobody would see what it loses, since it is not measured either.
-pub(crate) fn reaches_excluded(seen: &Seen<'_>) -> Option<String> {
-    let works = |n: &&Neighbour| n.cpus >= seen.policy.cpu_min;
-    let (who, why) = seen
-        .neighbours
-        .iter()
-        .filter(works)
-        .find_map(|n| Some((n, n.excluded.as_ref()?)))?;
-    Some(format!(
-        "{} works on this machine ({:.1} CPUs) and is {why}: this setting would reach it, too",
-        who.id, who.cpus
-    ))
 }
 
 /// A sentence when the workload is younger than a strategy's floor of age (seconds).

@@ -249,7 +249,6 @@ impl Scene {
             interval: Nanoseconds::from_secs(1),
             kind: WorkloadKind::ProcessGroup,
             processes: vec![],
-            excluded: None,
             left_alone: None,
             is_proven: false,
             read_so_far: Bytes::ZERO,
