@@ -80,6 +80,8 @@ pub(crate) struct Change {
     pub(crate) bloat: Bytes,
     /// Who carries it out.
     pub(crate) effector: EffectorId,
+    /// Memory goes along with the threads that it places.
+    pub(crate) with_memory: bool,
     /// Its undo waits for that of a later change that lies over it.
     pub(crate) waits: bool,
     /// How often it made no progress for long while it was undone.
@@ -104,6 +106,7 @@ impl Change {
             since_unix,
             bloat: Bytes::ZERO,
             effector: action.effector.clone(),
+            with_memory: action.takes_memory_along(),
             waits: false,
             stuck: 0,
         }

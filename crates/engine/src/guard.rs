@@ -866,7 +866,7 @@ impl Engine {
                 g.members().any(|a| {
                     later
                         .members()
-                        .any(|b| !self.is_a_place(b) && self.lies_over(b, a))
+                        .any(|b| !(self.is_a_place(a) && self.is_a_place(b)) && self.lies_over(b, a))
                 })
             })
         })
@@ -887,7 +887,8 @@ impl Engine {
             over.extend(
                 later
                     .flat_map(Guard::members)
-                    .filter(|b| self.is_a_place(*b) && own.iter().any(|a| self.lies_over(*b, *a))),
+                    .filter(|b| self.is_a_place(*b))
+                    .filter(|b| own.iter().any(|a| self.is_a_place(*a) && self.lies_over(*b, *a))),
             );
         }
         over.into_iter().collect()

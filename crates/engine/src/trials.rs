@@ -1253,7 +1253,10 @@ impl Engine {
                 fault.text
             )
         };
-        self.narrate(&workload, text, true);
+        // What stays in the way for hours is told ever more rarely.
+        if !given_up || failures == UNDO_ATTEMPTS_MAX || failures.is_power_of_two() {
+            self.narrate(&workload, text, true);
+        }
         if failures == 1 || failures == UNDO_ATTEMPTS_MAX {
             self.release();
         }
@@ -1263,23 +1266,26 @@ impl Engine {
     }
 
     /// Whether `later` may set the same thing as `earlier`, on top of it: then it is undone first, since what it found
-    /// is what the earlier one had set. Pieces of memory never overlap: no strategy proposes a piece twice.
+    /// is what the earlier one had set. Pieces of memory never overlap, since no strategy proposes a piece twice, but for a
+    /// placement with which memory goes along: that moves on what an earlier move of pages had brought elsewhere.
     pub(crate) fn lies_over(&self, later: ActionId, earlier: ActionId) -> bool {
         let (Some(l), Some(e)) = (self.changes.get(&later), self.changes.get(&earlier)) else {
             return false;
         };
-        later > earlier
-            && l.workload == e.workload
-            && l.effector == e.effector
-            && !matches!(l.target, Target::Memory(_) | Target::Nothing)
+        let same = l.effector == e.effector && !matches!(l.target, Target::Memory(_) | Target::Nothing);
+        let moved_on = l.with_memory && matches!(e.target, Target::Pages(_));
+        later > earlier && l.workload == e.workload && (same || moved_on)
     }
 
-    /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way. Where
+    /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way, but for
+    /// moved memory: what a later change moved on would be left there for good, taken for moved by somebody else. Where
     /// threads are kept the effector knows best: those of the later change may be back while its memory finds no room for
     /// hours, and until they are it refuses.
     fn must_wait(&self, action: ActionId) -> bool {
-        let attempts = |c: &Change| match c.target {
-            Target::Cpus(_) => 1,
+        let target = |id: &ActionId| self.changes.get(id).map(|c| &c.target);
+        let attempts = |c: &Change| match (&c.target, target(&action)) {
+            (_, Some(Target::Pages(_))) => u32::MAX,
+            (Target::Cpus(_), _) => 1,
             _ => UNDO_ATTEMPTS_MAX,
         };
         self.changes
@@ -1426,13 +1432,14 @@ impl Engine {
         let workload = c.workload.clone();
         let places = matches!(c.target, Target::Cpus(_) | Target::Files(_));
         self.narrate(&workload, format!("action {action} is undone: {why}"), false);
-        // What was set on top of it found its value, not that of a person: it goes first. Moved pages do not.
+        // What was set on top of it found its value, not that of a person: it goes first. Of moved pages only a placement that
+        // took them along does.
         let over: Vec<ActionId> = self
             .changes
             .keys()
             .rev()
             .copied()
-            .filter(|later| places && self.lies_over(*later, action))
+            .filter(|later| (places || self.is_a_place(*later)) && self.lies_over(*later, action))
             .collect();
         for later in over {
             self.withdraw(later, "it was set on top of a change that is undone");

@@ -78,6 +78,8 @@ struct Custom {
     makes_room: bool,
     /// It sets something that reaches whoever runs there.
     reaches: bool,
+    /// Memory goes along with the threads.
+    with_memory: bool,
 }
 
 fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
@@ -92,6 +94,7 @@ fn custom(id: &'static str, parts: Vec<Target>) -> Custom {
         joint: false,
         makes_room: false,
         reaches: false,
+        with_memory: false,
     }
 }
 
@@ -197,7 +200,11 @@ impl Strategy for Custom {
             effector: EffectorId::from(self.effector),
             target: first.clone(),
             stages: rest.to_vec(),
-            arguments: BTreeMap::new(),
+            arguments: self
+                .with_memory
+                .then(|| ("memory".to_owned(), "all".to_owned()))
+                .into_iter()
+                .collect(),
             reversible: self.reversible,
             joint: self.joint,
             urgent: false,
@@ -1775,6 +1782,59 @@ fn a_place_whose_memory_cannot_go_back_yet_does_not_keep_the_threads_in_the_plac
     world.stuck = None;
     world.run(120);
     assert_eq!(world.closed, ids, "{:#?}", world.stories);
+}
+
+#[test]
+fn pages_that_a_later_placement_took_along_go_back_after_it_and_are_not_probed_under_it() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![
+        ("page_placement", 0.20, Bytes::from_mib(100).0 as f64),
+        ("thread_placement", 0.20, 2.0),
+    ];
+    let moved = custom("page_placement", vec![pages(100)]);
+    let placed = Custom {
+        after: Some("page_placement"),
+        with_memory: true,
+        ..custom("thread_placement", vec![cpus(0..2)])
+    };
+    let mut world = World::with(
+        vec![Box::new(moved), Box::new(placed)],
+        vec![plant],
+        policy(),
+        Memory::default(),
+    );
+    for _ in 0..4000 {
+        if world.engine.view().in_force.len() == 2 {
+            break;
+        }
+        world.run(1);
+    }
+    let in_force = world.engine.view().in_force;
+    let [below, above] = [in_force[0].action, in_force[1].action];
+    assert_eq!(world.actions[&below].effector.as_str(), "page_placement");
+    let mut probed = 0;
+    for _ in 0..6 * 3600 {
+        world.run(1);
+        assert!(
+            world.on[&below].1,
+            "its pages lie where the later one brought them"
+        );
+        probed += usize::from(!world.on[&above].1);
+    }
+    assert!(probed > 0);
+    // However long the later one cannot go.
+    world.stuck = Some(above);
+    world.step(Event::Operator(OperatorRequest::Undo(below)));
+    world.run(3000);
+    assert_eq!(world.closed, [], "{:#?}", world.stories);
+    let told = world
+        .stories
+        .iter()
+        .filter(|s| s.contains("could not be undone after"));
+    assert!((2..10).contains(&told.count()), "{:#?}", world.stories);
+    world.stuck = None;
+    world.run(120);
+    assert_eq!(world.closed, [above, below]);
 }
 
 #[test]

@@ -1271,14 +1271,22 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Actions on disk whose memory finds no room where it was found.
+    /// Actions on disk whose memory finds no room where it was found, and those that such a one lies over: their memory waits for it.
     fn without_way_back(&self) -> BTreeSet<ActionId> {
         let Ok(found) = journal::read(&self.faults.directory()) else {
             return BTreeSet::new();
         };
-        let stuck = |record: &UndoRecord| self.subject.has_no_way_back(record);
-        let owed = found.owed.into_iter();
-        owed.filter(|(_, o)| stuck(&o.record)).map(|(id, _)| id).collect()
+        let stuck: Vec<&UndoRecord> = found
+            .owed
+            .values()
+            .map(|o| &o.record)
+            .filter(|record| self.subject.has_no_way_back(record))
+            .collect();
+        let waits = |record: &UndoRecord| stuck.iter().any(|s| s.action.lies_over(&record.action));
+        let owed = found.owed.iter();
+        owed.filter(|(id, o)| stuck.iter().any(|s| s.action.id == **id) || waits(&o.record))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Without faults for the length of a trial: what is owed is in force, or on a trial that began since.

@@ -92,18 +92,26 @@ pub struct Action {
 
 impl Action {
     /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
-    /// set: it is undone before that, and made again after it. Memory is never converted or moved twice. Of one workload only: what
+    /// set: it is undone before that, and made again after it. A placement with which memory goes along moves on what was brought to
+    /// another place before. Else memory is never converted or moved twice. Of one workload only: what
     /// is one for all, a setting of the host or the prefetcher of a CPU, is never held by two at different values, since its effector
     /// refuses the second one.
     pub fn lies_over(&self, earlier: &Self) -> bool {
         self.id > earlier.id
             && self.workload == earlier.workload
-            && self.effector == earlier.effector
             && match (&self.target, &earlier.target) {
-                (Target::Cpus(_), Target::Cpus(_)) => true,
-                (Target::Files(own), Target::Files(others)) => own.iter().any(|path| others.contains(path)),
+                (Target::Cpus(_), Target::Cpus(_)) => self.effector == earlier.effector,
+                (Target::Cpus(_), Target::Pages(_)) => self.takes_memory_along(),
+                (Target::Files(own), Target::Files(others)) => {
+                    self.effector == earlier.effector && own.iter().any(|path| others.contains(path))
+                }
                 _ => false,
             }
+    }
+
+    /// Whether memory goes along with the threads that it places (`memory` = `all` or `private`).
+    pub fn takes_memory_along(&self) -> bool {
+        matches!(self.target, Target::Cpus(_)) && self.arguments.contains_key("memory")
     }
 }
 

@@ -64,7 +64,9 @@ pub fn restore(
     // What a change found cannot be given back while another lies over it. Where threads are kept the effector knows best: those
     // of the later one may be back, and only its memory finds no room.
     let mut stuck: Vec<(Action, bool)> = Vec::new();
-    let effector_knows = |later: &Action, tried: bool| tried && matches!(later.target, Target::Cpus(_));
+    let effector_knows = |later: &Action, tried: bool, own: &Action| {
+        tried && matches!((&later.target, &own.target), (Target::Cpus(_), Target::Cpus(_)))
+    };
     for (record, kept, void) in owed {
         let id = record.action.id;
         let text = format!("{} on {}", record.action.effector, record.action.workload);
@@ -75,9 +77,9 @@ pub fn restore(
                 .push((id, format!("{text}: made before the last boot")));
             continue;
         }
-        let over = stuck
-            .iter()
-            .find(|(later, tried)| later.lies_over(&record.action) && !effector_knows(later, *tried));
+        let over = stuck.iter().find(|(later, tried)| {
+            later.lies_over(&record.action) && !effector_knows(later, *tried, &record.action)
+        });
         if let Some((over, _)) = over {
             let why = format!("{text}: action {} lies over it and is not undone", over.id);
             report.failed.push((id, why));
@@ -276,18 +278,18 @@ mod tests {
         let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
         let action = |id: u64, workload: &str, target: Target| Action {
             id: ActionId(id),
-            effector: "thread_placement".into(),
+            effector: "setting".into(),
             workload: workload.into(),
             target,
             arguments: BTreeMap::new(),
             why: "test".into(),
         };
-        let cpus = |cpu| Target::Cpus(vec![homeostat_model::CpuId(cpu)]);
+        let file = || Target::Files(vec!["/a".to_owned()]);
         for action in [
-            action(1, "w", cpus(1)),
-            action(2, "other", cpus(1)),
-            action(3, "w", cpus(2)),
-            action(4, "w", cpus(3)),
+            action(1, "w", file()),
+            action(2, "other", file()),
+            action(3, "w", file()),
+            action(4, "w", file()),
             action(5, "w", Target::Nothing),
         ] {
             journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
@@ -313,6 +315,53 @@ mod tests {
         };
         assert!(restore(&mut journal, &mut hands, &clock, "boot", false).complete());
         assert_eq!(hands.undone, [ActionId(3), ActionId(1)]);
+    }
+
+    /// Of two placements the effector says whether the threads of the later one are back; memory that a placement took along waits.
+    #[test]
+    fn under_a_placement_that_cannot_be_undone_threads_are_asked_and_moved_pages_wait() {
+        use homeostat_model::action::PageMove;
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let action = |id: u64, effector: &str, target: Target| Action {
+            id: ActionId(id),
+            effector: effector.into(),
+            workload: "w".into(),
+            target,
+            arguments: BTreeMap::from([("memory".to_owned(), "all".to_owned())]),
+            why: "test".into(),
+        };
+        let cpus = || Target::Cpus(vec![homeostat_model::CpuId(1)]);
+        let pages = Target::Pages(PageMove {
+            bytes: homeostat_model::Bytes::from_mib(1),
+            shared: true,
+            node: homeostat_model::NodeId(0),
+        });
+        for action in [
+            action(1, "thread_placement", cpus()),
+            action(2, "page_placement", pages),
+            action(3, "thread_placement", cpus()),
+        ] {
+            journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
+        }
+        let clock = Still(Cell::new(0));
+        let mut hands = Failing {
+            fails: ActionId(3),
+            undone: Vec::new(),
+        };
+        let report = restore(&mut journal, &mut hands, &clock, "boot", false);
+        assert_eq!(hands.undone, [ActionId(1)]);
+        let why: Vec<&str> = report.failed.iter().map(|(_, why)| why.as_str()).collect();
+        assert!(
+            why[1].contains("page_placement on w: action 3 lies over it"),
+            "{why:?}"
+        );
+        let mut all = Failing {
+            fails: ActionId(0),
+            undone: Vec::new(),
+        };
+        assert!(restore(&mut journal, &mut all, &clock, "boot", false).complete());
+        assert_eq!(all.undone, [ActionId(3), ActionId(2)]);
     }
 
     /// A stop with `keep` that was cut off: the upper one is written down as kept, the lower one not yet.
