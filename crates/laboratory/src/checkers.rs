@@ -517,6 +517,17 @@ impl Checkers {
         let mut wrong: Vec<(ActionId, Invariant, &str)> = Vec::new();
         let mut kept = Vec::new();
         let mut orphans = Vec::new();
+        // Pages that a later placement took along wait until that has gone back.
+        let waits = |id: &ActionId, acted: &Acted| {
+            let above = |(later, l): (&ActionId, &Acted)| {
+                later > id
+                    && l.workload == acted.workload
+                    && l.effector.as_str() == "thread_placement"
+                    && l.on
+                    && l.direction == Direction::Undo
+            };
+            acted.effector.as_str() == "page_placement" && self.acted.iter().any(above)
+        };
         for (id, acted) in self.acted.iter().filter(|(_, a)| !a.is_placebo()) {
             let tried = said.trials.iter().any(|(_, of)| of.contains(&acted.workload));
             let in_force = said.in_force.contains_key(id);
@@ -542,7 +553,7 @@ impl Checkers {
             if proven && (old || (in_force && !tried)) {
                 kept.push(*id);
             }
-            if !tried && !in_force {
+            if !tried && !in_force && !waits(id, acted) {
                 orphans.push(*id);
                 if acted.orphan_since.is_some_and(|since| at - since > ORPHAN) {
                     let what = "is on although no trial runs and nothing is in force";
