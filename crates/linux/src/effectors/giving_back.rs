@@ -7,7 +7,7 @@
 //!
 //! Dropped is only what is behind the reader, of regular files on a disk of this machine, that it has open for reading only, and
 //! that nobody else has open or mapped: all processes are looked at first. Where not all of them can be seen, or one of them
-//! does not let itself be looked at, nothing is dropped. There is nothing to put back: what is dropped is clean, and whoever
+//! does not let itself be looked at (but for the first one), nothing is dropped. There is nothing to put back: what is dropped is clean, and whoever
 //! needs it reads it again. The kernel keeps pages that are mapped; of those that wait to be written it begins to write what
 //! it would have written anyway, and keeps them.
 //!
