@@ -5,11 +5,11 @@
 //! from everybody in it (measured: docs/file-cache.md). So what the reader has read already of the files that it has open is
 //! dropped (`posix_fadvise(POSIX_FADV_DONTNEED)` on the same file, opened anew).
 //!
-//! Dropped is only what is behind the reader, of regular files on a disk of this machine, that it has open for reading only, and
-//! that nobody else has open or mapped: all processes are looked at first. Where not all of them can be seen, or one of them
-//! does not let itself be looked at (but for the first one), nothing is dropped. There is nothing to put back: what is dropped is clean, and whoever
-//! needs it reads it again. The kernel keeps pages that are mapped; of those that wait to be written it begins to write what
-//! it would have written anyway, and keeps them.
+//! Dropped is only what is behind the reader, of regular files on a disk of this machine, that it has open for reading
+//! only, and that nobody else has open or mapped: all processes are looked at first. Where not all of them can be seen, or
+//! one of them does not let itself be looked at (but for the first one), nothing is dropped. There is nothing to put back:
+//! what is dropped is clean, and whoever needs it reads it again. The kernel keeps pages that are mapped; of those that
+//! wait to be written it begins to write what it would have written anyway, and keeps them.
 //!
 //! Others are known by the number of the inode alone, on whatever device: to ask more about a file may be to ask another
 //! machine. Two files of one number are taken for one, and then nothing is dropped; a file that is open through an overlay
