@@ -22,7 +22,7 @@ use std::time::Instant;
 
 /// `CAP_*` numbers of `include/uapi/linux/capability.h`.
 const CAP_IPC_LOCK: u32 = 14;
-const CAP_SYS_PTRACE: u32 = 19;
+pub(crate) const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_NICE: u32 = 23;
 /// Since Linux 5.8; before, CAP_SYS_ADMIN.
@@ -1033,7 +1033,7 @@ fn readable(root: &Root, path: &str) -> Seen {
 }
 
 /// Whether this process holds a capability in effect (`CapEff` of `/proc/self/status`).
-fn may(root: &Root, capability: u32) -> bool {
+pub(crate) fn may(root: &Root, capability: u32) -> bool {
     let status = files::bytes(root, "/proc/self/status", files::SMALL_FILE_MAX).unwrap_or_default();
     lines(&status)
         .find_map(|l| l.strip_prefix(b"CapEff:"))

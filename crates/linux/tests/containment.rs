@@ -11,6 +11,7 @@
 
 use homeostat_linux::Root;
 use homeostat_linux::effectors::Registry;
+use homeostat_linux::sys::cache::residency;
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, Direction, ProcessId, Progress, UndoRecord, Workload, WorkloadKind,
@@ -18,8 +19,9 @@ use homeostat_model::{
 use homeostat_platform::{Effectors, PlatformError, conformance};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 const VERSION_ONE: &str = "/sys/fs/cgroup/memory";
 
@@ -122,6 +124,38 @@ fn process(pid: u32) -> ProcessId {
     ProcessId {
         pid: pid.try_into().unwrap(),
         start_ticks: after.split(' ').nth(19).unwrap().parse().unwrap(),
+    }
+}
+
+/// A shell that reads two files as far as it is told, and is a child of the scene.
+struct Reader {
+    told: ChildStdin,
+    says: BufReader<ChildStdout>,
+}
+
+impl Reader {
+    fn start(scene: &mut Scene, first: &Path, second: &Path) -> Self {
+        let script = "exec 3<\"$0\" 4<\"$1\"; \
+            while read -r n; do head -c \"$n\" <&3 >/dev/null; head -c \"$n\" <&4 >/dev/null; echo; done";
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .args([first, second])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (told, says) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        fs::write(scene.group.join("cgroup.procs"), child.id().to_string()).unwrap();
+        scene.children.push(child);
+        Self {
+            told,
+            says: BufReader::new(says),
+        }
+    }
+
+    fn read(&mut self, bytes: u64) {
+        writeln!(self.told, "{bytes}").unwrap();
+        self.says.read_line(&mut String::new()).unwrap();
     }
 }
 
@@ -350,6 +384,104 @@ fn a_group_that_was_removed_while_it_was_in_force_owes_nothing() {
     assert!(scene.below().is_empty());
 }
 
+/// A file of so many MiB on a disk, all of it in memory and none of it still to be written; `None` where the file system keeps
+/// the pages of files in memory whatever is dropped.
+fn cached_file(tree: &Path, name: &str, mib: u64) -> Option<PathBuf> {
+    let path = tree.join(name);
+    let mut file = fs::File::create(&path).unwrap();
+    for _ in 0..mib {
+        file.write_all(&[1; 1 << 20]).unwrap();
+    }
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    if in_memory(&path, 0, mib) > 0 {
+        eprintln!("skipped: this file system keeps the pages of files in memory");
+        return None;
+    }
+    fs::File::open(&path)
+        .unwrap()
+        .read_to_end(&mut Vec::new())
+        .unwrap();
+    Some(path)
+}
+
+/// How many percent of a part of a file are in memory, from and to in MiB.
+fn in_memory(path: &Path, from: u64, to: u64) -> usize {
+    let file = fs::File::open(path).unwrap();
+    let pages = residency(&file, from << 20, (to - from) << 20).unwrap();
+    100 * pages.iter().filter(|there| **there).count() / pages.len()
+}
+
+#[test]
+fn what_the_reader_brought_before_is_given_back_but_not_what_somebody_else_has_open() {
+    let Some(mut scene) = Scene::new("give-back") else {
+        return;
+    };
+    let beside = std::env::current_exe().unwrap();
+    let tree = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    let (Some(alone), Some(shared)) = (
+        cached_file(tree.path(), "alone", 32),
+        cached_file(tree.path(), "shared", 32),
+    ) else {
+        return;
+    };
+    let mut reader = Reader::start(&mut scene, &alone, &shared);
+    reader.read(23 << 20);
+    // A program that has nothing to do with the reader.
+    let mut other = Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::from(fs::File::open(&shared).unwrap()))
+        .spawn()
+        .unwrap();
+    let gives_back = |id, value: &str| Action {
+        arguments: BTreeMap::from([("give_back".to_owned(), value.to_owned())]),
+        ..scene.action(id)
+    };
+    let mut effectors = registry();
+    let as_before = |path| (in_memory(path, 0, 22), in_memory(path, 22, 32));
+    let told = |made: &Progress, what: &str| made.skipped.keys().any(|why| why.contains(what));
+
+    // Told not to, it drops nothing.
+    let record = effectors.prepare(&gives_back(7, "0")).unwrap();
+    let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert!(made.verified && made.skipped.is_empty(), "{made:?}");
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert_eq!((as_before(&alone), as_before(&shared)), ((100, 100), (100, 100)));
+
+    let record = effectors.prepare(&gives_back(8, "1")).unwrap();
+    let mut made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    // A host that is busy beyond measure lets nobody look at a process in time, and it is not asked again for a while.
+    for _ in 0..60 {
+        if !told(&made, "cannot be inspected now") {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    }
+    assert_eq!((made.finished, made.total, made.verified), (3, 3, true));
+    if told(&made, "not all processes can be seen") {
+        eprintln!("skipped: {:?}", made.skipped);
+    } else {
+        // What lies behind it is gone, what is ahead and what was read last is not, nor is what the other one has open.
+        assert_eq!(as_before(&alone), (0, 100), "{made:?}");
+        assert_eq!(as_before(&shared), (100, 100), "{made:?}");
+        assert!(told(&made, "another process has it open"), "{made:?}");
+        assert_eq!(made.skipped.len(), 1, "{made:?}");
+        // The reader goes on where it was, and what it left while it was released goes the next time.
+        drive(&mut effectors, &record, Direction::Undo).unwrap();
+        reader.read(4 << 20);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        drive(&mut effectors, &record, Direction::Apply).unwrap();
+        assert_eq!((in_memory(&alone, 0, 26), in_memory(&alone, 26, 32)), (0, 100));
+        assert_eq!((in_memory(&shared, 0, 26), in_memory(&shared, 26, 32)), (0, 100));
+    }
+    let _ = other.kill();
+    let _ = other.wait();
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert!(scene.is_as_found());
+}
+
 #[test]
 fn a_group_that_somebody_limited_and_impossible_wishes_are_refused() {
     let Some(scene) = Scene::new("choice") else { return };
@@ -385,6 +517,10 @@ fn a_group_that_somebody_limited_and_impossible_wishes_are_refused() {
         },
         Action {
             arguments: BTreeMap::from([("x".to_owned(), "1".to_owned())]),
+            ..scene.action(6)
+        },
+        Action {
+            arguments: BTreeMap::from([("give_back".to_owned(), "2".to_owned())]),
             ..scene.action(6)
         },
     ] {

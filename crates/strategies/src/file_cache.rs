@@ -18,6 +18,8 @@
 //!   therefore left alone (`cache_use_max`), and the reader's work is a guardrail of the trial where it can be measured: it may lose as much as the program is
 //!   sure to gain, and no more than `reader_loss_max`. (A program that gets its speed back takes CPU time and disk, too.)
 //! * Under the limit the reader's read-ahead has less room; 32 MiB beside its own memory cost it nothing measurable.
+//! * Who opens, reads and closes a file now and then has nothing open when it is looked at (`give_back`): what a reader has
+//!   read of that file is dropped, and read again from storage the next time.
 //! * In every block of the trial in which the reader is released the program loses its pages again. That is what happens
 //!   without homeostat; the blocks are short.
 //!
@@ -44,10 +46,15 @@
 //! instead, about once a second, and only pages that were not in memory before it came. That protects where a second of
 //! its reading is little beside the memory.
 //!
+//! A reader that is moved into a group of its own leaves behind what it was charged for, and the group that it came from may
+//! stay full of that. So what it has read before, and has behind it, is dropped when it is contained (`give_back`): only of
+//! files that it has open for reading, on a disk of this machine, that no other process has open or mapped. Where not
+//! all processes can be looked at, nothing is dropped.
+//!
 //! ## Undo
 //! The reader's processes are moved back to the control group they came from, and the group that was made for them is
 //! removed; a limit that was set on the reader's own group is taken away. A limit or a move by somebody else ends it.
-//! Of dropped pages there is nothing to put back: whoever needs one reads it again.
+//! Of dropped pages there is nothing to put back: they are clean, and whoever needs one reads it again.
 //!
 //! ## References
 //! Seed 003 (Trent: autotune), which lowers the share of memory that files may use while programs wait for their pages;
@@ -111,6 +118,16 @@ const LIMIT: Setting = Setting {
     high: 1e6,
     help: "memory in MiB that a reader is left with beside twice its own",
 };
+const GIVE_BACK: Setting = Setting {
+    strategy: ID,
+    name: "give_back",
+    default: 1.0,
+    classic: 1.0,
+    low: 0.0,
+    high: 1.0,
+    help: "1: when a reader is contained, what it has read before of files that nobody else has open is dropped from memory; \
+           0: it stays until the kernel takes it",
+};
 
 /// A read call of this size or more is one of a program that copies or scans …
 const LARGE_CALL: u64 = 32 * 1024;
@@ -155,7 +172,15 @@ impl Strategy for FileCache {
     }
 
     fn settings(&self) -> &'static [Setting] {
-        &[AGE_MIN, FAULTS_MIN, LOSS_MIN, STREAM_MIN, CACHE_USE_MAX, LIMIT]
+        &[
+            AGE_MIN,
+            FAULTS_MIN,
+            LOSS_MIN,
+            STREAM_MIN,
+            CACHE_USE_MAX,
+            LIMIT,
+            GIVE_BACK,
+        ]
     }
 
     fn applicable(&self, machine: &Machine) -> Result<(), String> {
@@ -427,6 +452,8 @@ fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64)
 
 fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Proposal {
     let is_container = reader.kind == WorkloadKind::Container;
+    // What a container has left behind is dropped by the other effector all the time.
+    let gives_back = !is_container && GIVE_BACK.value(seen.policy) >= 0.5;
     let own = reader.resident.0.saturating_mul(2);
     let wanted = own.saturating_add((LIMIT.value(seen.policy) * MIB) as u64);
     // Whole MiB: the kernel rounds limits to pages.
@@ -453,7 +480,11 @@ fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Propos
             limit,
         }),
         stages: Vec::new(),
-        arguments: BTreeMap::new(),
+        arguments: if gives_back {
+            BTreeMap::from([("give_back".to_owned(), "1".to_owned())])
+        } else {
+            BTreeMap::new()
+        },
         reversible: true,
         joint: false,
         urgent: true,
@@ -534,6 +565,28 @@ mod tests {
         // Many small files: positions tell nothing, the size of the calls does.
         let small_files = scene().with(|s| reader(s).reads.in_sequence = Bytes::ZERO);
         small_files.proposal(&FileCache);
+    }
+
+    #[test]
+    fn a_person_can_switch_off_that_pages_are_given_back() {
+        let p = scene().proposal(&FileCache);
+        assert_eq!(
+            p.arguments.get("give_back").map(String::as_str),
+            Some("1"),
+            "{:?}",
+            p.arguments
+        );
+        let off = scene().with(|s| {
+            s.policy
+                .settings
+                .entry(ID.into())
+                .or_default()
+                .insert("give_back".into(), 0.0);
+        });
+        assert!(off.proposal(&FileCache).arguments.is_empty());
+        // What a container leaves behind is dropped by another effector, which takes no argument.
+        let container = scene().with(|s| reader(s).kind = WorkloadKind::Container);
+        assert!(container.proposal(&FileCache).arguments.is_empty());
     }
 
     #[test]

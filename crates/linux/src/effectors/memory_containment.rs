@@ -11,6 +11,10 @@
 //! with others is refused there, and everywhere one in a container, in a delegated group, or in a group with limits that
 //! somebody chose. **Undo** moves back what is in our group and removes it, or sets the limit found.
 //!
+//! With the argument `give_back` = 1 what a reader that was moved had brought before, and has behind it, is dropped afterwards
+//! ([`giving_back`](super::giving_back)): these pages stay counted in the group that it came from. That has no undo and needs
+//! none. (A limit on the reader's own group reaches them by itself.)
+//!
 //! A program must never die of it. Version 2's `memory.high` slows down and ends nobody. A limit of version 1 could: in our
 //! group a process that meets the limit waits instead (`memory.oom_control`), and the limit is doubled as soon as half of it
 //! is memory that cannot be dropped ([`Effector::review`]). A daemon that dies in between leaves the process waiting until
@@ -22,19 +26,21 @@
 //! number of the action and of that daemon's process are, and its limit have to do.
 
 use super::Effector;
+use super::giving_back::GivingBack;
 use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
 };
 use super::memory_group::{MemoryGroup, Version, hands_off, is_delegated};
 use crate::Root;
 use crate::sensors::grouping::OWN_GROUP;
+use crate::sensors::reader::Reader;
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Action, ActionId, Direction, EffectorId, Nanoseconds, ProcessId, Progress, UndoRecord, Workload,
     WorkloadId,
 };
 use homeostat_platform::PlatformError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -49,12 +55,18 @@ const BUSY_PAUSE: Nanoseconds = Nanoseconds::from_millis(50);
 /// The limit is doubled so often at most: 64 MiB become 64 GiB.
 const DOUBLINGS_MAX: u32 = 10;
 
+/// Name of the argument that has pages given back: 1, or 0.
+const GIVE_BACK: &str = "give_back";
+
 /// Keeps readers to a little memory.
 pub(super) struct MemoryContainment {
     root: Root,
     in_force: BTreeMap<ActionId, Contained>,
     /// The inodes of the groups that were made.
     made: BTreeMap<ActionId, u64>,
+    /// What is being given back.
+    giving: BTreeMap<ActionId, GivingBack>,
+    patience: Reader,
 }
 
 /// A containment that is in force.
@@ -83,6 +95,8 @@ impl MemoryContainment {
             root,
             in_force: BTreeMap::new(),
             made: BTreeMap::new(),
+            giving: BTreeMap::new(),
+            patience: Reader::default(),
         }
     }
 
@@ -245,11 +259,38 @@ impl MemoryContainment {
                 over: None,
             },
         );
+        if gives_back(&record.action) && plan.from.is_some() {
+            self.give_back(record.action.id, plan, &mut progress);
+        }
         Ok(progress)
+    }
+
+    /// One slice of giving back what the reader brought before it was contained. Each time that it is contained all is looked at
+    /// anew.
+    fn give_back(&mut self, action: ActionId, plan: &Plan, progress: &mut Progress) {
+        let root = &self.root;
+        let giving = self.giving.entry(action).or_insert_with(|| {
+            let living = plan.reader.processes.iter().filter(|p| is_alive(root, **p));
+            let mut own: BTreeSet<i32> = living.map(|p| p.pid).collect();
+            // Also those who were born since.
+            own.extend(plan.group.processes(root).unwrap_or_default());
+            GivingBack::new(own)
+        });
+        match giving.go_on(root, &mut self.patience) {
+            Some(left) => {
+                self.giving.remove(&action);
+                progress.skipped.extend(left);
+            }
+            None => {
+                progress.done = false;
+                (progress.finished, progress.total) = giving.steps();
+            }
+        }
     }
 
     fn undo(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
         self.in_force.remove(&record.action.id);
+        self.giving.remove(&record.action.id);
         let root = &self.root;
         let group = &plan.group;
         let done = |skipped: Option<&str>| Progress {
@@ -398,6 +439,7 @@ impl Effector for MemoryContainment {
     fn forget(&mut self, record: &UndoRecord) {
         self.in_force.remove(&record.action.id);
         self.made.remove(&record.action.id);
+        self.giving.remove(&record.action.id);
     }
 
     fn adopt(&mut self, record: &UndoRecord) {
@@ -524,6 +566,11 @@ fn require_live(root: &Root) -> Result<(), PlatformError> {
     })
 }
 
+/// Whether what the reader brought before is to be given back. Actions of an earlier version say nothing about it, and do not.
+fn gives_back(action: &Action) -> bool {
+    action.arguments.get(GIVE_BACK).is_some_and(|value| value == "1")
+}
+
 fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
     let rejected = |value: String, why: &str| PlatformError::Rejected {
         what: "target of memory_containment".into(),
@@ -533,8 +580,13 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
     let Target::Reader(reader) = &action.target else {
         return Err(rejected("another one".into(), "a reader expected"));
     };
-    if let Some((name, _)) = action.arguments.first_key_value() {
-        return Err(rejected(name.clone(), "no argument expected"));
+    for (name, value) in &action.arguments {
+        if name != GIVE_BACK || !["0", "1"].contains(&value.as_str()) {
+            return Err(rejected(
+                format!("{name} = {value}"),
+                "no argument but give_back expected, which is 1 or 0",
+            ));
+        }
     }
     if reader.workload == action.workload {
         return Err(rejected(

@@ -2,6 +2,7 @@
 
 mod control_group;
 mod cpuset;
+mod giving_back;
 mod identity;
 mod large_pages;
 mod memory_containment;

@@ -25,7 +25,7 @@ use homeostat_model::{
 };
 use homeostat_platform::PlatformError;
 use rustix::fd::OwnedFd;
-use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
+use rustix::fs::{Advice, FileType, Mode, OFlags, Stat, fadvise, fstat, open};
 use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU64;
@@ -230,25 +230,39 @@ impl Followed {
 /// How far an open file has been read; `None` for one that is not open for reading only.
 fn position(root: &Root, pid: i32, number: i32) -> Option<u64> {
     let text = fs::read(root.path(&format!("/proc/{pid}/fdinfo/{number}"))).ok()?;
-    let flags = text.split(|b| *b == b'\n').find_map(|line| {
-        let value = line.strip_prefix(b"flags:")?;
-        u32::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 8).ok()
-    })?;
-    (flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32)
+    is_open_for_reading_only(&text)
         .then(|| parse_position(&text))
         .flatten()
 }
 
-/// Opens what a process has open once more, if it is that regular file. What it is is known before it is opened: to open a
-/// device may do something.
+/// Whether a file is open for reading only, by its text in `/proc/PID/fdinfo`.
+pub(super) fn is_open_for_reading_only(text: &[u8]) -> bool {
+    let flags = text.split(|b| *b == b'\n').find_map(|line| {
+        let value = line.strip_prefix(b"flags:")?;
+        u32::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 8).ok()
+    });
+    flags.is_some_and(|flags| flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32)
+}
+
+/// Opens what a process has open once more, if it is that regular file.
 fn open_regular(path: &std::path::Path, identity: (u64, u64)) -> Option<OwnedFd> {
+    let (held, stat) = hold_regular(path)?;
+    ((stat.st_dev, stat.st_ino) == identity)
+        .then(|| open_held(&held))
+        .flatten()
+}
+
+/// Takes hold of what a process has open, if it is a regular file. What it is is known before it is opened: to open a device
+/// may do something.
+pub(super) fn hold_regular(path: &std::path::Path) -> Option<(OwnedFd, Stat)> {
     let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = fstat(&held).ok()?;
-    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if !is_regular || (stat.st_dev, stat.st_ino) != identity {
-        return None;
-    }
-    let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held));
+    (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some((held, stat))
+}
+
+/// Opens for reading what is held.
+pub(super) fn open_held(held: &OwnedFd) -> Option<OwnedFd> {
+    let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(held));
     open(
         own,
         OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
