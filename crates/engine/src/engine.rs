@@ -1143,6 +1143,16 @@ impl Engine {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
+        w.confirming = (chosen.candidate.class == MeterClass::Kernel)
+            .then(|| {
+                let others: Vec<_> = w
+                    .candidates
+                    .iter()
+                    .filter(|o| o.id != chosen.candidate.id && w.open.contains(&o.id))
+                    .collect();
+                meters::confirming(&chosen.candidate, &others, &w.series, w.judging_since)
+            })
+            .flatten();
         for meter in std::mem::take(&mut w.open) {
             if meter == chosen.candidate.id {
                 w.open.push(meter);

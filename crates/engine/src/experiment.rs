@@ -5,6 +5,7 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
+use crate::meaning::Meaning;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::places::Places;
 use crate::recall::Pair;
@@ -167,6 +168,8 @@ pub(crate) struct Experiment {
     pub(crate) span_rise_max: f64,
     /// What members that are judged by their work per second save of their CPU time.
     savings: Vec<Saving>,
+    /// Whether meters of kernel work keep their meaning.
+    pub(crate) meanings: Vec<Meaning>,
     /// A second meter that looks on.
     pub(crate) witness: Option<Witness>,
     /// Meters of neighbours that were opened for that.
@@ -225,6 +228,7 @@ impl Experiment {
             rails: Vec::new(),
             spans: Vec::new(),
             span_rise_max: 0.0,
+            meanings: Vec::new(),
             witness: None,
             borrowed: Vec::new(),
             rest: Vec::new(),
@@ -646,6 +650,11 @@ impl Experiment {
                                 rail.observe(series, record.on, measured_from, now);
                             }
                         }
+                        for meaning in &mut self.meanings {
+                            if let Some(series) = series(meaning.workload()) {
+                                meaning.observe(series, record.on, measured_from, now);
+                            }
+                        }
                         if let Some(witness) = &mut self.witness
                             && let Some(series) = series(&self.setup.panel.lead().workload)
                         {
@@ -686,6 +695,12 @@ impl Experiment {
         } else {
             panel::GUARDRAIL_LEVEL_EARLY
         };
+        // Before anything is believed of what was counted.
+        let asked = self.meanings.len().max(1) as f64;
+        let changed = |m: &Meaning| m.changed(level / asked, decision == Decision::Benefit);
+        if let Some(why) = self.meanings.iter().find_map(changed) {
+            return self.give_up(now, why);
+        }
         let asked = self.rails.len() + spans::QUESTIONS * self.spans.iter().filter(|s| s.speaks()).count();
         let level = level / asked.max(1) as f64;
         let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));

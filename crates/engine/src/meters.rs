@@ -21,7 +21,7 @@ const KERNEL_RATE_MIN: f64 = 5.0;
 /// Of fewer blocks than these every one must keep the ratio.
 const FEW_BLOCKS: usize = 6;
 /// Two kinds of kernel work confirm each other when their ratio varies by no more than this.
-const CONFIRMATION_NOISE_MAX: f64 = 0.10;
+pub(crate) const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 /// … and one of them counted without the other in no larger share of the blocks than this.
 const ALONE_MAX: f64 = 0.10;
 /// A function that is counted for less of the CPU time than this yields to kernel work that says the same.
@@ -191,13 +191,7 @@ fn kernel_refusal(
             KERNEL_NOISE_MAX * 100.0
         ));
     }
-    let confirmed = others.iter().any(|other| {
-        other.class == MeterClass::Kernel
-            && family(&other.id) != family(&candidate.id)
-            && rate_of(&other.id, series, since) >= KERNEL_RATE_MIN
-            && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
-    });
-    if confirmed {
+    if confirming(candidate, others, series, since).is_some() {
         None
     } else {
         Some(
@@ -205,6 +199,31 @@ fn kernel_refusal(
                 .to_owned(),
         )
     }
+}
+
+/// The other kind of kernel work that keeps the most constant ratio to this one, of those that confirm it.
+pub(crate) fn confirming(
+    candidate: &MeterCandidate,
+    others: &[&MeterCandidate],
+    series: &Series,
+    since: Nanoseconds,
+) -> Option<MeterId> {
+    others
+        .iter()
+        .filter(|other| {
+            other.class == MeterClass::Kernel
+                && family(&other.id) != family(&candidate.id)
+                && rate_of(&other.id, series, since) >= KERNEL_RATE_MIN
+        })
+        .map(|other| {
+            (
+                ratio_variation(&candidate.id, &other.id, series, since),
+                &other.id,
+            )
+        })
+        .filter(|(varies, _)| *varies <= CONFIRMATION_NOISE_MAX)
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, id)| id.clone())
 }
 
 /// Counts per second.

@@ -4,6 +4,7 @@ use crate::blocks::{BREAKER_SPAN, Objective};
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
+use crate::meaning::Meaning;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
@@ -762,6 +763,7 @@ impl Engine {
         if experiment.witness.is_none() {
             self.dismiss_witness(&experiment);
         }
+        experiment.meanings = self.read_beside(&experiment);
         experiment.borrowed = borrowed;
         let actions: Vec<_> = pieces
             .into_iter()
@@ -853,6 +855,40 @@ impl Engine {
             w.witnessed |= seen;
             w.open.retain(|m| *m != meter);
             self.out.push(Command::CloseMeter(id.clone(), meter));
+        }
+    }
+
+    /// Opens, beside meters of kernel work that judge a trial in blocks, the kinds by whose constant ratio they qualified: reading
+    /// them costs the workload nothing.
+    fn read_beside(&mut self, experiment: &Experiment) -> Vec<Meaning> {
+        let mut meanings = Vec::new();
+        if experiment.setup.kind != ExperimentKind::Switchback {
+            return meanings;
+        }
+        for m in experiment.setup.panel.members() {
+            let Some(w) = self.workloads.get_mut(&m.workload) else {
+                continue;
+            };
+            let Some(beside) = w.confirming.clone().filter(|c| !w.open.contains(c)) else {
+                continue;
+            };
+            w.open.push(beside.clone());
+            self.out
+                .push(Command::OpenMeter(m.workload.clone(), beside.clone()));
+            meanings.push(Meaning::new(m.workload.clone(), m.meter.clone(), beside));
+        }
+        meanings
+    }
+
+    fn stop_reading_beside(&mut self, e: &Experiment) {
+        for meaning in &e.meanings {
+            if let Some(w) = self.workloads.get_mut(meaning.workload())
+                && w.open.contains(meaning.beside())
+            {
+                w.open.retain(|m| m != meaning.beside());
+                let (id, meter) = (meaning.workload().clone(), meaning.beside().clone());
+                self.out.push(Command::CloseMeter(id, meter));
+            }
         }
     }
 
@@ -1499,6 +1535,7 @@ impl Engine {
         };
         self.return_meters(&e.borrowed);
         self.dismiss_witness(&e);
+        self.stop_reading_beside(&e);
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
         let record = ExperimentRecord {
             members: self.member_outcomes(&e, verdict),

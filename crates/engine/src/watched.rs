@@ -52,6 +52,8 @@ pub(crate) struct Watched {
     pub(crate) open: Vec<MeterId>,
     pub(crate) assessed: BTreeMap<MeterId, Assessment>,
     pub(crate) meter: Option<Chosen>,
+    /// The other kind of kernel work by whose constant ratio that one qualified, if it is kernel work.
+    pub(crate) confirming: Option<MeterId>,
     /// Whether its progress points have been counted beside that in a trial, so that they need not be looked for any more.
     pub(crate) witnessed: bool,
     pub(crate) objective: Objective,
@@ -123,6 +125,7 @@ impl Watched {
             open: Vec::new(),
             assessed: BTreeMap::new(),
             meter: None,
+            confirming: None,
             witnessed: false,
             objective: Objective::WorkPerSecond,
             objective_reason: "",
@@ -244,6 +247,7 @@ impl Watched {
         self.tier = 0;
         self.assessed.clear();
         self.meter = None;
+        self.confirming = None;
         self.forget_inspections();
         self.inspecting = false;
         self.review = None;

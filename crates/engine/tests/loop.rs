@@ -316,6 +316,17 @@ fn plant(name: &'static str, gain: f64) -> Plant {
     }
 }
 
+/// Segments, and write calls beside them, which keep a ratio.
+#[derive(Clone, Copy)]
+struct TwoKinds {
+    /// By what the change multiplies the calls for a segment.
+    changed: f64,
+    /// From this second on there are half as many calls for a segment.
+    phase: u64,
+    /// Standard deviation of the ratio from second to second.
+    noise: f64,
+}
+
 struct World {
     engine: Engine,
     plants: Vec<Plant>,
@@ -348,6 +359,8 @@ struct World {
     most_trials_at_once: usize,
     /// Whether progress points can be found in every plant.
     points: bool,
+    /// Every plant is measured by two kinds of kernel work instead.
+    kernel: Option<TwoKinds>,
     finished: bool,
     fail_undo: bool,
     /// A change that cannot be undone.
@@ -427,6 +440,7 @@ impl World {
             trials_at_once: 0,
             most_trials_at_once: 0,
             points: false,
+            kernel: None,
             finished: false,
             fail_undo: false,
             stuck: None,
@@ -475,6 +489,17 @@ impl World {
                     refused: (!plant.metered).then(|| "it publishes nothing".to_owned()),
                 };
                 let mut candidates = vec![candidate];
+                if self.kernel.is_some() {
+                    candidates = ["sockets.segments", "io.write_calls"]
+                        .map(|id| MeterCandidate {
+                            id: id.into(),
+                            class: MeterClass::Kernel,
+                            unit: "x".into(),
+                            cost_per_count: Nanoseconds::ZERO,
+                            refused: None,
+                        })
+                        .to_vec();
+                }
                 if self.points {
                     candidates.push(MeterCandidate {
                         id: "points".into(),
@@ -732,6 +757,19 @@ impl World {
             let factor = self.factor(p);
             let (faster, saves) = if p.offered { (1.0, factor) } else { (factor, 1.0) };
             let rate = 1000.0 * p.busy * faster * (p.noise * self.noise()).exp();
+            let calls = match self.kernel {
+                Some(k) => {
+                    let changed = self.on.values().any(|(w, on)| *on && w.as_str() == p.name);
+                    let phase = if self.second >= k.phase { 0.5 } else { 1.0 };
+                    let wobble = if k.noise > 0.0 {
+                        (k.noise * self.noise()).exp()
+                    } else {
+                        1.0
+                    };
+                    phase * wobble * if changed { k.changed } else { 1.0 }
+                }
+                None => 1.0,
+            };
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
@@ -757,7 +795,7 @@ impl World {
                 .flatten()
                 .map(|m| MeterReading {
                     meter: m.as_str().into(),
-                    work: rate,
+                    work: if m == "io.write_calls" { rate * calls } else { rate },
                     interval: Nanoseconds::from_secs(1),
                     counted: 1.0,
                 })
@@ -3024,4 +3062,74 @@ fn what_goes_in_and_out_can_be_written_down_and_read_back() {
     let text = serde_json::to_string(&Command::RecordWindow(window)).unwrap();
     let back: Command = serde_json::from_str(&text).unwrap();
     assert!(matches!(back, Command::RecordWindow(w) if w.variation.is_nan()));
+}
+
+/// A program that is measured by two kinds of kernel work and gains a tenth by the change.
+fn two_kinds(kinds: TwoKinds, seed: u64) -> World {
+    let policy = Policy { seed, ..policy() };
+    let mut world = World::new(vec![plant("server", 0.10)], policy, Memory::default());
+    world.random ^= seed << 20;
+    world.kernel = Some(kinds);
+    world
+}
+
+const KEPT: TwoKinds = TwoKinds {
+    changed: 1.0,
+    phase: u64::MAX,
+    noise: 0.0,
+};
+
+#[test]
+fn a_change_that_alters_what_the_meter_means_is_not_accepted_by_it() {
+    let mut halved = two_kinds(TwoKinds { changed: 0.5, ..KEPT }, 42);
+    halved.run(900);
+    let record = &halved.records.iter().find(|r| r.verdict.is_some()).unwrap();
+    assert_eq!(record.verdict, Some(Verdict::Aborted));
+    let why = &record.reason;
+    assert!(
+        why.contains("sockets.segments means") && why.contains("io.write_calls"),
+        "{why}"
+    );
+    assert!(halved.on.values().all(|(_, on)| !on));
+    assert!(halved.verdicts.iter().all(|v| v.1 != Verdict::Accepted));
+}
+
+#[test]
+fn another_phase_of_the_program_ends_the_trial() {
+    let mut world = two_kinds(KEPT, 42);
+    while world.records.is_empty() {
+        world.run(1);
+    }
+    // A gain that takes long to prove, so that the phase begins in the middle.
+    let mut world = two_kinds(
+        TwoKinds {
+            phase: world.second + 120,
+            ..KEPT
+        },
+        42,
+    );
+    world.plants[0].gain = 0.03;
+    world.plants[0].noise = 0.10;
+    world.run(1500);
+    let record = &world.records.iter().find(|r| r.verdict.is_some()).unwrap();
+    assert_eq!(record.verdict, Some(Verdict::Aborted), "{}", record.reason);
+    assert!(record.reason.contains("no longer means"), "{}", record.reason);
+}
+
+#[test]
+fn what_the_ratio_varies_by_anyway_ends_no_trial() {
+    for seed in 1..=20 {
+        let mut world = two_kinds(TwoKinds { noise: 0.04, ..KEPT }, seed);
+        world.run(900);
+        assert_eq!(world.verdict("server"), Verdict::Accepted, "seed {seed}");
+        assert!(
+            world.verdicts.iter().all(|v| v.1 != Verdict::Aborted),
+            "seed {seed}"
+        );
+        assert_eq!(
+            world.open[&WorkloadId::from("server")].len(),
+            1,
+            "seed {seed}: closed after it"
+        );
+    }
 }
