@@ -1302,8 +1302,8 @@ impl Engine {
     }
 
     /// Whether `later` may set the same thing as `earlier`, on top of it: then it is undone first, since what it found
-    /// is what the earlier one had set. Pieces of memory never overlap, since no strategy proposes a piece twice, but for a
-    /// placement with which memory goes along: that moves on what an earlier move of pages had brought elsewhere.
+    /// is what the earlier one had set. Pieces that are converted never overlap, since no strategy proposes a piece twice. Pages that
+    /// were moved may be moved on, by a placement with which memory goes along or after one.
     pub(crate) fn lies_over(&self, later: ActionId, earlier: ActionId) -> bool {
         let (Some(l), Some(e)) = (self.changes.get(&later), self.changes.get(&earlier)) else {
             return false;

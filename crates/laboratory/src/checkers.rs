@@ -229,6 +229,8 @@ const STARTED_MAX: usize = 4096;
 const COINS_KEPT: usize = 256;
 /// A change in force that no mind knows of any more may stand for this long: the retry of a refused undo.
 const ORPHAN: Nanoseconds = Nanoseconds::from_secs(180);
+/// Effectors that may move pages that an earlier action has moved.
+const MOVES_MEMORY: [&str; 2] = ["thread_placement", "page_placement"];
 /// The true gain of what stays is asked for again so often.
 const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
 /// A change does harm when it costs its program at least this much, whatever one counts.
@@ -517,12 +519,12 @@ impl Checkers {
         let mut wrong: Vec<(ActionId, Invariant, &str)> = Vec::new();
         let mut kept = Vec::new();
         let mut orphans = Vec::new();
-        // Pages that a later placement took along wait until that has gone back.
+        // Pages that were moved on later, with threads or after them, wait until that has gone back.
         let waits = |id: &ActionId, acted: &Acted| {
             let above = |(later, l): (&ActionId, &Acted)| {
                 later > id
                     && l.workload == acted.workload
-                    && l.effector.as_str() == "thread_placement"
+                    && MOVES_MEMORY.contains(&l.effector.as_str())
                     && l.on
                     && l.direction == Direction::Undo
             };

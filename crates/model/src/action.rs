@@ -92,8 +92,8 @@ pub struct Action {
 
 impl Action {
     /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
-    /// set: it is undone before that, and made again after it. A placement with which memory goes along moves on what was brought to
-    /// another place before. Else memory is never converted or moved twice. Of one workload only: what
+    /// set: it is undone before that, and made again after it. Memory that was moved may be moved on, with threads that go elsewhere or
+    /// after them; it is never converted twice. Of one workload only: what
     /// is one for all, a setting of the host or the prefetcher of a CPU, is never held by two at different values, since its effector
     /// refuses the second one.
     pub fn lies_over(&self, earlier: &Self) -> bool {
@@ -102,6 +102,7 @@ impl Action {
             && match (&self.target, &earlier.target) {
                 (Target::Cpus(_), Target::Cpus(_)) => self.effector == earlier.effector,
                 (Target::Cpus(_), Target::Pages(_)) => self.takes_memory_along(),
+                (Target::Pages(_), Target::Pages(_)) => self.effector == earlier.effector,
                 (Target::Files(own), Target::Files(others)) => {
                     self.effector == earlier.effector && own.iter().any(|path| others.contains(path))
                 }
