@@ -36,7 +36,7 @@ use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, CpuId, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds,
+    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds,
     StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
@@ -812,9 +812,8 @@ impl Engine {
     /// Of the places of a workload that lie over each other, the lowest with no more CPUs than that of this guard: to go back to
     /// such a one would give it no more room. What lies over it goes with it.
     fn lowest_as_small(&self, key: ActionId, id: &WorkloadId) -> ActionId {
-        let is_online = |cpu: &CpuId| self.machine.cpus.iter().any(|c| c.id == *cpu);
         let cpus = |g: &Guard| match self.whole_target(g, id) {
-            Some(Target::Cpus(cpus)) => Some(cpus.iter().filter(|cpu| is_online(cpu)).count()),
+            Some(Target::Cpus(cpus)) => Some(self.machine.online_among(&cpus)),
             _ => None,
         };
         let Some(own) = self.guards.get(key).and_then(cpus) else {

@@ -71,6 +71,13 @@ impl Machine {
     pub fn general_cpus(&self) -> impl Iterator<Item = &Cpu> {
         self.cpus.iter().filter(|c| !c.set_aside)
     }
+    /// How many of these CPUs are online. They must ascend.
+    pub fn online_among(&self, cpus: &[CpuId]) -> usize {
+        self.cpus
+            .iter()
+            .filter(|c| cpus.binary_search(&c.id).is_ok())
+            .count()
+    }
     /// The capability of that name, if it was probed.
     pub fn capability(&self, id: &str) -> Option<&Capability> {
         self.capabilities.iter().find(|c| c.id.as_str() == id)

@@ -352,7 +352,7 @@ fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, &'a Held)> {
 pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let (cpus, held) = newest(seen)?;
     // Those that are online: a place that lost CPUs is a smaller one than that which was proven.
-    let given = seen.machine.cpus.iter().filter(|c| cpus.contains(&c.id)).count() as f64;
+    let given = seen.machine.online_among(cpus) as f64;
     let all = seen.machine.general_cpus().count() as f64;
     let interval = seen.machine_interval.as_secs_f64();
     if interval <= 0.0 || given >= all || given < 1.0 {
