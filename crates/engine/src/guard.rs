@@ -36,8 +36,8 @@ use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds,
-    StrategyId, Verdict, WorkloadId,
+    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, StrategyId,
+    Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

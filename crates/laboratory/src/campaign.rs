@@ -1806,6 +1806,8 @@ pub const REGRESSIONS: &[(u64, &str)] = &[
     (3110, "a place that lost CPUs is judged as a whole one"),
     // effectors: the memory of a later placement found no room to go back, and the threads stayed in the place below it.
     (3511, "memory without a way back keeps threads where they are"),
+    // recovery: pages that were moved twice; the first undo took what the second still held for moved by somebody else.
+    (5343, "pages that were moved on are not waited for"),
 ];
 
 #[cfg(test)]
