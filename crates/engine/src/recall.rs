@@ -312,8 +312,7 @@ impl Engine {
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters: TrialParameters {
                 scale_prior: choice.scale,
-                targets: relief::TARGETS,
-                ..self.policy.trial.clone()
+                ..relief::parameters(&self.policy.trial)
             },
             started: self.now,
             started_unix: self.unix,

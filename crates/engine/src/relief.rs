@@ -28,6 +28,7 @@ use homeostat_model::{
     ActionId, ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId,
     WorkloadSample,
 };
+use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::Choice;
 use std::collections::BTreeMap;
 
@@ -76,7 +77,19 @@ pub(crate) type ShortLived = BTreeMap<String, (Nanoseconds, Nanoseconds)>;
 
 /// Effects on which the bets are tuned (log units): what is lost and comes back is a tenth to all of the work, and so is the
 /// noise. The usual targets, up to a fifth, would stake next to nothing against that.
-pub(crate) const TARGETS: [f64; 5] = [0.1, 0.3, 0.7, 1.4, 2.0];
+const TARGETS: [f64; 5] = [0.1, 0.3, 0.7, 1.4, 2.0];
+/// A block in which three quarters of the work are lost counts like one in which all of it is (log units): a program that lost
+/// its pages does a hundredth of its work in one block and a third in the next, and both are the loss.
+const LOSS_MAX: f64 = 1.4;
+
+/// The parameters of such a trial, from those of the policy.
+pub(crate) fn parameters(of_policy: &TrialParameters) -> TrialParameters {
+    TrialParameters {
+        targets: TARGETS,
+        loss_max: Some(LOSS_MAX),
+        ..of_policy.clone()
+    }
+}
 
 impl Engine {
     /// Whether memory is short now, or was lately: pages come back that were taken.

@@ -6,6 +6,7 @@
 //! the interval and the evidence that were recorded. Where no scale does, nothing is returned: a curve that ends elsewhere
 //! than the verdict would be an invention. So a trace is a receipt as well: the verdict follows from the blocks.
 
+use crate::relief;
 use homeostat_model::{BlockRecord, Effect, ExperimentKind, ExperimentRecord};
 use homeostat_statistics::robust::{exp, ln};
 use homeostat_statistics::{Arm, Trial, TrialParameters};
@@ -43,6 +44,11 @@ pub fn retrace(record: &ExperimentRecord, parameters: &TrialParameters) -> Optio
     {
         return None;
     }
+    // Who is protected from a reader is tried in another way.
+    let parameters = match record.reader {
+        Some(_) => relief::parameters(parameters),
+        None => parameters.clone(),
+    };
     let with = |scale: f64| TrialParameters {
         alpha: record.alpha,
         scale_prior: scale,

@@ -710,12 +710,11 @@ impl Engine {
         let parameters = TrialParameters {
             alpha,
             scale_prior: choice.scale,
-            targets: if urgent {
-                relief::TARGETS
+            ..if urgent {
+                relief::parameters(&self.policy.trial)
             } else {
-                self.policy.trial.targets
-            },
-            ..self.policy.trial.clone()
+                self.policy.trial.clone()
+            }
         };
         let first = self.next_action;
         // A rollout makes its first part later, under the number that is given away here.

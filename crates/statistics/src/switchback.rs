@@ -126,6 +126,11 @@ pub struct TrialParameters {
     pub targets: [f64; 5],
     /// Largest stake: this many times 1/S.
     pub stake_cap: f64,
+    /// A block counts as at most so much below the best of the last ten (log units, 0.1 to 20); `None`: as what it is. For
+    /// changes that protect a program from losing nearly all of its work: how much is nearly all, a factor of three or of a
+    /// thousand, would be most of what varies, and a trial that takes that for noise stakes little on what anybody sees. The
+    /// estimate and the lower end of the interval are lower bounds then, and an upper end is not known.
+    pub loss_max: Option<f64>,
     /// Blocks before the trial ends as [`Decision::Exhausted`]. The caller's budget of time usually ends it earlier.
     pub blocks_max: u32,
     /// Confidence of the interval in [`Estimate`].
@@ -146,6 +151,7 @@ impl Default for TrialParameters {
             beta: 0.10,
             targets: [0.01, 0.02, 0.05, 0.10, 0.20],
             stake_cap: 4.0,
+            loss_max: None,
             blocks_max: BLOCKS_MAX_DEFAULT,
             confidence: 0.90,
         }
@@ -166,6 +172,9 @@ const OUTCOME_SCALES_MAX: f64 = 6.0;
 /// The scales that are thought possible, as multiples of `scale_prior`. A grid that ended at four would cost a trial that
 /// follows a calm history half of its power (a history is a median of few blocks, and a median errs low).
 const SCALES: [f64; 10] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+/// A loss is bounded from the best of so many blocks: one of them was on, but for one in a thousand, and a load that is lower from
+/// now on is known as such soon.
+const BEST_OF: usize = 10;
 /// This share is never staked: after many equal contrasts of a coarse meter one jump could otherwise lose everything.
 const UNSTAKED: f64 = 0.01;
 /// Degrees of freedom of the Student distribution that contrasts are compared with: tails as heavy as those of busy
@@ -197,6 +206,7 @@ impl TrialParameters {
             range("targets", target, 1e-4, 2.0);
         }
         range("stake_cap", self.stake_cap, 0.1, 100.0);
+        range("loss_max", self.loss_max.unwrap_or(1.0), 0.1, EFFECT_LIMIT);
         range(
             "blocks_max",
             f64::from(self.blocks_max),
@@ -216,7 +226,7 @@ pub struct Estimate {
     pub effect: f64,
     /// Lower end of the time-uniform interval; −1 while nothing is known.
     pub lower: f64,
-    /// Upper end; +∞ while nothing is known.
+    /// Upper end; +∞ while nothing is known, and where a loss was bounded ([`TrialParameters::loss_max`]).
     pub upper: f64,
     /// Confidence of the interval.
     pub confidence: f64,
@@ -435,6 +445,12 @@ pub struct Trial {
     /// First block of the pair that is running.
     first: Option<(Arm, Seen)>,
     blocks: Vec<(Arm, Seen)>,
+    /// The last scores as they were measured, where they are bounded.
+    #[serde(default)]
+    measured: Vec<f64>,
+    /// Whether one was below its bound.
+    #[serde(default)]
+    was_bounded: bool,
     contrasts: Vec<Contrast>,
     /// Of the scale, for the next contrast: from past ones only.
     belief: ScaleBelief,
@@ -462,6 +478,10 @@ impl Trial {
         }
         p.scale_prior_spread = p.scale_prior_spread.clamp(0.05, 10.0);
         p.blocks_max = p.blocks_max.clamp(1, BLOCKS_MAX_LIMIT);
+        p.loss_max = p
+            .loss_max
+            .filter(|most| most.is_finite())
+            .map(|most| most.clamp(0.1, EFFECT_LIMIT));
         Self {
             belief: ScaleBelief::new(&p, &[]),
             forecaster: Forecaster::default(),
@@ -470,6 +490,8 @@ impl Trial {
             pending_in_pair: false,
             first: None,
             blocks: Vec::new(),
+            measured: Vec::new(),
+            was_bounded: false,
             contrasts: Vec::new(),
             benefit: Wealth::default(),
             harm: Wealth::default(),
@@ -526,16 +548,42 @@ impl Trial {
     ///
     /// A score of −∞ (no work at all) in an on block counts as broken. Any other score that is not a number counts
     /// as "no difference": the block is never dropped, because dropping bad blocks would bias towards accepting; it
-    /// is counted in [`Estimate::unusable`]. Without a running block, or after the trial ended, nothing changes.
+    /// is counted in [`Estimate::unusable`]. Where losses are bounded ([`TrialParameters::loss_max`]) an off block without any
+    /// work counts as the largest loss there is. Without a running block, or after the trial ended, nothing changes.
     pub fn observe(&mut self, score: f64) -> Decision {
-        if score.is_finite() {
+        // Without any work: as far below as there is.
+        let is_nothing = score == f64::NEG_INFINITY;
+        let is_a_loss = is_nothing && self.pending == Some(Arm::Off) && !self.measured.is_empty();
+        if score.is_finite() || is_a_loss {
             // Beyond that the arithmetic of differences could overflow.
-            self.finish_block(Seen::Score(score.clamp(-1e6, 1e6)))
-        } else if score == f64::NEG_INFINITY && self.pending == Some(Arm::On) {
+            let counted = self.bounded(score.clamp(-1e6, 1e6));
+            self.finish_block(Seen::Score(counted))
+        } else if is_nothing && self.pending == Some(Arm::On) {
             self.observe_broken()
         } else {
             self.finish_block(Seen::Nothing)
         }
+    }
+
+    /// What a score counts as. The bound comes from past blocks and from this one, whichever arm it is: under "no effect" the coin
+    /// decides nothing about it, and bets stay fair.
+    fn bounded(&mut self, score: f64) -> f64 {
+        let Some(most) = self.parameters.loss_max.filter(|_| self.pending.is_some()) else {
+            return score;
+        };
+        if self.measured.len() >= BEST_OF {
+            self.measured.remove(0);
+        }
+        self.measured.push(score);
+        let best = self.measured.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let least = best - most;
+        self.was_bounded |= self.measured.iter().any(|score| *score < least);
+        // A first block has nothing above it; what it counts for is known when something is.
+        if let Some((_, Seen::Score(first))) = &mut self.first {
+            *first = first.max(least);
+        }
+        self.forecaster.raise(least);
+        score.max(least)
     }
 
     /// The circuit breaker ended the running block: an on block counts as a loss of four scales in the estimate and as
@@ -573,7 +621,9 @@ impl Trial {
         let pair_scale = self.pair_scale();
         let forecast = self.forecaster.forecast();
         if let Seen::Score(score) = seen {
-            self.forecaster.learn(arm, score, pair_scale);
+            let largest = self.parameters.targets.iter().copied().fold(0.0, f64::max);
+            self.forecaster
+                .learn(arm, score, pair_scale, EFFECT_PRIOR * largest);
         }
         if self.pending_in_pair {
             self.finish_paired(arm, seen);
@@ -706,7 +756,11 @@ impl Trial {
         Estimate {
             effect: exp_m1(self.theta()),
             lower: exp_m1(self.interval_end(-1.0)),
-            upper: exp_m1(self.interval_end(1.0)),
+            upper: if self.was_bounded {
+                f64::INFINITY
+            } else {
+                exp_m1(self.interval_end(1.0))
+            },
             confidence: self.parameters.confidence,
             evidence: shown(self.benefit.ln_e()),
             evidence_harm: shown(self.harm.ln_e()),
@@ -798,8 +852,8 @@ const ERROR_MEMORY: f64 = 0.9;
 /// Mean absolute errors assumed before any was seen, in block scales: those of white noise, with a slight
 /// preference for the middle window.
 const ERRORS_PRIOR: [f64; 3] = [1.2, 1.1, 1.15];
-/// A prior effect of this size (log units) is thought possible when the effect is first estimated.
-const EFFECT_PRIOR: f64 = 0.1;
+/// When the effect is first estimated, one of this share of the largest target is thought possible.
+const EFFECT_PRIOR: f64 = 0.5;
 /// Differences between neighbouring blocks of different arms that are remembered.
 const DIFFERENCES_MAX: usize = 64;
 
@@ -833,6 +887,13 @@ impl Forecaster {
         !self.differences.is_empty()
     }
 
+    /// No past score counts for less than this.
+    fn raise(&mut self, least: f64) {
+        for (_, score) in &mut self.recent {
+            *score = score.max(least);
+        }
+    }
+
     /// `None` until both arms were seen. That depends on past coins and on which past blocks had a score, so leaving
     /// those blocks out is fair.
     fn forecast(&self) -> Option<f64> {
@@ -849,7 +910,7 @@ impl Forecaster {
         self.level(WINDOWS[best.1])
     }
 
-    fn learn(&mut self, arm: Arm, score: f64, pair_scale: f64) {
+    fn learn(&mut self, arm: Arm, score: f64, pair_scale: f64, effect_prior: f64) {
         let block_scale = pair_scale / std::f64::consts::SQRT_2;
         let centred = score - arm.sign() * self.theta / 2.0;
         let levels = WINDOWS.map(|w| self.level(w));
@@ -872,7 +933,7 @@ impl Forecaster {
                 self.differences.remove(0);
             }
             let n = self.differences.len() as f64;
-            let ratio = pair_scale / EFFECT_PRIOR;
+            let ratio = pair_scale / effect_prior;
             self.theta = median(&self.differences) * n / (n + ratio * ratio);
         }
         self.recent.push((arm, score));
@@ -942,6 +1003,43 @@ mod tests {
                     let mean = over_all_coins(&p, &load, 0.0, ln_e);
                     prop_assert!((mean - 1.0).abs() < 1e-9, "{design:?} {mean}");
                 }
+            }
+        }
+
+        #[test]
+        fn evidence_is_fair_where_losses_are_bounded(
+            load in prop::collection::vec(-0.3f64..0.3, 9),
+            scale in 0.001f64..0.2,
+            gone in 0usize..12,
+        ) {
+            // Also where nothing at all is done in one of the blocks: what that costs the change on, it does not gain off.
+            let mut load = load;
+            for design in DESIGNS {
+                let p = TrialParameters { scale_prior: scale, loss_max: Some(0.2), ..parameters(design) };
+                for ln_e in [|t: &Trial| exp(t.benefit.ln_e()), |t: &Trial| exp(t.harm.ln_e())] {
+                    let mean = over_all_coins(&p, &load, 0.0, ln_e);
+                    prop_assert!((mean - 1.0).abs() < 1e-9, "{design:?} {mean}");
+                }
+            }
+            if let Some(score) = load.get_mut(gone) {
+                *score = f64::NEG_INFINITY;
+            }
+            for design in DESIGNS {
+                let p = TrialParameters { scale_prior: scale, loss_max: Some(0.2), ..parameters(design) };
+                let mean = over_all_coins(&p, &load, 0.0, |t| exp(t.benefit.ln_e()));
+                prop_assert!(mean < 1.0 + 1e-9, "{design:?} {mean}");
+            }
+        }
+
+        #[test]
+        fn where_losses_are_bounded_no_effect_is_said_to_be_larger_than_it_is(
+            load in prop::collection::vec(-0.3f64..0.3, 9),
+            theta in 0.0f64..0.5,
+        ) {
+            for design in DESIGNS {
+                let p = TrialParameters { loss_max: Some(0.2), ..parameters(design) };
+                let mean = over_all_coins(&p, &load, theta, |t| exp(t.ln_e_against(theta, 1.0)));
+                prop_assert!(mean < 1.0 + 1e-9, "{design:?} {mean}");
             }
         }
 
@@ -1463,5 +1561,77 @@ mod tests {
         assert!(serde_json::from_str::<TrialParameters>(r#"{"alhpa": 0.01}"#).is_err());
         let some: TrialParameters = serde_json::from_str(r#"{"alpha": 0.05, "design": "paired"}"#).unwrap();
         assert_eq!((some.alpha, some.design, some.beta), (0.05, Design::Paired, 0.10));
+    }
+
+    /// A program that is protected keeps its work; without that it loses nearly all of it, now half and now all but a thousandth.
+    fn blocks_until_protection_is_proven(loss_max: Option<f64>, seed: u64) -> usize {
+        let mut random = Random::new(seed);
+        let mut trial = Trial::new(TrialParameters {
+            scale_prior: 0.5,
+            targets: [0.1, 0.3, 0.7, 1.4, 2.0],
+            loss_max,
+            ..TrialParameters::default()
+        });
+        while trial.decision() == Decision::Continue {
+            let coin = trial.needs_coin() && random.coin();
+            let kept = 0.05 * random.gaussian();
+            match trial.next_arm(coin) {
+                Arm::On => trial.observe(kept),
+                Arm::Off => trial.observe(kept - 0.5 - 6.0 * random.uniform()),
+            };
+        }
+        assert_eq!(trial.decision(), Decision::Benefit);
+        trial.blocks.len()
+    }
+
+    #[test]
+    fn the_loss_of_nearly_everything_is_proven_sooner_where_losses_are_bounded() {
+        let median = |loss_max| {
+            let mut blocks: Vec<usize> = (0..101)
+                .map(|seed| blocks_until_protection_is_proven(loss_max, seed))
+                .collect();
+            blocks.sort_unstable();
+            (blocks[50], blocks[90])
+        };
+        let (bounded, unbounded) = (median(Some(1.4)), median(None));
+        eprintln!("{bounded:?} {unbounded:?}");
+        assert!(bounded.0 <= 11 && bounded.1 <= 14, "{bounded:?}");
+        assert!(
+            unbounded.0 as f64 >= 1.3 * bounded.0 as f64,
+            "{unbounded:?} {bounded:?}"
+        );
+    }
+
+    #[test]
+    fn a_bounded_effect_has_no_upper_end_and_a_load_that_falls_for_good_is_the_new_level() {
+        let p = TrialParameters {
+            loss_max: Some(1.4),
+            blocks_max: 60,
+            alpha: 1e-12,
+            alpha_harm: 1e-6,
+            beta: 1e-6,
+            ..parameters(Design::Paired)
+        };
+        let mut random = Random::new(5);
+        let mut trial = Trial::new(p);
+        let mut level = 0.0;
+        for block in 0..60 {
+            if block == 20 {
+                // The clients go home: a tenth of the load is left.
+                level = -2.3;
+            }
+            let coin = trial.needs_coin() && random.coin();
+            let gain = if trial.next_arm(coin) == Arm::On { 0.3 } else { 0.0 };
+            trial.observe(level + gain);
+        }
+        let later: Vec<f64> = trial.contrasts.iter().rev().take(10).map(|c| c.value).collect();
+        assert!(later.iter().all(|x| (x - 0.3).abs() < 1e-9), "{later:?}");
+        assert_eq!(trial.estimate().upper, f64::INFINITY);
+        // A record of before the bound was there is read.
+        let mut old = serde_json::to_value(&trial).unwrap();
+        for field in ["measured", "was_bounded"] {
+            old.as_object_mut().unwrap().remove(field);
+        }
+        assert!(serde_json::from_value::<Trial>(old).is_ok());
     }
 }
