@@ -16,22 +16,29 @@
 //! mostly has the number of the one below. Not seen are who opens a file after it was looked at, a thread that does not share
 //! the open files of its process, and the kernel itself (a loop device, an NFS server): they read again what was dropped.
 //!
+//! A process that has done nothing since it was last looked at is not looked at again ([`Seen`]): it has opened nothing. One that
+//! takes less than a tick of the clock (10 ms), without a page fault and without reading, is not told from it: it may have opened a
+//! file meanwhile, and has no use of its pages so far. Most of a machine's processes sleep for most of the time, and their files
+//! are most of the work.
+//!
 //! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
 //! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
 //! holds up nobody.
 
+use super::mounts::Mounts;
 use super::page_dropping::{hold_regular, is_open_for_reading_only, open_held};
 use crate::Root;
 use crate::capabilities::{CAP_SYS_PTRACE, may};
-use crate::sensors::bytes::{number, words};
+use crate::sensors::bytes::{lines, number, words};
 use crate::sensors::reader::{NotNow, PATIENCE, Reader};
 use crate::sensors::reads::{parse_inode, parse_position};
 use rustix::fd::OwnedFd;
-use rustix::fs::{Advice, fadvise, fstatfs};
+use rustix::fs::{Advice, fadvise};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::num::NonZeroU64;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,6 +51,14 @@ const PROCESSES_MAX: usize = 16 * 1024;
 const LOOKED_AT_MAX: usize = 500_000;
 /// Files of a reader that are kept in mind.
 const FILES_MAX: usize = 64;
+/// Open files of one process that are looked at; where it has more, nothing is dropped: a step is to take some tens of
+/// milliseconds at most.
+const OPEN_MAX: usize = 16 * 1024;
+/// What a name of an open file begins with that is no file of a disk: not worth asking which one it is, which takes locks of a
+/// program that waits for many connections. Others (`socket:`, `pipe:`, `anon_inode:`) have no `/` in front.
+const OF_NO_DISK: [&[u8]; 4] = [b"/dev/", b"/proc/", b"/sys/", b"/memfd:"];
+/// Inodes of others that are kept in mind from one look to the next: 8 bytes each.
+const SEEN_MAX: usize = 64 * 1024;
 /// What was read last stays: a reader may go back a little.
 const KEEP: u64 = 1 << 20;
 /// Parts of files end at multiples of this: the largest unit in which the kernel keeps pages of files, and of which it drops no
@@ -57,18 +72,6 @@ const GIVEN_MAX: u64 = 16 << 30;
 const FIRST: i32 = 1;
 /// The first name space of processes (`PROC_PID_INIT_INO`): from any other one not all processes are seen.
 const PROCESSES_OF_THE_MACHINE: &str = "pid:[4026531836]";
-/// File systems whose pages come from a disk of this machine (`include/uapi/linux/magic.h`): ext, xfs, btrfs, f2fs, bcachefs,
-/// squashfs, erofs. Another machine or a program may be behind any that is not known; an overlay shows the files of others.
-const ON_DISK: [u64; 7] = [
-    0xef53,
-    0x5846_5342,
-    0x9123_683e,
-    0xf2f5_2010,
-    0xca45_1a4e,
-    0x7371_7368,
-    0xe0f5_e1e2,
-];
-
 const OF_OTHERS: &str = "file whose pages stay: another process has it open or mapped";
 const NOT_ONLY_READ: &str = "file whose pages stay: the reader writes to it or maps it";
 const NOT_ON_DISK: &str = "file whose pages stay: it is not on a disk of this machine";
@@ -82,12 +85,18 @@ enum Obstacle {
     Blind,
     #[error("the open files of process {pid} cannot be looked at: {why}")]
     Process { pid: i32, why: io::Error },
+    #[error("process {0} has too many files open to look at")]
+    Open(i32),
+    #[error("the mounts of process {pid} cannot be read: {why}")]
+    Mounts { pid: i32, why: io::Error },
     #[error("the leader of process {0} has ended and its threads have not: their open files are not known")]
     Headless(i32),
     #[error("the kernel does not tell which file is open (before Linux 5.14)")]
     Untold,
     #[error("the processes cannot be listed: {0}")]
     List(io::Error),
+    #[error("the disk took longer than {PATIENCE:?} to let a part of it go")]
+    Disk,
     #[error("too many processes, open files or mappings to look at all")]
     TooMany,
     #[error(transparent)]
@@ -101,6 +110,55 @@ struct Candidate {
     pid: i32,
     /// What lies before this is behind the reader, and not yet dropped.
     to: u64,
+}
+
+/// What a process has done so far, by its counters: it is another process, or has run, where these differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Doings {
+    start_ticks: u64,
+    faults: u64,
+    cpu_ticks: u64,
+    /// Calls that read, and bytes that they got: who does little else is seen by these.
+    reads: (u64, u64),
+}
+
+impl Doings {
+    /// `None`: it has ended, or does not tell.
+    fn read(root: &Root, pid: i32) -> Option<Self> {
+        let text = fs::read(root.path(&format!("/proc/{pid}/stat"))).ok()?;
+        // The name may hold anything; after it the fields are counted from 3 on, as in proc_pid_stat(5).
+        let end = text.iter().rposition(|byte| *byte == b')')? + 1;
+        let fields: Vec<&[u8]> = words(text.get(end..)?).collect();
+        let field = |at: usize| number(fields.get(at - 3)?);
+        let io = fs::read(root.path(&format!("/proc/{pid}/io"))).ok()?;
+        let read = |name: &[u8]| {
+            let line = lines(&io).find_map(|line| line.strip_prefix(name))?;
+            number(line.trim_ascii())
+        };
+        Some(Self {
+            start_ticks: field(22)?,
+            faults: field(10)?.saturating_add(field(12)?),
+            cpu_ticks: field(14)?.saturating_add(field(15)?),
+            reads: (read(b"syscr:")?, read(b"rchar:")?),
+        })
+    }
+}
+
+/// What processes had open and mapped when they were last looked at.
+#[derive(Default)]
+pub(super) struct Seen {
+    processes: BTreeMap<i32, (Doings, Box<[u64]>)>,
+    /// Inodes in all.
+    inodes: usize,
+}
+
+impl Seen {
+    fn keep(&mut self, pid: i32, doings: Doings, inodes: Vec<u64>) {
+        if self.inodes + inodes.len() <= SEEN_MAX && self.processes.len() < PROCESSES_MAX {
+            self.inodes += inodes.len();
+            self.processes.insert(pid, (doings, inodes.into()));
+        }
+    }
 }
 
 /// The work of giving back, as far as it got.
@@ -122,12 +180,18 @@ pub(super) struct GivingBack {
     looked_at: usize,
     given: u64,
     steps: u64,
+    /// What was seen of others before …
+    before: Seen,
+    /// … and this time.
+    seen: Seen,
 }
 
 impl GivingBack {
-    /// Begins with the processes of a reader.
-    pub(super) fn new(processes: BTreeSet<i32>) -> Self {
+    /// Begins with the processes of a reader, and with what was seen of others the last time.
+    pub(super) fn new(processes: BTreeSet<i32>, before: Seen) -> Self {
         Self {
+            before,
+            seen: Seen::default(),
             own: processes.iter().copied().collect(),
             own_all: processes,
             others: None,
@@ -141,22 +205,41 @@ impl GivingBack {
         }
     }
 
-    /// One slice. When it is over: what was left as it is, by reason.
-    pub(super) fn go_on(&mut self, root: &Root, reader: &mut Reader) -> Option<BTreeMap<String, u64>> {
+    /// One slice. When it is over: what was left as it is, by reason, and what was seen of others.
+    pub(super) fn go_on(
+        &mut self,
+        root: &Root,
+        reader: &mut Reader,
+    ) -> Option<(BTreeMap<String, u64>, Seen)> {
         let begun = Instant::now();
         loop {
-            match self.step(root, reader) {
-                Ok(false) => {}
-                Ok(true) => return Some(std::mem::take(&mut self.left)),
+            let left = match self.step(root, reader) {
+                Ok(false) => None,
+                Ok(true) => Some(std::mem::take(&mut self.left)),
                 Err(obstacle) => {
                     let why = format!("what it read before stays in memory: {obstacle}");
-                    return Some(BTreeMap::from([(why, 1)]));
+                    Some(BTreeMap::from([(why, 1)]))
                 }
+            };
+            if let Some(left) = left {
+                return Some((left, self.take_seen()));
             }
             if begun.elapsed() >= SLICE {
                 return None;
             }
         }
+    }
+
+    /// What was seen of others: this time, and before of those that were not looked at any more.
+    pub(super) fn take_seen(&mut self) -> Seen {
+        let mut seen = std::mem::take(&mut self.seen);
+        for (pid, (doings, inodes)) in std::mem::take(&mut self.before).processes {
+            // One that has ended is known by its start time, should another get its number, and left out after a whole look.
+            if self.others.as_ref().is_none_or(|others| others.contains(&pid)) {
+                seen.keep(pid, doings, inodes.into_vec());
+            }
+        }
+        seen
     }
 
     /// Steps done, and how many there are in all as far as is known.
@@ -177,6 +260,10 @@ impl GivingBack {
             self.add(pid, look);
             return Ok(false);
         }
+        if self.others.is_none() {
+            // Only now it is known how far the last of its processes is.
+            self.files.retain(|_, file| file.to > 0);
+        }
         if self.files.is_empty() {
             return Ok(true);
         }
@@ -189,12 +276,17 @@ impl GivingBack {
             return Ok(false);
         };
         if let Some(pid) = others.pop() {
-            let (of, wanted) = (root.clone(), self.files.keys().copied().collect());
-            let (held, looked_at) = reader.run(pid, PATIENCE, move || held_by(&of, pid, &wanted, room))??;
+            let (of, before) = (root.clone(), self.before.processes.remove(&pid));
+            let (doings, held, looked_at) =
+                reader.run(pid, PATIENCE, move || held_by(&of, pid, before, room))??;
             self.looked_at += looked_at;
-            for inode in held {
-                self.files.remove(&inode);
-                self.leave(OF_OTHERS);
+            for inode in &held {
+                if self.files.remove(inode).is_some() {
+                    self.leave(OF_OTHERS);
+                }
+            }
+            if let Some(doings) = doings {
+                self.seen.keep(pid, doings, held);
             }
             return Ok(false);
         }
@@ -244,9 +336,13 @@ impl GivingBack {
             return Ok(self.files.is_empty());
         };
         let file = Arc::clone(&candidate.file);
-        let dropped = reader.run(candidate.pid, PATIENCE, move || {
-            fadvise(&*file, from, Some(length), Advice::DontNeed)
-        })?;
+        // It is the disk that may keep it waiting, and not the process: that one can be asked again.
+        let own = -candidate.pid;
+        let dropped = reader
+            .run(own, PATIENCE, move || {
+                fadvise(&*file, from, Some(length), Advice::DontNeed)
+            })
+            .map_err(|_| Obstacle::Disk)?;
         candidate.to = from;
         self.given = self.given.saturating_add(length.get());
         if dropped.is_err() {
@@ -273,6 +369,11 @@ struct Look {
 fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Look, Obstacle> {
     let mut look = Look::default();
     let mut read = Vec::new();
+    // Before anything is opened: to open a file of another machine may take as long as that likes.
+    let mounts = Mounts::of(root, pid).map_err(|why| Obstacle::Mounts { pid, why });
+    let Some(mounts) = unless_ended(root, pid, mounts)? else {
+        return Ok(look);
+    };
     let open = each_open_file(root, pid, room, |number, inode, text| {
         if !is_open_for_reading_only(text) {
             look.not_only_read.insert(inode);
@@ -282,7 +383,11 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         let at = parse_position(text).unwrap_or(0);
         look.positions.push((inode, at));
         if behind(at) > 0 {
-            read.push((number, inode, at));
+            if mounts.have(text) {
+                read.push((number, inode, at));
+            } else {
+                *look.left.entry(NOT_ON_DISK).or_default() += 1;
+            }
         }
     })?;
     let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode| {
@@ -297,13 +402,9 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
             *look.left.entry(TOO_MANY).or_default() += 1;
             continue;
         }
-        match open_read(&root.path(&format!("/proc/{pid}/fd/{number}")), inode, at) {
-            Ok(Some(file)) => {
-                look.files.insert(inode, file);
-            }
-            // Another one has got its number meanwhile, or it is something else than a file.
-            Ok(None) => {}
-            Err(why) => *look.left.entry(why).or_default() += 1,
+        // Another one has got its number meanwhile, or it is something else than a file: nothing to say of it.
+        if let Some(file) = open_read(&root.path(&format!("/proc/{pid}/fd/{number}")), inode, at) {
+            look.files.insert(inode, file);
         }
     }
     Ok(look)
@@ -314,38 +415,39 @@ fn behind(position: u64) -> u64 {
     position.saturating_sub(KEEP) / STEP * STEP
 }
 
-/// Opens what a process has open as that inode once more, if it is a regular file on a disk. With it: what lies behind the reader,
-/// but no more than the file has.
-fn open_read(path: &Path, inode: u64, at: u64) -> Result<Option<(OwnedFd, u64)>, &'static str> {
-    let Some((held, stat)) = hold_regular(path).filter(|(_, stat)| stat.st_ino == inode) else {
-        return Ok(None);
-    };
-    // Before it is opened: to open a file of another machine may take as long as that likes.
-    if !fstatfs(&held).is_ok_and(|s| ON_DISK.contains(&(s.f_type as u64 & 0xffff_ffff))) {
-        return Err(NOT_ON_DISK);
-    }
+/// Opens what a process has open as that inode once more, if it is a regular file. With it: what lies behind the reader, but no
+/// more than the file has.
+fn open_read(path: &Path, inode: u64, at: u64) -> Option<(OwnedFd, u64)> {
+    let (held, stat) = hold_regular(path).filter(|(_, stat)| stat.st_ino == inode)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    Ok(open_held(&held).map(|file| (file, behind(at.min(size)))))
+    Some((open_held(&held)?, behind(at.min(size))))
 }
 
-/// Which of these inodes a process has open or mapped, and how many open files and mappings were looked at.
+/// `None` when what was asked of a process failed because it has ended.
+fn unless_ended<T>(root: &Root, pid: i32, answer: Result<T, Obstacle>) -> Result<Option<T>, Obstacle> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(_) if !root.path(&format!("/proc/{pid}/fdinfo")).exists() => Ok(None),
+        Err(obstacle) => Err(obstacle),
+    }
+}
+
+/// Which inodes a process has open or mapped, and how many open files and mappings were looked at: none where it has done nothing
+/// since the last time. With it, what it had done before that.
 fn held_by(
     root: &Root,
     pid: i32,
-    wanted: &BTreeSet<u64>,
+    before: Option<(Doings, Box<[u64]>)>,
     room: usize,
-) -> Result<(BTreeSet<u64>, usize), Obstacle> {
-    let mut held = BTreeSet::new();
-    let open = each_open_file(root, pid, room, |_, inode, _| {
-        if wanted.contains(&inode) {
-            held.insert(inode);
-        }
-    })?;
-    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode| {
-        if wanted.contains(&inode) {
-            held.insert(inode);
-        }
-    })?;
+) -> Result<(Option<Doings>, Vec<u64>, usize), Obstacle> {
+    // First: what it does while it is looked at counts as done since.
+    let doings = Doings::read(root, pid);
+    if let Some((_, inodes)) = before.filter(|(then, _)| doings == Some(*then)) {
+        return Ok((doings, inodes.into_vec(), 0));
+    }
+    let mut held = Vec::new();
+    let open = each_open_file(root, pid, room, |_, inode, _| held.push(inode))?;
+    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode| held.push(inode))?;
     if open + mapped == 0 && pid != FIRST {
         // Of a leader that has ended nothing is told, whatever its threads have open.
         let threads =
@@ -354,19 +456,20 @@ fn held_by(
             return Err(Obstacle::Headless(pid));
         }
     }
-    Ok((held, open + mapped))
+    held.sort_unstable();
+    held.dedup();
+    Ok((doings, held, open + mapped))
 }
 
-/// Shows each open file of a process with its number, its inode and its text in `fdinfo`; returns how many there are. A process
-/// that has ended has none.
+/// Shows each open file of a process that has a name on a disk, with its number, its inode and its text in `fdinfo`; returns how
+/// many files it has open. A process that has ended has none.
 fn each_open_file(
     root: &Root,
     pid: i32,
     room: usize,
     mut see: impl FnMut(i32, u64, &[u8]),
 ) -> Result<usize, Obstacle> {
-    let directory = root.path(&format!("/proc/{pid}/fdinfo"));
-    let Some(list) = unless_gone(pid, fs::read_dir(&directory))? else {
+    let Some(list) = unless_gone(pid, fs::read_dir(root.path(&format!("/proc/{pid}/fd"))))? else {
         return Ok(0);
     };
     let mut count = 0;
@@ -380,11 +483,23 @@ fn each_open_file(
         if count >= room {
             return Err(Obstacle::TooMany);
         }
-        // Closed meanwhile.
-        let Some(text) = unless_gone(pid, fs::read(entry.path()))? else {
+        if count >= OPEN_MAX {
+            return Err(Obstacle::Open(pid));
+        }
+        count += 1;
+        // What name it has is told without asking whoever keeps the file.
+        let name = unless_gone(pid, fs::read_link(entry.path()))?;
+        let Some(name) = name.as_ref().map(|name| name.as_os_str().as_bytes()) else {
             continue;
         };
-        count += 1;
+        if !name.starts_with(b"/") || OF_NO_DISK.iter().any(|begin| name.starts_with(begin)) {
+            continue;
+        }
+        // Closed meanwhile.
+        let text = fs::read(root.path(&format!("/proc/{pid}/fdinfo/{number}")));
+        let Some(text) = unless_gone(pid, text)? else {
+            continue;
+        };
         see(number, parse_inode(&text).ok_or(Obstacle::Untold)?, &text);
     }
     Ok(count)
@@ -477,10 +592,11 @@ mod tests {
             symlink(PROCESSES_OF_THE_MACHINE, root.path("/proc/self/ns/pid")).unwrap();
             let beside = std::env::current_exe().unwrap();
             let disk = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
-            let opened = fs::File::open(disk.path()).unwrap();
-            let kind = fstatfs(&opened).unwrap().f_type as u64 & 0xffff_ffff;
-            if !ON_DISK.contains(&kind) {
-                eprintln!("skipped: the tests do not lie on a disk ({kind:#x})");
+            /// `TMPFS_MAGIC` (include/uapi/linux/magic.h).
+            const IN_MEMORY: u64 = 0x0102_1994;
+            let kind = rustix::fs::statfs(disk.path()).unwrap().f_type as u64;
+            if kind == IN_MEMORY {
+                eprintln!("skipped: the tests do not lie on a disk");
                 return None;
             }
             Some(Self {
@@ -512,6 +628,8 @@ mod tests {
             for directory in ["fd", "fdinfo"] {
                 fs::create_dir_all(self.root.path(&format!("/proc/{pid}/{directory}"))).unwrap();
             }
+            let mounts = "1 0 98:0 / / rw - ext4 /dev/x rw\n2 1 0:9 / /far rw - nfs4 host:/ rw\n";
+            fs::write(self.root.path(&format!("/proc/{pid}/mountinfo")), mounts).unwrap();
             fs::write(self.root.path(&format!("/proc/{pid}/fdinfo/{number}")), text).unwrap();
             symlink(path, self.root.path(&format!("/proc/{pid}/fd/{number}"))).unwrap();
         }
@@ -528,7 +646,12 @@ mod tests {
 
         /// All steps up to the first part that would be dropped. Returns what would be, in MiB, and what is left and why.
         fn choose(&self, own: &[i32]) -> (Vec<u64>, Vec<String>) {
-            let mut giving = GivingBack::new(own.iter().copied().collect());
+            self.choose_after(own, Seen::default()).0
+        }
+
+        /// The same, after an earlier look at others; with what was seen of them.
+        fn choose_after(&self, own: &[i32], before: Seen) -> ((Vec<u64>, Vec<String>), Seen) {
+            let mut giving = GivingBack::new(own.iter().copied().collect(), before);
             let mut reader = Reader::default();
             for _ in 0..1000 {
                 if giving.own.is_empty() && giving.others.as_ref().is_some_and(Vec::is_empty) {
@@ -537,11 +660,27 @@ mod tests {
                 match giving.step(&self.root, &mut reader) {
                     Ok(false) => {}
                     Ok(true) => break,
-                    Err(obstacle) => return (Vec::new(), vec![obstacle.to_string()]),
+                    Err(obstacle) => return ((Vec::new(), vec![obstacle.to_string()]), giving.take_seen()),
                 }
             }
             let files = giving.files.values().map(|c| c.to / MIB).filter(|mib| *mib > 0);
-            (files.collect(), giving.left.into_keys().collect())
+            let files = files.collect();
+            let seen = giving.take_seen();
+            ((files, giving.left.into_keys().collect()), seen)
+        }
+
+        /// What the kernel tells of a process: its start, its page faults and its CPU time.
+        fn has_done(&self, pid: i32, start: u64, faults: u64, cpu: u64) {
+            let text =
+                format!("{pid} (a) b) S 1 1 1 0 -1 0 {faults} 0 0 0 {cpu} 0 0 0 20 0 1 0 {start} 9 9\n");
+            fs::create_dir_all(self.root.path(&format!("/proc/{pid}"))).unwrap();
+            fs::write(self.root.path(&format!("/proc/{pid}/stat")), text).unwrap();
+            self.has_read(pid, 0);
+        }
+
+        fn has_read(&self, pid: i32, bytes: u64) {
+            let text = format!("rchar: {bytes}\nwchar: 9\nsyscr: 3\nsyscw: 4\nread_bytes: 0\n");
+            fs::write(self.root.path(&format!("/proc/{pid}/io")), text).unwrap();
         }
     }
 
@@ -588,6 +727,79 @@ mod tests {
     }
 
     #[test]
+    fn who_has_done_nothing_since_is_not_looked_at_again() {
+        let Some(scene) = Scene::new() else { return };
+        let (big, second) = (scene.file("big", 100), scene.file("second", 100));
+        scene.opens(READER, 3, &big, 81 * MIB, READS);
+        scene.opens(OTHER, 3, &second, 0, READS);
+        scene.has_done(OTHER, 7, 5, 5);
+        let (chosen, seen) = scene.choose_after(&[READER], Seen::default());
+        assert_eq!(chosen, (vec![80], vec![]));
+        let inode = fs::metadata(&second).unwrap().ino();
+        assert_eq!(*seen.processes[&OTHER].1, [inode]);
+        // What it has open is known, also where the reader comes to that file only now …
+        scene.opens(READER, 4, &second, 21 * MIB, READS);
+        let of_others = vec![OF_OTHERS.to_owned()];
+        // … and it has not opened the first one, since it has not run: a test can do that, a process cannot.
+        scene.opens(OTHER, 4, &big, 0, READS);
+        let (chosen, _) = scene.choose_after(&[READER], seen);
+        assert_eq!(chosen, (vec![80], of_others.clone()));
+        // It has run, had a fault, or is another process: looked at again.
+        for (start, faults, cpu, bytes) in [(7, 5, 6, 0), (7, 6, 5, 0), (8, 5, 5, 0), (7, 5, 5, 1)] {
+            let doings = Doings {
+                start_ticks: 7,
+                faults: 5,
+                cpu_ticks: 5,
+                reads: (3, 0),
+            };
+            let before = Seen {
+                processes: BTreeMap::from([(OTHER, (doings, [inode].into()))]),
+                inodes: 1,
+            };
+            scene.has_done(OTHER, start, faults, cpu);
+            scene.has_read(OTHER, bytes);
+            let (chosen, _) = scene.choose_after(&[READER], before);
+            assert_eq!(
+                chosen,
+                (vec![], of_others.clone()),
+                "{start} {faults} {cpu} {bytes}"
+            );
+        }
+        // A look that ends before it comes to somebody keeps what was known of him; one that has seen all forgets who is gone.
+        let doings = Doings::read(&scene.root, OTHER).unwrap();
+        let known = || Seen {
+            processes: BTreeMap::from([
+                (OTHER, (doings, [inode].into())),
+                (5_000_077, (doings, [].into())),
+            ]),
+            inodes: 1,
+        };
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), known());
+        assert_eq!(giving.take_seen().processes.len(), 2, "nothing was looked at");
+        let (_, seen) = scene.choose_after(&[READER], known());
+        assert_eq!(seen.processes.keys().collect::<Vec<_>>(), [&OTHER]);
+        // One that does not tell what it has done is looked at each time.
+        fs::remove_file(scene.root.path(&format!("/proc/{OTHER}/stat"))).unwrap();
+        let (_, seen) = scene.choose_after(&[READER], seen);
+        assert!(!seen.processes.contains_key(&OTHER));
+    }
+
+    #[test]
+    fn what_is_kept_of_others_is_bounded() {
+        let mut seen = Seen::default();
+        let doings = Doings {
+            start_ticks: 1,
+            faults: 0,
+            cpu_ticks: 0,
+            reads: (0, 0),
+        };
+        for pid in 0..10 {
+            seen.keep(pid, doings, vec![7; SEEN_MAX / 4]);
+        }
+        assert_eq!((seen.processes.len(), seen.inodes), (4, SEEN_MAX));
+    }
+
+    #[test]
     fn what_the_reader_writes_to_or_maps_stays() {
         let left = vec![NOT_ONLY_READ.to_owned()];
         let Some(scene) = Scene::new() else { return };
@@ -625,11 +837,15 @@ mod tests {
             READER,
             5,
             &now,
-            &format!("pos:\t{}\nflags:\t{READS}\nino:\t{inode}\n", 81 * MIB),
+            &format!("pos:\t{}\nflags:\t{READS}\nmnt_id:\t1\nino:\t{inode}\n", 81 * MIB),
         );
         assert_eq!(scene.choose(&[READER]), (vec![], vec![]));
         // A regular file of the kernel's own.
         scene.opens(READER, 6, Path::new("/proc/version"), 81 * MIB, READS);
+        assert_eq!(scene.choose(&[READER]), (vec![], vec![]));
+        // One of another machine: it is not so much as asked for.
+        let text = format!("pos:\t{}\nflags:\t{READS}\nmnt_id:\t2\nino:\t{inode}\n", 81 * MIB);
+        scene.tells(READER, 7, &seen, &text);
         assert_eq!(scene.choose(&[READER]), (vec![], vec![NOT_ON_DISK.to_owned()]));
     }
 
@@ -685,17 +901,17 @@ mod tests {
             scene.opens(OTHER, number, &big, 0, READS);
         }
         scene.maps(OTHER, &big);
-        let wanted = BTreeSet::from([fs::metadata(&big).unwrap().ino()]);
-        let (held, looked_at) = held_by(&scene.root, OTHER, &wanted, 7).unwrap();
-        assert_eq!((held, looked_at), (wanted.clone(), 7));
+        let inode = fs::metadata(&big).unwrap().ino();
+        let (_, held, looked_at) = held_by(&scene.root, OTHER, None, 7).unwrap();
+        assert_eq!((held, looked_at), (vec![inode], 7));
         for room in 0..7 {
-            let answer = held_by(&scene.root, OTHER, &wanted, room);
+            let answer = held_by(&scene.root, OTHER, None, room);
             assert!(matches!(answer, Err(Obstacle::TooMany)), "{answer:?}");
         }
         // Of more files than are kept in mind the rest is told.
         let look = look_at_reader(&scene.root, OTHER, 100, 0).unwrap();
         assert!(look.files.is_empty() && look.not_only_read.len() == 1);
-        let (held, _) = held_by(&scene.root, 5_000_099, &wanted, 7).unwrap();
+        let (_, held, _) = held_by(&scene.root, 5_000_099, None, 7).unwrap();
         assert!(held.is_empty(), "a process that has ended");
     }
 
@@ -707,7 +923,7 @@ mod tests {
         file.write_all(&[1; MIB as usize]).unwrap();
         file.sync_all().unwrap();
         scene.opens(READER, 3, &path, 141 * MIB, READS);
-        let mut giving = GivingBack::new(BTreeSet::from([READER]));
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default());
         let mut reader = Reader::default();
         let mut reached = Vec::new();
         loop {

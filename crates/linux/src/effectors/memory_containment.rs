@@ -26,7 +26,7 @@
 //! number of the action and of that daemon's process are, and its limit have to do.
 
 use super::Effector;
-use super::giving_back::GivingBack;
+use super::giving_back::{GivingBack, Seen};
 use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
 };
@@ -52,6 +52,10 @@ const PROCESSES_MAX: usize = 512;
 const SLICE: Duration = Duration::from_millis(20);
 /// A group that is still busy is removed a little later.
 const BUSY_PAUSE: Nanoseconds = Nanoseconds::from_millis(50);
+/// Between two slices of giving back: a quarter of a CPU at most.
+const GIVING_PAUSE: Nanoseconds = Nanoseconds::from_millis(60);
+/// A group that uses this share of its limit is full, or will be soon.
+const FULL_FROM: f64 = 0.9;
 /// The limit is doubled so often at most: 64 MiB become 64 GiB.
 const DOUBLINGS_MAX: u32 = 10;
 
@@ -66,6 +70,8 @@ pub(super) struct MemoryContainment {
     made: BTreeMap<ActionId, u64>,
     /// What is being given back.
     giving: BTreeMap<ActionId, GivingBack>,
+    /// What others had open when that was looked at for giving back.
+    seen: Seen,
     patience: Reader,
 }
 
@@ -96,6 +102,7 @@ impl MemoryContainment {
             in_force: BTreeMap::new(),
             made: BTreeMap::new(),
             giving: BTreeMap::new(),
+            seen: Seen::default(),
             patience: Reader::default(),
         }
     }
@@ -194,6 +201,10 @@ impl MemoryContainment {
         if self.is_another(record.action.id, plan) {
             return Err(vanished(group));
         }
+        if self.giving.contains_key(&record.action.id) {
+            // All of them were moved before: whoever has moved one away since then wins.
+            return self.go_on_giving(record.action.id, plan);
+        }
         if plan.from.is_some() {
             match group.make(root) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(e)),
@@ -259,38 +270,70 @@ impl MemoryContainment {
                 over: None,
             },
         );
-        if gives_back(&record.action) && plan.from.is_some() {
+        if gives_back(&record.action) && plan.from.as_ref().is_some_and(|from| is_full(root, from)) {
             self.give_back(record.action.id, plan, &mut progress);
         }
+        Ok(progress)
+    }
+
+    /// The slices after the first one, in which only is given back.
+    fn go_on_giving(&mut self, action: ActionId, plan: &Plan) -> Result<Progress, PlatformError> {
+        let failed = |e: io::Error| fault(&plan.group, &e);
+        let found = plan.group.limit(&self.root).map_err(failed)?;
+        if !found.is_some_and(|limit| is_ours(limit, plan.reader.limit.0)) {
+            return Err(PlatformError::Conflict {
+                what: format!("the limit of {}", plan.group.path),
+                expected: plan.reader.limit.0.to_string(),
+                found: found.map_or_else(|| "none".to_owned(), |limit| limit.to_string()),
+            });
+        }
+        let inside = plan.group.processes(&self.root).map_err(failed)?.len() as u64;
+        let mut progress = Progress {
+            done: true,
+            total: inside,
+            finished: inside,
+            verified: true,
+            ..Progress::default()
+        };
+        self.give_back(action, plan, &mut progress);
         Ok(progress)
     }
 
     /// One slice of giving back what the reader brought before it was contained. Each time that it is contained all is looked at
     /// anew.
     fn give_back(&mut self, action: ActionId, plan: &Plan, progress: &mut Progress) {
-        let root = &self.root;
+        let (root, seen) = (&self.root, &mut self.seen);
         let giving = self.giving.entry(action).or_insert_with(|| {
             let living = plan.reader.processes.iter().filter(|p| is_alive(root, **p));
             let mut own: BTreeSet<i32> = living.map(|p| p.pid).collect();
             // Also those who were born since.
             own.extend(plan.group.processes(root).unwrap_or_default());
-            GivingBack::new(own)
+            GivingBack::new(own, std::mem::take(seen))
         });
         match giving.go_on(root, &mut self.patience) {
-            Some(left) => {
+            Some((left, others)) => {
                 self.giving.remove(&action);
+                self.seen = others;
                 progress.skipped.extend(left);
             }
             None => {
                 progress.done = false;
+                progress.pause = GIVING_PAUSE;
                 (progress.finished, progress.total) = giving.steps();
             }
         }
     }
 
+    /// Ends giving back where it is; what was seen of others is of use the next time.
+    fn stop_giving(&mut self, action: ActionId) {
+        if let Some(mut giving) = self.giving.remove(&action) {
+            self.seen = giving.take_seen();
+        }
+    }
+
     fn undo(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
         self.in_force.remove(&record.action.id);
-        self.giving.remove(&record.action.id);
+        self.stop_giving(record.action.id);
         let root = &self.root;
         let group = &plan.group;
         let done = |skipped: Option<&str>| Progress {
@@ -360,6 +403,16 @@ impl MemoryContainment {
 fn is_another(root: &Root, group: &MemoryGroup, known: Option<u64>) -> bool {
     let now = group.inode(root);
     known.is_some() && now.is_some() && known != now
+}
+
+/// Whether a group, or one above it, uses what its limit allows: only there pages that a reader left behind take the room of
+/// others. Where the machine alone is full, the kernel takes those that nobody uses first.
+fn is_full(root: &Root, group: &MemoryGroup) -> bool {
+    std::iter::successors(Some(group.clone()), MemoryGroup::above).any(|group| {
+        group
+            .used_of_limit(root)
+            .is_some_and(|(used, limit)| used as f64 >= FULL_FROM * limit as f64)
+    })
 }
 
 /// What became of a process that was to be contained.
@@ -439,7 +492,7 @@ impl Effector for MemoryContainment {
     fn forget(&mut self, record: &UndoRecord) {
         self.in_force.remove(&record.action.id);
         self.made.remove(&record.action.id);
-        self.giving.remove(&record.action.id);
+        self.stop_giving(record.action.id);
     }
 
     fn adopt(&mut self, record: &UndoRecord) {

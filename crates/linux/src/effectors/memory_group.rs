@@ -107,6 +107,31 @@ impl MemoryGroup {
         self.path == VERSION_ONE || UNIFIED.contains(&self.path.as_str())
     }
 
+    /// The group above; the root has none.
+    pub(crate) fn above(&self) -> Option<Self> {
+        let (path, _) = self.path.rsplit_once('/').filter(|_| !self.is_root())?;
+        Some(Self {
+            path: path.to_owned(),
+            version: self.version,
+        })
+    }
+
+    /// What is counted in it, with the groups below, and at how much the kernel takes memory from it; `None` where it has no limit,
+    /// or does not tell.
+    pub(crate) fn used_of_limit(&self, root: &Root) -> Option<(u64, u64)> {
+        let (used, limits): (_, &[&str]) = match self.version {
+            Version::One => ("memory.usage_in_bytes", &["memory.limit_in_bytes"]),
+            Version::Two => ("memory.current", &["memory.high", "memory.max"]),
+        };
+        let value = |name: &&str| self.read(root, name).ok()?.parse::<u64>().ok();
+        let limit = limits
+            .iter()
+            .filter_map(value)
+            .min()
+            .filter(|limit| *limit < UNLIMITED_FROM)?;
+        Some((value(&used)?, limit))
+    }
+
     /// Whether the directory is there.
     pub(super) fn exists(&self, root: &Root) -> bool {
         self.inode(root).is_some()

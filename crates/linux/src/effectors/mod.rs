@@ -7,6 +7,7 @@ mod identity;
 mod large_pages;
 mod memory_containment;
 pub(crate) mod memory_group;
+mod mounts;
 mod numa_balancing;
 mod pacing;
 mod page_blocks;

@@ -16,6 +16,7 @@
 
 use super::Effector;
 use super::identity::{NAMESPACES, ProcessStat, boot_id, namespaces, of_another_boot, require_namespaces};
+use super::mounts::Mounts;
 use crate::Root;
 use crate::sensors::reads::parse_position;
 use crate::sys::cache::{RANGE_MAX, residency};
@@ -123,8 +124,11 @@ impl Following {
                 .collect();
             self.files
                 .retain(|(p, number), _| *p != process || numbers.contains(number));
+            let Ok(mounts) = Mounts::with_overlays(root, process.pid) else {
+                continue;
+            };
             for number in numbers {
-                self.look_at(root, process, number);
+                self.look_at(root, process, number, &mounts);
                 if begun.elapsed() >= SLICE {
                     return;
                 }
@@ -132,8 +136,9 @@ impl Following {
         }
     }
 
-    fn look_at(&mut self, root: &Root, process: ProcessId, number: i32) {
-        let Some(position) = position(root, process.pid, number) else {
+    fn look_at(&mut self, root: &Root, process: ProcessId, number: i32, mounts: &Mounts) {
+        // Nothing is asked about a file that is not on a disk: whoever keeps it may not answer.
+        let Some(position) = position(root, process.pid, number, mounts) else {
             self.files.remove(&(process, number));
             return;
         };
@@ -227,10 +232,10 @@ impl Followed {
     }
 }
 
-/// How far an open file has been read; `None` for one that is not open for reading only.
-fn position(root: &Root, pid: i32, number: i32) -> Option<u64> {
+/// How far an open file has been read; `None` for one that is not open for reading only, or not on a disk of this machine.
+fn position(root: &Root, pid: i32, number: i32, mounts: &Mounts) -> Option<u64> {
     let text = fs::read(root.path(&format!("/proc/{pid}/fdinfo/{number}"))).ok()?;
-    is_open_for_reading_only(&text)
+    (is_open_for_reading_only(&text) && mounts.have(&text))
         .then(|| parse_position(&text))
         .flatten()
 }
