@@ -1,8 +1,8 @@
 //! Memory for people: whether it is short, judged by what is taken and brought back and not by how full it is; what it is
-//! used for; who reads files, and who waits for pages. The stable JSON shape of `homeostat memory`, filled without a
-//! daemon. The same rules as in [`crate::api`] hold.
+//! used for; who reads files, who waits for pages, and who pushes whom out. The stable JSON shape of `homeostat memory`, filled
+//! without a daemon (but for what one has seen to grow). The same rules as in [`crate::api`] hold.
 
-use crate::api::SCHEMA;
+use crate::api::{self, SCHEMA};
 use homeostat_linux::sensors::group_memory::{self, GroupCounts, GroupMemory};
 use homeostat_linux::sensors::{files, paging};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
@@ -30,8 +30,16 @@ const STEALS_MIN: f64 = 10.0;
 const READER_MIN: f64 = 16.0 * 1024.0 * 1024.0;
 /// A reader finds at most this share of what it reads in memory.
 const FROM_MEMORY_MAX: f64 = 0.2;
+/// How such a reader is remarked.
+const READS_ONCE: &str = "reads a lot once";
 /// Faults per second that wait for storage from which a workload waits for its pages.
 const FAULTS_MIN: f64 = 5.0;
+/// Bytes per second that a workload brings into memory from which it pushes others out, where memory is full.
+const BRINGS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// Programs that are named to push another one out.
+const PUSHERS_MAX: usize = 3;
+/// What advice about memory that grows begins with.
+const GROWTH: &str = "memory/growth/";
 /// Control groups that are looked at.
 const GROUPS_MAX: usize = 256;
 
@@ -78,10 +86,53 @@ pub struct Memory {
     pub stalled_full: Option<f64>,
     /// What the kernel took and brought back.
     pub rates: Rates,
+    /// Who loses what it needs, and who brings in what takes its place.
+    #[serde(default)]
+    pub pushed_out: Vec<PushedOut>,
+    /// Whose memory has grown for long without coming back, as a daemon has seen it; `null` where none runs.
+    #[serde(default)]
+    pub growing: Option<Vec<Growing>>,
     /// Workloads that read from storage, wait for it, or are large; those first that wait.
     pub workloads: Vec<WorkloadMemory>,
     /// Workloads that are not shown.
     pub workloads_left_out: u32,
+}
+
+/// A workload whose pages are taken while it needs them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PushedOut {
+    /// Its name.
+    pub name: String,
+    /// Faults per second that waited for storage.
+    pub faults_major_per_s: f64,
+    /// Pages a second that its control group needed again after they had been taken; `null` where it has none to itself.
+    pub refaults_per_s: Option<f64>,
+    /// The control group that is full; `null`: the machine is.
+    pub within: Option<String>,
+    /// How much memory there is in it.
+    pub within_bytes: u64,
+    /// Who brings the most into the same memory; nobody: it has too little for itself.
+    pub by: Vec<Pusher>,
+}
+
+/// Who brings in what takes the place of others' pages. The kernel does not count who took whose page.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pusher {
+    /// Its name.
+    pub name: String,
+    /// Bytes per second that it brings in: read from storage on its behalf, or its growth where that is more.
+    pub brings_bytes_per_s: f64,
+}
+
+/// A workload whose own memory (anonymous) has grown for long, and may leak.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Growing {
+    /// Its name.
+    pub name: String,
+    /// By how much, since when, and how long memory lasts.
+    pub finding: String,
+    /// What a person can do.
+    pub remedy: String,
 }
 
 /// Pages per second, of the whole machine.
@@ -116,6 +167,9 @@ pub struct WorkloadMemory {
     pub resident_bytes: u64,
     /// Bytes per second that storage delivered to it.
     pub from_storage_bytes_per_s: f64,
+    /// Bytes per second by which it grew; less than zero where it shrank.
+    #[serde(default)]
+    pub grows_bytes_per_s: f64,
     /// Share of what it got by read calls that was in memory; `null` when it read next to nothing.
     pub from_memory: Option<f64>,
     /// Faults per second that waited for storage.
@@ -146,10 +200,31 @@ pub struct Group {
     pub unwritten_bytes: u64,
     /// Pages of files a second that were needed again after they had been taken from it.
     pub refaults_file_per_s: f64,
-    /// Pages of programs, likewise.
+    /// Pages of programs, likewise: most of them are read from swap.
     pub refaults_anonymous_per_s: f64,
+    /// What of it is in swap.
+    #[serde(default)]
+    pub swap_bytes: u64,
+    /// Share of the time in which at least one of its programs stood still for memory; `null` in version 1 and without PSI.
+    #[serde(default)]
+    pub stalled_some: Option<f64>,
+    /// … in which all did.
+    #[serde(default)]
+    pub stalled_full: Option<f64>,
     /// What limits it; `null` where nothing does.
     pub limit_bytes: Option<u64>,
+    /// Of this group and those above it the nearest that uses all that its limit allows; `null` where none does.
+    #[serde(default)]
+    pub full: Option<FullGroup>,
+}
+
+/// A control group that is full: what is brought into it is taken from what is in it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FullGroup {
+    /// Its directory.
+    pub path: String,
+    /// Its limit.
+    pub limit_bytes: u64,
 }
 
 /// Watches for so long and tells what was seen. Changes nothing. As root it sees what every workload reads, else only those
@@ -169,7 +244,9 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     // The first look begins the counts, the second learns where in its files everybody is.
     platform.sample(&scan)?;
     clock.sleep(Nanoseconds(length.0 / 4));
-    let before = groups(&root, &platform.sample(&scan)?);
+    let begun = platform.sample(&scan)?;
+    let before = groups(&root, &begun);
+    let resident: BTreeMap<&WorkloadId, u64> = begun.samples.iter().map(|s| (&s.id, s.resident.0)).collect();
     clock.sleep(Nanoseconds(length.0 - length.0 / 4));
     let snapshot = platform.sample(&scan)?;
     let after = groups(&root, &snapshot);
@@ -188,7 +265,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
             group: after
                 .get(&sample.id)
                 .map(|group| since(group, before.get(&sample.id), seconds)),
-            ..row(sample)
+            ..row(sample, resident.get(&sample.id).copied())
         })
         .collect();
     workloads.sort_by(|a, b| {
@@ -203,6 +280,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
             .then(b.resident_bytes.cmp(&a.resident_bytes))
             .then_with(|| a.name.cmp(&b.name))
     });
+    let pushed_out = pushed_out(&rates, used.total.0, &workloads);
     let left_out = workloads.len().saturating_sub(most);
     workloads.truncate(most);
     let (verdict, why) = judge(&rates, stalled_some, &workloads);
@@ -227,6 +305,8 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
         stalled_some,
         stalled_full: share(snapshot.machine.pressure_memory.full),
         rates,
+        pushed_out,
+        growing: None,
         workloads,
         workloads_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
     })
@@ -249,6 +329,12 @@ fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group
         Some(before) if seconds > 0.0 => of(&now.counts).saturating_sub(of(&before.counts)) as f64 / seconds,
         _ => 0.0,
     };
+    let stalled = before.and_then(|b| {
+        let (now, before) = (now.stalled?, b.stalled?);
+        let share = |time: Nanoseconds| (time.as_secs_f64() / seconds).clamp(0.0, 1.0);
+        let stalled = now.since(before);
+        (seconds > 0.0).then(|| (share(stalled.some), share(stalled.full)))
+    });
     let counts = &now.counts;
     Group {
         path: now.path.clone(),
@@ -260,8 +346,75 @@ fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group
         unwritten_bytes: counts.unwritten.0,
         refaults_file_per_s: per_s(|c| c.refaults_file),
         refaults_anonymous_per_s: per_s(|c| c.refaults_anonymous),
+        swap_bytes: counts.swap.0,
+        stalled_some: stalled.map(|s| s.0),
+        stalled_full: stalled.map(|s| s.1),
         limit_bytes: now.limit.map(|limit| limit.0),
+        full: now.full.as_ref().map(|full| FullGroup {
+            path: full.path.clone(),
+            limit_bytes: full.limit.0,
+        }),
     }
+}
+
+impl Memory {
+    /// Adds what a daemon has seen to grow.
+    pub fn add_growing(&mut self, advice: &[api::Advice]) {
+        let told = advice.iter().filter_map(|a| {
+            Some(Growing {
+                name: a.id.strip_prefix(GROWTH)?.to_owned(),
+                finding: a.finding.clone(),
+                remedy: a.remedy.clone(),
+            })
+        });
+        self.growing = Some(told.collect());
+    }
+}
+
+/// Who loses what it needs, and who brings the most into the same memory: the nearest group that is full, or the machine where
+/// the kernel takes pages of all.
+fn pushed_out(rates: &Rates, total: u64, workloads: &[WorkloadMemory]) -> Vec<PushedOut> {
+    let full = |w: &WorkloadMemory| w.group.as_ref().and_then(|group| group.full.clone());
+    let brings = |w: &WorkloadMemory| w.from_storage_bytes_per_s.max(w.grows_bytes_per_s);
+    let losers = workloads.iter().filter_map(|loser| {
+        let shared = |path: &str| {
+            workloads
+                .iter()
+                .filter(|w| w.group.as_ref().is_some_and(|g| g.path == path))
+                .count()
+                > 1
+        };
+        let refaults = loser.group.as_ref().filter(|group| !shared(&group.path));
+        let refaults = refaults.map(|group| group.refaults_file_per_s + group.refaults_anonymous_per_s);
+        // What comes back to a reader that goes round a large file is what it has pushed out itself.
+        let loses = loser.faults_major_per_s >= FAULTS_MIN
+            || refaults.is_some_and(|pages| pages >= REFAULTS_SHORT) && loser.remark != READS_ONCE;
+        let within = full(loser);
+        if !loses || (within.is_none() && rates.stolen_per_s < STEALS_MIN) {
+            return None;
+        }
+        let mut by: Vec<Pusher> = workloads
+            .iter()
+            .filter(|w| w.name != loser.name && full(w) == within && brings(w) >= BRINGS_MIN)
+            // Of two that wait for their pages neither is told to push the other one out for that.
+            .filter(|w| w.faults_major_per_s < FAULTS_MIN || w.grows_bytes_per_s >= BRINGS_MIN)
+            .map(|w| Pusher {
+                name: w.name.clone(),
+                brings_bytes_per_s: brings(w),
+            })
+            .collect();
+        by.sort_by(|a, b| b.brings_bytes_per_s.total_cmp(&a.brings_bytes_per_s));
+        by.truncate(PUSHERS_MAX);
+        Some(PushedOut {
+            name: loser.name.clone(),
+            faults_major_per_s: loser.faults_major_per_s,
+            refaults_per_s: refaults,
+            within_bytes: within.as_ref().map_or(total, |group| group.limit_bytes),
+            within: within.map(|group| group.path),
+            by,
+        })
+    });
+    losers.collect()
 }
 
 fn rates(paging: &Paging, seconds: f64) -> Rates {
@@ -287,7 +440,8 @@ fn rates(paging: &Paging, seconds: f64) -> Rates {
     }
 }
 
-fn row(sample: &WorkloadSample) -> WorkloadMemory {
+/// What is told of a workload; with it, what it had in memory when the watch began.
+fn row(sample: &WorkloadSample, resident: Option<u64>) -> WorkloadMemory {
     let seconds = sample.interval.as_secs_f64();
     let per_s = |count: u64| {
         if seconds > 0.0 {
@@ -304,7 +458,7 @@ fn row(sample: &WorkloadSample) -> WorkloadMemory {
     let remark = if faults >= FAULTS_MIN {
         "waits for its pages"
     } else if storage >= READER_MIN && from_memory.is_some_and(|share| share <= FROM_MEMORY_MAX) {
-        "reads a lot once"
+        READS_ONCE
     } else {
         ""
     };
@@ -312,6 +466,10 @@ fn row(sample: &WorkloadSample) -> WorkloadMemory {
         name: sample.id.to_string(),
         resident_bytes: sample.resident.0,
         from_storage_bytes_per_s: storage,
+        grows_bytes_per_s: match resident {
+            Some(before) if seconds > 0.0 => (sample.resident.0 as f64 - before as f64) / seconds,
+            _ => 0.0,
+        },
         from_memory,
         faults_major_per_s: faults,
         remark: remark.into(),
@@ -391,6 +549,7 @@ fn judge(rates: &Rates, stalled: Option<f64>, workloads: &[WorkloadMemory]) -> (
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homeostat_linux::sensors::group_memory::Full;
 
     fn quiet() -> Rates {
         rates(&Paging::default(), 1.0)
@@ -401,6 +560,7 @@ mod tests {
             name: "db".into(),
             resident_bytes: 1,
             from_storage_bytes_per_s: 0.0,
+            grows_bytes_per_s: 0.0,
             from_memory: None,
             faults_major_per_s: 100.0,
             remark: String::new(),
@@ -433,6 +593,84 @@ mod tests {
         assert_eq!(judge(&quiet(), Some(0.2), &[]).0, "short");
     }
 
+    fn in_group(mut w: WorkloadMemory, path: &str, refaults: f64, full: Option<&str>) -> WorkloadMemory {
+        let group = GroupMemory {
+            path: path.into(),
+            counts: GroupCounts::default(),
+            limit: None,
+            stalled: None,
+            full: full.map(|path| Full {
+                path: path.into(),
+                limit: Bytes(256),
+            }),
+        };
+        w.group = Some(Group {
+            refaults_file_per_s: refaults,
+            ..since(&group, None, 1.0)
+        });
+        w
+    }
+
+    fn reader(name: &str, from_storage: f64) -> WorkloadMemory {
+        WorkloadMemory {
+            name: name.into(),
+            from_storage_bytes_per_s: from_storage,
+            from_memory: Some(0.0),
+            faults_major_per_s: 0.0,
+            remark: READS_ONCE.into(),
+            ..waiting()
+        }
+    }
+
+    #[test]
+    fn who_brings_the_most_into_the_memory_that_is_full_pushes_out_who_waits() {
+        let all = [
+            in_group(waiting(), "/both", 900.0, Some("/both")),
+            in_group(reader("tar", 50e6), "/both/tar", 9e5, Some("/both")),
+            in_group(reader("grep", 90e6), "/both/grep", 0.0, Some("/both")),
+            in_group(reader("little", 1e5), "/both/little", 0.0, Some("/both")),
+            in_group(reader("elsewhere", 900e6), "/elsewhere", 9e5, Some("/elsewhere")),
+            in_group(reader("contained", 900e6), "/both/own", 9e5, Some("/both/own")),
+        ];
+        let told = pushed_out(&quiet(), 1000, &all);
+        assert_eq!(
+            told.len(),
+            1,
+            "readers that bring back their own pages lose nothing: {told:?}"
+        );
+        assert_eq!(
+            (
+                told[0].name.as_str(),
+                told[0].within.as_deref(),
+                told[0].within_bytes,
+                told[0].refaults_per_s
+            ),
+            ("db", Some("/both"), 256, Some(900.0))
+        );
+        let by: Vec<&str> = told[0].by.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(by, ["grep", "tar"]);
+    }
+
+    #[test]
+    fn of_a_machine_that_takes_no_pages_nobody_is_pushed_out() {
+        // A program that starts reads its pages for the first time: it waits, and has lost nothing.
+        let all = [waiting(), reader("tar", 50e6)];
+        assert_eq!(pushed_out(&quiet(), 1000, &all), []);
+        let mut taking = quiet();
+        taking.stolen_per_s = 1000.0;
+        let told = pushed_out(&taking, 1000, &all);
+        assert_eq!((told[0].within.as_deref(), told[0].within_bytes), (None, 1000));
+        assert_eq!(told[0].by[0].name, "tar");
+        // Who waits for its own pages is none who pushes, unless it grows.
+        let mut other = waiting();
+        other.name = "other".into();
+        other.from_storage_bytes_per_s = 50e6;
+        assert_eq!(pushed_out(&taking, 1000, &[waiting(), other.clone()])[0].by, []);
+        other.grows_bytes_per_s = 60e6;
+        let told = pushed_out(&taking, 1000, &[waiting(), other]);
+        assert_eq!(told[0].by[0].brings_bytes_per_s, 60e6);
+    }
+
     #[test]
     fn what_came_back_in_a_group_is_counted_between_two_looks_at_the_same_group() {
         let group = |path: &str, refaults_file| GroupMemory {
@@ -443,6 +681,8 @@ mod tests {
                 ..GroupCounts::default()
             },
             limit: Some(Bytes(9)),
+            stalled: None,
+            full: None,
         };
         let (before, now) = (group("/a", 100), group("/a", 400));
         let told = since(&now, Some(&before), 3.0);

@@ -3,14 +3,16 @@
 use crate::failure::Failure;
 use crate::{Context, render};
 use clap::Args;
+use homeostat_daemon::client::Client;
 use homeostat_daemon::memory;
 use homeostat_model::Nanoseconds;
 use std::path::PathBuf;
 
-/// Show whether memory is short, what it is used for, who reads files, and who waits for pages.
+/// Show whether memory is short, what it is used for, who reads files, who waits for pages, and who pushes whom out.
 ///
 /// Judged by what is taken and brought back, not by how full memory is. Works with and without the daemon, and changes
-/// nothing. As root it sees what every workload reads, else those of the user.
+/// nothing. As root it sees what every workload reads, else those of the user. Whose memory grows and may leak is known where a
+/// daemon has watched for half an hour.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   homeostat memory
@@ -33,7 +35,14 @@ impl Memory {
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
         let length = Nanoseconds::from_secs(u64::from(self.seconds));
         let most = if self.all { usize::MAX } else { memory::SHOWN };
-        let seen = memory::watch(self.root.as_deref(), length, most).map_err(|e| Failure::from_error(&e))?;
+        let mut seen =
+            memory::watch(self.root.as_deref(), length, most).map_err(|e| Failure::from_error(&e))?;
+        // That of another machine is not known to a daemon of this one.
+        if self.root.is_none()
+            && let Ok(status) = Client::connect(&context.socket()).and_then(|mut daemon| daemon.status())
+        {
+            seen.add_growing(&status.advice);
+        }
         context.terminal.show(&seen, |look| render::memory(&seen, look))
     }
 }

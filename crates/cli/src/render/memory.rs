@@ -54,6 +54,8 @@ pub fn memory(m: &Memory, look: &Look) -> String {
     ] {
         let _ = writeln!(out, "  {name:<30} {text}");
     }
+    pushed_out(m, look, &mut out);
+    growing(m, look, &mut out);
     heading("Workloads", look, &mut out);
     let rows: Vec<Vec<String>> = m
         .workloads
@@ -92,6 +94,61 @@ pub fn memory(m: &Memory, look: &Look) -> String {
     out
 }
 
+/// Who loses what it needs, and to whom.
+fn pushed_out(m: &Memory, look: &Look, out: &mut String) {
+    if m.pushed_out.is_empty() {
+        return;
+    }
+    heading("Who pushes whom out", look, out);
+    for p in &m.pushed_out {
+        let mut loses = Vec::new();
+        if p.faults_major_per_s > 0.0 {
+            loses.push(format!(
+                "waits for storage {:.0} times a second",
+                p.faults_major_per_s
+            ));
+        }
+        if let Some(pages) = p.refaults_per_s.filter(|pages| *pages > 0.0) {
+            loses.push(format!("needs {pages:.0} pages a second again"));
+        }
+        let within = match &p.within {
+            Some(group) => format!("{} ({group})", bytes(p.within_bytes)),
+            None => format!("the memory of the machine ({})", bytes(p.within_bytes)),
+        };
+        let by: Vec<String> =
+            p.by.iter()
+                .map(|by| format!("{} brings in {}/s", by.name, bytes(by.brings_bytes_per_s as u64)))
+                .collect();
+        let by = if by.is_empty() {
+            format!("it has too little for itself in {within}: nobody else brings in much")
+        } else {
+            format!("within {within} {}", by.join(", "))
+        };
+        out.push_str(&wrap(
+            &format!("{} {}; {by}", p.name, loses.join(" and ")),
+            "  ",
+            look.width,
+        ));
+    }
+    out.push_str(&wrap(
+        "The kernel does not count who took whose page: named is who brings most into the same memory, which is full.",
+        "  ",
+        look.width,
+    ));
+}
+
+/// Whose memory grows and grows, where a daemon has watched.
+fn growing(m: &Memory, look: &Look, out: &mut String) {
+    let Some(all) = m.growing.as_ref().filter(|all| !all.is_empty()) else {
+        return;
+    };
+    heading("May leak", look, out);
+    for g in all {
+        out.push_str(&wrap(&format!("{}: {}", g.name, g.finding), "  ", look.width));
+        out.push_str(&wrap(&g.remedy, "    ", look.width));
+    }
+}
+
 /// What the control groups of these workloads count, each group once.
 fn groups(m: &Memory, look: &Look, out: &mut String) {
     let mut all: BTreeMap<&str, (&Group, Vec<&str>)> = BTreeMap::new();
@@ -119,19 +176,32 @@ fn groups(m: &Memory, look: &Look, out: &mut String) {
                 bytes(g.anonymous_bytes),
                 bytes(g.file_active_bytes),
                 bytes(g.file_inactive_bytes),
+                bytes(g.swap_bytes),
                 g.limit_bytes.map_or_else(|| "-".to_owned(), bytes),
                 format!("{:.0}", g.refaults_file_per_s + g.refaults_anonymous_per_s),
+                g.stalled_some
+                    .map_or_else(|| "-".to_owned(), |x| format!("{:.1} %", x * 100.0)),
             ]
         })
         .collect();
     out.push_str(&table(
-        &["OF", "PROGRAMS", "FILES USED", "FILES NOT", "LIMIT", "BACK/S"],
+        &[
+            "OF",
+            "PROGRAMS",
+            "FILES USED",
+            "FILES NOT",
+            "SWAP",
+            "LIMIT",
+            "BACK/S",
+            "STALLED",
+        ],
         &rows,
         look,
     ));
     out.push_str(&wrap(
-        "PROGRAMS: memory with no file behind it. FILES USED, NOT: pages of files used lately, and not. BACK/S: pages needed \
-         again after they had been taken from the group.",
+        "PROGRAMS: memory with no file behind it. FILES USED, NOT: pages of files used lately, and not. These with the groups \
+         below. BACK/S: pages needed again after they had been taken from the group. STALLED: share of the time in which one of \
+         its programs stood still for memory (control groups of version 2).",
         "  ",
         look.width,
     ));
@@ -141,7 +211,7 @@ fn groups(m: &Memory, look: &Look, out: &mut String) {
 mod tests {
     use super::super::text::Look;
     use super::*;
-    use homeostat_daemon::memory::{Rates, WorkloadMemory};
+    use homeostat_daemon::memory::{Growing, PushedOut, Pusher, Rates, WorkloadMemory};
 
     fn seen(workloads: Vec<WorkloadMemory>) -> Memory {
         Memory {
@@ -175,6 +245,8 @@ mod tests {
                 stolen_directly: None,
                 scans_per_steal: None,
             },
+            pushed_out: Vec::new(),
+            growing: None,
             workloads,
             workloads_left_out: 0,
         }
@@ -185,6 +257,7 @@ mod tests {
             name: name.into(),
             resident_bytes: 1 << 20,
             from_storage_bytes_per_s: 0.0,
+            grows_bytes_per_s: 0.0,
             from_memory: None,
             faults_major_per_s: 0.0,
             remark: String::new(),
@@ -198,7 +271,11 @@ mod tests {
                 unwritten_bytes: 0,
                 refaults_file_per_s: 40.0,
                 refaults_anonymous_per_s: 2.0,
+                swap_bytes: 0,
+                stalled_some: None,
+                stalled_full: None,
                 limit_bytes: None,
+                full: None,
             }),
         }
     }
@@ -224,6 +301,48 @@ mod tests {
         let web = text.lines().rfind(|l| l.trim_start().starts_with("web")).unwrap();
         for part in ["3.0 MiB", "5.0 MiB", "7.0 MiB", "42"] {
             assert!(web.contains(part), "{web}");
+        }
+    }
+
+    #[test]
+    fn who_pushes_whom_out_and_who_grows_is_told_where_there_is_somebody() {
+        let look = Look {
+            width: 200,
+            color: false,
+            now_unix: 0,
+        };
+        let mut m = seen(vec![workload("db", None)]);
+        for heading in ["Who pushes whom out", "May leak"] {
+            assert!(!memory(&m, &look).contains(heading));
+        }
+        let lost = |within: Option<&str>, by: &[&str]| PushedOut {
+            name: "db".into(),
+            faults_major_per_s: 146.2,
+            refaults_per_s: Some(900.0),
+            within: within.map(Into::into),
+            within_bytes: 256 << 20,
+            by: by
+                .iter()
+                .map(|name| Pusher {
+                    name: (*name).into(),
+                    brings_bytes_per_s: 450.0 * 1048576.0,
+                })
+                .collect(),
+        };
+        m.pushed_out = vec![lost(Some("/both"), &["tar"]), lost(None, &[])];
+        m.growing = Some(vec![Growing {
+            name: "web".into(),
+            finding: "its own memory has grown".into(),
+            remedy: "find out".into(),
+        }]);
+        let text = memory(&m, &look);
+        for part in [
+            "db waits for storage 146 times a second and needs 900 pages a second again; within 256.0 MiB (/both) tar brings in \
+             450.0 MiB/s",
+            "it has too little for itself in the memory of the machine (256.0 MiB): nobody else brings in much",
+            "web: its own memory has grown",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
         }
     }
 }
