@@ -101,7 +101,7 @@ pub enum Command {
     Topology(commands::topology::Topology),
     /// Show where workloads run and their memory lies: local, near and far.
     Locality(commands::locality::Locality),
-    /// Show whether memory is short, what it is used for, who reads files, and who waits for pages.
+    /// Show whether memory is short, what it is used for, who reads files, who waits for pages, and who pushes whom out.
     Memory(commands::memory::Memory),
     /// Show how the work of programs can be counted from outside, and try it live.
     Meter(commands::meter::Meter),

@@ -28,7 +28,9 @@
 //! pages come back that were taken (refaults), and another workload that reads much from storage, from beginning to end or
 //! by large calls, and is not served from memory. It is asked at once when memory is short; the change is made with the
 //! first proposal, which begins its trial: the reader is released and contained again by coins, and the work per second
-//! of the program decides. How much it gains is not predicted: from a tenth to a thousandfold.
+//! of the program decides. How much it gains is not predicted: from a tenth to a thousandfold. A block in which three
+//! quarters of the work are lost counts like one in which all of it is, so what is told as gained is up to four times the
+//! work, and may be more.
 //!
 //! A reader of which a trial has proven that for this program is contained as soon as it is seen reading, before anything is
 //! lost, unless what nobody uses lasts it for a minute: free memory and pages of files that were not used lately, less what
@@ -46,10 +48,10 @@
 //! instead, about once a second, and only pages that were not in memory before it came. That protects where a second of
 //! its reading is little beside the memory.
 //!
-//! A reader that is moved into a group of its own leaves behind what it was charged for, and the group that it came from may
-//! stay full of that. So what it has read before, and has behind it, is dropped when it is contained (`give_back`): only of
-//! files that it has open for reading, on a disk of this machine, that no other process has open or mapped. Where not
-//! all processes can be looked at, nothing is dropped.
+//! A reader that is moved into a group of its own leaves behind what it was charged for, and the group that it came from, or one
+//! above it with a limit, may stay full of that. Where one is, what the reader has read before, and has behind it, is dropped
+//! when it is contained (`give_back`): only of files that it has open for reading, on a disk of this machine, that no other
+//! process has open or mapped. Where not all processes can be looked at, nothing is dropped.
 //!
 //! ## Undo
 //! The reader's processes are moved back to the control group they came from, and the group that was made for them is

@@ -162,12 +162,15 @@ fn groups(m: &Memory, look: &Look, out: &mut String) {
         return;
     }
     heading("Their control groups", look, out);
+    // Columns that say nothing on this machine would only take room.
+    let has_swap = all.values().any(|(g, _)| g.swap_bytes > 0);
+    let tells_stalls = all.values().any(|(g, _)| g.stalled_some.is_some());
     let rows: Vec<Vec<String>> = all
         .values()
         .map(|(g, names)| {
             let shown = names.first().copied().unwrap_or_default();
             let more = names.len().saturating_sub(1);
-            vec![
+            let mut row = vec![
                 if more > 0 {
                     format!("{shown} and {more} more")
                 } else {
@@ -176,35 +179,37 @@ fn groups(m: &Memory, look: &Look, out: &mut String) {
                 bytes(g.anonymous_bytes),
                 bytes(g.file_active_bytes),
                 bytes(g.file_inactive_bytes),
-                bytes(g.swap_bytes),
-                g.limit_bytes.map_or_else(|| "-".to_owned(), bytes),
-                format!("{:.0}", g.refaults_file_per_s + g.refaults_anonymous_per_s),
-                g.stalled_some
-                    .map_or_else(|| "-".to_owned(), |x| format!("{:.1} %", x * 100.0)),
-            ]
+            ];
+            if has_swap {
+                row.push(bytes(g.swap_bytes));
+            }
+            row.push(g.limit_bytes.map_or_else(|| "-".to_owned(), bytes));
+            row.push(format!(
+                "{:.0}",
+                g.refaults_file_per_s + g.refaults_anonymous_per_s
+            ));
+            if tells_stalls {
+                row.push(
+                    g.stalled_some
+                        .map_or_else(|| "-".to_owned(), |x| format!("{:.1} %", x * 100.0)),
+                );
+            }
+            row
         })
         .collect();
-    out.push_str(&table(
-        &[
-            "OF",
-            "PROGRAMS",
-            "FILES USED",
-            "FILES NOT",
-            "SWAP",
-            "LIMIT",
-            "BACK/S",
-            "STALLED",
-        ],
-        &rows,
-        look,
-    ));
-    out.push_str(&wrap(
+    let mut titles = vec!["OF", "PROGRAMS", "FILES USED", "FILES NOT"];
+    titles.extend(has_swap.then_some("SWAP"));
+    titles.extend(["LIMIT", "BACK/S"]);
+    titles.extend(tells_stalls.then_some("STALLED"));
+    out.push_str(&table(&titles, &rows, look));
+    let mut legend = String::from(
         "PROGRAMS: memory with no file behind it. FILES USED, NOT: pages of files used lately, and not. These with the groups \
-         below. BACK/S: pages needed again after they had been taken from the group. STALLED: share of the time in which one of \
-         its programs stood still for memory (control groups of version 2).",
-        "  ",
-        look.width,
-    ));
+         below. BACK/S: pages needed again after they had been taken from the group.",
+    );
+    if tells_stalls {
+        legend.push_str(" STALLED: share of the time in which one of its programs stood still for memory.");
+    }
+    out.push_str(&wrap(&legend, "  ", look.width));
 }
 
 #[cfg(test)]
