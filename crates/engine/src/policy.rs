@@ -159,7 +159,7 @@ impl Default for Policy {
             backoff_rejected_s: 86_400.0,
             backoff_inconclusive_s: 21_600.0,
             backoff_harmful_s: 7.0 * 86_400.0,
-            reader_loss_max: 0.3,
+            reader_loss_max: 0.5,
             span_rise_max: 0.2,
             reconsider_s: 600.0,
             placebo_every_s: 21_600.0,
