@@ -695,12 +695,7 @@ impl Experiment {
         } else {
             panel::GUARDRAIL_LEVEL_EARLY
         };
-        // Before anything is believed of what was counted.
-        let asked = self.meanings.len().max(1) as f64;
-        let changed = |m: &Meaning| m.changed(level / asked, decision == Decision::Benefit);
-        if let Some(why) = self.meanings.iter().find_map(changed) {
-            return self.give_up(now, why);
-        }
+        let asked_level = level;
         let asked = self.rails.len() + spans::QUESTIONS * self.spans.iter().filter(|s| s.speaks()).count();
         let level = level / asked.max(1) as f64;
         let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));
@@ -721,6 +716,15 @@ impl Experiment {
                 Verdict::Harmful
             };
             return self.conclude(now, verdict, format!("{effect}, but {hurt}"));
+        }
+        // After what others and response times say, which other readings tell; before a gain is believed. A loss is one either way.
+        let asked = self.meanings.len().max(1) as f64;
+        let gain = (decision == Decision::Benefit).then(|| panel::log_gain(effect.estimate));
+        let changed = |m: &Meaning| m.changed(asked_level / asked, gain);
+        if decision != Decision::Harm
+            && let Some(why) = self.meanings.iter().find_map(changed)
+        {
+            return self.give_up(now, why);
         }
         match decision {
             Decision::Continue => self.begin(now),

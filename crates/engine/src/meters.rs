@@ -287,6 +287,12 @@ fn variation(values: &[f64]) -> f64 {
     homeostat_statistics::robust::mad_sigma(values) / median
 }
 
+/// Whether a kind of kernel work is switches of threads: a change of where threads run, or of what they wait for, may change how
+/// many of them a unit of work takes.
+pub(crate) fn is_of_waiting(id: &MeterId) -> bool {
+    id.as_str().starts_with("switches")
+}
+
 /// The meter to use, of those that qualify: the one nearest to the work. A function that can be counted for a small part of the time
 /// only is an estimate with noise of its own; where kernel work was confirmed and keeps a constant ratio to it, it is the same work
 /// and counted to the last unit, so that is taken. (nginx over three loads: the function, counted for 4 % of the time, was wrong by
@@ -307,7 +313,7 @@ pub(crate) fn choose<'a>(
     }
     let exact = good.iter().find(|(c, _)| {
         c.class == MeterClass::Kernel
-            && !c.id.as_str().starts_with("switches")
+            && !is_of_waiting(&c.id)
             && ratio_variation(&best.0.id, &c.id, series, since) <= CONFIRMATION_NOISE_MAX
     });
     Some(exact.copied().unwrap_or(best))

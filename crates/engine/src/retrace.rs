@@ -38,17 +38,20 @@ pub struct Traced {
 /// without a verdict, and where the record does not lead to what was recorded. `parameters` are those of the policy;
 /// the level is that of the record.
 pub fn retrace(record: &ExperimentRecord, parameters: &TrialParameters) -> Option<Vec<Traced>> {
+    // What protects a program is tried in another way, which the record does not tell.
+    let relief = relief::parameters(parameters);
+    [parameters, &relief]
+        .into_iter()
+        .find_map(|p| retrace_with(record, p))
+}
+
+fn retrace_with(record: &ExperimentRecord, parameters: &TrialParameters) -> Option<Vec<Traced>> {
     let effect = record.effect?;
     let simple = matches!(record.kind, ExperimentKind::Switchback | ExperimentKind::Placebo);
     if !simple || record.blocks.is_empty() || record.blocks.len() > BLOCKS_MAX || !record.evidence.is_finite()
     {
         return None;
     }
-    // Who is protected from a reader is tried in another way.
-    let parameters = match record.reader {
-        Some(_) => relief::parameters(parameters),
-        None => parameters.clone(),
-    };
     let with = |scale: f64| TrialParameters {
         alpha: record.alpha,
         scale_prior: scale,

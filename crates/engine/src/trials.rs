@@ -5,6 +5,7 @@ use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::meaning::Meaning;
+use crate::meters;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
@@ -861,14 +862,15 @@ impl Engine {
     /// them costs the workload nothing.
     fn read_beside(&mut self, experiment: &Experiment) -> Vec<Meaning> {
         let mut meanings = Vec::new();
-        if experiment.setup.kind != ExperimentKind::Switchback {
+        if experiment.setup.kind != ExperimentKind::Switchback || experiment.setup.urgent {
             return meanings;
         }
         for m in experiment.setup.panel.members() {
             let Some(w) = self.workloads.get_mut(&m.workload) else {
                 continue;
             };
-            let Some(beside) = w.confirming.clone().filter(|c| !w.open.contains(c)) else {
+            let witness = |c: &MeterId| !w.open.contains(c) && !meters::is_of_waiting(c);
+            let Some(beside) = w.confirming.clone().filter(witness) else {
                 continue;
             };
             w.open.push(beside.clone());

@@ -129,7 +129,10 @@ pub struct TrialParameters {
     /// A block counts as at most so much below the best of the last ten (log units, 0.1 to 20); `None`: as what it is. For
     /// changes that protect a program from losing nearly all of its work: how much is nearly all, a factor of three or of a
     /// thousand, would be most of what varies, and a trial that takes that for noise stakes little on what anybody sees. The
-    /// estimate and the lower end of the interval are lower bounds then, and an upper end is not known.
+    /// estimate errs towards none then; the lower end of the interval holds where it is a gain, and no other end is known; the
+    /// levels `beta` and of "not worse" do not hold. The price is power under loads that come in bursts. No setting: what
+    /// protects is tried so, and nothing else.
+    #[serde(skip)]
     pub loss_max: Option<f64>,
     /// Blocks before the trial ends as [`Decision::Exhausted`]. The caller's budget of time usually ends it earlier.
     pub blocks_max: u32,
@@ -175,6 +178,8 @@ const SCALES: [f64; 10] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 3
 /// A loss is bounded from the best of so many blocks: one of them was on, but for one in a thousand, and a load that is lower from
 /// now on is known as such soon.
 const BEST_OF: usize = 10;
+/// Scores lie between plus and minus this: the score of a block without any work.
+const SCORE_LIMIT: f64 = 1e6;
 /// This share is never staked: after many equal contrasts of a coarse meter one jump could otherwise lose everything.
 const UNSTAKED: f64 = 0.01;
 /// Degrees of freedom of the Student distribution that contrasts are compared with: tails as heavy as those of busy
@@ -224,7 +229,7 @@ pub struct Estimate {
     /// Relative change of the metric by the change, e^θ − 1; 0 before the first contrast. At an acceptance the
     /// estimate is inflated (it stopped because it looked good): remember `lower`.
     pub effect: f64,
-    /// Lower end of the time-uniform interval; −1 while nothing is known.
+    /// Lower end of the time-uniform interval; −1 while nothing is known, and for losses that were bounded.
     pub lower: f64,
     /// Upper end; +∞ while nothing is known, and where a loss was bounded ([`TrialParameters::loss_max`]).
     pub upper: f64,
@@ -551,13 +556,17 @@ impl Trial {
     /// is counted in [`Estimate::unusable`]. Where losses are bounded ([`TrialParameters::loss_max`]) an off block without any
     /// work counts as the largest loss there is. Without a running block, or after the trial ended, nothing changes.
     pub fn observe(&mut self, score: f64) -> Decision {
-        // Without any work: as far below as there is.
+        // Beyond that the arithmetic of differences could overflow.
+        let clamped = score.clamp(-SCORE_LIMIT, SCORE_LIMIT);
+        // Without any work: as far below as there is, once it is known below what.
         let is_nothing = score == f64::NEG_INFINITY;
         let is_a_loss = is_nothing && self.pending == Some(Arm::Off) && !self.measured.is_empty();
-        if score.is_finite() || is_a_loss {
-            // Beyond that the arithmetic of differences could overflow.
-            let counted = self.bounded(score.clamp(-1e6, 1e6));
-            self.finish_block(Seen::Score(counted))
+        if score.is_finite() {
+            self.note(clamped);
+            self.finish_block(Seen::Score(clamped))
+        } else if is_a_loss {
+            self.was_bounded = true;
+            self.finish_block(Seen::Score(clamped))
         } else if is_nothing && self.pending == Some(Arm::On) {
             self.observe_broken()
         } else {
@@ -565,25 +574,28 @@ impl Trial {
         }
     }
 
-    /// What a score counts as. The bound comes from past blocks and from this one, whichever arm it is: under "no effect" the coin
-    /// decides nothing about it, and bets stay fair.
-    fn bounded(&mut self, score: f64) -> f64 {
-        let Some(most) = self.parameters.loss_max.filter(|_| self.pending.is_some()) else {
-            return score;
-        };
+    /// Keeps a score from which losses are bounded.
+    fn note(&mut self, score: f64) {
+        if self.parameters.loss_max.is_none() || self.pending.is_none() {
+            return;
+        }
         if self.measured.len() >= BEST_OF {
             self.measured.remove(0);
         }
         self.measured.push(score);
-        let best = self.measured.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let least = best - most;
+        let least = self.least();
         self.was_bounded |= self.measured.iter().any(|score| *score < least);
-        // A first block has nothing above it; what it counts for is known when something is.
-        if let Some((_, Seen::Score(first))) = &mut self.first {
-            *first = first.max(least);
+    }
+
+    /// What a block counts as at least. It comes from the last blocks, the one that has just ended among them, whichever arms they
+    /// are: under "no effect" the coin decides nothing about it, and bets stay fair. Scores are kept as they were measured, and
+    /// those that are compared with each other are bounded alike: with a bound for each, the best block would be seen again when
+    /// it is forgotten.
+    fn least(&self) -> f64 {
+        match self.parameters.loss_max {
+            Some(most) => self.measured.iter().copied().fold(f64::NEG_INFINITY, f64::max) - most,
+            None => f64::NEG_INFINITY,
         }
-        self.forecaster.raise(least);
-        score.max(least)
     }
 
     /// The circuit breaker ended the running block: an on block counts as a loss of four scales in the estimate and as
@@ -618,12 +630,12 @@ impl Trial {
             Seen::Broken => self.broken += 1,
             Seen::Nothing => self.unusable += 1,
         }
-        let pair_scale = self.pair_scale();
-        let forecast = self.forecaster.forecast();
+        let (pair_scale, least) = (self.pair_scale(), self.least());
+        let forecast = self.forecaster.forecast(least);
         if let Seen::Score(score) = seen {
             let largest = self.parameters.targets.iter().copied().fold(0.0, f64::max);
             self.forecaster
-                .learn(arm, score, pair_scale, EFFECT_PRIOR * largest);
+                .learn(arm, score, least, pair_scale, EFFECT_PRIOR * largest);
         }
         if self.pending_in_pair {
             self.finish_paired(arm, seen);
@@ -647,7 +659,11 @@ impl Trial {
                 return;
             }
             (Some((_, Seen::Score(first))), Seen::Score(second)) => {
-                (arm.sign() * (second - first), Kind::Measured)
+                let least = self.least();
+                (
+                    arm.sign() * (second.max(least) - first.max(least)),
+                    Kind::Measured,
+                )
             }
             // A pair without both numbers is a pair without a difference.
             (Some(_), _) => (0.0, Kind::Missing),
@@ -657,7 +673,10 @@ impl Trial {
 
     fn finish_single(&mut self, arm: Arm, seen: Seen, forecast: f64) {
         let (value, kind) = match seen {
-            Seen::Score(score) => (2.0 * arm.sign() * (score - forecast), Kind::Measured),
+            Seen::Score(score) => (
+                2.0 * arm.sign() * (score.max(self.least()) - forecast),
+                Kind::Measured,
+            ),
             Seen::Broken => self.broken(arm, BLOCKWISE_SCALE),
             Seen::Nothing => (0.0, Kind::Missing),
         };
@@ -755,7 +774,11 @@ impl Trial {
     pub fn estimate(&self) -> Estimate {
         Estimate {
             effect: exp_m1(self.theta()),
-            lower: exp_m1(self.interval_end(-1.0)),
+            lower: match exp_m1(self.interval_end(-1.0)) {
+                // A loss that was bounded may be any loss.
+                lower if self.was_bounded && lower < 0.0 => -1.0,
+                lower => lower,
+            },
             upper: if self.was_bounded {
                 f64::INFINITY
             } else {
@@ -872,11 +895,12 @@ struct Forecaster {
 }
 
 impl Forecaster {
-    fn level(&self, window: usize) -> Option<f64> {
+    /// `least`: no score counts for less.
+    fn level(&self, window: usize, least: f64) -> Option<f64> {
         let from = self.recent.len().saturating_sub(window);
         let levels: Vec<f64> = self.recent[from..]
             .iter()
-            .map(|(arm, y)| y - arm.sign() * self.theta / 2.0)
+            .map(|(arm, y)| y.max(least) - arm.sign() * self.theta / 2.0)
             .collect();
         (!levels.is_empty()).then(|| mean(&levels))
     }
@@ -887,16 +911,9 @@ impl Forecaster {
         !self.differences.is_empty()
     }
 
-    /// No past score counts for less than this.
-    fn raise(&mut self, least: f64) {
-        for (_, score) in &mut self.recent {
-            *score = score.max(least);
-        }
-    }
-
     /// `None` until both arms were seen. That depends on past coins and on which past blocks had a score, so leaving
     /// those blocks out is fair.
-    fn forecast(&self) -> Option<f64> {
+    fn forecast(&self, least: f64) -> Option<f64> {
         if !self.knows_both_arms() {
             return None;
         }
@@ -907,13 +924,13 @@ impl Forecaster {
                 best = (error, i);
             }
         }
-        self.level(WINDOWS[best.1])
+        self.level(WINDOWS[best.1], least)
     }
 
-    fn learn(&mut self, arm: Arm, score: f64, pair_scale: f64, effect_prior: f64) {
+    fn learn(&mut self, arm: Arm, score: f64, least: f64, pair_scale: f64, effect_prior: f64) {
         let block_scale = pair_scale / std::f64::consts::SQRT_2;
-        let centred = score - arm.sign() * self.theta / 2.0;
-        let levels = WINDOWS.map(|w| self.level(w));
+        let centred = score.max(least) - arm.sign() * self.theta / 2.0;
+        let levels = WINDOWS.map(|w| self.level(w, least));
         self.weight *= ERROR_MEMORY;
         if !self.recent.is_empty() {
             self.weight += 1.0;
@@ -928,7 +945,8 @@ impl Forecaster {
         if let Some((before, y)) = self.recent.last()
             && *before != arm
         {
-            self.differences.push(arm.sign() * (score - y));
+            self.differences
+                .push(arm.sign() * (score.max(least) - y.max(least)));
             if self.differences.len() > DIFFERENCES_MAX {
                 self.differences.remove(0);
             }
@@ -1616,6 +1634,13 @@ mod tests {
         let mut trial = Trial::new(p);
         let mut level = 0.0;
         for block in 0..60 {
+            if block == 6 {
+                // A block in which a thousand times as much is done: an outlier.
+                level = 7.0;
+            }
+            if block == 7 {
+                level = 0.0;
+            }
             if block == 20 {
                 // The clients go home: a tenth of the load is left.
                 level = -2.3;
@@ -1624,11 +1649,19 @@ mod tests {
             let gain = if trial.next_arm(coin) == Arm::On { 0.3 } else { 0.0 };
             trial.observe(level + gain);
         }
-        let later: Vec<f64> = trial.contrasts.iter().rev().take(10).map(|c| c.value).collect();
-        assert!(later.iter().all(|x| (x - 0.3).abs() < 1e-9), "{later:?}");
+        let seen: Vec<f64> = trial.contrasts.iter().map(|c| c.value).collect();
+        let is = |x: f64, wanted: f64| (x - wanted).abs() < 1e-9;
+        // While the outlier, and what was before the clients went home, is among the last ten, nothing can be seen; neither is seen
+        // a second time when it is forgotten.
+        assert!(is(seen[3].abs(), 1.4), "{seen:?}");
+        for (pair, value) in seen.iter().enumerate().filter(|(pair, _)| *pair != 3) {
+            assert!(is(*value, 0.3) || is(*value, 0.0), "{pair}: {seen:?}");
+        }
+        assert!(seen.iter().rev().take(14).all(|x| is(*x, 0.3)), "{seen:?}");
         assert_eq!(trial.estimate().upper, f64::INFINITY);
         // A record of before the bound was there is read.
         let mut old = serde_json::to_value(&trial).unwrap();
+        assert!(trial.estimate().lower >= 0.0 || trial.estimate().lower == -1.0);
         for field in ["measured", "was_bounded"] {
             old.as_object_mut().unwrap().remove(field);
         }
