@@ -171,17 +171,33 @@ mod tests {
 
     /// A trial as it would be recorded, with the scale that nobody wrote down.
     fn recorded(seed: u64, gain: f64, scale: f64, broken: Option<usize>) -> ExperimentRecord {
+        recorded_as(&TrialParameters::default(), seed, gain, scale, broken)
+    }
+
+    fn recorded_as(
+        like: &TrialParameters,
+        seed: u64,
+        gain: f64,
+        scale: f64,
+        broken: Option<usize>,
+    ) -> ExperimentRecord {
         let parameters = TrialParameters {
             alpha: 0.001,
             scale_prior: scale,
-            ..TrialParameters::default()
+            ..like.clone()
         };
         let mut random = Random::new(seed);
         let mut trial = Trial::new(parameters);
         let mut blocks = Vec::new();
         while trial.decision() == homeostat_statistics::Decision::Continue && blocks.len() < 60 {
             let on = trial.next_arm(random.coin()) == Arm::On;
-            let score = 10.0 + 0.02 * random.gaussian() + if on { gain } else { 0.0 };
+            let noise = 10.0 + 0.02 * random.gaussian();
+            let score = match on {
+                true => noise + gain,
+                // Nothing at all was done.
+                false if like.loss_max.is_some() && blocks.len() > 3 => f64::NEG_INFINITY,
+                false => noise,
+            };
             let broken = broken == Some(blocks.len());
             if broken {
                 trial.observe_broken();
@@ -276,5 +292,17 @@ mod tests {
         assert_eq!(retrace(&record, &TrialParameters::default()), None);
         record.kind = ExperimentKind::StagedRollout;
         assert_eq!(retrace(&record, &TrialParameters::default()), None);
+    }
+
+    #[test]
+    fn a_trial_that_protects_is_traced_with_its_own_bound() {
+        let policy = TrialParameters::default();
+        for (seed, gain) in [(1, 3.0), (2, 6.0), (3, 0.9)] {
+            let record = recorded_as(&relief::parameters(&policy), seed, gain, 0.5, None);
+            assert!(record.effect.expect("an effect").upper.is_infinite());
+            let trace = retrace(&record, &policy).expect("it is found again");
+            assert_eq!(trace.len(), record.blocks.len());
+            assert!(close(trace.last().expect("a block").evidence, record.evidence));
+        }
     }
 }
