@@ -2,13 +2,14 @@
 //! shapes of `homeostat meter`, and the observer that fills them without a daemon. The same rules as in [`crate::api`]
 //! hold.
 
-use crate::api::{Found, SCHEMA, find_named};
-use homeostat_engine::{MeterInterval, Policy, judge_meters};
+use crate::api::{Effect, Found, SCHEMA, find_named};
+use homeostat_engine::{MeterInterval, Placebo, Policy, Unknown, judge_meters};
 pub use homeostat_linux::meters::{Mended, end, mend, write_breakpoints_down_in};
-use homeostat_linux::meters::{MeterSettings, known_meters};
+use homeostat_linux::meters::{MeterSettings, SpanBlocks, known_meters};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{
-    MeterCandidate, MeterClass, MeterId, Nanoseconds, Workload, WorkloadId, WorkloadSample,
+    MachineSample, MeterCandidate, MeterClass, MeterId, Nanoseconds, Snapshot, Workload, WorkloadId,
+    WorkloadSample,
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
 use serde::{Deserialize, Serialize};
@@ -130,6 +131,24 @@ pub struct Test {
     /// How long its threads run from the end of a wait to the next wait; absent when that was not looked at, cannot be seen,
     /// or they never waited.
     pub spans: Option<Spans>,
+    /// Why spans are absent, or were followed to some moment only.
+    pub spans_unknown: Option<String>,
+    /// What was waited for meanwhile.
+    pub waits: Waits,
+}
+
+/// What the threads of a workload, and all of the machine, waited for in the time of a test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Seconds that its threads waited on run queues per second, all together: how many of them were ready to run and had no CPU,
+    /// on average, as [`Test::cpus`] is how many ran. Absent where the kernel does not tell.
+    pub runqueue_wait: Option<f64>,
+    /// Share of the time in which something on the machine waited for a CPU (PSI `some`); absent where the kernel has no PSI.
+    pub pressure_cpu: Option<f64>,
+    /// … for memory that had to be freed or brought back.
+    pub pressure_memory: Option<f64>,
+    /// … for storage.
+    pub pressure_io: Option<f64>,
 }
 
 /// Spans of a workload's threads from the moment at which they begin to run after a wait to their next wait: in a server the
@@ -140,6 +159,9 @@ pub struct Spans {
     pub count: u64,
     /// Threads that were followed.
     pub threads: u64,
+    /// Share of its CPU time in which they were recorded, 0 to 1: less where to record all the time would cost it more than half a
+    /// percent, and because it is looked at first how often its threads switch.
+    pub recorded: f64,
     /// Half of the spans are shorter (seconds).
     pub median_s: f64,
     /// Standard deviation of that over blocks of the time, as a share; absent when there were too few spans.
@@ -165,6 +187,16 @@ pub struct Tried {
     pub noise: Option<f64>,
     /// Smallest effect that a trial of 20 minutes could prove with it, as a share of the work; absent when not known.
     pub detectable: Option<f64>,
+    /// How it follows the CPU time that the workload uses; absent when not known.
+    pub linearity: Option<Linearity>,
+    /// Why that is not known, of a meter that was opened.
+    pub linearity_unknown: Option<String>,
+    /// What work per CPU second would have shown of a change that does nothing, in force in the second and third of every four
+    /// blocks of four seconds, with its interval of 95 %; absent when not known. One of twenty excludes 0 by chance; one
+    /// that does so by much says that the meter moves by itself.
+    pub placebo: Option<Effect>,
+    /// Why that is not known, of a meter that was opened.
+    pub placebo_unknown: Option<String>,
     /// Share of the workload's CPU time that counting costs.
     pub cost: f64,
     /// Share of its CPU time in which it was really counted, 0 to 1; the rest is estimated from it. 1: counted all the time.
@@ -177,6 +209,20 @@ pub struct Tried {
     pub story: Option<String>,
     /// What was read, in order; empty when it was not opened.
     pub readings: Vec<Reading>,
+}
+
+/// How a meter follows the load, over blocks of four seconds (of several times that in a test of more than nine minutes).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Linearity {
+    /// Slope of ln(work) on ln(CPU time), by Theil and Sen: 1 = proportional, 0 = it does not follow. A program that works in
+    /// larger portions under load has more than 1 with the best of meters.
+    pub slope: f64,
+    /// Its standard error, if the blocks vary independently.
+    pub error: f64,
+    /// By how much more CPU time the blocks with the most used than those with the least, as a share, a tenth of the blocks left
+    /// out at either end. Of less than 22 % (0.2 in logarithms) nothing is told: over the eleven blocks of 45 s a meter that
+    /// varies by 2 % then has a slope that is known to 0.1, and with a quarter of that range to 0.4.
+    pub cpu_range: f64,
 }
 
 /// One reading of a meter.
@@ -326,13 +372,20 @@ impl Observer {
                 candidate.refused = Some(e.to_string());
             }
         }
-        // Without it the meters are shown all the same.
-        let mut spans = classes
-            .is_empty()
-            .then(|| homeostat_linux::meters::Spans::open(&Root::default(), &workload).ok())
-            .flatten();
-        let mut intervals: Vec<MeterInterval> = Vec::new();
-        let mut ends: Vec<Nanoseconds> = Vec::new();
+        // Spans cost the program something too, and who asks for one class of meters asks for nothing else.
+        let follows = classes.is_empty();
+        self.platform
+            .follow_spans(if follows { std::slice::from_ref(id) } else { &[] });
+        let mut course = Course {
+            tells_runqueue_wait: self.platform.tells_runqueue_wait(),
+            ..Course::default()
+        };
+        if !follows {
+            course.spans_unknown =
+                Some("not looked at, because certain meters only were asked for".to_owned());
+        }
+        // What came before the meters were open is in this one, which tells nothing else.
+        self.sample(id, false)?;
         let begun = self.clock.now();
         let mut next = begun + BEAT;
         let mut go_on = true;
@@ -341,41 +394,160 @@ impl Observer {
                 self.clock.sleep(NAP.min(next.saturating_sub(self.clock.now())));
             }
             next += BEAT;
-            let snapshot = self.platform.sample(&SampleRequest {
-                // New processes of the workload are found by a scan.
-                scan: intervals.len() % 5 == 4,
-                detail: vec![id.clone()],
-            })?;
-            if let Some(workloads) = snapshot.workloads {
-                self.workloads = workloads;
-            }
-            let Some(sample) = snapshot.samples.into_iter().find(|s| s.id == *id) else {
-                return Err(PlatformError::Vanished {
-                    target: format!("workload {id}"),
-                });
-            };
-            // The first sample spans the time before the meters were open.
-            if sample.interval.0 > 0 && !sample.meters.is_empty() {
-                intervals.push(interval(&sample));
-                ends.push(self.clock.now());
-            }
-            if let Some(spans) = &mut spans {
-                spans.read();
-            }
-            let mut test = Test::new(&workload, &candidates, &intervals, &ends);
-            test.spans = spans.as_ref().and_then(Spans::of);
-            go_on = seen(&test);
+            // New processes of the workload are found by a scan.
+            let (snapshot, sample) = self.sample(id, course.readings % 5 == 4)?;
+            course.take(
+                &snapshot,
+                &sample,
+                self.clock.now(),
+                self.platform.tells_pressure(),
+            );
+            course.threads = self.platform.threads_followed(id).or(course.threads);
+            go_on = seen(&Test::new(&workload, &candidates, &course));
         }
         for candidate in &candidates {
             self.platform.close_meter(id, &candidate.id);
         }
+        self.platform.follow_spans(&[]);
         self.add_findings(id, &mut candidates);
-        let mut test = Test::new(&workload, &candidates, &intervals, &ends);
-        test.spans = spans.as_ref().and_then(Spans::of);
+        let mut test = Test::new(&workload, &candidates, &course);
         for (tried, candidate) in test.meters.iter_mut().zip(&candidates) {
             tried.story = self.platform.meter_story(id, &candidate.id);
         }
         Ok(test)
+    }
+
+    /// Looks at one workload in detail.
+    fn sample(&mut self, id: &WorkloadId, scan: bool) -> Result<(Snapshot, WorkloadSample), PlatformError> {
+        let mut snapshot = self.platform.sample(&SampleRequest {
+            scan,
+            detail: vec![id.clone()],
+        })?;
+        if let Some(workloads) = snapshot.workloads.take() {
+            self.workloads = workloads;
+        }
+        let own = snapshot.samples.iter().find(|s| s.id == *id).cloned();
+        let sample = own.ok_or_else(|| PlatformError::Vanished {
+            target: format!("workload {id}"),
+        })?;
+        Ok((snapshot, sample))
+    }
+}
+
+/// What was seen in the course of a test.
+#[derive(Debug, Default)]
+struct Course {
+    readings: u32,
+    intervals: Vec<MeterInterval>,
+    ends: Vec<Nanoseconds>,
+    /// How long the workload was looked at, the CPU time that it used in that, and what its threads waited for one.
+    time: Nanoseconds,
+    cpu: Nanoseconds,
+    runqueue_wait: Nanoseconds,
+    tells_runqueue_wait: bool,
+    /// How long the machine was, and how long something waited there for a CPU, for memory, and for storage; absent where the kernel
+    /// does not tell.
+    machine_time: Nanoseconds,
+    stalled: [Option<Nanoseconds>; 3],
+    spans: SpanBlocks,
+    /// CPU time of the workload in which they were recorded.
+    recorded: Nanoseconds,
+    threads: Option<usize>,
+    spans_unknown: Option<String>,
+}
+
+impl Course {
+    fn take(
+        &mut self,
+        snapshot: &Snapshot,
+        sample: &WorkloadSample,
+        now: Nanoseconds,
+        tells_pressure: [bool; 3],
+    ) {
+        self.readings += 1;
+        if sample.interval.0 > 0 && !sample.meters.is_empty() {
+            self.intervals.push(interval(sample));
+            self.ends.push(now);
+        }
+        self.time += sample.interval;
+        self.cpu += sample.cpu;
+        self.runqueue_wait += sample.runqueue_wait;
+        self.machine_time += snapshot.interval;
+        let stalled = some_stalled(&snapshot.machine);
+        for ((sum, told), more) in self.stalled.iter_mut().zip(tells_pressure).zip(stalled) {
+            // A sum in which a part is missing is none.
+            let before = if self.readings == 1 {
+                Some(Nanoseconds::ZERO)
+            } else {
+                *sum
+            };
+            *sum = before.filter(|_| told).map(|sum| sum + more);
+        }
+        match &sample.spans {
+            Some(Ok(spans)) => {
+                self.spans.add(spans);
+                self.recorded += spans.cpu;
+                self.spans_unknown = None;
+            }
+            Some(Err(why)) => self.spans_unknown = Some(why.clone()),
+            None => {}
+        }
+    }
+
+    fn spans(&self) -> Option<Spans> {
+        let seen = self.spans.report()?;
+        Some(Spans {
+            count: seen.count,
+            threads: self.threads.unwrap_or(0) as u64,
+            recorded: share(self.recorded, self.cpu).min(1.0),
+            median_s: seen.median.seconds,
+            median_noise: seen.median.noise,
+            p99_s: seen.p99.seconds,
+            p99_noise: seen.p99.noise,
+        })
+    }
+
+    fn spans_unknown(&self) -> Option<String> {
+        if self.spans_unknown.is_some() || self.spans().is_some() {
+            return self.spans_unknown.clone();
+        }
+        let why = if self.recorded.0 > 0 {
+            "none of its threads ended a wait and began another in the time that was recorded"
+        } else {
+            "not known so far: it is looked at first how often its threads wait, in 20 ms of its CPU time"
+        };
+        Some(why.to_owned())
+    }
+
+    fn waits(&self) -> Waits {
+        let [cpu, memory, io] = self
+            .stalled
+            .map(|stalled| stalled.map(|stalled| share(stalled, self.machine_time)));
+        Waits {
+            runqueue_wait: self
+                .tells_runqueue_wait
+                .then(|| share(self.runqueue_wait, self.time)),
+            pressure_cpu: cpu,
+            pressure_memory: memory,
+            pressure_io: io,
+        }
+    }
+}
+
+fn some_stalled(machine: &MachineSample) -> [Nanoseconds; 3] {
+    [
+        machine.pressure_cpu.some,
+        machine.pressure_memory.some,
+        machine.pressure_io.some,
+    ]
+}
+
+/// One time as a share of another; 0 of none.
+fn share(part: Nanoseconds, all: Nanoseconds) -> f64 {
+    if all.0 > 0 {
+        part.as_secs_f64() / all.as_secs_f64()
+    } else {
+        0.0
     }
 }
 
@@ -423,20 +595,6 @@ fn class(class: MeterClass) -> &'static str {
     }
 }
 
-impl Spans {
-    fn of(spans: &homeostat_linux::meters::Spans) -> Option<Self> {
-        let seen = spans.report()?;
-        Some(Self {
-            count: seen.count,
-            threads: seen.threads as u64,
-            median_s: seen.median.seconds,
-            median_noise: seen.median.noise,
-            p99_s: seen.p99.seconds,
-            p99_noise: seen.p99.noise,
-        })
-    }
-}
-
 impl Candidate {
     fn of(c: &MeterCandidate) -> Self {
         Self {
@@ -450,15 +608,10 @@ impl Candidate {
 }
 
 impl Test {
-    fn new(
-        workload: &Workload,
-        candidates: &[MeterCandidate],
-        intervals: &[MeterInterval],
-        ends: &[Nanoseconds],
-    ) -> Self {
+    fn new(workload: &Workload, candidates: &[MeterCandidate], course: &Course) -> Self {
         let policy = Policy::default();
+        let (intervals, ends) = (&course.intervals, &course.ends);
         let seconds: f64 = intervals.iter().map(|i| i.seconds).sum();
-        let cpu: f64 = intervals.iter().map(|i| i.cpu).sum();
         let judged = judge_meters(candidates, intervals, &policy);
         let taken = judged.iter().flatten().find(|j| j.chosen).map(|j| j.id.clone());
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
@@ -486,6 +639,9 @@ impl Test {
                         .sum::<f64>()
                 };
                 let judged = judged.as_ref();
+                let not_yet = || {
+                    opened.then(|| format!("not known yet: {} readings are needed", policy.meter_samples_min))
+                };
                 Tried {
                     id: c.id.to_string(),
                     class: class(c.class).to_owned(),
@@ -494,6 +650,10 @@ impl Test {
                     rate: opened.then(|| judged.map_or_else(|| rate(counted() + 0.0), |j| j.rate)),
                     noise: judged.and_then(|j| finite(j.noise)),
                     detectable: judged.and_then(|j| finite(j.detectable)),
+                    linearity: judged.and_then(|j| j.linearity.ok()).map(Linearity::from),
+                    linearity_unknown: judged.map_or_else(not_yet, |j| why_not(opened, &j.linearity)),
+                    placebo: judged.and_then(|j| j.placebo.ok()).map(Effect::from),
+                    placebo_unknown: judged.map_or_else(not_yet, |j| why_not(opened, &j.placebo)),
                     cost: judged.map_or(0.0, |j| j.cost),
                     counted: judged.map_or(1.0, |j| j.counted),
                     taken: judged.is_some_and(|j| j.chosen),
@@ -508,11 +668,40 @@ impl Test {
             name: workload.id.to_string(),
             program: workload.program.clone(),
             pid: workload.processes.first().map_or(0, |p| i64::from(p.pid)),
-            seconds,
-            cpus: if seconds > 0.0 { cpu / seconds } else { 0.0 },
+            seconds: course.time.as_secs_f64(),
+            cpus: share(course.cpu, course.time),
             meters,
-            spans: None,
+            spans: course.spans(),
+            spans_unknown: course.spans_unknown(),
+            waits: course.waits(),
         }
+    }
+}
+
+/// Why something is not known of a meter; of one that was not opened that is said elsewhere.
+fn why_not<T>(opened: bool, known: &Result<T, Unknown>) -> Option<String> {
+    known.as_ref().err().filter(|_| opened).map(ToString::to_string)
+}
+
+impl From<homeostat_engine::Linearity> for Linearity {
+    fn from(l: homeostat_engine::Linearity) -> Self {
+        Self {
+            slope: l.slope,
+            error: l.error,
+            cpu_range: l.cpu_range,
+        }
+    }
+}
+
+impl From<Placebo> for Effect {
+    fn from(p: Placebo) -> Self {
+        homeostat_model::Effect {
+            estimate: p.effect,
+            lower: p.lower,
+            upper: p.upper,
+            confidence: homeostat_engine::PLACEBO_CONFIDENCE,
+        }
+        .into()
     }
 }
 

@@ -51,4 +51,5 @@ mod watched;
 mod witness;
 
 pub use engine::Engine;
+pub use homeostat_statistics::merit::{CONFIDENCE as PLACEBO_CONFIDENCE, Linearity, Placebo, Unknown};
 pub use meters::{JudgedMeter, MeterInterval, judge_meters};

@@ -10,6 +10,7 @@
 use crate::policy::Policy;
 use crate::series::{Interval, Series};
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds};
+use homeostat_statistics::merit::{self, Linearity, Placebo, Unknown};
 use std::collections::BTreeMap;
 
 /// Intervals joined into one block when noise is judged.
@@ -115,12 +116,9 @@ pub(crate) fn assess(
     } else {
         0.0
     };
-    let ratios: Vec<f64> = readings
-        .chunks_exact(BLOCK)
-        .filter_map(|b| {
-            let c: f64 = b.iter().map(|r| r.2).sum();
-            (c > 0.0).then(|| b.iter().map(|r| r.0).sum::<f64>() / c)
-        })
+    let ratios: Vec<f64> = blocks(&readings)
+        .into_iter()
+        .filter_map(|(work, cpu)| (cpu > 0.0).then(|| work / cpu))
         .collect();
     let noise = variation(&ratios);
     let refused = if work <= 0.0 {
@@ -157,6 +155,14 @@ pub(crate) fn assess(
         counted,
         refused,
     })
+}
+
+/// Work and CPU seconds of each block of readings.
+fn blocks(readings: &[(f64, f64, f64)]) -> Vec<(f64, f64)> {
+    readings
+        .chunks_exact(BLOCK)
+        .map(|block| block.iter().fold((0.0, 0.0), |sum, r| (sum.0 + r.0, sum.1 + r.2)))
+        .collect()
 }
 
 /// What is told of a meter that counts in turns, after its cost; nothing of others.
@@ -376,6 +382,12 @@ pub struct JudgedMeter {
     pub cost: f64,
     /// Share of its CPU time in which it is really counted; the rest is estimated from it. 1: all the time.
     pub counted: f64,
+    /// How it follows the CPU time of the workload, over the same blocks, or why that is not known. Decides nothing: a program that
+    /// works in larger portions under load leaves 1 with the best of meters.
+    pub linearity: Result<Linearity, Unknown>,
+    /// What a trial of a change that does nothing would have made of these blocks, or why that is not known. Decides nothing: of
+    /// twenty meters of which all stand still one shows an effect.
+    pub placebo: Result<Placebo, Unknown>,
     /// Whether it is the one that would be used.
     pub chosen: bool,
     /// Why it does not qualify, with the remedy.
@@ -437,13 +449,18 @@ pub fn judge_meters(
                 detectable: f64::INFINITY,
                 cost: 0.0,
                 counted: 1.0,
+                linearity: Err(Unknown::Blocks { seen: 0 }),
+                placebo: Err(Unknown::Blocks { seen: 0 }),
                 chosen: chosen == Some(&candidate.id),
                 refused: candidate.refused.clone(),
             };
             let Some(a) = assessed else {
                 return candidate.refused.is_some().then_some(unknown);
             };
+            let blocks = blocks(&series.readings(&candidate.id, Nanoseconds::ZERO));
             Some(JudgedMeter {
+                linearity: merit::linearity(&blocks),
+                placebo: merit::placebo(&blocks),
                 rate: a.rate,
                 noise: a.noise,
                 detectable: detectable(a.noise, intervals, policy),
@@ -634,6 +651,47 @@ mod tests {
             let chosen = choose(some, &empty, Nanoseconds::ZERO).map(|(c, _)| c.id.as_str());
             assert_eq!(chosen, Some(ids[last - 1]));
         }
+    }
+
+    #[test]
+    fn a_meter_that_runs_by_a_clock_does_not_follow_the_load() {
+        let all = [
+            candidate("clock", MeterClass::Application, 0),
+            candidate("work", MeterClass::Application, 0),
+        ];
+        let intervals: Vec<MeterInterval> = (0..40u32)
+            .map(|t| {
+                let cpu = 0.3 + 0.1 * f64::from(t / 4 % 5);
+                let counted = [("clock", 72.0), ("work", 900.0 * cpu)];
+                MeterInterval {
+                    seconds: 1.0,
+                    cpu,
+                    work: counted.map(|(id, work)| (MeterId::new(id), (work, 1.0))).into(),
+                    counted: BTreeMap::new(),
+                }
+            })
+            .collect();
+        let judged = judge_meters(&all, &intervals, &Policy::default());
+        let slopes: Vec<f64> = judged
+            .iter()
+            .flatten()
+            .map(|j| j.linearity.expect("the load varies").slope)
+            .collect();
+        assert!(
+            slopes[0].abs() < 1e-9 && (slopes[1] - 1.0).abs() < 1e-9,
+            "{slopes:?}"
+        );
+        let placebo = judged[1].as_ref().unwrap().placebo.unwrap();
+        assert!(placebo.effect.abs() < 1e-9, "{placebo:?}");
+        // The load alone moves work per CPU second of the other, and nothing proves an effect.
+        let placebo = judged[0].as_ref().unwrap().placebo.unwrap();
+        assert!(placebo.lower < 0.0 && placebo.upper > 0.0, "{placebo:?}");
+        // Too few for either.
+        let early = judge_meters(&all, &intervals[..28], &Policy::default());
+        assert_eq!(
+            early[1].as_ref().unwrap().placebo,
+            Err(Unknown::Blocks { seen: 7 })
+        );
     }
 
     #[test]

@@ -257,6 +257,21 @@ impl LinuxPlatform {
         self.kinds.iter().find_map(|kind| kind.story(workload, meter))
     }
 
+    /// Threads of a workload whose spans are being recorded; `None` while none are.
+    pub fn threads_followed(&self, workload: &WorkloadId) -> Option<usize> {
+        self.spans.get(workload).and_then(Follower::threads)
+    }
+
+    /// Whether the kernel told at the last sample how long the CPU, memory, and input and output were waited for (PSI).
+    pub fn tells_pressure(&self) -> [bool; 3] {
+        self.host.tells_pressure()
+    }
+
+    /// Whether the kernel tells how long threads wait on a run queue (`schedstat`, CONFIG_SCHED_INFO).
+    pub fn tells_runqueue_wait(&self) -> bool {
+        std::fs::exists(self.root.path("/proc/self/schedstat")).unwrap_or(false)
+    }
+
     /// What the last scan cost in files read.
     pub fn scan_cost(&self) -> PassCost {
         self.processes

@@ -1,7 +1,7 @@
 //! `homeostat meter` as people read it.
 
 use super::heading;
-use super::text::{Look, Tone, percent, plural, table, wrap};
+use super::text::{Look, Tone, effect, percent, plural, table, wrap};
 use homeostat_daemon::meters::{Known, Listing, Test, Tried};
 use std::fmt::Write;
 
@@ -90,21 +90,8 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
             look.width,
         ));
     }
-    if let Some(spans) = &t.spans {
-        heading("How long it works at once", look, &mut out);
-        let text = format!(
-            "Half of the times from the end of a wait of one of its threads to its next wait are within {} (± {}), 99 of \
-             100 within {} (± {}): {} in {}. In a server whose threads wait for requests this is the time that a request is \
-             worked at.",
-            time(spans.median_s),
-            share(spans.median_noise),
-            time(spans.p99_s),
-            share(spans.p99_noise),
-            plural(spans.count, "time"),
-            plural(spans.threads, "thread"),
-        );
-        out.push_str(&wrap(&text, "  ", look.width));
-    }
+    checks(&opened, look, &mut out);
+    spans(t, look, &mut out);
     for m in &t.meters {
         if let Some(story) = &m.story {
             heading(&format!("How {} was found", m.id), look, &mut out);
@@ -122,6 +109,125 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
         out.push_str(&table(&["METER", "WHY"], &shut, look));
     }
     out
+}
+
+/// How the meters that count follow the load, and what they show of nothing.
+fn checks(opened: &[&Tried], look: &Look, out: &mut String) {
+    // What counts nothing follows nothing, which is said above.
+    let counting: Vec<&&Tried> = opened.iter().filter(|m| m.rate > Some(0.0)).collect();
+    if counting.is_empty() {
+        return;
+    }
+    heading("Whether they follow the load, and nothing else", look, out);
+    if counting
+        .iter()
+        .any(|m| m.linearity.is_some() || m.placebo.is_some())
+    {
+        let dash = || "-".to_owned();
+        let rows: Vec<Vec<String>> = counting
+            .iter()
+            .map(|m| {
+                let linearity = m.linearity.as_ref();
+                vec![
+                    format!("{} {}", if m.taken { "*" } else { " " }, m.id),
+                    linearity.map_or_else(dash, |l| format!("{:.2} ± {:.2}", l.slope, l.error)),
+                    linearity.map_or_else(dash, |l| percent(l.cpu_range, 0)),
+                    m.placebo.as_ref().map_or_else(dash, effect),
+                ]
+            })
+            .collect();
+        out.push_str(&table(
+            &["  METER", "SLOPE", "CPU VARIED BY", "PLACEBO"],
+            &rows,
+            look,
+        ));
+    }
+    unknown("SLOPE", &counting, |m| m.linearity_unknown.as_ref(), look, out);
+    unknown("PLACEBO", &counting, |m| m.placebo_unknown.as_ref(), look, out);
+    out.push_str(&wrap(
+        "SLOPE: of ln(work) on ln(CPU time) over blocks of 4 s; 1 = proportional. PLACEBO: what a trial would have shown of a change \
+         that does nothing, with its interval of 95 %; one that leaves out 0 by much moves by itself.",
+        "  ",
+        look.width,
+    ));
+}
+
+/// Why a figure is missing: once for all meters that share the reason.
+fn unknown(
+    figure: &str,
+    meters: &[&&Tried],
+    why: impl Fn(&Tried) -> Option<&String>,
+    look: &Look,
+    out: &mut String,
+) {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (why, id) in meters.iter().filter_map(|m| Some((why(m)?, &m.id))) {
+        match reasons.iter_mut().find(|(known, _)| known == why) {
+            Some((_, ids)) => ids.push(id),
+            None => reasons.push((why, vec![id])),
+        }
+    }
+    for (why, ids) in reasons {
+        let whose = if ids.len() == meters.len() {
+            String::new()
+        } else {
+            format!(" of {}", ids.join(", "))
+        };
+        out.push_str(&wrap(&format!("No {figure}{whose}: {why}."), "  ", look.width));
+    }
+}
+
+/// How long its threads work at once, and what is waited for.
+fn spans(t: &Test, look: &Look, out: &mut String) {
+    heading("How long it works at once, and what is waited for", look, out);
+    let mut say = |text: &str| out.push_str(&wrap(text, "  ", look.width));
+    if let Some(spans) = &t.spans {
+        // Whole percents would tell "100 %" of what a look before was left out of, and nothing of short windows.
+        let recorded = percent(spans.recorded, if spans.recorded < 0.1 { 1 } else { 0 });
+        say(&format!(
+            "Half of the times from the end of a wait of one of its threads to its next wait are within {} (± {}), 99 of \
+             100 within {} (± {}): {} in {}, recorded in {recorded} of its CPU time. In a server whose threads wait for requests this is \
+             the time that a request is worked at.",
+            time(spans.median_s),
+            share(spans.median_noise),
+            time(spans.p99_s),
+            share(spans.p99_noise),
+            plural(spans.count, "time"),
+            plural(spans.threads, "thread"),
+        ));
+    }
+    if let Some(why) = &t.spans_unknown {
+        let what = if t.spans.is_some() {
+            "Not all the time"
+        } else {
+            "No times from wait to wait"
+        };
+        say(&format!("{what}: {why}."));
+    }
+    say(&match t.waits.runqueue_wait {
+        Some(wait) => format!(
+            "Of its threads {:.2} ran and {wait:.2} waited for a CPU at any time (on average).",
+            t.cpus
+        ),
+        None => "How long its threads waited for a CPU this kernel does not tell (schedstat).".to_owned(),
+    });
+    let pressure = [
+        ("a CPU", t.waits.pressure_cpu),
+        ("memory", t.waits.pressure_memory),
+        ("storage", t.waits.pressure_io),
+    ];
+    let told: Vec<String> = pressure
+        .iter()
+        .filter_map(|(what, share)| Some(format!("for {what} in {}", percent((*share)?, 1))))
+        .collect();
+    say(&match told.split_last() {
+        None => "What the machine waited for this kernel does not tell (PSI).".to_owned(),
+        Some((last, [])) => format!("Something on the machine waited {last} of the time (PSI some)."),
+        Some((last, before)) => format!(
+            "Something on the machine waited {} and {last} of the time (PSI some).",
+            before.join(", ")
+        ),
+    });
 }
 
 /// Meters of workloads, not tried.

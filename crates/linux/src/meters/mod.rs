@@ -39,7 +39,7 @@ pub use owed::{Mended, mend, write_breakpoints_down_in};
 pub use points::{KnownPoint, Place, known_points};
 pub use settings::MeterSettings;
 pub(crate) use spans::Follower;
-pub use spans::{Quantile, Spans, SpansReport};
+pub use spans::{Quantile, SpanBlocks, Spans, SpansReport};
 
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterId, Workload};

@@ -100,12 +100,46 @@ pub struct Quantile {
 pub struct SpansReport {
     /// How many.
     pub count: u64,
-    /// Threads that were followed.
-    pub threads: usize,
     /// Half of them are shorter.
     pub median: Quantile,
     /// 99 of 100 are shorter.
     pub p99: Quantile,
+}
+
+/// Spans of a while, kept by the readings in which they were seen.
+#[derive(Clone, Debug, Default)]
+pub struct SpanBlocks {
+    /// One for each reading.
+    blocks: Vec<SpanHistogram>,
+}
+
+impl SpanBlocks {
+    /// Adds what one reading has told.
+    pub fn add(&mut self, spans: &Seen) {
+        let mut block = SpanHistogram::default();
+        block.add_spans(spans);
+        self.push(block);
+    }
+
+    fn push(&mut self, block: SpanHistogram) {
+        self.blocks.push(block);
+        // Two blocks become one, so that their number stays.
+        if self.blocks.len() >= 2 * BLOCKS * 64 {
+            self.blocks = joined(&self.blocks, self.blocks.len() / 2);
+        }
+    }
+
+    /// What has been seen so far; `None` while there was no span.
+    pub fn report(&self) -> Option<SpansReport> {
+        let mut all = SpanHistogram::default();
+        self.blocks.iter().for_each(|b| all.merge(b));
+        let blocks = joined(&self.blocks, BLOCKS);
+        Some(SpansReport {
+            count: all.total(),
+            median: quantile(&all, &blocks, 0.5)?,
+            p99: quantile(&all, &blocks, 0.99)?,
+        })
+    }
 }
 
 /// One of its threads.
@@ -165,8 +199,7 @@ impl Taken {
 pub struct Spans {
     root: Root,
     threads: BTreeMap<i32, Thread>,
-    /// One for each reading.
-    blocks: Vec<SpanHistogram>,
+    blocks: SpanBlocks,
     switches: Vec<Switch>,
 }
 
@@ -182,7 +215,7 @@ impl Spans {
         let mut spans = Self {
             root: root.clone(),
             threads: BTreeMap::new(),
-            blocks: Vec::new(),
+            blocks: SpanBlocks::default(),
             switches: Vec::new(),
         };
         spans.refresh(workload)?;
@@ -221,24 +254,12 @@ impl Spans {
     /// Takes what has happened since the last call. To be called about once a second: what does not fit between is lost.
     pub fn read(&mut self) {
         let taken = self.take();
-        // Two blocks become one, so that their number stays.
         self.blocks.push(taken.spans);
-        if self.blocks.len() >= 2 * BLOCKS * 64 {
-            self.blocks = joined(&self.blocks, self.blocks.len() / 2);
-        }
     }
 
     /// What has been seen so far; `None` while there was no span.
     pub fn report(&self) -> Option<SpansReport> {
-        let mut all = SpanHistogram::default();
-        self.blocks.iter().for_each(|b| all.merge(b));
-        let blocks = joined(&self.blocks, BLOCKS);
-        Some(SpansReport {
-            count: all.total(),
-            threads: self.threads.len(),
-            median: quantile(&all, &blocks, 0.5)?,
-            p99: quantile(&all, &blocks, 0.99)?,
-        })
+        self.blocks.report()
     }
 }
 
@@ -301,6 +322,15 @@ impl Follower {
         Self {
             root: root.clone(),
             state: State::Looking(None),
+        }
+    }
+
+    /// Threads whose starts and stops are recorded, all the time or in windows; `None` while none are.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        match &self.state {
+            State::Following { spans, .. } => Some(spans.threads.len()),
+            State::InWindows(windows) => Some(windows.threads.len().min(WINDOW_THREADS_MAX)),
+            State::Looking(_) | State::Refused(_) => None,
         }
     }
 
@@ -629,11 +659,12 @@ mod tests {
             (0..BLOCK_MIN).for_each(|_| h.add(value));
             h
         };
-        let spans = |values: &[u64]| Spans {
-            root: Root::default(),
-            threads: BTreeMap::new(),
-            blocks: values.iter().map(|v| block(*v)).collect(),
-            switches: Vec::new(),
+        let spans = |values: &[u64]| {
+            let mut spans = SpanBlocks::default();
+            values.iter().for_each(|v| {
+                spans.add(&Seen::of(&block(*v), Nanoseconds::from_millis(1)));
+            });
+            spans
         };
         let steady = spans(&[1000; 16]).report().unwrap();
         assert_eq!(steady.count, 16 * BLOCK_MIN);

@@ -272,6 +272,12 @@ impl Host {
         })
     }
 
+    /// Whether the kernel told at the last sample how long the CPU, memory, and input and output were waited for.
+    pub fn tells_pressure(&self) -> [bool; 3] {
+        self.before
+            .map_or([false; 3], |look| look.stalled.map(|told| told.is_some()))
+    }
+
     /// The size of a large page.
     pub fn large_page(&self) -> Bytes {
         Bytes(self.large)
