@@ -728,3 +728,152 @@ impl std::fmt::Debug for Observer {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_model::{MeterReading, Pressure, SpanHistogram};
+
+    fn sample(meters: &[(&str, f64)], spans: Option<Result<u64, String>>) -> WorkloadSample {
+        let json = serde_json::json!({
+            "id": "server", "interval": 1_000_000_000, "age": 0, "processes": 1, "threads": 2,
+            "cpu": 800_000_000, "cpu_busiest": 800_000_000, "runqueue_wait": 250_000_000,
+            "faults_minor": 0, "faults_major": 0, "churn": 0, "resident": 0, "anonymous": 0, "shared": 0, "meters": [],
+        });
+        let mut sample: WorkloadSample = serde_json::from_value(json).unwrap();
+        sample.meters = meters
+            .iter()
+            .map(|(id, work)| MeterReading {
+                meter: (*id).into(),
+                work: *work,
+                interval: Nanoseconds::from_secs(1),
+                counted: 1.0,
+            })
+            .collect();
+        sample.spans = spans.map(|told| {
+            told.map(|count| {
+                let mut histogram = SpanHistogram::default();
+                (0..count).for_each(|_| histogram.add(50_000));
+                homeostat_model::Spans::of(&histogram, Nanoseconds::from_millis(200))
+            })
+        });
+        sample
+    }
+
+    fn snapshot() -> Snapshot {
+        let stalled = |ms| Pressure {
+            some: Nanoseconds::from_millis(ms),
+            full: Nanoseconds::ZERO,
+        };
+        Snapshot {
+            at: Nanoseconds::ZERO,
+            unix_seconds: 0,
+            interval: Nanoseconds::from_secs(1),
+            machine: MachineSample {
+                pressure_cpu: stalled(120),
+                pressure_memory: stalled(0),
+                pressure_io: stalled(30),
+                ..MachineSample::default()
+            },
+            workloads: None,
+            samples: Vec::new(),
+            own_cpu: Nanoseconds::ZERO,
+            own_resident: homeostat_model::Bytes::ZERO,
+        }
+    }
+
+    fn course(samples: &[WorkloadSample], pressure: [bool; 3]) -> Course {
+        let mut course = Course {
+            tells_runqueue_wait: true,
+            ..Course::default()
+        };
+        for sample in samples {
+            course.take(&snapshot(), sample, Nanoseconds::ZERO, pressure);
+        }
+        course
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_tell_is_absent_and_not_zero() {
+        let samples = vec![sample(&[], None); 4];
+        let all = course(&samples, [true; 3]).waits();
+        assert_eq!(
+            all,
+            Waits {
+                runqueue_wait: Some(0.25),
+                pressure_cpu: Some(0.12),
+                pressure_memory: Some(0.0),
+                pressure_io: Some(0.03),
+            }
+        );
+        let mut without = course(&samples, [false, true, false]);
+        without.tells_runqueue_wait = false;
+        assert_eq!(
+            without.waits(),
+            Waits {
+                pressure_memory: Some(0.0),
+                ..Waits::default()
+            }
+        );
+        // It cannot be told of a part of the time either.
+        without.take(&snapshot(), &samples[0], Nanoseconds::ZERO, [true; 3]);
+        assert_eq!(without.waits().pressure_cpu, None);
+    }
+
+    #[test]
+    fn spans_tell_in_what_share_of_the_cpu_time_they_were_recorded() {
+        let (looked, told) = (sample(&[], None), sample(&[], Some(Ok(300))));
+        let early = course(std::slice::from_ref(&looked), [true; 3]);
+        assert_eq!(early.spans(), None);
+        assert!(early.spans_unknown().unwrap().contains("first"));
+        let later = course(&[looked, told.clone(), told.clone(), told.clone()], [true; 3]);
+        let spans = later.spans().unwrap();
+        // 0.2 s of 0.8 s, in three of four readings.
+        assert_eq!(spans.count, 900);
+        assert!((spans.recorded - 0.1875).abs() < 1e-9, "{spans:?}");
+        assert_eq!(later.spans_unknown(), None);
+        // What was given up in the course of it keeps what was seen.
+        let dear = course(&[told, sample(&[], Some(Err("too dear".into())))], [true; 3]);
+        assert!(dear.spans().is_some());
+        assert_eq!(dear.spans_unknown().as_deref(), Some("too dear"));
+        let never = course(&[sample(&[], Some(Ok(0)))], [true; 3]);
+        assert_eq!(never.spans(), None);
+        assert!(never.spans_unknown().unwrap().starts_with("none of its threads"));
+    }
+
+    #[test]
+    fn a_figure_that_is_not_known_comes_with_its_reason_and_one_that_is_without() {
+        let candidate = |id: &str, refused: Option<&str>| MeterCandidate {
+            id: id.into(),
+            class: MeterClass::Application,
+            unit: "requests".into(),
+            cost_per_count: Nanoseconds::ZERO,
+            refused: refused.map(Into::into),
+        };
+        let candidates = [candidate("requests", None), candidate("other", Some("no"))];
+        let workload: Workload = serde_json::from_value(serde_json::json!({
+            "id": "server", "kind": "unit", "fingerprint": "unit server", "program": "server", "executable": "",
+            "processes": [], "choice": {"never": null, "always": null, "strategies": {}, "tuned": []},
+        }))
+        .unwrap();
+        let test = |readings| {
+            let samples: Vec<_> = (0..readings)
+                .map(|_| sample(&[("requests", 700.0)], None))
+                .collect();
+            Test::new(&workload, &candidates, &course(&samples, [true; 3]))
+        };
+        for readings in [0, 3, 20, 44] {
+            let test = test(readings);
+            let tried = &test.meters[0];
+            assert_eq!(tried.linearity.is_some(), tried.linearity_unknown.is_none());
+            assert_eq!(tried.placebo.is_some(), tried.placebo_unknown.is_none());
+            let shut = &test.meters[1];
+            assert!(shut.linearity_unknown.is_none() && shut.placebo_unknown.is_none());
+            let text = serde_json::to_string(&test).unwrap();
+            assert_eq!(serde_json::from_str::<Test>(&text).unwrap(), test);
+        }
+        let steady = test(44).meters.remove(0);
+        assert!(steady.linearity_unknown.unwrap().contains("varied by 0 %"));
+        assert_eq!(steady.placebo.unwrap().estimate, Some(0.0));
+    }
+}

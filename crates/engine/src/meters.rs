@@ -118,7 +118,8 @@ pub(crate) fn assess(
     };
     let ratios: Vec<f64> = blocks(&readings)
         .into_iter()
-        .filter_map(|(work, cpu)| (cpu > 0.0).then(|| work / cpu))
+        .filter(|(_, cpu)| *cpu > 0.0)
+        .map(|(work, cpu)| work / cpu)
         .collect();
     let noise = variation(&ratios);
     let refused = if work <= 0.0 {

@@ -138,8 +138,10 @@ fn the_spans_of_a_server_are_as_long_as_it_works_at_a_request() {
     // A shell counts some two million times a second.
     assert!((100_000.0..20_000_000.0).contains(&short), "{short} ns");
     assert!((2.0..8.0).contains(&(long / short)), "{short} and {long} ns");
+    assert_eq!(platform.threads_followed(&id), Some(1));
     platform.follow_spans(&[]);
     assert_eq!(spans(&mut platform, &id), None, "nobody asks any more");
+    assert_eq!(platform.threads_followed(&id), None);
 }
 
 #[test]

@@ -606,3 +606,101 @@ fn places_of_all_workloads_and_of_one() {
     insta::assert_snapshot!("locality_of_one", super::locality_of_one(&places(), &look()));
     insta::assert_snapshot!("placement", super::placement(&places(), &look()));
 }
+
+/// A test of a server: one meter is known well, one for a part of the time, one counts nothing, and one could not be opened.
+fn tried() -> homeostat_daemon::meters::Test {
+    let meter = |id: &str, rate: Option<f64>, more: serde_json::Value| {
+        let mut meter = serde_json::json!({
+            "id": id, "class": "kernel", "unit": "requests", "rate": rate, "noise": null, "detectable": null,
+            "linearity": null, "linearity_unknown": null, "placebo": null, "placebo_unknown": null,
+            "cost": 0.0, "counted": 1.0, "taken": false, "why": "", "story": null, "readings": [],
+        });
+        for (key, value) in more.as_object().unwrap() {
+            meter[key] = value.clone();
+        }
+        meter
+    };
+    let placebo = |estimate: f64| {
+        serde_json::json!({
+            "estimate": estimate, "lower": estimate - 0.004, "upper": estimate + 0.005, "confidence": 0.95,
+        })
+    };
+    let meters = [
+        meter(
+            "redis",
+            Some(67_631.0),
+            serde_json::json!({
+                "noise": 0.001, "detectable": 0.0265, "taken": true,
+                "why": "taken: nothing closer to the work can be counted",
+                "linearity": {"slope": 1.02, "error": 0.03, "cpu_range": 0.35}, "placebo": placebo(0.001),
+            }),
+        ),
+        meter(
+            "uprobe:redis-server:readQueryFromClient",
+            Some(72_886.0),
+            serde_json::json!({
+                "noise": 0.0338, "detectable": 0.0395, "cost": 0.0041, "counted": 0.02,
+                "why": "good, but redis is closer to the work or steadier",
+                "linearity_unknown": "CPU use varied by 3 % only, 22 % are needed", "placebo": placebo(0.02),
+            }),
+        ),
+        meter(
+            "io.bytes",
+            Some(0.0),
+            serde_json::json!({
+                "why": "counted nothing in 45 s: the program does no such work, or is idle",
+                "linearity_unknown": "it counted nothing in 11 of 11 blocks",
+                "placebo_unknown": "it counted nothing in 11 of 11 blocks",
+            }),
+        ),
+        meter(
+            "points",
+            None,
+            serde_json::json!({"why": "they are switched off"}),
+        ),
+    ];
+    serde_json::from_value(serde_json::json!({
+        "schema": 1, "name": "redis-server.service", "program": "redis-server", "pid": 4711, "seconds": 45.0,
+        "cpus": 0.81, "meters": meters,
+        "spans": {"count": 31_250, "threads": 5, "recorded": 0.043, "median_s": 14.2e-6, "median_noise": 0.021,
+                  "p99_s": 71.0e-6, "p99_noise": 0.09},
+        "spans_unknown": null,
+        "waits": {"runqueue_wait": 0.12, "pressure_cpu": 0.231, "pressure_memory": 0.0, "pressure_io": 0.004},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_test_of_meters_tells_how_good_they_are_and_what_is_waited_for() {
+    let test = tried();
+    for width in [80, 120] {
+        let text = super::meter_test(&test, &Look { width, ..look() });
+        for line in text.lines() {
+            assert!(text::visible(line) <= width, "{width}: {line}");
+        }
+        insta::assert_snapshot!(format!("meter_test_{width}"), text);
+    }
+}
+
+#[test]
+fn a_test_of_meters_says_why_a_figure_is_missing() {
+    let mut test = tried();
+    test.spans = None;
+    test.spans_unknown = Some("its waits cannot be seen".into());
+    test.waits = homeostat_daemon::meters::Waits::default();
+    for meter in &mut test.meters {
+        (meter.linearity, meter.placebo) = (None, None);
+        let why = "3 blocks with work so far, 8 are needed";
+        meter.linearity_unknown = Some(why.into());
+        meter.placebo_unknown = Some(why.into());
+    }
+    let text = super::meter_test(&test, &look());
+    assert_eq!(
+        text.matches("3 blocks with work").count(),
+        2,
+        "once a figure: {text}"
+    );
+    assert!(!text.contains("CPU VARIED BY"), "no table of dashes: {text}");
+    assert!(text.contains("No times from wait to wait: its waits cannot be seen."));
+    assert!(text.contains("(schedstat)") && text.contains("does not tell (PSI)"));
+}

@@ -164,7 +164,11 @@ pub(crate) fn visible(text: &str) -> usize {
     columns
 }
 
-/// A table whose last column is broken over lines where it does not fit.
+/// Room that the last column of a table is given at least, if it needs it.
+const LAST_MIN: usize = 20;
+
+/// A table whose last column is broken over lines where it does not fit, and goes below its row where there is hardly room for
+/// it. A first cell that leaves no room for the others stands on a line of its own.
 pub(crate) fn table(titles: &[&str], rows: &[Vec<String>], look: &Look) -> String {
     let mut widths: Vec<usize> = titles.iter().map(|t| t.chars().count()).collect();
     for row in rows {
@@ -173,9 +177,18 @@ pub(crate) fn table(titles: &[&str], rows: &[Vec<String>], look: &Look) -> Strin
         }
     }
     let last = titles.len().saturating_sub(1);
-    let fixed: usize = 2 + widths.iter().take(last).map(|w| w + 2).sum::<usize>();
+    let fixed = |widths: &[usize]| 2 + widths.iter().take(last).map(|w| w + 2).sum::<usize>();
+    // What is short is not broken, what is long can go below.
+    let tail = widths.last().copied().filter(|w| *w <= LAST_MIN);
+    let too_much = (fixed(&widths) + tail.unwrap_or(0)).saturating_sub(look.width);
+    if let (Some(first), Some(title)) = (widths.first_mut(), titles.first())
+        && last > 0
+    {
+        *first = first.saturating_sub(too_much).max(title.chars().count());
+    }
+    let fixed = fixed(&widths);
     // When the fixed columns leave too little, the last one goes below its row.
-    let below = fixed + 20 > look.width;
+    let below = fixed + tail.unwrap_or(LAST_MIN) > look.width;
     let mut out = String::new();
     let mut header = String::from("  ");
     for (i, title) in titles.iter().enumerate() {
@@ -190,7 +203,12 @@ pub(crate) fn table(titles: &[&str], rows: &[Vec<String>], look: &Look) -> Strin
         let mut line = String::from("  ");
         for (cell, width) in row.iter().take(last).zip(&widths) {
             line.push_str(cell);
-            line.push_str(&" ".repeat(width - visible(cell) + 2));
+            if visible(cell) > *width {
+                let _ = writeln!(out, "{line}");
+                line = " ".repeat(width + 4);
+            } else {
+                line.push_str(&" ".repeat(width - visible(cell) + 2));
+            }
         }
         let tail = row.get(last).map_or("", String::as_str);
         if below {
