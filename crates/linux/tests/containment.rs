@@ -19,14 +19,15 @@ use homeostat_model::{
 use homeostat_platform::{Effectors, PlatformError, conformance};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 const VERSION_ONE: &str = "/sys/fs/cgroup/memory";
 
-/// A group of version 1 with two programs in it that do nothing; all is gone on drop.
+/// A group of version 1, below another one, with two programs in it that do nothing; all is gone on drop.
 struct Scene {
+    above: PathBuf,
     group: PathBuf,
     children: Vec<Child>,
 }
@@ -34,12 +35,14 @@ struct Scene {
 impl Scene {
     /// `None` where the machine has no such groups, or they cannot be written.
     fn new(name: &str) -> Option<Self> {
-        let group = Path::new(VERSION_ONE).join(format!("homeostat-test-{name}-{}", std::process::id()));
-        if !Path::new(VERSION_ONE).join("memory.stat").exists() || fs::create_dir(&group).is_err() {
+        let above = Path::new(VERSION_ONE).join(format!("homeostat-test-{name}-{}", std::process::id()));
+        let group = above.join("programs");
+        if !Path::new(VERSION_ONE).join("memory.stat").exists() || fs::create_dir_all(&group).is_err() {
             eprintln!("skipped: needs root and control groups of version 1 that count memory");
             return None;
         }
         let mut scene = Self {
+            above,
             group,
             children: Vec::new(),
         };
@@ -90,6 +93,24 @@ impl Scene {
         found
     }
 
+    /// Reads files whole, as somebody of the group: the kernel counts their pages for it.
+    fn fill(&self, files: &[&Path]) {
+        let script = "echo $$ > \"$0/cgroup.procs\" && cat \"$@\" > /dev/null";
+        let done = Command::new("sh")
+            .args(["-c", script])
+            .arg(&self.group)
+            .args(files)
+            .status();
+        assert!(done.unwrap().success());
+    }
+
+    /// Limits the group above so that it uses this share of its limit, percent.
+    fn limit_above(&self, share: u64) {
+        let used = fs::read_to_string(self.above.join("memory.usage_in_bytes")).unwrap();
+        let limit = used.trim().parse::<u64>().unwrap() * 100 / share;
+        fs::write(self.above.join("memory.limit_in_bytes"), limit.to_string()).unwrap();
+    }
+
     /// Nothing of ours is left, and everybody is where he was.
     fn is_as_found(&self) -> bool {
         let mut all: Vec<u32> = self.children.iter().map(Child::id).collect();
@@ -110,7 +131,8 @@ impl Drop for Scene {
                     let _ = fs::remove_dir(below.path());
                 }
             }
-            if fs::remove_dir(&self.group).is_ok() {
+            let _ = fs::remove_dir(&self.group);
+            if fs::remove_dir(&self.above).is_ok() {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -384,9 +406,9 @@ fn a_group_that_was_removed_while_it_was_in_force_owes_nothing() {
     assert!(scene.below().is_empty());
 }
 
-/// A file of so many MiB on a disk, all of it in memory and none of it still to be written; `None` where the file system keeps
+/// A file of so many MiB on a disk, none of it in memory; `None` where the file system keeps
 /// the pages of files in memory whatever is dropped.
-fn cached_file(tree: &Path, name: &str, mib: u64) -> Option<PathBuf> {
+fn file_on_disk(tree: &Path, name: &str, mib: u64) -> Option<PathBuf> {
     let path = tree.join(name);
     let mut file = fs::File::create(&path).unwrap();
     for _ in 0..mib {
@@ -398,10 +420,6 @@ fn cached_file(tree: &Path, name: &str, mib: u64) -> Option<PathBuf> {
         eprintln!("skipped: this file system keeps the pages of files in memory");
         return None;
     }
-    fs::File::open(&path)
-        .unwrap()
-        .read_to_end(&mut Vec::new())
-        .unwrap();
     Some(path)
 }
 
@@ -420,11 +438,12 @@ fn what_the_reader_brought_before_is_given_back_but_not_what_somebody_else_has_o
     let beside = std::env::current_exe().unwrap();
     let tree = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
     let (Some(alone), Some(shared)) = (
-        cached_file(tree.path(), "alone", 32),
-        cached_file(tree.path(), "shared", 32),
+        file_on_disk(tree.path(), "alone", 32),
+        file_on_disk(tree.path(), "shared", 32),
     ) else {
         return;
     };
+    scene.fill(&[&alone, &shared]);
     let mut reader = Reader::start(&mut scene, &alone, &shared);
     reader.read(23 << 20);
     // A program that has nothing to do with the reader.
@@ -448,7 +467,16 @@ fn what_the_reader_brought_before_is_given_back_but_not_what_somebody_else_has_o
     drive(&mut effectors, &record, Direction::Undo).unwrap();
     assert_eq!((as_before(&alone), as_before(&shared)), ((100, 100), (100, 100)));
 
+    // Nor where no group is full, and what was left behind takes nobody's room.
+    scene.limit_above(80);
     let record = effectors.prepare(&gives_back(8, "1")).unwrap();
+    let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert!(made.verified && made.skipped.is_empty(), "{made:?}");
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert_eq!((as_before(&alone), as_before(&shared)), ((100, 100), (100, 100)));
+
+    scene.limit_above(93);
+    let record = effectors.prepare(&gives_back(9, "1")).unwrap();
     let mut made = drive(&mut effectors, &record, Direction::Apply).unwrap();
     // A host that is busy beyond measure lets nobody look at a process in time, and it is not asked again for a while.
     for _ in 0..60 {
@@ -472,6 +500,7 @@ fn what_the_reader_brought_before_is_given_back_but_not_what_somebody_else_has_o
         reader.read(4 << 20);
         other.kill().unwrap();
         other.wait().unwrap();
+        scene.limit_above(93);
         drive(&mut effectors, &record, Direction::Apply).unwrap();
         assert_eq!((in_memory(&alone, 0, 26), in_memory(&alone, 26, 32)), (0, 100));
         assert_eq!((in_memory(&shared, 0, 26), in_memory(&shared, 26, 32)), (0, 100));
