@@ -25,16 +25,13 @@ use crate::view::Stage;
 use crate::watched::{Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    ActionId, ExperimentId, ExperimentKind, MachineSample, Nanoseconds, StrategyId, WorkloadId,
-    WorkloadSample,
+    ActionId, ExperimentId, ExperimentKind, Nanoseconds, StrategyId, WorkloadId, WorkloadSample,
 };
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::Choice;
 use std::collections::BTreeMap;
 
-/// From this many pages a second that are needed again after they were taken, memory is short …
-const REFAULTS_SHORT: f64 = 50.0;
-/// … and for so long after.
+/// After memory was seen to be short it counts as that for so long.
 const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
 /// Whether it is, is looked at this often, at least (seed 003: every 4 seconds); it costs some 100 µs.
 pub(crate) const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(4);
@@ -113,7 +110,7 @@ impl Engine {
         if !self.short_of_memory() {
             self.short_since = None;
         }
-        if refaults_per_s(&self.machine_sample, self.machine_interval) >= REFAULTS_SHORT {
+        if self.machine_sample.is_short_of_memory(self.machine_interval) {
             self.short_at = Some(self.now);
             self.short_since.get_or_insert(self.now);
         }
@@ -370,18 +367,6 @@ impl Engine {
     }
 }
 
-/// Pages per second that were needed again after they had been taken.
-fn refaults_per_s(sample: &MachineSample, interval: Nanoseconds) -> f64 {
-    let p = &sample.paging;
-    let pages = p.refaults_file.saturating_add(p.refaults_anonymous);
-    let seconds = interval.as_secs_f64();
-    if seconds > 0.0 {
-        pages as f64 / seconds
-    } else {
-        0.0
-    }
-}
-
 /// Blocks for an urgent trial: no passive history tells how long they must be.
 pub(crate) fn choice(policy: &Policy) -> Choice {
     let mut lengths: Vec<f64> = policy
@@ -431,16 +416,5 @@ mod tests {
         };
         assert_eq!(with(&[4, 6, 10, 20]), 6.0);
         assert_eq!(with(&[4, 2, 3]), 4.0);
-    }
-
-    #[test]
-    fn memory_is_short_when_pages_come_back() {
-        let mut sample = MachineSample::default();
-        let second = Nanoseconds::from_secs(2);
-        assert_eq!(refaults_per_s(&sample, second), 0.0);
-        sample.paging.refaults_file = 300;
-        sample.paging.refaults_anonymous = 100;
-        assert_eq!(refaults_per_s(&sample, second), 200.0);
-        assert_eq!(refaults_per_s(&sample, Nanoseconds::ZERO), 0.0);
     }
 }

@@ -333,9 +333,8 @@ impl Engine {
                 self.policy.harm_exposure_per_day_max
             ));
         }
-        let interval = self.machine_interval.as_secs_f64();
-        let stalled = self.machine_sample.pressure_memory.some.as_secs_f64();
-        if !urgent && interval > 0.0 && stalled / interval > PRESSURE_MEMORY_MAX {
+        let stalled = self.machine_sample.stalled_for_memory(self.machine_interval);
+        if !urgent && stalled > PRESSURE_MEMORY_MAX {
             return Some("tasks wait for memory: trials are put off until the pressure is gone".into());
         }
         None

@@ -174,6 +174,50 @@ pub struct MachineSample {
     pub memory_settings: Vec<MemorySetting>,
 }
 
+/// From this many pages a second that are needed again after they were taken, programs are pushed out of memory …
+const REFAULTS_SHORT: f64 = 50.0;
+/// … or from so many, where tasks wait for memory for a good part of the time: a disk that needs 50 ms for a page that is
+/// asked for beside a reader serves 20 a second, and whoever needs them does nothing else than wait.
+const REFAULTS_SHORT_STALLED: f64 = 5.0;
+/// That part of the time (PSI `some` of memory, which counts waiting for pages that were taken).
+const STALLED_SHORT: f64 = 0.1;
+
+impl MachineSample {
+    /// Pages per second that were needed again after they were taken, of files and programs; 0 for an interval without length.
+    #[must_use]
+    pub fn refaults_per_s(&self, interval: Nanoseconds) -> f64 {
+        let pages = self
+            .paging
+            .refaults_file
+            .saturating_add(self.paging.refaults_anonymous);
+        let seconds = interval.as_secs_f64();
+        if seconds > 0.0 {
+            pages as f64 / seconds
+        } else {
+            0.0
+        }
+    }
+
+    /// Share of the interval in which some task waited for memory (PSI `some`), 0 to 1; 0 where the kernel does not tell.
+    #[must_use]
+    pub fn stalled_for_memory(&self, interval: Nanoseconds) -> f64 {
+        let seconds = interval.as_secs_f64();
+        if seconds > 0.0 {
+            self.pressure_memory.some.as_secs_f64() / seconds
+        } else {
+            0.0
+        }
+    }
+
+    /// Whether memory is short: what is needed is taken, and comes back.
+    #[must_use]
+    pub fn is_short_of_memory(&self, interval: Nanoseconds) -> bool {
+        let refaults = self.refaults_per_s(interval);
+        refaults >= REFAULTS_SHORT
+            || refaults >= REFAULTS_SHORT_STALLED && self.stalled_for_memory(interval) >= STALLED_SHORT
+    }
+}
+
 /// One workload in one interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadSample {
@@ -238,4 +282,37 @@ pub struct Snapshot {
     pub own_cpu: Nanoseconds,
     /// Own resident memory.
     pub own_resident: Bytes,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_short_when_pages_come_back_or_few_do_and_tasks_wait_for_them() {
+        let second = Nanoseconds::from_secs(2);
+        let seen = |refaults_file, refaults_anonymous, stalled_ms| MachineSample {
+            pressure_memory: Pressure {
+                some: Nanoseconds::from_millis(stalled_ms),
+                full: Nanoseconds::ZERO,
+            },
+            paging: Paging {
+                refaults_file,
+                refaults_anonymous,
+                ..Paging::default()
+            },
+            ..MachineSample::default()
+        };
+        assert_eq!(seen(300, 100, 0).refaults_per_s(second), 200.0);
+        assert_eq!(seen(300, 100, 0).refaults_per_s(Nanoseconds::ZERO), 0.0);
+        assert_eq!(seen(0, 0, 500).stalled_for_memory(second), 0.25);
+        assert_eq!(seen(0, 0, 500).stalled_for_memory(Nanoseconds::ZERO), 0.0);
+        let short = |of: MachineSample| of.is_short_of_memory(second);
+        assert!(short(seen(60, 40, 0)) && !short(seen(60, 39, 0)));
+        // A slow disk: 20 pages a second, and the program does nothing but wait for them.
+        assert!(short(seen(40, 0, 1900)) && short(seen(10, 0, 200)));
+        assert!(!short(seen(40, 0, 199)) && !short(seen(9, 0, 2000)));
+        // Waiting by itself may be for large pages that are made.
+        assert!(!short(seen(0, 0, 2000)));
+    }
 }

@@ -26,7 +26,8 @@
 //!
 //! ## Evidence
 //! A workload that waits for storage (major faults, or reads from storage that are not in sequence), on a machine on which
-//! pages come back that were taken (refaults), and another workload that reads much from storage, from beginning to end or
+//! pages come back that were taken (refaults, 50 a second and more, or 5 where some task waits for memory for a tenth of the time:
+//! PSI), and another workload that reads much from storage, from beginning to end or
 //! by large calls, and is not served from memory. It is asked at once when memory is short; the change is made with the
 //! first proposal, which begins its trial: the reader is released and contained again by coins, and the work per second
 //! of the program decides. How much it gains is not predicted: from a tenth to a thousandfold. A block in which three
@@ -144,8 +145,6 @@ const ENDED_SPREAD: f64 = 2.0;
 /// A reader that is known is contained before any harm is done when what nobody uses lasts it for less than this (seconds):
 /// a copy of a few files is over by then.
 const FORESEEN_S: f64 = 60.0;
-/// Pages per second that come back after they were taken: without them nobody pushes anybody out.
-const REFAULTS_MIN: f64 = 50.0;
 /// Pages that were taken are back, and those that are to go are gone, within three times this, where it is not seen how long
 /// that takes: with 256 MiB on a disk of 0.4 GB/s it took 4 and 8 seconds.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(2500);
@@ -293,11 +292,13 @@ fn foreseen(seen: &Seen<'_>) -> Option<Opinion> {
 /// What the workload loses because pages are taken from it, in words; else why it does not.
 fn proven_loss(seen: &Seen<'_>) -> Result<String, String> {
     let loss = loss(seen)?;
-    let per_s = refaults_per_s(seen);
-    if per_s < REFAULTS_MIN {
+    let (machine, interval) = (seen.machine_sample, seen.machine_interval);
+    if !machine.is_short_of_memory(interval) {
         return Err(format!(
-            "{loss}, but nothing is pushed out of memory: {per_s:.0} pages a second come back that were taken (at least \
-             {REFAULTS_MIN:.0})"
+            "{loss}, but nothing is pushed out of memory: {:.0} pages a second come back that were taken, and tasks wait for memory {:.0} % \
+             of the time",
+            machine.refaults_per_s(interval),
+            100.0 * machine.stalled_for_memory(interval)
         ));
     }
     Ok(loss)
@@ -335,16 +336,6 @@ fn loss(seen: &Seen<'_>) -> Result<String, String> {
 }
 
 const MIB: f64 = 1024.0 * 1024.0;
-
-fn refaults_per_s(seen: &Seen<'_>) -> f64 {
-    let paging = &seen.machine_sample.paging;
-    let seconds = seen.machine_interval.as_secs_f64();
-    if seconds > 0.0 {
-        paging.refaults_file.saturating_add(paging.refaults_anonymous) as f64 / seconds
-    } else {
-        0.0
-    }
-}
 
 /// MiB per second from storage of a workload that reads from beginning to end what nobody finds in memory; `None` for
 /// others.
@@ -824,6 +815,17 @@ mod tests {
     }
 
     #[test]
+    fn on_a_slow_disk_few_pages_come_back_and_everybody_waits_for_them() {
+        let slow = scene().with(|s| {
+            s.sample.faults_major = 15;
+            s.machine_sample.paging.refaults_file = 15;
+        });
+        assert!(slow.reason(&FileCache).contains("15 pages a second come back"));
+        let waiting = slow.with(|s| s.machine_sample.pressure_memory.some = SECOND);
+        assert!(waiting.proposal(&FileCache).urgent);
+    }
+
+    #[test]
     fn nothing_is_done_where_nobody_loses_or_nobody_takes() {
         for (change, why) in [
             (
@@ -832,6 +834,13 @@ mod tests {
             ),
             (
                 |s| s.machine_sample.paging.refaults_file = 10,
+                "nothing is pushed out",
+            ),
+            (
+                |s| {
+                    s.machine_sample.paging.refaults_file = 0;
+                    s.machine_sample.pressure_memory.some = SECOND;
+                },
                 "nothing is pushed out",
             ),
             (|s| s.neighbours.clear(), "no other workload"),
