@@ -18,11 +18,14 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime};
 
 /// Most that is read of a list of mappings.
 pub(super) const MAPS_MAX: usize = 4 * 1024 * 1024;
 /// Bytes of code that are compared between memory and file at a place that is to be counted.
 pub(super) const COMPARED: usize = 16;
+/// The clock that files are marked by may be late by a tick, which is 10 ms at most.
+const FILE_CLOCK: Duration = Duration::from_millis(20);
 /// Breakpoint instruction of x86-64.
 const BREAKPOINT: u8 = 0xcc;
 const OVERLAYFS: u64 = 0x794c_7630;
@@ -305,6 +308,22 @@ impl CodeFile {
             return Err(format!("{called} was written over since it was looked into"));
         }
         Ok(())
+    }
+
+    /// Whether it was neither made nor changed in any way since a moment, as far as clocks of files tell: where it is mapped its number
+    /// may have been another file's before. What cannot be told is no.
+    pub(super) fn is_older_than(&self, moment: SystemTime) -> bool {
+        let Some(moment) = moment
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .ok()
+            .and_then(|since| since.checked_sub(FILE_CLOCK))
+        else {
+            return false;
+        };
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| {
+            let changed = (i128::from(stat.st_ctime), i128::from(stat.st_ctime_nsec));
+            changed < (i128::from(moment.as_secs()), i128::from(moment.subsec_nanos()))
+        })
     }
 
     /// Device and inode.

@@ -22,8 +22,11 @@ const RING_BYTES: usize = 512 * 1024;
 pub struct Sample {
     /// Thread.
     pub thread: i32,
-    /// Address of the instruction in user mode; of the system call when the thread was in the kernel.
+    /// Address of the instruction in user mode; where the thread had entered the kernel when it was there.
     pub instruction: u64,
+    /// It was interrupted in user mode, so that the processor was about to execute the instruction. Of a thread in the kernel that
+    /// is not certain: while the kernel handles a breakpoint of anybody's the address is one byte behind it.
+    pub in_user_mode: bool,
     /// Stack pointer.
     pub stack_pointer: u64,
     stack: Vec<u64>,
@@ -57,6 +60,9 @@ const PERF_SAMPLE_STACK_USER: u64 = 1 << 13;
 const FLAG_FREQUENCY: u64 = 1 << 10;
 const FLAG_WATERMARK: u64 = 1 << 14;
 const PERF_RECORD_SAMPLE: u32 = 9;
+/// Bits of a record's `misc` that tell where the processor was interrupted, and what they are in user mode.
+const PERF_RECORD_MISC_CPUMODE_MASK: u16 = 7;
+const PERF_RECORD_MISC_USER: u16 = 2;
 /// `PERF_SAMPLE_REGS_ABI_64`.
 const ABI_64: u64 = 2;
 
@@ -113,13 +119,18 @@ fn classify(errno: Errno) -> OpenError {
 
 /// Takes the records apart; what is not understood is passed over by its length.
 fn parse(mut records: &[u8], into: &mut Vec<Sample>) {
-    while let (Some(kind), Some(length)) = (u32_at(records, 0), u16_at(records, 6)) {
+    while let (Some(kind), Some(misc), Some(length)) =
+        (u32_at(records, 0), u16_at(records, 4), u16_at(records, 6))
+    {
         let length = usize::from(length);
         let (Some(record), 8..) = (records.get(8..length), length) else {
             return;
         };
         if kind == PERF_RECORD_SAMPLE
-            && let Some(sample) = sample(record)
+            && let Some(sample) = sample(
+                record,
+                misc & PERF_RECORD_MISC_CPUMODE_MASK == PERF_RECORD_MISC_USER,
+            )
         {
             into.push(sample);
         }
@@ -129,7 +140,7 @@ fn parse(mut records: &[u8], into: &mut Vec<Sample>) {
 
 /// The body of a sample, in the kernel's order: process and thread, kind of registers and the two of them, size of the
 /// stack, the stack, and how much of it was really copied.
-fn sample(record: &[u8]) -> Option<Sample> {
+fn sample(record: &[u8], in_user_mode: bool) -> Option<Sample> {
     let thread = u32_at(record, 4)? as i32;
     if u64_at(record, 8)? != ABI_64 {
         // A thread of the kernel, or a program of 32 bits.
@@ -145,6 +156,7 @@ fn sample(record: &[u8]) -> Option<Sample> {
     Some(Sample {
         thread,
         instruction,
+        in_user_mode,
         stack_pointer,
         stack: stack
             .get(..copied)?
@@ -170,7 +182,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn record(stack: &[u64], copied: u64) -> Vec<u8> {
+    fn record(misc: u16, stack: &[u64], copied: u64) -> Vec<u8> {
         let mut body = Vec::new();
         for n in [7u32, 9] {
             body.extend(n.to_ne_bytes());
@@ -183,7 +195,7 @@ mod tests {
         }
         let mut record = Vec::new();
         record.extend(PERF_RECORD_SAMPLE.to_ne_bytes());
-        record.extend(0u16.to_ne_bytes());
+        record.extend(misc.to_ne_bytes());
         record.extend((body.len() as u16 + 8).to_ne_bytes());
         record.extend(body);
         record
@@ -191,8 +203,9 @@ mod tests {
 
     #[test]
     fn samples_are_taken_apart_and_broken_ones_left_out() {
-        let mut two = record(&[1, 2, 3], 16);
-        two.extend(record(&[4], 8));
+        // Of user mode; of the kernel, with another bit.
+        let mut two = record(2, &[1, 2, 3], 16);
+        two.extend(record(1 << 14 | 1, &[4], 8));
         let mut found = Vec::new();
         parse(&two, &mut found);
         assert_eq!(found.len(), 2);
@@ -201,11 +214,15 @@ mod tests {
             Sample {
                 thread: 9,
                 instruction: 0x40_0000,
+                in_user_mode: true,
                 stack_pointer: 0x7000,
                 stack: vec![1, 2]
             }
         );
-        assert_eq!(found[1].stack, [4]);
+        assert_eq!(
+            (found[1].stack.as_slice(), found[1].in_user_mode),
+            (&[4][..], false)
+        );
         for cut in 0..two.len() {
             let mut some = Vec::new();
             parse(&two[..cut], &mut some);
@@ -257,5 +274,7 @@ mod tests {
             assert!(sample.instruction > 0 && sample.stack_pointer > 0);
             assert!(!sample.stack.is_empty());
         }
+        // It does next to nothing in the kernel.
+        assert!(samples.iter().any(|s| s.in_user_mode));
     }
 }

@@ -33,6 +33,7 @@ const FRAMES_MAX: usize = 96;
 pub(super) struct Trace {
     process: ProcessId,
     instruction: u64,
+    in_user_mode: bool,
     /// Words of the stack that point into code, with their distance from its top, the nearest first.
     words: Vec<(usize, u64)>,
 }
@@ -109,6 +110,7 @@ impl Search<'_> {
                     Trace {
                         process: *process,
                         instruction: sample.instruction,
+                        in_user_mode: sample.in_user_mode,
                         words: sample
                             .stack()
                             .iter()
@@ -138,16 +140,23 @@ impl Search<'_> {
     ) -> Result<Vec<Spot>, Refusal> {
         let (root, workload) = (self.root, self.workload);
         not_compiled(traces.iter().map(|t| atlas.code(t.process, t.instruction)))?;
+        // All of them before the first function is taken apart.
+        let at_work = traces.iter().filter(|t| t.in_user_mode);
+        atlas.learn(root, workload, at_work.map(|t| (t.process, t.instruction)));
         let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
         let mut waiting = 0;
         let mut outside = 0;
+        // In how many samples each function was on the stack, and how far out.
+        let mut on_stack: BTreeMap<(usize, u64), (usize, usize)> = BTreeMap::new();
         for trace in traces {
             self.go_on()?;
             let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
+            let mut functions: BTreeMap<(usize, u64), usize> = BTreeMap::new();
             match atlas.resolve(root, workload, trace.process, trace.instruction, false) {
                 Some(frame) => {
                     waiting += usize::from(frame.waits);
                     frame.note(0, &mut here);
+                    functions.insert((frame.image, frame.function), 0);
                 }
                 None => outside += 1,
             }
@@ -159,11 +168,27 @@ impl Search<'_> {
                     Some((depth + 1, frame))
                 })
                 .take(FRAMES_MAX)
-                .for_each(|(depth, frame)| frame.note(depth, &mut here));
+                .for_each(|(depth, frame)| {
+                    frame.note(depth, &mut here);
+                    functions.insert((frame.image, frame.function), depth);
+                });
+            for (function, depth) in functions {
+                let entry = on_stack.entry(function).or_default();
+                *entry = (entry.0 + 1, entry.1 + depth);
+            }
             for (key, (candidate, function, depth)) in here {
                 let entry = seen.entry(key).or_insert(Seen::new(candidate, function));
+                entry.candidate.dispatched |= candidate.dispatched;
                 entry.samples += 1;
                 entry.depth += depth;
+            }
+        }
+        for ((image, _), seen) in &mut seen {
+            if let Some((samples, depth)) = on_stack
+                .get(&(*image, seen.function))
+                .filter(|_| seen.candidate.dispatched)
+            {
+                (seen.samples, seen.depth) = (*samples, *depth);
             }
         }
         self.waiting = waiting as f64 / traces.len() as f64;

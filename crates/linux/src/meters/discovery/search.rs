@@ -792,8 +792,8 @@ pub(super) fn refusal(e: &OpenError) -> String {
 
 /// A candidate over all samples.
 pub(super) struct Seen {
-    candidate: Candidate,
-    function: u64,
+    pub(super) candidate: Candidate,
+    pub(super) function: u64,
     pub(super) samples: usize,
     pub(super) depth: usize,
 }
@@ -816,6 +816,7 @@ impl Frame {
             let entry =
                 here.entry((self.image, candidate.address))
                     .or_insert((*candidate, self.function, depth));
+            entry.0.dispatched |= candidate.dispatched;
             entry.2 = entry.2.max(depth);
         }
     }
