@@ -68,6 +68,8 @@ pub struct Candidate {
     /// It is one of the ways to a jump of which only running tells where it leads, so perhaps in the loop of an interpreter. Who
     /// is at work elsewhere in the function is then in the same loop.
     pub dispatched: bool,
+    /// That an instruction begins there is known from the program's own doing only: from where it was seen at work.
+    pub seen: bool,
 }
 
 /// A function, taken apart.
@@ -191,6 +193,7 @@ impl Function {
             nesting: self.inner.get(step)?.1,
             waits: self.loop_of(step).is_some_and(|turn| turn.waits),
             dispatched: false,
+            seen: this.seen,
         })
     }
 
@@ -211,7 +214,8 @@ impl Function {
         None
     }
 
-    /// A cheap instruction that runs once for each entry of the function.
+    /// A cheap instruction that runs once for each entry of the function; more often where a table leads back between its beginning
+    /// and that.
     pub fn entry(&self) -> Option<Candidate> {
         self.candidate(self.cheap_beside(0)?, Kind::Entry)
     }

@@ -522,6 +522,31 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
+    fn a_file_that_was_made_or_touched_since_is_not_older() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("code");
+        std::fs::write(&path, "code").unwrap();
+        let file = || {
+            let dir = OwnedFd::from(File::open(directory.path()).unwrap());
+            CodeFile::open(&dir, "code", "it")
+        };
+        let Ok(opened) = file() else {
+            eprintln!("skipped: {:?}", file().err());
+            return;
+        };
+        let made = SystemTime::now();
+        assert!(!opened.is_older_than(made));
+        assert!(opened.is_older_than(made + Duration::from_secs(10)));
+        assert!(!opened.is_older_than(SystemTime::UNIX_EPOCH));
+        // Its last change can be set back, that it was can not.
+        File::open(&path)
+            .unwrap()
+            .set_modified(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        assert!(!opened.is_older_than(made));
+    }
+
+    #[test]
     fn code_of_files_is_told_from_other_mappings() {
         let text = "\
 55d0-55e0 r-xp 00002000 fe:00 1234                       /usr/bin/a b

@@ -13,6 +13,8 @@ pub(super) struct Step {
     pub(super) to: Option<u32>,
     /// It says itself that jumps to addresses which only running tells may lead to it (`endbr64`).
     pub(super) lands: bool,
+    /// Nothing leads to it but that the program was seen at work there or before it.
+    pub(super) seen: bool,
     /// Whether it is offered: the kernel acts it out, and it is no call. A call is acted out without writing the shadow stack, so
     /// that a thread which has one, or comes to have one, would be ended by the return.
     pub(super) cheap: bool,
@@ -108,6 +110,7 @@ impl Follower<'_> {
             flow,
             to,
             lands: instruction.mnemonic() == Mnemonic::Endbr64,
+            seen: false,
             cheap: is_emulated(bytes) && bytes.first() != Some(&0xe8),
         })
     }
@@ -129,6 +132,7 @@ pub(super) fn steps(
         steps: Vec::new(),
     };
     follower.follow(0)?;
+    let from_start = follower.steps.len();
     for address in seen {
         // What lies in another function is not ours to follow.
         if let Some(place) = address.checked_sub(start).and_then(|at| u32::try_from(at).ok()) {
@@ -136,6 +140,9 @@ pub(super) fn steps(
         }
     }
     let mut steps = follower.steps;
+    for step in steps.iter_mut().skip(from_start) {
+        step.seen = true;
+    }
     steps.sort_unstable_by_key(|s| s.at);
     Some(steps)
 }

@@ -126,7 +126,10 @@ fn the_ways_through_an_operation_are_offered_where_a_table_leads_on() {
     assert_eq!(offered(INTERPRETER, 0x1002), [4, 6, 9]);
     assert_eq!(offered(INTERPRETER, 0x100d), [16]);
     let f = seen(INTERPRETER, &[0x1002]).unwrap();
-    assert!(f.around(0x1002, false).iter().all(|c| c.dispatched));
+    assert!(f.around(0x1002, false).iter().all(|c| c.dispatched && c.seen));
+    // What the start leads to is known from that, wherever else it was seen.
+    let f = seen(NESTED, &[0x1006, 0x100e]).unwrap();
+    assert!(f.around(0x1006, true).iter().all(|c| !c.dispatched && !c.seen));
     // Each of the ways returns: then who called it is the loop.
     let mut returns = INTERPRETER.to_vec();
     for at in [7, 11, 17] {

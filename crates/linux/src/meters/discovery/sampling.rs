@@ -140,9 +140,13 @@ impl Search<'_> {
     ) -> Result<Vec<Spot>, Refusal> {
         let (root, workload) = (self.root, self.workload);
         not_compiled(traces.iter().map(|t| atlas.code(t.process, t.instruction)))?;
-        // All of them before the first function is taken apart.
-        let at_work = traces.iter().filter(|t| t.in_user_mode);
-        atlas.learn(root, workload, at_work.map(|t| (t.process, t.instruction)));
+        // A process may run what it likes to run in its code, and suffers itself from a breakpoint within an instruction. Of several
+        // one could be less trusted than another that runs the same file.
+        if workload.processes.len() == 1 {
+            // All of them before the first function is taken apart.
+            let at_work = traces.iter().filter(|t| t.in_user_mode);
+            atlas.learn(root, workload, at_work.map(|t| (t.process, t.instruction)));
+        }
         let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
         let mut waiting = 0;
         let mut outside = 0;

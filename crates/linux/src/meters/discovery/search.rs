@@ -755,6 +755,7 @@ impl<'a> Search<'a> {
             device_inode: image.device_inode,
             path: image.path.clone(),
             offset: spot.offset,
+            seen: spot.candidate.seen,
             name: format!("{}+{:#x}", image.name, spot.offset),
         })
     }
