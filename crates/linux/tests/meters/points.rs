@@ -104,7 +104,10 @@ fold:
     sum ^= sum >> 29;
     NEXT;
 again:
-    if (__builtin_expect(++turns < 20000, 1)) {
+    /* Slow, so that it is seen at work here, before its two ways part. */
+    turns++;
+    sum += x / (turns | 1);
+    if (__builtin_expect(turns < 20000, 1)) {
         next = code;
         NEXT;
     }

@@ -118,15 +118,10 @@ impl Atlas {
     /// code is followed from there, too. To be told before anything is looked up. What follows is counted at, so only what is certain
     /// is believed: the same piece of the same file was mapped there before the samples and after them, the file is older than
     /// they are, and the process has in its memory what the file holds.
-    pub(super) fn learn(
-        &mut self,
-        root: &Root,
-        workload: &Workload,
-        addresses: impl Iterator<Item = (ProcessId, u64)>,
-    ) {
+    pub(super) fn learn(&mut self, root: &Root, workload: &Workload, addresses: &BTreeSet<(ProcessId, u64)>) {
         let mut by_process: BTreeMap<ProcessId, BTreeSet<u64>> = BTreeMap::new();
         for (process, address) in addresses {
-            by_process.entry(process).or_default().insert(address);
+            by_process.entry(*process).or_default().insert(*address);
         }
         for (process, addresses) in by_process {
             let (Some(now), Ok(patched)) = (layout(root, process), Patched::look(root, process)) else {

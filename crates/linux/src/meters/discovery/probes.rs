@@ -90,6 +90,11 @@ impl Probes {
         }
     }
 
+    /// Whether a process runs one of the programs that are counted.
+    fn runs_it(&self, process: ProcessId) -> bool {
+        executable(&self.root, process).is_some_and(|e| self.executables.contains(&e))
+    }
+
     /// Whether what a process runs at the places is what the files hold. Looked at once for each process.
     fn agrees(&mut self, process: ProcessId) -> Result<bool, PlatformError> {
         if let Some(known) = self.compared.get(&process) {
@@ -178,11 +183,15 @@ impl Subject for Probes {
             self.code_seen = Some(Instant::now());
             self.compared.clear();
         }
-        if self.only_main && workload.processes.len() > 1 {
-            return Err(Lost::Paused(format!(
-                "it has {} processes now, and where instructions begin is known from what one of them did",
-                workload.processes.len()
-            )));
+        if self.only_main
+            && workload
+                .processes
+                .iter()
+                .any(|p| *p != self.main && self.runs_it(*p))
+        {
+            return Err(Lost::Paused(
+                "several processes run its program now, and where instructions begin is known from what one of them did".to_owned(),
+            ));
         }
         let looked_at = workload
             .processes

@@ -329,12 +329,12 @@ impl<'a> Search<'a> {
         let threads = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
-        let traces = self.sample(&threads, &atlas)?;
-        self.samples = traces.len();
+        let samples = self.sample(&threads, &atlas)?;
+        self.samples = samples.traces.len();
         // Over the sampling, too: the longer the better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
-        self.spots = self.find_candidates(atlas, &traces)?;
-        drop(traces);
+        self.spots = self.find_candidates(atlas, &samples)?;
+        drop(samples);
         self.leave_out_the_patched()?;
         self.candidates = self.spots.len();
         self.owed = Some(self.owe()?);
