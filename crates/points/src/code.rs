@@ -259,7 +259,10 @@ impl Function {
             );
             found.extend(self.of_loop(number, turn, index));
         }
-        found.extend(self.ahead(index));
+        // What the start leads to has its loops for that.
+        if step.seen {
+            found.extend(self.ahead(index));
+        }
         // What stands in a loop of either kind is offered as of that.
         found.sort_unstable_by_key(|c| (c.address, !c.dispatched, c.kind));
         found.dedup_by_key(|c| c.address);

@@ -130,6 +130,9 @@ fn the_ways_through_an_operation_are_offered_where_a_table_leads_on() {
     // What the start leads to is known from that, wherever else it was seen.
     let f = seen(NESTED, &[0x1006, 0x100e]).unwrap();
     assert!(f.around(0x1006, true).iter().all(|c| !c.dispatched && !c.seen));
+    // The start leads to it: test edi, edi; je 6; jmp rax; nop; ret
+    let known = plain(0x1000, &[0x85, 0xff, 0x74, 0x02, 0xff, 0xe0, 0x90, 0xc3]).unwrap();
+    assert!(known.around(0x1000, false).iter().all(|c| !c.dispatched));
     // Each of the ways returns: then who called it is the loop.
     let mut returns = INTERPRETER.to_vec();
     for at in [7, 11, 17] {

@@ -93,8 +93,8 @@ impl Samples {
 struct Tally {
     /// By file and address.
     seen: BTreeMap<(usize, u64), Seen>,
-    /// In how many samples each function was on the stack, and how far out in all of them together.
-    on_stack: BTreeMap<(usize, u64), (usize, usize)>,
+    /// In how many samples each function was on the stack.
+    on_stack: BTreeMap<(usize, u64), usize>,
     /// Samples in loops that wait.
     waiting: usize,
     /// Samples in what is not understood.
@@ -105,18 +105,17 @@ impl Tally {
     /// Adds a sample: its frames with their distance from the top of the stack, where the first is the instruction at work.
     fn add(&mut self, at_work: Option<Frame>, callers: impl Iterator<Item = (usize, Frame)>) {
         let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
-        let mut functions: BTreeMap<(usize, u64), usize> = BTreeMap::new();
+        let mut functions: BTreeSet<(usize, u64)> = BTreeSet::new();
         match &at_work {
             Some(frame) => self.waiting += usize::from(frame.waits),
             None => self.outside += 1,
         }
         for (depth, frame) in at_work.map(|frame| (0, frame)).into_iter().chain(callers) {
             frame.note(depth, &mut here);
-            functions.insert((frame.image, frame.function), depth);
+            functions.insert((frame.image, frame.function));
         }
-        for (function, depth) in functions {
-            let entry = self.on_stack.entry(function).or_default();
-            *entry = (entry.0 + 1, entry.1 + depth);
+        for function in functions {
+            *self.on_stack.entry(function).or_default() += 1;
         }
         for (key, (candidate, function, depth)) in here {
             let entry = self.seen.entry(key).or_insert(Seen::new(candidate, function));
@@ -130,9 +129,10 @@ impl Tally {
     fn seen(mut self) -> BTreeMap<(usize, u64), Seen> {
         for ((image, _), seen) in &mut self.seen {
             let function = self.on_stack.get(&(*image, seen.function));
-            if let Some((samples, depth)) = function.filter(|_| seen.candidate.dispatched) {
-                (seen.samples, seen.depth) = (*samples, *depth);
-            }
+            seen.around = match function {
+                Some(samples) if seen.candidate.dispatched => *samples,
+                _ => seen.samples,
+            };
         }
         self.seen
     }
@@ -329,9 +329,9 @@ mod tests {
         tally.add(None, std::iter::empty());
         assert_eq!(tally.outside, 1);
         let seen = tally.seen();
-        let of = |address| seen.get(&(0, address)).map(|s| (s.samples, s.depth));
-        assert_eq!(of(0x1010), Some((3, 9)));
-        assert_eq!(of(0x1020), Some((1, 0)));
+        let of = |address| seen.get(&(0, address)).map(|s| (s.samples, s.around));
+        assert_eq!(of(0x1010), Some((1, 3)));
+        assert_eq!(of(0x1020), Some((1, 1)));
     }
 
     #[test]

@@ -439,35 +439,36 @@ impl<'a> Search<'a> {
         seen: BTreeMap<(usize, u64), Seen>,
         samples: usize,
     ) -> Result<Vec<Spot>, String> {
-        let mut spots: Vec<Spot> = seen
+        let mut spots: Vec<(f64, Spot)> = seen
             .into_iter()
             .filter_map(|((image, address), s)| {
-                Some(Spot {
+                let spot = Spot {
                     image,
                     candidate: s.candidate,
                     offset: self.image(image)?.offset(address)?,
                     function: ((image as u64) << 48) ^ s.function,
-                    coverage: s.samples as f64 / samples as f64,
+                    coverage: s.around as f64 / samples as f64,
                     depth: s.depth as f64 / s.samples as f64,
                     rate: 0.0,
-                })
+                };
+                Some((s.samples as f64 / samples as f64, spot))
             })
             .collect();
-        // What is on the stack most of the time first, and of that what is farthest out.
-        let class = |s: &Spot| match s.coverage {
+        // What was itself seen on the stack most of the time first, and of that what is farthest out.
+        let class = |own: f64| match own {
             c if c >= 0.5 => 0,
             c if c >= 0.15 => 1,
             _ => 2,
         };
-        spots.sort_by(|a, b| {
-            class(a)
-                .cmp(&class(b))
+        spots.sort_by(|(own_a, a), (own_b, b)| {
+            class(*own_a)
+                .cmp(&class(*own_b))
                 .then(b.depth.total_cmp(&a.depth))
                 .then(a.image.cmp(&b.image))
                 .then(a.offset.cmp(&b.offset))
         });
         spots.truncate(CANDIDATES_MAX);
-        Ok(spots)
+        Ok(spots.into_iter().map(|(_, spot)| spot).collect())
     }
 
     // ---- counting -----------------------------------------------------------------------------------------------
@@ -796,6 +797,8 @@ pub(super) struct Seen {
     pub(super) candidate: Candidate,
     pub(super) function: u64,
     pub(super) samples: usize,
+    /// Samples in which what it is in was on the stack: for a way through an operation of an interpreter, its loop.
+    pub(super) around: usize,
     pub(super) depth: usize,
 }
 
@@ -805,6 +808,7 @@ impl Seen {
             candidate,
             function,
             samples: 0,
+            around: 0,
             depth: 0,
         }
     }
