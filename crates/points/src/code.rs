@@ -9,13 +9,22 @@
 //! known place within the function's own range. What is not reached so may be data and is left alone. Where two ways
 //! through the code disagree about where instructions begin, something that was believed is wrong, and nothing of the
 //! function is offered.
+//!
+//! Behind a jump through a table nothing is known of where the program goes on: tables are not guessed at. The loop of an
+//! interpreter is made of such jumps. But where the processor was interrupted in the program's own code an instruction begins,
+//! or the program would not run; so code is followed from those places as well. What lies between the target of such a
+//! jump and the first place seen behind it stays unknown.
+//!
+//! In a function with such jumps any instruction may be the target of one. A sequence of instructions may then be entered in
+//! its middle, and one further down runs more often than one further up. An instruction that is offered instead of another
+//! of its sequence is one all the same, and what it counts is found out by counting it: nobody takes the two for equal.
 
 mod follow;
 mod loops;
 
 use follow::{Flow, Step};
 use loops::Turn;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Longest function that is taken apart, in bytes: interpreters have one of some hundred KiB.
 pub const FUNCTION_MAX: usize = 512 * 1024;
@@ -23,6 +32,10 @@ pub const FUNCTION_MAX: usize = 512 * 1024;
 const OF_LOOP_MAX: usize = 6;
 /// … and how far from the place they are looked for, in instructions to either side.
 const OF_LOOP_FAR: usize = 2048;
+/// Most sequences of instructions that are offered of what a place leads to until only running tells where it goes on.
+const AHEAD_MAX: usize = 16;
+/// … and how many instructions are looked through for them.
+const AHEAD_FAR: usize = 512;
 /// Most loops around one place that are offered.
 const LOOPS_AROUND_MAX: usize = 8;
 /// Most loops of a function: one with more is made to keep us busy.
@@ -52,6 +65,11 @@ pub struct Candidate {
     pub nesting: u8,
     /// It stands in a loop that seems to wait for something instead of working.
     pub waits: bool,
+    /// It is one of the ways to a jump of which only running tells where it leads, so perhaps in the loop of an interpreter. Who
+    /// is at work elsewhere in the function is then in the same loop.
+    pub dispatched: bool,
+    /// That an instruction begins there is known from the program's own doing only: from where it was seen at work.
+    pub seen: bool,
 }
 
 /// A function, taken apart.
@@ -68,15 +86,22 @@ pub struct Function {
 
 impl Function {
     /// Takes the code of a function of x86-64 apart. `start` is the address of its first byte, `code` the whole of its
-    /// range; `begins` says whether a function begins at an address. `None` when it contradicts itself, is empty or too long, or has too many loops.
-    pub fn decode(start: u64, code: &[u8], begins: &dyn Fn(u64) -> bool) -> Option<Self> {
+    /// range; `begins` says whether a function begins at an address; at the addresses `seen` an instruction was about to be
+    /// executed. `None` when it contradicts itself, is empty or too long, or has too many loops.
+    pub fn decode(start: u64, code: &[u8], begins: &dyn Fn(u64) -> bool, seen: &[u64]) -> Option<Self> {
         if code.is_empty() || code.len() > FUNCTION_MAX {
             return None;
         }
-        let steps = follow::steps(start, code, begins)?;
+        let steps = follow::steps(start, code, begins, seen)?;
         let mut leaders = BTreeSet::from([0]);
         let mut backs: Vec<(u32, u32)> = Vec::new();
+        let mut behind = 0;
         for step in &steps {
+            // Known from here on only: it was seen at work, and who leads here is hidden.
+            if step.at != behind || step.lands {
+                leaders.insert(step.at);
+            }
+            behind = step.next();
             if !matches!(step.flow, Flow::On | Flow::Call) {
                 leaders.insert(step.next());
             }
@@ -167,6 +192,8 @@ impl Function {
             kind,
             nesting: self.inner.get(step)?.1,
             waits: self.loop_of(step).is_some_and(|turn| turn.waits),
+            dispatched: false,
+            seen: this.seen,
         })
     }
 
@@ -187,7 +214,8 @@ impl Function {
         None
     }
 
-    /// A cheap instruction that runs once for each entry of the function.
+    /// A cheap instruction that runs once for each entry of the function; more often where a table leads back between its beginning
+    /// and that.
     pub fn entry(&self) -> Option<Candidate> {
         self.candidate(self.cheap_beside(0)?, Kind::Entry)
     }
@@ -231,9 +259,52 @@ impl Function {
             );
             found.extend(self.of_loop(number, turn, index));
         }
-        found.sort_unstable();
+        // What the start leads to has its loops for that.
+        if step.seen {
+            found.extend(self.ahead(index));
+        }
+        // What stands in a loop of either kind is offered as of that.
+        found.sort_unstable_by_key(|c| (c.address, !c.dispatched, c.kind));
         found.dedup_by_key(|c| c.address);
         found
+    }
+
+    /// What a step leads to until only running tells where it goes on: in an interpreter the ways through the operation that was
+    /// seen at work, some of which are taken once in a while (the end of a loop, a new block of memory). The jump behind them is
+    /// the loop that no jump back shows. Nothing where the ways only return.
+    fn ahead(&self, from: usize) -> Vec<Candidate> {
+        let mut pieces = Vec::new();
+        let mut somewhere = false;
+        let mut known = BTreeSet::from([from]);
+        let mut ways = VecDeque::from([from]);
+        while let Some(i) = ways.pop_front() {
+            let Some(step) = self.steps.get(i) else { continue };
+            if self.leaders.contains(&step.at) {
+                pieces.push(step.at);
+            }
+            somewhere |= step.flow == Flow::Somewhere;
+            let next = matches!(step.flow, Flow::On | Flow::Call | Flow::Branch).then(|| step.next());
+            for at in next.into_iter().chain(step.to) {
+                if known.len() < AHEAD_FAR
+                    && let Some(to) = self.index(at)
+                    && known.insert(to)
+                {
+                    ways.push_back(to);
+                }
+            }
+        }
+        if !somewhere {
+            return Vec::new();
+        }
+        pieces
+            .into_iter()
+            .filter_map(|at| self.candidate(self.cheap_beside(at)?, Kind::Branch))
+            .map(|candidate| Candidate {
+                dispatched: true,
+                ..candidate
+            })
+            .take(AHEAD_MAX)
+            .collect()
     }
 
     /// Branches and calls of a loop itself, not of one inside it: those nearest to a step.

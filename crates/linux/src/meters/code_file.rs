@@ -18,11 +18,14 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime};
 
 /// Most that is read of a list of mappings.
 pub(super) const MAPS_MAX: usize = 4 * 1024 * 1024;
 /// Bytes of code that are compared between memory and file at a place that is to be counted.
 pub(super) const COMPARED: usize = 16;
+/// The clock that files are marked by may be late by a tick, which is 10 ms at most.
+const FILE_CLOCK: Duration = Duration::from_millis(20);
 /// Breakpoint instruction of x86-64.
 const BREAKPOINT: u8 = 0xcc;
 const OVERLAYFS: u64 = 0x794c_7630;
@@ -307,6 +310,22 @@ impl CodeFile {
         Ok(())
     }
 
+    /// Whether it was neither made nor changed in any way since a moment, as far as clocks of files tell: where it is mapped its number
+    /// may have been another file's before. What cannot be told is no.
+    pub(super) fn is_older_than(&self, moment: SystemTime) -> bool {
+        let Some(moment) = moment
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .ok()
+            .and_then(|since| since.checked_sub(FILE_CLOCK))
+        else {
+            return false;
+        };
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| {
+            let changed = (i128::from(stat.st_ctime), i128::from(stat.st_ctime_nsec));
+            changed < (i128::from(moment.as_secs()), i128::from(moment.subsec_nanos()))
+        })
+    }
+
     /// Device and inode.
     pub(super) fn identity(&self) -> (u64, u64) {
         self.identity
@@ -501,6 +520,31 @@ impl Memory {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_file_that_was_made_or_touched_since_is_not_older() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("code");
+        std::fs::write(&path, "code").unwrap();
+        let file = || {
+            let dir = OwnedFd::from(File::open(directory.path()).unwrap());
+            CodeFile::open(&dir, "code", "it")
+        };
+        let Ok(opened) = file() else {
+            eprintln!("skipped: {:?}", file().err());
+            return;
+        };
+        let made = SystemTime::now();
+        assert!(!opened.is_older_than(made));
+        assert!(opened.is_older_than(made + Duration::from_secs(10)));
+        assert!(!opened.is_older_than(SystemTime::UNIX_EPOCH));
+        // Its last change can be set back, that it was can not.
+        File::open(&path)
+            .unwrap()
+            .set_modified(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        assert!(!opened.is_older_than(made));
+    }
 
     #[test]
     fn code_of_files_is_told_from_other_mappings() {

@@ -69,7 +69,14 @@ pub(crate) const ALL: &[Parser] = &[
     }),
     ("code", |bytes| {
         for every in [1u64, 2] {
-            if let Some(function) = Function::decode(0x1000, bytes, &|at| at.is_multiple_of(every)) {
+            // As if it was seen at work somewhere, in this function or not.
+            let seen: Vec<u64> = bytes
+                .last_chunk::<2>()
+                .into_iter()
+                .flatten()
+                .map(|b| 0xff8 + u64::from(*b))
+                .collect();
+            if let Some(function) = Function::decode(0x1000, bytes, &|at| at.is_multiple_of(every), &seen) {
                 for at in [0, 1, bytes.len() as u64 / 2, bytes.len() as u64] {
                     let _ = function.around(0x1000 + at, at % 2 == 0);
                 }

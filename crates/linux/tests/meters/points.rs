@@ -77,6 +77,63 @@ int main(int argc, char **argv)
 }
 "#;
 
+/// An interpreter whose operations are reached through a table only; units of some 0.3 ms, counted in the file that it is given by an
+/// operation that hardly ever is at work.
+const INTERPRETER: &str = r#"
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static volatile uint64_t even, odd;
+
+__attribute__((noinline)) static void run(const uint8_t *code, uint64_t *count)
+{
+    static const void *const table[] = {&&add, &&mix, &&fold, &&again, &&unit};
+    const uint8_t *next = code;
+    uint64_t x = 1, sum = 0, turns = 0;
+#define NEXT goto *table[*next++]
+    NEXT;
+add:
+    sum += x;
+    NEXT;
+mix:
+    x = x * 6364136223846793005u + 1442695040888963407u;
+    NEXT;
+fold:
+    sum ^= sum >> 29;
+    NEXT;
+again:
+    /* Slow, so that it is seen at work here, before its two ways part. */
+    turns++;
+    sum += x / (turns | 1);
+    if (__builtin_expect(turns < 20000, 1)) {
+        next = code;
+        NEXT;
+    }
+    turns = 0;
+    if (sum & 1)
+        odd += sum;
+    else
+        even += x;
+    NEXT;
+unit:
+    __atomic_fetch_add(count, 1, __ATOMIC_RELEASE);
+    next = code;
+    NEXT;
+}
+
+int main(int argc, char **argv)
+{
+    static const uint8_t code[] = {1, 0, 2, 1, 1, 0, 2, 0, 3, 4};
+    int fd = open(argv[argc > 2 ? 2 : 0], O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, 8) != 0)
+        return 1;
+    run(code, mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    return 0;
+}
+"#;
+
 /// Ends with the test, however it ends.
 struct Victim(Child);
 
@@ -142,12 +199,16 @@ impl Victim {
 
 /// The stripped program, or why there is none.
 fn build(directory: &Path) -> Option<PathBuf> {
+    compile(directory, PROGRAM)
+}
+
+fn compile(directory: &Path, text: &str) -> Option<PathBuf> {
     if !cfg!(target_arch = "x86_64") {
         eprintln!("skipped: points are found in code of x86-64 only");
         return None;
     }
     let (source, program) = (directory.join("victim.c"), directory.join("victim"));
-    std::fs::write(&source, PROGRAM).unwrap();
+    std::fs::write(&source, text).unwrap();
     let built = Command::new("cc")
         .args(["-O2", "-s", "-pthread", "-o"])
         .args([&program, &source])
@@ -239,41 +300,9 @@ fn a_point_follows_the_work_of_a_stripped_program() {
             return;
         }
     };
-    let truth = || {
-        let bytes = std::fs::read(&file).unwrap();
-        u64::from_ne_bytes(bytes.try_into().unwrap())
+    let Some((early, late, ratios)) = hits_per_unit(&mut *meter, &subject, &file) else {
+        return;
     };
-    // Where it is counted in turns, each reading speaks for the time since the one before, or for none. The number of hits per unit of
-    // work is the same early and late, as far as a busy machine lets that be seen in time.
-    let mut ratios: Vec<f64> = Vec::new();
-    let mut last = (truth(), meter.read(&subject).unwrap());
-    let begun = Instant::now();
-    while ratios.len() < 8 {
-        if begun.elapsed() > Duration::from_secs(60) {
-            eprintln!("skipped: on this machine it is counted too seldom: {ratios:?}");
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(900));
-        let count = match meter.read(&subject) {
-            Ok(count) => count,
-            Err(e) => {
-                eprintln!("skipped: it was given up: {e}");
-                return;
-            }
-        };
-        let done = truth();
-        if meter.counted().is_some() && count > last.1 {
-            ratios.push((count - last.1) / done.saturating_sub(last.0).max(1) as f64);
-        }
-        last = (done, count);
-    }
-    // The middle one: of the time of a single reading the program may have had next to nothing.
-    let middle = |part: &[f64]| {
-        let mut sorted = part.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    };
-    let (early, late) = (middle(&ratios[..4]), middle(&ratios[4..]));
     assert!(
         early > 0.0 && early < 2.0 * late && late < 2.0 * early,
         "hits per unit of work: {early}, {late} ({ratios:?})"
@@ -290,6 +319,79 @@ fn a_point_follows_the_work_of_a_stripped_program() {
     victim.become_another();
     let ended = ends_without_touching(&mut *meter, &subject, &victim, &other);
     assert!(ended.contains("another program"), "{ended}");
+}
+
+#[test]
+fn a_point_is_found_in_code_that_only_a_table_leads_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), INTERPRETER) else {
+        return;
+    };
+    let file = directory.path().join("count");
+    let mut victim = Victim::work(&program, &file, &file);
+    let subject = workload("victim", &[victim.0.id()]);
+    let mut meter = match search(&subject) {
+        Ok(meter) => meter,
+        Err(why) => {
+            // It works nowhere else.
+            assert!(
+                !why.contains("seen at work runs") && !why.contains("can be counted"),
+                "{why}"
+            );
+            eprintln!("skipped: {why}");
+            return;
+        }
+    };
+    let found = hits_per_unit(&mut *meter, &subject, &file);
+    drop(meter);
+    // A breakpoint within an instruction would have ended it.
+    assert!(victim.0.try_wait().unwrap().is_none());
+    if let Some((early, late, ratios)) = found {
+        assert!(
+            early > 0.0 && early < 2.0 * late && late < 2.0 * early,
+            "hits per unit of work: {early}, {late} ({ratios:?})"
+        );
+    }
+}
+
+/// Hits of a meter per unit of work early and late, and all that was read; `None` where the machine does not let that be seen.
+fn hits_per_unit(meter: &mut dyn Meter, subject: &Workload, file: &Path) -> Option<(f64, f64, Vec<f64>)> {
+    let truth = || {
+        let bytes = std::fs::read(file).unwrap();
+        u64::from_ne_bytes(bytes.try_into().unwrap())
+    };
+    // Where it is counted in turns, each reading speaks for the time since the one before, or for none. The number of hits per unit of
+    // work is the same early and late, as far as a busy machine lets that be seen in time.
+    let mut ratios: Vec<f64> = Vec::new();
+    let mut last = (truth(), meter.read(subject).unwrap());
+    let begun = Instant::now();
+    while ratios.len() < 8 {
+        if begun.elapsed() > Duration::from_secs(60) {
+            eprintln!("skipped: on this machine it is counted too seldom: {ratios:?}");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(900));
+        let count = match meter.read(subject) {
+            Ok(count) => count,
+            Err(e) => {
+                eprintln!("skipped: it was given up: {e}");
+                return None;
+            }
+        };
+        let done = truth();
+        if meter.counted().is_some() && count > last.1 {
+            ratios.push((count - last.1) / done.saturating_sub(last.0).max(1) as f64);
+        }
+        last = (done, count);
+    }
+    // The middle one: of the time of a single reading the program may have had next to nothing.
+    let middle = |part: &[f64]| {
+        let mut sorted = part.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted[sorted.len() / 2]
+    };
+    let (early, late) = (middle(&ratios[..4]), middle(&ratios[4..]));
+    Some((early, late, ratios))
 }
 
 /// Why the meter ended. Until then there was no breakpoint in the code of the program that it had become.

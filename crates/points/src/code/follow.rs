@@ -1,4 +1,4 @@
-//! Following the code of a function from its start.
+//! Following the code of a function from its start, and from where it was seen at work.
 
 use super::is_emulated;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
@@ -11,6 +11,10 @@ pub(super) struct Step {
     pub(super) flow: Flow,
     /// Target of a jump within the function.
     pub(super) to: Option<u32>,
+    /// It says itself that jumps to addresses which only running tells may lead to it (`endbr64`).
+    pub(super) lands: bool,
+    /// Nothing leads to it but that the program was seen at work there or before it.
+    pub(super) seen: bool,
     /// Whether it is offered: the kernel acts it out, and it is no call. A call is acted out without writing the shadow stack, so
     /// that a thread which has one, or comes to have one, would be ended by the return.
     pub(super) cheap: bool,
@@ -34,7 +38,9 @@ pub(super) enum Flow {
     Call,
     /// Calls a place that is not known to be a function.
     Step,
-    /// Goes to where only running tells, returns, or ends.
+    /// Jumps to where only running tells: through a table, or out of the function.
+    Somewhere,
+    /// Returns, or ends.
     Away,
 }
 
@@ -51,10 +57,10 @@ struct Follower<'a> {
 }
 
 impl Follower<'_> {
-    /// Everything that can be reached from its start. `None`: it contradicts what was reached before, or leads to bytes that
-    /// are no instruction.
-    fn follow(&mut self) -> Option<()> {
-        let mut ways = vec![0];
+    /// Everything that can be reached from a place at which an instruction begins. `None`: it contradicts what was reached before,
+    /// or leads to bytes that are no instruction.
+    fn follow(&mut self, from: u32) -> Option<()> {
+        let mut ways = vec![from];
         while let Some(at) = ways.pop() {
             let Some(mark) = self.reached.get(at as usize) else {
                 // Behind the end: the last call of a function may never come back.
@@ -72,7 +78,7 @@ impl Follower<'_> {
             }
             bytes.fill(2);
             *bytes.first_mut()? = 1;
-            if !matches!(step.flow, Flow::Jump | Flow::Step | Flow::Away) {
+            if !matches!(step.flow, Flow::Jump | Flow::Step | Flow::Somewhere | Flow::Away) {
                 ways.push(step.next());
             }
             ways.extend(step.to);
@@ -103,14 +109,21 @@ impl Follower<'_> {
             length: u8::try_from(instruction.len()).ok()?,
             flow,
             to,
+            lands: instruction.mnemonic() == Mnemonic::Endbr64,
+            seen: false,
             cheap: is_emulated(bytes) && bytes.first() != Some(&0xe8),
         })
     }
 }
 
-/// The instructions of a function that its start leads to, ascending. `begins`: whether a function begins at an address. `None`: two
-/// ways contradict each other, or lead to bytes that are no instruction.
-pub(super) fn steps(start: u64, code: &[u8], begins: &dyn Fn(u64) -> bool) -> Option<Vec<Step>> {
+/// The instructions of a function that its start leads to, and the places at which it was seen at work, ascending. `begins`: whether
+/// a function begins at an address. `None`: two ways contradict each other, or lead to bytes that are no instruction.
+pub(super) fn steps(
+    start: u64,
+    code: &[u8],
+    begins: &dyn Fn(u64) -> bool,
+    seen: &[u64],
+) -> Option<Vec<Step>> {
     let mut follower = Follower {
         start,
         code,
@@ -118,8 +131,18 @@ pub(super) fn steps(start: u64, code: &[u8], begins: &dyn Fn(u64) -> bool) -> Op
         reached: vec![0; code.len()],
         steps: Vec::new(),
     };
-    follower.follow()?;
+    follower.follow(0)?;
+    let from_start = follower.steps.len();
+    for address in seen {
+        // What lies in another function is not ours to follow.
+        if let Some(place) = address.checked_sub(start).and_then(|at| u32::try_from(at).ok()) {
+            follower.follow(place)?;
+        }
+    }
     let mut steps = follower.steps;
+    for step in steps.iter_mut().skip(from_start) {
+        step.seen = true;
+    }
     steps.sort_unstable_by_key(|s| s.at);
     Some(steps)
 }
@@ -135,10 +158,8 @@ fn flow(instruction: &Instruction) -> (Flow, Option<u64>) {
     let flow = match instruction.flow_control() {
         FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => Flow::Branch,
         FlowControl::UnconditionalBranch => Flow::Jump,
-        FlowControl::IndirectBranch
-        | FlowControl::Return
-        | FlowControl::Exception
-        | FlowControl::Interrupt => Flow::Away,
+        FlowControl::IndirectBranch => Flow::Somewhere,
+        FlowControl::Return | FlowControl::Exception | FlowControl::Interrupt => Flow::Away,
         // `syscall` and its like are calls to the decoder, but nothing returns from them through the stack.
         FlowControl::Call | FlowControl::IndirectCall if instruction.mnemonic() == Mnemonic::Call => {
             Flow::Call

@@ -139,8 +139,10 @@ fn waits(body: &[Instruction]) -> bool {
                     && instruction.op1_kind() == OpKind::Register
                     && instruction.op0_register() == instruction.op1_register()
             }
-            // The two ways to try to take a lock, and the way back.
-            Mnemonic::Xchg | Mnemonic::Cmpxchg | Mnemonic::Jmp => true,
+            // The two ways to try to take a lock.
+            Mnemonic::Xchg | Mnemonic::Cmpxchg => true,
+            // The way back; what is done behind a jump through a table is not known.
+            Mnemonic::Jmp => instruction.op0_kind() == OpKind::NearBranch64,
             _ => instruction.condition_code() != ConditionCode::None,
         };
         if !harmless {

@@ -14,7 +14,7 @@ const NESTED: &[u8] = &[
 
 /// As if all that is called were a function.
 fn plain(start: u64, code: &[u8]) -> Option<Function> {
-    Function::decode(start, code, &|_| true)
+    Function::decode(start, code, &|_| true, &[])
 }
 
 fn nested() -> Function {
@@ -50,7 +50,7 @@ fn data_between_instructions_is_left_alone() {
     assert!(behind.is_boundary(1) && !behind.is_boundary(2) && !behind.is_boundary(3));
     // call over a text; pop rdi: no function begins behind the text
     let code = [0xe8, 0x04, 0, 0, 0, 0x55, 0x55, 0x55, 0x55, 0x5f, 0xc3];
-    let over = Function::decode(0, &code, &|_| false).unwrap();
+    let over = Function::decode(0, &code, &|_| false, &[]).unwrap();
     assert!(!over.is_boundary(5) && over.returns_to(5));
     // What nothing tells is not looked at, even where it is code: behind a jump through a table.
     assert!(!plain(0, &[0xff, 0xe0, 0x55, 0xc3]).unwrap().is_boundary(2));
@@ -64,6 +64,92 @@ fn a_contradiction_ends_the_belief_in_a_function() {
     // The way leads to bytes that are no instruction, or out of the range within one.
     assert!(plain(0, &[0x55, 0x06, 0x55]).is_none());
     assert!(plain(0, &[0x55, 0xb8, 0x01]).is_none());
+}
+
+/// As if all that is called were a function, and it was seen at work at these addresses.
+fn seen(code: &[u8], seen: &[u64]) -> Option<Function> {
+    Function::decode(0x1000, code, &|_| true, seen)
+}
+
+/// jmp rax; then two operations that only a table leads to: { dec ecx; je rare; nop; jmp rax; rare: push rbp; pop rbp;
+/// jmp rax } and { mov rbp, rsp; nop; jmp rax }
+const INTERPRETER: &[u8] = &[
+    0xff, 0xe0, // 0 jmp rax
+    0xff, 0xc9, // 2 dec ecx
+    0x74, 0x03, // 4 je 9
+    0x90, // 6 nop
+    0xff, 0xe0, // 7 jmp rax
+    0x55, // 9 push rbp
+    0x5d, // 10 pop rbp
+    0xff, 0xe0, // 11 jmp rax
+    0x48, 0x89, 0xe5, // 13 mov rbp, rsp
+    0x90, // 16 nop
+    0xff, 0xe0, // 17 jmp rax
+];
+
+#[test]
+fn what_only_a_table_leads_to_is_followed_from_where_it_was_seen() {
+    let reached = |places: &[u64]| -> Vec<u32> {
+        let seen = seen(INTERPRETER, places).unwrap();
+        seen.steps.iter().map(|s| s.at).collect()
+    };
+    assert_eq!(reached(&[]), [0]);
+    assert_eq!(reached(&[0x1002]), [0, 2, 4, 6, 7, 9, 10, 11]);
+    // What was seen in the middle of an operation says nothing of how it begins.
+    assert_eq!(reached(&[0x1010, 0x1004]), [0, 4, 6, 7, 9, 10, 11, 16, 17]);
+    // Neither do places in other functions.
+    assert_eq!(reached(&[0, 0xfff, 0x1013, u64::MAX]), [0]);
+}
+
+#[test]
+fn where_it_was_seen_and_what_was_followed_must_agree() {
+    // Within the call that the start leads to.
+    assert!(seen(NESTED, &[0x1001]).is_some());
+    assert!(seen(NESTED, &[0x1003]).is_none());
+    // Two places, one within the instruction at the other: mov eax, …; ret
+    let code = [0xff, 0xe0, 0xb8, 0x55, 0xc3, 0x90, 0x90, 0xc3];
+    assert!(seen(&code, &[0x1002]).is_some() && seen(&code, &[0x1003]).is_some());
+    for places in [[0x1002, 0x1003], [0x1003, 0x1002]] {
+        assert!(seen(&code, &places).is_none());
+    }
+    // What it leads to is within what was reached before, or no instruction.
+    assert!(seen(&[0x55, 0xb8, 0xeb, 0xfd, 0, 0, 0xc3, 0xeb, 0xfa], &[0x1007]).is_none());
+    assert!(seen(&[0xc3, 0x55, 0x06], &[0x1001]).is_none());
+}
+
+#[test]
+fn the_ways_through_an_operation_are_offered_where_a_table_leads_on() {
+    let offered = |code: &[u8], at: u64| -> Vec<u64> {
+        let f = seen(code, &[0x1002, 0x100d]).unwrap();
+        f.around(at, false).iter().map(|c| c.address - 0x1000).collect()
+    };
+    assert_eq!(offered(INTERPRETER, 0x1002), [4, 6, 9]);
+    assert_eq!(offered(INTERPRETER, 0x100d), [16]);
+    let f = seen(INTERPRETER, &[0x1002]).unwrap();
+    assert!(f.around(0x1002, false).iter().all(|c| c.dispatched && c.seen));
+    // What the start leads to is known from that, wherever else it was seen.
+    let f = seen(NESTED, &[0x1006, 0x100e]).unwrap();
+    assert!(f.around(0x1006, true).iter().all(|c| !c.dispatched && !c.seen));
+    // The start leads to it: test edi, edi; je 6; jmp rax; nop; ret
+    let known = plain(0x1000, &[0x85, 0xff, 0x74, 0x02, 0xff, 0xe0, 0x90, 0xc3]).unwrap();
+    assert!(known.around(0x1000, false).iter().all(|c| !c.dispatched));
+    // Each of the ways returns: then who called it is the loop.
+    let mut returns = INTERPRETER.to_vec();
+    for at in [7, 11, 17] {
+        returns[at..at + 2].copy_from_slice(&[0xc3, 0xc3]);
+    }
+    assert_eq!(offered(&returns, 0x1002), [4]);
+}
+
+#[test]
+fn an_instruction_is_moved_within_what_is_known_of_its_sequence_only() {
+    // Seen at the nop: the mov before it may be the target of the table, or data.
+    let f = seen(INTERPRETER, &[0x1010]).unwrap();
+    let at: Vec<u64> = f.around(0x1010, false).iter().map(|c| c.address).collect();
+    assert_eq!(at, [0x1010]);
+    // mov rbp, rsp; endbr64; push rbp; ret: what may be jumped to begins a sequence.
+    let lands = [0x48, 0x89, 0xe5, 0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0xc3];
+    assert_eq!(plain(0, &lands).unwrap().entry(), None);
 }
 
 #[test]
@@ -146,6 +232,10 @@ fn waiting_is_told_from_working() {
     assert!(!waits(&[0x48, 0x8b, 0x00, 0x48, 0x85, 0xc0, 0x75, 0xf8]));
     // Counting: dec ecx; jne 0
     assert!(!waits(&[0xff, 0xc9, 0x75, 0xfc]));
+    // Nobody knows what is done behind a table: mov eax, [rdi]; test eax, eax; je 8; jmp rax; 8: jmp 0
+    assert!(!waits(&[
+        0x8b, 0x07, 0x85, 0xc0, 0x74, 0x02, 0xff, 0xe0, 0xeb, 0xf6
+    ]));
     // Storing: mov [rdi], eax; jmp 0
     assert!(!waits(&[0x89, 0x07, 0xeb, 0xfc]));
 }
@@ -163,8 +253,13 @@ proptest::proptest! {
         code in proptest::collection::vec(proptest::num::u8::ANY, 1..400),
         at in 0u64..400,
         returns in proptest::bool::ANY,
+        places in proptest::collection::vec(0xff8u64..0x1198, 0..4),
     ) {
-        if let Some(f) = plain(0x1000, &code) {
+        if let Some(f) = seen(&code, &places) {
+            for place in places {
+                let within = (0x1000..0x1000 + code.len() as u64).contains(&place);
+                proptest::prop_assert!(!within || f.is_boundary(place));
+            }
             let mut end = 0;
             for step in &f.steps {
                 // No two instructions overlap, and none leaves the range.

@@ -5,11 +5,13 @@ use super::super::common::{fault, open_process};
 use super::super::concern::Refusal;
 use super::super::concern::census::{Census, Family};
 use super::image::Image;
+use super::place::Patched;
 use crate::Root;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_points::code::{Candidate, Function};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Most code that is taken apart in one search, in bytes: a program may be made to have functions without end.
 const CODE_MAX: usize = 4 * 1024 * 1024;
@@ -42,6 +44,8 @@ pub(super) enum Code {
 
 /// What was looked up already.
 pub(super) struct Atlas {
+    /// When that was read; before the first sample.
+    begun: SystemTime,
     /// `None` where it could not be read.
     maps: BTreeMap<ProcessId, Option<Layout>>,
     numbers: BTreeMap<((u32, u32), u64), usize>,
@@ -49,6 +53,8 @@ pub(super) struct Atlas {
     pub(super) images: Vec<Option<Image>>,
     /// Why files were left out, for people.
     pub(super) left_out: BTreeSet<String>,
+    /// By file and function: where instructions begin, because one was about to be executed there.
+    seen: BTreeMap<(usize, u64), BTreeSet<u64>>,
     functions: BTreeMap<(usize, u64), Option<Function>>,
     frames: BTreeMap<(usize, u64, bool), Option<Frame>>,
     decoded: usize,
@@ -62,10 +68,12 @@ impl Atlas {
     /// Reads what the processes have mapped. Files that others than they have mapped, by this census, are left out.
     pub(super) fn new(root: &Root, processes: &[ProcessId], census: Arc<Census>) -> Self {
         Self {
+            begun: SystemTime::now(),
             maps: processes.iter().map(|p| (*p, layout(root, *p))).collect(),
             numbers: BTreeMap::new(),
             images: Vec::new(),
             left_out: BTreeSet::new(),
+            seen: BTreeMap::new(),
             functions: BTreeMap::new(),
             frames: BTreeMap::new(),
             decoded: 0,
@@ -104,6 +112,42 @@ impl Atlas {
             }
             Some(_) => Code::Compiled,
         }
+    }
+
+    /// Takes note of addresses at which a process was about to execute an instruction, from samples taken since this atlas was made:
+    /// code is followed from there, too. To be told before anything is looked up. What follows is counted at, so only what is certain
+    /// is believed: the same piece of the same file was mapped there before the samples and after them, the file is older than
+    /// they are, and the process has in its memory what the file holds.
+    pub(super) fn learn(&mut self, root: &Root, workload: &Workload, addresses: &BTreeSet<(ProcessId, u64)>) {
+        let mut by_process: BTreeMap<ProcessId, BTreeSet<u64>> = BTreeMap::new();
+        for (process, address) in addresses {
+            by_process.entry(*process).or_default().insert(*address);
+        }
+        for (process, addresses) in by_process {
+            let (Some(now), Ok(patched)) = (layout(root, process), Patched::look(root, process)) else {
+                continue;
+            };
+            for address in addresses {
+                let stayed = |then: &Mapping| now.files.contains(then);
+                if !self.mapping(process, address).is_some_and(stayed) {
+                    continue;
+                }
+                let place = self.locate(root, workload, process, address);
+                if let Some((image, at)) = place
+                    && let Some(start) = self.certain(image, at, &patched)
+                {
+                    self.seen.entry((image, start)).or_default().insert(at);
+                }
+            }
+        }
+    }
+
+    /// The start of the function in which a sampled address lies, if the process ran what the file holds there.
+    fn certain(&self, image: usize, at: u64, patched: &Patched) -> Option<u64> {
+        let image = self.images.get(image)?.as_ref()?;
+        let same = image.file.is_older_than(self.begun)
+            && patched.agrees(&image.file, &image.device_inode, image.offset(at)?);
+        image.function(at).filter(|_| same)
     }
 
     /// The file and the address, as the file numbers it, of an address of a process.
@@ -187,7 +231,7 @@ impl Atlas {
             _ if returns => file.function(at.checked_sub(1)?)?,
             _ => return None,
         };
-        let decoded = &mut self.decoded;
+        let (decoded, seen) = (&mut self.decoded, &self.seen);
         let function = self
             .functions
             .entry((image, start))
@@ -197,7 +241,8 @@ impl Atlas {
                 if *decoded > CODE_MAX {
                     return None;
                 }
-                Function::decode(start, &code, &|a| file.begins(a))
+                let seen: Vec<u64> = seen.get(&(image, start)).into_iter().flatten().copied().collect();
+                Function::decode(start, &code, &|a| file.begins(a), &seen)
             })
             .as_ref()?;
         let fits = if returns {

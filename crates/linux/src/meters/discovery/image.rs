@@ -218,7 +218,7 @@ mod tests {
             let Some(code) = own.code(*start) else { continue };
             assert_eq!(code.len() as u64, end - start);
             tried += 1;
-            understood += usize::from(Function::decode(*start, &code, &|a| own.begins(a)).is_some());
+            understood += usize::from(Function::decode(*start, &code, &|a| own.begins(a), &[]).is_some());
         }
         assert!(understood * 10 > tried * 9, "{understood} of {tried} functions");
     }

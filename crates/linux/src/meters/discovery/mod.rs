@@ -468,6 +468,7 @@ mod tests {
                 device_inode: ((0, 0), 0),
                 path: "/own".to_owned(),
                 offset: 0,
+                seen: false,
                 name: "own+0x0".to_owned(),
             },
             witness: None,

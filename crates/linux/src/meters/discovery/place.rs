@@ -18,6 +18,8 @@ pub(super) struct Place {
     pub(super) path: String,
     /// Offset of the instruction.
     pub(super) offset: u64,
+    /// That an instruction begins there is known from what its process did: nothing to rest on for others.
+    pub(super) seen: bool,
     /// For people: `redis-server+0x85333`.
     pub(super) name: String,
 }

@@ -38,6 +38,8 @@ pub(super) struct Probes {
     main: ProcessId,
     executable: (u64, u64),
     places: Vec<(Place, u32)>,
+    /// They rest on what the main process did, and are put into no other.
+    only_main: bool,
     files: Files,
     counters: Arc<Counters>,
     links: BTreeMap<ProcessId, Attached>,
@@ -75,6 +77,7 @@ impl Probes {
                 pages: places.len() as u64,
                 looked: Looked::default(),
             },
+            only_main: places.iter().any(|(place, _)| place.seen),
             places,
             counters,
             links: BTreeMap::new(),
@@ -85,6 +88,11 @@ impl Probes {
             watch: Watch::default(),
             children: Children::default(),
         }
+    }
+
+    /// Whether a process runs one of the programs that are counted.
+    fn runs_it(&self, process: ProcessId) -> bool {
+        executable(&self.root, process).is_some_and(|e| self.executables.contains(&e))
     }
 
     /// Whether what a process runs at the places is what the files hold. Looked at once for each process.
@@ -175,6 +183,16 @@ impl Subject for Probes {
             self.code_seen = Some(Instant::now());
             self.compared.clear();
         }
+        if self.only_main
+            && workload
+                .processes
+                .iter()
+                .any(|p| *p != self.main && self.runs_it(*p))
+        {
+            return Err(Lost::Paused(
+                "several processes run its program now, and where instructions begin is known from what one of them did".to_owned(),
+            ));
+        }
         let looked_at = workload
             .processes
             .get(..PROCESSES_MAX)
@@ -214,6 +232,7 @@ impl Subject for Probes {
         for process in processes.iter().take(PROCESSES_MAX) {
             // Of several processes one may run another program, or have code of its own.
             if self.links.contains_key(process)
+                || (self.only_main && *process != self.main)
                 || !runs_it(*process)
                 || !self.agrees(*process).unwrap_or(false)
             {

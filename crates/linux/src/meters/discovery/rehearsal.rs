@@ -427,7 +427,7 @@ fn own_places() -> Result<(Image, Vec<Candidate>), String> {
         .ok_or("the file does not tell where it begins")?;
     let code = image.code(start).ok_or("its code cannot be read")?;
     let function =
-        Function::decode(start, &code, &|a| image.begins(a)).ok_or("its code cannot be taken apart")?;
+        Function::decode(start, &code, &|a| image.begins(a), &[]).ok_or("its code cannot be taken apart")?;
     let mut found: Vec<Candidate> = (start..start.saturating_add(code.len() as u64))
         .filter(|at| function.is_boundary(*at))
         .flat_map(|at| function.around(at, false))

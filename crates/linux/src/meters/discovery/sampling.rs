@@ -4,13 +4,13 @@
 
 use super::super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
 use super::super::concern::Refusal;
-use super::atlas::{Atlas, Code};
+use super::atlas::{Atlas, Code, Frame};
 use super::search::{Search, Seen, Spot, refusal};
 use crate::sys::perf::OpenError;
 use crate::sys::stacks::Sampler;
 use homeostat_model::ProcessId;
 use homeostat_points::code::Candidate;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Threads that are sampled: the busiest.
@@ -19,6 +19,9 @@ const THREADS_MAX: usize = 8;
 const RANKING: Duration = Duration::from_millis(300);
 /// Samples per second of CPU time of a thread.
 const SAMPLES_PER_SECOND: u64 = 99;
+/// The same of samples that only say where an instruction begins, and most of such addresses that are kept.
+const PLACES_PER_SECOND: u64 = 499;
+const PLACES_MAX: usize = 4096;
 /// Samples that are enough, and fewest that say something.
 const SAMPLES_ENOUGH: usize = 400;
 const SAMPLES_MIN: usize = 40;
@@ -29,12 +32,110 @@ const SAMPLING_MAX: Duration = Duration::from_secs(12);
 /// Words of the stack that are looked at in one sample.
 const FRAMES_MAX: usize = 96;
 
+/// Samplers of the threads, by process.
+#[derive(Default)]
+struct Samplers {
+    stacks: Vec<(ProcessId, Sampler)>,
+    /// Without stacks.
+    places: Vec<(ProcessId, Sampler)>,
+}
+
+/// What the samples show.
+#[derive(Default)]
+pub(super) struct Samples {
+    pub(super) traces: Vec<Trace>,
+    /// Addresses at which an instruction was about to be executed.
+    places: BTreeSet<(ProcessId, u64)>,
+}
+
 /// A sample, as far as it is about code.
 pub(super) struct Trace {
     process: ProcessId,
     instruction: u64,
     /// Words of the stack that point into code, with their distance from its top, the nearest first.
     words: Vec<(usize, u64)>,
+}
+
+impl Samples {
+    /// Takes what has come since the last time.
+    fn take(&mut self, samplers: &mut Samplers, atlas: &Atlas) {
+        let mut new = Vec::new();
+        for (process, sampler) in &mut samplers.places {
+            sampler.read(&mut new);
+            for sample in new.drain(..).filter(|s| s.in_user_mode) {
+                if self.places.len() < PLACES_MAX {
+                    self.places.insert((*process, sample.instruction));
+                }
+            }
+        }
+        for (process, sampler) in &mut samplers.stacks {
+            sampler.read(&mut new);
+            // A sample wipes its stack when it is dropped.
+            self.traces.extend(new.drain(..).map(|sample| {
+                Trace {
+                    process: *process,
+                    instruction: sample.instruction,
+                    words: sample
+                        .stack()
+                        .iter()
+                        .copied()
+                        .enumerate()
+                        .filter(|(_, word)| atlas.is_code(*process, *word))
+                        .collect(),
+                }
+            }));
+        }
+    }
+}
+
+/// What was found around the samples.
+#[derive(Default)]
+struct Tally {
+    /// By file and address.
+    seen: BTreeMap<(usize, u64), Seen>,
+    /// In how many samples each function was on the stack.
+    on_stack: BTreeMap<(usize, u64), usize>,
+    /// Samples in loops that wait.
+    waiting: usize,
+    /// Samples in what is not understood.
+    outside: usize,
+}
+
+impl Tally {
+    /// Adds a sample: its frames with their distance from the top of the stack, where the first is the instruction at work.
+    fn add(&mut self, at_work: Option<Frame>, callers: impl Iterator<Item = (usize, Frame)>) {
+        let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
+        let mut functions: BTreeSet<(usize, u64)> = BTreeSet::new();
+        match &at_work {
+            Some(frame) => self.waiting += usize::from(frame.waits),
+            None => self.outside += 1,
+        }
+        for (depth, frame) in at_work.map(|frame| (0, frame)).into_iter().chain(callers) {
+            frame.note(depth, &mut here);
+            functions.insert((frame.image, frame.function));
+        }
+        for function in functions {
+            *self.on_stack.entry(function).or_default() += 1;
+        }
+        for (key, (candidate, function, depth)) in here {
+            let entry = self.seen.entry(key).or_insert(Seen::new(candidate, function));
+            entry.candidate.dispatched |= candidate.dispatched;
+            entry.samples += 1;
+            entry.depth += depth;
+        }
+    }
+
+    /// What was seen. Who is at work anywhere in a function is in the loop that goes through its table.
+    fn seen(mut self) -> BTreeMap<(usize, u64), Seen> {
+        for ((image, _), seen) in &mut self.seen {
+            let function = self.on_stack.get(&(*image, seen.function));
+            seen.around = match function {
+                Some(samples) if seen.candidate.dispatched => *samples,
+                _ => seen.samples,
+            };
+        }
+        self.seen
+    }
 }
 
 impl Search<'_> {
@@ -84,89 +185,75 @@ impl Search<'_> {
         times
     }
 
-    pub(super) fn sample(&self, threads: &[(ProcessId, i32)], atlas: &Atlas) -> Result<Vec<Trace>, String> {
-        let mut samplers = Vec::new();
-        for (process, thread) in threads {
-            match Sampler::open(*thread, SAMPLES_PER_SECOND) {
-                Ok(sampler) => samplers.push((*process, sampler)),
-                Err(OpenError::Vanished) => {}
-                Err(e) => return Err(refusal(&e)),
-            }
-        }
-        let mut traces = Vec::new();
-        let mut new = Vec::new();
+    pub(super) fn sample(&self, threads: &[(ProcessId, i32)], atlas: &Atlas) -> Result<Samples, String> {
+        let mut samplers = self.samplers(threads)?;
+        let mut samples = Samples::default();
         let begun = Instant::now();
-        while begun.elapsed() < SAMPLING_MAX && traces.len() < SAMPLES_ENOUGH {
-            if traces.len() >= SAMPLES_FAIR && begun.elapsed() >= SAMPLING_USUAL {
+        while begun.elapsed() < SAMPLING_MAX && samples.traces.len() < SAMPLES_ENOUGH {
+            if samples.traces.len() >= SAMPLES_FAIR && begun.elapsed() >= SAMPLING_USUAL {
                 break;
             }
             std::thread::sleep(Duration::from_millis(100));
             self.go_on()?;
-            for (process, sampler) in &mut samplers {
-                sampler.read(&mut new);
-                // A sample wipes its stack when it is dropped.
-                traces.extend(new.drain(..).map(|sample| {
-                    Trace {
-                        process: *process,
-                        instruction: sample.instruction,
-                        words: sample
-                            .stack()
-                            .iter()
-                            .copied()
-                            .enumerate()
-                            .filter(|(_, word)| atlas.is_code(*process, *word))
-                            .collect(),
-                    }
-                }));
-            }
+            samples.take(&mut samplers, atlas);
         }
-        if traces.len() < SAMPLES_MIN {
+        if samples.traces.len() < SAMPLES_MIN {
             return Err(format!(
                 "only {} samples of its stacks could be taken in {} s: it works too little",
-                traces.len(),
+                samples.traces.len(),
                 SAMPLING_MAX.as_secs()
             ));
         }
-        Ok(traces)
+        Ok(samples)
+    }
+
+    fn samplers(&self, threads: &[(ProcessId, i32)]) -> Result<Samplers, String> {
+        // A process may run what it likes to run in its code, and suffers itself from a breakpoint within an instruction. Of several
+        // one could be less trusted than another that runs the same file.
+        let alone = self.workload.processes.len() == 1;
+        let mut found = Samplers::default();
+        for (process, thread) in threads {
+            match Sampler::open(*thread, SAMPLES_PER_SECOND) {
+                Ok(sampler) => found.stacks.push((*process, sampler)),
+                Err(OpenError::Vanished) => continue,
+                Err(e) => return Err(refusal(&e)),
+            }
+            // Where that is not possible less is known of its code, and nothing wrong.
+            if alone && let Ok(sampler) = Sampler::open_bare(*thread, PLACES_PER_SECOND) {
+                found.places.push((*process, sampler));
+            }
+        }
+        Ok(found)
     }
 
     /// What may be counted around the places where the program was seen at work, the most promising first.
     pub(super) fn find_candidates(
         &mut self,
         mut atlas: Atlas,
-        traces: &[Trace],
+        samples: &Samples,
     ) -> Result<Vec<Spot>, Refusal> {
         let (root, workload) = (self.root, self.workload);
+        let traces = &samples.traces;
         not_compiled(traces.iter().map(|t| atlas.code(t.process, t.instruction)))?;
-        let mut seen: BTreeMap<(usize, u64), Seen> = BTreeMap::new();
-        let mut waiting = 0;
-        let mut outside = 0;
+        // All of them before the first function is taken apart.
+        atlas.learn(root, workload, &samples.places);
+        let mut tally = Tally::default();
         for trace in traces {
             self.go_on()?;
-            let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
-            match atlas.resolve(root, workload, trace.process, trace.instruction, false) {
-                Some(frame) => {
-                    waiting += usize::from(frame.waits);
-                    frame.note(0, &mut here);
-                }
-                None => outside += 1,
-            }
-            trace
+            let at_work = atlas.resolve(root, workload, trace.process, trace.instruction, false);
+            let callers = trace
                 .words
                 .iter()
                 .filter_map(|(depth, word)| {
                     let frame = atlas.resolve(root, workload, trace.process, *word, true)?;
                     Some((depth + 1, frame))
                 })
-                .take(FRAMES_MAX)
-                .for_each(|(depth, frame)| frame.note(depth, &mut here));
-            for (key, (candidate, function, depth)) in here {
-                let entry = seen.entry(key).or_insert(Seen::new(candidate, function));
-                entry.samples += 1;
-                entry.depth += depth;
-            }
+                .take(FRAMES_MAX);
+            tally.add(at_work, callers);
         }
-        self.waiting = waiting as f64 / traces.len() as f64;
+        self.waiting = tally.waiting as f64 / traces.len() as f64;
+        let outside = tally.outside;
+        let seen = tally.seen();
         self.images = atlas.images;
         if seen.is_empty() {
             let why = if let Some(why) = atlas.left_out.first() {
@@ -215,6 +302,37 @@ fn not_compiled(seen: impl Iterator<Item = Code>) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_goes_through_a_table_is_as_often_on_the_stack_as_its_function() {
+        let candidate = |address, dispatched| Candidate {
+            address,
+            kind: homeostat_points::code::Kind::Branch,
+            nesting: 0,
+            waits: false,
+            dispatched,
+            seen: dispatched,
+        };
+        let frame = |function, candidates| Frame {
+            image: 0,
+            function,
+            waits: false,
+            candidates,
+        };
+        let mut tally = Tally::default();
+        let operation = frame(0x1000, vec![candidate(0x1010, true), candidate(0x1020, false)]);
+        tally.add(Some(operation), std::iter::empty());
+        // At work in another operation, in one that it called, and elsewhere.
+        tally.add(Some(frame(0x1000, vec![])), std::iter::empty());
+        let called = [(7, frame(0x1000, vec![])), (9, frame(0x1000, vec![]))];
+        tally.add(Some(frame(0x5000, vec![])), called.into_iter());
+        tally.add(None, std::iter::empty());
+        assert_eq!(tally.outside, 1);
+        let seen = tally.seen();
+        let of = |address| seen.get(&(0, address)).map(|s| (s.samples, s.around));
+        assert_eq!(of(0x1010), Some((1, 3)));
+        assert_eq!(of(0x1020), Some((1, 1)));
+    }
 
     #[test]
     fn only_code_that_is_compiled_as_it_runs_counts_as_that() {

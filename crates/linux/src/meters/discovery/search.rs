@@ -329,12 +329,12 @@ impl<'a> Search<'a> {
         let threads = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
-        let traces = self.sample(&threads, &atlas)?;
-        self.samples = traces.len();
+        let samples = self.sample(&threads, &atlas)?;
+        self.samples = samples.traces.len();
         // Over the sampling, too: the longer the better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
-        self.spots = self.find_candidates(atlas, &traces)?;
-        drop(traces);
+        self.spots = self.find_candidates(atlas, &samples)?;
+        drop(samples);
         self.leave_out_the_patched()?;
         self.candidates = self.spots.len();
         self.owed = Some(self.owe()?);
@@ -439,35 +439,36 @@ impl<'a> Search<'a> {
         seen: BTreeMap<(usize, u64), Seen>,
         samples: usize,
     ) -> Result<Vec<Spot>, String> {
-        let mut spots: Vec<Spot> = seen
+        let mut spots: Vec<(f64, Spot)> = seen
             .into_iter()
             .filter_map(|((image, address), s)| {
-                Some(Spot {
+                let spot = Spot {
                     image,
                     candidate: s.candidate,
                     offset: self.image(image)?.offset(address)?,
                     function: ((image as u64) << 48) ^ s.function,
-                    coverage: s.samples as f64 / samples as f64,
+                    coverage: s.around as f64 / samples as f64,
                     depth: s.depth as f64 / s.samples as f64,
                     rate: 0.0,
-                })
+                };
+                Some((s.samples as f64 / samples as f64, spot))
             })
             .collect();
-        // What is on the stack most of the time first, and of that what is farthest out.
-        let class = |s: &Spot| match s.coverage {
+        // What was itself seen on the stack most of the time first, and of that what is farthest out.
+        let class = |own: f64| match own {
             c if c >= 0.5 => 0,
             c if c >= 0.15 => 1,
             _ => 2,
         };
-        spots.sort_by(|a, b| {
-            class(a)
-                .cmp(&class(b))
+        spots.sort_by(|(own_a, a), (own_b, b)| {
+            class(*own_a)
+                .cmp(&class(*own_b))
                 .then(b.depth.total_cmp(&a.depth))
                 .then(a.image.cmp(&b.image))
                 .then(a.offset.cmp(&b.offset))
         });
         spots.truncate(CANDIDATES_MAX);
-        Ok(spots)
+        Ok(spots.into_iter().map(|(_, spot)| spot).collect())
     }
 
     // ---- counting -----------------------------------------------------------------------------------------------
@@ -755,6 +756,7 @@ impl<'a> Search<'a> {
             device_inode: image.device_inode,
             path: image.path.clone(),
             offset: spot.offset,
+            seen: spot.candidate.seen,
             name: format!("{}+{:#x}", image.name, spot.offset),
         })
     }
@@ -792,9 +794,11 @@ pub(super) fn refusal(e: &OpenError) -> String {
 
 /// A candidate over all samples.
 pub(super) struct Seen {
-    candidate: Candidate,
-    function: u64,
+    pub(super) candidate: Candidate,
+    pub(super) function: u64,
     pub(super) samples: usize,
+    /// Samples in which what it is in was on the stack: for a way through an operation of an interpreter, its loop.
+    pub(super) around: usize,
     pub(super) depth: usize,
 }
 
@@ -804,6 +808,7 @@ impl Seen {
             candidate,
             function,
             samples: 0,
+            around: 0,
             depth: 0,
         }
     }
@@ -816,6 +821,7 @@ impl Frame {
             let entry =
                 here.entry((self.image, candidate.address))
                     .or_insert((*candidate, self.function, depth));
+            entry.0.dispatched |= candidate.dispatched;
             entry.2 = entry.2.max(depth);
         }
     }
