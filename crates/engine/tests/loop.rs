@@ -316,9 +316,10 @@ fn plant(name: &'static str, gain: f64) -> Plant {
     }
 }
 
-/// Segments, and write calls beside them, which keep a ratio.
+/// Segments, and write calls (or another kind) beside them, which keep a ratio.
 #[derive(Clone, Copy)]
 struct TwoKinds {
+    beside: &'static str,
     /// By what the change multiplies the calls for a segment.
     changed: f64,
     /// From this second on there are half as many calls for a segment.
@@ -489,8 +490,8 @@ impl World {
                     refused: (!plant.metered).then(|| "it publishes nothing".to_owned()),
                 };
                 let mut candidates = vec![candidate];
-                if self.kernel.is_some() {
-                    candidates = ["sockets.segments", "io.write_calls"]
+                if let Some(kinds) = self.kernel {
+                    candidates = ["sockets.segments", kinds.beside]
                         .map(|id| MeterCandidate {
                             id: id.into(),
                             class: MeterClass::Kernel,
@@ -795,7 +796,11 @@ impl World {
                 .flatten()
                 .map(|m| MeterReading {
                     meter: m.as_str().into(),
-                    work: if m == "io.write_calls" { rate * calls } else { rate },
+                    work: if self.kernel.is_some_and(|k| m == k.beside) {
+                        rate * calls
+                    } else {
+                        rate
+                    },
                     interval: Nanoseconds::from_secs(1),
                     counted: 1.0,
                 })
@@ -3074,6 +3079,7 @@ fn two_kinds(kinds: TwoKinds, seed: u64) -> World {
 }
 
 const KEPT: TwoKinds = TwoKinds {
+    beside: "io.write_calls",
     changed: 1.0,
     phase: u64::MAX,
     noise: 0.0,
@@ -3090,6 +3096,10 @@ fn a_change_that_alters_what_the_meter_means_is_not_accepted_by_it() {
         why.contains("sockets.segments means") && why.contains("io.write_calls"),
         "{why}"
     );
+    let account = &record.meanings[0];
+    let change = account.change.unwrap();
+    assert!((change.estimate - 1.0).abs() < 1e-9, "{account:?}");
+    assert!(account.drift.is_none_or(|d| d.estimate.abs() < 1e-9));
     assert!(halved.on.values().all(|(_, on)| !on));
     assert!(halved.verdicts.iter().all(|v| v.1 != Verdict::Accepted));
 }
@@ -3114,6 +3124,9 @@ fn another_phase_of_the_program_ends_the_trial() {
     let record = &world.records.iter().find(|r| r.verdict.is_some()).unwrap();
     assert_eq!(record.verdict, Some(Verdict::Aborted), "{}", record.reason);
     assert!(record.reason.contains("no longer means"), "{}", record.reason);
+    let account = &record.meanings[0];
+    assert!(account.drift.unwrap().lower > 0.5, "{account:?}");
+    assert!(account.change.unwrap().estimate.abs() < 0.3, "{account:?}");
 }
 
 #[test]
@@ -3131,5 +3144,66 @@ fn what_the_ratio_varies_by_anyway_ends_no_trial() {
             1,
             "seed {seed}: closed after it"
         );
+        let record = world.records.iter().find(|r| r.verdict.is_some()).unwrap();
+        let [account] = record.meanings.as_slice() else {
+            panic!("{record:?}");
+        };
+        assert_eq!(
+            (account.judge.as_str(), account.beside.as_str()),
+            ("sockets.segments", "io.write_calls")
+        );
+        assert_eq!(
+            (account.blocks_on + account.blocks_off) as usize,
+            record.blocks.len()
+        );
+        assert_eq!(account.unwatched, None);
+        assert!(
+            account.change.unwrap().estimate.abs() < 0.05,
+            "seed {seed}: {account:?}"
+        );
+        let told = world.stories.iter().filter(|s| **s == account.to_string());
+        assert_eq!(told.count(), 1, "seed {seed}: {:#?}", world.stories);
     }
+}
+
+#[test]
+fn a_placebo_is_watched_alike_and_its_account_shows_that_the_watch_is_calm() {
+    let policy = Policy {
+        mode: Mode::Calibrate,
+        ..policy()
+    };
+    let mut world = World::new(vec![plant("server", 0.0)], policy, Memory::default());
+    world.kernel = Some(TwoKinds { noise: 0.04, ..KEPT });
+    world.run(6000);
+    assert!(world.records.len() >= 8, "{}", world.records.len());
+    for record in &world.records {
+        assert_eq!(record.kind, homeostat_model::ExperimentKind::Placebo);
+        assert_ne!(record.verdict, Some(Verdict::Aborted), "{}", record.reason);
+        let account = &record.meanings[0];
+        assert_eq!(account.unwatched, None);
+        assert!(account.change.unwrap().estimate.abs() < 0.05, "{account:?}");
+    }
+}
+
+#[test]
+fn switches_are_no_witness_and_the_account_says_so() {
+    let kinds = TwoKinds {
+        beside: "switches.voluntary",
+        changed: 0.5,
+        ..KEPT
+    };
+    let mut world = two_kinds(kinds, 42);
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let account = &world.records[0].meanings[0];
+    assert_eq!((account.change, account.blocks_on), (None, 0));
+    assert!(
+        account.to_string().contains("not watched: switches.voluntary"),
+        "{account}"
+    );
+    // Two kinds of the program's own counters have no such ratio.
+    let mut world = World::new(vec![plant("server", 0.10)], policy(), Memory::default());
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    assert!(world.records[0].meanings.is_empty());
 }
