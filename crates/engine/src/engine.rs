@@ -1075,8 +1075,9 @@ impl Engine {
         };
         w.open.retain(|m| m != meter);
         if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
-            c.refused = Some(fault.text);
+            c.refused = Some(fault.text.clone());
         }
+        self.note_unread(id, meter, &fault.text);
     }
 
     fn judge_meters(&mut self, id: &WorkloadId) {

@@ -896,6 +896,14 @@ impl Engine {
         meanings
     }
 
+    /// Takes note that a kind of kernel work cannot be read that was to be read beside what judges: the account of the trial tells it.
+    pub(crate) fn note_unread(&mut self, id: &WorkloadId, meter: &MeterId, why: &str) {
+        let all = self.experiments.values_mut().flat_map(|e| &mut e.meanings);
+        for meaning in all.filter(|m| m.workload() == id && m.beside() == meter) {
+            meaning.refuse(format!("{meter}, by which it qualified, cannot be read: {why}"));
+        }
+    }
+
     fn stop_reading_beside(&mut self, e: &Experiment) {
         // Whoever has the name of one that ended is another, with meters of its own.
         let own = |m: &&Meaning| m.has_opened() && !e.orphans.contains(m.workload());

@@ -362,6 +362,8 @@ struct World {
     points: bool,
     /// Every plant is measured by two kinds of kernel work instead.
     kernel: Option<TwoKinds>,
+    /// A meter that cannot be opened any more once something is tried.
+    unreadable: Option<&'static str>,
     finished: bool,
     fail_undo: bool,
     /// A change that cannot be undone.
@@ -442,6 +444,7 @@ impl World {
             most_trials_at_once: 0,
             points: false,
             kernel: None,
+            unreadable: None,
             finished: false,
             fail_undo: false,
             stuck: None,
@@ -511,6 +514,15 @@ impl World {
                     });
                 }
                 self.pending.push(Event::MetersFound(id, Ok(candidates)));
+            }
+            Command::OpenMeter(id, meter)
+                if self.unreadable == Some(meter.as_str()) && !self.engine.view().experiments.is_empty() =>
+            {
+                let fault = Fault {
+                    kind: FaultKind::Denied,
+                    text: "no permission to read /proc/100/io".into(),
+                };
+                self.pending.push(Event::MeterOpened(id, meter, Err(fault)));
             }
             Command::OpenMeter(id, meter) => {
                 self.open.entry(id.clone()).or_default().insert(meter.to_string());
@@ -3183,6 +3195,24 @@ fn a_placebo_is_watched_alike_and_its_account_shows_that_the_watch_is_calm() {
         assert_eq!(account.unwatched, None);
         assert!(account.change.unwrap().estimate.abs() < 0.05, "{account:?}");
     }
+}
+
+#[test]
+fn a_witness_that_cannot_be_read_is_told_once_and_the_trial_goes_on_without() {
+    // What would end the trial if anybody saw it.
+    let mut world = two_kinds(TwoKinds { changed: 0.5, ..KEPT }, 42);
+    world.unreadable = Some("io.write_calls");
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let account = &world.records[0].meanings[0];
+    assert_eq!((account.change, account.blocks_on), (None, 0));
+    let why = "io.write_calls, by which it qualified, cannot be read: no permission to read /proc/100/io";
+    assert_eq!(account.unwatched.as_deref(), Some(why));
+    let told = world.stories.iter().filter(|s| s.contains(why));
+    assert_eq!(told.count(), 1, "{:#?}", world.stories);
+    let explained = world.engine.view();
+    let story = &explained.workloads[0].decisions;
+    assert!(story.iter().any(|d| d.text.contains(why)), "{story:#?}");
 }
 
 #[test]
