@@ -277,6 +277,10 @@ struct Plant {
     spans: Option<Spanned>,
     /// A person wants it left alone.
     excluded: bool,
+    /// How often its main process has executed a program.
+    executions: u32,
+    /// When that process began.
+    started: u64,
 }
 
 /// Spans of a plant: 300 a second of a millisecond, one in fifty four times as long.
@@ -313,6 +317,8 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         offered: false,
         spans: None,
         excluded: false,
+        executions: 1,
+        started: 1,
     }
 }
 
@@ -792,7 +798,7 @@ impl World {
                 executable: p.name.into(),
                 processes: vec![ProcessId {
                     pid: 100 + i as i32,
-                    start_ticks: 1,
+                    start_ticks: p.started,
                 }],
                 choice: OperatorChoice {
                     never: p
@@ -837,6 +843,7 @@ impl World {
                 meters: readings,
                 reads: homeostat_model::Reads::default(),
                 spans,
+                executions: p.executions,
             });
         }
         Snapshot {
@@ -1240,6 +1247,72 @@ fn a_workload_that_ends_in_the_trial_is_forgotten_without_a_verdict_on_the_effec
     assert_eq!(world.verdict("good"), Verdict::Aborted);
     assert!(world.on.is_empty());
     assert!(world.engine.view().workloads.is_empty());
+}
+
+#[test]
+fn another_program_in_the_same_process_ends_the_trial_as_its_end_does_and_is_told() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.recorded = Some(vec![]);
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(20);
+    let followed = world.closed.len();
+    world.plants[0].executions += 1;
+    world.run(2);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    let reason = &world.records[0].reason;
+    assert!(reason.starts_with("program replaced"), "{reason}");
+    assert!(world.on.is_empty() && world.closed.len() > followed);
+    let told: Vec<&String> = world
+        .stories
+        .iter()
+        .filter(|s| s.starts_with("program replaced"))
+        .collect();
+    let [told] = told.as_slice() else {
+        panic!("{:#?}", world.stories);
+    };
+    assert!(
+        told.ends_with("(it was good); experiment 1 is aborted; what was changed for it is undone"),
+        "{told}"
+    );
+    // What runs now is measured, tried and improved like any other, and goes when it is replaced in turn.
+    world.run(900);
+    assert_eq!(world.stage("good"), Stage::Improved);
+    assert!(world.on.values().any(|(_, on)| *on));
+    world.plants[0].executions += 1;
+    world.run(3);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    assert!(
+        !matches!(world.stage("good"), Stage::Improved | Stage::Trying),
+        "{:?}",
+        world.stage("good")
+    );
+    let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
+    let mut trace = Vec::new();
+    for (second, event) in world.recorded.unwrap() {
+        let event: Event = serde_json::from_str(&event).unwrap();
+        let commands = again.step(Nanoseconds::from_secs(second), 1_000_000 + second, event);
+        trace.extend(commands.iter().map(|c| format!("{second} {c:?}")));
+    }
+    assert_eq!(trace, world.trace);
+}
+
+#[test]
+fn a_restart_is_none_and_fewer_executions_than_before_are_nobodys() {
+    for (executions, started) in [(5, 2), (0, 1)] {
+        let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+        while world.stages_missing("good", Stage::Trying) {
+            world.run(1);
+        }
+        world.plants[0].executions = executions;
+        world.plants[0].started = started;
+        world.run(900);
+        assert!(world.stories.iter().all(|s| !s.contains("program replaced")));
+        let first = &world.records[0].reason;
+        assert_eq!(first == "the workload ended", started == 2, "{first}");
+        assert_eq!(world.stage("good"), Stage::Improved);
+    }
 }
 
 impl World {

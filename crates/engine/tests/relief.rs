@@ -303,6 +303,7 @@ impl World {
                     ..Reads::default()
                 },
                 spans: None,
+                executions: 0,
             });
         }
         Snapshot {

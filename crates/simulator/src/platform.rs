@@ -389,6 +389,7 @@ impl SimPlatform {
             meters: Vec::new(),
             reads: homeostat_model::Reads::default(),
             spans: None,
+            executions: 0,
         };
         if detailed {
             let work = program.totals.work;
