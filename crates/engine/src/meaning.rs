@@ -9,11 +9,14 @@
 //! waiting shows in them, and not in the work; and a trial that protects a program from losing its pages is not watched, for
 //! each of its waits is a switch. Kinds that change together (reads and wake-ups of a program that takes whatever is there) are
 //! seen by neither.
+//!
+//! What was seen, or why nothing was, is written down with the trial.
 
+use crate::meters::is_of_waiting;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN};
 use crate::series::Series;
 use crate::witness::effect_between;
-use homeostat_model::{Effect, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
+use homeostat_model::{Effect, ExperimentKind, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp, ln, mean};
 use homeostat_statistics::trimmed::{self, Proof};
 
@@ -26,6 +29,24 @@ const MOVED_BLOCKS: usize = 3;
 const MOVED_LEVEL: f64 = 0.0005;
 /// A kind that counted nothing at all is taken for half a count, so that its absence shows as a ratio that is far off.
 const COUNTED_MIN: f64 = 0.5;
+
+/// Why the kind that confirmed what judges says nothing of it in such a trial, if so.
+pub(crate) fn unwatched(kind: ExperimentKind, urgent: bool, beside: &MeterId) -> Option<String> {
+    if kind == ExperimentKind::StagedRollout {
+        Some("a change that is made in stages has few blocks to compare".to_owned())
+    } else if urgent {
+        Some(
+            "the trial protects from a loss, and what waits for its pages switches more for the same work"
+                .to_owned(),
+        )
+    } else if is_of_waiting(beside) {
+        Some(format!(
+            "{beside}, by which it qualified, counts switches of threads: what a change does to waiting shows in them, and not in the work"
+        ))
+    } else {
+        None
+    }
+}
 
 /// The ratio of two kinds of kernel work of one workload that is tried.
 #[derive(Clone, Debug)]
@@ -285,6 +306,22 @@ mod tests {
                 && text.ends_with("-50.0 % [-50.0, -50.0] in the last blocks against those before"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn only_trials_in_blocks_that_wait_for_nothing_are_watched() {
+        let why = |kind, urgent, beside: &str| unwatched(kind, urgent, &MeterId::new(beside));
+        use ExperimentKind::{Placebo, StagedRollout, Switchback};
+        for kind in [Switchback, Placebo] {
+            assert_eq!(why(kind, false, "io.write_calls"), None);
+        }
+        for (kind, urgent, beside, part) in [
+            (StagedRollout, false, "io.write_calls", "stages"),
+            (Switchback, true, "io.write_calls", "protects from a loss"),
+            (Switchback, false, "switches.voluntary", "switches of threads"),
+        ] {
+            assert!(why(kind, urgent, beside).unwrap().contains(part));
+        }
     }
 
     #[test]

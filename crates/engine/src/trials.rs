@@ -4,8 +4,7 @@ use crate::blocks::{BREAKER_SPAN, Objective};
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
-use crate::meaning::Meaning;
-use crate::meters;
+use crate::meaning::{self, Meaning};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
@@ -862,15 +861,6 @@ impl Engine {
     /// them costs the workload nothing. Where that cannot be, the trial's account says why.
     fn read_beside(&mut self, experiment: &Experiment) -> Vec<Meaning> {
         let setup = &experiment.setup;
-        let of_the_trial = if setup.kind == ExperimentKind::StagedRollout {
-            Some("a change made in stages has few blocks to compare")
-        } else if setup.urgent {
-            Some(
-                "the trial protects from a loss, and what waits for its pages does other things for a unit of work",
-            )
-        } else {
-            None
-        };
         let mut meanings = Vec::new();
         for m in setup.panel.members() {
             let Some(w) = self.workloads.get_mut(&m.workload) else {
@@ -880,12 +870,8 @@ impl Engine {
                 continue;
             };
             let mut meaning = Meaning::new(m.workload.clone(), m.meter.clone(), beside.clone());
-            if let Some(why) = of_the_trial {
+            if let Some(why) = meaning::unwatched(setup.kind, setup.urgent, &beside) {
                 meaning.refuse(why);
-            } else if meters::is_of_waiting(&beside) {
-                meaning.refuse(format!(
-                    "{beside}, by which it qualified, counts switches of threads: what a change does to waiting shows in them"
-                ));
             } else if !w.open.contains(&beside) {
                 meaning.opened();
                 w.open.push(beside.clone());
