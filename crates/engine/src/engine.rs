@@ -53,12 +53,34 @@ const RESTLESS_MAX: usize = 256;
 const RESTLESS_DOUBLINGS: u32 = 4;
 /// Effector that says on which CPUs threads run.
 pub(crate) const PLACEMENT: &str = "thread_placement";
-/// Why what was done for a workload ends when it is gone …
-const ENDED: &str = "the workload ended";
-/// … and when its process is still there.
-const REPLACED: &str = "program replaced: its process has executed another one, or the same one anew";
 /// Pieces of advice kept at most.
 const ADVICE_MAX: usize = 256;
+
+/// How a workload went, so that what was done for it ends.
+#[derive(Clone, Copy)]
+pub(crate) enum Gone {
+    /// Its main process is not there any more.
+    Ended,
+    /// Another program runs in it.
+    Replaced,
+}
+
+impl Gone {
+    fn why(self) -> &'static str {
+        match self {
+            Self::Ended => "the workload ended",
+            Self::Replaced => "program replaced: its process has executed another one, or the same one anew",
+        }
+    }
+
+    /// The same of a reader, to those for whose sake it was contained.
+    pub(crate) fn of_the_reader(self, id: &WorkloadId) -> String {
+        match self {
+            Self::Ended => format!("its reader {id} has ended"),
+            Self::Replaced => format!("the process of its reader {id} has executed another program"),
+        }
+    }
+}
 
 /// A change that exists on the machine, or is on its way in or out.
 pub(crate) struct Change {
@@ -641,7 +663,7 @@ impl Engine {
                 }
                 Some(_) => {
                     // The same name with another main process: restarted between two scans.
-                    self.vanish(&workload.id, ENDED);
+                    self.vanish(&workload.id, Gone::Ended);
                     self.workloads
                         .insert(workload.id.clone(), Watched::new(workload, self.now));
                 }
@@ -659,7 +681,7 @@ impl Engine {
             .map(|(id, _)| id.clone())
             .collect();
         for id in gone {
-            self.vanish(&id, ENDED);
+            self.vanish(&id, Gone::Ended);
         }
     }
 
@@ -698,8 +720,18 @@ impl Engine {
             .changes
             .values()
             .any(|c| c.workload == *id && !matches!(c.target, Target::Nothing));
-        self.vanish(id, REPLACED);
-        let mut text = REPLACED.to_owned();
+        self.vanish(id, Gone::Replaced);
+        // The process of a reader is still contained, and it was another program that was to be.
+        let contained: Vec<ActionId> = self
+            .changes
+            .iter()
+            .filter(|(_, c)| matches!(&c.target, Target::Reader(r) if r.workload == *id))
+            .map(|(action, _)| *action)
+            .collect();
+        for action in contained {
+            self.withdraw(action, &Gone::Replaced.of_the_reader(id));
+        }
+        let mut text = Gone::Replaced.why().to_owned();
         if !workload.executable.is_empty() {
             text += &format!(" (it was {})", workload.executable);
         }
@@ -718,8 +750,8 @@ impl Engine {
     }
 
     /// The workload ended, or another program runs in its process.
-    fn vanish(&mut self, id: &WorkloadId, why: &str) {
-        self.reader_is_gone(id);
+    fn vanish(&mut self, id: &WorkloadId, gone: Gone) {
+        self.reader_is_gone(id, gone);
         if let Some(w) = self.workloads.get_mut(id) {
             w.gone = true;
             for meter in std::mem::take(&mut w.open) {
@@ -734,9 +766,9 @@ impl Engine {
         if breaks_off {
             self.note_restless(id);
         }
-        self.abort_workload(id, why);
+        self.abort_workload(id, gone.why());
         for action in self.actions_of(id) {
-            self.withdraw(action, why);
+            self.withdraw(action, gone.why());
         }
         self.guards.release_all(id, &self.changes, self.now);
         self.advice.retain(|_, a| a.workload.as_ref() != Some(id));
