@@ -190,11 +190,13 @@ impl Meaning {
             return None;
         }
         let speaks = self.speaks();
-        let seen = self.on.len() + self.off.len();
         let unwatched = match &self.refused {
             None if !speaks => Some(format!(
-                "both it and {} were read in {seen} of {} blocks, and {GUARDRAIL_BLOCKS} with the change and without are needed",
-                self.beside, self.ended
+                "of {} blocks both it and {} were read in {} with the change and {} without, and {GUARDRAIL_BLOCKS} of each are needed",
+                self.ended,
+                self.beside,
+                self.on.len(),
+                self.off.len()
             )),
             refused => refused.clone(),
         };
@@ -333,7 +335,9 @@ mod tests {
         assert_eq!((account.blocks_on, account.change), (2, None));
         let text = account.to_string();
         assert!(
-            text.contains("not watched: both it and io.write_calls were read in 4 of 8 blocks"),
+            text.contains(
+                "not watched: of 8 blocks both it and io.write_calls were read in 2 with the change"
+            ),
             "{text}"
         );
         let mut refused = meaning();
