@@ -165,6 +165,9 @@ pub struct PastExperiment {
     /// What was seen of the spans of those that were tried: how long their threads worked at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<TrialSpans>,
+    /// Whether meters of kernel work by which it was judged kept their meaning.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub meanings: Vec<TrialMeaning>,
     /// Evidence for a gain (e-value).
     pub evidence: Option<f64>,
     /// Time the workload stood still for our changes.
@@ -229,6 +232,46 @@ impl From<&homeostat_model::SpansAccount> for TrialSpans {
             blocks_off: s.blocks_off,
             median: s.median.as_ref().map(change),
             p99: s.p99.as_ref().map(change),
+        }
+    }
+}
+
+/// What was seen of the ratio of a kind of kernel work that judged to the kind that had confirmed it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrialMeaning {
+    /// Whose.
+    pub workload: String,
+    /// In a sentence.
+    pub text: String,
+    /// The kind that judged.
+    pub judge: String,
+    /// The kind that was read beside it, or was to be.
+    pub beside: String,
+    /// Why the two could not be compared, or not to the end; absent where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwatched: Option<String>,
+    /// Blocks with the change in which both were read.
+    pub blocks_on: u32,
+    /// Blocks without.
+    pub blocks_off: u32,
+    /// By how much the ratio was another with the change than without.
+    pub change: Option<Effect>,
+    /// The same of the last blocks of both arms against those before.
+    pub drift: Option<Effect>,
+}
+
+impl From<&homeostat_model::MeaningAccount> for TrialMeaning {
+    fn from(m: &homeostat_model::MeaningAccount) -> Self {
+        Self {
+            workload: m.workload.to_string(),
+            text: m.to_string(),
+            judge: m.judge.to_string(),
+            beside: m.beside.to_string(),
+            unwatched: m.unwatched.clone(),
+            blocks_on: m.blocks_on,
+            blocks_off: m.blocks_off,
+            change: m.change.map(Into::into),
+            drift: m.drift.map(Into::into),
         }
     }
 }
@@ -344,6 +387,7 @@ impl From<&ExperimentRecord> for PastExperiment {
             effect: e.effect.map(Into::into),
             witness: e.witness.as_ref().map(Into::into),
             spans: e.spans.iter().map(Into::into).collect(),
+            meanings: e.meanings.iter().map(Into::into).collect(),
             evidence: known(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,

@@ -56,6 +56,32 @@ pub(crate) const PLACEMENT: &str = "thread_placement";
 /// Pieces of advice kept at most.
 const ADVICE_MAX: usize = 256;
 
+/// How a workload went, so that what was done for it ends.
+#[derive(Clone, Copy)]
+pub(crate) enum Gone {
+    /// Its main process is not there any more.
+    Ended,
+    /// Another program runs in it.
+    Replaced,
+}
+
+impl Gone {
+    fn why(self) -> &'static str {
+        match self {
+            Self::Ended => "the workload ended",
+            Self::Replaced => "program replaced: its process has executed another one, or the same one anew",
+        }
+    }
+
+    /// The same of a reader, to those for whose sake it was contained.
+    pub(crate) fn of_the_reader(self, id: &WorkloadId) -> String {
+        match self {
+            Self::Ended => format!("its reader {id} has ended"),
+            Self::Replaced => format!("the process of its reader {id} has executed another program"),
+        }
+    }
+}
+
 /// A change that exists on the machine, or is on its way in or out.
 pub(crate) struct Change {
     pub(crate) workload: WorkloadId,
@@ -571,6 +597,7 @@ impl Engine {
     // ---- observation --------------------------------------------------------------------------------------------
 
     fn on_sample(&mut self, snapshot: Snapshot) {
+        let replaced = self.note_replaced(&snapshot);
         self.machine_sample = snapshot.machine;
         self.machine_interval = snapshot.interval;
         self.note_shortage();
@@ -590,7 +617,12 @@ impl Engine {
             self.update_workloads(list);
         }
         for sample in snapshot.samples {
-            self.update_sample(sample);
+            // What was counted since the sample before is of both programs.
+            if replaced.contains(&sample.id) {
+                self.note_executions(&sample);
+            } else {
+                self.update_sample(sample);
+            }
         }
         self.look_out_for_readers();
         self.close_windows();
@@ -631,7 +663,7 @@ impl Engine {
                 }
                 Some(_) => {
                     // The same name with another main process: restarted between two scans.
-                    self.vanish(&workload.id);
+                    self.vanish(&workload.id, Gone::Ended);
                     self.workloads
                         .insert(workload.id.clone(), Watched::new(workload, self.now));
                 }
@@ -649,13 +681,77 @@ impl Engine {
             .map(|(id, _)| id.clone())
             .collect();
         for id in gone {
-            self.vanish(&id);
+            self.vanish(&id, Gone::Ended);
         }
     }
 
-    /// The workload ended.
-    fn vanish(&mut self, id: &WorkloadId) {
-        self.reader_is_gone(id);
+    /// The workloads whose main process has executed a program since the sample before. The process is the same, but what runs in it has
+    /// another unit of work, other memory and perhaps another name in the history: as after a restart, what was done for the one
+    /// before ends, and the one that is there begins anew.
+    fn note_replaced(&mut self, snapshot: &Snapshot) -> BTreeSet<WorkloadId> {
+        let replaced: BTreeSet<WorkloadId> = snapshot
+            .samples
+            .iter()
+            .filter(|s| {
+                self.workloads.get(&s.id).is_some_and(|w| {
+                    !w.gone
+                        && w.executions.is_some_and(|before| s.executions > before)
+                        && has_its_main_process(&w.workload, snapshot)
+                })
+            })
+            .map(|s| s.id.clone())
+            .collect();
+        for id in &replaced {
+            self.replace(id);
+        }
+        replaced
+    }
+
+    fn replace(&mut self, id: &WorkloadId) {
+        let Some(w) = self.workloads.get(id) else { return };
+        let (workload, followed) = (w.workload.clone(), w.stage > Stage::Ignored);
+        let tried: Vec<ExperimentId> = self
+            .experiments
+            .values()
+            .filter(|e| e.setup.panel.has(id) && !matches!(e.phase, Phase::Concluding))
+            .map(|e| e.setup.id)
+            .collect();
+        let changed = self
+            .changes
+            .values()
+            .any(|c| c.workload == *id && !matches!(c.target, Target::Nothing));
+        self.vanish(id, Gone::Replaced);
+        // The process of a reader is still contained, and it was another program that was to be.
+        let contained: Vec<ActionId> = self
+            .changes
+            .iter()
+            .filter(|(_, c)| matches!(&c.target, Target::Reader(r) if r.workload == *id))
+            .map(|(action, _)| *action)
+            .collect();
+        for action in contained {
+            self.withdraw(action, &Gone::Replaced.of_the_reader(id));
+        }
+        let mut text = Gone::Replaced.why().to_owned();
+        if !workload.executable.is_empty() {
+            text += &format!(" (it was {})", workload.executable);
+        }
+        for trial in tried {
+            text += &format!("; experiment {trial} is aborted");
+        }
+        if changed {
+            text += "; what was changed for it is undone";
+        }
+        self.workloads
+            .insert(id.clone(), Watched::new(workload, self.now));
+        // Shells execute all the time: told of what was looked at only.
+        if followed || changed {
+            self.decide(id, Stage::Ignored, text, false);
+        }
+    }
+
+    /// The workload ended, or another program runs in its process.
+    fn vanish(&mut self, id: &WorkloadId, gone: Gone) {
+        self.reader_is_gone(id, gone);
         if let Some(w) = self.workloads.get_mut(id) {
             w.gone = true;
             for meter in std::mem::take(&mut w.open) {
@@ -670,9 +766,9 @@ impl Engine {
         if breaks_off {
             self.note_restless(id);
         }
-        self.abort_workload(id, "the workload ended");
+        self.abort_workload(id, gone.why());
         for action in self.actions_of(id) {
-            self.withdraw(action, "the workload ended");
+            self.withdraw(action, gone.why());
         }
         self.guards.release_all(id, &self.changes, self.now);
         self.advice.retain(|_, a| a.workload.as_ref() != Some(id));
@@ -702,7 +798,14 @@ impl Engine {
         busy.clamp(0.0, 1.0)
     }
 
+    fn note_executions(&mut self, sample: &WorkloadSample) {
+        if let Some(w) = self.workloads.get_mut(&sample.id) {
+            w.executions = Some(sample.executions);
+        }
+    }
+
     fn update_sample(&mut self, sample: WorkloadSample) {
+        self.note_executions(&sample);
         let cpus = self.machine.cpus.len().max(1) as f64;
         let interval = self.machine_interval.as_secs_f64();
         let idle = if interval > 0.0 {
@@ -1075,8 +1178,9 @@ impl Engine {
         };
         w.open.retain(|m| m != meter);
         if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
-            c.refused = Some(fault.text);
+            c.refused = Some(fault.text.clone());
         }
+        self.note_unread(id, meter, &fault.text);
     }
 
     fn judge_meters(&mut self, id: &WorkloadId) {
@@ -1768,6 +1872,14 @@ impl Engine {
             .map(|(a, _)| *a)
             .collect()
     }
+}
+
+/// Whether the main process of a workload is still the one that it was, as far as the snapshot says who is there.
+fn has_its_main_process(workload: &Workload, snapshot: &Snapshot) -> bool {
+    let mut scanned = snapshot.workloads.iter().flatten();
+    scanned
+        .find(|w| w.id == workload.id)
+        .is_none_or(|w| w.processes.first() == workload.processes.first())
 }
 
 /// Whether the workload waits for an inspection to be decided upon.

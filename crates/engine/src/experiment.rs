@@ -718,7 +718,7 @@ impl Experiment {
             return self.conclude(now, verdict, format!("{effect}, but {hurt}"));
         }
         // After what others and response times say, which other readings tell; before a gain is believed. A loss is one either way.
-        let asked = self.meanings.len().max(1) as f64;
+        let asked = self.meanings.iter().filter(|m| m.watches()).count().max(1) as f64;
         let gain = (decision == Decision::Benefit).then(|| panel::log_gain(effect.estimate));
         let changed = |m: &Meaning| m.changed(asked_level / asked, gain);
         if decision != Decision::Harm

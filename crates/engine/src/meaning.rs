@@ -9,10 +9,14 @@
 //! waiting shows in them, and not in the work; and a trial that protects a program from losing its pages is not watched, for
 //! each of its waits is a switch. Kinds that change together (reads and wake-ups of a program that takes whatever is there) are
 //! seen by neither.
+//!
+//! What was seen, or why nothing was, is written down with the trial.
 
+use crate::meters::is_of_waiting;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN};
 use crate::series::Series;
-use homeostat_model::{MeterId, Nanoseconds, WorkloadId};
+use crate::witness::effect_between;
+use homeostat_model::{Effect, ExperimentKind, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp, ln, mean};
 use homeostat_statistics::trimmed::{self, Proof};
 
@@ -26,6 +30,24 @@ const MOVED_LEVEL: f64 = 0.0005;
 /// A kind that counted nothing at all is taken for half a count, so that its absence shows as a ratio that is far off.
 const COUNTED_MIN: f64 = 0.5;
 
+/// Why the kind that confirmed what judges says nothing of it in such a trial, if so.
+pub(crate) fn unwatched(kind: ExperimentKind, urgent: bool, beside: &MeterId) -> Option<String> {
+    if kind == ExperimentKind::StagedRollout {
+        Some("a change that is made in stages has few blocks to compare".to_owned())
+    } else if urgent {
+        Some(
+            "the trial protects from a loss, and what waits for its pages switches more for the same work"
+                .to_owned(),
+        )
+    } else if is_of_waiting(beside) {
+        Some(format!(
+            "{beside}, by which it qualified, counts switches of threads: what a change does to waiting shows in them, and not in the work"
+        ))
+    } else {
+        None
+    }
+}
+
 /// The ratio of two kinds of kernel work of one workload that is tried.
 #[derive(Clone, Debug)]
 pub(crate) struct Meaning {
@@ -35,6 +57,12 @@ pub(crate) struct Meaning {
     /// Logarithms of the ratio by block, oldest first.
     on: Vec<f64>,
     off: Vec<f64>,
+    /// Blocks that ended while it was to be watched.
+    ended: u32,
+    /// Whether the other kind was opened for that, and is to be closed again.
+    opened: bool,
+    /// Why it is not watched, or no longer.
+    refused: Option<String>,
 }
 
 impl Meaning {
@@ -45,7 +73,30 @@ impl Meaning {
             beside,
             on: Vec::new(),
             off: Vec::new(),
+            ended: 0,
+            opened: false,
+            refused: None,
         }
+    }
+
+    /// It is not watched, or no longer. The first reason stays.
+    pub(crate) fn refuse(&mut self, why: impl Into<String>) {
+        self.refused.get_or_insert_with(|| why.into());
+    }
+
+    /// Whether it is watched.
+    pub(crate) fn watches(&self) -> bool {
+        self.refused.is_none()
+    }
+
+    /// The other kind was opened for it.
+    pub(crate) fn opened(&mut self) {
+        self.opened = true;
+    }
+
+    /// Whether the other kind is to be closed after it.
+    pub(crate) fn has_opened(&self) -> bool {
+        self.opened
     }
 
     pub(crate) fn workload(&self) -> &WorkloadId {
@@ -59,6 +110,10 @@ impl Meaning {
     /// Reads both over the measured part of a block that ended. A block in which one of them was not read, or nothing was done,
     /// says nothing.
     pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
+        if !self.watches() {
+            return;
+        }
+        self.ended += 1;
         let (judge, beside) = (
             series.sums(&self.judge, from, to),
             series.sums(&self.beside, from, to),
@@ -78,8 +133,13 @@ impl Meaning {
         self.moved().or_else(|| self.differs(level, gain))
     }
 
+    /// Whether it has seen enough to say something.
+    fn speaks(&self) -> bool {
+        self.on.len() >= GUARDRAIL_BLOCKS && self.off.len() >= GUARDRAIL_BLOCKS
+    }
+
     fn differs(&self, level: f64, gain: Option<f64>) -> Option<String> {
-        if self.on.len() < GUARDRAIL_BLOCKS || self.off.len() < GUARDRAIL_BLOCKS {
+        if !self.speaks() {
             return None;
         }
         let proof = if gain.is_some() {
@@ -123,6 +183,52 @@ impl Meaning {
     }
 }
 
+impl Meaning {
+    /// What was seen, for people; `None` of a trial that ended before its first block did.
+    pub(crate) fn account(&self) -> Option<MeaningAccount> {
+        if self.ended == 0 && self.watches() {
+            return None;
+        }
+        let speaks = self.speaks();
+        let unwatched = match &self.refused {
+            None if !speaks => Some(format!(
+                "of {} blocks both it and {} were read in {} with the change and {} without, and {GUARDRAIL_BLOCKS} of each are needed",
+                self.ended,
+                self.beside,
+                self.on.len(),
+                self.off.len()
+            )),
+            refused => refused.clone(),
+        };
+        Some(MeaningAccount {
+            workload: self.workload.clone(),
+            judge: self.judge.clone(),
+            beside: self.beside.clone(),
+            unwatched,
+            blocks_on: u32::try_from(self.on.len()).unwrap_or(u32::MAX),
+            blocks_off: u32::try_from(self.off.len()).unwrap_or(u32::MAX),
+            change: speaks.then(|| effect_between(&self.on, &self.off)).flatten(),
+            drift: self.drift(),
+        })
+    }
+
+    /// The last blocks of both arms against those before. What the change itself does to the ratio is not in it: of each arm its
+    /// own mean is taken off.
+    fn drift(&self) -> Option<Effect> {
+        let (mut before, mut last) = (Vec::new(), Vec::new());
+        for arm in [&self.on, &self.off] {
+            if arm.len() < 2 * MOVED_BLOCKS {
+                return None;
+            }
+            let own = mean(arm);
+            let (earlier, later) = arm.split_at(arm.len() - MOVED_BLOCKS);
+            before.extend(earlier.iter().map(|ratio| ratio - own));
+            last.extend(later.iter().map(|ratio| ratio - own));
+        }
+        effect_between(&last, &before)
+    }
+}
+
 /// The last blocks of one arm against those before.
 struct Moved {
     before: f64,
@@ -145,5 +251,110 @@ impl Moved {
             now: mean(last),
             is_proven: fell(last, earlier) || fell(earlier, last),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::Interval;
+    use std::collections::BTreeMap;
+
+    fn meaning() -> Meaning {
+        Meaning::new(
+            "server".into(),
+            MeterId::new("sockets.segments"),
+            MeterId::new("io.write_calls"),
+        )
+    }
+
+    /// Adds a block of ten seconds with so many segments for each call; `None`: the calls could not be read.
+    fn block(meaning: &mut Meaning, on: bool, ratio: Option<f64>) {
+        let mut series = Series::default();
+        for end in 1..=10 {
+            let mut work = BTreeMap::from([(MeterId::new("sockets.segments"), (1000.0, 1.0))]);
+            if let Some(ratio) = ratio {
+                work.insert(MeterId::new("io.write_calls"), (1000.0 / ratio, 1.0));
+            }
+            series.push(Interval {
+                end: Nanoseconds::from_secs(end),
+                seconds: 1.0,
+                cpu: 0.5,
+                work,
+                ..Interval::default()
+            });
+        }
+        meaning.observe(&series, on, Nanoseconds::ZERO, Nanoseconds::from_secs(10));
+    }
+
+    #[test]
+    fn the_account_tells_the_arms_apart_from_what_changed_over_time() {
+        let mut seen = meaning();
+        for k in 0..16 {
+            // A fifth more with the change, and half as many in the last blocks of both arms.
+            let on = k % 2 == 0;
+            let ratio = if on { 1.2 } else { 1.0 } * if k < 10 { 1.0 } else { 0.5 };
+            block(&mut seen, on, Some(ratio));
+        }
+        let account = seen.account().unwrap();
+        assert_eq!((account.blocks_on, account.blocks_off), (8, 8));
+        let (change, drift) = (account.change.unwrap(), account.drift.unwrap());
+        assert!((change.estimate - 0.2).abs() < 1e-9, "{account:?}");
+        assert!((drift.estimate + 0.5).abs() < 1e-9, "{account:?}");
+        assert!(change.upper > 0.5 && drift.upper < -0.49, "{account:?}");
+        let text = account.to_string();
+        assert!(
+            text.starts_with("sockets.segments for each of io.write_calls, over 16 blocks: +20.0 %")
+                && text.ends_with("-50.0 % [-50.0, -50.0] in the last blocks against those before"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn only_trials_in_blocks_that_wait_for_nothing_are_watched() {
+        let why = |kind, urgent, beside: &str| unwatched(kind, urgent, &MeterId::new(beside));
+        use ExperimentKind::{Placebo, StagedRollout, Switchback};
+        for kind in [Switchback, Placebo] {
+            assert_eq!(why(kind, false, "io.write_calls"), None);
+        }
+        for (kind, urgent, beside, part) in [
+            (StagedRollout, false, "io.write_calls", "stages"),
+            (Switchback, true, "io.write_calls", "protects from a loss"),
+            (Switchback, false, "switches.voluntary", "switches of threads"),
+        ] {
+            assert!(why(kind, urgent, beside).unwrap().contains(part));
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_watched_says_why() {
+        assert_eq!(meaning().account(), None, "no block has ended");
+        let mut silent = meaning();
+        (0..8).for_each(|k| block(&mut silent, k % 2 == 0, (k < 4).then_some(1.0)));
+        let account = silent.account().unwrap();
+        assert_eq!((account.blocks_on, account.change), (2, None));
+        let text = account.to_string();
+        assert!(
+            text.contains(
+                "not watched: of 8 blocks both it and io.write_calls were read in 2 with the change"
+            ),
+            "{text}"
+        );
+        let mut refused = meaning();
+        refused.refuse("no such file");
+        refused.refuse("another reason");
+        block(&mut refused, true, Some(1.0));
+        let account = refused.account().unwrap();
+        assert_eq!(
+            account.to_string(),
+            "whether sockets.segments keeps its meaning was not watched: no such file"
+        );
+        assert_eq!((account.blocks_on, refused.watches()), (0, false));
+        // Six blocks say something of the change, and nothing of time.
+        let mut short = meaning();
+        (0..6).for_each(|k| block(&mut short, k % 2 == 0, Some(1.0)));
+        let account = short.account().unwrap();
+        assert!(account.change.is_some() && account.drift.is_none());
+        assert!(account.to_string().ends_with("over time"), "{account}");
     }
 }

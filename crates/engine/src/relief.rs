@@ -15,7 +15,7 @@
 //! hour: where that happened, the next one of that program is tried when it is a good deal older than that one became.
 
 use crate::blocks::Objective;
-use crate::engine::Engine;
+use crate::engine::{Engine, Gone};
 use crate::experiment::{Experiment, Phase};
 use crate::panel::{BYSTANDERS_MAX, Guardrail, Panel};
 use crate::policy::{Mode, Policy};
@@ -210,7 +210,7 @@ impl Engine {
 
     /// A workload is gone. Where it is a reader that is being tried the trial is over, so that the next one is not left alone
     /// until the next coin.
-    pub(crate) fn reader_is_gone(&mut self, id: &WorkloadId) {
+    pub(crate) fn reader_is_gone(&mut self, id: &WorkloadId, gone: Gone) {
         let is_it = |action: &ActionId| {
             let target = self.changes.get(action).map(|c| &c.target);
             matches!(target, Some(Target::Reader(r)) if r.workload == *id)
@@ -225,7 +225,7 @@ impl Engine {
             self.note_short_life(id);
         }
         for trial in trials {
-            self.abort(trial, format!("its reader {id} has ended"));
+            self.abort(trial, gone.of_the_reader(id));
         }
     }
 

@@ -232,6 +232,7 @@ mod tests {
             members: Vec::new(),
             witness: None,
             spans: Vec::new(),
+            meanings: Vec::new(),
             reader: None,
             machine: String::new(),
             action: ActionId(1),

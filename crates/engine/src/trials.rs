@@ -4,8 +4,7 @@ use crate::blocks::{BREAKER_SPAN, Objective};
 use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
-use crate::meaning::Meaning;
-use crate::meters;
+use crate::meaning::{self, Meaning};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
@@ -19,7 +18,7 @@ use crate::witness::Witness;
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MemberOutcome, MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
+    MeaningAccount, MemberOutcome, MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
@@ -858,30 +857,42 @@ impl Engine {
     }
 
     /// Opens, beside meters of kernel work that judge a trial in blocks, the kinds by whose constant ratio they qualified: reading
-    /// them costs the workload nothing.
+    /// them costs the workload nothing. Where that cannot be, the trial's account says why.
     fn read_beside(&mut self, experiment: &Experiment) -> Vec<Meaning> {
+        let setup = &experiment.setup;
         let mut meanings = Vec::new();
-        if experiment.setup.kind != ExperimentKind::Switchback || experiment.setup.urgent {
-            return meanings;
-        }
-        for m in experiment.setup.panel.members() {
+        for m in setup.panel.members() {
             let Some(w) = self.workloads.get_mut(&m.workload) else {
                 continue;
             };
-            let witness = |c: &MeterId| !w.open.contains(c) && !meters::is_of_waiting(c);
-            let Some(beside) = w.confirming.clone().filter(witness) else {
+            let Some(beside) = w.confirming.clone() else {
                 continue;
             };
-            w.open.push(beside.clone());
-            self.out
-                .push(Command::OpenMeter(m.workload.clone(), beside.clone()));
-            meanings.push(Meaning::new(m.workload.clone(), m.meter.clone(), beside));
+            let mut meaning = Meaning::new(m.workload.clone(), m.meter.clone(), beside.clone());
+            if let Some(why) = meaning::unwatched(setup.kind, setup.urgent, &beside) {
+                meaning.refuse(why);
+            } else if !w.open.contains(&beside) {
+                meaning.opened();
+                w.open.push(beside.clone());
+                self.out.push(Command::OpenMeter(m.workload.clone(), beside));
+            }
+            meanings.push(meaning);
         }
         meanings
     }
 
+    /// Takes note that a kind of kernel work cannot be read that was to be read beside what judges: the account of the trial tells it.
+    pub(crate) fn note_unread(&mut self, id: &WorkloadId, meter: &MeterId, why: &str) {
+        let all = self.experiments.values_mut().flat_map(|e| &mut e.meanings);
+        for meaning in all.filter(|m| m.workload() == id && m.beside() == meter) {
+            meaning.refuse(format!("{meter}, by which it qualified, cannot be read: {why}"));
+        }
+    }
+
     fn stop_reading_beside(&mut self, e: &Experiment) {
-        for meaning in &e.meanings {
+        // Whoever has the name of one that ended is another, with meters of its own.
+        let own = |m: &&Meaning| m.has_opened() && !e.orphans.contains(m.workload());
+        for meaning in e.meanings.iter().filter(own) {
             if let Some(w) = self.workloads.get_mut(meaning.workload())
                 && w.open.contains(meaning.beside())
             {
@@ -1541,6 +1552,7 @@ impl Engine {
             members: self.member_outcomes(&e, verdict),
             witness: e.witness.as_ref().and_then(Witness::account),
             spans: e.spans.iter().filter_map(SpanRail::account).collect(),
+            meanings: e.meanings.iter().filter_map(Meaning::account).collect(),
             ..self.record(&e, Some(verdict))
         };
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));
@@ -1553,6 +1565,11 @@ impl Engine {
         }
         for spans in &record.spans {
             self.narrate(&spans.workload, spans.to_string(), false);
+        }
+        // Of a trial that could not begin there is nothing to tell, and the next one tells it.
+        let told = |m: &&MeaningAccount| !e.not_now && !e.orphans.contains(&m.workload);
+        for meaning in record.meanings.iter().filter(told) {
+            self.narrate(&meaning.workload, meaning.to_string(), false);
         }
         let placebo = e.setup.kind == ExperimentKind::Placebo;
         let panel = e.setup.panel.clone();
@@ -1980,6 +1997,7 @@ impl Engine {
             members: Vec::new(),
             witness: None,
             spans: Vec::new(),
+            meanings: Vec::new(),
             reader: s.reader.clone(),
             machine: self.machine.fingerprint(),
             action: s.action,

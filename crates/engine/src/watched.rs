@@ -40,6 +40,8 @@ pub(crate) struct Watched {
     pub(crate) decisions: VecDeque<DecisionView>,
     pub(crate) series: Series,
     pub(crate) sample: Option<WorkloadSample>,
+    /// How often its main process had executed a program at the last sample; `None` before the first.
+    pub(crate) executions: Option<u32>,
     pub(crate) load: Load,
     /// Meters found, with refusals filled in as they are judged.
     pub(crate) candidates: Vec<MeterCandidate>,
@@ -117,6 +119,7 @@ impl Watched {
             decisions: VecDeque::new(),
             series: Series::default(),
             sample: None,
+            executions: None,
             load: Load::default(),
             candidates: Vec::new(),
             finding: false,

@@ -277,6 +277,10 @@ struct Plant {
     spans: Option<Spanned>,
     /// A person wants it left alone.
     excluded: bool,
+    /// How often its main process has executed a program.
+    executions: u32,
+    /// When that process began.
+    started: u64,
 }
 
 /// Spans of a plant: 300 a second of a millisecond, one in fifty four times as long.
@@ -313,12 +317,15 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         offered: false,
         spans: None,
         excluded: false,
+        executions: 1,
+        started: 1,
     }
 }
 
-/// Segments, and write calls beside them, which keep a ratio.
+/// Segments, and write calls (or another kind) beside them, which keep a ratio.
 #[derive(Clone, Copy)]
 struct TwoKinds {
+    beside: &'static str,
     /// By what the change multiplies the calls for a segment.
     changed: f64,
     /// From this second on there are half as many calls for a segment.
@@ -361,6 +368,8 @@ struct World {
     points: bool,
     /// Every plant is measured by two kinds of kernel work instead.
     kernel: Option<TwoKinds>,
+    /// A meter that cannot be opened any more once something is tried.
+    unreadable: Option<&'static str>,
     finished: bool,
     fail_undo: bool,
     /// A change that cannot be undone.
@@ -441,6 +450,7 @@ impl World {
             most_trials_at_once: 0,
             points: false,
             kernel: None,
+            unreadable: None,
             finished: false,
             fail_undo: false,
             stuck: None,
@@ -489,8 +499,8 @@ impl World {
                     refused: (!plant.metered).then(|| "it publishes nothing".to_owned()),
                 };
                 let mut candidates = vec![candidate];
-                if self.kernel.is_some() {
-                    candidates = ["sockets.segments", "io.write_calls"]
+                if let Some(kinds) = self.kernel {
+                    candidates = ["sockets.segments", kinds.beside]
                         .map(|id| MeterCandidate {
                             id: id.into(),
                             class: MeterClass::Kernel,
@@ -510,6 +520,15 @@ impl World {
                     });
                 }
                 self.pending.push(Event::MetersFound(id, Ok(candidates)));
+            }
+            Command::OpenMeter(id, meter)
+                if self.unreadable == Some(meter.as_str()) && !self.engine.view().experiments.is_empty() =>
+            {
+                let fault = Fault {
+                    kind: FaultKind::Denied,
+                    text: "no permission to read /proc/100/io".into(),
+                };
+                self.pending.push(Event::MeterOpened(id, meter, Err(fault)));
             }
             Command::OpenMeter(id, meter) => {
                 self.open.entry(id.clone()).or_default().insert(meter.to_string());
@@ -779,7 +798,7 @@ impl World {
                 executable: p.name.into(),
                 processes: vec![ProcessId {
                     pid: 100 + i as i32,
-                    start_ticks: 1,
+                    start_ticks: p.started,
                 }],
                 choice: OperatorChoice {
                     never: p
@@ -795,7 +814,11 @@ impl World {
                 .flatten()
                 .map(|m| MeterReading {
                     meter: m.as_str().into(),
-                    work: if m == "io.write_calls" { rate * calls } else { rate },
+                    work: if self.kernel.is_some_and(|k| m == k.beside) {
+                        rate * calls
+                    } else {
+                        rate
+                    },
                     interval: Nanoseconds::from_secs(1),
                     counted: 1.0,
                 })
@@ -820,6 +843,7 @@ impl World {
                 meters: readings,
                 reads: homeostat_model::Reads::default(),
                 spans,
+                executions: p.executions,
             });
         }
         Snapshot {
@@ -1223,6 +1247,72 @@ fn a_workload_that_ends_in_the_trial_is_forgotten_without_a_verdict_on_the_effec
     assert_eq!(world.verdict("good"), Verdict::Aborted);
     assert!(world.on.is_empty());
     assert!(world.engine.view().workloads.is_empty());
+}
+
+#[test]
+fn another_program_in_the_same_process_ends_the_trial_as_its_end_does_and_is_told() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.recorded = Some(vec![]);
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(20);
+    let followed = world.closed.len();
+    world.plants[0].executions += 1;
+    world.run(2);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    let reason = &world.records[0].reason;
+    assert!(reason.starts_with("program replaced"), "{reason}");
+    assert!(world.on.is_empty() && world.closed.len() > followed);
+    let told: Vec<&String> = world
+        .stories
+        .iter()
+        .filter(|s| s.starts_with("program replaced"))
+        .collect();
+    let [told] = told.as_slice() else {
+        panic!("{:#?}", world.stories);
+    };
+    assert!(
+        told.ends_with("(it was good); experiment 1 is aborted; what was changed for it is undone"),
+        "{told}"
+    );
+    // What runs now is measured, tried and improved like any other, and goes when it is replaced in turn.
+    world.run(900);
+    assert_eq!(world.stage("good"), Stage::Improved);
+    assert!(world.on.values().any(|(_, on)| *on));
+    world.plants[0].executions += 1;
+    world.run(3);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    assert!(
+        !matches!(world.stage("good"), Stage::Improved | Stage::Trying),
+        "{:?}",
+        world.stage("good")
+    );
+    let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
+    let mut trace = Vec::new();
+    for (second, event) in world.recorded.unwrap() {
+        let event: Event = serde_json::from_str(&event).unwrap();
+        let commands = again.step(Nanoseconds::from_secs(second), 1_000_000 + second, event);
+        trace.extend(commands.iter().map(|c| format!("{second} {c:?}")));
+    }
+    assert_eq!(trace, world.trace);
+}
+
+#[test]
+fn a_restart_is_none_and_fewer_executions_than_before_are_nobodys() {
+    for (executions, started) in [(5, 2), (0, 1)] {
+        let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+        while world.stages_missing("good", Stage::Trying) {
+            world.run(1);
+        }
+        world.plants[0].executions = executions;
+        world.plants[0].started = started;
+        world.run(900);
+        assert!(world.stories.iter().all(|s| !s.contains("program replaced")));
+        let first = &world.records[0].reason;
+        assert_eq!(first == "the workload ended", started == 2, "{first}");
+        assert_eq!(world.stage("good"), Stage::Improved);
+    }
 }
 
 impl World {
@@ -3074,6 +3164,7 @@ fn two_kinds(kinds: TwoKinds, seed: u64) -> World {
 }
 
 const KEPT: TwoKinds = TwoKinds {
+    beside: "io.write_calls",
     changed: 1.0,
     phase: u64::MAX,
     noise: 0.0,
@@ -3090,6 +3181,10 @@ fn a_change_that_alters_what_the_meter_means_is_not_accepted_by_it() {
         why.contains("sockets.segments means") && why.contains("io.write_calls"),
         "{why}"
     );
+    let account = &record.meanings[0];
+    let change = account.change.unwrap();
+    assert!((change.estimate - 1.0).abs() < 1e-9, "{account:?}");
+    assert!(account.drift.is_none_or(|d| d.estimate.abs() < 1e-9));
     assert!(halved.on.values().all(|(_, on)| !on));
     assert!(halved.verdicts.iter().all(|v| v.1 != Verdict::Accepted));
 }
@@ -3114,6 +3209,9 @@ fn another_phase_of_the_program_ends_the_trial() {
     let record = &world.records.iter().find(|r| r.verdict.is_some()).unwrap();
     assert_eq!(record.verdict, Some(Verdict::Aborted), "{}", record.reason);
     assert!(record.reason.contains("no longer means"), "{}", record.reason);
+    let account = &record.meanings[0];
+    assert!(account.drift.unwrap().lower > 0.5, "{account:?}");
+    assert!(account.change.unwrap().estimate.abs() < 0.3, "{account:?}");
 }
 
 #[test]
@@ -3131,5 +3229,92 @@ fn what_the_ratio_varies_by_anyway_ends_no_trial() {
             1,
             "seed {seed}: closed after it"
         );
+        let record = world.records.iter().find(|r| r.verdict.is_some()).unwrap();
+        let [account] = record.meanings.as_slice() else {
+            panic!("{record:?}");
+        };
+        assert_eq!(
+            (account.judge.as_str(), account.beside.as_str()),
+            ("sockets.segments", "io.write_calls")
+        );
+        assert_eq!(
+            (account.blocks_on + account.blocks_off) as usize,
+            record.blocks.len()
+        );
+        assert_eq!(account.unwatched, None);
+        assert!(
+            account.change.unwrap().estimate.abs() < 0.05,
+            "seed {seed}: {account:?}"
+        );
+        let told = world.stories.iter().filter(|s| **s == account.to_string());
+        assert_eq!(told.count(), 1, "seed {seed}: {:#?}", world.stories);
     }
+}
+
+#[test]
+fn a_placebo_is_watched_alike_and_its_account_shows_that_the_watch_is_calm() {
+    let policy = Policy {
+        mode: Mode::Calibrate,
+        ..policy()
+    };
+    let mut world = World::new(vec![plant("server", 0.0)], policy, Memory::default());
+    world.kernel = Some(TwoKinds { noise: 0.04, ..KEPT });
+    world.run(6000);
+    assert!(world.records.len() >= 8, "{}", world.records.len());
+    for record in &world.records {
+        assert_eq!(record.kind, homeostat_model::ExperimentKind::Placebo);
+        assert_ne!(record.verdict, Some(Verdict::Aborted), "{}", record.reason);
+        let account = &record.meanings[0];
+        assert_eq!(
+            (account.blocks_on + account.blocks_off) as usize,
+            record.blocks.len()
+        );
+        match account.change {
+            Some(change) => assert!(change.estimate.abs() < 0.05, "{account:?}"),
+            None => assert!(account.blocks_on < 3 || account.blocks_off < 3, "{account:?}"),
+        }
+    }
+    let watched = world.records.iter().filter(|r| r.meanings[0].change.is_some());
+    assert!(watched.count() * 2 > world.records.len());
+}
+
+#[test]
+fn a_witness_that_cannot_be_read_is_told_once_and_the_trial_goes_on_without() {
+    // What would end the trial if anybody saw it.
+    let mut world = two_kinds(TwoKinds { changed: 0.5, ..KEPT }, 42);
+    world.unreadable = Some("io.write_calls");
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let account = &world.records[0].meanings[0];
+    assert_eq!((account.change, account.blocks_on), (None, 0));
+    let why = "io.write_calls, by which it qualified, cannot be read: no permission to read /proc/100/io";
+    assert_eq!(account.unwatched.as_deref(), Some(why));
+    let told = world.stories.iter().filter(|s| s.contains(why));
+    assert_eq!(told.count(), 1, "{:#?}", world.stories);
+    let explained = world.engine.view();
+    let story = &explained.workloads[0].decisions;
+    assert!(story.iter().any(|d| d.text.contains(why)), "{story:#?}");
+}
+
+#[test]
+fn switches_are_no_witness_and_the_account_says_so() {
+    let kinds = TwoKinds {
+        beside: "switches.voluntary",
+        changed: 0.5,
+        ..KEPT
+    };
+    let mut world = two_kinds(kinds, 42);
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let account = &world.records[0].meanings[0];
+    assert_eq!((account.change, account.blocks_on), (None, 0));
+    assert!(
+        account.to_string().contains("not watched: switches.voluntary"),
+        "{account}"
+    );
+    // Two kinds of the program's own counters have no such ratio.
+    let mut world = World::new(vec![plant("server", 0.10)], policy(), Memory::default());
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    assert!(world.records[0].meanings.is_empty());
 }

@@ -141,6 +141,8 @@ struct World {
     price: f64,
     /// What the change of the other strategy brings the third program (share of its work).
     gain: f64,
+    /// How often the process of the reader has executed a program.
+    reader_executions: u32,
     /// Whether it is told that a contained reader has ended, as the effector does.
     tells_end: bool,
     /// So many attempts to contain a reader fail, and whether those that follow take their time.
@@ -188,6 +190,7 @@ impl World {
             price,
             gain: 0.0,
             tells_end: false,
+            reader_executions: 0,
             failures: 0,
             is_slow: false,
             comes_back_s: 0,
@@ -303,6 +306,7 @@ impl World {
                     ..Reads::default()
                 },
                 spans: None,
+                executions: if i == 1 { self.reader_executions } else { 0 },
             });
         }
         Snapshot {
@@ -625,6 +629,32 @@ fn a_reader_may_lose_what_the_program_is_sure_to_gain_and_no_more() {
     assert_eq!(verdict, Verdict::Inconclusive, "{reason}");
     assert!(reason.contains("reader lost"), "{reason}");
     assert!(!world.is_contained());
+}
+
+#[test]
+fn a_reader_in_whose_process_another_program_runs_is_released() {
+    let mut world = World::new(0.95, 0.0);
+    world.run(90);
+    world.reads = true;
+    world.run_until(World::is_contained);
+    world.run(40);
+    let attempts = world.attempts();
+    world.reader_executions += 1;
+    world.run(2);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Aborted);
+    assert_eq!(
+        reason,
+        "the process of its reader reader has executed another program"
+    );
+    // What runs now takes the memory as well, and is contained anew.
+    let accepted = |w: &World| w.verdicts.iter().any(|v| v.2 == Verdict::Accepted);
+    world.run_until(accepted);
+    assert!(world.is_contained() && world.attempts() > attempts);
+    // In force it goes as well.
+    let attempts = world.attempts();
+    world.reader_executions += 1;
+    world.run_until(|w| w.attempts() > attempts);
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl World {
             meters: meters.into_iter().collect(),
             reads: homeostat_model::Reads::default(),
             spans: None,
+            executions: 0,
             id,
         }
     }

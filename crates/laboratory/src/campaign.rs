@@ -2043,6 +2043,7 @@ mod tests {
                     },
                     reads: homeostat_model::Reads::default(),
                     spans: None,
+                    executions: 0,
                 });
             }
             let cpu_busy = samples.iter().fold(Nanoseconds::ZERO, |sum, w| sum + w.cpu);

@@ -822,6 +822,45 @@ share = 1.0
     }
 
     #[test]
+    fn a_program_that_executes_itself_anew_in_a_trial_ends_it_and_nothing_is_left_set() {
+        let plain = Scenario {
+            events: Vec::new(),
+            ..small()
+        };
+        let mut laboratory = Laboratory::new(&plain, Arm::Homeostat).unwrap();
+        // Memory is another one; what the threads are bound to outlives what they execute.
+        let bound = |laboratory: &Laboratory| {
+            let settings = laboratory.platform().settings();
+            (settings.masks, settings.grouped)
+        };
+        let untouched = bound(&laboratory);
+        let mut at = 0.0;
+        while laboratory.platform().settings().masks.is_empty() {
+            at += 1.0;
+            assert!(at < 600.0, "{}", crate::report::story(&laboratory.track().story));
+            laboratory.run_until(at).unwrap();
+        }
+        for program in ["a", "b"] {
+            let program = program.to_owned();
+            let change = PersonChange::Execute { program };
+            laboratory.platform().person(change).unwrap();
+        }
+        laboratory.run_until(at + 30.0).unwrap();
+        let told = |laboratory: &Laboratory| {
+            let story = &laboratory.track().story;
+            story.iter().any(|l| l.text.starts_with("program replaced"))
+        };
+        assert!(
+            told(&laboratory),
+            "{}",
+            crate::report::story(&laboratory.track().story)
+        );
+        assert_eq!(bound(&laboratory), untouched);
+        assert!(laboratory.stop().unwrap());
+        assert_eq!(bound(&laboratory), untouched);
+    }
+
+    #[test]
     fn a_run_that_is_broken_off_shows_what_it_saw() {
         let mut calls = 0;
         let track = run(&small(), Arm::LeftAlone, &mut |_| {

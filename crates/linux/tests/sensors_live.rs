@@ -23,8 +23,10 @@ impl Ended {
     fn start(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).envs(environment.iter().copied());
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = Self(command.spawn().unwrap());
+        Self::run(program, command.stdin(Stdio::null()))
+    }
+    fn run(program: &str, command: &mut Command) -> Self {
+        let child = Self(command.stdout(Stdio::null()).spawn().unwrap());
         // Wait until it runs its own program and no longer our image.
         let wanted = std::fs::canonicalize(which(program)).unwrap();
         for _ in 0..1000 {
@@ -87,6 +89,34 @@ fn a_program_appears_as_a_workload_and_disappears_when_it_ends() {
     child.0.wait().unwrap();
     assert!(of(&scan(&mut platform), pid).is_none());
     assert!(platform.inspect_memory(&id).is_err());
+}
+
+#[test]
+fn a_program_that_another_one_replaces_in_the_same_process_is_seen_to() {
+    let mut platform = LinuxPlatform::new(Root::default());
+    let mut command = Command::new("sh");
+    command.args(["-c", "read line; exec sh -c 'read line; :'"]);
+    let mut child = Ended::run("sh", command.stdin(Stdio::piped()));
+    let mut orders = child.0.stdin.take().unwrap();
+    let workload = of(&scan(&mut platform), child.pid()).unwrap().clone();
+    let mut executions = || {
+        let request = SampleRequest {
+            scan: false,
+            detail: vec![workload.id.clone()],
+        };
+        let samples = platform.sample(&request).unwrap().samples;
+        samples.iter().find(|s| s.id == workload.id).unwrap().executions
+    };
+    let before = executions();
+    assert_eq!(executions(), before, "nothing was executed");
+    std::io::Write::write_all(&mut orders, b"go on\n").unwrap();
+    // Name, executable and pid are the same.
+    let after = (0..200).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        let now = executions();
+        (now != before).then_some(now)
+    });
+    assert_eq!(after, Some(before + 1));
 }
 
 #[test]

@@ -236,6 +236,53 @@ impl std::fmt::Display for SpansAccount {
     }
 }
 
+/// What the watch over the meaning of a meter of kernel work saw in a trial: how many of what judged there were for each of the kind by
+/// whose constant ratio it had qualified.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeaningAccount {
+    /// Whose.
+    pub workload: WorkloadId,
+    /// The kind that judged.
+    pub judge: MeterId,
+    /// The kind that was read beside it, or was to be.
+    pub beside: MeterId,
+    /// Why the two could not be compared, or not to the end; `None` where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwatched: Option<String>,
+    /// Blocks with the change in which both were read.
+    pub blocks_on: u32,
+    /// Blocks without.
+    pub blocks_off: u32,
+    /// By how much the ratio was another with the change than without, with an interval of two standard errors at one look; `None` with
+    /// too few blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<Effect>,
+    /// The same of the last blocks of both arms against those before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift: Option<Effect>,
+}
+
+impl std::fmt::Display for MeaningAccount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(change) = &self.change else {
+            write!(f, "whether {} keeps its meaning was not watched", self.judge)?;
+            return self.unwatched.iter().try_for_each(|why| write!(f, ": {why}"));
+        };
+        write!(
+            f,
+            "{} for each of {}, over {} blocks: {change} with the change",
+            self.judge,
+            self.beside,
+            self.blocks_on + self.blocks_off
+        )?;
+        match &self.drift {
+            Some(drift) => write!(f, "; {drift} in the last blocks against those before")?,
+            None => write!(f, "; too few blocks to say anything of it over time")?,
+        }
+        self.unwatched.iter().try_for_each(|why| write!(f, "; {why}"))
+    }
+}
+
 /// A short time as people read it.
 pub fn time_in_words(seconds: f64) -> String {
     if seconds >= 1.0 {
@@ -272,6 +319,9 @@ pub struct ExperimentRecord {
     /// What was seen of the spans of those that were tried; empty while it runs, and where nobody could look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<SpansAccount>,
+    /// Whether meters of kernel work by which it was judged kept their meaning; empty while it runs, and where it was judged by others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub meanings: Vec<MeaningAccount>,
     /// The identity of the reader that was contained, if that was the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reader: Option<Fingerprint>,

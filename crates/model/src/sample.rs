@@ -261,6 +261,15 @@ pub struct WorkloadSample {
     /// asked, and until it is known what that would cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spans: Option<Result<Spans, String>>,
+    /// How often its main process was seen to execute a program since it was first seen: more than at the sample before says that
+    /// another program, or the same one anew, runs in the same process.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub executions: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// One observation of the whole machine.

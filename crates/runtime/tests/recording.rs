@@ -125,6 +125,7 @@ fn sampled(second: u64, work: f64) -> Event {
         }],
         reads: homeostat_model::Reads::default(),
         spans: None,
+        executions: 0,
     };
     Event::Sampled(Box::new(Snapshot {
         at: Nanoseconds::from_secs(second),

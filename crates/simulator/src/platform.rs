@@ -389,6 +389,7 @@ impl SimPlatform {
             meters: Vec::new(),
             reads: homeostat_model::Reads::default(),
             spans: None,
+            executions: alive.executions,
         };
         if detailed {
             let work = program.totals.work;
@@ -1088,6 +1089,26 @@ fn same_processes(world: &World, record: &UndoRecord) -> Option<usize> {
         .then_some(p)
 }
 
+/// The executions of the processes whose memory is in the record, where there were any before.
+const EXECUTIONS: &str = "executions";
+
+fn note_executions(found: &mut BTreeMap<String, String>, alive: &Alive) {
+    if alive.executions > 0 {
+        found.insert(EXECUTIONS.to_owned(), alive.executions.to_string());
+    }
+}
+
+/// Whether the processes of the record still run, with the memory that they had.
+fn same_memory(world: &World, record: &UndoRecord) -> Option<usize> {
+    let p = same_processes(world, record)?;
+    let alive = world.programs.get(p)?.alive.as_ref()?;
+    let noted = record
+        .found
+        .get(EXECUTIONS)
+        .map_or(Some(0), |text| text.parse().ok())?;
+    (alive.executions == noted).then_some(p)
+}
+
 fn target_cpus(world: &World, action: &Action) -> Result<Vec<CpuId>, PlatformError> {
     let what = format!("target of {}", action.effector);
     let Target::Cpus(cpus) = &action.target else {
@@ -1147,6 +1168,7 @@ impl SimPlatform {
                 mask_text(program.mask.as_deref(), program.grouped),
             ),
         ]);
+        note_executions(&mut found, alive);
         let Beside { split, memory, .. } = Beside::parse(action)?;
         let mut own: Vec<BTreeSet<usize>> = Vec::new();
         if split {
@@ -1294,7 +1316,11 @@ impl SimPlatform {
                 }
             }
             let pacing = Pacing::parse(&record.action, &BESIDE)?;
-            let pages = self.advance_moves(record, direction, &pacing, None, p)?;
+            let pages = if same_memory(&self.world.borrow(), record).is_some() {
+                self.advance_moves(record, direction, &pacing, None, p)?
+            } else {
+                left_alone()
+            };
             if pages.done {
                 self.owes_memory.remove(&id);
             }
@@ -1312,7 +1338,7 @@ impl SimPlatform {
             _ => None,
         };
         let world = self.world.borrow();
-        let Some(p) = same_processes(&world, record) else {
+        let Some(p) = same_memory(&world, record) else {
             return false;
         };
         let Some(alive) = world.programs.get(p).and_then(|p| p.alive.as_ref()) else {
@@ -1451,6 +1477,7 @@ impl SimPlatform {
         let (program, alive) = alive(&world, p, &action.workload)?;
         not_bound(&action.workload, program)?;
         let mut found = BTreeMap::from([(STARTED.to_owned(), ticks(alive.started_s).to_string())]);
+        note_executions(&mut found, alive);
         let along = Along {
             bytes: wanted.bytes,
             shared: wanted.shared,
@@ -1485,7 +1512,7 @@ impl SimPlatform {
             return Err(malformed(record, "target"));
         };
         let to = Some(wanted.node.0 as usize);
-        let p = same_processes(&self.world.borrow(), record);
+        let p = same_memory(&self.world.borrow(), record);
         match p {
             Some(p) => self.advance_moves(record, direction, &pacing, to, p),
             None => {
@@ -1642,6 +1669,7 @@ impl SimPlatform {
         let (_, alive) = alive(&world, p, &action.workload)?;
         let several = alive.processes.len() > 1 && !world.layout().split_shared;
         let mut found = BTreeMap::from([(STARTED.to_owned(), ticks(alive.started_s).to_string())]);
+        note_executions(&mut found, alive);
         let mut skipped: BTreeMap<&str, u64> = BTreeMap::new();
         let mut convertible = 0;
         for target in targets {
@@ -1715,7 +1743,7 @@ impl SimPlatform {
             .filter_map(|(k, v)| Some((k.strip_prefix("skipped.")?.to_owned(), v.parse().ok()?)))
             .collect();
         let total = plan.len() as u64 + found_skipped.values().sum::<u64>();
-        let Some(p) = same_processes(&world, record) else {
+        let Some(p) = same_memory(&world, record) else {
             return ended(&record.action.workload, direction, total);
         };
         if direction == Direction::Apply {

@@ -121,6 +121,11 @@ pub enum PersonChange {
         /// Program or workload.
         program: String,
     },
+    /// A program executes itself anew in the same processes: its memory is another, what its threads are bound to stays.
+    Execute {
+        /// Program or workload.
+        program: String,
+    },
     /// A program forks.
     Fork {
         /// Program or workload.
@@ -179,6 +184,7 @@ impl PersonChange {
             | Self::Start { program }
             | Self::Stop { program }
             | Self::Restart { program }
+            | Self::Execute { program }
             | Self::Fork { program, .. }
             | Self::Phase { program, .. } => Some(program),
             Self::LargePageSwitch { .. }
@@ -240,6 +246,7 @@ impl fmt::Display for PersonChange {
             Self::Start { program } => write!(f, "{program} starts"),
             Self::Stop { program } => write!(f, "{program} ends"),
             Self::Restart { program } => write!(f, "{program} restarts"),
+            Self::Execute { program } => write!(f, "{program} executes itself anew"),
             Self::Fork { program, processes } => write!(f, "{program} forks {processes} processes"),
             Self::Phase {
                 program,
@@ -539,6 +546,8 @@ pub(crate) struct Alive {
     pub(crate) processes: Vec<ProcessId>,
     pub(crate) private: Vec<Segment>,
     pub(crate) shared: Option<Segment>,
+    /// How often it executed itself anew.
+    pub(crate) executions: u32,
 }
 
 impl Alive {
@@ -1443,6 +1452,7 @@ impl World {
             processes,
             private: Vec::new(),
             shared: None,
+            executions: 0,
         };
         let refused = |source| WorldError::Memory {
             program: name.clone(),
@@ -1496,6 +1506,31 @@ impl World {
         }
         self.dirty = true;
         self.modulate(p);
+        Ok(())
+    }
+
+    /// As if it restarted, but in the same processes, whose threads stay where they were put.
+    fn execute(&mut self, p: usize) -> Result<(), WorldError> {
+        let Some(program) = self.programs.get_mut(p) else {
+            return Ok(());
+        };
+        let Some(before) = &program.alive else {
+            return Ok(());
+        };
+        let (started_s, processes) = (before.started_s, before.processes.clone());
+        let executions = before.executions.saturating_add(1);
+        let (mask, bound, grouped) = (program.mask.clone(), program.bound, program.grouped);
+        let split = program.split.clone();
+        self.end(p);
+        self.start(p)?;
+        if let Some(program) = self.programs.get_mut(p) {
+            (program.mask, program.bound, program.grouped) = (mask, bound, grouped);
+            program.split = split;
+            if let Some(alive) = &mut program.alive {
+                (alive.started_s, alive.processes) = (started_s, processes);
+                alive.executions = executions;
+            }
+        }
         Ok(())
     }
 
@@ -1728,6 +1763,11 @@ impl World {
                 for p in members {
                     self.end(p);
                     self.start(p)?;
+                }
+            }
+            PersonChange::Execute { .. } => {
+                for p in members {
+                    self.execute(p)?;
                 }
             }
             PersonChange::Fork { processes, .. } => {

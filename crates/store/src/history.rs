@@ -649,8 +649,17 @@ impl History {
             Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.spans", text))?,
             None => Vec::new(),
         };
+        let meanings: Option<String> = row.get("meanings").map_err(|e| self.error(e))?;
+        let meanings = match meanings {
+            Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.meanings", text))?,
+            None => Vec::new(),
+        };
         let read = read_experiment(row, kind, verdict).map_err(|e| self.error(e))?;
-        Ok(ExperimentRecord { spans, ..read })
+        Ok(ExperimentRecord {
+            spans,
+            meanings,
+            ..read
+        })
     }
 
     fn others(&self, id: ExperimentId) -> rusqlite::Result<Vec<(WorkloadId, Fingerprint)>> {
@@ -1212,9 +1221,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader, spans)
+            harm_exposure, reader, spans, meanings)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1227,7 +1236,8 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_estimate = excluded.effect_estimate, effect_lower = excluded.effect_lower,
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
-            harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans",
+            harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans,
+            meanings = excluded.meanings",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1263,6 +1273,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         e.harm_exposure,
         e.reader.as_ref().map(Fingerprint::as_str),
         (!e.spans.is_empty()).then(|| serde_json::to_string(&e.spans)).and_then(Result::ok),
+        (!e.meanings.is_empty()).then(|| serde_json::to_string(&e.meanings)).and_then(Result::ok),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1395,6 +1406,7 @@ fn read_experiment(
         members: Vec::new(),
         witness: None,
         spans: Vec::new(),
+        meanings: Vec::new(),
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),

@@ -10,8 +10,8 @@
 mod common;
 
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MemberOutcome,
-    Nanoseconds, SpanChange, SpansAccount, Verdict, WitnessAccount,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MeaningAccount,
+    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WitnessAccount,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -48,6 +48,25 @@ fn spans(unseen: Option<&str>) -> SpansAccount {
     }
 }
 
+fn meaning(unwatched: Option<&str>) -> MeaningAccount {
+    let change = Effect {
+        estimate: 0.001,
+        lower: -0.01,
+        upper: 0.012,
+        confidence: 0.9,
+    };
+    MeaningAccount {
+        workload: "redis-server.service".into(),
+        judge: "sockets.segments".into(),
+        beside: "io.write_calls".into(),
+        unwatched: unwatched.map(str::to_owned),
+        blocks_on: 7,
+        blocks_off: 6,
+        change: unwatched.is_none().then_some(change),
+        drift: None,
+    }
+}
+
 fn experiment(id: u64) -> ExperimentRecord {
     ExperimentRecord {
         id: ExperimentId(id),
@@ -75,6 +94,11 @@ fn experiment(id: u64) -> ExperimentRecord {
         }),
         spans: if id.is_multiple_of(3) {
             vec![spans(None), spans(Some("it has more than 64 threads"))]
+        } else {
+            Vec::new()
+        },
+        meanings: if id.is_multiple_of(2) {
+            vec![meaning(None), meaning(Some("the trial protects from a loss"))]
         } else {
             Vec::new()
         },

@@ -743,6 +743,7 @@ mod tests {
             meters: vec![],
             reads: homeostat_model::Reads::default(),
             spans: None,
+            executions: 0,
         };
         LargePages.consider(&Seen {
             now: Nanoseconds::from_secs(100),

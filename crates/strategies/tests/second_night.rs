@@ -325,6 +325,7 @@ impl Plant {
                 Reads::default()
             },
             spans: None,
+            executions: 0,
             id,
         }
     }

@@ -432,6 +432,9 @@ fn receipts(h: &mut Html, t: &Tried) {
     for s in &e.spans {
         facts.push(("worked at once", s.text.clone()));
     }
+    for m in &e.meanings {
+        facts.push(("its unit of work", m.text.clone()));
+    }
     facts.push(("work stood still", time(e.stalled_s)));
     facts.push(("memory added", crate::render::bytes(e.bloat_bytes)));
     if let Some(harm) = e.harm_exposure {

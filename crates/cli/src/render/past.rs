@@ -124,11 +124,13 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         );
         out.push_str(&wrap(&text, "  ", look.width));
     }
-    for s in &e.spans {
+    let spans = e.spans.iter().map(|s| (&s.workload, &s.text));
+    let meanings = e.meanings.iter().map(|m| (&m.workload, &m.text));
+    for (workload, text) in spans.chain(meanings) {
         let text = if e.others.is_empty() {
-            s.text.clone()
+            text.clone()
         } else {
-            format!("{}: {}", s.workload, s.text)
+            format!("{workload}: {text}")
         };
         out.push_str(&wrap(&text, "  ", look.width));
     }

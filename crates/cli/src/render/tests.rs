@@ -408,6 +408,28 @@ fn the_past_is_listed_and_shown_block_by_block() {
                 p99: Some(span(0.001_9, 0.001_8)),
             },
         )],
+        meanings: [Some(0.002), None]
+            .map(|change: Option<f64>| {
+                let effect = |x: f64| Effect {
+                    estimate: x,
+                    lower: x - 0.006,
+                    upper: x + 0.006,
+                    confidence: 0.9,
+                };
+                homeostat_daemon::report::TrialMeaning::from(&homeostat_model::MeaningAccount {
+                    workload: "redis-server.service".into(),
+                    judge: "sockets.segments".into(),
+                    beside: "io.write_calls".into(),
+                    unwatched: change.is_none().then(|| {
+                        "io.write_calls, by which it qualified, cannot be read: no such file".into()
+                    }),
+                    blocks_on: 11,
+                    blocks_off: 11,
+                    change: change.map(effect),
+                    drift: change.map(|x| effect(-x)),
+                })
+            })
+            .into(),
         evidence: Some(1240.0),
         stalled_s: 0.21,
         bloat_bytes: 2 << 20,

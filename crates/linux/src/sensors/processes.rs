@@ -83,9 +83,23 @@ pub struct Stat<'a> {
     pub start_ticks: u64,
     /// Resident pages.
     pub resident_pages: u64,
+    /// Where its code begins and ends; one without permission to see it, zero while a program is being executed.
+    pub code: (u64, u64),
     /// Initial stack address; zero without permission to see it.
     pub start_stack: u64,
 }
+
+impl Stat<'_> {
+    /// What tells one executed program from the next in the same process, as long as addresses are random or the two differ in
+    /// size; `None` where it is not to be seen, or not yet.
+    fn image(&self) -> Option<Image> {
+        let known = self.code.0 > 1 && self.start_stack > 1;
+        known.then_some((self.code, self.start_stack))
+    }
+}
+
+/// Where code begins and ends, and the stack begins.
+type Image = ((u64, u64), u64);
 
 /// Parses `/proc/PID/stat`; `None` when it is cut or something else.
 pub fn parse_stat(text: &[u8]) -> Option<Stat<'_>> {
@@ -132,6 +146,7 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat<'_>> {
         threads: u32::try_from(unsigned(17)?).ok()?,
         start_ticks: unsigned(19)?,
         resident_pages: time(21)?,
+        code: (unsigned(23).unwrap_or(0), unsigned(24).unwrap_or(0)),
         start_stack: unsigned(25).unwrap_or(0),
     })
 }
@@ -226,6 +241,10 @@ struct Entry {
     waits: BTreeMap<i32, u64>,
     /// Hash of the name as bytes: another one means an `exec`.
     name: u64,
+    /// The program that it runs, as it was last seen …
+    image: Option<Image>,
+    /// … and how often that was another one than before.
+    executions: u32,
     workload: Option<WorkloadId>,
     tuner: Option<&'static str>,
     member: Member,
@@ -527,6 +546,8 @@ impl ProcessTable {
             segment_searched_at: 0,
             waits: BTreeMap::new(),
             name: 0,
+            image: None,
+            executions: 0,
             workload: None,
             tuner: None,
             member: Member {
@@ -549,6 +570,12 @@ impl ProcessTable {
         let start_stack = if stat.start_stack > 1 { stat.start_stack } else { 0 };
         let executed = entry.member.start_stack != start_stack;
         entry.member.start_stack = start_stack;
+        if let Some(image) = stat.image() {
+            let before = entry.image.replace(image);
+            if before.is_some_and(|before| before != image) {
+                entry.executions = entry.executions.saturating_add(1);
+            }
+        }
         let name = fingerprint(&[stat.comm]);
         let renamed = entry.name != name;
         if renamed {
@@ -808,6 +835,12 @@ impl ProcessTable {
             meters: Vec::new(),
             reads: Reads::default(),
             spans: None,
+            executions: workload
+                .processes
+                .first()
+                .filter(|main| self.is_known(**main))
+                .and_then(|main| self.entries.get(&main.pid))
+                .map_or(0, |main| main.executions),
         };
         let mut own_pages: u64 = 0;
         let mut shared_pages: u64 = 0;
@@ -978,6 +1011,31 @@ mod tests {
             (stat.start_ticks, stat.resident_pages, stat.start_stack),
             (5000, 77, 99)
         );
+        assert_eq!(stat.code, (1, 1));
+    }
+
+    #[test]
+    fn what_a_process_executes_is_told_apart_where_it_can_be_seen() {
+        let of = |code: (u64, u64), start_stack: u64| Stat {
+            code,
+            start_stack,
+            ..parse_stat(LINE).unwrap()
+        };
+        let image = |code, start_stack| of(code, start_stack).image();
+        let first = image((0x5000, 0x9000), 0x7ff0);
+        assert!(first.is_some());
+        assert_eq!(first, image((0x5000, 0x9000), 0x7ff0));
+        assert_ne!(first, image((0x5000, 0x9000), 0x7fe0));
+        // No address is random: the programs differ in size.
+        assert_ne!(first, image((0x5000, 0xa000), 0x7ff0));
+        // No permission, and in the middle of it.
+        for unseen in [
+            image((1, 1), 0),
+            image((0, 0), 0x7ff0),
+            image((0x5000, 0x9000), 0),
+        ] {
+            assert_eq!(unseen, None);
+        }
     }
 
     #[test]

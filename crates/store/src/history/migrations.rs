@@ -218,6 +218,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
     ) STRICT;",
     // 8: what was seen of the spans of those that were tried: a JSON array
     "ALTER TABLE experiments ADD COLUMN spans TEXT;",
+    // 9: whether the meters that judged kept their meaning: a JSON array
+    "ALTER TABLE experiments ADD COLUMN meanings TEXT;",
 ];
 
 /// The version of a database that has taken all steps.

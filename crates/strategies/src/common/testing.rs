@@ -173,6 +173,7 @@ impl Scene {
                 meters: vec![],
                 reads: homeostat_model::Reads::default(),
                 spans: None,
+                executions: 0,
             },
             load: Load {
                 cpus,
