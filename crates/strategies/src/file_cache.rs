@@ -21,6 +21,9 @@
 //! * Under the limit the reader's read-ahead has less room; 32 MiB beside its own memory cost it nothing measurable.
 //! * Who opens, reads and closes a file now and then has nothing open when it is looked at (`give_back`): what a reader has
 //!   read of that file is dropped, and read again from storage the next time.
+//! * A program that reads single pages at random (`pread`) from a set that was taken whole is hardly helped: it brings back one page
+//!   at a time, for minutes, and blocks end before that. Containing the reader keeps what it has; it does not bring back what
+//!   it lost.
 //! * In every block of the trial in which the reader is released the program loses its pages again. That is what happens
 //!   without homeostat; the blocks are short.
 //!
