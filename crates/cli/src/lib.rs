@@ -122,6 +122,9 @@ pub enum Command {
     /// Write the manual pages into a directory.
     #[command(visible_alias = "man")]
     Manual(commands::documents::Manual),
+    /// Started by the daemon alone: reads parts of files in the control groups of others.
+    #[command(hide = true, name = homeostat_daemon::wiring::FETCHER)]
+    Fetch,
 }
 
 /// What every command may use.
@@ -260,6 +263,14 @@ impl Command {
             Self::Config(c) => c.run(context),
             Self::Completions(c) => c.run(context),
             Self::Manual(c) => c.run(context),
+            Self::Fetch => homeostat_daemon::wiring::fetch().map_err(|e| {
+                Failure::Report(
+                    failure::Kind::Failed,
+                    format!(
+                        "the daemon starts this command, and tells it what to read through a socket: {e}"
+                    ),
+                )
+            }),
         }
     }
 }

@@ -12,11 +12,13 @@ use crate::report::{Diagnosis, Past, StrategyState, WitnessError};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use crate::watch::{Book, WatchThread};
+use homeostat_engine::Strategy;
 use homeostat_engine::{Mode, View};
 use homeostat_linux::effectors::Registry;
+use homeostat_linux::effectors::fetcher::Launch;
 use homeostat_linux::meters::{self, Mended};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
-use homeostat_model::{ActionId, Bytes, ExperimentId, Nanoseconds, WorkloadId};
+use homeostat_model::{ActionId, Bytes, CapabilityState, ExperimentId, Machine, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, PlatformError, Sensors};
 use homeostat_runtime::{Recorder, RecordingError, RecoveryReport, Runtime, StartError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
@@ -53,6 +55,37 @@ pub enum RunError {
 /// The real machine.
 fn platform(settings: &Settings) -> LinuxPlatform {
     LinuxPlatform::with_meters(Root::default(), &settings.meters)
+}
+
+/// Name of the command by which this program is started to read files in the control groups of others.
+pub const FETCHER: &str = "fetch-for-daemon";
+
+/// Whether it may be needed: where the strategy that has files read works and is on, and the kernel tells what was lost.
+fn may_fetch(machine: &Machine, strategies: &[Box<dyn Strategy>], settings: &Settings) -> bool {
+    const STRATEGY: &str = "file_cache";
+    let policy = &settings.policy;
+    let told = machine.capability("memory.taken");
+    told.is_some_and(|c| c.state == CapabilityState::Available)
+        && policy.strategies.get(STRATEGY) != Some(&false)
+        && strategies
+            .iter()
+            .any(|s| s.id().as_str() == STRATEGY && s.usable(machine, policy.profile).is_ok())
+}
+
+/// How this program is started for that: by what runs, whatever lies under its name by now.
+fn fetcher() -> Launch {
+    Launch {
+        program: "/proc/self/exe".into(),
+        arguments: vec![FETCHER.into()],
+    }
+}
+
+/// That process itself, until the daemon ends.
+///
+/// # Errors
+/// The daemon did not start it.
+pub fn fetch() -> std::io::Result<()> {
+    homeostat_linux::effectors::fetcher::serve()
 }
 
 /// Probes the machine, and asks each strategy whether it can work here.
@@ -167,6 +200,14 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     let strategies = homeostat_strategies::all();
     // Before recovery, which may take its time.
     let machine = platform.machine().map_err(StartError::from)?;
+    // Before memory is short. Without it everything else works, and what is not brought back says so.
+    if may_fetch(&machine, &strategies, &settings)
+        && let Err(why) = platform.start_fetcher(&fetcher())
+    {
+        notes.push(format!(
+            "what a program loses to a reader cannot be read for it: {why}"
+        ));
+    }
     for story in greeting::lines(&loaded, &machine, &strategies) {
         let line = StoryLine::new(clock.unix_seconds(), &story);
         log.write(&line);

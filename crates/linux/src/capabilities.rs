@@ -14,7 +14,7 @@ use crate::sensors::{files, memory_settings, pressure, topology};
 use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
 use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
 use crate::sys::perf::OpenError;
-use crate::sys::{memory, probe};
+use crate::sys::{cache, memory, probe};
 use homeostat_model::units::ranges;
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
 use std::os::fd::AsFd;
@@ -716,6 +716,20 @@ impl List {
         self.add(
             "memory.groups",
             "a reader of files cannot be kept to a little memory: the file_cache strategy is off",
+            seen,
+        );
+        let seen = match cache::is_told() {
+            Ok(()) => Seen::new(Available, "cachestat tells what was taken of a file", ""),
+            Err(e) => Seen::new(
+                Missing,
+                format!("cachestat: {e}"),
+                "Linux 6.5 or later; in a service manager's filter of system calls, one that knows cachestat",
+            ),
+        };
+        self.add(
+            "memory.taken",
+            "what a program lost to a reader is not read for it when that is contained: a program that reads single pages may need \
+             minutes to come back",
             seen,
         );
         let seen = match memory_settings::can_be_moved(root) {

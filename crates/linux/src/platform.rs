@@ -1,5 +1,6 @@
 //! The real machine behind the traits of the seam.
 
+use crate::effectors::fetcher::Launch;
 use crate::effectors::{self, Registry};
 use crate::meters::{Follower, Meter, MeterKind, MeterSettings};
 use crate::sensors::bytes::{number, words};
@@ -205,6 +206,14 @@ impl LinuxPlatform {
         }
     }
 
+    /// Starts the process that reads in the control groups of others what programs lost; without it nothing is brought back.
+    ///
+    /// # Errors
+    /// Why it cannot be started, for people.
+    pub fn start_fetcher(&mut self, launch: &Launch) -> Result<(), String> {
+        self.effectors.start_fetcher(launch)
+    }
+
     /// Whether something failed in the last probe ([`Sensors::machine`]) for a reason that may pass by itself, such as
     /// memory that was short, or the machine has changed since.
     pub fn should_be_probed_again(&self) -> bool {
@@ -326,7 +335,7 @@ impl LinuxPlatform {
             return Ok((Vec::new(), Vec::new()));
         };
         table.pass(uptime)?;
-        let mut workloads = table.workloads();
+        let mut workloads = table.workloads(self.effectors.helper());
         let mut samples = Vec::new();
         for workload in &workloads {
             let detailed = detail.contains(&workload.id);

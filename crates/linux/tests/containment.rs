@@ -11,7 +11,8 @@
 
 use homeostat_linux::Root;
 use homeostat_linux::effectors::Registry;
-use homeostat_linux::sys::cache::residency;
+use homeostat_linux::effectors::fetcher::{self, Launch};
+use homeostat_linux::sys::cache::{is_told, residency};
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, Direction, ProcessId, Progress, UndoRecord, Workload, WorkloadKind,
@@ -559,5 +560,211 @@ fn a_group_that_somebody_limited_and_impossible_wishes_are_refused() {
             "{refused:?}"
         );
     }
+    assert!(scene.is_as_found());
+}
+
+/// What a registry is told to start: this program again, in which only the test below is run.
+fn fetcher() -> Launch {
+    Launch {
+        program: std::env::current_exe().unwrap(),
+        arguments: ["--exact", "the_process_that_reads_for_others", "--nocapture"]
+            .map(Into::into)
+            .to_vec(),
+    }
+}
+
+/// Started by hand, its standard input is no socket that a daemon holds.
+#[test]
+fn the_process_that_reads_for_others() {
+    let socket = rustix::net::sockopt::socket_type(std::io::stdin());
+    if socket == Ok(rustix::net::SocketType::SEQPACKET) {
+        fetcher::serve().unwrap();
+        std::process::exit(0);
+    }
+    assert!(fetcher::serve().is_err());
+}
+
+/// A program in a group of its own beside that of the reader, with a file open of which the kernel has taken everything.
+struct Victim {
+    above: PathBuf,
+    group: PathBuf,
+    child: Child,
+    file: PathBuf,
+    /// What a reader reads that takes its pages.
+    big: PathBuf,
+}
+
+/// Percent: parts of which little was taken are left to the program.
+const NEARLY_ALL: usize = 95;
+
+impl Victim {
+    const MIB: u64 = 48;
+
+    fn new(scene: &Scene, tree: &Path) -> Option<Self> {
+        let file = file_on_disk(tree, "lost", Self::MIB)?;
+        let group = scene.above.join("victim");
+        fs::create_dir(&group).unwrap();
+        let child = Command::new("sleep")
+            .arg("600")
+            .stdin(Stdio::from(fs::File::open(&file).unwrap()))
+            .spawn()
+            .unwrap();
+        fs::write(group.join("cgroup.procs"), child.id().to_string()).unwrap();
+        let big = tree.join("big");
+        fs::File::create(&big).unwrap().set_len(512 << 20).unwrap();
+        let victim = Self {
+            above: scene.above.clone(),
+            group,
+            child,
+            file,
+            big,
+        };
+        Some(victim)
+    }
+
+    /// It reads its file, and a big reader takes most of it. Returns how many percent are left. (What is dropped on request leaves no mark, and where a whole group is
+    /// emptied the marks go as well.)
+    fn loses(&self) -> usize {
+        let limit = |text: &str| fs::write(self.above.join("memory.limit_in_bytes"), text).unwrap();
+        let reads = |group: &Path, file: &Path| {
+            let script = "echo $$ > \"$0/cgroup.procs\" && cat \"$1\" > /dev/null";
+            let done = Command::new("sh")
+                .args(["-c", script])
+                .args([group, file])
+                .status();
+            assert!(done.unwrap().success());
+        };
+        reads(&self.group, &self.file);
+        limit(&(64u64 << 20).to_string());
+        reads(&self.above.join("programs"), &self.big);
+        limit("-1");
+        let left = in_memory(&self.file, 0, Self::MIB);
+        assert!(left < 70, "the kernel does not take it: {left} % left");
+        let big = fs::File::open(&self.big).unwrap();
+        rustix::fs::fadvise(&big, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        left
+    }
+
+    /// How many percent of its file are in memory, as soon as it is more than this, or after a while.
+    fn has(&self, hoped: usize) -> usize {
+        for _ in 0..500 {
+            let has = in_memory(&self.file, 0, Self::MIB);
+            if has > hoped {
+                return has;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        in_memory(&self.file, 0, Self::MIB)
+    }
+
+    /// Pages of files that are counted in its group, in MiB.
+    fn counted(&self) -> u64 {
+        let text = fs::read_to_string(self.group.join("memory.stat")).unwrap();
+        let bytes = text.lines().find_map(|line| line.strip_prefix("cache ")).unwrap();
+        bytes.parse::<u64>().unwrap() >> 20
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for _ in 0..100 {
+            if fs::remove_dir(&self.group).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_room() {
+    let Some(scene) = Scene::new("bring-back") else {
+        return;
+    };
+    if let Err(e) = is_told() {
+        eprintln!("skipped: cachestat: {e}");
+        return;
+    }
+    let beside = std::env::current_exe().unwrap();
+    let tree = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    let Some(victim) = Victim::new(&scene, tree.path()) else {
+        return;
+    };
+    let members = [process(victim.child.id())];
+    let action = |id, value: &str| Action {
+        arguments: BTreeMap::from([("bring_back".to_owned(), value.to_owned())]),
+        ..scene.action(id)
+    };
+    let mut effectors = registry();
+    let left = victim.loses();
+    // With nobody to read it, and with one who is told not to, nothing is.
+    let record = effectors.prepare_for(&action(21, "1"), &members).unwrap();
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    effectors.start_fetcher(&fetcher()).unwrap();
+    let record = effectors.prepare_for(&action(22, "0"), &members).unwrap();
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert_eq!(victim.has(100), left);
+
+    let record = effectors.prepare_for(&action(23, "1"), &members).unwrap();
+    let helper = effectors.helper().unwrap();
+    let home = fs::read_to_string(format!("/proc/{helper}/cgroup")).unwrap();
+    // Each time that the reader is contained.
+    for _ in 0..2 {
+        let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+        assert!(made.verified && made.skipped.is_empty(), "{made:?}");
+        assert!(victim.has(NEARLY_ALL) > NEARLY_ALL);
+        let counted = victim.counted();
+        assert!(
+            counted >= Victim::MIB * NEARLY_ALL as u64 / 100,
+            "not where it was counted before: {counted} MiB"
+        );
+        drive(&mut effectors, &record, Direction::Undo).unwrap();
+        assert!(scene.is_as_found());
+        assert_eq!(scene.inside(&victim.group), [victim.child.id()]);
+        assert_eq!(effectors.helper(), Some(helper));
+        assert_eq!(
+            fs::read_to_string(format!("/proc/{helper}/cgroup")).unwrap(),
+            home,
+            "it is back home"
+        );
+        victim.loses();
+    }
+
+    // The limit of the group above leaves room for a part of what it works on.
+    let limit = |text: &str| fs::write(scene.above.join("memory.limit_in_bytes"), text).unwrap();
+    limit(&(24u64 << 20).to_string());
+    let file = fs::File::open(&victim.file).unwrap();
+    for at in (0..Victim::MIB << 20).step_by(2 << 20) {
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut [0; 1], at).unwrap();
+    }
+    let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert!(made.skipped.keys().any(|why| why.contains("no room")), "{made:?}");
+    assert!(victim.has(60) <= 60, "of 48 MiB in 24");
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+
+    // One that was killed is started again when it is needed.
+    limit("-1");
+    victim.loses();
+    let killed = Command::new("kill").args(["-9", &helper.to_string()]).status();
+    assert!(killed.unwrap().success());
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert!(victim.has(NEARLY_ALL) > NEARLY_ALL);
+    let another = effectors.helper().unwrap();
+    assert_ne!(another, helper);
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    // It goes with the daemon.
+    drop(effectors);
+    let is_there = || Path::new(&format!("/proc/{another}")).exists();
+    for _ in 0..500 {
+        if !is_there() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(!is_there());
     assert!(scene.is_as_found());
 }

@@ -75,7 +75,6 @@ use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Advice, Bytes, Effect, EffectorId, Machine, Nanoseconds, Reads, StrategyId, WorkloadKind,
 };
-use std::collections::BTreeMap;
 
 const ID: &str = "file_cache";
 const AGE_MIN: Setting = age_min(ID, 0.0, AGE_HELP);
@@ -135,6 +134,16 @@ const GIVE_BACK: Setting = Setting {
     help: "1: when a reader is contained, what it has read before of files that nobody else has open is dropped from memory; \
            0: it stays until the kernel takes it",
 };
+const BRING_BACK: Setting = Setting {
+    strategy: ID,
+    name: "bring_back",
+    default: 1.0,
+    classic: 1.0,
+    low: 0.0,
+    high: 1.0,
+    help: "1: when a reader is contained, what the program lost of the files that it has open or mapped is read for it, as far \
+           as there is room (Linux 6.5); 0: the program reads it again by itself",
+};
 
 /// A read call of this size or more is one of a program that copies or scans …
 const LARGE_CALL: u64 = 32 * 1024;
@@ -185,6 +194,7 @@ impl Strategy for FileCache {
             CACHE_USE_MAX,
             LIMIT,
             GIVE_BACK,
+            BRING_BACK,
         ]
     }
 
@@ -450,7 +460,11 @@ fn nobody_to_contain(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64)
 fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Proposal {
     let is_container = reader.kind == WorkloadKind::Container;
     // What a container has left behind is dropped by the other effector all the time.
-    let gives_back = !is_container && GIVE_BACK.value(seen.policy) >= 0.5;
+    let arguments = [("give_back", GIVE_BACK), ("bring_back", BRING_BACK)]
+        .into_iter()
+        .filter(|(_, setting)| !is_container && setting.value(seen.policy) >= 0.5)
+        .map(|(name, _)| (name.to_owned(), "1".to_owned()))
+        .collect();
     let own = reader.resident.0.saturating_mul(2);
     let wanted = own.saturating_add((LIMIT.value(seen.policy) * MIB) as u64);
     // Whole MiB: the kernel rounds limits to pages.
@@ -477,11 +491,7 @@ fn propose(seen: &Seen<'_>, loss: &str, reader: &Neighbour, rate: f64) -> Propos
             limit,
         }),
         stages: Vec::new(),
-        arguments: if gives_back {
-            BTreeMap::from([("give_back".to_owned(), "1".to_owned())])
-        } else {
-            BTreeMap::new()
-        },
+        arguments,
         reversible: true,
         joint: false,
         urgent: true,
@@ -498,6 +508,7 @@ mod tests {
     use crate::common::testing::{Scene, chips, machine};
     use homeostat_engine::Held;
     use homeostat_model::ProcessId;
+    use std::collections::BTreeMap;
 
     const SECOND: Nanoseconds = Nanoseconds::from_secs(1);
 
@@ -565,22 +576,21 @@ mod tests {
     }
 
     #[test]
-    fn a_person_can_switch_off_that_pages_are_given_back() {
-        let p = scene().proposal(&FileCache);
-        assert_eq!(
-            p.arguments.get("give_back").map(String::as_str),
-            Some("1"),
-            "{:?}",
-            p.arguments
-        );
-        let off = scene().with(|s| {
-            s.policy
-                .settings
-                .entry(ID.into())
-                .or_default()
-                .insert("give_back".into(), 0.0);
-        });
-        assert!(off.proposal(&FileCache).arguments.is_empty());
+    fn a_person_can_switch_off_that_pages_are_given_back_or_brought_back() {
+        let both = ["bring_back", "give_back"];
+        let asked = |scene: Scene| scene.proposal(&FileCache).arguments;
+        let names = |arguments: BTreeMap<String, String>| -> Vec<String> {
+            assert!(arguments.values().all(|value| value == "1"), "{arguments:?}");
+            arguments.into_keys().collect()
+        };
+        assert_eq!(names(asked(scene())), both);
+        for (name, other) in [(both[0], both[1]), (both[1], both[0])] {
+            let off = scene().with(|s| {
+                let settings = s.policy.settings.entry(ID.into()).or_default();
+                settings.insert(name.into(), 0.0);
+            });
+            assert_eq!(names(asked(off)), [other]);
+        }
         // What a container leaves behind is dropped by another effector, which takes no argument.
         let container = scene().with(|s| reader(s).kind = WorkloadKind::Container);
         assert!(container.proposal(&FileCache).arguments.is_empty());

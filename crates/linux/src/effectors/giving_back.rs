@@ -80,7 +80,7 @@ const REFUSED: &str = "file whose pages stay: the kernel drops none of them";
 
 /// Why nothing is dropped.
 #[derive(Debug, thiserror::Error)]
-enum Obstacle {
+pub(super) enum Obstacle {
     #[error("not all processes can be seen from here (it takes root, outside of a name space of processes)")]
     Blind,
     #[error("the open files of process {pid} cannot be looked at: {why}")]
@@ -390,7 +390,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
             }
         }
     })?;
-    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode| {
+    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, _| {
         look.not_only_read.insert(inode);
     })?;
     look.looked_at = open + mapped;
@@ -424,7 +424,11 @@ fn open_read(path: &Path, inode: u64, at: u64) -> Option<(OwnedFd, u64)> {
 }
 
 /// `None` when what was asked of a process failed because it has ended.
-fn unless_ended<T>(root: &Root, pid: i32, answer: Result<T, Obstacle>) -> Result<Option<T>, Obstacle> {
+pub(super) fn unless_ended<T>(
+    root: &Root,
+    pid: i32,
+    answer: Result<T, Obstacle>,
+) -> Result<Option<T>, Obstacle> {
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(_) if !root.path(&format!("/proc/{pid}/fdinfo")).exists() => Ok(None),
@@ -447,7 +451,7 @@ fn held_by(
     }
     let mut held = Vec::new();
     let open = each_open_file(root, pid, room, |_, inode, _| held.push(inode))?;
-    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode| held.push(inode))?;
+    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, _| held.push(inode))?;
     if open + mapped == 0 && pid != FIRST {
         // Of a leader that has ended nothing is told, whatever its threads have open.
         let threads =
@@ -463,7 +467,7 @@ fn held_by(
 
 /// Shows each open file of a process that has a name on a disk, with its number, its inode and its text in `fdinfo`; returns how
 /// many files it has open. A process that has ended has none.
-fn each_open_file(
+pub(super) fn each_open_file(
     root: &Root,
     pid: i32,
     room: usize,
@@ -505,8 +509,14 @@ fn each_open_file(
     Ok(count)
 }
 
-/// Shows the inode of each mapping of a process that is one of a file; returns how many mappings there are.
-fn each_mapped_file(root: &Root, pid: i32, room: usize, mut see: impl FnMut(u64)) -> Result<usize, Obstacle> {
+/// Shows the inode of each mapping of a process that is one of a file, with its addresses as the kernel writes them; returns how many
+/// mappings there are.
+pub(super) fn each_mapped_file(
+    root: &Root,
+    pid: i32,
+    room: usize,
+    mut see: impl FnMut(u64, &[u8]),
+) -> Result<usize, Obstacle> {
     /// Room for what the kernel writes at one time.
     const BUFFER_BYTES: usize = 64 * 1024;
     let Some(maps) = unless_gone(pid, fs::File::open(root.path(&format!("/proc/{pid}/maps"))))? else {
@@ -522,8 +532,10 @@ fn each_mapped_file(root: &Root, pid: i32, room: usize, mut see: impl FnMut(u64)
             Some(_) => count += 1,
         }
         // proc(5): address, rights, offset, device, inode, name.
-        if let Some(inode) = words(&line).nth(4).and_then(number).filter(|inode| *inode != 0) {
-            see(inode);
+        let mut fields = words(&line);
+        let range = fields.next().unwrap_or_default();
+        if let Some(inode) = fields.nth(3).and_then(number).filter(|inode| *inode != 0) {
+            see(inode, range);
         }
     }
 }

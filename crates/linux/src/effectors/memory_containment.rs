@@ -15,6 +15,9 @@
 //! ([`giving_back`](super::giving_back)): these pages stay counted in the group that it came from. That has no undo and needs
 //! none. (A limit on the reader's own group reaches them by itself.)
 //!
+//! With the argument `bring_back` = 1 what the program lost is read for it, each time that the reader is contained
+//! ([`bringing_back`](super::bringing_back)). That needs no undo, either.
+//!
 //! A program must never die of it. Version 2's `memory.high` slows down and ends nobody. A limit of version 1 could: in our
 //! group a process that meets the limit waits instead (`memory.oom_control`), and the limit is doubled as soon as half of it
 //! is memory that cannot be dropped ([`Effector::review`]). A daemon that dies in between leaves the process waiting until
@@ -26,6 +29,8 @@
 //! number of the action and of that daemon's process are, and its limit have to do.
 
 use super::Effector;
+use super::bringing_back::BringingBack;
+use super::fetcher::{Fetcher, Launch};
 use super::giving_back::{GivingBack, Seen};
 use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
@@ -52,8 +57,8 @@ const PROCESSES_MAX: usize = 512;
 const SLICE: Duration = Duration::from_millis(20);
 /// A group that is still busy is removed a little later.
 const BUSY_PAUSE: Nanoseconds = Nanoseconds::from_millis(50);
-/// Between two slices of giving back: a quarter of a CPU at most.
-const GIVING_PAUSE: Nanoseconds = Nanoseconds::from_millis(60);
+/// Between two slices of giving back and of bringing back: a quarter of a CPU at most.
+const AFTER_PAUSE: Nanoseconds = Nanoseconds::from_millis(60);
 /// A group that uses this share of its limit is full, or will be soon.
 const FULL_FROM: f64 = 0.9;
 /// The limit is doubled so often at most: 64 MiB become 64 GiB.
@@ -61,6 +66,8 @@ const DOUBLINGS_MAX: u32 = 10;
 
 /// Name of the argument that has pages given back: 1, or 0.
 const GIVE_BACK: &str = "give_back";
+/// Name of the argument that has pages brought back: 1, or 0.
+const BRING_BACK: &str = "bring_back";
 
 /// Keeps readers to a little memory.
 pub(super) struct MemoryContainment {
@@ -68,11 +75,35 @@ pub(super) struct MemoryContainment {
     in_force: BTreeMap<ActionId, Contained>,
     /// The inodes of the groups that were made.
     made: BTreeMap<ActionId, u64>,
-    /// What is being given back.
-    giving: BTreeMap<ActionId, GivingBack>,
+    /// What is done when the reader is contained.
+    after: BTreeMap<ActionId, After>,
+    /// The processes of those for whose sake readers are contained, oldest first.
+    victims: BTreeMap<ActionId, Vec<ProcessId>>,
+    /// Reads for them.
+    fetcher: Fetcher,
     /// What others had open when that was looked at for giving back.
     seen: Seen,
     patience: Reader,
+}
+
+/// What is done when a reader is contained: first what it brought is given back, then what it took is brought back.
+struct After {
+    giving: Option<GivingBack>,
+    bringing: Option<BringingBack>,
+    /// Steps of what is over.
+    past: u64,
+    left: BTreeMap<String, u64>,
+}
+
+impl After {
+    fn steps(&self) -> (u64, u64) {
+        let giving = self.giving.as_ref().map_or((0, 0), GivingBack::steps);
+        let bringing = self.bringing.as_ref().map_or((0, 0), BringingBack::steps);
+        (
+            self.past + giving.0 + bringing.0,
+            self.past + giving.1 + bringing.1,
+        )
+    }
 }
 
 /// A containment that is in force.
@@ -101,7 +132,9 @@ impl MemoryContainment {
             root,
             in_force: BTreeMap::new(),
             made: BTreeMap::new(),
-            giving: BTreeMap::new(),
+            after: BTreeMap::new(),
+            victims: BTreeMap::new(),
+            fetcher: Fetcher::default(),
             seen: Seen::default(),
             patience: Reader::default(),
         }
@@ -201,9 +234,9 @@ impl MemoryContainment {
         if self.is_another(record.action.id, plan) {
             return Err(vanished(group));
         }
-        if self.giving.contains_key(&record.action.id) {
+        if self.after.contains_key(&record.action.id) {
             // All of them were moved before: whoever has moved one away since then wins.
-            return self.go_on_giving(record.action.id, plan);
+            return self.go_on_after(record.action.id, plan);
         }
         if plan.from.is_some() {
             match group.make(root) {
@@ -270,14 +303,18 @@ impl MemoryContainment {
                 over: None,
             },
         );
-        if gives_back(&record.action) && plan.from.as_ref().is_some_and(|from| is_full(root, from)) {
-            self.give_back(record.action.id, plan, &mut progress);
+        let gives =
+            asks_for(&record.action, GIVE_BACK) && plan.from.as_ref().is_some_and(|from| is_full(root, from));
+        let brings = asks_for(&record.action, BRING_BACK) && self.fetcher.is_there();
+        if gives || brings {
+            self.begin_after(record.action.id, plan, gives, brings);
+            self.after_containing(record.action.id, &mut progress);
         }
         Ok(progress)
     }
 
-    /// The slices after the first one, in which only is given back.
-    fn go_on_giving(&mut self, action: ActionId, plan: &Plan) -> Result<Progress, PlatformError> {
+    /// The slices after the first one, in which all of it is contained.
+    fn go_on_after(&mut self, action: ActionId, plan: &Plan) -> Result<Progress, PlatformError> {
         let failed = |e: io::Error| fault(&plan.group, &e);
         let found = plan.group.limit(&self.root).map_err(failed)?;
         if !found.is_some_and(|limit| is_ours(limit, plan.reader.limit.0)) {
@@ -295,45 +332,75 @@ impl MemoryContainment {
             verified: true,
             ..Progress::default()
         };
-        self.give_back(action, plan, &mut progress);
+        self.after_containing(action, &mut progress);
         Ok(progress)
     }
 
-    /// One slice of giving back what the reader brought before it was contained. Each time that it is contained all is looked at
-    /// anew.
-    fn give_back(&mut self, action: ActionId, plan: &Plan, progress: &mut Progress) {
-        let (root, seen) = (&self.root, &mut self.seen);
-        let giving = self.giving.entry(action).or_insert_with(|| {
+    /// Begins what is done when a reader is contained. Each time that it is, all is looked at anew.
+    fn begin_after(&mut self, action: ActionId, plan: &Plan, gives: bool, brings: bool) {
+        let root = &self.root;
+        let giving = gives.then(|| {
             let living = plan.reader.processes.iter().filter(|p| is_alive(root, **p));
             let mut own: BTreeSet<i32> = living.map(|p| p.pid).collect();
             // Also those who were born since.
             own.extend(plan.group.processes(root).unwrap_or_default());
-            GivingBack::new(own, std::mem::take(seen))
+            GivingBack::new(own, std::mem::take(&mut self.seen))
         });
-        match giving.go_on(root, &mut self.patience) {
-            Some((left, others)) => {
-                self.giving.remove(&action);
-                self.seen = others;
-                progress.skipped.extend(left);
-            }
-            None => {
-                progress.done = false;
-                progress.pause = GIVING_PAUSE;
-                (progress.finished, progress.total) = giving.steps();
-            }
-        }
+        let victim = self.victims.get(&action).cloned().unwrap_or_default();
+        let after = After {
+            giving,
+            bringing: brings.then(|| BringingBack::new(victim)),
+            past: 0,
+            left: BTreeMap::new(),
+        };
+        self.after.insert(action, after);
     }
 
-    /// Ends giving back where it is; what was seen of others is of use the next time.
-    fn stop_giving(&mut self, action: ActionId) {
-        if let Some(mut giving) = self.giving.remove(&action) {
-            self.seen = giving.take_seen();
+    /// One slice of what is done when a reader is contained.
+    fn after_containing(&mut self, action: ActionId, progress: &mut Progress) {
+        let Some(after) = self.after.get_mut(&action) else {
+            return;
+        };
+        if let Some(giving) = &mut after.giving
+            && let Some((left, others)) = giving.go_on(&self.root, &mut self.patience)
+        {
+            after.past += giving.steps().0;
+            after.giving = None;
+            self.seen = others;
+            after.left.extend(left);
+        }
+        if after.giving.is_none()
+            && let Some(bringing) = &mut after.bringing
+            && let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher)
+        {
+            after.bringing = None;
+            after.left.extend(left);
+        }
+        if after.giving.is_none() && after.bringing.is_none() {
+            progress.skipped.append(&mut after.left);
+            self.after.remove(&action);
+            return;
+        }
+        progress.done = false;
+        progress.pause = AFTER_PAUSE;
+        (progress.finished, progress.total) = after.steps();
+    }
+
+    /// Ends what is done when a reader is contained where it is; what was seen of others is of use the next time.
+    fn stop_after(&mut self, action: ActionId) {
+        if let Some(after) = self.after.remove(&action) {
+            if let Some(mut giving) = after.giving {
+                self.seen = giving.take_seen();
+            }
+            if let Some(bringing) = after.bringing {
+                bringing.stop(&self.root, &mut self.fetcher);
+            }
         }
     }
 
     fn undo(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
         self.in_force.remove(&record.action.id);
-        self.stop_giving(record.action.id);
+        self.stop_after(record.action.id);
         let root = &self.root;
         let group = &plan.group;
         let done = |skipped: Option<&str>| Progress {
@@ -476,6 +543,12 @@ impl Effector for MemoryContainment {
         })
     }
 
+    fn prepare_for(&mut self, action: &Action, members: &[ProcessId]) -> Result<UndoRecord, PlatformError> {
+        let record = self.prepare(action)?;
+        self.victims.insert(action.id, members.to_vec());
+        Ok(record)
+    }
+
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         require_live(&self.root)?;
         if let Some(answer) = of_another_boot(&self.root, record, direction)? {
@@ -492,7 +565,16 @@ impl Effector for MemoryContainment {
     fn forget(&mut self, record: &UndoRecord) {
         self.in_force.remove(&record.action.id);
         self.made.remove(&record.action.id);
-        self.stop_giving(record.action.id);
+        self.victims.remove(&record.action.id);
+        self.stop_after(record.action.id);
+    }
+
+    fn helper(&self) -> Option<i32> {
+        self.fetcher.pid()
+    }
+
+    fn start_fetcher(&mut self, launch: Launch) -> Result<(), String> {
+        self.fetcher.start(&self.root, launch).map_err(|e| e.to_string())
     }
 
     fn adopt(&mut self, record: &UndoRecord) {
@@ -513,6 +595,11 @@ impl Effector for MemoryContainment {
 
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
         let begun = Instant::now();
+        for (action, contained) in &self.in_force {
+            if let Some(victim) = workloads.get(&contained.victim) {
+                self.victims.insert(*action, victim.processes.clone());
+            }
+        }
         for (action, contained) in &mut self.in_force {
             if contained.over.is_none() && begun.elapsed() < SLICE {
                 let plan = &contained.plan;
@@ -619,9 +706,10 @@ fn require_live(root: &Root) -> Result<(), PlatformError> {
     })
 }
 
-/// Whether what the reader brought before is to be given back. Actions of an earlier version say nothing about it, and do not.
-fn gives_back(action: &Action) -> bool {
-    action.arguments.get(GIVE_BACK).is_some_and(|value| value == "1")
+/// Whether what the reader brought before is to be given back, or what the program lost brought back. Actions of an earlier version
+/// say nothing about it, and do not.
+fn asks_for(action: &Action, name: &str) -> bool {
+    action.arguments.get(name).is_some_and(|value| value == "1")
 }
 
 fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
@@ -634,10 +722,10 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
         return Err(rejected("another one".into(), "a reader expected"));
     };
     for (name, value) in &action.arguments {
-        if name != GIVE_BACK || !["0", "1"].contains(&value.as_str()) {
+        if ![GIVE_BACK, BRING_BACK].contains(&name.as_str()) || !["0", "1"].contains(&value.as_str()) {
             return Err(rejected(
                 format!("{name} = {value}"),
-                "no argument but give_back expected, which is 1 or 0",
+                "no arguments but give_back and bring_back expected, which are 1 or 0",
             ));
         }
     }

@@ -217,16 +217,28 @@ impl MemoryGroup {
     /// Memory in it that no file backs, and what is shared: it cannot be dropped.
     pub(super) fn held(&self, root: &Root) -> Option<u64> {
         let text = self.read(root, "memory.stat").ok()?;
-        let value = |name: &str| {
-            text.lines().find_map(|line| {
-                let (key, value) = line.split_once(' ')?;
-                (key == name).then(|| value.trim().parse::<u64>().ok())?
-            })
-        };
+        let value = |name: &str| Self::statistic(&text, name);
         match self.version {
             Version::One => Some(value("total_rss")? + value("total_shmem").unwrap_or(0)),
             Version::Two => Some(value("anon")? + value("shmem").unwrap_or(0)),
         }
+    }
+
+    /// Pages of files in it, and in the groups below, that were not used lately, in bytes: the first that the kernel takes.
+    pub(super) fn unused_files(&self, root: &Root) -> Option<u64> {
+        let name = match self.version {
+            Version::One => "total_inactive_file",
+            Version::Two => "inactive_file",
+        };
+        Self::statistic(&self.read(root, "memory.stat").ok()?, name)
+    }
+
+    /// A line of `memory.stat`.
+    fn statistic(text: &str, name: &str) -> Option<u64> {
+        text.lines().find_map(|line| {
+            let (key, value) = line.split_once(' ')?;
+            (key == name).then(|| value.trim().parse::<u64>().ok())?
+        })
     }
 
     /// Whether groups can be made below it that count memory.
@@ -300,12 +312,14 @@ pub(super) fn hands_off(root: &Root, pid: i32) -> Option<String> {
     }
 }
 
-/// Whether the group was delegated to somebody (`Delegate=` in a unit), who rules over it and all below it.
+/// Whether the group, or one above it, was delegated to somebody (`Delegate=` in a unit), who rules over all below it.
 pub(super) fn is_delegated(root: &Root, group: &MemoryGroup) -> bool {
-    ["trusted.delegate", "user.delegate"].iter().any(|name| {
-        let mut value = [0u8; 8];
-        rustix::fs::getxattr(root.path(&group.path), *name, &mut value)
-            .is_ok_and(|length| value.get(..length) == Some(b"1".as_slice()))
+    std::iter::successors(Some(group.clone()), MemoryGroup::above).any(|group| {
+        ["trusted.delegate", "user.delegate"].iter().any(|name| {
+            let mut value = [0u8; 8];
+            rustix::fs::getxattr(root.path(&group.path), *name, &mut value)
+                .is_ok_and(|length| value.get(..length) == Some(b"1".as_slice()))
+        })
     })
 }
 

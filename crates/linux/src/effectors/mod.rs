@@ -1,7 +1,9 @@
 //! What can be changed, one file each. To add one: a file here, a line in [`Registry::new`].
 
+mod bringing_back;
 mod control_group;
 mod cpuset;
+pub mod fetcher;
 mod giving_back;
 mod identity;
 mod large_pages;
@@ -68,6 +70,16 @@ pub trait Effector {
     }
     /// At every sample: goes on with changes that are work and no state. At most some 20 ms.
     fn tick(&mut self) {}
+    /// Starts the process that reads files in the control groups of others, if this effector has use for one. The error is for
+    /// people.
+    fn start_fetcher(&mut self, launch: fetcher::Launch) -> Result<(), String> {
+        let _ = launch;
+        Ok(())
+    }
+    /// A process of ours that may be in anybody's control group.
+    fn helper(&self) -> Option<i32> {
+        None
+    }
     /// Takes a change over that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
     fn adopt(&mut self, record: &UndoRecord) {
         let _ = record;
@@ -115,6 +127,21 @@ impl Registry {
                 Box::new(thread_placement::ThreadPlacement::new(root.clone())),
             ],
         }
+    }
+
+    /// Starts the process that reads in the control groups of others what programs lost; without it nothing is brought back.
+    ///
+    /// # Errors
+    /// Why it cannot be started, for people.
+    pub fn start_fetcher(&mut self, launch: &fetcher::Launch) -> Result<(), String> {
+        self.effectors
+            .iter_mut()
+            .try_for_each(|effector| effector.start_fetcher(launch.clone()))
+    }
+
+    /// A process of ours that may be in anybody's control group, and belongs to nobody.
+    pub fn helper(&self) -> Option<i32> {
+        self.effectors.iter().find_map(|effector| effector.helper())
     }
 
     /// As [`homeostat_platform::Effectors::prepare`], with the processes of the action's workload, oldest first.

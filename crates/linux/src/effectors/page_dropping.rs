@@ -261,8 +261,14 @@ fn open_regular(path: &std::path::Path, identity: (u64, u64)) -> Option<OwnedFd>
 /// may do something.
 pub(super) fn hold_regular(path: &std::path::Path) -> Option<(OwnedFd, Stat)> {
     let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let stat = fstat(&held).ok()?;
-    (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some((held, stat))
+    let stat = regular(&held)?;
+    Some((held, stat))
+}
+
+/// What is known of a file that is held, if it is a regular one.
+pub(super) fn regular(held: &OwnedFd) -> Option<Stat> {
+    let stat = fstat(held).ok()?;
+    (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat)
 }
 
 /// Opens for reading what is held.

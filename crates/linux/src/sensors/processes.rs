@@ -687,12 +687,13 @@ impl ProcessTable {
         }
     }
 
-    /// Recognises the workloads from what the last pass saw.
-    pub fn workloads(&mut self) -> Vec<Workload> {
+    /// Recognises the workloads from what the last pass saw. `helper` is a process of ours that may be in anybody's control group,
+    /// and belongs to nobody.
+    pub fn workloads(&mut self, helper: Option<i32>) -> Vec<Workload> {
         let members: Vec<&Member> = self
             .entries
             .values()
-            .filter(|e| !e.zombie)
+            .filter(|e| !e.zombie && Some(e.member.pid) != helper)
             .map(|e| &e.member)
             .collect();
         let workloads = grouping::group(&members, self.own);

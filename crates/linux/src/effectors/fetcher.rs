@@ -1,0 +1,286 @@
+//! A process that has parts of files read in the control group of another program.
+//!
+//! The kernel counts a page of a file to the group of the process that has it read first, whoever uses it afterwards, and goes
+//! by the process and not by the thread. What a program lost and homeostat has read for it must count where it did before: to
+//! homeostat's group the program's pages do not belong, and a limit that somebody gave to the program would no longer hold for
+//! them. So a process that does nothing else is moved into the program's group, is given open files one after another with the
+//! part that is wanted (`posix_fadvise(POSIX_FADV_WILLNEED)`), and is moved back. It is started before it is needed: when memory
+//! is short, nothing is.
+//!
+//! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
+//! leaves nobody behind in somebody's group, but for as long as the disk takes for the [`WINDOW`] that it was told last.
+
+use super::memory_group::MemoryGroup;
+use crate::Root;
+use rustix::cmsg_space;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Advice, fadvise};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use std::ffi::OsString;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// Parts that it has been told and has not answered for, at most.
+const WINDOW: usize = 8;
+/// A part as it is told: where it begins and how long it is, in bytes.
+const MESSAGE: usize = 16;
+
+/// How the process is started.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The program, which calls [`serve`] …
+    pub program: PathBuf,
+    /// … when it is given these.
+    pub arguments: Vec<OsString>,
+}
+
+/// Why nothing is read for anybody.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error("nobody is there to read it in the program's group")]
+    Nobody,
+    #[error("the process that reads it cannot be started: {0}")]
+    Start(io::Error),
+    #[error("that process cannot be moved into {group}: {why}")]
+    Move { group: String, why: io::Error },
+    #[error("that process has ended")]
+    Ended,
+}
+
+/// The process, and what it was told.
+#[derive(Default)]
+pub(super) struct Fetcher {
+    launch: Option<Launch>,
+    running: Option<Running>,
+    /// Ended or about to: they are waited for as they come.
+    ended: Vec<Child>,
+}
+
+struct Running {
+    child: Child,
+    socket: OwnedFd,
+    /// Where it belongs.
+    home: MemoryGroup,
+    /// Where it is, if not there.
+    away: Option<MemoryGroup>,
+    /// Parts that it has not answered for.
+    waiting: usize,
+}
+
+impl Running {
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap_or(0)
+    }
+}
+
+impl Fetcher {
+    /// Starts it, to be there when it is needed.
+    pub(super) fn start(&mut self, root: &Root, launch: Launch) -> Result<(), FetchError> {
+        self.launch = Some(launch);
+        self.ensure(root).map(|_| ())
+    }
+
+    /// Its number, while it lives as far as is known.
+    pub(super) fn pid(&self) -> Option<i32> {
+        self.running.as_ref().map(Running::pid)
+    }
+
+    /// Whether anybody can be started.
+    pub(super) fn is_there(&self) -> bool {
+        self.launch.is_some()
+    }
+
+    /// The process, started anew if it has ended.
+    fn ensure(&mut self, root: &Root) -> Result<&mut Running, FetchError> {
+        self.ended
+            .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        if let Some(running) = &mut self.running
+            && !matches!(running.child.try_wait(), Ok(None))
+        {
+            self.running = None;
+        }
+        if self.running.is_none() {
+            let launch = self.launch.as_ref().ok_or(FetchError::Nobody)?;
+            self.running = Some(spawn(root, launch)?);
+        }
+        self.running.as_mut().ok_or(FetchError::Nobody)
+    }
+
+    /// Sends it into a group; false: it is in another one, and not done there.
+    pub(super) fn enter(&mut self, root: &Root, group: &MemoryGroup) -> Result<bool, FetchError> {
+        let running = self.ensure(root)?;
+        if let Some(away) = &running.away {
+            return Ok(away == group);
+        }
+        if running.home != *group {
+            group.take(root, running.pid()).map_err(|why| FetchError::Move {
+                group: group.path.clone(),
+                why,
+            })?;
+        }
+        running.away = Some(group.clone());
+        Ok(true)
+    }
+
+    /// Has a part of a file read; false: it has enough to do.
+    pub(super) fn ask(&mut self, file: &OwnedFd, from: u64, length: u64) -> Result<bool, FetchError> {
+        let running = self.running.as_mut().ok_or(FetchError::Ended)?;
+        if running.waiting >= WINDOW {
+            return Ok(false);
+        }
+        let mut message = [0; MESSAGE];
+        let (first, second) = message.split_at_mut(MESSAGE / 2);
+        first.copy_from_slice(&from.to_ne_bytes());
+        second.copy_from_slice(&length.to_ne_bytes());
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(&running.socket, &[IoSlice::new(&message)], &mut control, flags) {
+            Ok(_) => {
+                running.waiting += 1;
+                Ok(true)
+            }
+            Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
+            Err(_) => Err(FetchError::Ended),
+        }
+    }
+
+    /// Takes its answers: how many parts it is still at, and how many files the kernel reads nothing of, since the last time.
+    pub(super) fn answers(&mut self) -> Result<(usize, u64), FetchError> {
+        let running = self.running.as_mut().ok_or(FetchError::Ended)?;
+        let mut refused = 0;
+        while running.waiting > 0 {
+            let mut answer = [0u8; 1];
+            match recv(&running.socket, &mut answer, RecvFlags::DONTWAIT) {
+                Ok((1, _)) => {
+                    running.waiting -= 1;
+                    refused += u64::from(answer != [0]);
+                }
+                Err(Errno::AGAIN) => break,
+                Ok(_) | Err(_) => return Err(FetchError::Ended),
+            }
+        }
+        Ok((running.waiting, refused))
+    }
+
+    /// Calls it back home. One that is not done, since the disk keeps it, is ended: the next one is another process.
+    pub(super) fn leave(&mut self, root: &Root) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let Some(away) = running.away.take() else { return };
+        let is_home = away == running.home || running.home.take(root, running.pid()).is_ok();
+        if running.waiting > 0 || !is_home {
+            self.end();
+        }
+    }
+
+    /// Ends the process.
+    fn end(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            let _ = running.child.kill();
+            if matches!(running.child.try_wait(), Ok(None)) {
+                self.ended.push(running.child);
+            }
+        }
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        // Its socket closes, so that it would end by itself.
+        self.end();
+    }
+}
+
+fn spawn(root: &Root, launch: &Launch) -> Result<Running, FetchError> {
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|e| FetchError::Start(e.into()))?;
+    let mut child = Command::new(&launch.program)
+        .args(&launch.arguments)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(FetchError::Start)?;
+    let home = i32::try_from(child.id())
+        .ok()
+        .and_then(|pid| MemoryGroup::of(root, pid));
+    let Some(home) = home else {
+        // It has just begun, and nothing keeps it.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(FetchError::Nobody);
+    };
+    Ok(Running {
+        child,
+        socket: ours,
+        home,
+        away: None,
+        waiting: 0,
+    })
+}
+
+/// The process itself: does what it is told through its standard input until that closes.
+///
+/// # Errors
+/// Its standard input is no such socket: it was not started by homeostat.
+pub fn serve() -> io::Result<()> {
+    let socket = io::stdin();
+    // Of what it has inherited it needs nothing: neither the priority of the daemon nor its protection from the out-of-memory killer.
+    // Where that is refused it is as it was.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    let _ = rustix::process::setpriority_process(None, 0);
+    // Nor its capabilities.
+    let _ = set_capabilities(
+        None,
+        CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        },
+    );
+    loop {
+        let mut message = [0; MESSAGE];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut message)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Err(Errno::INTR) => continue,
+            received => received?,
+        };
+        if received.bytes == 0 {
+            return Ok(());
+        }
+        let file = control.drain().find_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        let (first, second) = message.split_at(MESSAGE / 2);
+        let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+        let asked = file
+            .filter(|_| received.bytes == MESSAGE)
+            .and_then(|file| Some((file, NonZeroU64::new(number(second))?)));
+        let done = asked.is_some_and(|(file, length)| {
+            fadvise(file, number(first), Some(length), Advice::WillNeed).is_ok()
+        });
+        send(&socket, &[u8::from(!done)], SendFlags::NOSIGNAL)?;
+    }
+}
