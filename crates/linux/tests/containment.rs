@@ -594,7 +594,7 @@ struct Victim {
     big: PathBuf,
 }
 
-/// Percent: parts of which little was taken are left to the program.
+/// Percent: what is taken while it is brought back is not looked for again.
 const NEARLY_ALL: usize = 95;
 
 impl Victim {
@@ -758,7 +758,9 @@ fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_r
     drive(&mut effectors, &record, Direction::Undo).unwrap();
     // It goes with the daemon.
     drop(effectors);
-    let is_there = || Path::new(&format!("/proc/{another}")).exists();
+    // Until this process ends the kernel keeps a note of how it ended.
+    let is_there =
+        || fs::read_to_string(format!("/proc/{another}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
     for _ in 0..500 {
         if !is_there() {
             break;
