@@ -3,6 +3,7 @@
 //! Data only, and generic on purpose: a new strategy with a new effector adds one file to `strategies/`, one to
 //! `linux/src/effectors/` and nothing here.
 
+use crate::setting::is_one_setting;
 use crate::text_id;
 use crate::units::{Bytes, CpuId, Nanoseconds, NodeId};
 use crate::workload::{ProcessId, WorkloadId};
@@ -93,7 +94,7 @@ pub struct Action {
 impl Action {
     /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
     /// set: it is undone before that, and made again after it. Memory that was moved may be moved on, with threads that go elsewhere or
-    /// after them; it is never converted twice. Of one workload only: what
+    /// after them; it is never converted twice. A setting that has two names is one thing. Of one workload only: what
     /// is one for all, a setting of the host or the prefetcher of a CPU, is never held by two at different values, since its effector
     /// refuses the second one.
     pub fn lies_over(&self, earlier: &Self) -> bool {
@@ -104,7 +105,8 @@ impl Action {
                 (Target::Cpus(_), Target::Pages(_)) => self.takes_memory_along(),
                 (Target::Pages(_), Target::Pages(_)) => self.effector == earlier.effector,
                 (Target::Files(own), Target::Files(others)) => {
-                    self.effector == earlier.effector && own.iter().any(|path| others.contains(path))
+                    let is_shared = |path: &String| others.iter().any(|other| is_one_setting(path, other));
+                    self.effector == earlier.effector && own.iter().any(is_shared)
                 }
                 _ => false,
             }
