@@ -897,7 +897,10 @@ mod tests {
             effector.prepare(&action(BYTES, "4096")),
             Err(PlatformError::Conflict { .. })
         ));
-        assert_eq!((now(&root, BYTES).as_str(), now(&root, RATIO).as_str()), ("8192", "0"));
+        assert_eq!(
+            (now(&root, BYTES).as_str(), now(&root, RATIO).as_str()),
+            ("8192", "0")
+        );
     }
 
     #[test]

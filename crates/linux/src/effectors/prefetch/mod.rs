@@ -231,7 +231,11 @@ impl Effector for Prefetch {
             let task = Task {
                 // A CPU that was offline when it was made and has come back since is not told from one that somebody switched on: the
                 // change is then withdrawn, which harms nobody.
-                missed: cpus.iter().copied().filter(|cpu| !lists.is_online(*cpu)).collect(),
+                missed: cpus
+                    .iter()
+                    .copied()
+                    .filter(|cpu| !lists.is_online(*cpu))
+                    .collect(),
                 cpus,
                 left: Some(Direction::Apply),
                 in_force: Some((record.action.workload.clone(), plan)),

@@ -423,7 +423,10 @@ fn what_an_earlier_process_kept_in_force_is_looked_after() {
     assert!(matches!(fresh.prepare(&other), Err(PlatformError::Busy { .. })));
     bench.set(1, 0);
     let told = fresh.review(&BTreeMap::new());
-    assert!(told.len() == 1 && told[0].1.contains("CPU 1 was set by somebody else"), "{told:?}");
+    assert!(
+        told.len() == 1 && told[0].1.contains("CPU 1 was set by somebody else"),
+        "{told:?}"
+    );
     drive(&mut fresh, &record, Undo).unwrap();
     assert_eq!(bench.all(), [0, 0]);
     // What was only begun is half made, and by nobody else.
