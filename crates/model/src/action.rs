@@ -161,3 +161,24 @@ pub struct Progress {
     /// True when the result was verified by reading it back.
     pub verified: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_pair_of_settings_the_later_change_lies_over_the_earlier_whichever_names_they_have() {
+        let action = |id: u64, file: &str| Action {
+            id: ActionId(id),
+            effector: "setting".into(),
+            workload: "host".into(),
+            target: Target::Files(vec![file.to_owned()]),
+            arguments: BTreeMap::new(),
+            why: "test".into(),
+        };
+        let earlier = action(1, "/proc/sys/vm/dirty_background_ratio");
+        let later = action(2, "/proc/sys/vm/dirty_background_bytes");
+        assert!(later.lies_over(&earlier) && !earlier.lies_over(&later));
+        assert!(!action(2, "/proc/sys/vm/dirty_bytes").lies_over(&earlier));
+    }
+}

@@ -189,6 +189,26 @@ fn what_never_reached_the_journal_is_forgotten() {
     assert_eq!((machine.said.borrow().len(), machine.forgotten.get()), (0, 1));
 }
 
+#[test]
+fn a_pair_of_settings_is_ours_and_somebody_else_s_by_both_names() {
+    let (ratio, bytes) = ("/proc/sys/vm/dirty_ratio", "/proc/sys/vm/dirty_bytes");
+    let directory = tempfile::tempdir().unwrap();
+    let (mut runtime, _) = runtime(directory.path(), &Arc::default());
+    runtime.apply(Action {
+        target: Target::Files(vec![ratio.to_owned()]),
+        arguments: BTreeMap::from([("value".to_owned(), "10".to_owned())]),
+        ..action()
+    });
+    // What the kernel made of the other one when we wrote is nobody else's.
+    assert!(runtime.wrote_setting(ratio, "10") && runtime.wrote_setting(bytes, "0"));
+    assert!(!runtime.wrote_setting(bytes, "8192") && !runtime.wrote_setting(ratio, "33"));
+    assert_eq!(runtime.setting_is_others(bytes, "somebody set it"), [ID]);
+    assert_eq!(
+        runtime.setting_is_others("/proc/sys/vm/swappiness", "somebody set it"),
+        []
+    );
+}
+
 /// Time that a test moves, and a machine on which some changes never come to an end.
 #[derive(Clone, Default)]
 struct Hours(Rc<Cell<Nanoseconds>>);
