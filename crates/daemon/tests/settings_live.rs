@@ -8,7 +8,7 @@ const RATIO: &str = "/proc/sys/vm/overcommit_ratio";
 const BYTES: &str = "/proc/sys/vm/overcommit_kbytes";
 
 fn read(file: &str) -> String {
-    fs::read_to_string(file).unwrap().trim().to_owned()
+    fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
 /// Puts the ratio back whatever happens; that sets the other one to zero.
