@@ -9,13 +9,14 @@ use crate::watch;
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::{MonotonicClock, Root};
 use homeostat_model::action::Target;
-use homeostat_model::{Action, ActionId, ExperimentKind, ExperimentRecord};
+use homeostat_model::setting::{is_one_setting, other_of_pair};
+use homeostat_model::{Action, ActionId, ExperimentKind, ExperimentRecord, Nanoseconds};
 use homeostat_platform::Clock;
 use homeostat_runtime::by_hand;
 pub use homeostat_runtime::by_hand::ByHandError;
-use homeostat_runtime::{RecoveryReport, restore};
+use homeostat_runtime::{RecoveryReport, restore_within};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
-use homeostat_store::journal::{self, OwedState};
+use homeostat_store::journal::{self, Owed, OwedState};
 use homeostat_store::{History, Journal, JournalError, JournalOptions};
 use homeostat_tunables::catalogue::CatalogueError;
 use homeostat_tunables::configured::{pattern, sysctl_path};
@@ -83,6 +84,9 @@ pub fn names() -> &'static [String] {
 }
 /// Name under which such changes stand in the journal instead of a workload.
 const WORKLOAD: &str = "host";
+/// Time that the recovery of what people set may take; it comes on top of that of homeostat's own changes. A setting is written at
+/// once, or not at all.
+pub(crate) const RECOVERY_PATIENCE: Nanoseconds = Nanoseconds::from_secs(20);
 /// When a person asked, in the arguments of the action.
 const AT: &str = "at_unix";
 /// Most names that are offered for one that is not known.
@@ -431,6 +435,7 @@ impl Survey {
             }
             survey.trials = trials(&past);
         }
+        survey.own.extend(zeros(&survey.own));
         Ok(survey)
     }
 
@@ -725,6 +730,18 @@ fn own_changes(state_directory: &Path, boot: &str) -> Vec<Own> {
     own
 }
 
+/// Of a pair of which only one counts, what each of these changes made of the other one.
+fn zeros(own: &[Own]) -> Vec<Own> {
+    let zero = |own: &Own| {
+        other_of_pair(&own.path).map(|other| Own {
+            path: other.to_owned(),
+            value: "0".to_owned(),
+            ..own.clone()
+        })
+    };
+    own.iter().filter_map(zero).collect()
+}
+
 /// Experiments of the past, newest first. A history that cannot be read says nothing.
 fn past(state_directory: &Path) -> Vec<ExperimentRecord> {
     let file = state_directory.join(HISTORY_FILE);
@@ -959,7 +976,8 @@ fn open(places: &Places, root: &Root) -> Result<(Journal, Registry), TunableErro
         &places.state_directory_ready(&directory)?,
         JournalOptions::default(),
     )?;
-    let _ = restore(
+    let _ = restore_within(
+        RECOVERY_PATIENCE,
         &mut journal,
         &mut Registry::new(root),
         &MonotonicClock,
@@ -983,7 +1001,8 @@ pub fn recover(state_directory: &Path) -> RecoveryReport {
     match Journal::open(&directory, JournalOptions::default()) {
         Ok((mut journal, _)) => {
             let mut effectors = Registry::new(&root);
-            let mut report = restore(
+            let mut report = restore_within(
+                RECOVERY_PATIENCE,
                 &mut journal,
                 &mut effectors,
                 &MonotonicClock,
@@ -1023,7 +1042,8 @@ pub enum Which {
     All,
 }
 
-/// Puts back what `set` changed, to what was found before the first change. What somebody else wrote since stays.
+/// Puts back what `set` changed, to what was found before the first change. What somebody else wrote since stays. Of a pair of which
+/// only one counts the changes of both are put back, since each found what the one before it had set, by whatever name.
 ///
 /// # Errors
 /// [`TunableError`].
@@ -1046,54 +1066,51 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
     };
     let (mut journal, mut effectors) = open(places, &root)?;
     // Newest first: each found what the one before it had set.
-    let mut mine: Vec<(ActionId, String, String)> = journal
+    let mut mine: Vec<Mine> = journal
         .owed()
         .filter(|o| o.state == OwedState::Kept)
-        .filter_map(|o| {
-            let Target::Files(files) = &o.record.action.target else {
-                return None;
-            };
-            let file = files.first()?.clone();
-            let found = o.record.found.get("value")?.clone();
-            path.as_ref()
-                .is_none_or(|p| *p == file)
-                .then_some((o.record.action.id, file, found))
-        })
+        .filter_map(Mine::of)
+        .filter(|m| path.as_ref().is_none_or(|p| is_one_setting(&m.file, p)))
         .collect();
-    mine.sort_by_key(|(id, _, _)| std::cmp::Reverse(*id));
+    mine.sort_by_key(|m| std::cmp::Reverse(m.id));
     if let (Which::One(name), true) = (which, mine.is_empty()) {
         return Err(TunableError::NotSet(name.clone()));
     }
+    let setting = |file: &str| settings.iter().find(|s| s.path == file);
+    let now = |file: &str| {
+        let text = root.text(file).unwrap_or_default();
+        setting(file).map_or_else(|| text.trim().to_owned(), |s| s.tunable.values.normal(&text))
+    };
+    // Several changes of one setting are one way back.
     let mut changes: Vec<OneChange> = Vec::new();
-    for (id, file, found) in mine {
-        let setting = settings.iter().find(|s| s.path == file);
-        let now = |root: &Root| {
-            let text = root.text(&file).unwrap_or_default();
-            setting.map_or_else(|| text.trim().to_owned(), |s| s.tunable.values.normal(&text))
-        };
-        let from = now(&root);
-        let mut remark = String::new();
-        if !dry_run {
-            by_hand::take_back(&mut journal, &mut effectors, &MonotonicClock, id)?;
+    for m in &mine {
+        if changes.iter().all(|c| c.path != m.file) {
+            changes.push(OneChange {
+                name: setting(&m.file).map_or_else(|| m.file.clone(), |s| s.name.clone()),
+                path: m.file.clone(),
+                from: now(&m.file),
+                to: String::new(),
+                change: Some(m.id.0),
+                remark: String::new(),
+            });
         }
-        let to = if dry_run { found.clone() } else { now(&root) };
-        if to != found {
-            remark = format!("somebody else has changed it since; {to} stays");
+    }
+    if !dry_run {
+        for m in &mine {
+            by_hand::take_back(&mut journal, &mut effectors, &MonotonicClock, m.id)?;
         }
-        match changes.iter_mut().find(|c| c.path == file) {
-            // Several changes of one setting are one way back.
-            Some(earlier) => {
-                earlier.to = to;
-                earlier.remark = remark;
-            }
-            None => changes.push(OneChange {
-                name: setting.map_or_else(|| file.clone(), |s| s.name.clone()),
-                path: file.clone(),
-                from,
-                to,
-                change: Some(id.0),
-                remark,
-            }),
+    }
+    for change in &mut changes {
+        // What the oldest change found is what comes back, whichever of the two names of a pair that one was made by.
+        let first = mine.iter().rfind(|m| is_one_setting(&m.file, &change.path));
+        let found = first.and_then(|m| m.found(&change.path)).unwrap_or_default();
+        if dry_run {
+            change.to = found;
+            continue;
+        }
+        change.to = now(&change.path);
+        if change.to != found {
+            change.remark = format!("somebody else has changed it since; {} stays", change.to);
         }
     }
     Ok(Changed {
@@ -1101,6 +1118,40 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
         dry_run,
         changes,
     })
+}
+
+/// What `set` changed once.
+struct Mine {
+    id: ActionId,
+    file: String,
+    /// What was found in that file.
+    value: String,
+    /// … and in the other one of a pair.
+    other: Option<String>,
+}
+
+impl Mine {
+    fn of(owed: &Owed) -> Option<Self> {
+        let Target::Files(files) = &owed.record.action.target else {
+            return None;
+        };
+        let found = &owed.record.found;
+        Some(Self {
+            id: owed.record.action.id,
+            file: files.first()?.clone(),
+            value: found.get("value")?.clone(),
+            other: found.get("other").cloned(),
+        })
+    }
+
+    /// What was found in a file: its own, or the other one of a pair.
+    fn found(&self, file: &str) -> Option<String> {
+        if file == self.file {
+            Some(self.value.clone())
+        } else {
+            self.other.clone()
+        }
+    }
 }
 
 /// Settings that `homeostat tunable set` changed and that are still in force: names of files, for `restore`.
@@ -1252,6 +1303,26 @@ mod tests {
         assert_eq!(shown.set_by.as_ref().unwrap().kind, "sysctl_file");
         assert_eq!(shown.lines.len(), 1);
         assert!(shown.lines[0].in_force);
+    }
+
+    #[test]
+    fn of_a_pair_what_one_change_does_to_the_other_one_is_that_change_s() {
+        let own = |path: &str, action| Own {
+            path: path.into(),
+            value: "10".into(),
+            action,
+            experiment: None,
+            by_command: None,
+        };
+        let zeros = zeros(&[
+            own("/proc/sys/vm/dirty_ratio", 7),
+            own("/proc/sys/vm/swappiness", 8),
+        ]);
+        assert_eq!(zeros.len(), 1);
+        assert_eq!(
+            (zeros[0].path.as_str(), zeros[0].value.as_str(), zeros[0].action),
+            ("/proc/sys/vm/dirty_bytes", "0", 7)
+        );
     }
 
     #[test]

@@ -530,3 +530,27 @@ pub fn rehearse_recorded(
     }
     Ok(runtime.view())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_runtime::RECOVERY_PATIENCE;
+
+    /// Else the service manager would kill it half way, and again at each start.
+    #[test]
+    fn the_service_manager_waits_for_longer_than_recovery_takes() {
+        let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/homeostat.service");
+        let unit = std::fs::read_to_string(unit).unwrap();
+        let recovery = RECOVERY_PATIENCE + crate::tunables::RECOVERY_PATIENCE;
+        for (name, takes) in [
+            ("TimeoutStartSec=", recovery),
+            ("TimeoutStopSec=", recovery),
+            ("TimeoutStopSec=", service::STOP_PATIENCE),
+        ] {
+            let line = unit.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            let waits = Nanoseconds::from_secs(line.parse().unwrap());
+            // Opening the journal, and taking breakpoints out of programs, come on top.
+            assert!(waits >= takes + Nanoseconds::from_secs(30), "{name}{line}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 //! Data only, and generic on purpose: a new strategy with a new effector adds one file to `strategies/`, one to
 //! `linux/src/effectors/` and nothing here.
 
+use crate::setting::is_one_setting;
 use crate::text_id;
 use crate::units::{Bytes, CpuId, Nanoseconds, NodeId};
 use crate::workload::{ProcessId, WorkloadId};
@@ -93,7 +94,7 @@ pub struct Action {
 impl Action {
     /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
     /// set: it is undone before that, and made again after it. Memory that was moved may be moved on, with threads that go elsewhere or
-    /// after them; it is never converted twice. Of one workload only: what
+    /// after them; it is never converted twice. A setting that has two names is one thing. Of one workload only: what
     /// is one for all, a setting of the host or the prefetcher of a CPU, is never held by two at different values, since its effector
     /// refuses the second one.
     pub fn lies_over(&self, earlier: &Self) -> bool {
@@ -104,7 +105,8 @@ impl Action {
                 (Target::Cpus(_), Target::Pages(_)) => self.takes_memory_along(),
                 (Target::Pages(_), Target::Pages(_)) => self.effector == earlier.effector,
                 (Target::Files(own), Target::Files(others)) => {
-                    self.effector == earlier.effector && own.iter().any(|path| others.contains(path))
+                    let is_shared = |path: &String| others.iter().any(|other| is_one_setting(path, other));
+                    self.effector == earlier.effector && own.iter().any(is_shared)
                 }
                 _ => false,
             }
@@ -158,4 +160,25 @@ pub struct Progress {
     pub bloat: Bytes,
     /// True when the result was verified by reading it back.
     pub verified: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_pair_of_settings_the_later_change_lies_over_the_earlier_whichever_names_they_have() {
+        let action = |id: u64, file: &str| Action {
+            id: ActionId(id),
+            effector: "setting".into(),
+            workload: "host".into(),
+            target: Target::Files(vec![file.to_owned()]),
+            arguments: BTreeMap::new(),
+            why: "test".into(),
+        };
+        let earlier = action(1, "/proc/sys/vm/dirty_background_ratio");
+        let later = action(2, "/proc/sys/vm/dirty_background_bytes");
+        assert!(later.lies_over(&earlier) && !earlier.lies_over(&later));
+        assert!(!action(2, "/proc/sys/vm/dirty_bytes").lies_over(&earlier));
+    }
 }

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod meter;
 pub mod places;
 pub mod sample;
+pub mod setting;
 pub mod spans;
 pub mod topology;
 pub mod units;

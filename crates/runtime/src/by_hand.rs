@@ -71,7 +71,8 @@ pub fn change(
 /// Takes a change back. False: there was nothing left to take back.
 ///
 /// That it is kept no longer is on disk before the first step: a start that found it kept would leave what is half undone
-/// as it is. A journal that cannot be written holds nobody up who wants his setting back.
+/// as it is. A journal that cannot be written holds nobody up who wants his setting back. What another change lies over is not
+/// taken back before that: it would be taken for somebody else's, and struck off.
 ///
 /// # Errors
 /// [`ByHandError`]; the undo stays owed.
@@ -85,6 +86,14 @@ pub fn take_back(
         .find(id)
         .map(|owed| owed.record.clone())
         .ok_or(ByHandError::NotFound(id))?;
+    let over = journal
+        .owed()
+        .map(|owed| &owed.record)
+        .find(|other| other.boot_id == record.boot_id && other.action.lies_over(&record.action));
+    if let Some(over) = over {
+        let why = format!("change {} lies over it and is not undone", over.action.id);
+        return Err(ByHandError::Undo { id, why });
+    }
     if journal.is_kept(id) {
         let _ = journal.undoing(id);
     }
@@ -199,6 +208,33 @@ mod tests {
             take_back(&mut journal, &mut number, &Still, ActionId(1)),
             Err(ByHandError::NotFound(_))
         ));
+    }
+
+    #[test]
+    fn what_another_change_lies_over_is_taken_back_after_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let mut number = Number {
+            value: 1,
+            refuses: false,
+        };
+        // The two names of one setting.
+        for (id, file) in [(1, "/proc/sys/vm/dirty_ratio"), (2, "/proc/sys/vm/dirty_bytes")] {
+            let action = Action {
+                target: Target::Files(vec![file.to_owned()]),
+                ..action(id)
+            };
+            change(&mut journal, &mut number, &Still, &action).unwrap();
+        }
+        let early = take_back(&mut journal, &mut number, &Still, ActionId(1));
+        assert!(
+            matches!(&early, Err(ByHandError::Undo { why, .. }) if why.contains("change 2 lies over it")),
+            "{early:?}"
+        );
+        for id in [2, 1] {
+            take_back(&mut journal, &mut number, &Still, ActionId(id)).unwrap();
+        }
+        assert_eq!((number.value, journal.owed().count()), (1, 0));
     }
 
     #[test]

@@ -27,12 +27,14 @@ mod setting_crash_tests;
 mod switch_tests;
 
 pub use recording::{Recorder, RecordingError};
-pub use recovery::{RecoveryReport, restore};
+pub use recovery::{RECOVERY_PATIENCE, RecoveryReport, restore, restore_within};
 
 use homeostat_engine::{
     Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, ProvenReader,
     SamplingPlan, Stage, Story, Strategy, View,
 };
+use homeostat_model::action::Target;
+use homeostat_model::setting::is_one_setting;
 use homeostat_model::{
     Action, ActionId, Direction, ExperimentKind, Nanoseconds, Progress, UndoRecord, Verdict,
 };
@@ -54,6 +56,10 @@ const BUSY_MAX: u32 = 15;
 /// Times that an undo of what is kept waits ([`BUSY_WAIT`]) for a journal that cannot be written, a minute and a half in all: what
 /// ends before is in force, as the journal says. Then it goes on without, since who wants it back must not depend on the disk.
 const UNNOTED_MAX: u32 = 45;
+/// Longest that a change waits for another one that gets no further: an undo as long as five pauses of the longest kind, or three
+/// times that the journal is waited for. Then it is told as not possible now, and the mind, which knows whether it must go on
+/// waiting, tries again.
+const TURN_PATIENCE: Nanoseconds = Nanoseconds::from_secs(300);
 /// Longest pause between two slices, whatever the effector asks for: an undo must not wait for ever.
 const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 /// The wait after slices that get no further doubles so often, to about a second.
@@ -98,6 +104,32 @@ struct Pending {
     unnoted: u32,
     /// Most units finished so far.
     finished: u64,
+    /// When it last got further, or waited for one that does.
+    moved_at: Nanoseconds,
+}
+
+impl Pending {
+    fn new(direction: Direction, now: Nanoseconds) -> Self {
+        Self {
+            direction,
+            due: now,
+            busy: 0,
+            idle: 0,
+            unnoted: 0,
+            finished: 0,
+            moved_at: now,
+        }
+    }
+}
+
+/// Another change of the same direction for which one waits.
+struct Before {
+    id: ActionId,
+    due: Nanoseconds,
+    /// When it last got further.
+    moved_at: Nanoseconds,
+    /// Whether the effector itself keeps the order of the two: see [`recovery::effector_knows`].
+    is_kept_by_effector: bool,
 }
 
 /// The loop.
@@ -262,9 +294,15 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
 
     /// Whether a value of a setting is one that homeostat wrote itself, or put back.
     pub fn wrote_setting(&self, path: &str, value: &str) -> bool {
-        self.records.values().filter(|r| sets(r, path)).any(|r| {
+        self.records.values().any(|r| {
             let is = |text: Option<&String>| text.is_some_and(|t| t.trim() == value);
-            is(r.action.arguments.get("value")) || is(r.found.get("value"))
+            match &r.action.target {
+                Target::Files(files) if files.iter().any(|f| f == path) => {
+                    is(r.action.arguments.get("value")) || is(r.found.get("value"))
+                }
+                // Of a pair the other one reads zero while ours is in force.
+                _ => sets(r, path) && (value == "0" || is(r.found.get("other"))),
+            }
         })
     }
 
@@ -565,17 +603,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             return;
         }
         self.records.insert(id, record);
-        self.pending.insert(
-            id,
-            Pending {
-                direction: Direction::Apply,
-                due: self.clock.now(),
-                busy: 0,
-                idle: 0,
-                unnoted: 0,
-                finished: 0,
-            },
-        );
+        let pending = Pending::new(Direction::Apply, self.clock.now());
+        self.pending.insert(id, pending);
     }
 
     fn switch(&mut self, id: ActionId, direction: Direction) {
@@ -616,17 +645,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             self.events.push_back(Event::Settled(id, direction, Err(fault)));
             return;
         }
-        self.pending.insert(
-            id,
-            Pending {
-                direction,
-                due: self.clock.now(),
-                busy: 0,
-                idle: 0,
-                unnoted: 0,
-                finished: 0,
-            },
-        );
+        let pending = Pending::new(direction, self.clock.now());
+        self.pending.insert(id, pending);
     }
 
     fn advance_due(&mut self) {
@@ -661,28 +681,65 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// When the next step of a change is due that it waits for: what lies over it is undone first, and what it lies over is
-    /// made first.
-    fn waits_its_turn(&self, id: ActionId) -> Option<Nanoseconds> {
-        let (pending, own) = (self.pending.get(&id)?, &self.records.get(&id)?.action);
+    /// The changes that it waits for: what lies over it is undone first, and what it lies over is made first.
+    fn before(&self, id: ActionId) -> Vec<Before> {
+        let (Some(pending), Some(own)) = (self.pending.get(&id), self.records.get(&id)) else {
+            return Vec::new();
+        };
+        let own = &own.action;
         self.pending
             .iter()
             .filter(|(_, other)| other.direction == pending.direction)
-            .filter_map(|(other, state)| Some((&self.records.get(other)?.action, state.due)))
+            .filter_map(|(other, state)| Some((&self.records.get(other)?.action, state)))
             .filter(|(other, _)| match pending.direction {
                 Direction::Undo => other.lies_over(own),
                 Direction::Apply => own.lies_over(other),
             })
-            .map(|(_, due)| due)
-            .min()
+            .map(|(other, state)| Before {
+                id: other.id,
+                due: state.due,
+                moved_at: state.moved_at,
+                is_kept_by_effector: pending.direction == Direction::Undo
+                    && recovery::effector_knows(other, own),
+            })
+            .collect()
+    }
+
+    /// Whether it is another one's turn. Who gets no further is not waited for without end: where the effector keeps the order it
+    /// is asked, else it is told that the change is not possible now.
+    fn waits_its_turn(&mut self, id: ActionId) -> bool {
+        let now = self.clock.now();
+        let is_stuck = |b: &Before| now.saturating_sub(b.moved_at) >= TURN_PATIENCE;
+        let mut before = self.before(id);
+        before.retain(|b| !(is_stuck(b) && b.is_kept_by_effector));
+        let Some(due) = before.iter().map(|b| b.due).min() else {
+            return false;
+        };
+        let stuck = before.iter().find(|b| is_stuck(b)).map(|b| b.id);
+        let Some(pending) = self.pending.get_mut(&id) else {
+            return false;
+        };
+        match stuck {
+            // What waits for it in turn need not wait so long once more.
+            None => {
+                pending.moved_at = now;
+                pending.due = due.max(now + WAIT_MIN);
+            }
+            Some(other) => {
+                let direction = pending.direction;
+                self.pending.remove(&id);
+                let fault = Fault {
+                    kind: FaultKind::Busy,
+                    text: format!("it waits for action {other}, which gets no further"),
+                };
+                self.events.push_back(Event::Settled(id, direction, Err(fault)));
+            }
+        }
+        true
     }
 
     fn advance(&mut self, id: ActionId) {
-        if let Some(due) = self.waits_its_turn(id) {
-            let soon = self.clock.now() + WAIT_MIN;
-            if let Some(pending) = self.pending.get_mut(&id) {
-                pending.due = due.max(soon);
-            }
+        if self.waits_its_turn(id) {
             return;
         }
         let undoes = |p: &Pending| p.direction == Direction::Undo;
@@ -716,6 +773,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                     pending.busy = 0;
                     pending.idle = 0;
                     pending.finished = progress.finished;
+                    pending.moved_at = now;
                 }
                 self.events.push_back(Event::Advanced(id, direction, progress));
             }
@@ -746,9 +804,9 @@ fn spread(cost: Nanoseconds, share: f64) -> Nanoseconds {
     Nanoseconds::from_secs_f64(cost.as_secs_f64() / share).min(SCAN_EVERY_MAX)
 }
 
-/// Whether a record is about a setting.
+/// Whether a record is about a setting, by either name of a pair.
 fn sets(record: &UndoRecord, path: &str) -> bool {
-    matches!(&record.action.target, homeostat_model::action::Target::Files(files) if files.iter().any(|f| f == path))
+    matches!(&record.action.target, Target::Files(files) if files.iter().any(|f| is_one_setting(f, path)))
 }
 
 /// The coin that decides about a switch is not on disk.

@@ -1,5 +1,10 @@
 //! Undoing what is owed: at start, before the first sample, and by `homeostat restore`. Needs the journal and the
 //! effectors, nothing else: no history, no mind, no configuration.
+//!
+//! All of it has one deadline, since a service manager kills a start that takes too long, and would do so again and again:
+//! what answers "not now" may not keep the others from being tried. Each is driven in turn, newest first, until it is
+//! done or says that it cannot now; then the rest goes round until the time is up. What is left stays owed: the mind of the
+//! daemon goes on with it, and the next start or `homeostat restore`.
 
 use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, Direction, Nanoseconds, UndoRecord};
@@ -7,7 +12,10 @@ use homeostat_platform::{Clock, Effectors, PlatformError, Reached};
 use homeostat_store::Journal;
 use homeostat_store::journal::OwedState;
 
-/// Time one action may take to be undone before recovery goes on with the next.
+/// Time that all of recovery may take. packaging/homeostat.service gives a start 300 s and `restore` after a stop 150 s, in
+/// which what a person set by hand is recovered, too; a test of the daemon compares them.
+pub const RECOVERY_PATIENCE: Nanoseconds = Nanoseconds::from_secs(100);
+/// Time that one change which a person asks for may take, and its undo.
 const PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
 /// Wait when the machine says "not now".
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_millis(500);
@@ -42,6 +50,46 @@ pub fn restore(
     boot_id: &str,
     include_kept: bool,
 ) -> RecoveryReport {
+    restore_within(
+        RECOVERY_PATIENCE,
+        journal,
+        effectors,
+        clock,
+        boot_id,
+        include_kept,
+    )
+}
+
+/// An action that is still to be undone.
+struct Owed {
+    record: UndoRecord,
+    /// What it is, for people.
+    text: String,
+    /// Whether it is kept as far as the journal knows, and an undo must say first that it is so no longer.
+    kept: bool,
+    /// Why it is not undone yet.
+    why: String,
+}
+
+/// What is not undone, and what lies under it has to wait for.
+struct InTheWay {
+    action: Action,
+    /// Whether its undo was tried.
+    tried: bool,
+    /// Whether it stays so: nothing more is tried in this recovery.
+    for_good: bool,
+}
+
+/// As [`restore`], in so much time at most, and a slice of each action.
+pub fn restore_within(
+    patience: Nanoseconds,
+    journal: &mut Journal,
+    effectors: &mut dyn Effectors,
+    clock: &dyn Clock,
+    boot_id: &str,
+    include_kept: bool,
+) -> RecoveryReport {
+    let deadline = clock.now() + patience;
     let mut report = RecoveryReport::default();
     if boot_id.is_empty() {
         // Not knowing the boot, every record would seem to be of another one and be struck off undone.
@@ -56,18 +104,14 @@ pub fn restore(
     for owed in journal.owed().filter(|o| !o.is_void(boot_id)) {
         effectors.inherit(&owed.record, reached(owed.state));
     }
-    let mut owed: Vec<(UndoRecord, bool, bool)> = journal
+    let mut all: Vec<(UndoRecord, bool, bool)> = journal
         .owed()
         .map(|o| (o.record.clone(), o.state == OwedState::Kept, o.is_void(boot_id)))
         .collect();
-    owed.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
-    // What a change found cannot be given back while another lies over it. Where threads are kept the effector knows best: those
-    // of the later one may be back, and only its memory finds no room.
-    let mut stuck: Vec<(Action, bool)> = Vec::new();
-    let effector_knows = |later: &Action, tried: bool, own: &Action| {
-        tried && matches!((&later.target, &own.target), (Target::Cpus(_), Target::Cpus(_)))
-    };
-    for (record, kept, void) in owed {
+    all.sort_by_key(|(r, _, _)| std::cmp::Reverse(r.action.id));
+    let mut in_the_way: Vec<InTheWay> = Vec::new();
+    let mut waiting: Vec<Owed> = Vec::new();
+    for (record, kept, void) in all {
         let id = record.action.id;
         let text = format!("{} on {}", record.action.effector, record.action.workload);
         if void {
@@ -75,44 +119,132 @@ pub fn restore(
             report
                 .void
                 .push((id, format!("{text}: made before the last boot")));
-            continue;
-        }
-        let over = stuck.iter().find(|(later, tried)| {
-            later.lies_over(&record.action) && !effector_knows(later, *tried, &record.action)
-        });
-        if let Some((over, _)) = over {
-            let why = format!("{text}: action {} lies over it and is not undone", over.id);
-            report.failed.push((id, why));
-            stuck.push((record.action, false));
-            continue;
-        }
-        if kept && !include_kept {
+        } else if kept && !include_kept {
             report.kept.push((id, text));
             // A stop that was cut off may have kept this and not what lies under it, which is then not there to be given back.
-            stuck.push((record.action, false));
+            in_the_way.push(InTheWay {
+                action: record.action,
+                tried: false,
+                for_good: true,
+            });
+        } else {
+            waiting.push(Owed {
+                record,
+                text,
+                kept,
+                why: String::new(),
+            });
+        }
+    }
+    loop {
+        // Who was put off in the last round may go now.
+        in_the_way.retain(|w| w.for_good);
+        waiting = round(
+            waiting,
+            &mut in_the_way,
+            deadline,
+            journal,
+            effectors,
+            clock,
+            &mut report,
+        );
+        let left = deadline.saturating_sub(clock.now());
+        if waiting.is_empty() || left == Nanoseconds::ZERO {
+            break;
+        }
+        clock.sleep(BUSY_WAIT.min(left));
+    }
+    let late = waiting
+        .into_iter()
+        .map(|owed| (owed.record.action.id, format!("{}: {}", owed.text, owed.why)));
+    report.failed.extend(late);
+    report.failed.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
+    report
+}
+
+/// Tries each that waits, newest first, until it says that it cannot now, and returns those that are to be tried again. What is
+/// left of the time is divided evenly, so that none keeps the others from being tried; each gets a slice, however late it is.
+fn round(
+    waiting: Vec<Owed>,
+    in_the_way: &mut Vec<InTheWay>,
+    deadline: Nanoseconds,
+    journal: &mut Journal,
+    effectors: &mut dyn Effectors,
+    clock: &dyn Clock,
+    report: &mut RecoveryReport,
+) -> Vec<Owed> {
+    let mut to_come = waiting.len() as u64;
+    let mut again = Vec::new();
+    for mut owed in waiting {
+        let share = Nanoseconds(deadline.saturating_sub(clock.now()).0 / to_come.max(1));
+        to_come = to_come.saturating_sub(1);
+        let id = owed.record.action.id;
+        // What a change found cannot be given back while another lies over it.
+        let over = in_the_way.iter().find(|w| {
+            w.action.lies_over(&owed.record.action)
+                && !(w.tried && effector_knows(&w.action, &owed.record.action))
+        });
+        if let Some(over) = over {
+            let for_good = over.for_good;
+            owed.why = format!("action {} lies over it and is not undone", over.action.id);
+            in_the_way.push(InTheWay {
+                action: owed.record.action.clone(),
+                tried: false,
+                for_good,
+            });
+            if for_good {
+                report.failed.push((id, format!("{}: {}", owed.text, owed.why)));
+            } else {
+                again.push(owed);
+            }
             continue;
         }
-        if kept {
+        if owed.kept {
             // What is kept is left alone by the next start: it must not say so of what is half undone. If that cannot be
             // written down, it is undone all the same: a person wants it, and what cannot be closed either is told.
-            let _ = journal.undoing(id);
+            owed.kept = journal.undoing(id).is_err();
         }
-        match undo(effectors, clock, &record) {
-            Ok(true) => {
-                close(journal, id, &mut report);
-                report.undone.push((id, text));
-            }
-            Ok(false) => {
-                close(journal, id, &mut report);
-                report.void.push((id, format!("{text}: the process is gone")));
+        match advance(
+            effectors,
+            clock,
+            &owed.record,
+            Direction::Undo,
+            clock.now() + share,
+        ) {
+            Ok(there) => {
+                effectors.forget(&owed.record);
+                close(journal, id, report);
+                if there {
+                    report.undone.push((id, owed.text));
+                } else {
+                    report
+                        .void
+                        .push((id, format!("{}: the process is gone", owed.text)));
+                }
             }
             Err(why) => {
-                report.failed.push((id, format!("{text}: {why}")));
-                stuck.push((record.action, true));
+                let for_good = !why.may_pass();
+                in_the_way.push(InTheWay {
+                    action: owed.record.action.clone(),
+                    tried: true,
+                    for_good,
+                });
+                owed.why = why.to_string();
+                if for_good {
+                    report.failed.push((id, format!("{}: {}", owed.text, owed.why)));
+                } else {
+                    again.push(owed);
+                }
             }
         }
     }
-    report
+    again
+}
+
+/// Whether the effector itself sees to it that a change is not undone under a later one: where threads are kept those of the later
+/// one may be back while its memory finds no room, and until they are it refuses.
+pub(crate) fn effector_knows(later: &Action, own: &Action) -> bool {
+    matches!((&later.target, &own.target), (Target::Cpus(_), Target::Cpus(_)))
 }
 
 /// What the journal says of an action, as effectors need it.
@@ -139,12 +271,45 @@ pub(crate) enum Undriven {
     /// The machine said no.
     #[error("{0}")]
     Machine(PlatformError),
-    /// The patience ran out.
-    #[error("not done after {PATIENCE}")]
+    /// The time was up.
+    #[error("not done in time")]
     Late,
 }
 
-/// Drives one action to its end in one direction. `Ok(false)`: the target is gone, so there is nothing left to undo.
+impl Undriven {
+    /// Whether it is worth another try before long.
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Late | Self::Machine(PlatformError::Busy { .. }))
+    }
+}
+
+/// Drives one action in one direction until its end, until the machine says "not now", or until that time. `Ok(false)`: the target
+/// is gone, so there is nothing left to undo.
+fn advance(
+    effectors: &mut dyn Effectors,
+    clock: &dyn Clock,
+    record: &UndoRecord,
+    direction: Direction,
+    until: Nanoseconds,
+) -> Result<bool, Undriven> {
+    loop {
+        match effectors.advance(record, direction) {
+            Ok(progress) if progress.done => return Ok(true),
+            // No longer than there is time, whatever the effector asks for.
+            Ok(progress) => {
+                let left = until.saturating_sub(clock.now());
+                clock.sleep(progress.pause.min(left).max(SLICE_WAIT));
+            }
+            Err(PlatformError::Vanished { .. }) if direction == Direction::Undo => return Ok(false),
+            Err(e) => return Err(Undriven::Machine(e)),
+        }
+        if clock.now() >= until {
+            return Err(Undriven::Late);
+        }
+    }
+}
+
+/// Drives one action to its end in one direction, with patience when the machine says "not now". `Ok(false)` as above.
 pub(crate) fn drive(
     effectors: &mut dyn Effectors,
     clock: &dyn Clock,
@@ -153,33 +318,13 @@ pub(crate) fn drive(
 ) -> Result<bool, Undriven> {
     let deadline = clock.now() + PATIENCE;
     loop {
-        match effectors.advance(record, direction) {
-            Ok(progress) if progress.done => return Ok(true),
-            // No longer than the patience lasts, whatever the effector asks for.
-            Ok(progress) => {
-                let left = deadline.saturating_sub(clock.now());
-                clock.sleep(progress.pause.min(left).max(SLICE_WAIT));
-            }
-            Err(PlatformError::Vanished { .. }) if direction == Direction::Undo => return Ok(false),
-            Err(e @ PlatformError::Busy { .. }) => {
-                if clock.now() >= deadline {
-                    return Err(Undriven::Machine(e));
-                }
+        match advance(effectors, clock, record, direction, deadline) {
+            Err(Undriven::Machine(PlatformError::Busy { .. })) if clock.now() < deadline => {
                 clock.sleep(BUSY_WAIT);
             }
-            Err(e) => return Err(Undriven::Machine(e)),
-        }
-        if clock.now() >= deadline {
-            return Err(Undriven::Late);
+            outcome => return outcome,
         }
     }
-}
-
-/// Drives one undo to its end. `Ok(false)`: there was nothing left to undo.
-fn undo(effectors: &mut dyn Effectors, clock: &dyn Clock, record: &UndoRecord) -> Result<bool, String> {
-    let outcome = drive(effectors, clock, record, Direction::Undo).map_err(|e| e.to_string())?;
-    effectors.forget(record);
-    Ok(outcome)
 }
 
 #[cfg(test)]
@@ -242,7 +387,127 @@ mod tests {
         let report = restore(&mut journal, &mut Endless, &clock, "boot", false);
         assert_eq!(report.failed.len(), 1);
         assert_eq!(journal.owed().count(), 1, "it is still owed");
-        assert!(clock.now() <= PATIENCE + SLICE_WAIT, "slept {}", clock.now());
+        assert!(
+            clock.now() <= RECOVERY_PATIENCE + SLICE_WAIT,
+            "slept {}",
+            clock.now()
+        );
+    }
+
+    /// Some say "not now" until a time, or for ever.
+    struct Busy<'a> {
+        clock: &'a Still,
+        until: BTreeMap<ActionId, Nanoseconds>,
+        tried: Vec<ActionId>,
+        undone: Vec<ActionId>,
+    }
+
+    impl Effectors for Busy<'_> {
+        fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+            Endless.prepare(action)
+        }
+        fn advance(&mut self, record: &UndoRecord, _: Direction) -> Result<Progress, PlatformError> {
+            let id = record.action.id;
+            if !self.tried.contains(&id) {
+                self.tried.push(id);
+            }
+            if self.until.get(&id).is_some_and(|until| self.clock.now() < *until) {
+                return Err(PlatformError::Busy {
+                    what: "it".into(),
+                    why: "not now".into(),
+                });
+            }
+            self.undone.push(id);
+            Ok(Progress {
+                done: true,
+                ..Progress::default()
+            })
+        }
+        fn forget(&mut self, _: &UndoRecord) {}
+    }
+
+    /// A service manager kills a start that takes 300 s: five that are never possible took just that, and what was older was
+    /// never tried.
+    #[test]
+    fn what_is_not_possible_now_keeps_nobody_else_waiting_and_recovery_has_one_deadline() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let action = |id: u64| Action {
+            id: ActionId(id),
+            effector: "setting".into(),
+            workload: "w".into(),
+            // The seventh lies over the second.
+            target: Target::Files(vec![format!("/{}", if id == 7 { 2 } else { id })]),
+            arguments: BTreeMap::new(),
+            why: "test".into(),
+        };
+        for id in 1..=9 {
+            journal.intend(&Endless.prepare(&action(id)).unwrap()).unwrap();
+        }
+        let clock = Still(Cell::new(0));
+        let ever = Nanoseconds(u64::MAX);
+        let soon = Nanoseconds::from_secs(3);
+        let mut hands = Busy {
+            clock: &clock,
+            until: BTreeMap::from([4, 5, 6, 8, 9].map(|id| (ActionId(id), ever))),
+            tried: Vec::new(),
+            undone: Vec::new(),
+        };
+        hands.until.insert(ActionId(7), soon);
+        let report = restore(&mut journal, &mut hands, &clock, "boot", false);
+        assert!(
+            clock.now() <= RECOVERY_PATIENCE + BUSY_WAIT,
+            "took {}",
+            clock.now()
+        );
+        // In the first round all but the one that lies under another; then that, after the one over it.
+        assert_eq!(hands.tried, [9, 8, 7, 6, 5, 4, 3, 1, 2].map(ActionId));
+        assert_eq!(hands.undone, [3, 1, 7, 2].map(ActionId));
+        let failed: Vec<ActionId> = report.failed.iter().map(|(id, _)| *id).collect();
+        assert_eq!(failed, [9, 8, 6, 5, 4].map(ActionId), "{report:?}");
+        assert!(report.failed[0].1.contains("not now"), "{report:?}");
+        assert_eq!(journal.owed().count(), 5, "they are still owed");
+    }
+
+    /// One that goes on and on leaves time for the others.
+    #[test]
+    fn time_is_shared_by_all() {
+        struct First(Vec<ActionId>);
+        impl Effectors for First {
+            fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError> {
+                Endless.prepare(action)
+            }
+            fn advance(&mut self, record: &UndoRecord, way: Direction) -> Result<Progress, PlatformError> {
+                if record.action.id > ActionId(1) {
+                    return Endless.advance(record, way);
+                }
+                self.0.push(record.action.id);
+                Ok(Progress {
+                    done: true,
+                    ..Progress::default()
+                })
+            }
+            fn forget(&mut self, _: &UndoRecord) {}
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        for id in 1..=20 {
+            let action = Action {
+                id: ActionId(id),
+                effector: "endless".into(),
+                workload: "w".into(),
+                target: Target::Nothing,
+                arguments: BTreeMap::new(),
+                why: "test".into(),
+            };
+            journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
+        }
+        let clock = Still(Cell::new(0));
+        let mut hands = First(Vec::new());
+        let report = restore(&mut journal, &mut hands, &clock, "boot", false);
+        assert_eq!((hands.0, report.failed.len()), (vec![ActionId(1)], 19));
+        let slack = Nanoseconds(20 * SLICE_WAIT.0);
+        assert!(clock.now() <= RECOVERY_PATIENCE + slack, "took {}", clock.now());
     }
 
     /// Knows what was undone in which order; the undo of one action fails.
@@ -387,6 +652,15 @@ mod tests {
             journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
         }
         journal.kept(ActionId(3)).unwrap();
+        // Of two that are kept the lower one is no failure.
+        journal
+            .intend(&Endless.prepare(&action(4, file("/c"))).unwrap())
+            .unwrap();
+        journal
+            .intend(&Endless.prepare(&action(5, file("/c"))).unwrap())
+            .unwrap();
+        journal.kept(ActionId(4)).unwrap();
+        journal.kept(ActionId(5)).unwrap();
         let clock = Still(Cell::new(0));
         let mut hands = Failing {
             fails: ActionId(0),
@@ -394,8 +668,8 @@ mod tests {
         };
         let report = restore(&mut journal, &mut hands, &clock, "boot", false);
         assert_eq!(hands.undone, [ActionId(2)], "another file is another matter");
-        assert_eq!((report.kept.len(), report.failed.len()), (1, 1), "{report:?}");
+        assert_eq!((report.kept.len(), report.failed.len()), (3, 1), "{report:?}");
         assert!(restore(&mut journal, &mut hands, &clock, "boot", true).complete());
-        assert_eq!(hands.undone, [ActionId(2), ActionId(3), ActionId(1)]);
+        assert_eq!(hands.undone, [2, 5, 4, 3, 1].map(ActionId));
     }
 }

@@ -12,7 +12,7 @@
 //! made of ours, and what was found comes back; anything else was chosen by somebody, and is written back at once. What is
 //! known to have been made whole was taken as it is, so that a third value is always somebody else's.
 //!
-//! Some settings come in pairs of which only one counts ([`PAIRS`]): writing one sets the other to zero, and zero cannot
+//! Some settings come in pairs of which only one counts ([`other_of_pair`]): writing one sets the other to zero, and zero cannot
 //! be written. What is put back is then written to the other one ([`State`]).
 //!
 //! A file, or a pair, belongs to one action at a time, whatever workloads they are for: what a second one found would be what
@@ -29,6 +29,7 @@ use super::identity::{boot_id, malformed, of_another_boot};
 use super::{Effector, Holder};
 use crate::Root;
 use homeostat_model::action::Target;
+use homeostat_model::setting::{is_one_setting, other_of_pair};
 use homeostat_model::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord, Workload, WorkloadId};
 use homeostat_platform::{PlatformError, Reached};
 use homeostat_tunables::{Tree, Unreadable};
@@ -39,15 +40,6 @@ use std::io::Write;
 const VALUE_MAX: usize = 4096;
 /// Times that a value is written until it is known what becomes of it. Rounding and one person at once take three.
 const TRIES_MAX: usize = 4;
-/// Settings of which one counts, and the other reads zero (Documentation/admin-guide/sysctl/vm.rst).
-const PAIRS: &[(&str, &str)] = &[
-    ("/proc/sys/vm/dirty_bytes", "/proc/sys/vm/dirty_ratio"),
-    (
-        "/proc/sys/vm/dirty_background_bytes",
-        "/proc/sys/vm/dirty_background_ratio",
-    ),
-    ("/proc/sys/vm/overcommit_kbytes", "/proc/sys/vm/overcommit_ratio"),
-];
 
 /// Writes a value to a file.
 type Put = fn(&Root, &str, &str) -> Result<(), PlatformError>;
@@ -102,6 +94,11 @@ impl Setting {
             .filter(|left| left.direction == Some(Direction::Apply))
     }
 
+    /// Whether somebody else wrote to it, by either name of a pair.
+    fn is_theirs(&self, file: &str) -> bool {
+        self.theirs.iter().any(|theirs| is_one_setting(theirs, file))
+    }
+
     fn leave(&mut self, action: &Action, direction: Option<Direction>) -> Result<(), PlatformError> {
         let (file, ours) = wanted(action)?;
         let left = Left {
@@ -117,13 +114,13 @@ impl Setting {
     fn look(&self, file: &str) -> Result<State, PlatformError> {
         Ok(State {
             value: read(&self.root, file)?,
-            other: other_of(file).and_then(|other| read(&self.root, other).ok()),
+            other: other_of_pair(file).and_then(|other| read(&self.root, other).ok()),
         })
     }
 
     /// Writes a state, of a pair the one that counts.
     fn write(&self, file: &str, state: &State) -> Result<(), PlatformError> {
-        match other_of(file).zip(state.other.as_ref()) {
+        match other_of_pair(file).zip(state.other.as_ref()) {
             // Zero means that the other one counted.
             Some((other, found)) if state.value == "0" && found != "0" => {
                 (self.put)(&self.root, other, found)
@@ -185,7 +182,7 @@ impl Setting {
             Direction::Apply => (&ours, &found),
             Direction::Undo => (&found, &ours),
         };
-        if self.theirs.contains(&file) {
+        if self.is_theirs(&file) {
             // Whatever it holds by now, also what we would have set: it is theirs since.
             return theirs(direction, file, &source.value, now.value);
         }
@@ -265,7 +262,7 @@ impl Effector for Setting {
                 found: format!("{ours} already"),
             });
         }
-        if self.theirs.contains(&file) {
+        if self.is_theirs(&file) {
             return Err(PlatformError::Conflict {
                 what: file,
                 expected: "chosen by nobody".to_owned(),
@@ -275,24 +272,25 @@ impl Effector for Setting {
                 ),
             });
         }
-        let is_same = |left: &Left| left.file == file || other_of(&file) == Some(left.file.as_str());
         if let Some((holder, left)) = self
             .left
             .iter()
-            .find(|(id, left)| **id != action.id && is_same(left))
+            .find(|(id, left)| **id != action.id && is_one_setting(&left.file, &file))
         {
             return Err(PlatformError::Busy {
                 why: format!("action {holder} for {} has it until it is undone", left.workload),
                 what: file,
             });
         }
+        // Before anything is remembered: who is refused is not told to forget, and would hold the file for ever.
+        let boot_id = boot_id(&self.root)?;
         // From now on somebody who writes our value has chosen it.
         self.leave(action, Some(Direction::Undo))?;
         let mut found = BTreeMap::from([("value".to_owned(), now.value)]);
         found.extend(now.other.map(|value| ("other".to_owned(), value)));
         Ok(UndoRecord {
             action: action.clone(),
-            boot_id: boot_id(&self.root)?,
+            boot_id,
             found,
         })
     }
@@ -357,9 +355,9 @@ impl Effector for Setting {
     }
 
     fn holder(&self, file: &str) -> Holder {
-        if self.theirs.contains(file) {
+        if self.is_theirs(file) {
             Holder::SomebodyElse
-        } else if self.in_force().any(|left| left.file == file) {
+        } else if self.in_force().any(|left| is_one_setting(&left.file, file)) {
             Holder::Homeostat
         } else {
             Holder::Unknown
@@ -428,14 +426,6 @@ fn settle(
     Ok(Settled::Rounded(
         others.pop().map(|last| last.value).unwrap_or_default(),
     ))
-}
-
-fn other_of(file: &str) -> Option<&'static str> {
-    PAIRS.iter().find_map(|(a, b)| match file {
-        f if f == *a => Some(*b),
-        f if f == *b => Some(*a),
-        _ => None,
-    })
 }
 
 /// The file and the value of the action.
@@ -783,7 +773,7 @@ mod tests {
         }
         let n = if file == BYTES { n / 4096 * 4096 } else { n };
         put(root, file, &n.to_string())?;
-        put(root, other_of(file).unwrap(), "0")
+        put(root, other_of_pair(file).unwrap(), "0")
     }
 
     #[test]
@@ -888,6 +878,41 @@ mod tests {
         bytes.id = ActionId(2);
         assert!(busy(effector.prepare(&bytes)));
         effector.forget(&first);
+        effector.prepare(&second).unwrap();
+    }
+
+    #[test]
+    fn what_somebody_else_chose_by_one_name_of_a_pair_is_theirs_by_both() {
+        let (_keep, root) = machine(&[(BYTES, "0\n"), (RATIO, "20\n")]);
+        let mut effector = with(&root, paired);
+        let record = effector.prepare(&action(RATIO, "10")).unwrap();
+        effector.advance(&record, Direction::Apply).unwrap();
+        assert_eq!(effector.holder(BYTES), Holder::Homeostat);
+        paired(&root, BYTES, "8192").unwrap();
+        let undone = effector.advance(&record, Direction::Undo).unwrap();
+        assert_eq!(undone.skipped.len(), 1, "{undone:?}");
+        effector.forget(&record);
+        assert_eq!(effector.holder(BYTES), Holder::SomebodyElse);
+        assert!(matches!(
+            effector.prepare(&action(BYTES, "4096")),
+            Err(PlatformError::Conflict { .. })
+        ));
+        assert_eq!(
+            (now(&root, BYTES).as_str(), now(&root, RATIO).as_str()),
+            ("8192", "0")
+        );
+    }
+
+    #[test]
+    fn who_cannot_be_told_how_to_undo_holds_nothing() {
+        let (_keep, root) = machine(&[]);
+        let boot = root.path("/proc/sys/kernel/random/boot_id");
+        std::fs::remove_file(&boot).unwrap();
+        let mut effector = Setting::new(root);
+        assert!(effector.prepare(&action(FILE, "10")).is_err());
+        std::fs::write(boot, "this\n").unwrap();
+        let mut second = action(FILE, "30");
+        second.id = ActionId(2);
         effector.prepare(&second).unwrap();
     }
 

@@ -154,6 +154,8 @@ impl Effector for Prefetch {
         let mut survey = Survey::default();
         survey.take(&self.root, control, &wanted)?;
         let found = survey.record(control)?;
+        // Before anything is remembered: who is refused is not told to forget, and would hold its CPUs for ever.
+        let boot_id = identity::boot_id(&self.root)?;
         self.tasks.insert(
             action.id,
             Task {
@@ -164,7 +166,7 @@ impl Effector for Prefetch {
         );
         Ok(UndoRecord {
             action: action.clone(),
-            boot_id: identity::boot_id(&self.root)?,
+            boot_id,
             found,
         })
     }
@@ -201,9 +203,45 @@ impl Effector for Prefetch {
     }
 
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
-        if reached == Reached::PutBack {
+        let Ok(plan) = Plan::of(record) else {
+            // What is not understood is told when it is undone.
+            return;
+        };
+        // Of one that was made the registers say enough. What was only begun may have either value in each, and none of them is
+        // somebody else's for that: it is not taken over as in force.
+        if reached != Reached::Made {
             let task = self.tasks.entry(record.action.id).or_default();
-            task.left = Some(Direction::Undo);
+            task.cpus = plan.steps.iter().map(|s| s.cpu).collect();
+            task.left = (reached == Reached::PutBack).then_some(Direction::Undo);
+        }
+    }
+
+    /// Without it a register that somebody sets while the change is kept would be seen by nobody until the next probe, which would
+    /// switch it off once more.
+    fn adopt(&mut self, record: &UndoRecord) {
+        let id = record.action.id;
+        // What recovery has begun to undo, or was only begun, is not in force as a whole.
+        if self.tasks.contains_key(&id) {
+            return;
+        }
+        // A record that is not understood is told when it is undone.
+        if let Ok(plan) = Plan::of(record) {
+            let lists = CpuLists::read(&self.root);
+            let cpus: BTreeSet<u32> = plan.steps.iter().map(|s| s.cpu).collect();
+            let task = Task {
+                // A CPU that was offline when it was made and has come back since is not told from one that somebody switched on: the
+                // change is then withdrawn, which harms nobody.
+                missed: cpus
+                    .iter()
+                    .copied()
+                    .filter(|cpu| !lists.is_online(*cpu))
+                    .collect(),
+                cpus,
+                left: Some(Direction::Apply),
+                in_force: Some((record.action.workload.clone(), plan)),
+                ..Task::default()
+            };
+            self.tasks.insert(id, task);
         }
     }
 

@@ -406,6 +406,54 @@ fn what_was_put_back_before_a_kill_and_holds_our_value_is_a_person_s() {
 }
 
 #[test]
+fn what_an_earlier_process_kept_in_force_is_looked_after() {
+    let bench = Bench::intel(2);
+    let record = {
+        let mut earlier = bench.effector();
+        let record = earlier.prepare(&bench.everywhere()).unwrap();
+        drive(&mut earlier, &record, Apply).unwrap();
+        record
+    };
+    let mut fresh = bench.effector();
+    fresh.inherit(&record, Reached::Made);
+    fresh.adopt(&record);
+    assert!(fresh.review(&BTreeMap::new()).is_empty());
+    let mut other = bench.action(&[1]);
+    other.id = ActionId(8);
+    assert!(matches!(fresh.prepare(&other), Err(PlatformError::Busy { .. })));
+    bench.set(1, 0);
+    let told = fresh.review(&BTreeMap::new());
+    assert!(
+        told.len() == 1 && told[0].1.contains("CPU 1 was set by somebody else"),
+        "{told:?}"
+    );
+    drive(&mut fresh, &record, Undo).unwrap();
+    assert_eq!(bench.all(), [0, 0]);
+    // What was only begun is half made, and by nobody else.
+    let mut fresh = bench.effector();
+    bench.set(0, 0xF);
+    fresh.inherit(&record, Reached::Begun);
+    fresh.adopt(&record);
+    assert!(fresh.review(&BTreeMap::new()).is_empty());
+    drive(&mut fresh, &record, Undo).unwrap();
+    assert_eq!(bench.all(), [0, 0]);
+}
+
+#[test]
+fn who_cannot_be_told_how_to_undo_holds_no_cpu() {
+    let bench = Bench::intel(2);
+    let boot = bench.path("proc/sys/kernel/random/boot_id");
+    let id = std::fs::read(&boot).unwrap();
+    std::fs::remove_file(&boot).unwrap();
+    let mut effector = bench.effector();
+    assert!(effector.prepare(&bench.everywhere()).is_err());
+    std::fs::write(&boot, id).unwrap();
+    let mut other = bench.everywhere();
+    other.id = ActionId(8);
+    effector.prepare(&other).unwrap();
+}
+
+#[test]
 fn a_cpu_that_comes_back_as_the_firmware_set_it_is_no_conflict() {
     let bench = Bench::intel(2);
     let mut effector = bench.effector();
