@@ -21,9 +21,10 @@
 //! * Under the limit the reader's read-ahead has less room; 32 MiB beside its own memory cost it nothing measurable.
 //! * Who opens, reads and closes a file now and then has nothing open when it is looked at (`give_back`): what a reader has
 //!   read of that file is dropped, and read again from storage the next time.
-//! * A program that reads single pages at random (`pread`) from a set that was taken whole is hardly helped: it brings back one page
-//!   at a time, for minutes, and blocks end before that. Containing the reader keeps what it has; it does not bring back what
-//!   it lost.
+//! * A program that reads single pages at random (`pread`) from a set that was taken whole brings back one page at a time, for
+//!   minutes, and blocks end before that. So what it lost is read for it (`bring_back`), where the kernel tells what that is (Linux
+//!   6.5). That is a burst of reads on its disk, of 1 GiB at most where it is not seen that the program works on it, of 8 GiB otherwise,
+//!   and never more than there is room for. Not for programs in containers or delegated groups.
 //! * In every block of the trial in which the reader is released the program loses its pages again. That is what happens
 //!   without homeostat; the blocks are short.
 //!
@@ -61,7 +62,8 @@
 //! ## Undo
 //! The reader's processes are moved back to the control group they came from, and the group that was made for them is
 //! removed; a limit that was set on the reader's own group is taken away. A limit or a move by somebody else ends it.
-//! Of dropped pages there is nothing to put back: they are clean, and whoever needs one reads it again.
+//! Of dropped pages there is nothing to put back: they are clean, and whoever needs one reads it again. Of pages that were brought
+//! back neither: the kernel takes those that nobody uses.
 //!
 //! ## References
 //! Seed 003 (Trent: autotune), which lowers the share of memory that files may use while programs wait for their pages;
