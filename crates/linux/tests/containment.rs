@@ -584,6 +584,26 @@ fn the_process_that_reads_for_others() {
     }
 }
 
+/// Names the file of which the program below reads single pages.
+const READS: &str = "HOMEOSTAT_TEST_READS";
+
+/// Two hundred pages a second, one at a time and all over the file, until it is ended.
+#[test]
+fn the_program_that_reads_single_pages() {
+    let Some(path) = std::env::var_os(READS) else {
+        return;
+    };
+    let file = fs::File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    let pages = file.metadata().unwrap().len() >> 12;
+    for turn in 0u64.. {
+        // A prime number of pages further: each page once in so many turns.
+        let at = (turn * 7919 % pages) << 12;
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut [0; 4096], at).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 /// A program in a group of its own beside that of the reader, with a file open of which the kernel has taken everything.
 struct Victim {
     above: PathBuf,
@@ -600,15 +620,20 @@ const NEARLY_ALL: usize = 95;
 impl Victim {
     const MIB: u64 = 48;
 
+    /// One that only has its file open.
     fn new(scene: &Scene, tree: &Path) -> Option<Self> {
+        Self::with(scene, tree, |file| {
+            let mut sleep = Command::new("sleep");
+            sleep.arg("600").stdin(Stdio::from(fs::File::open(file).unwrap()));
+            sleep
+        })
+    }
+
+    fn with(scene: &Scene, tree: &Path, program: impl FnOnce(&Path) -> Command) -> Option<Self> {
         let file = file_on_disk(tree, "lost", Self::MIB)?;
         let group = scene.above.join("victim");
         fs::create_dir(&group).unwrap();
-        let child = Command::new("sleep")
-            .arg("600")
-            .stdin(Stdio::from(fs::File::open(&file).unwrap()))
-            .spawn()
-            .unwrap();
+        let child = program(&file).spawn().unwrap();
         fs::write(group.join("cgroup.procs"), child.id().to_string()).unwrap();
         let big = tree.join("big");
         fs::File::create(&big).unwrap().set_len(512 << 20).unwrap();
@@ -769,4 +794,59 @@ fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_r
     }
     assert!(!is_there());
     assert!(scene.is_as_found());
+}
+
+#[test]
+fn what_the_program_loses_while_the_reader_is_contained_is_brought_back_as_well() {
+    let Some(scene) = Scene::new("bring-back-again") else {
+        return;
+    };
+    if let Err(e) = is_told() {
+        eprintln!("skipped: cachestat: {e}");
+        return;
+    }
+    let beside = std::env::current_exe().unwrap();
+    let tree = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    let reads = |file: &Path| {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program
+            .args(["--exact", "the_program_that_reads_single_pages", "--nocapture"])
+            .env(READS, file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        program
+    };
+    let Some(victim) = Victim::with(&scene, tree.path(), reads) else {
+        return;
+    };
+    let members = [process(victim.child.id())];
+    let mut effectors = registry();
+    effectors.start_fetcher(&fetcher()).unwrap();
+    let action = Action {
+        arguments: BTreeMap::from([("bring_back".to_owned(), "1".to_owned())]),
+        ..scene.action(31)
+    };
+    let record = effectors.prepare_for(&action, &members).unwrap();
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    // By itself it would need a minute and more.
+    victim.loses();
+    let begun = std::time::Instant::now();
+    let mut has = 0;
+    while has <= NEARLY_ALL && begun.elapsed() < std::time::Duration::from_secs(25) {
+        effectors.tick();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        has = in_memory(&victim.file, 0, Victim::MIB);
+    }
+    assert!(has > NEARLY_ALL, "{has} %");
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert_eq!(scene.inside(&victim.group), [victim.child.id()]);
+    assert!(scene.is_as_found());
+    // What is not in force any more is not looked after.
+    victim.loses();
+    for _ in 0..40 {
+        effectors.tick();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let has = in_memory(&victim.file, 0, Victim::MIB);
+    assert!(has <= NEARLY_ALL, "{has} %");
 }

@@ -56,8 +56,10 @@ const PART: u64 = 2 << 20;
 const RANGES_MAX: usize = 256;
 /// Most that is brought back where it is not known whether the program works on it.
 const BLIND_MAX: u64 = 1 << 30;
-/// Most that is brought back.
-const BROUGHT_MAX: u64 = 8 << 30;
+/// Most that is brought back when the reader is contained …
+pub(super) const BROUGHT_MAX: u64 = 8 << 30;
+/// … and later, while it is.
+pub(super) const BROUGHT_AGAIN_MAX: u64 = 1 << 30;
 /// How long the disk may take for it.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -119,14 +121,16 @@ pub(super) struct BringingBack {
     looked_at: usize,
     ranges: usize,
     parts: Vec<Part>,
+    /// So much is brought back at most, in bytes.
+    most: u64,
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
 }
 
 impl BringingBack {
-    /// Begins with the processes of the program, oldest first.
-    pub(super) fn new(mut members: Vec<ProcessId>) -> Self {
+    /// Begins with the processes of the program, oldest first; brings so many bytes back at most.
+    pub(super) fn new(mut members: Vec<ProcessId>, most: u64) -> Self {
         members.truncate(PROCESSES_MAX);
         members.reverse();
         Self {
@@ -137,6 +141,7 @@ impl BringingBack {
             looked_at: 0,
             ranges: 0,
             parts: Vec::new(),
+            most,
             left: BTreeMap::new(),
             steps: 0,
         }
@@ -256,7 +261,11 @@ impl BringingBack {
         let (Some(group), false) = (&self.group, parts.is_empty()) else {
             return Ok(Step::Over);
         };
-        let (chosen, too_many) = choose(parts, room(root, group), rustix::param::page_size() as u64);
+        let (chosen, too_many) = choose(
+            parts,
+            room(root, group).min(self.most),
+            rustix::param::page_size() as u64,
+        );
         self.leave(NO_ROOM, too_many);
         self.stage = Stage::Fetching {
             parts: chosen,
@@ -453,11 +462,11 @@ fn choose(mut parts: Vec<Part>, room: u64, page: u64) -> (Vec<Part>, u64) {
         parts.retain(|part| part.pages.cached > 0);
         // The sort is stable: of equal ones what the program opened first comes first.
         parts.sort_by_key(|part| std::cmp::Reverse(part.pages.cached));
-        let (most, mut sum) = (room.min(BROUGHT_MAX), 0);
+        let mut sum = 0;
         let before = parts.len();
         parts.retain(|part| {
             sum += bytes(part);
-            sum <= most
+            sum <= room
         });
         too_many = (before - parts.len()) as u64;
     }

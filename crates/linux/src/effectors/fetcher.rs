@@ -28,8 +28,8 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Parts that it has been told and has not answered for, at most.
-const WINDOW: usize = 8;
+/// Parts that it has been told and has not answered for, at most: 64 MiB.
+const WINDOW: usize = 32;
 /// A part as it is told: where it begins and how long it is, in bytes.
 const MESSAGE: usize = 16;
 

@@ -16,7 +16,8 @@
 //! none. (A limit on the reader's own group reaches them by itself.)
 //!
 //! With the argument `bring_back` = 1 what the program lost is read for it, each time that the reader is contained
-//! ([`bringing_back`](super::bringing_back)). That needs no undo, either.
+//! ([`bringing_back`](super::bringing_back)). That needs no undo, either. Both are done once more where that was not enough
+//! ([`aftercare`](super::aftercare)).
 //!
 //! A program must never die of it. Version 2's `memory.high` slows down and ends nobody. A limit of version 1 could: in our
 //! group a process that meets the limit waits instead (`memory.oom_control`), and the limit is doubled as soon as half of it
@@ -29,16 +30,14 @@
 //! number of the action and of that daemon's process are, and its limit have to do.
 
 use super::Effector;
-use super::bringing_back::BringingBack;
-use super::fetcher::{Fetcher, Launch};
-use super::giving_back::{GivingBack, Seen};
+use super::aftercare::{Aftercare, Pass, Wanted};
+use super::fetcher::Launch;
 use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
 };
 use super::memory_group::{MemoryGroup, Version, hands_off, is_delegated};
 use crate::Root;
 use crate::sensors::grouping::OWN_GROUP;
-use crate::sensors::reader::Reader;
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Action, ActionId, Direction, EffectorId, Nanoseconds, ProcessId, Progress, UndoRecord, Workload,
@@ -75,43 +74,57 @@ pub(super) struct MemoryContainment {
     in_force: BTreeMap<ActionId, Contained>,
     /// The inodes of the groups that were made.
     made: BTreeMap<ActionId, u64>,
-    /// What is done when the reader is contained.
-    after: BTreeMap<ActionId, After>,
+    /// What is done when a reader is contained, and while it is.
+    aftercare: Aftercare,
     /// The processes of those for whose sake readers are contained, oldest first.
     victims: BTreeMap<ActionId, Vec<ProcessId>>,
-    /// Reads for them.
-    fetcher: Fetcher,
-    /// What others had open when that was looked at for giving back.
-    seen: Seen,
-    patience: Reader,
-}
-
-/// What is done when a reader is contained: first what it brought is given back, then what it took is brought back.
-struct After {
-    giving: Option<GivingBack>,
-    bringing: Option<BringingBack>,
-    /// Steps of what is over.
-    past: u64,
-    left: BTreeMap<String, u64>,
-}
-
-impl After {
-    fn steps(&self) -> (u64, u64) {
-        let giving = self.giving.as_ref().map_or((0, 0), GivingBack::steps);
-        let bringing = self.bringing.as_ref().map_or((0, 0), BringingBack::steps);
-        (
-            self.past + giving.0 + bringing.0,
-            self.past + giving.1 + bringing.1,
-        )
-    }
 }
 
 /// A containment that is in force.
 struct Contained {
     plan: Plan,
+    care: Care,
     victim: WorkloadId,
     /// What somebody chose otherwise, or why there is nothing left to contain.
     over: Option<String>,
+}
+
+/// What is to be done after containing, as the action says. Actions of an earlier version say nothing about it.
+#[derive(Clone, Copy)]
+struct Care {
+    /// What the reader brought is given back.
+    gives: bool,
+    /// What the program lost is brought back.
+    brings: bool,
+}
+
+impl Care {
+    fn of(action: &Action) -> Self {
+        let asks = |name: &str| action.arguments.get(name).is_some_and(|value| value == "1");
+        Self {
+            gives: asks(GIVE_BACK),
+            brings: asks(BRING_BACK),
+        }
+    }
+
+    fn is_wanted(self) -> bool {
+        self.gives || self.brings
+    }
+
+    /// What that is now.
+    fn wanted(self, root: &Root, can_bring: bool, plan: &Plan, program: &[ProcessId]) -> Wanted {
+        let gives = self.gives && plan.from.as_ref().is_some_and(|from| is_full(root, from));
+        Wanted {
+            give_back: gives.then(|| {
+                let living = plan.reader.processes.iter().filter(|p| is_alive(root, **p));
+                let mut own: BTreeSet<i32> = living.map(|p| p.pid).collect();
+                // Also those who were born since.
+                own.extend(plan.group.processes(root).unwrap_or_default());
+                own
+            }),
+            bring_back: (self.brings && can_bring).then(|| program.to_vec()),
+        }
+    }
 }
 
 /// How a reader is contained, as its record says.
@@ -129,14 +142,11 @@ struct Plan {
 impl MemoryContainment {
     pub(super) fn new(root: Root) -> Self {
         Self {
+            aftercare: Aftercare::new(root.clone()),
             root,
             in_force: BTreeMap::new(),
             made: BTreeMap::new(),
-            after: BTreeMap::new(),
             victims: BTreeMap::new(),
-            fetcher: Fetcher::default(),
-            seen: Seen::default(),
-            patience: Reader::default(),
         }
     }
 
@@ -234,7 +244,7 @@ impl MemoryContainment {
         if self.is_another(record.action.id, plan) {
             return Err(vanished(group));
         }
-        if self.after.contains_key(&record.action.id) {
+        if self.aftercare.is_at_work(record.action.id) {
             // All of them were moved before: whoever has moved one away since then wins.
             return self.go_on_after(record.action.id, plan);
         }
@@ -295,19 +305,20 @@ impl MemoryContainment {
             .saturating_sub(progress.skipped.get("ended").copied().unwrap_or(0))
             .max(progress.finished);
         progress.done = true;
+        let care = Care::of(&record.action);
         self.in_force.insert(
             record.action.id,
             Contained {
                 plan: plan.clone(),
+                care,
                 victim: record.action.workload.clone(),
                 over: None,
             },
         );
-        let gives =
-            asks_for(&record.action, GIVE_BACK) && plan.from.as_ref().is_some_and(|from| is_full(root, from));
-        let brings = asks_for(&record.action, BRING_BACK) && self.fetcher.is_there();
-        if gives || brings {
-            self.begin_after(record.action.id, plan, gives, brings);
+        if care.is_wanted() {
+            let program = self.victims.get(&record.action.id).map_or(&[][..], Vec::as_slice);
+            let wanted = care.wanted(&self.root, self.aftercare.can_bring(), plan, program);
+            self.aftercare.begin(record.action.id, wanted);
             self.after_containing(record.action.id, &mut progress);
         }
         Ok(progress)
@@ -336,71 +347,21 @@ impl MemoryContainment {
         Ok(progress)
     }
 
-    /// Begins what is done when a reader is contained. Each time that it is, all is looked at anew.
-    fn begin_after(&mut self, action: ActionId, plan: &Plan, gives: bool, brings: bool) {
-        let root = &self.root;
-        let giving = gives.then(|| {
-            let living = plan.reader.processes.iter().filter(|p| is_alive(root, **p));
-            let mut own: BTreeSet<i32> = living.map(|p| p.pid).collect();
-            // Also those who were born since.
-            own.extend(plan.group.processes(root).unwrap_or_default());
-            GivingBack::new(own, std::mem::take(&mut self.seen))
-        });
-        let victim = self.victims.get(&action).cloned().unwrap_or_default();
-        let after = After {
-            giving,
-            bringing: brings.then(|| BringingBack::new(victim)),
-            past: 0,
-            left: BTreeMap::new(),
-        };
-        self.after.insert(action, after);
-    }
-
     /// One slice of what is done when a reader is contained.
     fn after_containing(&mut self, action: ActionId, progress: &mut Progress) {
-        let Some(after) = self.after.get_mut(&action) else {
-            return;
-        };
-        if let Some(giving) = &mut after.giving
-            && let Some((left, others)) = giving.go_on(&self.root, &mut self.patience)
-        {
-            after.past += giving.steps().0;
-            after.giving = None;
-            self.seen = others;
-            after.left.extend(left);
-        }
-        if after.giving.is_none()
-            && let Some(bringing) = &mut after.bringing
-            && let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher)
-        {
-            after.bringing = None;
-            after.left.extend(left);
-        }
-        if after.giving.is_none() && after.bringing.is_none() {
-            progress.skipped.append(&mut after.left);
-            self.after.remove(&action);
-            return;
-        }
-        progress.done = false;
-        progress.pause = AFTER_PAUSE;
-        (progress.finished, progress.total) = after.steps();
-    }
-
-    /// Ends what is done when a reader is contained where it is; what was seen of others is of use the next time.
-    fn stop_after(&mut self, action: ActionId) {
-        if let Some(after) = self.after.remove(&action) {
-            if let Some(mut giving) = after.giving {
-                self.seen = giving.take_seen();
+        match self.aftercare.go_on(action) {
+            Pass::On(finished, total) => {
+                progress.done = false;
+                progress.pause = AFTER_PAUSE;
+                (progress.finished, progress.total) = (finished, total);
             }
-            if let Some(bringing) = after.bringing {
-                bringing.stop(&self.root, &mut self.fetcher);
-            }
+            Pass::Over(mut left) => progress.skipped.append(&mut left),
         }
     }
 
     fn undo(&mut self, record: &UndoRecord, plan: &Plan) -> Result<Progress, PlatformError> {
         self.in_force.remove(&record.action.id);
-        self.stop_after(record.action.id);
+        self.aftercare.stop(record.action.id);
         let root = &self.root;
         let group = &plan.group;
         let done = |skipped: Option<&str>| Progress {
@@ -566,15 +527,15 @@ impl Effector for MemoryContainment {
         self.in_force.remove(&record.action.id);
         self.made.remove(&record.action.id);
         self.victims.remove(&record.action.id);
-        self.stop_after(record.action.id);
+        self.aftercare.stop(record.action.id);
     }
 
     fn helper(&self) -> Option<i32> {
-        self.fetcher.pid()
+        self.aftercare.helper()
     }
 
     fn start_fetcher(&mut self, launch: Launch) -> Result<(), String> {
-        self.fetcher.start(&self.root, launch).map_err(|e| e.to_string())
+        self.aftercare.start_fetcher(launch).map_err(|e| e.to_string())
     }
 
     fn adopt(&mut self, record: &UndoRecord) {
@@ -586,10 +547,28 @@ impl Effector for MemoryContainment {
             }
             let contained = Contained {
                 plan,
+                care: Care::of(&record.action),
                 victim: record.action.workload.clone(),
                 over: None,
             };
             self.in_force.insert(record.action.id, contained);
+        }
+    }
+
+    fn tick(&mut self) {
+        let begun = Instant::now();
+        for (action, contained) in &self.in_force {
+            let is_in_force = contained.over.is_none() && contained.care.is_wanted();
+            let Some(program) = self.victims.get(action).filter(|_| is_in_force) else {
+                continue;
+            };
+            let (root, can_bring) = (&self.root, self.aftercare.can_bring());
+            self.aftercare.tick(*action, program, || {
+                contained.care.wanted(root, can_bring, &contained.plan, program)
+            });
+            if begun.elapsed() >= SLICE {
+                break;
+            }
         }
     }
 
@@ -704,12 +683,6 @@ fn require_live(root: &Root) -> Result<(), PlatformError> {
         what: "keeping a reader to a little memory".into(),
         why: "the files below the root are not those of the running kernel".into(),
     })
-}
-
-/// Whether what the reader brought before is to be given back, or what the program lost brought back. Actions of an earlier version
-/// say nothing about it, and do not.
-fn asks_for(action: &Action, name: &str) -> bool {
-    action.arguments.get(name).is_some_and(|value| value == "1")
 }
 
 fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {

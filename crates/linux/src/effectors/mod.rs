@@ -1,5 +1,6 @@
 //! What can be changed, one file each. To add one: a file here, a line in [`Registry::new`].
 
+mod aftercare;
 mod bringing_back;
 mod control_group;
 mod cpuset;

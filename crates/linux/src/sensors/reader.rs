@@ -43,7 +43,7 @@ pub enum WhyNotNow {
     )]
     Slow(Duration),
     /// It let us wait a short while ago.
-    #[error("reading it took too long a short while ago; it is asked again after a rest of {REST:?}")]
+    #[error("reading it took too long a short while ago; it is asked again after a rest")]
     Resting,
     /// A read of it has not come back yet.
     #[error("an earlier read of it has not come back yet")]
@@ -62,12 +62,19 @@ struct Worker {
 }
 
 /// Runs reads that may block, one at a time.
-#[derive(Default)]
 pub struct Reader {
     worker: Option<Worker>,
     stuck: Vec<(i32, JoinHandle<()>)>,
     /// Until when a process is not asked.
     suspects: BTreeMap<i32, Instant>,
+    /// For how long one that let us wait is not asked.
+    rest: Duration,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self::with_rest(REST)
+    }
 }
 
 impl std::fmt::Debug for Reader {
@@ -80,6 +87,16 @@ impl std::fmt::Debug for Reader {
 }
 
 impl Reader {
+    /// One that asks a process again so long after it let us wait.
+    pub fn with_rest(rest: Duration) -> Self {
+        Self {
+            worker: None,
+            stuck: Vec::new(),
+            suspects: BTreeMap::new(),
+            rest,
+        }
+    }
+
     /// Runs the job about this process and waits for it, at most for `patience`. What the job holds is dropped when it
     /// comes back after all.
     ///
@@ -128,7 +145,7 @@ impl Reader {
                 // Its way to new jobs is closed by dropping the sender, so it ends when it comes back.
                 self.stuck.push((pid, worker.thread));
                 if self.suspects.len() < SUSPECTS_MAX {
-                    self.suspects.insert(pid, Instant::now() + REST);
+                    self.suspects.insert(pid, Instant::now() + self.rest);
                 }
                 not_now(match error {
                     RecvTimeoutError::Timeout => WhyNotNow::Slow(patience),

@@ -1,0 +1,378 @@
+//! What is done for a program when the reader that pushed it out is contained: first what the reader had brought is given back
+//! ([`GivingBack`]), then what the program lost is brought back ([`BringingBack`]).
+//!
+//! Once is not always enough. What lay ahead of the reader when it was contained lies behind it a moment later; while a process
+//! does not let itself be looked at nothing is given back, and where the group of both stays full of what the reader brought, the kernel
+//! goes on taking the program's pages. So while the reader stays contained it is looked whether the program still waits for storage,
+//! by what storage delivers to it (`read_bytes` in `/proc/PID/io`, which page faults count in, too): two seconds after all was done,
+//! and later and later while it is little. Where it is not, both are done once more.
+//!
+//! A program may read much from storage because it always does, and then that is of no use to it. A pass after which storage does not
+//! deliver half of what it did before was in vain, and after each of those the next one is twice as far away ([`Watch`]).
+
+use super::bringing_back::{BROUGHT_AGAIN_MAX, BROUGHT_MAX, BringingBack};
+use super::fetcher::{FetchError, Fetcher, Launch};
+use super::giving_back::{GivingBack, Seen};
+use crate::Root;
+use crate::sensors::reader::Reader;
+use crate::sensors::reads::parse_io;
+use homeostat_model::{ActionId, ProcessId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Storage that delivers more than this to the program, in bytes a second, delivers what it lost: 64 single pages.
+const LOSS_MIN: f64 = 256.0 * 1024.0;
+/// From one look to the next, and from the end of a pass to the look that judges it.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+/// From one look to the next at most …
+const PAUSE_MAX: Duration = Duration::from_secs(32);
+/// … and from a pass that was in vain to the next one.
+const REST_MAX: Duration = Duration::from_secs(600);
+/// Processes of the program that are looked at, oldest first.
+const PROCESSES_MAX: usize = 64;
+/// A process that let us wait is looked at again so long after: while it is not, nothing is given back.
+const REST: Duration = Duration::from_secs(2);
+
+/// What is to be done.
+pub(super) struct Wanted {
+    /// The processes of the reader, if what it brought is to be given back.
+    pub(super) give_back: Option<BTreeSet<i32>>,
+    /// The processes of the program, oldest first, if what it lost is to be brought back.
+    pub(super) bring_back: Option<Vec<ProcessId>>,
+}
+
+/// What is done after containing, of all readers that are contained.
+pub(super) struct Aftercare {
+    root: Root,
+    works: BTreeMap<ActionId, Work>,
+    watches: BTreeMap<ActionId, Watch>,
+    /// Reads for the programs.
+    fetcher: Fetcher,
+    /// What others had open when that was looked at for giving back.
+    seen: Seen,
+    patience: Reader,
+}
+
+/// One pass, as far as it got.
+struct Work {
+    /// It belongs to the containing itself, which is not done before: no tick goes on with it.
+    is_first: bool,
+    giving: Option<GivingBack>,
+    bringing: Option<BringingBack>,
+    /// Steps of what is over.
+    past: u64,
+    left: BTreeMap<String, u64>,
+}
+
+/// How far a pass is.
+pub(super) enum Pass {
+    /// It goes on: steps done, and how many there are as far as is known.
+    On(u64, u64),
+    /// It is over: what was left as it is, by reason.
+    Over(BTreeMap<String, u64>),
+}
+
+impl Aftercare {
+    pub(super) fn new(root: Root) -> Self {
+        Self {
+            root,
+            works: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            fetcher: Fetcher::default(),
+            seen: Seen::default(),
+            patience: Reader::with_rest(REST),
+        }
+    }
+
+    pub(super) fn start_fetcher(&mut self, launch: Launch) -> Result<(), FetchError> {
+        self.fetcher.start(&self.root, launch)
+    }
+
+    /// The process that reads for the programs.
+    pub(super) fn helper(&self) -> Option<i32> {
+        self.fetcher.pid()
+    }
+
+    /// Whether anything can be brought back.
+    pub(super) fn can_bring(&self) -> bool {
+        self.fetcher.is_there()
+    }
+
+    /// Whether a pass goes on for this containment.
+    pub(super) fn is_at_work(&self, action: ActionId) -> bool {
+        self.works.contains_key(&action)
+    }
+
+    /// Begins the first pass of a containment; each time that the reader is contained, all is looked at anew.
+    pub(super) fn begin(&mut self, action: ActionId, wanted: Wanted) {
+        self.stop(action);
+        self.begin_pass(action, wanted, true);
+    }
+
+    fn begin_pass(&mut self, action: ActionId, wanted: Wanted, is_first: bool) {
+        let most = if is_first { BROUGHT_MAX } else { BROUGHT_AGAIN_MAX };
+        let giving = wanted
+            .give_back
+            .map(|own| GivingBack::new(own, std::mem::take(&mut self.seen)));
+        let bringing = wanted.bring_back.map(|members| BringingBack::new(members, most));
+        let work = Work {
+            is_first,
+            giving,
+            bringing,
+            past: 0,
+            left: BTreeMap::new(),
+        };
+        self.works.insert(action, work);
+    }
+
+    /// One slice of the pass of a containment.
+    pub(super) fn go_on(&mut self, action: ActionId) -> Pass {
+        let Some(work) = self.works.get_mut(&action) else {
+            return Pass::Over(BTreeMap::new());
+        };
+        if let Some(giving) = &mut work.giving
+            && let Some((left, others)) = giving.go_on(&self.root, &mut self.patience)
+        {
+            work.past += giving.steps().0;
+            work.giving = None;
+            self.seen = others;
+            work.left.extend(left);
+        }
+        if work.giving.is_none()
+            && let Some(bringing) = &mut work.bringing
+            && let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher)
+        {
+            work.bringing = None;
+            work.left.extend(left);
+        }
+        if work.giving.is_none() && work.bringing.is_none() {
+            let left = std::mem::take(&mut work.left);
+            self.works.remove(&action);
+            return Pass::Over(left);
+        }
+        let giving = work.giving.as_ref().map_or((0, 0), GivingBack::steps);
+        let bringing = work.bringing.as_ref().map_or((0, 0), BringingBack::steps);
+        Pass::On(
+            work.past + giving.0 + bringing.0,
+            work.past + giving.1 + bringing.1,
+        )
+    }
+
+    /// At every sample while the reader is contained: goes on with a pass, or looks whether another one is due. `wanted` tells what
+    /// that would do now.
+    pub(super) fn tick(&mut self, action: ActionId, program: &[ProcessId], wanted: impl FnOnce() -> Wanted) {
+        match self.works.get(&action) {
+            Some(work) if work.is_first => return,
+            Some(_) => {
+                if let (Pass::Over(_), Some(watch)) = (self.go_on(action), self.watches.get_mut(&action)) {
+                    watch.begin_anew(Instant::now(), delivered(&self.root, program));
+                }
+                return;
+            }
+            None => {}
+        }
+        let now = Instant::now();
+        let Some(watch) = self.watches.get_mut(&action) else {
+            let watch = Watch::new(now, delivered(&self.root, program));
+            self.watches.insert(action, watch);
+            return;
+        };
+        if watch.is_due(now) && watch.look(now, delivered(&self.root, program)) {
+            self.begin_pass(action, wanted(), false);
+        }
+    }
+
+    /// Ends it where it is; what was seen of others is of use the next time.
+    pub(super) fn stop(&mut self, action: ActionId) {
+        self.watches.remove(&action);
+        let Some(work) = self.works.remove(&action) else {
+            return;
+        };
+        if let Some(mut giving) = work.giving {
+            self.seen = giving.take_seen();
+        }
+        if let Some(bringing) = work.bringing {
+            bringing.stop(&self.root, &mut self.fetcher);
+        }
+    }
+}
+
+/// What storage has delivered to processes since they began, in bytes.
+fn delivered(root: &Root, program: &[ProcessId]) -> BTreeMap<ProcessId, u64> {
+    let of = |process: &ProcessId| {
+        let text = fs::read(root.path(&format!("/proc/{}/io", process.pid))).ok()?;
+        Some((*process, parse_io(&text)?.from_storage))
+    };
+    program.iter().take(PROCESSES_MAX).filter_map(of).collect()
+}
+
+/// Decides whether there is another pass.
+struct Watch {
+    /// When it is looked again.
+    at: Instant,
+    pause: Duration,
+    /// When it was looked last …
+    since: Instant,
+    /// … and what storage had delivered to each process by then.
+    delivered: BTreeMap<ProcessId, u64>,
+    /// What storage delivered before the last pass, in bytes a second, if that is to be judged yet.
+    before: Option<f64>,
+    /// Passes on end that were in vain …
+    in_vain: u32,
+    /// … and until when there is no further one.
+    rests_until: Instant,
+}
+
+impl Watch {
+    fn new(now: Instant, delivered: BTreeMap<ProcessId, u64>) -> Self {
+        Self {
+            at: now + PAUSE_MIN,
+            pause: PAUSE_MIN,
+            since: now,
+            delivered,
+            before: None,
+            in_vain: 0,
+            rests_until: now,
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        now >= self.at
+    }
+
+    /// A pass is over: what is delivered from now on shows what it was good for.
+    fn begin_anew(&mut self, now: Instant, delivered: BTreeMap<ProcessId, u64>) {
+        self.since = now;
+        self.delivered = delivered;
+        self.at = now + PAUSE_MIN;
+    }
+
+    /// Looks at what was delivered since the last time; true: another pass is due.
+    fn look(&mut self, now: Instant, delivered: BTreeMap<ProcessId, u64>) -> bool {
+        let seconds = now.saturating_duration_since(self.since).as_secs_f64();
+        let bytes: u64 = delivered
+            .iter()
+            .filter_map(|(process, bytes)| Some(bytes.saturating_sub(*self.delivered.get(process)?)))
+            .sum();
+        let rate = if seconds > 0.0 {
+            bytes as f64 / seconds
+        } else {
+            0.0
+        };
+        self.since = now;
+        self.delivered = delivered;
+        if let Some(before) = self.before.take() {
+            if rate > before / 2.0 {
+                self.in_vain += 1;
+                let rest = PAUSE_MIN * 2_u32.saturating_pow(self.in_vain.min(16));
+                self.rests_until = now + rest.min(REST_MAX);
+            } else {
+                self.in_vain = 0;
+            }
+        }
+        let lacks_nothing = rate < LOSS_MIN;
+        if lacks_nothing || now < self.rests_until {
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+            // Not later than it may be done again.
+            let rest = self.rests_until.saturating_duration_since(now);
+            let pause = if rest.is_zero() {
+                self.pause
+            } else {
+                self.pause.min(rest)
+            };
+            self.at = now + pause.max(PAUSE_MIN);
+            return false;
+        }
+        self.pause = PAUSE_MIN;
+        self.before = Some(rate);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROGRAM: ProcessId = ProcessId {
+        pid: 7,
+        start_ticks: 1,
+    };
+
+    fn sum(bytes: u64) -> BTreeMap<ProcessId, u64> {
+        BTreeMap::from([(PROGRAM, bytes)])
+    }
+
+    /// A program that storage delivers to at a rate, in MiB/s, that the passes so far decide; returns the seconds at which passes
+    /// began within the hour, each of which takes half a second.
+    fn passes(rate: impl Fn(usize, f64) -> f64) -> Vec<f64> {
+        let begun = Instant::now();
+        let at = |seconds: f64| begun + Duration::from_secs_f64(seconds);
+        let mut watch = Watch::new(at(0.0), sum(0));
+        let (mut bytes, mut begins) = (0.0, Vec::new());
+        for tick in 1..7200 {
+            let now = f64::from(tick) * 0.5;
+            bytes += 0.5 * rate(begins.len(), now) * 1024.0 * 1024.0;
+            if begins.last() == Some(&(now - 0.5)) {
+                watch.begin_anew(at(now), sum(bytes as u64));
+            } else if watch.is_due(at(now)) && watch.look(at(now), sum(bytes as u64)) {
+                begins.push(now);
+            }
+        }
+        begins
+    }
+
+    #[test]
+    fn nothing_more_is_done_for_a_program_that_lacks_nothing() {
+        assert_eq!(passes(|_, _| 0.0), Vec::<f64>::new());
+    }
+
+    #[test]
+    fn what_is_missing_after_the_first_pass_is_brought_two_seconds_later_and_once() {
+        let begins = passes(|done, _| if done == 0 { 9.0 } else { 0.01 });
+        assert_eq!(begins, [2.0]);
+    }
+
+    #[test]
+    fn what_is_lost_much_later_is_seen_within_the_longest_pause() {
+        let begins = passes(|done, now| if done == 0 && now > 1000.0 { 9.0 } else { 0.0 });
+        assert_eq!(begins.len(), 1, "{begins:?}");
+        assert!(begins[0] > 1000.0 && begins[0] <= 1033.0, "{begins:?}");
+    }
+
+    #[test]
+    fn a_program_that_always_reads_from_storage_is_read_for_less_and_less() {
+        let begins = passes(|_, _| 40.0);
+        let gaps: Vec<f64> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
+        assert!(begins.len() <= 14, "{begins:?}");
+        assert!(gaps.last().is_some_and(|gap| *gap >= 600.0), "{gaps:?}");
+    }
+
+    #[test]
+    fn a_pass_that_helps_after_others_that_did_not_is_followed_as_the_first_one() {
+        // In vain while the group was full, up to the second minute.
+        let begins = passes(|done, now| match (now < 120.0, done) {
+            (true, _) => 9.0,
+            (false, _) if now < 200.0 => 9.0,
+            _ => 0.0,
+        });
+        assert!(
+            begins.len() >= 4 && begins.iter().all(|at| *at < 260.0),
+            "{begins:?}"
+        );
+    }
+
+    #[test]
+    fn a_process_that_was_born_since_does_not_count_with_all_that_it_ever_read() {
+        let begun = Instant::now();
+        let mut watch = Watch::new(begun, sum(0));
+        let other = ProcessId {
+            pid: 8,
+            start_ticks: 2,
+        };
+        let now = begun + PAUSE_MIN;
+        let delivered = BTreeMap::from([(PROGRAM, 10), (other, 1 << 30)]);
+        assert!(!watch.look(now, delivered));
+    }
+}
