@@ -815,7 +815,7 @@ impl Engine {
         } else {
             1.0
         };
-        let uses_files = self.lives_on_the_file_cache(&sample);
+        let uses_files = self.lives_on_the_file_cache(&sample) || self.works_on_the_file_cache(&sample);
         let Some(w) = self.workloads.get_mut(&sample.id) else {
             return;
         };

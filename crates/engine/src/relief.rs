@@ -46,6 +46,8 @@ pub(crate) const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 const FAULTS_MIN: f64 = 5.0;
 /// … or bytes per second that it reads from storage.
 const READS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// Bytes per second that a program gets by read calls and not from storage, from which it works on what is in memory of its files.
+const FROM_MEMORY_MIN: f64 = 32.0 * 1024.0 * 1024.0;
 /// For so long after that it counts as doing so, whatever it does.
 const USES_FILES_FOR: Nanoseconds = Nanoseconds::from_secs(300);
 /// For the sake of one workload so many readers are contained at most.
@@ -123,6 +125,17 @@ impl Engine {
             && seconds > 0.0
             && (sample.faults_major as f64 >= FAULTS_MIN * seconds
                 || sample.reads.from_storage.0 as f64 >= READS_MIN * seconds)
+    }
+
+    /// Whether a workload works on pages of files that are in memory, which are not resident in it: it gets much by read calls, and
+    /// little of that from storage. (Calls that read pipes and some sockets look the same, and then it is looked at for nothing.) Who is
+    /// known before memory becomes short has a meter by then.
+    pub(crate) fn works_on_the_file_cache(&self, sample: &WorkloadSample) -> bool {
+        let seconds = sample.interval.as_secs_f64();
+        let from_memory = sample.reads.called.0.saturating_sub(sample.reads.from_storage.0);
+        seconds > 0.0
+            && from_memory as f64 >= FROM_MEMORY_MIN * seconds
+            && sample.cpu.as_secs_f64() >= self.policy.cpu_min * seconds
     }
 
     /// Whether it did so in the last minutes. Who is contained, or reads what it finds in memory for a while, is the same

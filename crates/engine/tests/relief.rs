@@ -160,6 +160,8 @@ struct World {
     verdicts: Vec<(ExperimentId, String, Verdict, String)>,
     pending: Vec<Event>,
     noise: u64,
+    /// What the program gets by read calls in a second from files in memory (MiB), of which nothing is resident in it.
+    from_memory: u64,
 }
 
 const NAMES: [&str; 4] = ["program", "reader", "third", "other reader"];
@@ -203,6 +205,7 @@ impl World {
             verdicts: vec![],
             pending: vec![],
             noise: 1,
+            from_memory: 0,
         }
     }
 
@@ -284,7 +287,11 @@ impl World {
                 faults_minor: 0,
                 faults_major: if waits { 300 } else { 0 },
                 churn: 0,
-                resident: Bytes::from_mib(if waits || is_reader { 5 } else { 512 }),
+                resident: Bytes::from_mib(if waits || is_reader || (i == 0 && self.from_memory > 0) {
+                    5
+                } else {
+                    512
+                }),
                 anonymous: Bytes::ZERO,
                 shared: Bytes::ZERO,
                 huge: None,
@@ -298,12 +305,19 @@ impl World {
                 } else {
                     vec![]
                 },
-                reads: Reads {
-                    from_storage: mib(500),
-                    called: mib(500),
-                    calls: 500,
-                    in_sequence: mib(500),
-                    ..Reads::default()
+                reads: if i == 0 {
+                    Reads {
+                        called: Bytes::from_mib(if waits { 0 } else { self.from_memory }),
+                        ..Reads::default()
+                    }
+                } else {
+                    Reads {
+                        from_storage: mib(500),
+                        called: mib(500),
+                        calls: 500,
+                        in_sequence: mib(500),
+                        ..Reads::default()
+                    }
                 },
                 spans: None,
                 executions: if i == 1 { self.reader_executions } else { 0 },
@@ -603,6 +617,21 @@ fn a_reader_that_finds_its_file_in_memory_for_a_while_is_not_looked_at_anew_each
     for _ in 0..300 {
         world.run(1);
         assert_ne!(world.stage("reader"), Stage::Ignored, "at {} s", world.second);
+    }
+}
+
+#[test]
+fn a_program_that_works_on_files_in_memory_has_a_meter_before_memory_is_short() {
+    for (from_memory, is_known) in [(100, true), (10, false)] {
+        let mut world = World::new(0.95, 0.0);
+        world.from_memory = from_memory;
+        world.run(90);
+        assert_eq!(world.stage("program") != Stage::Ignored, is_known);
+        world.reads = true;
+        let since = world.second;
+        world.run_until(World::is_contained);
+        let after_s = world.second - since;
+        assert_eq!(after_s <= 8, is_known, "contained after {after_s} s");
     }
 }
 

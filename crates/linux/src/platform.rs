@@ -46,6 +46,8 @@ const REFAULTS_SHORT: f64 = 50.0;
 const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
 /// … of those that use at least this share of a CPU, or wait for pages.
 const READER_CPU: f64 = 0.01;
+/// While memory is not short the reads of those are counted that use this share of a CPU.
+const COUNTED_CPU: f64 = 0.05;
 /// Most meters that are open at one time.
 const METERS_MAX: usize = 256;
 
@@ -344,6 +346,8 @@ impl LinuxPlatform {
                 sample.reads = self
                     .reads
                     .look(workload, ticks(uptime), |process| table.children_cpu(process));
+            } else if !short && uses_cpu(&sample, COUNTED_CPU) {
+                sample.reads = self.reads.count(workload, ticks(uptime));
             }
             let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
             if detailed || busy || sample.resident >= NOISE_RESIDENT {
@@ -384,7 +388,7 @@ impl LinuxPlatform {
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
             self.glances.retain(|process, _| table.is_known(*process));
-            self.reads.retain(|process| short && table.is_known(process));
+            self.reads.retain(|process| table.is_known(process));
             self.locality
                 .retain(|id| living.contains_key(id), |process| table.is_known(process));
         }
@@ -718,5 +722,9 @@ fn ticks(uptime: Nanoseconds) -> u64 {
 
 /// Whether it is worth a look what a workload reads: it works, or waits for pages.
 fn reads_perhaps(sample: &WorkloadSample) -> bool {
-    sample.faults_major > 0 || sample.cpu.as_secs_f64() >= READER_CPU * sample.interval.as_secs_f64()
+    sample.faults_major > 0 || uses_cpu(sample, READER_CPU)
+}
+
+fn uses_cpu(sample: &WorkloadSample, share: f64) -> bool {
+    sample.interval.0 > 0 && sample.cpu.as_secs_f64() >= share * sample.interval.as_secs_f64()
 }

@@ -102,8 +102,9 @@ pub struct MemorySetting {
     pub ours: bool,
 }
 
-/// What a workload read from files in an interval. Looked at only while memory is short, and then of those that use CPU
-/// time or wait for pages; else all is zero.
+/// What a workload read from files in an interval. While memory is short all of it is looked at, of those that use CPU time or
+/// wait for pages. Else only what was called for and what came from storage, at a look at all processes and of those that use
+/// a twentieth of a CPU; what was not looked at is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reads {

@@ -13,7 +13,8 @@
 //!
 //! Cost: one file per process, and one more per open file of those that read much. Who was seen to read in order is taken to go
 //! on so for five seconds, and its open files are not asked meanwhile. All of it is asked only while memory is
-//! short, and only of processes that work or wait for pages.
+//! short, and only of processes that work or wait for pages. Else what they read is counted only ([`ReadSensor::count`]): who gets
+//! much by read calls and little of it from storage works on pages of files that are in memory.
 
 use super::bytes::{lines, number, words};
 use super::files::{Directory, NumberedFile, ProcessFile};
@@ -27,6 +28,8 @@ use std::time::Duration;
 
 /// Processes of one workload that are looked at, oldest first.
 const PROCESSES_MAX: usize = 64;
+/// Processes of one workload whose reads are counted while memory is not short, oldest first.
+const COUNTED_MAX: usize = 8;
 /// Open files of one process whose positions are looked at.
 const FILES_MAX: usize = 64;
 /// Who reads this much from storage between two looks (bytes), and most of what it calls for, is looked at more closely where
@@ -179,6 +182,49 @@ impl ReadSensor {
         sum
     }
 
+    /// What a workload got by read calls and from storage since it was looked at last, and nothing of how it reads: one file for each
+    /// of its first processes.
+    pub(crate) fn count(&mut self, workload: &Workload, now: u64) -> Reads {
+        let mut sum = Reads::default();
+        for process in workload.processes.iter().take(COUNTED_MAX) {
+            let Some((before, io)) = self.count_one(*process, now) else {
+                continue;
+            };
+            sum.from_storage += Bytes(io.from_storage.saturating_sub(before.from_storage));
+            sum.called += Bytes(io.called.saturating_sub(before.called));
+            sum.calls = sum.calls.saturating_add(io.calls.saturating_sub(before.calls));
+        }
+        sum
+    }
+
+    /// The counters of a process as they were and as they are; `None` at the first look.
+    fn count_one(&mut self, process: ProcessId, now: u64) -> Option<(Io, Io)> {
+        let io = self.io_of(process.pid)?;
+        let is_new = !self.known.contains_key(&process);
+        if is_new && self.known.len() >= KNOWN_MAX {
+            return None;
+        }
+        let known = self.known.entry(process).or_default();
+        known.at = now;
+        // How it reads is seen from two looks at its positions.
+        known.positions.clear();
+        known.in_order = None;
+        let before = std::mem::replace(&mut known.io, io);
+        (!is_new).then_some((before, io))
+    }
+
+    fn io_of(&mut self, pid: i32) -> Option<Io> {
+        if self.proc.is_none() {
+            self.proc = Directory::open(&self.root.path("/proc")).ok();
+        }
+        let text = self
+            .proc
+            .as_ref()?
+            .read_record(ProcessFile::new(pid, "io").name(), &mut self.buffer)
+            .ok()?;
+        parse_io(text)
+    }
+
     /// Forgets processes that are not to be known any more.
     pub(crate) fn retain(&mut self, keep: impl Fn(ProcessId) -> bool) {
         self.known.retain(|process, _| keep(*process));
@@ -191,14 +237,8 @@ impl ReadSensor {
         is_born_since: bool,
         children_cpu: u64,
     ) -> Option<Reads> {
-        if self.proc.is_none() {
-            self.proc = Directory::open(&self.root.path("/proc")).ok();
-        }
+        let io = self.io_of(process.pid)?;
         let proc = self.proc.as_ref()?;
-        let text = proc
-            .read_record(ProcessFile::new(process.pid, "io").name(), &mut self.buffer)
-            .ok()?;
-        let io = parse_io(text)?;
         let is_new = !self.known.contains_key(&process);
         if is_new && self.known.len() >= KNOWN_MAX {
             return None;
@@ -560,6 +600,44 @@ mod tests {
         };
         put(10, 300);
         assert_eq!(look(&mut sensor, &unit, 1200), Reads::default());
+    }
+
+    #[test]
+    fn counting_tells_how_much_is_read_and_opens_no_list_of_files() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let mut sensor = ReadSensor::new(root.clone());
+        let put = |pid: i32, called: u64, from_storage: u64| {
+            let io = format!("rchar: {called}\nsyscr: 9\nread_bytes: {from_storage}\n");
+            fs::create_dir_all(root.path(&format!("/proc/{pid}"))).unwrap();
+            fs::write(root.path(&format!("/proc/{pid}/io")), io).unwrap();
+        };
+        let pids: Vec<i32> = (10..30).collect();
+        for pid in &pids {
+            put(*pid, 1000, 500);
+        }
+        let all = workload(&pids);
+        assert_eq!(
+            sensor.count(&all, 100),
+            Reads::default(),
+            "the first look tells nothing"
+        );
+        for pid in &pids {
+            put(*pid, 1000 + (64 << 20), 500 + 4096);
+        }
+        let reads = sensor.count(&all, 200);
+        let counted = COUNTED_MAX as u64;
+        assert_eq!(reads.called, Bytes(counted * (64 << 20)));
+        assert_eq!(reads.from_storage, Bytes(counted * 4096));
+        assert_eq!((reads.in_sequence, reads.by_ended), (Bytes::ZERO, Bytes::ZERO));
+        // When memory becomes short its positions are asked for as those of one that is new.
+        let dir = root.path("/proc/10/fdinfo");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("4"), "pos:\t0\n").unwrap();
+        put(10, 1000 + (128 << 20), 500 + 4096);
+        let one = workload(&[10]);
+        let reads = sensor.look(&one, 300, no_children);
+        assert_eq!((reads.called, reads.in_sequence), (Bytes(64 << 20), Bytes::ZERO));
     }
 
     #[test]
