@@ -24,7 +24,9 @@
 //! * A program that reads single pages at random (`pread`) from a set that was taken whole brings back one page at a time, for
 //!   minutes, and blocks end before that. So what it lost is read for it (`bring_back`), where the kernel tells what that is (Linux
 //!   6.5). That is a burst of reads on its disk, of 1 GiB at most where it is not seen that the program works on it, of 8 GiB otherwise,
-//!   and never more than there is room for. Not for programs in containers or delegated groups.
+//!   and never more than there is room for. While the reader stays contained that is done again where storage still delivers 256 KiB a
+//!   second and more to the program, 1 GiB at most each time; later and later where it does not help. Not for programs in containers or
+//!   delegated groups.
 //! * In every block of the trial in which the reader is released the program loses its pages again. That is what happens
 //!   without homeostat; the blocks are short.
 //!
