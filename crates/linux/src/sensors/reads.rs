@@ -23,13 +23,20 @@ use crate::Root;
 use homeostat_model::{Bytes, ProcessId, Reads, Workload};
 use rustix::fs::RawDir;
 use std::collections::BTreeMap;
+use std::fs;
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// Processes of one workload that are looked at, oldest first.
 const PROCESSES_MAX: usize = 64;
 /// Processes of one workload whose reads are counted while memory is not short, oldest first.
 const COUNTED_MAX: usize = 8;
+/// Who got this much by read calls and not from storage between two such looks (bytes) is asked whether it reads a file at all.
+const FROM_MEMORY_MIN: u64 = 16 << 20;
+/// What names of open files begin with that are none of a disk.
+const OF_NO_DISK: [&[u8]; 4] = [b"/dev/", b"/proc/", b"/sys/", b"/memfd:"];
 /// Open files of one process whose positions are looked at.
 const FILES_MAX: usize = 64;
 /// Who reads this much from storage between two looks (bytes), and most of what it calls for, is looked at more closely where
@@ -183,15 +190,23 @@ impl ReadSensor {
     }
 
     /// What a workload got by read calls and from storage since it was looked at last, and nothing of how it reads: one file for each
-    /// of its first processes.
+    /// of its first processes. One that gets much from memory and has no file of a disk open to read gets it from a pipe or a socket, and
+    /// counts as reading nothing: the end of a pipeline has no use of the file cache.
     pub(crate) fn count(&mut self, workload: &Workload, now: u64) -> Reads {
         let mut sum = Reads::default();
         for process in workload.processes.iter().take(COUNTED_MAX) {
             let Some((before, io)) = self.count_one(*process, now) else {
                 continue;
             };
-            sum.from_storage += Bytes(io.from_storage.saturating_sub(before.from_storage));
-            sum.called += Bytes(io.called.saturating_sub(before.called));
+            let called = io.called.saturating_sub(before.called);
+            let from_storage = io.from_storage.saturating_sub(before.from_storage);
+            if called.saturating_sub(from_storage) >= FROM_MEMORY_MIN
+                && !reads_a_file(&self.root, process.pid)
+            {
+                continue;
+            }
+            sum.from_storage += Bytes(from_storage);
+            sum.called += Bytes(called);
             sum.calls = sum.calls.saturating_add(io.calls.saturating_sub(before.calls));
         }
         sum
@@ -347,6 +362,20 @@ impl ReadSensor {
     }
 }
 
+/// Whether a process has a file of a disk open to read, among the first that it has open.
+fn reads_a_file(root: &Root, pid: i32) -> bool {
+    let Ok(list) = fs::read_dir(root.path(&format!("/proc/{pid}/fd"))) else {
+        return false;
+    };
+    list.flatten().take(FILES_MAX).any(|entry| {
+        // How it is open shows in the mode of the link (proc_pid_fd(5)).
+        let is_read = entry.metadata().is_ok_and(|link| link.mode() & 0o400 != 0);
+        let is_on_disk =
+            |name: &[u8]| name.starts_with(b"/") && !OF_NO_DISK.iter().any(|of| name.starts_with(of));
+        is_read && fs::read_link(entry.path()).is_ok_and(|name| is_on_disk(name.as_os_str().as_bytes()))
+    })
+}
+
 /// Whether positions moved by just what was called for, or twice that: who copies moves the position of the copy, too. Who jumps
 /// ahead in a large file moves a position by anything.
 fn is_all_in_order(moved: u64, called: u64) -> bool {
@@ -447,7 +476,6 @@ mod tests {
     use crate::sys::counted;
     use homeostat_model::{Fingerprint, OperatorChoice, WorkloadKind};
     use proptest::prelude::*;
-    use std::fs;
 
     const IO: &[u8] = b"rchar: 100\nwchar: 5\nsyscr: 7\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 0\n\
         cancelled_write_bytes: 0\n";
@@ -615,6 +643,9 @@ mod tests {
         let pids: Vec<i32> = (10..30).collect();
         for pid in &pids {
             put(*pid, 1000, 500);
+            let fd = root.path(&format!("/proc/{pid}/fd"));
+            fs::create_dir_all(&fd).unwrap();
+            std::os::unix::fs::symlink("/data/table", fd.join("4")).unwrap();
         }
         let all = workload(&pids);
         assert_eq!(
@@ -630,6 +661,15 @@ mod tests {
         assert_eq!(reads.called, Bytes(counted * (64 << 20)));
         assert_eq!(reads.from_storage, Bytes(counted * 4096));
         assert_eq!((reads.in_sequence, reads.by_ended), (Bytes::ZERO, Bytes::ZERO));
+        // The end of a pipeline has no file to read.
+        put(40, 0, 0);
+        fs::create_dir_all(root.path("/proc/40/fd")).unwrap();
+        std::os::unix::fs::symlink("pipe:[7]", root.path("/proc/40/fd/0")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", root.path("/proc/40/fd/1")).unwrap();
+        let end = workload(&[40]);
+        assert_eq!(sensor.count(&end, 100), Reads::default());
+        put(40, 64 << 20, 0);
+        assert_eq!(sensor.count(&end, 200), Reads::default());
         // When memory becomes short its positions are asked for as those of one that is new.
         let dir = root.path("/proc/10/fdinfo");
         fs::create_dir_all(&dir).unwrap();
