@@ -8,15 +8,18 @@
 //! and later and later while it is little. Where it is not, both are done once more.
 //!
 //! A program may read much from storage because it always does, and then that is of no use to it. A pass after which storage does not
-//! deliver half of what it did before was in vain, and after each of those the next one is twice as far away ([`Watch`]).
+//! deliver less than half of what it did before was in vain, and after each of those the next one is twice as far away ([`Watch`]). One that
+//! reads in bursts looks as if it were helped each time; so in all no more is brought than 1 GiB, and what storage has delivered to the
+//! program itself since: its load on the disk is doubled at most.
 
 use super::bringing_back::{BROUGHT_AGAIN_MAX, BROUGHT_MAX, BringingBack};
 use super::fetcher::{FetchError, Fetcher, Launch};
 use super::giving_back::{GivingBack, Seen};
 use crate::Root;
-use crate::sensors::reader::Reader;
+use crate::sensors::reader::{PATIENCE, Reader};
 use crate::sensors::reads::parse_io;
 use homeostat_model::{ActionId, ProcessId};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
@@ -29,6 +32,10 @@ const PAUSE_MIN: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(32);
 /// … and from a pass that was in vain to the next one.
 const REST_MAX: Duration = Duration::from_secs(600);
+/// So much may be brought in later passes, in bytes, before it is as much as storage delivers to the program itself.
+const ALLOWED_FIRST: u64 = 1 << 30;
+/// Less than this is not worth a pass.
+const ALLOWED_MIN: u64 = 1 << 20;
 /// Processes of the program that are looked at, oldest first.
 const PROCESSES_MAX: usize = 64;
 /// A process that let us wait is looked at again so long after: while it is not, nothing is given back.
@@ -62,6 +69,8 @@ struct Work {
     bringing: Option<BringingBack>,
     /// Steps of what is over.
     past: u64,
+    /// What was asked for to bring it back, in bytes.
+    asked: u64,
     left: BTreeMap<String, u64>,
 }
 
@@ -107,20 +116,25 @@ impl Aftercare {
     /// Begins the first pass of a containment; each time that the reader is contained, all is looked at anew.
     pub(super) fn begin(&mut self, action: ActionId, wanted: Wanted) {
         self.stop(action);
-        self.begin_pass(action, wanted, true);
+        self.begin_pass(action, wanted, None);
     }
 
-    fn begin_pass(&mut self, action: ActionId, wanted: Wanted, is_first: bool) {
-        let most = if is_first { BROUGHT_MAX } else { BROUGHT_AGAIN_MAX };
+    /// Begins a pass: the first, or a later one that may bring so much back.
+    fn begin_pass(&mut self, action: ActionId, wanted: Wanted, allowed: Option<u64>) {
+        let is_first = allowed.is_none();
+        let most = allowed.unwrap_or(BROUGHT_MAX);
         let giving = wanted
             .give_back
             .map(|own| GivingBack::new(own, std::mem::take(&mut self.seen)));
-        let bringing = wanted.bring_back.map(|members| BringingBack::new(members, most));
+        let bringing = wanted
+            .bring_back
+            .map(|members| BringingBack::new(action, members, most));
         let work = Work {
             is_first,
             giving,
             bringing,
             past: 0,
+            asked: 0,
             left: BTreeMap::new(),
         };
         self.works.insert(action, work);
@@ -143,12 +157,17 @@ impl Aftercare {
             && let Some(bringing) = &mut work.bringing
             && let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher)
         {
+            work.asked = bringing.asked();
             work.bringing = None;
             work.left.extend(left);
         }
         if work.giving.is_none() && work.bringing.is_none() {
-            let left = std::mem::take(&mut work.left);
+            let (left, asked) = (std::mem::take(&mut work.left), work.asked);
+            let is_first = work.is_first;
             self.works.remove(&action);
+            if let Some(watch) = self.watches.get_mut(&action).filter(|_| !is_first) {
+                watch.allowed = watch.allowed.saturating_sub(asked);
+            }
             return Pass::Over(left);
         }
         let giving = work.giving.as_ref().map_or((0, 0), GivingBack::steps);
@@ -165,22 +184,44 @@ impl Aftercare {
         match self.works.get(&action) {
             Some(work) if work.is_first => return,
             Some(_) => {
-                if let (Pass::Over(_), Some(watch)) = (self.go_on(action), self.watches.get_mut(&action)) {
-                    watch.begin_anew(Instant::now(), delivered(&self.root, program));
+                if let Pass::Over(_) = self.go_on(action)
+                    && let Some(delivered) = self.delivered(program)
+                    && let Some(watch) = self.watches.get_mut(&action)
+                {
+                    watch.begin_anew(Instant::now(), delivered);
                 }
                 return;
             }
             None => {}
         }
         let now = Instant::now();
-        let Some(watch) = self.watches.get_mut(&action) else {
-            let watch = Watch::new(now, delivered(&self.root, program));
-            self.watches.insert(action, watch);
+        if self.watches.get(&action).is_some_and(|watch| !watch.is_due(now)) {
+            return;
+        }
+        let Some(delivered) = self.delivered(program) else {
             return;
         };
-        if watch.is_due(now) && watch.look(now, delivered(&self.root, program)) {
-            self.begin_pass(action, wanted(), false);
+        let watch = match self.watches.entry(action) {
+            Entry::Occupied(watch) => watch.into_mut(),
+            Entry::Vacant(place) => {
+                place.insert(Watch::new(now, delivered));
+                return;
+            }
+        };
+        if watch.look(now, delivered) {
+            let allowed = watch.allowed.min(BROUGHT_AGAIN_MAX);
+            self.begin_pass(action, wanted(), Some(allowed));
         }
+    }
+
+    /// What storage has delivered to the program; `None` where it does not let itself be looked at now.
+    fn delivered(&mut self, program: &[ProcessId]) -> Option<BTreeMap<ProcessId, u64>> {
+        let first = program.first()?.pid;
+        let (root, program) = (self.root.clone(), program.to_vec());
+        // A process that executes another program may keep that waiting.
+        self.patience
+            .run(first, PATIENCE, move || delivered(&root, &program))
+            .ok()
     }
 
     /// Ends it where it is; what was seen of others is of use the next time.
@@ -222,6 +263,8 @@ struct Watch {
     in_vain: u32,
     /// … and until when there is no further one.
     rests_until: Instant,
+    /// So much may be brought yet, in bytes.
+    allowed: u64,
 }
 
 impl Watch {
@@ -234,6 +277,7 @@ impl Watch {
             before: None,
             in_vain: 0,
             rests_until: now,
+            allowed: ALLOWED_FIRST,
         }
     }
 
@@ -262,17 +306,18 @@ impl Watch {
         };
         self.since = now;
         self.delivered = delivered;
+        self.allowed = self.allowed.saturating_add(bytes);
         if let Some(before) = self.before.take() {
             if rate > before / 2.0 {
                 self.in_vain += 1;
                 let rest = PAUSE_MIN * 2_u32.saturating_pow(self.in_vain.min(16));
                 self.rests_until = now + rest.min(REST_MAX);
             } else {
-                self.in_vain = 0;
+                self.in_vain /= 2;
             }
         }
         let lacks_nothing = rate < LOSS_MIN;
-        if lacks_nothing || now < self.rests_until {
+        if lacks_nothing || now < self.rests_until || self.allowed < ALLOWED_MIN {
             self.pause = (self.pause * 2).min(PAUSE_MAX);
             // Not later than it may be done again.
             let rest = self.rests_until.saturating_duration_since(now);
@@ -347,6 +392,31 @@ mod tests {
         assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
         assert!(begins.len() <= 14, "{begins:?}");
         assert!(gaps.last().is_some_and(|gap| *gap >= 600.0), "{gaps:?}");
+    }
+
+    #[test]
+    fn for_a_program_that_reads_in_bursts_no_more_is_brought_than_it_reads_itself_and_the_first_gigabyte() {
+        let begun = Instant::now();
+        let mut watch = Watch::new(begun, sum(0));
+        let (mut bytes, mut brought) = (0u64, 0u64);
+        let mut since: Option<u32> = None;
+        for tick in 1..7200 {
+            let now = begun + Duration::from_millis(500) * tick;
+            // One second of four, 40 MiB/s.
+            bytes += if tick % 8 < 2 { 20 << 20 } else { 0 };
+            if since == Some(tick - 1) {
+                watch.begin_anew(now, sum(bytes));
+            } else if watch.is_due(now) && watch.look(now, sum(bytes)) {
+                let most = watch.allowed.min(BROUGHT_AGAIN_MAX);
+                watch.allowed -= most;
+                brought += most;
+                since = Some(tick);
+            }
+        }
+        assert!(
+            since.is_some() && brought <= ALLOWED_FIRST + bytes,
+            "{brought} {bytes}"
+        );
     }
 
     #[test]

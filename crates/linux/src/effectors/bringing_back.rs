@@ -13,8 +13,13 @@
 //! first, until the room is used up: what the limits of the group, and of all above it, leave, and at last the machine's own
 //! memory, with the pages of files that nobody has used lately.
 //!
+//! What is read is counted by the pages that are not in memory, the ones between them that were never there included: a part of 128 KiB is
+//! read whole. Files that the program reads past the file cache (`O_DIRECT`) have lost nothing there: what was taken of them
+//! somebody else brought, such as a backup. The same may be so of other files, of which what the reader brought and what the program did
+//! look alike.
+//!
 //! Files that are not on a disk of this machine are left alone, and programs in containers or delegated groups: no process of ours
-//! enters those. There is nothing to put back: what was read are clean pages of files, of which the kernel takes what nobody
+//! enters those. So are files in memory that is a disk (DAX), of which the kernel takes what they are for pages that were taken. There is nothing to put back: what was read are clean pages of files, of which the kernel takes what nobody
 //! uses.
 
 use super::fetcher::{FetchError, Fetcher};
@@ -27,11 +32,12 @@ use crate::Root;
 use crate::sensors::bytes::{hexadecimal, lines, number};
 use crate::sensors::reader::{PATIENCE, Reader};
 use crate::sys::cache::{Pages, pages_of};
-use homeostat_model::ProcessId;
+use homeostat_model::{ActionId, ProcessId};
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,13 +53,19 @@ const LOOKED_AT_MAX: usize = 100_000;
 /// Smaller files are back after a few reads of the program's own.
 const SIZE_MIN: u64 = 256 << 10;
 /// What the kernel is asked about at one time: some milliseconds.
-const RANGE: u64 = 1 << 30;
-/// Ranges are divided so far: a small part is either worked on or not.
-const DIVISIONS: [u64; 2] = [64 << 20, PART];
+const RANGE: u64 = 256 << 20;
+/// Ranges are divided so far.
+const DIVISIONS: [u64; 3] = [32 << 20, NEIGHBOURHOOD, PART];
+/// A neighbourhood is either worked on or not.
+const NEIGHBOURHOOD: u64 = 2 << 20;
+/// What is read whole if pages of it were taken.
+const PART: u64 = 128 << 10;
 /// What is read at one time.
-const PART: u64 = 2 << 20;
+const ASKED_MAX: u64 = 2 << 20;
 /// Ranges that are looked at, of all files together: 256 GiB.
-const RANGES_MAX: usize = 256;
+const RANGES_MAX: usize = 1024;
+/// Parts that are kept in mind: 16 GiB, and some megabytes of memory.
+const PARTS_MAX: usize = 128 * 1024;
 /// Most that is brought back where it is not known whether the program works on it.
 const BLIND_MAX: u64 = 1 << 30;
 /// Most that is brought back when the reader is contained …
@@ -65,8 +77,12 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 const TOO_MANY: &str = "file that is not brought back: the program has more files open than are looked at";
 const UNSEEN: &str = "process whose files are not brought back: it cannot be looked at now";
+const UNTOLD: &str = "file that is not brought back: the kernel does not tell what was taken of it";
+const TOO_LARGE: &str = "file of which a part is not looked at: the program has more than is looked at";
+const IN_ANOTHER_GROUP: &str =
+    "process whose files are not brought back: its memory counts in another group than that of the first";
 const NO_ROOM: &str = "part of a file that is not brought back: there is no room for it";
-const REFUSED: &str = "part of a file that is not brought back: the kernel reads nothing ahead of it";
+const REFUSED: &str = "part of a file that is not brought back: it cannot be read";
 
 /// Why nothing is brought back.
 #[derive(Debug, thiserror::Error)]
@@ -93,8 +109,28 @@ struct Found {
 #[derive(Clone)]
 struct Part {
     file: Arc<OwnedFd>,
-    from: u64,
-    pages: Pages,
+    range: Range<u64>,
+    /// What of it is not in memory, in bytes.
+    absent: u64,
+    /// Pages of its neighbourhood that are.
+    near: u64,
+}
+
+/// Files that are held. The last one who closes a file that was deleted meanwhile waits until the disk has let go of it, so that is
+/// done by a thread of its own.
+#[derive(Default)]
+struct Held(Vec<Arc<OwnedFd>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let files = std::mem::take(&mut self.0);
+        if !files.is_empty() {
+            // Where no thread can be had they are closed here.
+            let _ = std::thread::Builder::new()
+                .name("closer".into())
+                .spawn(move || drop(files));
+        }
+    }
 }
 
 /// What is being done.
@@ -104,46 +140,69 @@ enum Stage {
     /// Asking the kernel what was taken of these.
     Asking(Vec<Found>),
     /// Having it read, last part first.
-    Fetching {
-        parts: Vec<Part>,
-        since: Option<Instant>,
-    },
+    Fetching(Vec<Part>),
 }
 
 /// The work of bringing back, as far as it got.
 pub(super) struct BringingBack {
     stage: Stage,
-    group: Option<MemoryGroup>,
+    /// For the sake of which action.
+    action: ActionId,
+    /// The program's group, and its inode.
+    group: Option<(MemoryGroup, u64)>,
     /// By device and inode.
     files: BTreeMap<(u64, u64), Found>,
-    /// Inodes that were looked at already, on whatever device.
-    seen: BTreeSet<u64>,
+    seen: BTreeSet<Seen>,
+    /// Inodes that a process reads past the file cache, and those that one has mapped.
+    direct: BTreeSet<u64>,
+    mapped: BTreeSet<u64>,
     looked_at: usize,
     ranges: usize,
     parts: Vec<Part>,
-    /// So much is brought back at most, in bytes.
+    /// So much is brought back at most, in bytes …
     most: u64,
+    /// … and so much was asked for.
+    asked: u64,
+    /// Since when it is read.
+    since: Option<Instant>,
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
+    /// The last of all that hold them: it closes them elsewhere.
+    held: Held,
+}
+
+/// A file that was looked at: by its mount where it is open, by its device where it is mapped, and its inode.
+type Seen = (Place, u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Mount(u64),
+    Device(u64),
 }
 
 impl BringingBack {
     /// Begins with the processes of the program, oldest first; brings so many bytes back at most.
-    pub(super) fn new(mut members: Vec<ProcessId>, most: u64) -> Self {
+    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, most: u64) -> Self {
         members.truncate(PROCESSES_MAX);
         members.reverse();
         Self {
             stage: Stage::Looking(members),
+            action,
             group: None,
             files: BTreeMap::new(),
             seen: BTreeSet::new(),
+            direct: BTreeSet::new(),
+            mapped: BTreeSet::new(),
             looked_at: 0,
             ranges: 0,
             parts: Vec::new(),
             most,
+            asked: 0,
+            since: None,
             left: BTreeMap::new(),
             steps: 0,
+            held: Held::default(),
         }
     }
 
@@ -160,11 +219,11 @@ impl BringingBack {
                 Ok(Step::More) => {}
                 Ok(Step::Wait) => return None,
                 Ok(Step::Over) => {
-                    fetcher.leave(root);
+                    fetcher.leave(root, self.action);
                     return Some(std::mem::take(&mut self.left));
                 }
                 Err(why) => {
-                    fetcher.leave(root);
+                    fetcher.leave(root, self.action);
                     let why = format!("what the program lost is not brought back: {why}");
                     return Some(BTreeMap::from([(why, 1)]));
                 }
@@ -177,9 +236,12 @@ impl BringingBack {
 
     /// Ends it where it is.
     pub(super) fn stop(&self, root: &Root, fetcher: &mut Fetcher) {
-        if matches!(self.stage, Stage::Fetching { since: Some(_), .. }) {
-            fetcher.leave(root);
-        }
+        fetcher.leave(root, self.action);
+    }
+
+    /// How much was asked for so far, in bytes.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked
     }
 
     /// Steps done, and how many there are in all as far as is known.
@@ -187,7 +249,7 @@ impl BringingBack {
         let waiting = match &self.stage {
             Stage::Looking(members) => members.len(),
             Stage::Asking(files) => files.len(),
-            Stage::Fetching { parts, .. } => parts.len(),
+            Stage::Fetching(parts) => parts.len(),
         };
         (self.steps, self.steps + waiting as u64 + 1)
     }
@@ -204,7 +266,10 @@ impl BringingBack {
             Stage::Looking(members) => match members.pop() {
                 Some(process) => self.look_at(root, reader, process),
                 None => {
-                    let files = std::mem::take(&mut self.files);
+                    let mut files = std::mem::take(&mut self.files);
+                    let past_the_cache =
+                        |inode| self.direct.contains(&inode) && !self.mapped.contains(&inode);
+                    files.retain(|(_, inode), _| !past_the_cache(*inode));
                     self.stage = Stage::Asking(files.into_values().collect());
                     Ok(Step::More)
                 }
@@ -213,18 +278,29 @@ impl BringingBack {
                 let Some(found) = files.last_mut() else {
                     return self.choose(root);
                 };
-                if found.looked >= found.size || self.ranges >= RANGES_MAX {
+                let is_enough = self.ranges >= RANGES_MAX || self.parts.len() >= PARTS_MAX;
+                if found.looked >= found.size || is_enough {
+                    let is_whole = found.looked >= found.size;
                     files.pop();
+                    self.leave(TOO_LARGE, u64::from(!is_whole));
                     return Ok(Step::More);
                 }
                 let range = found.looked..found.size.min(found.looked + RANGE);
                 found.looked += RANGE;
                 self.ranges += 1;
                 let file = Arc::clone(&found.file);
-                taken_of(&file, range, &DIVISIONS, &mut self.parts).map_err(Hindrance::Untold)?;
+                match taken_of(&file, range, &DIVISIONS, 0, &mut self.parts) {
+                    Ok(()) => {}
+                    Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => return Err(Hindrance::Untold(e)),
+                    // Of a file that cannot be written to, not even by root, the kernel tells only its owner.
+                    Err(_) => {
+                        files.pop();
+                        self.leave(UNTOLD, 1);
+                    }
+                }
                 Ok(Step::More)
             }
-            Stage::Fetching { .. } => self.fetch(root, fetcher),
+            Stage::Fetching(_) => self.fetch(root, fetcher),
         }
     }
 
@@ -235,8 +311,13 @@ impl BringingBack {
         if !is_alive {
             return Ok(Step::More);
         }
-        if self.group.is_none() {
-            self.group = Some(group_of(root, process.pid)?);
+        let group = group_of(root, process.pid)?;
+        let inode = group.inode(root).unwrap_or(0);
+        let (first, _) = self.group.get_or_insert_with(|| (group.clone(), inode));
+        if *first != group {
+            // What it lost would count where it did not before.
+            self.leave(IN_ANOTHER_GROUP, 1);
+            return Ok(Step::More);
         }
         let (of, pid, known) = (root.clone(), process.pid, self.seen.clone());
         let room = LOOKED_AT_MAX.saturating_sub(self.looked_at);
@@ -246,6 +327,11 @@ impl BringingBack {
             Ok(Ok(look)) => {
                 self.looked_at += look.looked_at;
                 self.seen = look.seen;
+                self.direct.extend(look.direct);
+                self.mapped.extend(look.mapped);
+                self.held
+                    .0
+                    .extend(look.files.values().map(|found| Arc::clone(&found.file)));
                 self.files.extend(look.files);
                 self.leave(TOO_MANY, look.too_many);
             }
@@ -258,41 +344,51 @@ impl BringingBack {
     /// Decides what is brought back.
     fn choose(&mut self, root: &Root) -> Result<Step, Hindrance> {
         let parts = std::mem::take(&mut self.parts);
-        let (Some(group), false) = (&self.group, parts.is_empty()) else {
+        let (Some((group, _)), false) = (&self.group, parts.is_empty()) else {
             return Ok(Step::Over);
         };
-        let (chosen, too_many) = choose(
-            parts,
-            room(root, group).min(self.most),
-            rustix::param::page_size() as u64,
-        );
+        let (chosen, too_many) = choose(parts, room(root, group).min(self.most));
         self.leave(NO_ROOM, too_many);
-        self.stage = Stage::Fetching {
-            parts: chosen,
-            since: None,
-        };
+        self.stage = Stage::Fetching(chosen);
         Ok(Step::More)
     }
 
     /// Has as many parts read as the disk takes now.
     fn fetch(&mut self, root: &Root, fetcher: &mut Fetcher) -> Result<Step, Hindrance> {
-        let (Stage::Fetching { parts, since }, Some(group)) = (&mut self.stage, &self.group) else {
+        let (Stage::Fetching(parts), Some((group, inode))) = (&mut self.stage, &self.group) else {
             return Ok(Step::Over);
         };
-        if parts.is_empty() && since.is_none() {
+        if parts.is_empty() && self.since.is_none() {
             return Ok(Step::Over);
         }
-        if !fetcher.enter(root, group)? {
-            // It works for another program; that takes some seconds at most.
-            return Ok(Step::Wait);
-        }
-        let begun = *since.get_or_insert_with(Instant::now);
+        let begun = match self.since {
+            // It has ended in between, and what it was told with it.
+            Some(_) if !fetcher.works_for(self.action) => return Err(FetchError::Ended.into()),
+            Some(begun) => begun,
+            None => {
+                if group.inode(root) != Some(*inode) {
+                    return Err(Hindrance::Group(
+                        "the program's control group is another one now".into(),
+                    ));
+                }
+                if !fetcher.enter(root, self.action, group)? {
+                    // It works for another program; that takes some seconds at most.
+                    return Ok(Step::Wait);
+                }
+                *self.since.insert(Instant::now())
+            }
+        };
         let (mut waiting, refused) = fetcher.answers()?;
         while let Some(part) = parts.last() {
-            if !fetcher.ask(&part.file, part.from, PART)? {
+            let next = run(parts, part);
+            let length = next.end - next.start;
+            if !fetcher.ask(&part.file, next.start, length)? {
                 break;
             }
-            parts.pop();
+            while parts.last().is_some_and(|part| next.contains(&part.range.start)) {
+                let taken = parts.pop().map_or(0, |part| part.absent);
+                self.asked = self.asked.saturating_add(taken);
+            }
             waiting += 1;
         }
         let is_over = parts.is_empty() && waiting == 0;
@@ -305,6 +401,19 @@ impl BringingBack {
         }
         Ok(Step::Wait)
     }
+}
+
+/// The range that is read in one go with the last of these parts: what follows without a gap.
+fn run(parts: &[Part], last: &Part) -> Range<u64> {
+    let mut range = last.range.clone();
+    for part in parts.iter().rev().skip(1) {
+        let follows = Arc::ptr_eq(&part.file, &last.file) && part.range.start == range.end;
+        if !follows || part.range.end - range.start > ASKED_MAX {
+            break;
+        }
+        range.end = part.range.end;
+    }
+    range
 }
 
 /// What a step comes to.
@@ -323,7 +432,7 @@ fn group_of(root: &Root, pid: i32) -> Result<MemoryGroup, Hindrance> {
     }
     let group = MemoryGroup::of(root, pid)
         .ok_or_else(|| refused("the program is in no control group that counts memory"))?;
-    if is_delegated(root, &group) {
+    if is_delegated(root, pid, &group) {
         return Err(refused("the program's control group was delegated to somebody"));
     }
     Ok(group)
@@ -333,14 +442,16 @@ fn group_of(root: &Root, pid: i32) -> Result<MemoryGroup, Hindrance> {
 #[derive(Default)]
 struct Look {
     files: BTreeMap<(u64, u64), Found>,
-    seen: BTreeSet<u64>,
+    seen: BTreeSet<Seen>,
+    direct: BTreeSet<u64>,
+    mapped: BTreeSet<u64>,
     looked_at: usize,
     too_many: u64,
 }
 
 /// Looks what a process has open for reading or mapped, and opens once more what is not known and lies on a disk, so many files at
 /// most.
-fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<u64>) -> Result<Look, Obstacle> {
+fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen>) -> Result<Look, Obstacle> {
     let mut look = Look {
         seen: known,
         ..Look::default()
@@ -352,13 +463,20 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<u64>
     };
     let mut found = Vec::new();
     let open = each_open_file(root, pid, room, |number, inode, text| {
-        if is_open_for_reading(text) && mounts.have(text) && look.seen.insert(inode) {
+        let flags = flags_of(text);
+        if flags & libc::O_DIRECT as u32 != 0 {
+            look.direct.insert(inode);
+        } else if flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+            && let Some(mount) = mounts.mount_of(text)
+            && look.seen.insert((Place::Mount(mount), inode))
+        {
             found.push((format!("fd/{number}"), inode));
         }
     })?;
-    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, range| {
-        if let Some(name) = name_of_mapping(range)
-            && look.seen.insert(inode)
+    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, device, range| {
+        look.mapped.insert(inode);
+        if let (Some(name), Some(device)) = (name_of_mapping(range), device_of(device))
+            && look.seen.insert((Place::Device(device), inode))
         {
             found.push((name, inode));
         }
@@ -371,7 +489,8 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<u64>
             continue;
         };
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        if size < SIZE_MIN {
+        // The same file may be open and mapped.
+        if size < SIZE_MIN || look.files.contains_key(&(stat.st_dev, stat.st_ino)) || is_memory(&held) {
             continue;
         }
         if look.files.len() >= most {
@@ -409,20 +528,34 @@ fn hold_on_disk(path: &Path, mounts: &Mounts) -> Option<(OwnedFd, rustix::fs::St
     Some((held, stat))
 }
 
-/// Whether an open file is read from, by its text in `fdinfo`.
-fn is_open_for_reading(text: &[u8]) -> bool {
+/// How a file was opened, by its text in `fdinfo`; what is not told is not read from.
+fn flags_of(text: &[u8]) -> u32 {
     let flags = lines(text).find_map(|line| {
         let value = line.strip_prefix(b"flags:")?;
         u32::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 8).ok()
     });
-    flags.is_some_and(|flags| flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32)
+    flags.unwrap_or(libc::O_WRONLY as u32)
+}
+
+/// The device of a mapping, as `maps` has it.
+fn device_of(text: &[u8]) -> Option<u64> {
+    let mut numbers = text.split(|byte| *byte == b':').map(hexadecimal);
+    let (major, minor) = (numbers.next()??, numbers.next()??);
+    Some(major << 32 | minor)
+}
+
+/// Whether what is held lies in memory that is a disk (DAX), or that cannot be told.
+fn is_memory(held: &OwnedFd) -> bool {
+    let found = statx(held, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    !found.is_ok_and(|found| !found.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Adds the parts of a range of which the kernel has taken pages.
 fn taken_of(
     file: &Arc<OwnedFd>,
-    range: std::ops::Range<u64>,
+    range: Range<u64>,
     divisions: &[u64],
+    near: u64,
     parts: &mut Vec<Part>,
 ) -> std::io::Result<()> {
     let pages = match pages_of(&**file, range.start, range.end - range.start) {
@@ -435,18 +568,26 @@ fn taken_of(
     if pages.evicted == 0 {
         return Ok(());
     }
+    let length = range.end - range.start;
     let Some((step, finer)) = divisions.split_first() else {
+        let page = rustix::param::page_size() as u64;
         parts.push(Part {
             file: Arc::clone(file),
-            from: range.start,
-            pages,
+            absent: length.saturating_sub(pages.cached * page),
+            range,
+            near,
         });
         return Ok(());
+    };
+    let near = if length <= NEIGHBOURHOOD {
+        pages.cached
+    } else {
+        near
     };
     let mut from = range.start;
     while from < range.end {
         let to = range.end.min(from + step);
-        taken_of(file, from..to, finer, parts)?;
+        taken_of(file, from..to, finer, near, parts)?;
         from = to;
     }
     Ok(())
@@ -454,24 +595,23 @@ fn taken_of(
 
 /// What is brought back of these into so much room, to be taken from the end, and how much of what the program works on is left out
 /// for want of room.
-fn choose(mut parts: Vec<Part>, room: u64, page: u64) -> (Vec<Part>, u64) {
-    let bytes = |part: &Part| part.pages.evicted * page;
-    let all: u64 = parts.iter().map(bytes).sum();
+fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
+    let all: u64 = parts.iter().map(|part| part.absent).sum();
     let mut too_many = 0;
     if all > room.min(BLIND_MAX) {
-        parts.retain(|part| part.pages.cached > 0);
+        parts.retain(|part| part.near > 0);
         // The sort is stable: of equal ones what the program opened first comes first.
-        parts.sort_by_key(|part| std::cmp::Reverse(part.pages.cached));
+        parts.sort_by_key(|part| std::cmp::Reverse(part.near));
         let mut sum = 0;
         let before = parts.len();
         parts.retain(|part| {
-            sum += bytes(part);
+            sum += part.absent;
             sum <= room
         });
         too_many = (before - parts.len()) as u64;
     }
     // In the order in which they lie: a disk with a head reads them in one go.
-    parts.sort_by_key(|part| std::cmp::Reverse((part.file.as_raw_fd(), part.from)));
+    parts.sort_by_key(|part| std::cmp::Reverse((part.file.as_raw_fd(), part.range.start)));
     (parts, too_many)
 }
 
@@ -491,4 +631,81 @@ fn room(root: &Root, group: &MemoryGroup) -> u64 {
             Some(limit.saturating_sub(used) + group.unused_files(root).unwrap_or(0))
         })
         .fold(machine << 10, u64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn file() -> Arc<OwnedFd> {
+        Arc::new(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
+    fn part(file: &Arc<OwnedFd>, at: u64, absent: u64, near: u64) -> Part {
+        Part {
+            file: Arc::clone(file),
+            range: at * PART..(at + 1) * PART,
+            absent,
+            near,
+        }
+    }
+
+    fn starts(parts: &[Part]) -> Vec<u64> {
+        parts.iter().rev().map(|part| part.range.start / PART).collect()
+    }
+
+    #[test]
+    fn all_that_was_taken_is_chosen_where_there_is_room_for_what_is_not_in_memory() {
+        let file = file();
+        let parts = vec![part(&file, 3, PART, 0), part(&file, 1, PART, 0)];
+        let (chosen, too_many) = choose(parts.clone(), 2 * PART);
+        assert_eq!((starts(&chosen), too_many), (vec![1, 3], 0));
+        // Nothing shows that the program works on them.
+        let (chosen, too_many) = choose(parts, 2 * PART - 1);
+        assert_eq!((starts(&chosen), too_many), (vec![], 0));
+    }
+
+    #[test]
+    fn where_room_is_short_what_the_program_works_on_most_comes_first() {
+        let file = file();
+        let parts = vec![
+            part(&file, 0, PART, 1),
+            part(&file, 40, PART, 9),
+            part(&file, 80, PART, 0),
+            part(&file, 120, PART / 2, 5),
+        ];
+        let (chosen, too_many) = choose(parts, PART + PART / 2);
+        assert_eq!((starts(&chosen), too_many), (vec![40, 120], 1));
+    }
+
+    #[test]
+    fn what_lies_together_is_read_in_one_go_up_to_two_mebibytes() {
+        let (file, other) = (file(), file());
+        let mut parts: Vec<Part> = (0..40).map(|at| part(&file, at, PART, 1)).collect();
+        parts.push(part(&file, 50, PART, 1));
+        parts.push(part(&other, 51, PART, 1));
+        parts.reverse();
+        let mut ranges = Vec::new();
+        while let Some(last) = parts.last() {
+            let range = run(&parts, last);
+            parts.retain(|part| !range.contains(&part.range.start));
+            ranges.push((range.start / PART, range.end / PART));
+        }
+        assert_eq!(ranges, [(0, 16), (16, 32), (32, 40), (50, 51), (51, 52)]);
+        assert_eq!(16 * PART, 2 * MIB);
+    }
+
+    #[test]
+    fn what_is_read_past_the_file_cache_is_told_by_its_flags() {
+        let direct = format!("pos:\t0\nflags:\t0{:o}\n", libc::O_DIRECT | libc::O_RDWR);
+        assert_ne!(flags_of(direct.as_bytes()) & libc::O_DIRECT as u32, 0);
+        assert_eq!(flags_of(b"flags:\t0100000\n") & libc::O_ACCMODE as u32, 0);
+        for odd in [&b""[..], b"flags:\t\n", b"flags:\t9\n", b"pos: 1"] {
+            assert_eq!(flags_of(odd), libc::O_WRONLY as u32, "not read from");
+        }
+        assert_eq!(device_of(b"fd:10"), Some(0xfd << 32 | 0x10));
+        assert_eq!(device_of(b"fd"), None);
+    }
 }

@@ -4,7 +4,7 @@
 //! by the process and not by the thread. What a program lost and homeostat has read for it must count where it did before: to
 //! homeostat's group the program's pages do not belong, and a limit that somebody gave to the program would no longer hold for
 //! them. So a process that does nothing else is moved into the program's group, is given open files one after another with the
-//! part that is wanted (`posix_fadvise(POSIX_FADV_WILLNEED)`), and is moved back. It is started before it is needed: when memory
+//! part that is wanted, reads it, and is moved back. It is started before it is needed: when memory
 //! is short, nothing is.
 //!
 //! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
@@ -12,10 +12,10 @@
 
 use super::memory_group::MemoryGroup;
 use crate::Root;
+use homeostat_model::ActionId;
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Advice, fadvise};
-use rustix::io::Errno;
+use rustix::io::{Errno, pread};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
@@ -24,7 +24,6 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -32,6 +31,10 @@ use std::process::{Child, Command, Stdio};
 const WINDOW: usize = 32;
 /// A part as it is told: where it begins and how long it is, in bytes.
 const MESSAGE: usize = 16;
+/// Read at one time.
+const CHUNK: usize = 256 << 10;
+/// Processes that were ended and that the disk still keeps; no more are started then.
+const ENDED_MAX: usize = 4;
 
 /// How the process is started.
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ pub(super) enum FetchError {
     Move { group: String, why: io::Error },
     #[error("that process has ended")]
     Ended,
+    #[error("{ENDED_MAX} such processes have not come back from the disk yet")]
+    Stuck,
 }
 
 /// The process, and what it was told.
@@ -69,8 +74,8 @@ struct Running {
     socket: OwnedFd,
     /// Where it belongs.
     home: MemoryGroup,
-    /// Where it is, if not there.
-    away: Option<MemoryGroup>,
+    /// Where it is, if not there, and for whose sake.
+    away: Option<(ActionId, MemoryGroup)>,
     /// Parts that it has not answered for.
     waiting: usize,
 }
@@ -108,17 +113,25 @@ impl Fetcher {
             self.running = None;
         }
         if self.running.is_none() {
+            if self.ended.len() >= ENDED_MAX {
+                return Err(FetchError::Stuck);
+            }
             let launch = self.launch.as_ref().ok_or(FetchError::Nobody)?;
             self.running = Some(spawn(root, launch)?);
         }
         self.running.as_mut().ok_or(FetchError::Nobody)
     }
 
-    /// Sends it into a group; false: it is in another one, and not done there.
-    pub(super) fn enter(&mut self, root: &Root, group: &MemoryGroup) -> Result<bool, FetchError> {
+    /// Sends it into a group for the sake of an action; false: it works for another one.
+    pub(super) fn enter(
+        &mut self,
+        root: &Root,
+        action: ActionId,
+        group: &MemoryGroup,
+    ) -> Result<bool, FetchError> {
         let running = self.ensure(root)?;
-        if let Some(away) = &running.away {
-            return Ok(away == group);
+        if let Some((whose, _)) = &running.away {
+            return Ok(*whose == action);
         }
         if running.home != *group {
             group.take(root, running.pid()).map_err(|why| FetchError::Move {
@@ -126,8 +139,15 @@ impl Fetcher {
                 why,
             })?;
         }
-        running.away = Some(group.clone());
+        running.away = Some((action, group.clone()));
         Ok(true)
+    }
+
+    /// Whether it is there for the sake of this action.
+    pub(super) fn works_for(&self, action: ActionId) -> bool {
+        self.running
+            .as_ref()
+            .is_some_and(|running| running.away.as_ref().is_some_and(|(whose, _)| *whose == action))
     }
 
     /// Has a part of a file read; false: it has enough to do.
@@ -173,12 +193,18 @@ impl Fetcher {
         Ok((running.waiting, refused))
     }
 
-    /// Calls it back home. One that is not done, since the disk keeps it, is ended: the next one is another process.
-    pub(super) fn leave(&mut self, root: &Root) {
+    /// Calls it back home, if it is away for this action. One that is not done, since the disk keeps it, is ended: the next one is
+    /// another process.
+    pub(super) fn leave(&mut self, root: &Root, action: ActionId) {
+        if !self.works_for(action) {
+            return;
+        }
         let Some(running) = &mut self.running else {
             return;
         };
-        let Some(away) = running.away.take() else { return };
+        let Some((_, away)) = running.away.take() else {
+            return;
+        };
         let is_home = away == running.home || running.home.take(root, running.pid()).is_ok();
         if running.waiting > 0 || !is_home {
             self.end();
@@ -240,11 +266,13 @@ fn spawn(root: &Root, launch: &Launch) -> Result<Running, FetchError> {
 /// Its standard input is no such socket: it was not started by homeostat.
 pub fn serve() -> io::Result<()> {
     let socket = io::stdin();
-    // Of what it has inherited it needs nothing: neither the priority of the daemon nor its protection from the out-of-memory killer.
-    // Where that is refused it is as it was.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    // In the group of a program whose own processes are protected from the out-of-memory killer it would be the only one that can be
+    // chosen, and systemd stops a unit of which one was. It has next to no memory, and what it reads ends nobody: the kernel gives up
+    // reading where there is no room. Where that is refused it is as it was.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    // The priority of the daemon it does not need …
     let _ = rustix::process::setpriority_process(None, 0);
-    // Nor its capabilities.
+    // … nor its capabilities.
     let _ = set_capabilities(
         None,
         CapabilitySets {
@@ -253,6 +281,7 @@ pub fn serve() -> io::Result<()> {
             inheritable: CapabilitySet::empty(),
         },
     );
+    let mut buffer = vec![0; CHUNK];
     loop {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -275,12 +304,29 @@ pub fn serve() -> io::Result<()> {
         });
         let (first, second) = message.split_at(MESSAGE / 2);
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
-        let asked = file
-            .filter(|_| received.bytes == MESSAGE)
-            .and_then(|file| Some((file, NonZeroU64::new(number(second))?)));
-        let done = asked.is_some_and(|(file, length)| {
-            fadvise(file, number(first), Some(length), Advice::WillNeed).is_ok()
-        });
+        let asked = file.filter(|_| received.bytes == MESSAGE);
+        let done =
+            asked.is_some_and(|file| read_all(&file, number(first), number(second), &mut buffer).is_ok());
         send(&socket, &[u8::from(!done)], SendFlags::NOSIGNAL)?;
     }
+}
+
+/// Reads a part of a file, as far as the file goes, and forgets it: what it is read for are the pages that stay in memory.
+///
+/// To ask the kernel to read ahead (`POSIX_FADV_WILLNEED`) would be cheaper, but of a larger part it reads only the beginning on many disks
+/// (`force_page_cache_ra` in Linux `mm/readahead.c`), does not tell what came of it, and makes pages one by one: a program that
+/// reads single pages did a quarter less with them than with those that the kernel makes for who reads in order (docs/file-cache.md).
+fn read_all(file: &OwnedFd, from: u64, length: u64, buffer: &mut [u8]) -> rustix::io::Result<()> {
+    let (mut at, end) = (from, from.saturating_add(length));
+    while at < end {
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+        let room = buffer.get_mut(..wanted).unwrap_or_default();
+        match pread(file, room, at) {
+            Ok(0) => return Ok(()),
+            Ok(bytes) => at += bytes as u64,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }

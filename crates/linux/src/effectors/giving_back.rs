@@ -390,7 +390,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
             }
         }
     })?;
-    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, _| {
+    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, _, _| {
         look.not_only_read.insert(inode);
     })?;
     look.looked_at = open + mapped;
@@ -451,7 +451,9 @@ fn held_by(
     }
     let mut held = Vec::new();
     let open = each_open_file(root, pid, room, |_, inode, _| held.push(inode))?;
-    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, _| held.push(inode))?;
+    let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, _, _| {
+        held.push(inode)
+    })?;
     if open + mapped == 0 && pid != FIRST {
         // Of a leader that has ended nothing is told, whatever its threads have open.
         let threads =
@@ -509,13 +511,13 @@ pub(super) fn each_open_file(
     Ok(count)
 }
 
-/// Shows the inode of each mapping of a process that is one of a file, with its addresses as the kernel writes them; returns how many
-/// mappings there are.
+/// Shows the inode of each mapping of a process that is one of a file, with its device and its addresses as the kernel writes them;
+/// returns how many mappings there are.
 pub(super) fn each_mapped_file(
     root: &Root,
     pid: i32,
     room: usize,
-    mut see: impl FnMut(u64, &[u8]),
+    mut see: impl FnMut(u64, &[u8], &[u8]),
 ) -> Result<usize, Obstacle> {
     /// Room for what the kernel writes at one time.
     const BUFFER_BYTES: usize = 64 * 1024;
@@ -534,8 +536,9 @@ pub(super) fn each_mapped_file(
         // proc(5): address, rights, offset, device, inode, name.
         let mut fields = words(&line);
         let range = fields.next().unwrap_or_default();
-        if let Some(inode) = fields.nth(3).and_then(number).filter(|inode| *inode != 0) {
-            see(inode, range);
+        let device = fields.nth(2).unwrap_or_default();
+        if let Some(inode) = fields.next().and_then(number).filter(|inode| *inode != 0) {
+            see(inode, device, range);
         }
     }
 }

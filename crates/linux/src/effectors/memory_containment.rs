@@ -178,7 +178,7 @@ impl MemoryContainment {
                 return Err(refused("its processes are in several groups".into()));
             }
         }
-        if is_delegated(root, &group) {
+        if is_delegated(root, first.pid, &group) {
             return Err(refused(format!("{} was delegated to somebody", group.path)));
         }
         let everybody = group

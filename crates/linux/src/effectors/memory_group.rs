@@ -15,6 +15,8 @@ use std::path::PathBuf;
 
 /// Where the memory hierarchy of version 1 is mounted, if it is.
 const VERSION_ONE: &str = "/sys/fs/cgroup/memory";
+/// Where systemd has its own hierarchy beside those of version 1.
+const SYSTEMD: &str = "/sys/fs/cgroup/systemd";
 /// Where the unified hierarchy is mounted, if it is.
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Groups below a group that are looked at.
@@ -312,13 +314,36 @@ pub(super) fn hands_off(root: &Root, pid: i32) -> Option<String> {
     }
 }
 
-/// Whether the group, or one above it, was delegated to somebody (`Delegate=` in a unit), who rules over all below it.
-pub(super) fn is_delegated(root: &Root, group: &MemoryGroup) -> bool {
-    std::iter::successors(Some(group.clone()), MemoryGroup::above).any(|group| {
-        ["trusted.delegate", "user.delegate"].iter().any(|name| {
-            let mut value = [0u8; 8];
-            rustix::fs::getxattr(root.path(&group.path), *name, &mut value)
-                .is_ok_and(|length| value.get(..length) == Some(b"1".as_slice()))
+/// Whether the group of a process, or one above it, was delegated to somebody (`Delegate=` in a unit), who rules over all below it.
+/// systemd notes that in its own hierarchy, which with version 1 is another one than that of memory.
+pub(super) fn is_delegated(root: &Root, pid: i32, group: &MemoryGroup) -> bool {
+    let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
+    let noted = text.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let mounts: &[&str] = match (number, controllers) {
+            (_, "name=systemd") => &[SYSTEMD],
+            ("0", "") => &UNIFIED,
+            _ => &[],
+        };
+        let is_inside = path.starts_with('/') && !path.split('/').any(|part| part == "..");
+        is_inside.then(|| {
+            mounts
+                .iter()
+                .map(move |mount| (*mount, path.trim_end_matches('/').to_owned()))
+        })
+    });
+    let memory = std::iter::once(("", group.path.clone()));
+    noted.flatten().chain(memory).any(|(mount, path)| {
+        // From the group upwards.
+        let ends = path.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0);
+        let all = ends.chain(std::iter::once(path.len()));
+        all.filter_map(|end| path.get(..end)).any(|path| {
+            ["trusted.delegate", "user.delegate"].iter().any(|name| {
+                let mut value = [0u8; 8];
+                rustix::fs::getxattr(root.path(&format!("{mount}{path}")), *name, &mut value)
+                    .is_ok_and(|length| value.get(..length) == Some(b"1".as_slice()))
+            })
         })
     })
 }

@@ -53,8 +53,13 @@ impl Mounts {
 
     /// Whether an open file is on one of them, by its text in `fdinfo`. A mount that was taken away while the file is open is none.
     pub(super) fn have(&self, fdinfo: &[u8]) -> bool {
+        self.mount_of(fdinfo).is_some()
+    }
+
+    /// On which of them an open file is, by its text in `fdinfo`.
+    pub(super) fn mount_of(&self, fdinfo: &[u8]) -> Option<u64> {
         let mount = lines(fdinfo).find_map(|line| number(line.strip_prefix(b"mnt_id:")?.trim_ascii()));
-        mount.is_some_and(|mount| self.0.contains(&mount))
+        mount.filter(|mount| self.0.contains(mount))
     }
 }
 
