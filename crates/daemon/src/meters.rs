@@ -4,6 +4,7 @@
 
 use crate::api::{Effect, Found, SCHEMA, find_named};
 use homeostat_engine::{MeterInterval, Placebo, Policy, Unknown, judge_meters};
+pub use homeostat_linux::meters::PointsWish;
 pub use homeostat_linux::meters::{Mended, end, mend, write_breakpoints_down_in};
 use homeostat_linux::meters::{MeterSettings, SpanBlocks, known_meters};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};

@@ -1281,7 +1281,8 @@ impl Engine {
         );
         w.meter = Some(chosen);
         // Found and counted beside it, until a trial is over.
-        if let Some(second) = w.second_meter().filter(|m| !w.open.contains(m)) {
+        let is_checked = self.policy.independent_check;
+        if let Some(second) = w.second_meter().filter(|m| is_checked && !w.open.contains(m)) {
             w.open.push(second.clone());
             self.out.push(Command::OpenMeter(id.clone(), second));
         }

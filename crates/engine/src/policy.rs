@@ -105,6 +105,9 @@ pub struct Policy {
     /// wait, are proven to get longer by it and seem to do so by at least this share (0.03 to 10): half of them, or one of a
     /// hundred, and also for the work done in each. 0 = spans are not followed.
     pub span_rise_max: f64,
+    /// Where a program counts its own work and progress points may be used, points of its code are counted beside it during trials
+    /// and compared with it, at 0.5 % of its CPU time. They decide nothing: it tells how wrong points are.
+    pub independent_check: bool,
     /// Wait before a refused meter or a declined proposal is looked at again (seconds).
     pub reconsider_s: f64,
     /// One placebo experiment every so many seconds; 0 = none.
@@ -161,6 +164,7 @@ impl Default for Policy {
             backoff_harmful_s: 7.0 * 86_400.0,
             reader_loss_max: 0.5,
             span_rise_max: 0.2,
+            independent_check: false,
             reconsider_s: 600.0,
             placebo_every_s: 21_600.0,
             placebo_alpha: 0.05,

@@ -823,7 +823,8 @@ impl Engine {
     /// known from an earlier trial.
     fn call_witness(&mut self, experiment: &Experiment) -> Option<Witness> {
         let setup = &experiment.setup;
-        if setup.panel.is_joint() || setup.kind == ExperimentKind::StagedRollout {
+        let is_checked = self.policy.independent_check;
+        if !is_checked || setup.panel.is_joint() || setup.kind == ExperimentKind::StagedRollout {
             return None;
         }
         let lead = setup.panel.lead();

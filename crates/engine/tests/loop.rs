@@ -1049,7 +1049,11 @@ impl Strategy for Promise {
 #[test]
 fn progress_points_look_on_beside_the_programs_own_counter_and_decide_nothing() {
     let run = |points: bool| {
-        let mut world = World::new(vec![plant("gains", 0.12)], policy(), Memory::default());
+        let policy = Policy {
+            independent_check: true,
+            ..policy()
+        };
+        let mut world = World::new(vec![plant("gains", 0.12)], policy, Memory::default());
         world.points = points;
         world.run(900);
         world

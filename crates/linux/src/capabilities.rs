@@ -718,6 +718,23 @@ impl List {
             "a reader of files cannot be kept to a little memory: the file_cache strategy is off",
             seen,
         );
+        let seen = match crate::meters::why_no_points(root) {
+            None => Seen::new(
+                Available,
+                "nobody is logged in who is not trusted with them (meters.progress_points = \"auto\")",
+                "",
+            ),
+            Some(why) => Seen::new(
+                Missing,
+                why,
+                "meters.progress_points = true, where everybody who logs in is trusted (docs/security.md)",
+            ),
+        };
+        self.add(
+            "points.auto",
+            "programs that tell nothing of their work are not measured by places in their code, unless the configuration asks for it",
+            seen,
+        );
         let seen = match cache::is_told() {
             Ok(()) => Seen::new(Available, "cachestat tells what was taken of a file", ""),
             Err(e) => Seen::new(

@@ -5,7 +5,7 @@ use crate::{Context, render};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use homeostat_daemon::client::ClientError;
-use homeostat_daemon::meters::{self, Choice, Observer};
+use homeostat_daemon::meters::{self, Choice, Observer, PointsWish};
 use homeostat_model::{Nanoseconds, WorkloadId};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::Arc;
@@ -132,7 +132,9 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
 
 fn begin(context: &Context, points: bool) -> Result<Observer, Failure> {
     let mut settings = context.meter_settings();
-    settings.progress_points |= points;
+    if points {
+        settings.progress_points = PointsWish::Always;
+    }
     meters::write_breakpoints_down_in(&context.state_directory());
     Observer::begin(&settings).map_err(|e| Failure::from_error(&e))
 }

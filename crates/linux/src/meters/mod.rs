@@ -27,6 +27,7 @@ mod redis;
 mod settings;
 mod sockets;
 mod spans;
+mod strangers;
 mod tasks;
 mod tracepoints;
 mod turns;
@@ -37,7 +38,7 @@ pub use discovery::{PointsReport, find_points};
 pub use known::{KnownMeter, known_meters};
 pub use owed::{Mended, mend, write_breakpoints_down_in};
 pub use points::{KnownPoint, Place, known_points};
-pub use settings::MeterSettings;
+pub use settings::{MeterSettings, PointsWish};
 pub(crate) use spans::Follower;
 pub use spans::{Quantile, SpanBlocks, Spans, SpansReport};
 
@@ -48,6 +49,11 @@ use std::time::Duration;
 
 /// Longest wait of an orderly end for breakpoints to be taken out.
 const TAKEN_OFF_MAX: Duration = Duration::from_secs(10);
+
+/// Why progress points are not used now unless a person asks for them: somebody is on the machine who is not trusted with them.
+pub(crate) fn why_no_points(root: &Root) -> Option<String> {
+    strangers::Strangers::default().why_not(root, std::time::Instant::now())
+}
 
 /// Waits until every breakpoint is taken out that a meter had needed, at most ten seconds: that is done by threads, which look
 /// first that it holds up nobody. What is left then goes with this process, whoever stands still. Whether all are out.

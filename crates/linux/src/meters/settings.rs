@@ -1,9 +1,58 @@
 //! What a person may configure about meters.
 
 use homeostat_model::Workload;
-use serde::{Deserialize, Serialize};
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+/// Whether progress points are looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PointsWish {
+    /// As long as nobody is logged in who is not trusted with it (docs/security.md).
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Serialize for PointsWish {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Always => serializer.serialize_bool(true),
+            Self::Never => serializer.serialize_bool(false),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for PointsWish {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Wish;
+        impl Visitor<'_> for Wish {
+            type Value = PointsWish;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("\"auto\", true or false")
+            }
+            fn visit_bool<E: serde::de::Error>(self, wish: bool) -> Result<PointsWish, E> {
+                Ok(if wish {
+                    PointsWish::Always
+                } else {
+                    PointsWish::Never
+                })
+            }
+            fn visit_str<E: serde::de::Error>(self, wish: &str) -> Result<PointsWish, E> {
+                match wish {
+                    "auto" => Ok(PointsWish::Auto),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(wish), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Wish)
+    }
+}
 
 /// Settings of the meters. Workloads are named by their id, by their program, or by a pattern with `*` and `?`
 /// over either.
@@ -21,9 +70,10 @@ pub struct MeterSettings {
     pub progress_directory: PathBuf,
     /// Look for progress points in the code of programs that tell nothing (docs/meters.md): some places are counted through
     /// breakpoints that the kernel keeps, at a cost of at most 0.5 % of the program's CPU time; the search takes at most a
-    /// second of it. `false`: such programs are not touched; `homeostat meter test --class points` looks all the same, when a
-    /// person asks.
-    pub progress_points: bool,
+    /// second of it. `"auto"`: as long as nobody is logged in who may not become root and may mount storage that does not answer
+    /// (docs/security.md). `true`: always. `false`: such programs are not touched; `homeostat meter test --class points` looks all
+    /// the same, when a person asks.
+    pub progress_points: PointsWish,
     /// Share of a program's CPU time that counting through breakpoints may cost it (0.0001 to 1): functions, static probes and
     /// progress points that would cost more are counted in turns, for a part of each second, and the rest is estimated
     /// (docs/meters.md).
@@ -36,7 +86,7 @@ impl Default for MeterSettings {
             configured: BTreeMap::new(),
             redis_password_files: BTreeMap::new(),
             progress_directory: PathBuf::from(homeostat_progress::layout::DIRECTORY),
-            progress_points: false,
+            progress_points: PointsWish::Auto,
             probe_cost_max: super::turns::COST_MAX,
         }
     }

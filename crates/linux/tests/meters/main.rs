@@ -15,7 +15,7 @@ mod progress;
 mod servers;
 
 use homeostat_linux::Root;
-use homeostat_linux::meters::{Meter, MeterKind, MeterSettings, kinds};
+use homeostat_linux::meters::{Meter, MeterKind, MeterSettings, PointsWish, kinds};
 use homeostat_model::{
     Fingerprint, MeterCandidate, MeterId, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind,
 };

@@ -226,7 +226,7 @@ fn compile(directory: &Path, text: &str) -> Option<PathBuf> {
 fn points_are_not_looked_for_when_a_person_says_no() {
     let own = workload("test", &[std::process::id()]);
     let settings = MeterSettings {
-        progress_points: false,
+        progress_points: PointsWish::Never,
         ..MeterSettings::default()
     };
     let why = Meters::new(&settings).refusal(&own, "points");
@@ -236,7 +236,7 @@ fn points_are_not_looked_for_when_a_person_says_no() {
 /// As a person sets it who wants points to be looked for.
 fn wanted() -> MeterSettings {
     MeterSettings {
-        progress_points: true,
+        progress_points: PointsWish::Always,
         ..MeterSettings::default()
     }
 }

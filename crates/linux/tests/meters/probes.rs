@@ -408,7 +408,7 @@ fn a_function_that_would_cost_too_much_is_counted_in_turns_and_follows_the_work(
     let w = workload("often", &[c.pid()]);
     // What searching for points needs is what counting in turns needs.
     let points = Meters::new(&MeterSettings {
-        progress_points: true,
+        progress_points: PointsWish::Always,
         ..MeterSettings::default()
     })
     .refusal(&w, "points");
@@ -525,7 +525,7 @@ fn what_stays_on_because_somebody_stands_still_is_paid_for() {
     let (mut still, mut busy) = (run(&program, false), run(&program, false));
     let both = workload("payer", &[still.pid(), busy.pid()]);
     let points = Meters::new(&MeterSettings {
-        progress_points: true,
+        progress_points: PointsWish::Always,
         ..MeterSettings::default()
     })
     .refusal(&both, "points");

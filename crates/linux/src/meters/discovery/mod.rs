@@ -25,8 +25,9 @@ use super::code_file::executable;
 use super::common::{not_mine, open_process, refused, usable};
 use super::concern::{Refusal, threads};
 use super::crowd::Crowd;
+use super::strangers::Strangers;
 use super::turns::{Counting, Lost};
-use super::{Meter, MeterKind, MeterSettings};
+use super::{Meter, MeterKind, MeterSettings, PointsWish};
 use crate::Root;
 use crate::sys::bpf::Counters;
 use crate::sys::perf::OpenError;
@@ -74,8 +75,9 @@ type Memory = Arc<Mutex<BTreeMap<Key, Known>>>;
 
 /// The kind.
 pub(super) struct Points {
-    /// Whether a person wants them.
-    wanted: bool,
+    wish: PointsWish,
+    /// Who is on the machine, where nobody asked for them.
+    strangers: Arc<Mutex<Strangers>>,
     limits: Limits,
     memory: Memory,
     /// Whether this kernel and this user can count so, once tried.
@@ -85,7 +87,8 @@ pub(super) struct Points {
 impl Points {
     pub(super) fn new(settings: &MeterSettings) -> Self {
         Self {
-            wanted: settings.progress_points,
+            wish: settings.progress_points,
+            strangers: Arc::default(),
             limits: Limits {
                 cost: settings.probe_cost_max,
                 ..Limits::default()
@@ -119,12 +122,20 @@ impl Points {
         found
     }
 
+    /// Who is watched for, unless a person asked for points.
+    fn strangers(&self) -> Option<Arc<Mutex<Strangers>>> {
+        (self.wish == PointsWish::Auto).then(|| Arc::clone(&self.strangers))
+    }
+
     fn check(&mut self, root: &Root, workload: &Workload) -> Result<Key, String> {
-        if !self.wanted {
+        if self.wish == PointsWish::Never {
             return Err("meters.progress_points = false: progress points are not looked for".to_owned());
         }
         if !root.is_live() {
             return Err("this is a captured tree, not the running machine".to_owned());
+        }
+        if let Some(why) = self.strangers().and_then(|strangers| why_not(&strangers, root)) {
+            return Err(why);
         }
         let main = *workload.processes.first().ok_or("it has no process")?;
         open_process(root, main).map_err(|e| e.to_string())?;
@@ -143,6 +154,13 @@ impl Points {
             _ => Ok(key),
         }
     }
+}
+
+/// Why points are not used now, by who is on the machine.
+fn why_not(strangers: &Mutex<Strangers>, root: &Root) -> Option<String> {
+    // A thread that panicked while it held the lock has at worst not remembered somebody.
+    let mut strangers = strangers.lock().unwrap_or_else(PoisonError::into_inner);
+    strangers.why_not(root, Instant::now())
 }
 
 /// How long it is not looked for again.
@@ -235,6 +253,7 @@ impl MeterKind for Points {
                 memory: self.memory.clone(),
                 key,
                 cost_max: limits.cost,
+                strangers: self.strangers(),
                 state: State::Active(Box::new(active)),
             }));
         }
@@ -256,6 +275,7 @@ impl MeterKind for Points {
             memory: self.memory.clone(),
             key,
             cost_max: limits.cost,
+            strangers: self.strangers(),
             state: State::Searching { receiver, stop },
         }))
     }
@@ -311,10 +331,17 @@ struct PointsMeter {
     key: Key,
     /// Share of the program's CPU time that counting may cost.
     cost_max: f64,
+    strangers: Option<Arc<Mutex<Strangers>>>,
     state: State,
 }
 
 impl PointsMeter {
+    fn stop_search(&self) {
+        if let State::Searching { stop, .. } = &self.state {
+            stop.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn nothing(&mut self, why: Refusal) -> PlatformError {
         let known = Known::Nothing {
             why: why.clone(),
@@ -337,6 +364,13 @@ impl Meter for PointsMeter {
     }
 
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        if !matches!(self.state, State::Over(_))
+            && let Some(why) = self.strangers.as_ref().and_then(|s| why_not(s, &self.root))
+        {
+            // What was found stays known: when they have gone it is counted at once. What is on goes now.
+            self.stop_search();
+            self.state = State::Over(why);
+        }
         match &mut self.state {
             State::Over(why) => Err(unsupported(why)),
             State::Active(active) => match active.read(workload) {
@@ -392,9 +426,7 @@ impl Meter for PointsMeter {
 
 impl Drop for PointsMeter {
     fn drop(&mut self) {
-        if let State::Searching { stop, .. } = &self.state {
-            stop.store(true, Ordering::Relaxed);
-        }
+        self.stop_search();
     }
 }
 

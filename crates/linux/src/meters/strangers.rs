@@ -1,0 +1,431 @@
+//! Whether somebody is on the machine who is not trusted with what breakpoints cost in the worst case.
+//!
+//! While a breakpoint comes or goes nobody on the machine can fork, and who is stuck in storage that does not answer can draw that
+//! out (docs/security.md). That takes somebody who can make such storage: who may mount FUSE. So where no person asked for progress
+//! points they are used only as long as nobody is there who logged in, may not become root, and could do that.
+//!
+//! Who logged in is told by the kernel: `loginuid` (audit) is set once by `sshd`, `login` or `cron` for the user whom they let in,
+//! stays with everything that is started from there, also through `su` and `sudo`, and is unset in what runs for the machine itself:
+//! its services, and containers that a daemon of root's started. Where the kernel has none, users from 1000 on count.
+
+use crate::Root;
+use crate::sensors::bytes::{lines, number, words};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Who lets others open it lets them mount FUSE, some of them through a helper (`fusermount3`).
+const FUSE: &str = "/dev/fuse";
+/// All processes are looked at this often at most.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// What was seen of a process holds for so long; it may still be on its way from `sshd` to a user before.
+const HOLDS: Duration = Duration::from_secs(60);
+/// After they have gone it counts as before for so long: a trial is not to be begun and broken off with each login.
+const GONE_FOR: Duration = Duration::from_secs(300);
+/// More processes than this are not looked at.
+const PROCESSES_MAX: usize = 32 * 1024;
+/// More than this of a file of users is not read (bytes).
+const FILE_MAX: u64 = 1 << 20;
+/// `loginuid` of what nobody logged in for.
+const UNSET: u32 = u32::MAX;
+/// From here on numbers are given to people (`UID_MIN` in login.defs(5)), but for the one of nobody.
+const PEOPLE_FROM: u32 = 1000;
+const NOBODY: u32 = 65_534;
+/// Whose members may become root.
+const OF_ADMINISTRATORS: [&[u8]; 4] = [b"sudo", b"wheel", b"admin", b"root"];
+
+/// A process, as it was seen.
+struct Known {
+    /// Of its directory: another one is another process.
+    inode: u64,
+    first: Instant,
+    read: Instant,
+    user: Option<User>,
+}
+
+/// For whom a process runs, if that is a person.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum User {
+    /// By number.
+    Is(u32),
+    /// It could not be told.
+    Untold,
+}
+
+/// Watches over it.
+#[derive(Default)]
+pub(crate) struct Strangers {
+    known: BTreeMap<i32, Known>,
+    looked: Option<Instant>,
+    /// Who was seen last, and when.
+    last: Option<(Instant, String)>,
+}
+
+impl Strangers {
+    /// Why progress points are not to be used unless a person asks for them.
+    pub(crate) fn why_not(&mut self, root: &Root, now: Instant) -> Option<String> {
+        let is_due = self
+            .looked
+            .is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY);
+        if is_due {
+            self.looked = Some(now);
+            match self.look(root, now) {
+                Ok(None) => {}
+                Ok(Some(who)) => self.last = Some((now, who)),
+                Err(e) => self.last = Some((now, format!("somebody whom homeostat cannot see ({e})"))),
+            }
+        }
+        let (at, who) = self.last.as_ref()?;
+        let ago = now.saturating_duration_since(*at);
+        if ago >= GONE_FOR {
+            return None;
+        }
+        let is = if ago < LOOK_EVERY * 2 {
+            "is"
+        } else {
+            "was until a moment ago"
+        };
+        Some(format!(
+            "progress points are not used while {who} {is} logged in, who may not become root and may mount storage that does not answer \
+             ({FUSE}); where everybody is trusted: meters.progress_points = true"
+        ))
+    }
+
+    /// Who is there now.
+    fn look(&mut self, root: &Root, now: Instant) -> io::Result<Option<String>> {
+        if !is_fuse_open(root) {
+            self.known.clear();
+            return Ok(None);
+        }
+        let has_login = root.path("/proc/self/loginuid").exists();
+        let mut seen = BTreeMap::new();
+        for entry in fs::read_dir(root.path("/proc"))? {
+            let entry = entry?;
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<i32>().ok())
+            else {
+                continue;
+            };
+            if seen.len() >= PROCESSES_MAX {
+                return Err(io::Error::other("more processes than are looked at"));
+            }
+            let inode = entry.ino();
+            let before = self.known.remove(&pid).filter(|known| known.inode == inode);
+            let known = match before {
+                Some(known) if now.saturating_duration_since(known.read) < HOLDS && !is_young(&known) => {
+                    known
+                }
+                before => Known {
+                    inode,
+                    first: before.map_or(now, |known| known.first),
+                    read: now,
+                    user: user_of(&entry.path(), has_login),
+                },
+            };
+            seen.insert(pid, known);
+        }
+        self.known = seen;
+        let users: BTreeSet<User> = self.known.values().filter_map(|known| known.user).collect();
+        if users.is_empty() {
+            return Ok(None);
+        }
+        let passwd = read_bounded(&root.path("/etc/passwd")).unwrap_or_default();
+        let group = read_bounded(&root.path("/etc/group")).unwrap_or_default();
+        let administrators = administrators(&passwd, &group);
+        Ok(stranger(&users, &administrators).map(|user| match user {
+            User::Is(user) => format!("{} (user {user})", name_of(&passwd, user)),
+            User::Untold => "somebody whose process cannot be looked at".to_owned(),
+        }))
+    }
+}
+
+/// It may not have got its user yet.
+fn is_young(known: &Known) -> bool {
+    known.read.saturating_duration_since(known.first) < HOLDS
+}
+
+/// The first of these who is not trusted.
+fn stranger(users: &BTreeSet<User>, administrators: &BTreeSet<u32>) -> Option<User> {
+    users.iter().copied().find(|user| match user {
+        User::Is(user) => !administrators.contains(user),
+        User::Untold => true,
+    })
+}
+
+/// For which person a process runs; `None`: for none, or it has ended.
+fn user_of(process: &Path, has_login: bool) -> Option<User> {
+    let is_gone =
+        |e: &io::Error| e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH);
+    if has_login {
+        return match fs::read(process.join("loginuid")) {
+            Ok(text) => match number(text.trim_ascii()).and_then(|user| u32::try_from(user).ok()) {
+                Some(UNSET | 0) => None,
+                Some(user) => Some(User::Is(user)),
+                None => Some(User::Untold),
+            },
+            Err(e) if is_gone(&e) => None,
+            Err(_) => Some(User::Untold),
+        };
+    }
+    match fs::metadata(process) {
+        Ok(found) => (found.uid() >= PEOPLE_FROM && found.uid() != NOBODY).then(|| User::Is(found.uid())),
+        Err(e) if is_gone(&e) => None,
+        Err(_) => Some(User::Untold),
+    }
+}
+
+/// Whether others than root may mount FUSE, or have done so.
+fn is_fuse_open(root: &Root) -> bool {
+    let is_open = match fs::metadata(root.path(FUSE)) {
+        Ok(found) => found.mode() & 0o066 != 0,
+        Err(e) => e.kind() != io::ErrorKind::NotFound,
+    };
+    is_open || fs::read(root.path("/proc/self/mountinfo")).is_ok_and(|text| is_mounted_by_a_user(&text))
+}
+
+fn is_mounted_by_a_user(mountinfo: &[u8]) -> bool {
+    lines(mountinfo).any(|line| {
+        let mut fields = words(line).skip_while(|word| *word != b"-").skip(1);
+        let kind = fields.next().unwrap_or_default();
+        let options = fields.nth(1).unwrap_or_default();
+        let user = options
+            .split(|byte| *byte == b',')
+            .find_map(|option| number(option.strip_prefix(b"user_id=")?));
+        kind.starts_with(b"fuse") && user.is_some_and(|user| user != 0)
+    })
+}
+
+/// The users who may become root, by these files (passwd(5), group(5)).
+fn administrators(passwd: &[u8], group: &[u8]) -> BTreeSet<u32> {
+    let (mut groups, mut names) = (BTreeSet::new(), BTreeSet::new());
+    for line in lines(group) {
+        let mut fields = line.split(|byte| *byte == b':');
+        let (name, number, members) = (fields.next(), fields.nth(1), fields.next());
+        if name.is_some_and(|name| OF_ADMINISTRATORS.contains(&name)) {
+            groups.extend(number.map(<[u8]>::to_vec));
+            let members = members.unwrap_or_default().split(|byte| *byte == b',');
+            names.extend(members.filter(|name| !name.is_empty()).map(<[u8]>::to_vec));
+        }
+    }
+    users(passwd)
+        .filter(|(name, _, group)| names.contains(*name) || groups.contains(*group))
+        .map(|(_, user, _)| user)
+        .collect()
+}
+
+/// Name, number and group of each user.
+fn users(passwd: &[u8]) -> impl Iterator<Item = (&[u8], u32, &[u8])> {
+    lines(passwd).filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let (name, user, group) = (fields.next()?, fields.nth(1)?, fields.next()?);
+        Some((name, u32::try_from(number(user)?).ok()?, group))
+    })
+}
+
+fn name_of(passwd: &[u8], user: u32) -> String {
+    let found = users(passwd).find(|(_, number, _)| *number == user);
+    let name = found.map(|(name, ..)| String::from_utf8_lossy(name).into_owned());
+    name.filter(|name| !name.chars().any(char::is_control))
+        .unwrap_or_else(|| "somebody".to_owned())
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    fs::File::open(path)?.take(FILE_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > FILE_MAX {
+        // Of a file that is cut nobody is known.
+        return Err(io::Error::other("larger than a file of users is"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\npostgres:x:105:110::/:/bin/sh\nanna:x:1000:1000::/:/bin/sh\n\
+                          bob:x:1001:27::/:/bin/sh\ncarl:x:1002:1002::/:/bin/sh\nodd:x:y\n";
+    const GROUP: &str = "root:x:0:\nsudo:x:27:anna,\ncdrom:x:24:carl\nodd\n";
+
+    struct Machine {
+        _keep: tempfile::TempDir,
+        root: Root,
+    }
+
+    impl Machine {
+        fn new(has_login: bool, fuse: u32) -> Self {
+            let keep = tempfile::tempdir().unwrap();
+            let root = Root::new(keep.path());
+            let machine = Self { _keep: keep, root };
+            machine.put("/etc/passwd", PASSWD);
+            machine.put("/etc/group", GROUP);
+            machine.put("/proc/self/mountinfo", "21 1 98:0 / / rw - ext4 /dev/vda rw\n");
+            if has_login {
+                machine.put("/proc/self/loginuid", "4294967295");
+            }
+            machine.put(FUSE, "");
+            fs::set_permissions(machine.root.path(FUSE), fs::Permissions::from_mode(fuse)).unwrap();
+            machine.runs(1, "4294967295");
+            machine
+        }
+
+        fn put(&self, path: &str, text: &str) {
+            let path = self.root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn runs(&self, pid: i32, login: &str) {
+            self.put(&format!("/proc/{pid}/loginuid"), login);
+        }
+
+        fn ends(&self, pid: i32) {
+            fs::remove_dir_all(self.root.path(&format!("/proc/{pid}"))).unwrap();
+        }
+
+        fn why_not(&self, strangers: &mut Strangers, now: Instant) -> Option<String> {
+            strangers.why_not(&self.root, now)
+        }
+    }
+
+    #[test]
+    fn who_logged_in_and_may_not_become_root_is_a_stranger_where_fuse_is_open() {
+        let machine = Machine::new(true, 0o666);
+        let why = |login: &str| {
+            machine.runs(7, login);
+            machine.why_not(&mut Strangers::default(), Instant::now())
+        };
+        assert_eq!(why("4294967295"), None, "a service");
+        assert_eq!(why("0"), None, "root");
+        assert_eq!(why("1000"), None, "a member of sudo");
+        assert_eq!(why("1001"), None, "whose own group is sudo");
+        assert!(why("1002").unwrap().contains("carl (user 1002) is logged in"));
+        assert!(
+            why("4000").unwrap().contains("somebody (user 4000)"),
+            "of a directory service"
+        );
+        assert!(why("what").unwrap().contains("cannot be looked at"));
+        let closed = Machine::new(true, 0o600);
+        closed.runs(7, "1002");
+        assert_eq!(closed.why_not(&mut Strangers::default(), Instant::now()), None);
+        closed.put(
+            "/proc/self/mountinfo",
+            "30 21 0:44 / /home/carl/far rw - fuse.sshfs far: rw,user_id=1002,group_id=1002\n",
+        );
+        assert!(
+            closed
+                .why_not(&mut Strangers::default(), Instant::now())
+                .is_some()
+        );
+        closed.put(
+            "/proc/self/mountinfo",
+            "30 21 0:44 / /x rw - fuse.lxcfs lxcfs rw,user_id=0\n",
+        );
+        assert_eq!(closed.why_not(&mut Strangers::default(), Instant::now()), None);
+    }
+
+    #[test]
+    fn without_audit_the_owner_of_a_process_counts() {
+        let machine = Machine::new(false, 0o666);
+        let why = |owner: u32| {
+            let path = machine.root.path("/proc/1");
+            // Only root gives files away.
+            std::os::unix::fs::chown(path, Some(owner), None)
+                .is_ok()
+                .then(|| {
+                    machine
+                        .why_not(&mut Strangers::default(), Instant::now())
+                        .is_some()
+                })
+        };
+        for (owner, is_stranger) in [
+            (0, false),
+            (105, false),
+            (NOBODY, false),
+            (1000, false),
+            (1002, true),
+        ] {
+            if let Some(told) = why(owner) {
+                assert_eq!(told, is_stranger, "{owner}");
+            }
+        }
+    }
+
+    #[test]
+    fn it_counts_for_five_minutes_after_they_have_gone() {
+        let machine = Machine::new(true, 0o666);
+        let (mut strangers, begun) = (Strangers::default(), Instant::now());
+        let at = |seconds: u64| begun + Duration::from_secs(seconds);
+        assert_eq!(machine.why_not(&mut strangers, at(0)), None);
+        machine.runs(8, "1002");
+        assert_eq!(
+            machine.why_not(&mut strangers, at(4)),
+            None,
+            "it is looked every five seconds"
+        );
+        assert!(machine.why_not(&mut strangers, at(5)).is_some());
+        machine.ends(8);
+        let told = machine.why_not(&mut strangers, at(100)).unwrap();
+        assert!(told.contains("was until a moment ago"), "{told}");
+        assert!(machine.why_not(&mut strangers, at(300)).is_some());
+        assert_eq!(machine.why_not(&mut strangers, at(310)), None);
+    }
+
+    #[test]
+    fn a_process_that_becomes_somebodys_after_it_was_seen_is_looked_at_again() {
+        let machine = Machine::new(true, 0o666);
+        let (mut strangers, begun) = (Strangers::default(), Instant::now());
+        let at = |seconds: u64| begun + Duration::from_secs(seconds);
+        machine.runs(9, "4294967295");
+        assert_eq!(machine.why_not(&mut strangers, at(0)), None);
+        // sshd has let somebody in.
+        machine.runs(9, "1002");
+        assert!(machine.why_not(&mut strangers, at(10)).is_some());
+        // Later it is asked once a minute.
+        let mut strangers = Strangers::default();
+        machine.runs(9, "4294967295");
+        for seconds in (0..200).step_by(5) {
+            assert_eq!(machine.why_not(&mut strangers, at(seconds)), None);
+        }
+        machine.runs(9, "1002");
+        assert!(
+            (200..270)
+                .step_by(5)
+                .any(|seconds| machine.why_not(&mut strangers, at(seconds)).is_some())
+        );
+    }
+
+    #[test]
+    fn where_the_files_of_users_are_missing_nobody_is_an_administrator() {
+        let machine = Machine::new(true, 0o666);
+        fs::remove_file(machine.root.path("/etc/group")).unwrap();
+        machine.runs(7, "1000");
+        assert!(
+            machine
+                .why_not(&mut Strangers::default(), Instant::now())
+                .is_some()
+        );
+        // Nor where there are no processes to be seen at all.
+        fs::remove_dir_all(machine.root.path("/proc")).unwrap();
+        let told = machine
+            .why_not(&mut Strangers::default(), Instant::now())
+            .unwrap();
+        assert!(told.contains("cannot see"), "{told}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(a in proptest::collection::vec(any::<u8>(), 0..300), b in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = administrators(&a, &b);
+            let _ = name_of(&a, 7);
+            let _ = is_mounted_by_a_user(&a);
+        }
+    }
+}
