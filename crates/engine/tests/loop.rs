@@ -252,7 +252,8 @@ fn size(target: &Target) -> f64 {
         Target::Memory(m) => m.iter().map(|t| t.pieces.len() as f64).sum(),
         Target::Cpus(c) => c.len() as f64,
         Target::Pages(p) => p.bytes.0 as f64,
-        Target::Files(_) | Target::Reader(_) | Target::Nothing => 0.0,
+        Target::Files(f) => f.len() as f64,
+        Target::Reader(_) | Target::Nothing => 0.0,
     }
 }
 
@@ -1899,6 +1900,41 @@ fn what_lies_over_another_change_is_undone_first() {
 }
 
 #[test]
+fn settings_in_different_files_have_nothing_to_do_with_each_other() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("setting", 0.40, 2.0)];
+    let one = |id, file: &str| {
+        Box::new(Custom {
+            effector: "setting",
+            ..custom(id, vec![Target::Files(vec![file.to_owned()])])
+        })
+    };
+    let strategies: Vec<Box<dyn Strategy>> = vec![one("a", "/proc/sys/a"), one("b", "/proc/sys/b")];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    for _ in 0..4000 {
+        if world.engine.view().in_force.len() == 2 {
+            break;
+        }
+        world.run(1);
+    }
+    let in_force = world.engine.view().in_force;
+    let [first, second] = [in_force[0].action, in_force[1].action];
+    // The probes of the first leave the other alone.
+    let mut alone = 0;
+    for _ in 0..3600 {
+        world.run(1);
+        let off = [first, second].map(|id| !world.on[&id].1);
+        assert!(!(off[0] && off[1]));
+        alone += usize::from(off[0]);
+    }
+    assert!(alone > 0);
+    world.step(Event::Operator(OperatorRequest::Undo(first)));
+    world.run(60);
+    assert_eq!(world.closed, [first], "{:#?}", world.stories);
+    assert!(world.on[&second].1);
+}
+
+#[test]
 fn a_place_whose_memory_cannot_go_back_yet_does_not_keep_the_threads_in_the_place_below_it() {
     let (mut world, ids) = twice();
     world.stuck = Some(ids[1]);
@@ -1963,6 +1999,81 @@ fn pages_that_a_later_placement_took_along_go_back_after_it_and_are_not_probed_u
     world.stuck = None;
     world.run(120);
     assert_eq!(world.closed, [above, below]);
+}
+
+/// Pages of one program are moved in four parts to that node each; the trial is on its way when all are made.
+fn all_parts_made(nodes: [u32; 4]) -> (World, Vec<ActionId>) {
+    let mut plant = plant("far", 0.0);
+    plant.gains = vec![("pages", 0.0, Bytes::from_mib(1000).0 as f64)];
+    let parts: Vec<Target> = [100, 150, 250, 500]
+        .into_iter()
+        .zip(nodes)
+        .map(|(mib, node)| {
+            Target::Pages(PageMove {
+                node: NodeId(node),
+                bytes: Bytes::from_mib(mib),
+                shared: false,
+            })
+        })
+        .collect();
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(Custom {
+        reversible: false,
+        ..custom("pages", parts)
+    })];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    for _ in 0..3000 {
+        if world.on.len() == 4 {
+            break;
+        }
+        world.run(1);
+    }
+    let parts: Vec<ActionId> = world.on.keys().copied().collect();
+    assert_eq!(parts.len(), 4, "{:#?}", world.stories);
+    assert!(world.records.is_empty(), "the trial is not over");
+    (world, parts)
+}
+
+#[test]
+fn parts_of_a_rollout_that_do_not_touch_each_other_go_although_one_of_them_cannot() {
+    let (mut world, parts) = all_parts_made([0; 4]);
+    world.stuck = Some(parts[3]);
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.run(5);
+    assert_eq!(
+        world.closed,
+        [parts[2], parts[1], parts[0]],
+        "{:#?}",
+        world.stories
+    );
+    world.run(120);
+    assert_eq!(world.verdict("far"), Verdict::Aborted, "{:#?}", world.stories);
+    assert!(world.engine.view().experiments.is_empty());
+    world.stuck = None;
+    world.run(120);
+    assert!(world.on.is_empty());
+}
+
+#[test]
+fn a_rollout_whose_last_part_cannot_be_undone_ends_and_what_lies_under_that_part_waits_for_it() {
+    let (mut world, parts) = all_parts_made([0, 1, 0, 1]);
+    world.stuck = Some(parts[3]);
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.run(120);
+    // The first and the third are to one node, the second and the last to another: each lies over the one before.
+    assert_eq!(world.closed, [], "{:#?}", world.stories);
+    assert_eq!(world.verdict("far"), Verdict::Aborted, "{:#?}", world.stories);
+    assert!(
+        world.engine.view().experiments.is_empty(),
+        "others have their turn"
+    );
+    // A stop does not wait for it either: it stays in the journal.
+    world.step(Event::Operator(OperatorRequest::Stop { keep: false }));
+    world.run(120);
+    assert!(world.finished, "{:#?}", world.stories);
+    assert_eq!(world.closed, []);
+    world.stuck = None;
+    world.run(120);
+    assert_eq!(world.closed, [parts[3], parts[2], parts[1], parts[0]]);
 }
 
 #[test]
