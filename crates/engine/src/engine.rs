@@ -17,12 +17,12 @@ use crate::recall::Recall;
 use crate::relief;
 use crate::series::Interval;
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
-use crate::trials::{ALONE, UNDO_ATTEMPTS_MAX, is_plain};
+use crate::trials::{ALONE, is_plain};
 use crate::view::{OutcomeView, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
-    Action, ActionId, Advice, Bytes, CpuId, EffectorId, ExperimentId, ExperimentKind, Fingerprint, Machine,
+    Action, ActionId, Advice, Bytes, CpuId, ExperimentId, ExperimentKind, Fingerprint, Machine,
     MachineSample, MeterClass, Nanoseconds, Reads, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
     WorkloadSample,
 };
@@ -84,12 +84,9 @@ impl Gone {
 
 /// A change that exists on the machine, or is on its way in or out.
 pub(crate) struct Change {
-    pub(crate) workload: WorkloadId,
+    /// What is changed, and for whom.
+    pub(crate) action: Action,
     pub(crate) strategy: StrategyId,
-    /// What is changed.
-    pub(crate) target: Target,
-    /// What was changed, in words.
-    pub(crate) text: String,
     /// State it was last sent to, and whether it got there.
     pub(crate) on: bool,
     pub(crate) settled: bool,
@@ -104,10 +101,6 @@ pub(crate) struct Change {
     pub(crate) finished: u64,
     pub(crate) since_unix: u64,
     pub(crate) bloat: Bytes,
-    /// Who carries it out.
-    pub(crate) effector: EffectorId,
-    /// Memory goes along with the threads that it places.
-    pub(crate) with_memory: bool,
     /// Its undo waits for that of a later change that lies over it.
     pub(crate) waits: bool,
     /// How often it made no progress for long while it was undone.
@@ -116,12 +109,10 @@ pub(crate) struct Change {
 
 impl Change {
     /// A change that is about to be made.
-    pub(crate) fn new(action: &Action, strategy: StrategyId, now: Nanoseconds, since_unix: u64) -> Self {
+    pub(crate) fn new(action: Action, strategy: StrategyId, now: Nanoseconds, since_unix: u64) -> Self {
         Self {
-            workload: action.workload.clone(),
+            action,
             strategy,
-            target: action.target.clone(),
-            text: action.why.clone(),
             on: true,
             settled: false,
             leaving: false,
@@ -131,8 +122,6 @@ impl Change {
             finished: 0,
             since_unix,
             bloat: Bytes::ZERO,
-            effector: action.effector.clone(),
-            with_memory: action.takes_memory_along(),
             waits: false,
             stuck: 0,
         }
@@ -259,18 +248,10 @@ impl Engine {
             policy,
         };
         for action in memory.kept {
-            engine.changes.insert(
-                action.id,
-                Change {
-                    settled: true,
-                    ..Change::new(
-                        &action,
-                        StrategyId::new(action.effector.as_str()),
-                        Nanoseconds::ZERO,
-                        0,
-                    )
-                },
-            );
+            let strategy = StrategyId::new(action.effector.as_str());
+            let mut change = Change::new(action, strategy, Nanoseconds::ZERO, 0);
+            change.settled = true;
+            engine.changes.insert(change.action.id, change);
         }
         engine.judge_strategies();
         engine
@@ -456,7 +437,7 @@ impl Engine {
                 self.tell_host("resumed: new trials may start", false);
             }
             OperatorRequest::Undo(action) => {
-                let whose = self.changes.get(&action).map(|c| c.workload.clone());
+                let whose = self.changes.get(&action).map(|c| c.action.workload.clone());
                 self.hold_relief(whose.as_ref());
                 self.forget_readers(Some(action));
                 self.rest_file(action, "undone by an operator");
@@ -586,7 +567,7 @@ impl Engine {
 
     fn finish_if_stopped(&mut self) {
         if self.stopping.is_some() && !self.finished && self.experiments.is_empty() {
-            let waiting = self.changes.values().any(|c| c.failures < UNDO_ATTEMPTS_MAX);
+            let waiting = self.changes.keys().any(|id| !self.cannot_go(*id));
             if !waiting {
                 self.finished = true;
                 self.out.push(Command::Finished);
@@ -719,13 +700,13 @@ impl Engine {
         let changed = self
             .changes
             .values()
-            .any(|c| c.workload == *id && !matches!(c.target, Target::Nothing));
+            .any(|c| c.action.workload == *id && !matches!(c.action.target, Target::Nothing));
         self.vanish(id, Gone::Replaced);
         // The process of a reader is still contained, and it was another program that was to be.
         let contained: Vec<ActionId> = self
             .changes
             .iter()
-            .filter(|(_, c)| matches!(&c.target, Target::Reader(r) if r.workload == *id))
+            .filter(|(_, c)| matches!(&c.action.target, Target::Reader(r) if r.workload == *id))
             .map(|(action, _)| *action)
             .collect();
         for action in contained {
@@ -935,7 +916,8 @@ impl Engine {
             self.outcomes.pop_back();
         }
         if self.workloads.values().any(|w| w.gone) {
-            let busy: BTreeSet<WorkloadId> = self.changes.values().map(|c| c.workload.clone()).collect();
+            let busy: BTreeSet<WorkloadId> =
+                self.changes.values().map(|c| c.action.workload.clone()).collect();
             self.workloads.retain(|id, w| !w.gone || busy.contains(id));
         }
     }
@@ -1638,8 +1620,8 @@ impl Engine {
     /// CPUs or files of the host, or contains the same reader, for another.
     pub(crate) fn in_force_already(&self, id: &WorkloadId, proposal: &Proposal) -> bool {
         let same = |c: &Change| {
-            c.effector == proposal.effector
-                && match (&c.target, &proposal.target) {
+            c.action.effector == proposal.effector
+                && match (&c.action.target, &proposal.target) {
                     // Whose processes have come and gone since is the same reader.
                     (Target::Reader(a), Target::Reader(b)) => a.workload == b.workload,
                     (a, b) => a == b,
@@ -1650,7 +1632,7 @@ impl Engine {
             .of(id)
             .flat_map(Guard::members)
             .filter_map(|a| self.changes.get(&a))
-            .any(|c| c.workload == *id && same(c));
+            .any(|c| c.action.workload == *id && same(c));
         let of_the_host = proposal.effector.as_str() != PLACEMENT
             && matches!(
                 proposal.target,
@@ -1660,7 +1642,7 @@ impl Engine {
             && self
                 .changes
                 .values()
-                .any(|c| c.workload != *id && !c.leaving && same(c)))
+                .any(|c| c.action.workload != *id && !c.leaving && same(c)))
     }
 
     pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
@@ -1773,11 +1755,11 @@ impl Engine {
             }
         }
         for c in self.changes.values().filter(|c| c.on) {
-            if let Target::Cpus(cpus) = &c.target
-                && c.effector.as_str() == PLACEMENT
+            if let Target::Cpus(cpus) = &c.action.target
+                && c.action.effector.as_str() == PLACEMENT
             {
                 // The newest lies over the others.
-                placed.insert(&c.workload, cpus);
+                placed.insert(&c.action.workload, cpus);
             }
         }
         let mut list: Vec<Neighbour> = self
@@ -1869,7 +1851,7 @@ impl Engine {
         self.changes
             .iter()
             .rev()
-            .filter(|(_, c)| c.workload == *id)
+            .filter(|(_, c)| c.action.workload == *id)
             .map(|(a, _)| *a)
             .collect()
     }

@@ -336,7 +336,7 @@ impl Guard {
         changes: &BTreeMap<ActionId, Change>,
         now: Nanoseconds,
     ) {
-        let others = |a: &ActionId| changes.get(a).is_some_and(|c| c.workload != *id);
+        let others = |a: &ActionId| changes.get(a).is_some_and(|c| c.action.workload != *id);
         self.tried.retain(others);
         self.followers.retain(others);
         self.stages.retain(|p| p.workload != *id);
@@ -717,8 +717,8 @@ impl Engine {
         let mut own = g
             .members()
             .filter_map(|a| self.changes.get(&a))
-            .filter(|c| c.workload == *id)
-            .map(|c| &c.target);
+            .filter(|c| c.action.workload == *id)
+            .map(|c| &c.action.target);
         let first = own.next()?;
         let Target::Pages(first) = first else {
             return Some(first.clone());
@@ -756,7 +756,7 @@ impl Engine {
             let (unwanted, small) = self
                 .ask(&id, index, Vec::new(), |strategy, seen| {
                     let unwanted = match change {
-                        Some(change) => strategy.unwanted_change(seen, &change.target),
+                        Some(change) => strategy.unwanted_change(seen, &change.action.target),
                         None => strategy.unwanted(seen),
                     };
                     (unwanted, strategy.outgrown(seen))
@@ -839,7 +839,7 @@ impl Engine {
 
     /// The action of a guard that was tried on this workload.
     fn tried_on(&self, key: ActionId, id: &WorkloadId) -> Option<ActionId> {
-        let on = |a: &ActionId| self.changes.get(a).is_some_and(|c| c.workload == *id);
+        let on = |a: &ActionId| self.changes.get(a).is_some_and(|c| c.action.workload == *id);
         self.guards.get(key)?.tried.iter().copied().find(on)
     }
 
@@ -873,8 +873,22 @@ impl Engine {
 
     /// Whether a change sets CPUs or files, so that several that lie over each other are switched together.
     pub(crate) fn is_a_place(&self, action: ActionId) -> bool {
-        let target = self.changes.get(&action).map(|c| &c.target);
+        let target = self.changes.get(&action).map(|c| &c.action.target);
         matches!(target, Some(Target::Cpus(_) | Target::Files(_)))
+    }
+
+    /// Whether a change that is on its way out holds the probes of this guard up. What may wait for its next try stands over what is
+    /// below it; whatever else is undone for these workloads shows in their work meanwhile, which is for a while only: where it
+    /// cannot be undone, what it has nothing to do with is watched all the same.
+    fn held_up_by_an_undo(&self, guard: &Guard) -> bool {
+        let own = self.switched_by(guard);
+        let touches = |id: ActionId| {
+            own.iter()
+                .any(|a| self.lies_over(id, *a) || self.lies_over(*a, id))
+        };
+        let is_of_these = |c: &Change| guard.workloads().any(|id| *id == c.action.workload);
+        let mut leaving = self.changes.iter().filter(|(_, c)| c.leaving && is_of_these(c));
+        leaving.any(|(id, _)| !self.cannot_go(*id) || touches(*id))
     }
 
     /// Accepted changes of places that lie over those of this guard.
@@ -994,9 +1008,7 @@ impl Engine {
             return nothing;
         }
         let due = guard.switchable && settled && !turn_over && now >= guard.next_probe;
-        // What is on its way out, and may wait for its next try, stands over what is below it.
-        let leaves = || guard.workloads().any(|id| self.something_leaves(id));
-        if due && !self.covered(guard) && !leaves() {
+        if due && !self.covered(guard) && !self.held_up_by_an_undo(guard) {
             // Of whom nothing is known, that it rests is not known either.
             let known = |id: &WorkloadId| self.workloads.get(id).filter(|w| w.load.known);
             let cpus = |id: &WorkloadId| known(id).map(|w| w.load.cpus);
@@ -1203,7 +1215,7 @@ impl Engine {
             .iter()
             .rev()
             .copied()
-            .filter(|a| self.changes.get(a).is_some_and(|c| c.workload == *id))
+            .filter(|a| self.changes.get(a).is_some_and(|c| c.action.workload == *id))
             .collect();
         // A probe that runs is cut off: what it switched comes back for those that stay.
         if g.probe.is_some() {
@@ -1328,7 +1340,7 @@ impl Engine {
 
     /// Which guard watches the change.
     pub(crate) fn guard_of(&self, action: ActionId) -> Option<&Guard> {
-        let workload = &self.changes.get(&action)?.workload;
+        let workload = &self.changes.get(&action)?.action.workload;
         self.guards
             .of(workload)
             .find(|g| g.members().any(|a| a == action))
@@ -1357,7 +1369,11 @@ impl Guard {
 
     /// Whether this change grows with the memory of its workload.
     pub(crate) fn pieces_grow(&self, changes: &BTreeMap<ActionId, Change>) -> bool {
-        let target = self.tried.first().and_then(|a| changes.get(a)).map(|c| &c.target);
+        let target = self
+            .tried
+            .first()
+            .and_then(|a| changes.get(a))
+            .map(|c| &c.action.target);
         matches!(target, Some(Target::Memory(_)))
     }
 

@@ -185,7 +185,7 @@ impl Engine {
             .changes
             .iter()
             .filter(|(id, _)| action.is_none_or(|action| action == **id))
-            .filter_map(|(_, c)| self.pair_of(&c.workload, &c.strategy, &c.target))
+            .filter_map(|(_, c)| self.pair_of(&c.action.workload, &c.strategy, &c.action.target))
             .collect();
         for pair in &pairs {
             self.recall.forget(pair);
@@ -234,7 +234,7 @@ impl Engine {
     /// Whether a change of ours is in force, or on its way, that contains this reader.
     fn is_contained(&self, reader: &WorkloadId) -> bool {
         let contains = |t: &Target| matches!(t, Target::Reader(r) if r.workload == *reader);
-        self.changes.values().any(|c| contains(&c.target))
+        self.changes.values().any(|c| contains(&c.action.target))
     }
 
     /// Whether a reader that is looked at was proven to take the memory of this workload.

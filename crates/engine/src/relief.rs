@@ -225,7 +225,7 @@ impl Engine {
     /// until the next coin.
     pub(crate) fn reader_is_gone(&mut self, id: &WorkloadId, gone: Gone) {
         let is_it = |action: &ActionId| {
-            let target = self.changes.get(action).map(|c| &c.target);
+            let target = self.changes.get(action).map(|c| &c.action.target);
             matches!(target, Some(Target::Reader(r)) if r.workload == *id)
         };
         let trials: Vec<ExperimentId> = self
@@ -267,7 +267,9 @@ impl Engine {
             .iter()
             .filter(|(_, c)| !c.leaving)
             .filter_map(|(action, c)| {
-                let Target::Reader(r) = &c.target else { return None };
+                let Target::Reader(r) = &c.action.target else {
+                    return None;
+                };
                 let reader = self.workloads.get(&r.workload)?;
                 let why = self.opted_out(&reader.workload)?;
                 Some((*action, format!("its reader {} is {why}", r.workload)))

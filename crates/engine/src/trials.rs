@@ -24,7 +24,7 @@ use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::staged;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A change must reach at least this share of what it aimed at to be worth testing.
 const CONVERTED_MIN: f64 = 0.5;
@@ -217,7 +217,9 @@ impl Engine {
 
     /// Whether a change of this workload is still on its way out: what a new one found there would be ours.
     pub(crate) fn something_leaves(&self, id: &WorkloadId) -> bool {
-        self.changes.values().any(|c| c.workload == *id && c.leaving)
+        self.changes
+            .values()
+            .any(|c| c.action.workload == *id && c.leaving)
     }
 
     /// Whether a trial could start now, were it not for the guards and for others.
@@ -610,8 +612,8 @@ impl Engine {
 
     /// Makes a change for the first time.
     pub(crate) fn make(&mut self, action: homeostat_model::Action, strategy: StrategyId) {
-        self.changes
-            .insert(action.id, Change::new(&action, strategy, self.now, self.unix));
+        let change = Change::new(action.clone(), strategy, self.now, self.unix);
+        self.changes.insert(action.id, change);
         self.out.push(Command::Apply(Box::new(action)));
     }
 
@@ -1152,7 +1154,7 @@ impl Engine {
             (Direction::Undo, Ok(_)) => {
                 c.settled = true;
                 if c.leaving {
-                    let workload = c.workload.clone();
+                    let workload = c.action.workload.clone();
                     self.out.push(Command::Close(action));
                     self.changes.remove(&action);
                     self.guard_loses(&workload, action);
@@ -1248,7 +1250,7 @@ impl Engine {
         };
         match id {
             Some(id) => {
-                let reader = match self.changes.get(&action).map(|c| &c.target) {
+                let reader = match self.changes.get(&action).map(|c| &c.action.target) {
                     Some(Target::Reader(r)) if fault.kind == FaultKind::Vanished => Some(r.workload.clone()),
                     _ => None,
                 };
@@ -1285,7 +1287,7 @@ impl Engine {
         };
         c.leaving = true;
         c.failures += 1;
-        let workload = c.workload.clone();
+        let workload = c.action.workload.clone();
         let failures = c.failures;
         let given_up = c.failures >= UNDO_ATTEMPTS_MAX;
         // Never given up for good: what stands in the way (a snapshot by fork, a pin) may go.
@@ -1314,24 +1316,26 @@ impl Engine {
     }
 
     /// Whether `later` may set the same thing as `earlier`, on top of it: then it is undone first, since what it found
-    /// is what the earlier one had set. Pieces that are converted never overlap, since no strategy proposes a piece twice. Pages that
-    /// were moved may be moved on, by a placement with which memory goes along or after one.
+    /// is what the earlier one had set. Pages that went along with threads stay there in a later move to the nodes of those threads.
     pub(crate) fn lies_over(&self, later: ActionId, earlier: ActionId) -> bool {
-        let (Some(l), Some(e)) = (self.changes.get(&later), self.changes.get(&earlier)) else {
+        let (Some(later), Some(earlier)) = (self.changes.get(&later), self.changes.get(&earlier)) else {
             return false;
         };
-        let same = l.effector == e.effector && !matches!(l.target, Target::Memory(_) | Target::Nothing);
-        let moved_on = l.with_memory && matches!(e.target, Target::Pages(_));
-        later > earlier && l.workload == e.workload && (same || moved_on)
+        let home = match &earlier.action.target {
+            Target::Cpus(cpus) => Some(self.machine.nodes_of(cpus)).filter(|nodes| !nodes.is_empty()),
+            _ => None,
+        };
+        later.action.lies_over(&earlier.action) && !later.action.moves_to_any_of(home.as_ref())
     }
 
     /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way, but for
-    /// moved memory: what a later change moved on would be left there for good, taken for moved by somebody else. Where
+    /// moved memory: what a later change moved on would be left there for good, taken for moved by somebody else. Threads are not
+    /// kept in a place for the sake of memory that went there with them and was moved on since. Where
     /// threads are kept the effector knows best: those of the later change may be back while its memory finds no room for
     /// hours, and until they are it refuses.
     fn must_wait(&self, action: ActionId) -> bool {
-        let target = |id: &ActionId| self.changes.get(id).map(|c| &c.target);
-        let attempts = |c: &Change| match (&c.target, target(&action)) {
+        let target = |id: &ActionId| self.changes.get(id).map(|c| &c.action.target);
+        let attempts = |c: &Change| match (&c.action.target, target(&action)) {
             (_, Some(Target::Pages(_))) => u32::MAX,
             (Target::Cpus(_), _) => 1,
             _ => UNDO_ATTEMPTS_MAX,
@@ -1339,6 +1343,21 @@ impl Engine {
         self.changes
             .range((std::ops::Bound::Excluded(action), std::ops::Bound::Unbounded))
             .any(|(later, c)| c.leaving && c.failures < attempts(c) && self.lies_over(*later, action))
+    }
+
+    /// Whether a change that is on its way out gets no further for now: all attempts to undo it failed, or it waits for one of
+    /// which that is so. Nothing else waits for it any longer; it is still tried, and stays in the journal.
+    pub(crate) fn cannot_go(&self, action: ActionId) -> bool {
+        let mut all: BTreeSet<ActionId> = BTreeSet::new();
+        // From the newest on: a change waits for later ones only.
+        let range = (std::ops::Bound::Included(action), std::ops::Bound::Unbounded);
+        for (id, c) in self.changes.range(range).rev().filter(|(_, c)| c.leaving) {
+            let given_up = c.failures >= UNDO_ATTEMPTS_MAX;
+            if given_up || (c.waits && all.iter().any(|later| self.lies_over(*later, *id))) {
+                all.insert(*id);
+            }
+        }
+        all.contains(&action)
     }
 
     /// Undoes a change for good, after the later ones that lie over it.
@@ -1393,7 +1412,7 @@ impl Engine {
                 self.conclude_of(action);
                 continue;
             }
-            let workload = c.workload.clone();
+            let workload = c.action.workload.clone();
             let text = format!(
                 "the undo of action {action} has made no progress for {STUCK}; it goes on, and stays in the journal until it is done"
             );
@@ -1450,7 +1469,7 @@ impl Engine {
 
     /// Remembers for whose sake a trial ends: of several that are tried as one the others are not to blame.
     fn blame(&mut self, id: ExperimentId, action: ActionId) {
-        let workload = self.changes.get(&action).map(|c| c.workload.clone());
+        let workload = self.changes.get(&action).map(|c| c.action.workload.clone());
         if let (Some(e), Some(workload)) = (self.experiments.get_mut(&id), workload) {
             e.blamed.insert(workload);
         }
@@ -1477,17 +1496,15 @@ impl Engine {
         c.leaving = true;
         c.failures = 0;
         c.retry_at = None;
-        let workload = c.workload.clone();
-        let places = matches!(c.target, Target::Cpus(_) | Target::Files(_));
+        let workload = c.action.workload.clone();
         self.narrate(&workload, format!("action {action} is undone: {why}"), false);
-        // What was set on top of it found its value, not that of a person: it goes first. Of moved pages only a placement that
-        // took them along does.
+        // What was set on top of it found its value, not that of a person: it goes first.
         let over: Vec<ActionId> = self
             .changes
             .keys()
             .rev()
             .copied()
-            .filter(|later| (places || self.is_a_place(*later)) && self.lies_over(*later, action))
+            .filter(|later| self.lies_over(*later, action))
             .collect();
         for later in over {
             self.withdraw(later, "it was set on top of a change that is undone");
@@ -1529,11 +1546,8 @@ impl Engine {
     /// Ends an experiment whose changes are all undone, or cannot be.
     fn conclude_when_gone(&mut self, id: ExperimentId) {
         let gone = self.experiments.get(&id).is_some_and(|e| {
-            e.actions().iter().all(|a| {
-                self.changes
-                    .get(a)
-                    .is_none_or(|c| c.failures >= UNDO_ATTEMPTS_MAX)
-            })
+            let is_over = |a: &ActionId| !self.changes.contains_key(a) || self.cannot_go(*a);
+            e.actions().iter().all(is_over)
         });
         if gone {
             self.conclude(id);

@@ -232,8 +232,8 @@ impl Engine {
                 ChangeView {
                     action: *action,
                     strategy: c.strategy.clone(),
-                    workload: c.workload.clone(),
-                    text: c.text.clone(),
+                    workload: c.action.workload.clone(),
+                    text: c.action.why.clone(),
                     effect: guard.map(|g| g.effect),
                     since_unix: c.since_unix,
                     guard: match (guard, self.steered_by(*action)) {

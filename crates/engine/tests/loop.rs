@@ -239,8 +239,12 @@ fn cpus(list: std::ops::Range<u32>) -> Target {
 }
 
 fn pages(mib: u64) -> Target {
+    pages_to(0, mib)
+}
+
+fn pages_to(node: u32, mib: u64) -> Target {
     Target::Pages(PageMove {
-        node: NodeId(0),
+        node: NodeId(node),
         bytes: Bytes::from_mib(mib),
         shared: false,
     })
@@ -252,7 +256,8 @@ fn size(target: &Target) -> f64 {
         Target::Memory(m) => m.iter().map(|t| t.pieces.len() as f64).sum(),
         Target::Cpus(c) => c.len() as f64,
         Target::Pages(p) => p.bytes.0 as f64,
-        Target::Files(_) | Target::Reader(_) | Target::Nothing => 0.0,
+        Target::Files(f) => f.len() as f64,
+        Target::Reader(_) | Target::Nothing => 0.0,
     }
 }
 
@@ -1903,6 +1908,69 @@ fn what_lies_over_another_change_is_undone_first() {
 }
 
 #[test]
+fn what_cannot_be_undone_keeps_nobody_from_watching_over_what_it_has_nothing_to_do_with() {
+    let probed = |world: &mut World, id: ActionId| {
+        (0..2 * 3600)
+            .filter(|_| {
+                world.run(1);
+                world.on.get(&id).is_some_and(|(_, on)| !on)
+            })
+            .count()
+    };
+    let mut world = four(0.10, 0.08);
+    world.run(1500);
+    let in_force = world.engine.view().in_force;
+    let [first, other] = [in_force[0].action, in_force[1].action];
+    world.stuck = Some(first);
+    world.step(Event::Operator(OperatorRequest::Undo(first)));
+    world.run(40);
+    assert!(world.on[&other].1, "what is being undone shows in the work");
+    assert!(probed(&mut world, other) > 0, "{:#?}", world.stories);
+    assert!(world.on.contains_key(&first), "it stays owed");
+    // What it lies over is not switched under it.
+    let (mut world, [below, above]) = twice();
+    world.stuck = Some(above);
+    world.step(Event::Operator(OperatorRequest::Undo(above)));
+    assert_eq!(probed(&mut world, below), 0, "{:#?}", world.stories);
+    assert!(world.on[&below].1);
+}
+
+#[test]
+fn settings_in_different_files_have_nothing_to_do_with_each_other() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("setting", 0.40, 2.0)];
+    let one = |id, file: &str| {
+        Box::new(Custom {
+            effector: "setting",
+            ..custom(id, vec![Target::Files(vec![file.to_owned()])])
+        })
+    };
+    let strategies: Vec<Box<dyn Strategy>> = vec![one("a", "/proc/sys/a"), one("b", "/proc/sys/b")];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    for _ in 0..4000 {
+        if world.engine.view().in_force.len() == 2 {
+            break;
+        }
+        world.run(1);
+    }
+    let in_force = world.engine.view().in_force;
+    let [first, second] = [in_force[0].action, in_force[1].action];
+    // The probes of the first leave the other alone.
+    let mut alone = 0;
+    for _ in 0..3600 {
+        world.run(1);
+        let off = [first, second].map(|id| !world.on[&id].1);
+        assert!(!(off[0] && off[1]));
+        alone += usize::from(off[0]);
+    }
+    assert!(alone > 0);
+    world.step(Event::Operator(OperatorRequest::Undo(first)));
+    world.run(60);
+    assert_eq!(world.closed, [first], "{:#?}", world.stories);
+    assert!(world.on[&second].1);
+}
+
+#[test]
 fn a_place_whose_memory_cannot_go_back_yet_does_not_keep_the_threads_in_the_place_below_it() {
     let (mut world, ids) = twice();
     world.stuck = Some(ids[1]);
@@ -1967,6 +2035,171 @@ fn pages_that_a_later_placement_took_along_go_back_after_it_and_are_not_probed_u
     world.stuck = None;
     world.run(120);
     assert_eq!(world.closed, [above, below]);
+}
+
+/// A program with a placement that takes memory along, and a move of its pages after that to this node: placement, move.
+fn moved_after_placed(node: u32) -> (World, [ActionId; 2]) {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![
+        ("thread_placement", 0.20, 2.0),
+        ("page_placement", 0.20, Bytes::from_mib(100).0 as f64),
+    ];
+    let placed = Custom {
+        with_memory: true,
+        ..custom("thread_placement", vec![cpus(0..2)])
+    };
+    let moved = Custom {
+        after: Some("thread_placement"),
+        ..custom("page_placement", vec![pages_to(node, 100)])
+    };
+    let mut world = World::with(
+        vec![Box::new(placed), Box::new(moved)],
+        vec![plant],
+        policy(),
+        Memory::default(),
+    );
+    for _ in 0..4000 {
+        if world.engine.view().in_force.len() == 2 {
+            break;
+        }
+        world.run(1);
+    }
+    let in_force = world.engine.view().in_force;
+    let ids = [in_force[0].action, in_force[1].action];
+    assert_eq!(world.actions[&ids[0]].effector.as_str(), "thread_placement");
+    (world, ids)
+}
+
+#[test]
+fn pages_that_were_moved_on_after_a_placement_had_taken_them_along_go_back_before_it() {
+    // The placement is not probed under them, whose pages they are.
+    let (mut world, [placed, moved]) = moved_after_placed(1);
+    for _ in 0..6 * 3600 {
+        world.run(1);
+        assert!(world.on[&placed].1);
+    }
+    world.stuck = Some(moved);
+    world.step(Event::Operator(OperatorRequest::Undo(placed)));
+    world.run(15);
+    assert_eq!(world.closed, [], "{:#?}", world.stories);
+    // Threads are not kept there for hours.
+    world.run(60);
+    assert_eq!(world.closed, [placed], "{:#?}", world.stories);
+    let (mut world, [placed, moved]) = moved_after_placed(1);
+    world.step(Event::Operator(OperatorRequest::Undo(placed)));
+    world.run(10);
+    assert_eq!(world.closed, [moved, placed], "{:#?}", world.stories);
+}
+
+#[test]
+fn pages_that_follow_threads_to_their_node_are_others_than_went_along_with_them() {
+    let (mut world, [placed, moved]) = moved_after_placed(0);
+    let mut probed = 0;
+    for _ in 0..6 * 3600 {
+        world.run(1);
+        probed += usize::from(!world.on[&placed].1 && world.on[&moved].1);
+    }
+    assert!(probed > 0);
+    world.step(Event::Operator(OperatorRequest::Undo(placed)));
+    world.run(10);
+    assert_eq!(world.closed, [placed], "{:#?}", world.stories);
+}
+
+#[test]
+fn pages_that_another_change_moved_on_go_back_before_those_under_them() {
+    let mut plant = plant("good", 0.0);
+    plant.gains = vec![("pages", 0.40, Bytes::from_mib(200).0 as f64)];
+    let to = |id, node, after| {
+        Box::new(Custom {
+            effector: "pages",
+            after,
+            ..custom(id, vec![pages_to(node, 100)])
+        })
+    };
+    let strategies: Vec<Box<dyn Strategy>> = vec![to("a", 0, None), to("b", 1, Some("a"))];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    world.slow.insert("pages", 2);
+    for _ in 0..4000 {
+        if world.engine.view().in_force.len() == 2 {
+            break;
+        }
+        world.run(1);
+    }
+    let in_force = world.engine.view().in_force;
+    let [lower, upper] = [in_force[0].action, in_force[1].action];
+    world.step(Event::Operator(OperatorRequest::Undo(lower)));
+    world.run(20);
+    assert_eq!(world.closed, [upper, lower], "{:#?}", world.stories);
+    assert!(world.engine.view().in_force.is_empty());
+}
+
+/// Pages of one program are moved in four parts, each to its node; all are made, and the trial goes on.
+fn all_parts_made(nodes: [u32; 4]) -> (World, Vec<ActionId>) {
+    let mut plant = plant("far", 0.0);
+    plant.gains = vec![("pages", 0.0, Bytes::from_mib(1000).0 as f64)];
+    let parts: Vec<Target> = [100, 150, 250, 500]
+        .into_iter()
+        .zip(nodes)
+        .map(|(mib, node)| pages_to(node, mib))
+        .collect();
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(Custom {
+        reversible: false,
+        ..custom("pages", parts)
+    })];
+    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
+    for _ in 0..3000 {
+        if world.on.len() == 4 {
+            break;
+        }
+        world.run(1);
+    }
+    let parts: Vec<ActionId> = world.on.keys().copied().collect();
+    assert_eq!(parts.len(), 4, "{:#?}", world.stories);
+    assert!(world.records.is_empty(), "the trial is not over");
+    (world, parts)
+}
+
+#[test]
+fn parts_of_a_rollout_that_do_not_touch_each_other_go_although_one_of_them_cannot() {
+    let (mut world, parts) = all_parts_made([0; 4]);
+    world.stuck = Some(parts[3]);
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.run(5);
+    assert_eq!(
+        world.closed,
+        [parts[2], parts[1], parts[0]],
+        "{:#?}",
+        world.stories
+    );
+    world.run(120);
+    assert_eq!(world.verdict("far"), Verdict::Aborted, "{:#?}", world.stories);
+    assert!(world.engine.view().experiments.is_empty());
+    world.stuck = None;
+    world.run(120);
+    assert!(world.on.is_empty());
+}
+
+#[test]
+fn a_rollout_whose_last_part_cannot_be_undone_ends_and_what_lies_under_that_part_waits_for_it() {
+    let (mut world, parts) = all_parts_made([0, 1, 0, 1]);
+    world.stuck = Some(parts[3]);
+    world.step(Event::Operator(OperatorRequest::Pause));
+    world.run(120);
+    // The first and the third are to one node, the second and the last to another: each lies over the one before.
+    assert_eq!(world.closed, [], "{:#?}", world.stories);
+    assert_eq!(world.verdict("far"), Verdict::Aborted, "{:#?}", world.stories);
+    assert!(
+        world.engine.view().experiments.is_empty(),
+        "others have their turn"
+    );
+    // A stop does not wait for it either: it stays in the journal.
+    world.step(Event::Operator(OperatorRequest::Stop { keep: false }));
+    world.run(120);
+    assert!(world.finished, "{:#?}", world.stories);
+    assert_eq!(world.closed, []);
+    world.stuck = None;
+    world.run(120);
+    assert_eq!(world.closed, [parts[3], parts[2], parts[1], parts[0]]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::text_id;
 use crate::units::{Bytes, CpuId, Nanoseconds, NodeId};
 use crate::workload::{ProcessId, WorkloadId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 text_id!(
     /// Name of an effector, e.g. `large_pages`; stable forever, journals refer to it.
@@ -94,7 +94,8 @@ pub struct Action {
 impl Action {
     /// Whether this one may set the same thing as an earlier one, on top of it. What it found is then what the earlier one had
     /// set: it is undone before that, and made again after it. Memory that was moved may be moved on, with threads that go elsewhere or
-    /// after them; it is never converted twice. A setting that has two names is one thing. Of one workload only: what
+    /// after them; what lies where the later change would bring it stays, so that two moves to the same nodes, as the parts of a
+    /// rollout are, have nothing to do with each other. It is never converted twice. A setting that has two names is one thing. Of one workload only: what
     /// is one for all, a setting of the host or the prefetcher of a CPU, is never held by two at different values, since its effector
     /// refuses the second one.
     pub fn lies_over(&self, earlier: &Self) -> bool {
@@ -103,13 +104,38 @@ impl Action {
             && match (&self.target, &earlier.target) {
                 (Target::Cpus(_), Target::Cpus(_)) => self.effector == earlier.effector,
                 (Target::Cpus(_), Target::Pages(_)) => self.takes_memory_along(),
-                (Target::Pages(_), Target::Pages(_)) => self.effector == earlier.effector,
+                // Unless they go to the nodes of those CPUs, which only who knows the machine can tell.
+                (Target::Pages(_), Target::Cpus(_)) => earlier.takes_memory_along(),
+                (Target::Pages(_), Target::Pages(_)) => {
+                    self.effector == earlier.effector && !self.moves_to_any_of(earlier.homes().as_ref())
+                }
                 (Target::Files(own), Target::Files(others)) => {
                     let is_shared = |path: &String| others.iter().any(|other| is_one_setting(path, other));
                     self.effector == earlier.effector && own.iter().any(is_shared)
                 }
                 _ => false,
             }
+    }
+
+    /// The nodes to which it moves pages, one or those of `spread_over`; what lies on any of them stays. `None`: it moves
+    /// none, or does not say where to in a way that is known here.
+    pub fn homes(&self) -> Option<BTreeSet<NodeId>> {
+        let Target::Pages(to) = &self.target else {
+            return None;
+        };
+        let further = self.arguments.get("spread_over").into_iter();
+        let further = further.flat_map(|list| list.split(','));
+        std::iter::once(Some(to.node))
+            .chain(further.map(|node| node.trim().parse().ok().map(NodeId)))
+            .collect()
+    }
+
+    /// Whether it is a move of pages that stay where they are if they lie on one of these nodes.
+    pub fn moves_to_any_of(&self, nodes: Option<&BTreeSet<NodeId>>) -> bool {
+        match (self.homes(), nodes) {
+            (Some(own), Some(nodes)) => nodes.is_subset(&own),
+            _ => false,
+        }
     }
 
     /// Whether memory goes along with the threads that it places (`memory` = `all` or `private`).
@@ -180,5 +206,47 @@ mod tests {
         let later = action(2, "/proc/sys/vm/dirty_background_bytes");
         assert!(later.lies_over(&earlier) && !earlier.lies_over(&later));
         assert!(!action(2, "/proc/sys/vm/dirty_bytes").lies_over(&earlier));
+    }
+
+    #[test]
+    fn pages_are_moved_on_by_a_later_move_to_other_nodes_only() {
+        let action = |id: u64, node: u32, spread: Option<&str>| Action {
+            id: ActionId(id),
+            effector: "page_placement".into(),
+            workload: "w".into(),
+            target: Target::Pages(PageMove {
+                node: NodeId(node),
+                bytes: Bytes::from_mib(1),
+                shared: false,
+            }),
+            arguments: spread
+                .map(|list| ("spread_over".to_owned(), list.to_owned()))
+                .into_iter()
+                .collect(),
+            why: "test".into(),
+        };
+        let over = |later: (u32, Option<&str>), earlier: (u32, Option<&str>)| {
+            action(2, later.0, later.1).lies_over(&action(1, earlier.0, earlier.1))
+        };
+        assert!(!over((0, None), (0, None)) && over((1, None), (0, None)));
+        assert!(!over((0, Some("0,2")), (0, Some("2,0"))));
+        // What lies on one of two nodes stays there; of two, what lies on the other goes to the one.
+        assert!(!over((0, Some("0,2")), (2, None)) && over((0, None), (0, Some("0,2"))));
+        let placed = |id: u64, memory: bool| Action {
+            effector: "thread_placement".into(),
+            target: Target::Cpus(vec![CpuId(0)]),
+            arguments: memory
+                .then(|| ("memory".to_owned(), "all".to_owned()))
+                .into_iter()
+                .collect(),
+            ..action(id, 0, None)
+        };
+        for memory in [true, false] {
+            // Before as after: who took memory along has moved pages.
+            assert_eq!(placed(2, memory).lies_over(&action(1, 0, None)), memory);
+            assert_eq!(action(2, 0, None).lies_over(&placed(1, memory)), memory);
+        }
+        // Who does not say it in a way that is understood may have moved anything.
+        assert!(over((0, Some("all")), (0, None)) && over((0, None), (0, Some("0-2"))));
     }
 }
