@@ -21,12 +21,9 @@ use super::files::{Directory, NumberedFile, ProcessFile};
 use super::host::tick_length;
 use crate::Root;
 use homeostat_model::{Bytes, ProcessId, Reads, Workload};
-use rustix::fs::RawDir;
+use rustix::fs::{AtFlags, RawDir, readlinkat_raw, statat};
 use std::collections::BTreeMap;
-use std::fs;
 use std::mem::MaybeUninit;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// Processes of one workload that are looked at, oldest first.
@@ -200,9 +197,7 @@ impl ReadSensor {
             };
             let called = io.called.saturating_sub(before.called);
             let from_storage = io.from_storage.saturating_sub(before.from_storage);
-            if called.saturating_sub(from_storage) >= FROM_MEMORY_MIN
-                && !reads_a_file(&self.root, process.pid)
-            {
+            if called.saturating_sub(from_storage) >= FROM_MEMORY_MIN && !self.reads_a_file(process.pid) {
                 continue;
             }
             sum.from_storage += Bytes(from_storage);
@@ -226,6 +221,13 @@ impl ReadSensor {
         known.in_order = None;
         let before = std::mem::replace(&mut known.io, io);
         (!is_new).then_some((before, io))
+    }
+
+    fn reads_a_file(&mut self, pid: i32) -> bool {
+        let names = &mut self.names;
+        self.proc
+            .as_ref()
+            .is_some_and(|proc| reads_a_file(proc, pid, names))
     }
 
     fn io_of(&mut self, pid: i32) -> Option<Io> {
@@ -253,7 +255,6 @@ impl ReadSensor {
         children_cpu: u64,
     ) -> Option<Reads> {
         let io = self.io_of(process.pid)?;
-        let proc = self.proc.as_ref()?;
         let is_new = !self.known.contains_key(&process);
         if is_new && self.known.len() >= KNOWN_MAX {
             return None;
@@ -266,8 +267,19 @@ impl ReadSensor {
             return None;
         }
         let called = io.called.saturating_sub(before.called);
+        let from_storage = io.from_storage.saturating_sub(before.from_storage);
+        let is_fed = from_storage == 0
+            && called >= FROM_MEMORY_MIN
+            && !reads_a_file(self.proc.as_ref()?, process.pid, &mut self.names);
+        if is_fed {
+            // The end of a pipeline.
+            known.positions.clear();
+            known.in_order = None;
+            return Some(Reads::default());
+        }
+        let proc = self.proc.as_ref()?;
         let mut reads = Reads {
-            from_storage: Bytes(io.from_storage.saturating_sub(before.from_storage)),
+            from_storage: Bytes(from_storage),
             called: Bytes(called),
             calls: io.calls.saturating_sub(before.calls),
             in_sequence: Bytes::ZERO,
@@ -363,17 +375,35 @@ impl ReadSensor {
 }
 
 /// Whether a process has a file of a disk open to read, among the first that it has open.
-fn reads_a_file(root: &Root, pid: i32) -> bool {
-    let Ok(list) = fs::read_dir(root.path(&format!("/proc/{pid}/fd"))) else {
+fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bool {
+    let Ok(directory) = proc.open_file(ProcessFile::new(pid, "fd").name()) else {
         return false;
     };
-    list.flatten().take(FILES_MAX).any(|entry| {
-        // How it is open shows in the mode of the link (proc_pid_fd(5)).
-        let is_read = entry.metadata().is_ok_and(|link| link.mode() & 0o400 != 0);
-        let is_on_disk =
-            |name: &[u8]| name.starts_with(b"/") && !OF_NO_DISK.iter().any(|of| name.starts_with(of));
-        is_read && fs::read_link(entry.path()).is_ok_and(|name| is_on_disk(name.as_os_str().as_bytes()))
-    })
+    let mut list = RawDir::new(&directory, names);
+    let mut looked_at = 0;
+    while let Some(Ok(entry)) = list.next() {
+        let name = entry.file_name();
+        if number(name.to_bytes()).is_none() {
+            continue;
+        }
+        looked_at += 1;
+        if looked_at > FILES_MAX {
+            break;
+        }
+        // How it is open shows in the mode of the link (proc_pid_fd(5)), and what it is in the beginning of its name.
+        let link = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        if !link.is_ok_and(|link| link.st_mode & 0o400 != 0) {
+            continue;
+        }
+        let mut beginning = [MaybeUninit::uninit(); 16];
+        if let Ok((beginning, _)) = readlinkat_raw(&directory, name, &mut beginning)
+            && beginning.starts_with(b"/")
+            && !OF_NO_DISK.iter().any(|of| beginning.starts_with(of))
+        {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether positions moved by just what was called for, or twice that: who copies moves the position of the copy, too. Who jumps
@@ -476,6 +506,7 @@ mod tests {
     use crate::sys::counted;
     use homeostat_model::{Fingerprint, OperatorChoice, WorkloadKind};
     use proptest::prelude::*;
+    use std::fs;
 
     const IO: &[u8] = b"rchar: 100\nwchar: 5\nsyscr: 7\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 0\n\
         cancelled_write_bytes: 0\n";
@@ -670,6 +701,9 @@ mod tests {
         assert_eq!(sensor.count(&end, 100), Reads::default());
         put(40, 64 << 20, 0);
         assert_eq!(sensor.count(&end, 200), Reads::default());
+        // Nor while memory is short.
+        put(40, 128 << 20, 0);
+        assert_eq!(sensor.look(&end, 300, no_children), Reads::default());
         // When memory becomes short its positions are asked for as those of one that is new.
         let dir = root.path("/proc/10/fdinfo");
         fs::create_dir_all(&dir).unwrap();
