@@ -877,20 +877,6 @@ impl Engine {
         matches!(target, Some(Target::Cpus(_) | Target::Files(_)))
     }
 
-    /// Whether a change that is on its way out holds the probes of this guard up. What may wait for its next try stands over what is
-    /// below it; whatever else is undone for these workloads shows in their work meanwhile, which is for a while only: where it
-    /// cannot be undone, what it has nothing to do with is watched all the same.
-    fn held_up_by_an_undo(&self, guard: &Guard) -> bool {
-        let own = self.switched_by(guard);
-        let touches = |id: ActionId| {
-            own.iter()
-                .any(|a| self.lies_over(id, *a) || self.lies_over(*a, id))
-        };
-        let is_of_these = |c: &Change| guard.workloads().any(|id| *id == c.action.workload);
-        let mut leaving = self.changes.iter().filter(|(_, c)| c.leaving && is_of_these(c));
-        leaving.any(|(id, _)| !self.cannot_go(*id) || touches(*id))
-    }
-
     /// Accepted changes of places that lie over those of this guard.
     fn over(&self, g: &Guard) -> Vec<ActionId> {
         let own: Vec<ActionId> = g.switched();
@@ -1008,7 +994,9 @@ impl Engine {
             return nothing;
         }
         let due = guard.switchable && settled && !turn_over && now >= guard.next_probe;
-        if due && !self.covered(guard) && !self.held_up_by_an_undo(guard) {
+        // What is on its way out, and may wait for its next try, stands over what is below it.
+        let leaves = || guard.workloads().any(|id| self.something_leaves(id));
+        if due && !self.covered(guard) && !leaves() {
             // Of whom nothing is known, that it rests is not known either.
             let known = |id: &WorkloadId| self.workloads.get(id).filter(|w| w.load.known);
             let cpus = |id: &WorkloadId| known(id).map(|w| w.load.cpus);

@@ -1316,21 +1316,16 @@ impl Engine {
     }
 
     /// Whether `later` may set the same thing as `earlier`, on top of it: then it is undone first, since what it found
-    /// is what the earlier one had set. Pages that went along with threads stay there in a later move to the nodes of those threads.
+    /// is what the earlier one had set.
     pub(crate) fn lies_over(&self, later: ActionId, earlier: ActionId) -> bool {
-        let (Some(later), Some(earlier)) = (self.changes.get(&later), self.changes.get(&earlier)) else {
-            return false;
-        };
-        let home = match &earlier.action.target {
-            Target::Cpus(cpus) => Some(self.machine.nodes_of(cpus)).filter(|nodes| !nodes.is_empty()),
-            _ => None,
-        };
-        later.action.lies_over(&earlier.action) && !later.action.moves_to_any_of(home.as_ref())
+        match (self.changes.get(&later), self.changes.get(&earlier)) {
+            (Some(later), Some(earlier)) => later.action.lies_over(&earlier.action),
+            _ => false,
+        }
     }
 
     /// Whether the undo of a change must wait for that of a later one. What cannot be undone stands in nobody's way, but for
-    /// moved memory: what a later change moved on would be left there for good, taken for moved by somebody else. Threads are not
-    /// kept in a place for the sake of memory that went there with them and was moved on since. Where
+    /// moved memory: what a later change moved on would be left there for good, taken for moved by somebody else. Where
     /// threads are kept the effector knows best: those of the later change may be back while its memory finds no room for
     /// hours, and until they are it refuses.
     fn must_wait(&self, action: ActionId) -> bool {
@@ -1497,14 +1492,16 @@ impl Engine {
         c.failures = 0;
         c.retry_at = None;
         let workload = c.action.workload.clone();
+        let places = matches!(c.action.target, Target::Cpus(_) | Target::Files(_));
         self.narrate(&workload, format!("action {action} is undone: {why}"), false);
-        // What was set on top of it found its value, not that of a person: it goes first.
+        // What was set on top of it found its value, not that of a person: it goes first. Of moved pages only a placement that
+        // took them along does.
         let over: Vec<ActionId> = self
             .changes
             .keys()
             .rev()
             .copied()
-            .filter(|later| self.lies_over(*later, action))
+            .filter(|later| (places || self.is_a_place(*later)) && self.lies_over(*later, action))
             .collect();
         for later in over {
             self.withdraw(later, "it was set on top of a change that is undone");

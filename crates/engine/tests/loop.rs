@@ -239,12 +239,8 @@ fn cpus(list: std::ops::Range<u32>) -> Target {
 }
 
 fn pages(mib: u64) -> Target {
-    pages_to(0, mib)
-}
-
-fn pages_to(node: u32, mib: u64) -> Target {
     Target::Pages(PageMove {
-        node: NodeId(node),
+        node: NodeId(0),
         bytes: Bytes::from_mib(mib),
         shared: false,
     })
@@ -1908,34 +1904,6 @@ fn what_lies_over_another_change_is_undone_first() {
 }
 
 #[test]
-fn what_cannot_be_undone_keeps_nobody_from_watching_over_what_it_has_nothing_to_do_with() {
-    let probed = |world: &mut World, id: ActionId| {
-        (0..2 * 3600)
-            .filter(|_| {
-                world.run(1);
-                world.on.get(&id).is_some_and(|(_, on)| !on)
-            })
-            .count()
-    };
-    let mut world = four(0.10, 0.08);
-    world.run(1500);
-    let in_force = world.engine.view().in_force;
-    let [first, other] = [in_force[0].action, in_force[1].action];
-    world.stuck = Some(first);
-    world.step(Event::Operator(OperatorRequest::Undo(first)));
-    world.run(40);
-    assert!(world.on[&other].1, "what is being undone shows in the work");
-    assert!(probed(&mut world, other) > 0, "{:#?}", world.stories);
-    assert!(world.on.contains_key(&first), "it stays owed");
-    // What it lies over is not switched under it.
-    let (mut world, [below, above]) = twice();
-    world.stuck = Some(above);
-    world.step(Event::Operator(OperatorRequest::Undo(above)));
-    assert_eq!(probed(&mut world, below), 0, "{:#?}", world.stories);
-    assert!(world.on[&below].1);
-}
-
-#[test]
 fn settings_in_different_files_have_nothing_to_do_with_each_other() {
     let mut plant = plant("good", 0.0);
     plant.gains = vec![("setting", 0.40, 2.0)];
@@ -2037,110 +2005,20 @@ fn pages_that_a_later_placement_took_along_go_back_after_it_and_are_not_probed_u
     assert_eq!(world.closed, [above, below]);
 }
 
-/// A program with a placement that takes memory along, and a move of its pages after that to this node: placement, move.
-fn moved_after_placed(node: u32) -> (World, [ActionId; 2]) {
-    let mut plant = plant("good", 0.0);
-    plant.gains = vec![
-        ("thread_placement", 0.20, 2.0),
-        ("page_placement", 0.20, Bytes::from_mib(100).0 as f64),
-    ];
-    let placed = Custom {
-        with_memory: true,
-        ..custom("thread_placement", vec![cpus(0..2)])
-    };
-    let moved = Custom {
-        after: Some("thread_placement"),
-        ..custom("page_placement", vec![pages_to(node, 100)])
-    };
-    let mut world = World::with(
-        vec![Box::new(placed), Box::new(moved)],
-        vec![plant],
-        policy(),
-        Memory::default(),
-    );
-    for _ in 0..4000 {
-        if world.engine.view().in_force.len() == 2 {
-            break;
-        }
-        world.run(1);
-    }
-    let in_force = world.engine.view().in_force;
-    let ids = [in_force[0].action, in_force[1].action];
-    assert_eq!(world.actions[&ids[0]].effector.as_str(), "thread_placement");
-    (world, ids)
-}
-
-#[test]
-fn pages_that_were_moved_on_after_a_placement_had_taken_them_along_go_back_before_it() {
-    // The placement is not probed under them, whose pages they are.
-    let (mut world, [placed, moved]) = moved_after_placed(1);
-    for _ in 0..6 * 3600 {
-        world.run(1);
-        assert!(world.on[&placed].1);
-    }
-    world.stuck = Some(moved);
-    world.step(Event::Operator(OperatorRequest::Undo(placed)));
-    world.run(15);
-    assert_eq!(world.closed, [], "{:#?}", world.stories);
-    // Threads are not kept there for hours.
-    world.run(60);
-    assert_eq!(world.closed, [placed], "{:#?}", world.stories);
-    let (mut world, [placed, moved]) = moved_after_placed(1);
-    world.step(Event::Operator(OperatorRequest::Undo(placed)));
-    world.run(10);
-    assert_eq!(world.closed, [moved, placed], "{:#?}", world.stories);
-}
-
-#[test]
-fn pages_that_follow_threads_to_their_node_are_others_than_went_along_with_them() {
-    let (mut world, [placed, moved]) = moved_after_placed(0);
-    let mut probed = 0;
-    for _ in 0..6 * 3600 {
-        world.run(1);
-        probed += usize::from(!world.on[&placed].1 && world.on[&moved].1);
-    }
-    assert!(probed > 0);
-    world.step(Event::Operator(OperatorRequest::Undo(placed)));
-    world.run(10);
-    assert_eq!(world.closed, [placed], "{:#?}", world.stories);
-}
-
-#[test]
-fn pages_that_another_change_moved_on_go_back_before_those_under_them() {
-    let mut plant = plant("good", 0.0);
-    plant.gains = vec![("pages", 0.40, Bytes::from_mib(200).0 as f64)];
-    let to = |id, node, after| {
-        Box::new(Custom {
-            effector: "pages",
-            after,
-            ..custom(id, vec![pages_to(node, 100)])
-        })
-    };
-    let strategies: Vec<Box<dyn Strategy>> = vec![to("a", 0, None), to("b", 1, Some("a"))];
-    let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
-    world.slow.insert("pages", 2);
-    for _ in 0..4000 {
-        if world.engine.view().in_force.len() == 2 {
-            break;
-        }
-        world.run(1);
-    }
-    let in_force = world.engine.view().in_force;
-    let [lower, upper] = [in_force[0].action, in_force[1].action];
-    world.step(Event::Operator(OperatorRequest::Undo(lower)));
-    world.run(20);
-    assert_eq!(world.closed, [upper, lower], "{:#?}", world.stories);
-    assert!(world.engine.view().in_force.is_empty());
-}
-
-/// Pages of one program are moved in four parts, each to its node; all are made, and the trial goes on.
+/// Pages of one program are moved in four parts to that node each; the trial is on its way when all are made.
 fn all_parts_made(nodes: [u32; 4]) -> (World, Vec<ActionId>) {
     let mut plant = plant("far", 0.0);
     plant.gains = vec![("pages", 0.0, Bytes::from_mib(1000).0 as f64)];
     let parts: Vec<Target> = [100, 150, 250, 500]
         .into_iter()
         .zip(nodes)
-        .map(|(mib, node)| pages_to(node, mib))
+        .map(|(mib, node)| {
+            Target::Pages(PageMove {
+                node: NodeId(node),
+                bytes: Bytes::from_mib(mib),
+                shared: false,
+            })
+        })
         .collect();
     let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(Custom {
         reversible: false,

@@ -3,7 +3,6 @@
 use crate::text_id;
 use crate::units::{Bytes, CpuId, LlcId, NodeId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 
 text_id!(
     /// Stable name of a capability, such as `process_madvise.collapse`.
@@ -71,14 +70,6 @@ impl Machine {
     /// The CPUs in general use, in order: those that nobody has set aside.
     pub fn general_cpus(&self) -> impl Iterator<Item = &Cpu> {
         self.cpus.iter().filter(|c| !c.set_aside)
-    }
-    /// The nodes of those of these CPUs that are online.
-    pub fn nodes_of(&self, cpus: &[CpuId]) -> BTreeSet<NodeId> {
-        self.cpus
-            .iter()
-            .filter(|c| cpus.contains(&c.id))
-            .map(|c| c.node)
-            .collect()
     }
     /// How many of these CPUs are online. They must ascend.
     pub fn online_among(&self, cpus: &[CpuId]) -> usize {

@@ -692,7 +692,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             .filter(|(_, other)| other.direction == pending.direction)
             .filter_map(|(other, state)| Some((&self.records.get(other)?.action, state)))
             .filter(|(other, _)| match pending.direction {
-                Direction::Undo => other.lies_over(own) && !recovery::threads_go_first(other, own),
+                Direction::Undo => other.lies_over(own),
                 Direction::Apply => own.lies_over(other),
             })
             .map(|(other, state)| Before {

@@ -183,7 +183,6 @@ fn round(
         let over = in_the_way.iter().find(|w| {
             w.action.lies_over(&owed.record.action)
                 && !(w.tried && effector_knows(&w.action, &owed.record.action))
-                && !threads_go_first(&w.action, &owed.record.action)
         });
         if let Some(over) = over {
             let for_good = over.for_good;
@@ -246,12 +245,6 @@ fn round(
 /// one may be back while its memory finds no room, and until they are it refuses.
 pub(crate) fn effector_knows(later: &Action, own: &Action) -> bool {
     matches!((&later.target, &own.target), (Target::Cpus(_), Target::Cpus(_)))
-}
-
-/// Whether threads are given back although their memory, which went along, was moved on by a later change that is not undone yet:
-/// that takes minutes, or finds no room for hours. Where the two moved the same pages the mind waits for a while all the same.
-pub(crate) fn threads_go_first(later: &Action, own: &Action) -> bool {
-    matches!((&later.target, &own.target), (Target::Pages(_), Target::Cpus(_)))
 }
 
 /// What the journal says of an action, as effectors need it.
@@ -611,7 +604,7 @@ mod tests {
         });
         for action in [
             action(1, "thread_placement", cpus()),
-            action(2, "page_placement", pages.clone()),
+            action(2, "page_placement", pages),
             action(3, "thread_placement", cpus()),
         ] {
             journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
@@ -634,21 +627,6 @@ mod tests {
         };
         assert!(restore(&mut journal, &mut all, &clock, "boot", false).complete());
         assert_eq!(all.undone, [ActionId(3), ActionId(2)]);
-        // Pages that were moved after a placement go back before it; where they cannot, its threads do not wait.
-        for (first, fails, undone) in [(4, 0, vec![5, 4]), (6, 7, vec![6])] {
-            for action in [
-                action(first, "thread_placement", cpus()),
-                action(first + 1, "page_placement", pages.clone()),
-            ] {
-                journal.intend(&Endless.prepare(&action).unwrap()).unwrap();
-            }
-            hands = Failing {
-                fails: ActionId(fails),
-                undone: Vec::new(),
-            };
-            restore(&mut journal, &mut hands, &clock, "boot", false);
-            assert_eq!(hands.undone, undone.into_iter().map(ActionId).collect::<Vec<_>>());
-        }
     }
 
     /// A stop with `keep` that was cut off: the upper one is written down as kept, the lower one not yet.
