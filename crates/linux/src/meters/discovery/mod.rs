@@ -485,6 +485,72 @@ mod tests {
     }
 
     #[test]
+    fn when_somebody_comes_who_is_not_trusted_it_ends() {
+        use std::fs;
+        use std::os::unix::fs::PermissionsExt;
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        let put = |path: &str, text: &str| {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("/proc/self/loginuid", "4294967295");
+        put("/dev/fuse", "");
+        fs::set_permissions(root.path("/dev/fuse"), fs::Permissions::from_mode(0o666)).unwrap();
+        let meter = |strangers| {
+            // Nobody answers yet, and nobody breaks off.
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let stop = Arc::new(AtomicBool::new(false));
+            let process = ProcessId {
+                pid: 7,
+                start_ticks: 1,
+            };
+            let meter = PointsMeter {
+                root: root.clone(),
+                memory: Memory::default(),
+                key: (WorkloadId::from("x"), process, (1, 2)),
+                cost_max: 0.005,
+                strangers,
+                state: State::Searching {
+                    receiver,
+                    stop: stop.clone(),
+                },
+            };
+            (meter, stop, sender)
+        };
+        let workload = Workload {
+            id: "x".into(),
+            kind: homeostat_model::WorkloadKind::ProcessGroup,
+            fingerprint: homeostat_model::Fingerprint::new("x"),
+            program: "x".into(),
+            executable: String::new(),
+            processes: Vec::new(),
+            choice: homeostat_model::OperatorChoice::default(),
+        };
+        let (mut watched, stop, _sender) = meter(Some(Arc::default()));
+        assert!(matches!(watched.read(&workload), Err(PlatformError::Busy { .. })));
+        // A look holds for five seconds: another one who watches.
+        put("/proc/9/loginuid", "1002");
+        watched.strangers = Some(Arc::default());
+        let told = watched.read(&workload).unwrap_err();
+        assert!(matches!(told, PlatformError::Unsupported { .. }), "{told:?}");
+        assert!(told.to_string().contains("user 1002"), "{told}");
+        assert!(stop.load(Ordering::Relaxed), "the search ends, too");
+        assert!(matches!(
+            watched.read(&workload),
+            Err(PlatformError::Unsupported { .. })
+        ));
+        // A person asked for them.
+        let (mut asked_for, stop, _sender) = meter(None);
+        assert!(matches!(
+            asked_for.read(&workload),
+            Err(PlatformError::Busy { .. })
+        ));
+        assert!(!stop.load(Ordering::Relaxed));
+    }
+
+    #[test]
     fn what_was_found_and_can_never_be_counted_is_judged() {
         let key: Key = (
             WorkloadId::from("x"),
