@@ -346,8 +346,10 @@ impl LinuxPlatform {
                 sample.reads = self
                     .reads
                     .look(workload, ticks(uptime), |process| table.children_cpu(process));
-            } else if !short && uses_cpu(&sample, COUNTED_CPU) {
-                sample.reads = self.reads.count(workload, ticks(uptime));
+            } else if !short && sample.interval.0 > 0 && uses_cpu(&sample, COUNTED_CPU) {
+                sample.reads = self
+                    .reads
+                    .count(workload, ticks(uptime), |process| table.children_cpu(process));
             }
             let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
             if detailed || busy || sample.resident >= NOISE_RESIDENT {
@@ -726,5 +728,5 @@ fn reads_perhaps(sample: &WorkloadSample) -> bool {
 }
 
 fn uses_cpu(sample: &WorkloadSample, share: f64) -> bool {
-    sample.interval.0 > 0 && sample.cpu.as_secs_f64() >= share * sample.interval.as_secs_f64()
+    sample.cpu.as_secs_f64() >= share * sample.interval.as_secs_f64()
 }

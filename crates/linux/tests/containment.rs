@@ -704,17 +704,23 @@ impl Drop for Victim {
     }
 }
 
-#[test]
-fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_room() {
-    let Some(scene) = Scene::new("bring-back") else {
-        return;
-    };
+/// Where a program can lose pages and have them brought back, and a directory of this build for its files; `None` where that cannot be.
+fn where_it_is_told(name: &str) -> Option<(Scene, tempfile::TempDir)> {
+    let scene = Scene::new(name)?;
     if let Err(e) = is_told() {
         eprintln!("skipped: cachestat: {e}");
-        return;
+        return None;
     }
     let beside = std::env::current_exe().unwrap();
     let tree = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    Some((scene, tree))
+}
+
+#[test]
+fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_room() {
+    let Some((scene, tree)) = where_it_is_told("bring-back") else {
+        return;
+    };
     let Some(victim) = Victim::new(&scene, tree.path()) else {
         return;
     };
@@ -799,15 +805,9 @@ fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_r
 
 #[test]
 fn what_the_program_loses_while_the_reader_is_contained_is_brought_back_as_well() {
-    let Some(scene) = Scene::new("bring-back-again") else {
+    let Some((scene, tree)) = where_it_is_told("bring-back-again") else {
         return;
     };
-    if let Err(e) = is_told() {
-        eprintln!("skipped: cachestat: {e}");
-        return;
-    }
-    let beside = std::env::current_exe().unwrap();
-    let tree = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
     let reads = |file: &Path| {
         let mut program = Command::new(std::env::current_exe().unwrap());
         program

@@ -12,7 +12,7 @@
 //! reads in bursts looks as if it were helped each time; so in all no more is brought than 1 GiB, and what storage has delivered to the
 //! program itself since: its load on the disk is doubled at most.
 
-use super::bringing_back::{BROUGHT_AGAIN_MAX, BROUGHT_MAX, BringingBack};
+use super::bringing_back::{BROUGHT_AGAIN_MAX, BROUGHT_MAX, BringingBack, PROCESSES_MAX};
 use super::fetcher::{FetchError, Fetcher, Launch};
 use super::giving_back::{GivingBack, Seen};
 use crate::Root;
@@ -36,8 +36,6 @@ const REST_MAX: Duration = Duration::from_secs(600);
 const ALLOWED_FIRST: u64 = 1 << 30;
 /// Less than this is not worth a pass.
 const ALLOWED_MIN: u64 = 1 << 20;
-/// Processes of the program that are looked at, oldest first.
-const PROCESSES_MAX: usize = 64;
 /// A process that let us wait is looked at again so long after: while it is not, nothing is given back.
 const REST: Duration = Duration::from_secs(2);
 
@@ -69,8 +67,6 @@ struct Work {
     bringing: Option<BringingBack>,
     /// Steps of what is over.
     past: u64,
-    /// What was asked for to bring it back, in bytes.
-    asked: u64,
     left: BTreeMap<String, u64>,
 }
 
@@ -134,7 +130,6 @@ impl Aftercare {
             giving,
             bringing,
             past: 0,
-            asked: 0,
             left: BTreeMap::new(),
         };
         self.works.insert(action, work);
@@ -157,17 +152,16 @@ impl Aftercare {
             && let Some(bringing) = &mut work.bringing
             && let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher)
         {
-            work.asked = bringing.asked();
+            // The first pass has no watch over it yet.
+            if let Some(watch) = self.watches.get_mut(&action) {
+                watch.allowed = watch.allowed.saturating_sub(bringing.asked());
+            }
             work.bringing = None;
             work.left.extend(left);
         }
         if work.giving.is_none() && work.bringing.is_none() {
-            let (left, asked) = (std::mem::take(&mut work.left), work.asked);
-            let is_first = work.is_first;
+            let left = std::mem::take(&mut work.left);
             self.works.remove(&action);
-            if let Some(watch) = self.watches.get_mut(&action).filter(|_| !is_first) {
-                watch.allowed = watch.allowed.saturating_sub(asked);
-            }
             return Pass::Over(left);
         }
         let giving = work.giving.as_ref().map_or((0, 0), GivingBack::steps);

@@ -7,9 +7,9 @@
 //! them.
 //!
 //! How long ago a page was taken the kernel does not tell (its measure of "recently" has gone by within a second of such a
-//! reader). So where all that was taken fits into the room that there is, and is no more than [`BLIND_MAX`], all of it is
-//! brought back. Otherwise only those parts are of which some pages are in memory: nothing stays there while such a reader
-//! is at work but what the program has just used, so those are the ones that it works on. Those with the most pages come
+//! reader). So where all that is missing from parts of which pages were taken fits into the room that there is, and is no more than
+//! [`BLIND_MAX`], all of it is brought back. Otherwise only those parts are in whose [`NEIGHBOURHOOD`] some pages are in memory: nothing
+//! stays there while such a reader is at work but what the program has just used, so those are the ones that it works on. Those with the most pages come
 //! first, until the room is used up: what the limits of the group, and of all above it, leave, and at last the machine's own
 //! memory, with the pages of files that nobody has used lately.
 //!
@@ -19,8 +19,8 @@
 //! look alike.
 //!
 //! Files that are not on a disk of this machine are left alone, and programs in containers or delegated groups: no process of ours
-//! enters those. So are files in memory that is a disk (DAX), of which the kernel takes what they are for pages that were taken. There is nothing to put back: what was read are clean pages of files, of which the kernel takes what nobody
-//! uses.
+//! enters those. So are files in memory that is a disk (DAX), of which the kernel takes what they are for pages that were taken. There is
+//! nothing to put back: what was read are clean pages of files, of which the kernel takes what nobody uses.
 
 use super::fetcher::{FetchError, Fetcher};
 use super::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ended};
@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 /// One slice of work.
 const SLICE: Duration = Duration::from_millis(20);
 /// Processes of the program that are looked at, oldest first.
-const PROCESSES_MAX: usize = 64;
+pub(super) const PROCESSES_MAX: usize = 64;
 /// Its files that are looked at.
 const FILES_MAX: usize = 256;
 /// Open files and mappings of all its processes that are looked at.

@@ -31,7 +31,7 @@ use crate::Root;
 use crate::capabilities::{CAP_SYS_PTRACE, may};
 use crate::sensors::bytes::{lines, number, words};
 use crate::sensors::reader::{NotNow, PATIENCE, Reader};
-use crate::sensors::reads::{parse_inode, parse_position};
+use crate::sensors::reads::{may_be_on_disk, parse_inode, parse_position};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Advice, fadvise};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,9 +54,6 @@ const FILES_MAX: usize = 64;
 /// Open files of one process that are looked at; where it has more, nothing is dropped: a step is to take some tens of
 /// milliseconds at most.
 const OPEN_MAX: usize = 16 * 1024;
-/// What a name of an open file begins with that is no file of a disk: not worth asking which one it is, which takes locks of a
-/// program that waits for many connections. Others (`socket:`, `pipe:`, `anon_inode:`) have no `/` in front.
-const OF_NO_DISK: [&[u8]; 4] = [b"/dev/", b"/proc/", b"/sys/", b"/memfd:"];
 /// Inodes of others that are kept in mind from one look to the next: 8 bytes each.
 const SEEN_MAX: usize = 64 * 1024;
 /// What was read last stays: a reader may go back a little.
@@ -498,7 +495,7 @@ pub(super) fn each_open_file(
         let Some(name) = name.as_ref().map(|name| name.as_os_str().as_bytes()) else {
             continue;
         };
-        if !name.starts_with(b"/") || OF_NO_DISK.iter().any(|begin| name.starts_with(begin)) {
+        if !may_be_on_disk(name) {
             continue;
         }
         // Closed meanwhile.

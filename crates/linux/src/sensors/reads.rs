@@ -14,7 +14,8 @@
 //! Cost: one file per process, and one more per open file of those that read much. Who was seen to read in order is taken to go
 //! on so for five seconds, and its open files are not asked meanwhile. All of it is asked only while memory is
 //! short, and only of processes that work or wait for pages. Else what they read is counted only ([`ReadSensor::count`]): who gets
-//! much by read calls and little of it from storage works on pages of files that are in memory.
+//! much by read calls and little of it from storage works on pages of files that are in memory, if it has a file open to read: what
+//! files those that get much have open is looked at until one is found.
 
 use super::bytes::{lines, number, words};
 use super::files::{Directory, NumberedFile, ProcessFile};
@@ -32,7 +33,7 @@ const PROCESSES_MAX: usize = 64;
 const COUNTED_MAX: usize = 8;
 /// Who got this much by read calls and not from storage between two such looks (bytes) is asked whether it reads a file at all.
 const FROM_MEMORY_MIN: u64 = 16 << 20;
-/// What names of open files begin with that are none of a disk.
+/// What names of open files begin with that are none of a disk, at most 16 bytes long.
 const OF_NO_DISK: [&[u8]; 4] = [b"/dev/", b"/proc/", b"/sys/", b"/memfd:"];
 /// Open files of one process whose positions are looked at.
 const FILES_MAX: usize = 64;
@@ -127,6 +128,18 @@ impl Known {
     }
 }
 
+/// What a process read since it was looked at last; all that it ever did where it is new.
+struct Since {
+    is_new: bool,
+    /// It has waited for a child, whose counts are among its own now.
+    has_waited: bool,
+    /// Bytes that it ever got by read calls, and since then.
+    called_in_all: u64,
+    called: u64,
+    calls: u64,
+    from_storage: u64,
+}
+
 /// The readers of the machine, between two looks.
 #[derive(Debug)]
 pub(crate) struct ReadSensor {
@@ -189,26 +202,31 @@ impl ReadSensor {
     /// What a workload got by read calls and from storage since it was looked at last, and nothing of how it reads: one file for each
     /// of its first processes. One that gets much from memory and has no file of a disk open to read gets it from a pipe or a socket, and
     /// counts as reading nothing: the end of a pipeline has no use of the file cache.
-    pub(crate) fn count(&mut self, workload: &Workload, now: u64) -> Reads {
+    pub(crate) fn count(
+        &mut self,
+        workload: &Workload,
+        now: u64,
+        children_cpu: impl Fn(ProcessId) -> u64,
+    ) -> Reads {
         let mut sum = Reads::default();
         for process in workload.processes.iter().take(COUNTED_MAX) {
-            let Some((before, io)) = self.count_one(*process, now) else {
+            let Some(since) = self.since(*process, now, children_cpu(*process)) else {
                 continue;
             };
-            let called = io.called.saturating_sub(before.called);
-            let from_storage = io.from_storage.saturating_sub(before.from_storage);
-            if called.saturating_sub(from_storage) >= FROM_MEMORY_MIN && !self.reads_a_file(process.pid) {
+            self.forget_order(*process);
+            let from_memory = since.called.saturating_sub(since.from_storage);
+            if since.is_new || self.is_fed(process.pid, from_memory) {
                 continue;
             }
-            sum.from_storage += Bytes(from_storage);
-            sum.called += Bytes(called);
-            sum.calls = sum.calls.saturating_add(io.calls.saturating_sub(before.calls));
+            sum.from_storage += Bytes(since.from_storage);
+            sum.called += Bytes(since.called);
+            sum.calls = sum.calls.saturating_add(since.calls);
         }
         sum
     }
 
-    /// The counters of a process as they were and as they are; `None` at the first look.
-    fn count_one(&mut self, process: ProcessId, now: u64) -> Option<(Io, Io)> {
+    /// Reads the counters of a process; `None` where they cannot be read or as many processes are known as may be.
+    fn since(&mut self, process: ProcessId, now: u64, children_cpu: u64) -> Option<Since> {
         let io = self.io_of(process.pid)?;
         let is_new = !self.known.contains_key(&process);
         if is_new && self.known.len() >= KNOWN_MAX {
@@ -216,18 +234,31 @@ impl ReadSensor {
         }
         let known = self.known.entry(process).or_default();
         known.at = now;
-        // How it reads is seen from two looks at its positions.
-        known.positions.clear();
-        known.in_order = None;
         let before = std::mem::replace(&mut known.io, io);
-        (!is_new).then_some((before, io))
+        let children_before = std::mem::replace(&mut known.children_cpu, children_cpu);
+        Some(Since {
+            is_new,
+            has_waited: children_before != children_cpu,
+            called_in_all: io.called,
+            called: io.called.saturating_sub(before.called),
+            calls: io.calls.saturating_sub(before.calls),
+            from_storage: io.from_storage.saturating_sub(before.from_storage),
+        })
     }
 
-    fn reads_a_file(&mut self, pid: i32) -> bool {
+    /// How a process reads is to be seen anew, from two looks at its positions.
+    fn forget_order(&mut self, process: ProcessId) {
+        if let Some(known) = self.known.get_mut(&process) {
+            known.positions.clear();
+            known.in_order = None;
+        }
+    }
+
+    /// Whether a process that got so much by read calls got it from a pipe or a socket: it has no file open to read.
+    fn is_fed(&mut self, pid: i32, got: u64) -> bool {
         let names = &mut self.names;
-        self.proc
-            .as_ref()
-            .is_some_and(|proc| reads_a_file(proc, pid, names))
+        let reads_a_file = |proc| reads_a_file(proc, pid, names);
+        got >= FROM_MEMORY_MIN && !self.proc.as_ref().is_some_and(reads_a_file)
     }
 
     fn io_of(&mut self, pid: i32) -> Option<Io> {
@@ -254,45 +285,36 @@ impl ReadSensor {
         is_born_since: bool,
         children_cpu: u64,
     ) -> Option<Reads> {
-        let io = self.io_of(process.pid)?;
-        let is_new = !self.known.contains_key(&process);
-        if is_new && self.known.len() >= KNOWN_MAX {
-            return None;
-        }
-        let known = self.known.entry(process).or_default();
-        known.at = now;
-        let before = std::mem::replace(&mut known.io, io);
-        let has_waited = std::mem::replace(&mut known.children_cpu, children_cpu) != children_cpu;
+        let since = self.since(process, now, children_cpu)?;
+        let Since {
+            is_new,
+            has_waited,
+            called,
+            ..
+        } = since;
         if is_new && !is_born_since {
             return None;
         }
-        let called = io.called.saturating_sub(before.called);
-        let from_storage = io.from_storage.saturating_sub(before.from_storage);
-        let is_fed = from_storage == 0
-            && called >= FROM_MEMORY_MIN
-            && !reads_a_file(self.proc.as_ref()?, process.pid, &mut self.names);
-        if is_fed {
-            // The end of a pipeline.
-            known.positions.clear();
-            known.in_order = None;
+        // Who reads from storage may have closed its file just now.
+        if since.from_storage == 0 && self.is_fed(process.pid, called) {
+            self.forget_order(process);
             return Some(Reads::default());
         }
-        let proc = self.proc.as_ref()?;
         let mut reads = Reads {
-            from_storage: Bytes(from_storage),
+            from_storage: Bytes(since.from_storage),
             called: Bytes(called),
-            calls: io.calls.saturating_sub(before.calls),
+            calls: since.calls,
             in_sequence: Bytes::ZERO,
             by_ended: Bytes::ZERO,
         };
         if called < CALLED_MIN {
-            known.positions.clear();
-            known.in_order = None;
+            self.forget_order(process);
             if has_waited {
                 reads.by_ended = reads.from_storage;
             }
             return Some(reads);
         }
+        let (proc, known) = (self.proc.as_ref()?, self.known.get_mut(&process)?);
         let holds = known.order_at(now);
         if holds == Some(true) && !has_waited {
             reads.in_sequence = reads.called;
@@ -314,16 +336,16 @@ impl ReadSensor {
             moved_forward(&known.positions, &self.reading)
         };
         // They may be older than the last look.
-        let called_since = io
-            .called
-            .saturating_sub(std::mem::replace(&mut known.called_then, io.called));
+        let called_since = since
+            .called_in_all
+            .saturating_sub(std::mem::replace(&mut known.called_then, since.called_in_all));
         let mut forward = share(moved, called, called_since);
         std::mem::swap(&mut known.positions, &mut self.reading);
         let mut in_order = is_all_in_order(moved, called_since).then_some(true);
         // Who reads small files, or one again and again, is anywhere after a second: a moment tells more.
         let much = reads.from_storage.0 >= CLOSELY_MIN && reads.from_storage.0 >= called / 2;
         if forward < called / 2 && holds.is_none() && much && self.may_look_closely(now) {
-            let reads_on = self.reads_on(process, io.called);
+            let reads_on = self.reads_on(process, since.called_in_all);
             if reads_on {
                 forward = called;
             }
@@ -374,6 +396,12 @@ impl ReadSensor {
     }
 }
 
+/// Whether an open file may lie on a disk, by the beginning of its name. Others (`socket:`, `pipe:`, `anon_inode:`) have no `/` in
+/// front. Of one that may not it is not worth asking which one it is, which takes locks of a program that waits for many connections.
+pub(crate) fn may_be_on_disk(name: &[u8]) -> bool {
+    name.starts_with(b"/") && !OF_NO_DISK.iter().any(|beginning| name.starts_with(beginning))
+}
+
 /// Whether a process has a file of a disk open to read, among the first that it has open.
 fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bool {
     let Ok(directory) = proc.open_file(ProcessFile::new(pid, "fd").name()) else {
@@ -397,8 +425,7 @@ fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bo
         }
         let mut beginning = [MaybeUninit::uninit(); 16];
         if let Ok((beginning, _)) = readlinkat_raw(&directory, name, &mut beginning)
-            && beginning.starts_with(b"/")
-            && !OF_NO_DISK.iter().any(|of| beginning.starts_with(of))
+            && may_be_on_disk(beginning)
         {
             return true;
         }
@@ -662,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn counting_tells_how_much_is_read_and_opens_no_list_of_files() {
+    fn counting_tells_how_much_is_read_by_those_who_have_a_file_to_read() {
         let tree = tempfile::tempdir().unwrap();
         let root = Root::new(tree.path());
         let mut sensor = ReadSensor::new(root.clone());
@@ -680,14 +707,14 @@ mod tests {
         }
         let all = workload(&pids);
         assert_eq!(
-            sensor.count(&all, 100),
+            sensor.count(&all, 100, no_children),
             Reads::default(),
             "the first look tells nothing"
         );
         for pid in &pids {
             put(*pid, 1000 + (64 << 20), 500 + 4096);
         }
-        let reads = sensor.count(&all, 200);
+        let reads = sensor.count(&all, 200, no_children);
         let counted = COUNTED_MAX as u64;
         assert_eq!(reads.called, Bytes(counted * (64 << 20)));
         assert_eq!(reads.from_storage, Bytes(counted * 4096));
@@ -698,9 +725,9 @@ mod tests {
         std::os::unix::fs::symlink("pipe:[7]", root.path("/proc/40/fd/0")).unwrap();
         std::os::unix::fs::symlink("/dev/null", root.path("/proc/40/fd/1")).unwrap();
         let end = workload(&[40]);
-        assert_eq!(sensor.count(&end, 100), Reads::default());
+        assert_eq!(sensor.count(&end, 100, no_children), Reads::default());
         put(40, 64 << 20, 0);
-        assert_eq!(sensor.count(&end, 200), Reads::default());
+        assert_eq!(sensor.count(&end, 200, no_children), Reads::default());
         // Nor while memory is short.
         put(40, 128 << 20, 0);
         assert_eq!(sensor.look(&end, 300, no_children), Reads::default());
