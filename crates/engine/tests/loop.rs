@@ -745,6 +745,16 @@ impl World {
         Some(Ok(Spans::of(&histogram, Nanoseconds::from_millis(1))))
     }
 
+    /// Until it is so, but for so many seconds at most.
+    fn run_until(&mut self, seconds: u64, is_so: impl Fn(&Self) -> bool) {
+        for _ in 0..seconds {
+            if is_so(self) {
+                break;
+            }
+            self.run(1);
+        }
+    }
+
     fn run(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.second += 1;
@@ -1869,12 +1879,7 @@ fn twice() -> (World, [ActionId; 2]) {
     let mut world = World::with(vec![Box::new(Twice)], vec![plant], policy(), Memory::default());
     world.slow.insert("places", 2);
     let both = |world: &World| world.engine.view().in_force.len() == 2;
-    for _ in 0..4000 {
-        if both(&world) {
-            break;
-        }
-        world.run(1);
-    }
+    world.run_until(4000, both);
     assert!(both(&world), "asked again after a while: {:#?}", world.stories);
     let in_force = world.engine.view().in_force;
     let ids = [in_force[0].action, in_force[1].action];
@@ -1915,12 +1920,7 @@ fn settings_in_different_files_have_nothing_to_do_with_each_other() {
     };
     let strategies: Vec<Box<dyn Strategy>> = vec![one("a", "/proc/sys/a"), one("b", "/proc/sys/b")];
     let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
-    for _ in 0..4000 {
-        if world.engine.view().in_force.len() == 2 {
-            break;
-        }
-        world.run(1);
-    }
+    world.run_until(4000, |world| world.engine.view().in_force.len() == 2);
     let in_force = world.engine.view().in_force;
     let [first, second] = [in_force[0].action, in_force[1].action];
     // The probes of the first leave the other alone.
@@ -1971,12 +1971,7 @@ fn pages_that_a_later_placement_took_along_go_back_after_it_and_are_not_probed_u
         policy(),
         Memory::default(),
     );
-    for _ in 0..4000 {
-        if world.engine.view().in_force.len() == 2 {
-            break;
-        }
-        world.run(1);
-    }
+    world.run_until(4000, |world| world.engine.view().in_force.len() == 2);
     let in_force = world.engine.view().in_force;
     let [below, above] = [in_force[0].action, in_force[1].action];
     assert_eq!(world.actions[&below].effector.as_str(), "page_placement");
@@ -2025,12 +2020,7 @@ fn all_parts_made(nodes: [u32; 4]) -> (World, Vec<ActionId>) {
         ..custom("pages", parts)
     })];
     let mut world = World::with(strategies, vec![plant], policy(), Memory::default());
-    for _ in 0..3000 {
-        if world.on.len() == 4 {
-            break;
-        }
-        world.run(1);
-    }
+    world.run_until(3000, |world| world.on.len() == 4);
     let parts: Vec<ActionId> = world.on.keys().copied().collect();
     assert_eq!(parts.len(), 4, "{:#?}", world.stories);
     assert!(world.records.is_empty(), "the trial is not over");
