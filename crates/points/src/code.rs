@@ -23,6 +23,7 @@ mod follow;
 mod loops;
 
 use follow::{Flow, Step};
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use loops::Turn;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -141,6 +142,11 @@ impl Function {
         })
     }
 
+    /// The address of its first byte.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
     /// How many instructions were reached.
     pub fn instructions(&self) -> usize {
         self.steps.len()
@@ -223,6 +229,15 @@ impl Function {
     /// What may be counted around an address at which the function was seen at work. `returns`: the address is where
     /// a call returns to.
     pub fn around(&self, address: u64, returns: bool) -> Vec<Candidate> {
+        self.candidates(address, returns, self.entry())
+    }
+
+    /// The same around an instruction of code that is no function: where it begins nothing is entered.
+    pub fn within(&self, address: u64) -> Vec<Candidate> {
+        self.candidates(address, false, None)
+    }
+
+    fn candidates(&self, address: u64, returns: bool, entry: Option<Candidate>) -> Vec<Candidate> {
         let mut found = Vec::new();
         // The call itself stands before the address that it returns to, perhaps in another sequence.
         let place = self
@@ -242,7 +257,7 @@ impl Function {
             self.cheap_beside(step.at)
         };
         found.extend(here.and_then(|i| self.candidate(i, kind)));
-        found.extend(self.entry());
+        found.extend(entry);
         let mut around: Vec<(usize, &Turn)> = self
             .loops
             .iter()
@@ -344,6 +359,30 @@ pub fn is_emulated(code: &[u8]) -> bool {
             | [0x70..=0x7f, ..]
             | [0x0f, 0x80..=0x8f, ..]
     )
+}
+
+/// Length of the instruction that these bytes begin with; `None` when they are none.
+pub fn length(code: &[u8]) -> Option<usize> {
+    let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    (!instruction.is_invalid()).then(|| instruction.len())
+}
+
+/// Whether these bytes can end with a call, so that a call may return to the address behind them: of a fixed address, or of what a
+/// register or a place in memory holds.
+pub fn follows_a_call(before: &[u8]) -> bool {
+    (2..=7).any(|length| {
+        let Some(call) = before
+            .len()
+            .checked_sub(length)
+            .and_then(|from| before.get(from..))
+        else {
+            return false;
+        };
+        let mut decoder = Decoder::new(64, call, DecoderOptions::NONE);
+        let instruction = decoder.decode();
+        !instruction.is_invalid() && instruction.len() == length && instruction.mnemonic() == Mnemonic::Call
+    })
 }
 
 #[cfg(test)]

@@ -110,21 +110,30 @@ pub(super) struct Layout {
     pub(super) files: Vec<Mapping>,
     /// Of the kernel: from and to.
     pub(super) kernel: Vec<(u64, u64)>,
+    /// Of no file, as compilers make it while the program runs: from and to.
+    pub(super) compiled: Vec<(u64, u64)>,
 }
 
 impl Layout {
     pub(super) fn parse(text: &str) -> Self {
-        let of_kernel = |line: &str| {
-            let mut fields = line.split_ascii_whitespace();
-            let (start, end) = fields.next()?.split_once('-')?;
+        let range = |line: &str| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
             let hex = |s: &str| u64::from_str_radix(s, 16).ok();
-            let range = (hex(start)?, hex(end)?);
-            fields.nth(4).filter(|name| OF_KERNEL.contains(name))?;
-            Some(range)
+            Some((hex(start)?, hex(end)?))
+        };
+        let of_kernel = |line: &&str| {
+            let name = line.split_ascii_whitespace().nth(5);
+            name.is_some_and(|name| OF_KERNEL.contains(&name))
+        };
+        // Some compilers name what they make of no file (`[anon: …]`, `/memfd:…`).
+        let compiled = |line: &&str| {
+            let executable = line.split(' ').nth(1).and_then(|p| p.as_bytes().get(2).copied()) == Some(b'x');
+            executable && !of_kernel(line) && file_mapping(line).is_none()
         };
         Self {
             files: code_mappings(text),
-            kernel: text.lines().filter_map(of_kernel).collect(),
+            kernel: text.lines().filter(of_kernel).filter_map(range).collect(),
+            compiled: text.lines().filter(compiled).filter_map(range).collect(),
         }
     }
 }

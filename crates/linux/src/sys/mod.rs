@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
 
 pub mod bpf;
+pub mod breakpoints;
 pub mod cache;
 #[cfg(test)]
 pub mod counted;

@@ -479,6 +479,11 @@ fn classify(errno: Errno, scope: Scope) -> OpenError {
     }
 }
 
+/// Why an event of a thread could not be opened.
+pub(super) fn classify_thread(errno: Errno) -> OpenError {
+    classify(errno, Scope::Thread(0))
+}
+
 /// Closes counters on a thread of its own, for the reason given in the head of this file. They stop counting at
 /// once; their breakpoints go one after the other.
 pub fn close_in_background(counters: Vec<Counter>) {

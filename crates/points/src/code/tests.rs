@@ -275,3 +275,25 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn an_address_behind_a_call_is_told_from_others() {
+    // call rel32; call rax; call [rbx+8]; call [rip+x]; call r10
+    let calls: [&[u8]; 5] = [
+        &[0x90, 0xe8, 1, 2, 3, 4],
+        &[0x90, 0xff, 0xd0],
+        &[0xff, 0x53, 0x08],
+        &[0xff, 0x15, 1, 0, 0, 0],
+        &[0x41, 0xff, 0xd2],
+    ];
+    for call in calls {
+        assert!(follows_a_call(call), "{call:x?}");
+    }
+    // jmp rax; mov; push; nothing
+    let others: [&[u8]; 4] = [&[0x90, 0xff, 0xe0], &[0x48, 0x89, 0xd8], &[0x55], &[]];
+    for other in others {
+        assert!(!follows_a_call(other), "{other:x?}");
+    }
+    assert_eq!(length(&[0x48, 0x89, 0xd8, 0x90]), Some(3));
+    assert_eq!(length(&[0x48]), None);
+}

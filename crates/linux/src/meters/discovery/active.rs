@@ -2,9 +2,10 @@
 
 use super::super::crowd::Crowd;
 use super::super::turns::{Beginning, Counting};
+use super::compiled::Compiled;
 use super::probes::Probes;
 use super::rehearsal::known_cost;
-use super::search::Found;
+use super::search::{At, Found};
 use crate::Root;
 use crate::sys::bpf::Counters;
 use crate::sys::perf::OpenError;
@@ -38,19 +39,26 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
 /// queries a second is counted for a twentieth.)
 const SHARE_MIN: f64 = 0.1;
 
+/// … by the processor's own breakpoints, which come and go within microseconds.
+const SHARE_MIN_COMPILED: f64 = 0.01;
+
 /// Whether a point can be counted for long enough at this price.
 ///
 /// # Errors
 /// Why not, for people.
 pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
     let share = found.chosen.duty;
-    if share >= SHARE_MIN {
+    let least = match found.at {
+        At::File { .. } => SHARE_MIN,
+        At::Compiled { .. } => SHARE_MIN_COMPILED,
+    };
+    if share >= least {
         return Ok(());
     }
     Err(format!(
         "{} follows its work, but {:.0} hits a second would cost {:.0} % of its CPU time, too much even part of the time; \
          choose another meter",
-        found.place.name,
+        found.name(),
         found.chosen.rate,
         100.0 * cost_max / share
     ))
@@ -71,14 +79,26 @@ pub(super) fn open(
         .processes
         .first()
         .ok_or_else(|| failed(OpenError::Vanished))?;
-    let counters = Arc::new(Counters::new(2).map_err(failed)?);
-    let probes = Probes::new(root, found, main, executable, counters.clone());
-    let how = Beginning {
+    let how = |counters, hit_cost| Beginning {
         counters,
-        hit_cost: known_cost(Crowd::of(root, &workload.processes)).max(found.hit_cost),
+        hit_cost,
         cost_max,
         share: found.chosen.duty,
         cpus: found.cpus,
     };
-    Counting::begin(workload, probes, how)
+    match &found.at {
+        At::File { place, witness } => {
+            let counters = Arc::new(Counters::new(2).map_err(failed)?);
+            let places = [place.clone()].into_iter().chain(witness.clone()).collect();
+            let probes = Probes::new(root, found, places, main, executable, counters.clone());
+            let known = known_cost(Crowd::of(root, &workload.processes));
+            Counting::begin(workload, probes, how(counters, known.max(found.hit_cost)))
+        }
+        At::Compiled { place, witness } => {
+            let places = [place.clone()].into_iter().chain(witness.clone()).collect();
+            let probes = Compiled::new(root, main, executable, places);
+            let hits = probes.hits();
+            Counting::begin(workload, probes, how(hits, found.hit_cost))
+        }
+    }
 }

@@ -97,6 +97,24 @@ impl Atlas {
         self.mapping(process, address).is_some()
     }
 
+    /// Whether a process has code at an address, of a file or of none.
+    pub(super) fn may_be_code(&self, process: ProcessId, address: u64) -> bool {
+        let compiled = || {
+            self.compiled(process)
+                .iter()
+                .any(|(from, to)| (*from..*to).contains(&address))
+        };
+        self.is_code(process, address) || compiled()
+    }
+
+    /// Where a process has code that no file holds: from and to.
+    pub(super) fn compiled(&self, process: ProcessId) -> &[(u64, u64)] {
+        self.maps
+            .get(&process)
+            .and_then(Option::as_ref)
+            .map_or(&[], |layout| &layout.compiled)
+    }
+
     /// Whose the code at an address of a process is, at which it was seen at work.
     pub(super) fn code(&self, process: ProcessId, address: u64) -> Code {
         match self.maps.get(&process).and_then(Option::as_ref) {

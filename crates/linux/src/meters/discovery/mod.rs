@@ -11,6 +11,7 @@
 
 mod active;
 mod atlas;
+mod compiled;
 mod image;
 mod place;
 mod probes;
@@ -218,7 +219,7 @@ impl MeterKind for Points {
         vec![match self.check(root, workload) {
             Ok(key) => {
                 let unit = match lock(&self.memory).get(&key) {
-                    Some(Known::Found { found, .. }) => format!("passage of {}", found.place.name),
+                    Some(Known::Found { found, .. }) => format!("passage of {}", found.name()),
                     _ => UNIT.to_owned(),
                 };
                 MeterCandidate {
@@ -295,7 +296,8 @@ impl Points {
             .find_map(|(_, known)| match known {
                 Known::Found { found, account, .. } => Some(format!(
                     "{}: {}. Found with {account}",
-                    found.place.name, found.chosen.reason
+                    found.name(),
+                    found.chosen.reason
                 )),
                 Known::Nothing { .. } => None,
             })
@@ -448,7 +450,10 @@ pub fn find_points(root: &Root, workload: &Workload) -> PointsReport {
     let ended = search::search(root, workload, Limits::default(), &AtomicBool::new(false));
     PointsReport {
         reason: ended.result.as_ref().ok().map(|f| f.chosen.reason.clone()),
-        result: ended.result.map(|f| f.place.name).map_err(|why| why.to_string()),
+        result: ended
+            .result
+            .map(|f| f.name().to_owned())
+            .map_err(|why| why.to_string()),
         account: ended.account,
         observation: ended.observation,
     }
@@ -561,15 +566,14 @@ mod tests {
             (1, 2),
         );
         let found = Found {
-            place: place::Place {
-                file: Arc::new(super::super::code_file::CodeFile::own().unwrap()),
-                device_inode: ((0, 0), 0),
-                path: "/own".to_owned(),
-                offset: 0,
-                seen: false,
-                name: "own+0x0".to_owned(),
+            at: search::At::Compiled {
+                place: compiled::Instruction {
+                    address: 0,
+                    bytes: vec![0x90],
+                    name: "own+0x0".to_owned(),
+                },
+                witness: None,
             },
-            witness: None,
             chosen: homeostat_points::choice::Chosen {
                 point: 0,
                 witness: None,

@@ -8,9 +8,9 @@ use super::super::owed::{Entry, On, Owed};
 use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
 use super::active::failed;
 use super::place::{Patched, Place};
-use super::search::{Attached, Found};
+use super::search::Found;
 use crate::Root;
-use crate::sys::bpf::Counters;
+use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
@@ -30,6 +30,9 @@ const RATIO_TURNS: usize = 12;
 const SILENT_MAX: u32 = 5;
 /// Time between two looks at whether the code in memory is still that of the file.
 const COMPARE_EVERY: Duration = Duration::from_secs(16);
+
+/// What is on a process.
+type Attached = Held<Vec<Link>>;
 
 /// The probes on both places.
 pub(super) struct Probes {
@@ -56,19 +59,20 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// `main`: the process in which the point was found, which runs this `executable`.
+    /// `places`: the point and, if there is one, its witness. `main`: the process in which it was found, which runs this
+    /// `executable`.
     pub(super) fn new(
         root: &Root,
         found: &Found,
+        places: Vec<Place>,
         main: ProcessId,
         executable: (u64, u64),
         counters: Arc<Counters>,
     ) -> Self {
-        let mut places = vec![(found.place.clone(), COUNTED)];
-        places.extend(found.witness.clone().map(|w| (w, WITNESS)));
+        let places: Vec<(Place, u32)> = places.into_iter().zip([COUNTED, WITNESS]).collect();
         Self {
             root: root.clone(),
-            name: found.place.name.clone(),
+            name: found.name().to_owned(),
             main,
             executable,
             files: Files {
@@ -293,7 +297,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Whether the point still means what it meant, after a turn with so much CPU time and so many hits while it was
     /// counted.
-    fn judge(&mut self, name: &str, used: f64, hits: [u64; 2]) -> Result<(), String> {
+    pub(super) fn judge(&mut self, name: &str, used: f64, hits: [u64; 2]) -> Result<(), String> {
         if hits[0] > 0 {
             self.silent = 0;
         } else if used >= WORKED {

@@ -12,6 +12,7 @@ use super::super::crowd::Crowd;
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
 use super::atlas::{Atlas, Frame};
+use super::compiled::{self, Counted, Instruction, Memory, Sets};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
 use super::rehearsal::rehearse;
@@ -40,6 +41,10 @@ pub(super) const CANDIDATES_MAX: usize = 640;
 const FIRST_CHUNK: usize = 32;
 const FIRST_TIME: Duration = Duration::from_millis(5);
 const FIRST_PAY: Duration = Duration::from_millis(2);
+/// The same of code that no file holds, where a hit costs ten times as much: long enough that the ticks of the kernel's clock of CPU
+/// time (4 ms) say something.
+const FIRST_TIME_COMPILED: Duration = Duration::from_millis(60);
+const FIRST_PAY_COMPILED: Duration = Duration::from_millis(16);
 /// A program that is given little CPU time is waited for this many times as long.
 const PATIENCE: u32 = 6;
 /// … and at least so long: on a busy machine a turn may take that.
@@ -56,6 +61,8 @@ const BUSY: f64 = 8_000.0;
 const SECOND_TRIES: u32 = 5;
 /// Places that go into the last round, in all and of one function.
 const LAST_MAX: usize = 64;
+/// Candidates of such code, of which few are counted at once.
+const CANDIDATES_MAX_COMPILED: usize = 48;
 const LAST_OF_FUNCTION: usize = 16;
 /// … and of those that are dear, of one rate (rates differ by this logarithm).
 const LAST_ALIKE: usize = 4;
@@ -70,11 +77,22 @@ const LIBERTY_EVERY: Duration = Duration::from_millis(10);
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// Where it is counted.
+#[derive(Clone, Debug)]
+pub(super) enum At {
+    /// In code of files.
+    File { place: Place, witness: Option<Place> },
+    /// In code that no file holds.
+    Compiled {
+        place: Instruction,
+        witness: Option<Instruction>,
+    },
+}
+
 /// What was found.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    pub(super) place: Place,
-    pub(super) witness: Option<Place>,
+    pub(super) at: At,
     pub(super) chosen: Chosen,
     /// Cost of a hit on this machine (seconds of CPU time).
     pub(super) hit_cost: f64,
@@ -82,6 +100,16 @@ pub(super) struct Found {
     pub(super) cpus: f64,
     /// Programs that its processes ran (device and inode).
     pub(super) executables: BTreeSet<(u64, u64)>,
+}
+
+impl Found {
+    /// The place, for people.
+    pub(super) fn name(&self) -> &str {
+        match &self.at {
+            At::File { place, .. } => &place.name,
+            At::Compiled { place, .. } => &place.name,
+        }
+    }
 }
 
 /// What concerns a program as long as none of its files is known.
@@ -95,7 +123,26 @@ fn no_files() -> Files {
 }
 
 /// Places that are being counted.
-pub(super) type Attached = Held<Vec<Link>>;
+pub(super) enum Attached {
+    Files(Held<Vec<Link>>),
+    Compiled(Counted),
+}
+
+impl Attached {
+    /// Takes the probes off, when nobody has to be waited for.
+    ///
+    /// # Errors
+    /// Who has.
+    pub(super) fn let_go(self) -> Result<(), Refusal> {
+        match self {
+            Self::Files(held) => held.let_go(),
+            Self::Compiled(counted) => {
+                drop(counted);
+                Ok(())
+            }
+        }
+    }
+}
 
 /// How a search ended, and what it was.
 #[derive(Clone, Debug)]
@@ -178,6 +225,8 @@ pub(super) struct Search<'a> {
     counters: Counters,
     /// Files that hold its code; `None` for one that cannot be looked into.
     pub(super) images: Vec<Option<Image>>,
+    /// Where code is counted that no file holds; `None`: it is code of files.
+    pub(super) compiled: Option<Sets>,
     pub(super) spots: Vec<Spot>,
     /// Share of the samples that were in loops that wait.
     pub(super) waiting: f64,
@@ -239,6 +288,7 @@ impl<'a> Search<'a> {
             subjects,
             counters,
             images: Vec::new(),
+            compiled: None,
             spots: Vec::new(),
             waiting: 0.0,
             samples: 0,
@@ -285,10 +335,14 @@ impl<'a> Search<'a> {
     /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait. When no
     /// thread can be made the links are dropped here: slower, not wrong.
     pub(super) fn let_go(&mut self, attached: Attached) {
+        let Attached::Files(held) = attached else {
+            // Of the processor's breakpoints there are few, and they go at once.
+            return;
+        };
         let thread = std::thread::Builder::new()
             .name("points-close".to_owned())
             .stack_size(128 * 1024)
-            .spawn(move || drop(attached));
+            .spawn(move || drop(held));
         self.closing.extend(thread);
     }
 
@@ -333,11 +387,18 @@ impl<'a> Search<'a> {
         self.samples = samples.traces.len();
         // Over the sampling, too: the longer the better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
-        self.spots = self.find_candidates(atlas, &samples)?;
+        self.spots = if self.is_compiled(&atlas, &samples)? {
+            self.begin_compiled(&threads)?;
+            self.compiled_candidates(&atlas, &samples)?
+        } else {
+            self.find_candidates(atlas, &samples)?
+        };
         drop(samples);
-        self.leave_out_the_patched()?;
+        if self.compiled.is_none() {
+            self.leave_out_the_patched()?;
+            self.owed = Some(self.owe()?);
+        }
         self.candidates = self.spots.len();
-        self.owed = Some(self.owe()?);
         // What was forked before is not ours.
         self.charge_children(0, 0.0)?;
         self.forked = (0, Instant::now());
@@ -355,12 +416,17 @@ impl<'a> Search<'a> {
         self.observation = Some(observation);
         match choice {
             Choice::Abstained(why) => Err(Refusal::Lasting(why)),
+            Choice::Chosen(chosen) if self.compiled.is_some() && chosen.witness.is_none() => {
+                Err(Refusal::Lasting(format!(
+                    "it is at work in code that no file holds (compiled while it runs), and of the places in it that run seldom enough \
+                     to be counted no two do the same work, as would tell when one is compiled anew ({})",
+                    chosen.reason
+                )))
+            }
             Choice::Chosen(chosen) => {
-                let place = self.place(chosen.point).ok_or("the point was lost")?;
-                let witness = chosen.witness.and_then(|w| self.place(w));
+                let at = self.at(&chosen).ok_or("the point was lost")?;
                 Ok(Found {
-                    place,
-                    witness,
+                    at,
                     chosen,
                     hit_cost: self.limits.hit_cost,
                     cpus: self.cpus,
@@ -389,6 +455,10 @@ impl<'a> Search<'a> {
     /// # Errors
     /// A sentence: processes are made too often, each of which has to copy the pages that are counted with.
     pub(super) fn charge_children(&mut self, hits: u64, cpu: f64) -> Result<(), Refusal> {
+        if self.compiled.is_some() {
+            // They do not inherit the processor's breakpoints.
+            return Ok(());
+        }
         let processes: Vec<ProcessId> = self.processes().collect();
         let programs = self.subjects.iter().map(|s| s.1).collect();
         let unpaid = self.children.since(self.root, &processes, &programs);
@@ -442,10 +512,14 @@ impl<'a> Search<'a> {
         let mut spots: Vec<(f64, Spot)> = seen
             .into_iter()
             .filter_map(|((image, address), s)| {
+                let offset = match self.compiled {
+                    Some(_) => address,
+                    None => self.image(image)?.offset(address)?,
+                };
                 let spot = Spot {
                     image,
                     candidate: s.candidate,
-                    offset: self.image(image)?.offset(address)?,
+                    offset,
                     function: ((image as u64) << 48) ^ s.function,
                     coverage: s.around as f64 / samples as f64,
                     depth: s.depth as f64 / s.samples as f64,
@@ -467,7 +541,10 @@ impl<'a> Search<'a> {
                 .then(a.image.cmp(&b.image))
                 .then(a.offset.cmp(&b.offset))
         });
-        spots.truncate(CANDIDATES_MAX);
+        spots.truncate(match self.compiled {
+            Some(_) => CANDIDATES_MAX_COMPILED,
+            None => CANDIDATES_MAX,
+        });
         Ok(spots.into_iter().map(|(_, spot)| spot).collect())
     }
 
@@ -479,6 +556,21 @@ impl<'a> Search<'a> {
 
     /// Attaches, if that concerns nobody else now; what the kernel refuses is left out.
     pub(super) fn attach(&self, spots: &[usize]) -> Result<Attached, Refusal> {
+        if let Some(sets) = &self.compiled {
+            let place = |i: &usize| Some((*i, self.spots.get(*i)?.offset));
+            let places: Vec<(usize, u64)> = spots.iter().filter_map(place).collect();
+            return match sets.count(&places) {
+                Ok(counted) => Ok(Attached::Compiled(counted)),
+                Err(e @ OpenError::Busy(_)) => Err(Refusal::Now(format!(
+                    "somebody else has the processor's breakpoints of its threads ({e}), perhaps a debugger"
+                ))),
+                Err(e) => Err(refusal(&e).into()),
+            };
+        }
+        self.attach_files(spots).map(Attached::Files)
+    }
+
+    fn attach_files(&self, spots: &[usize]) -> Result<Held<Vec<Link>>, Refusal> {
         let mut by_image: BTreeMap<usize, Vec<(u64, u32)>> = BTreeMap::new();
         for i in spots {
             if let Some(spot) = self.spots.get(*i) {
@@ -575,6 +667,9 @@ impl<'a> Search<'a> {
     }
 
     pub(super) fn read(&self, spots: &[usize]) -> Vec<u64> {
+        if let Some(sets) = &self.compiled {
+            return sets.read(spots);
+        }
         spots
             .iter()
             .map(|i| self.counters.read(*i as u32).unwrap_or(0))
@@ -640,8 +735,12 @@ impl<'a> Search<'a> {
     /// program a little.
     fn first_round(&mut self) -> Result<Vec<Spot>, Refusal> {
         let all: Vec<usize> = (0..self.spots.len()).collect();
-        for chunk in all.chunks(FIRST_CHUNK) {
-            let rates = self.count(chunk, FIRST_TIME, FIRST_PAY)?;
+        let (enough, pay) = match self.compiled {
+            Some(_) => (FIRST_TIME_COMPILED, FIRST_PAY_COMPILED),
+            None => (FIRST_TIME, FIRST_PAY),
+        };
+        for chunk in all.chunks(self.at_once(FIRST_CHUNK)) {
+            let rates = self.count(chunk, enough, pay)?;
             for (i, rate) in chunk.iter().zip(rates) {
                 if let Some(spot) = self.spots.get_mut(*i) {
                     spot.rate = rate;
@@ -656,6 +755,7 @@ impl<'a> Search<'a> {
             .collect();
         // Silent for 4 ms says nothing of what runs ten times a second: those stay.
         self.spots.retain(|s| s.rate <= FLOOD);
+        self.renumbered();
         Ok(busy)
     }
 
@@ -664,7 +764,7 @@ impl<'a> Search<'a> {
         let rare: Vec<usize> = (0..self.spots.len())
             .filter(|i| self.spots.get(*i).is_some_and(|s| s.rate < RARE))
             .collect();
-        for chunk in rare.chunks(SECOND_CHUNK) {
+        for chunk in rare.chunks(self.at_once(SECOND_CHUNK)) {
             let mut left = chunk.to_vec();
             // Those that turn out to be busy would spoil it for the others: these are counted again without them.
             for _ in 0..SECOND_TRIES {
@@ -694,6 +794,7 @@ impl<'a> Search<'a> {
             )));
         }
         self.keep_the_best(1.0);
+        self.renumbered();
         // The rates of the busy ones are rough: those that are left are made sure of.
         let all: Vec<usize> = (0..self.spots.len()).collect();
         let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
@@ -702,6 +803,7 @@ impl<'a> Search<'a> {
         }
         self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
         self.keep_the_best(1.5);
+        self.renumbered();
         if self.spots.is_empty() {
             return Err("every place where it was seen at work runs too often to be counted".into());
         }
@@ -713,6 +815,15 @@ impl<'a> Search<'a> {
     fn keep_the_best(&mut self, slack: f64) {
         let cpus = self.cpus.max(0.02);
         let room = slack * LAST_COST * cpus / self.limits.hit_cost;
+        if self.compiled.is_some() {
+            self.spots = compiled::best(
+                std::mem::take(&mut self.spots),
+                room,
+                |s| (s.rate, s.coverage),
+                |s| s.function,
+            );
+            return;
+        }
         // What would be cheap enough alone goes first, in the order of promise.
         let (hit_cost, limit) = (self.limits.hit_cost, self.limits.cost);
         let dear = |s: &Spot| s.rate * hit_cost > limit * cpus;
@@ -746,6 +857,39 @@ impl<'a> Search<'a> {
             }
         }
         self.spots = kept;
+    }
+
+    /// So many places as can be counted at once, or fewer.
+    fn at_once(&self, chunk: usize) -> usize {
+        match self.compiled {
+            Some(_) => compiled::PLACES_MAX,
+            None => chunk,
+        }
+    }
+
+    /// The candidates have other numbers from now on.
+    fn renumbered(&self) {
+        if let Some(sets) = &self.compiled {
+            sets.renumber();
+        }
+    }
+
+    fn at(&self, chosen: &Chosen) -> Option<At> {
+        if self.compiled.is_some() {
+            let memory = Memory::open(self.root, self.processes().next()?).ok()?;
+            let instruction = |spot: usize| {
+                let address = self.spots.get(spot)?.offset;
+                memory.instruction(address, format!("{}+{address:#x}", self.workload.program))
+            };
+            return Some(At::Compiled {
+                place: instruction(chosen.point)?,
+                witness: chosen.witness.and_then(instruction),
+            });
+        }
+        Some(At::File {
+            place: self.place(chosen.point)?,
+            witness: chosen.witness.and_then(|w| self.place(w)),
+        })
     }
 
     fn place(&self, spot: usize) -> Option<Place> {

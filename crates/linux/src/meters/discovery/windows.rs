@@ -141,7 +141,9 @@ impl Search<'_> {
             .filter(|s| !taken.contains(&(s.image, s.offset)))
             .collect();
         candidates.sort_by(|a, b| b.rate.total_cmp(&a.rate).then(a.offset.cmp(&b.offset)));
-        let room = CANDIDATES_MAX.saturating_sub(self.spots.len()).min(BURDEN_SPOTS);
+        // Of the processor's breakpoints one is left for that.
+        let most = if self.compiled.is_some() { 1 } else { BURDEN_SPOTS };
+        let room = CANDIDATES_MAX.saturating_sub(self.spots.len()).min(most);
         candidates.into_iter().take(room).cloned().collect()
     }
 }

@@ -71,6 +71,19 @@ pub(super) enum Lost {
     Paused(String),
 }
 
+/// Where hits are read.
+pub(super) trait Hits: Send + Sync {
+    /// Cumulative hits: of what is counted, and of its witness.
+    fn hits(&self) -> [u64; 2];
+}
+
+impl Hits for Counters {
+    fn hits(&self) -> [u64; 2] {
+        let size = self.size();
+        [COUNTED, WITNESS].map(|n| if n < size { self.read(n).unwrap_or(0) } else { 0 })
+    }
+}
+
 /// A window in which it was counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Window {
@@ -154,7 +167,7 @@ struct Tally {
 
 struct Shared {
     tally: Mutex<Tally>,
-    counters: Arc<Counters>,
+    counters: Arc<dyn Hits>,
     since: Instant,
 }
 
@@ -164,14 +177,7 @@ impl Shared {
     }
 
     fn hits(&self) -> [u64; 2] {
-        let size = self.counters.size();
-        [COUNTED, WITNESS].map(|n| {
-            if n < size {
-                self.counters.read(n).unwrap_or(0)
-            } else {
-                0
-            }
-        })
+        self.counters.hits()
     }
 
     /// What clocks and counters say now.
@@ -198,7 +204,7 @@ pub(super) struct Counting {
 
 /// How to begin.
 pub(super) struct Beginning {
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Arc<dyn Hits>,
     /// Seconds of CPU time that a hit costs.
     pub(super) hit_cost: f64,
     /// Share of the program's CPU time that counting may cost.
