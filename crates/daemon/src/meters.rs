@@ -561,6 +561,7 @@ impl Observer {
         for candidate in candidates.iter_mut().filter(|c| c.class == MeterClass::Points) {
             if let Some(found) = now.iter().find(|n| n.id == candidate.id) {
                 candidate.unit.clone_from(&found.unit);
+                candidate.cost_per_count = found.cost_per_count;
                 candidate.refused = candidate.refused.take().or_else(|| found.refused.clone());
             }
         }

@@ -134,6 +134,78 @@ int main(int argc, char **argv)
 }
 "#;
 
+/// A program that makes its code as it runs: it lies in memory of no file. Units of some 0.3 ms, counted in the file that it is given. A
+/// signal has it make the code anew, elsewhere.
+const COMPILER: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MADE __attribute__((noinline, noclone, section("made")))
+
+extern const char __start_made[], __stop_made[];
+
+MADE uint64_t mix(uint64_t x)
+{
+    int i;
+    for (i = 0; i < 400; i++)
+        x = x * 6364136223846793005u + 1442695040888963407u, x ^= x >> 29;
+    return x;
+}
+
+MADE uint64_t unit(uint64_t n)
+{
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i < 500; i++)
+        sum += mix(n + i);
+    return sum;
+}
+
+MADE uint64_t run(uint64_t *count, volatile sig_atomic_t *anew)
+{
+    uint64_t sum = 0;
+    while (!*anew) {
+        sum += unit(*count);
+        __atomic_fetch_add(count, 1, __ATOMIC_RELEASE);
+    }
+    return sum;
+}
+
+static volatile sig_atomic_t anew;
+static volatile uint64_t sink;
+
+static void told(int number)
+{
+    (void)number;
+    anew = 1;
+}
+
+int main(int argc, char **argv)
+{
+    size_t size = __stop_made - __start_made;
+    int fd = open(argv[argc > 2 ? 2 : 0], O_RDWR | O_CREAT, 0600);
+    uint64_t *count;
+    char *code;
+    if (fd < 0 || ftruncate(fd, 8) != 0)
+        return 1;
+    count = mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    signal(SIGUSR1, told);
+    for (;;) {
+        code = mmap(NULL, size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (code == MAP_FAILED)
+            return 1;
+        memcpy(code, __start_made, size);
+        anew = 0;
+        sink = ((uint64_t(*)(uint64_t *, volatile sig_atomic_t *))(code + ((char *)run - __start_made)))(count, &anew);
+        memset(code, 0xcc, size);
+    }
+}
+"#;
+
 /// Ends with the test, however it ends.
 struct Victim(Child);
 
@@ -352,6 +424,51 @@ fn a_point_is_found_in_code_that_only_a_table_leads_to() {
             "hits per unit of work: {early}, {late} ({ratios:?})"
         );
     }
+}
+
+#[test]
+fn a_point_is_found_in_code_that_no_file_holds_and_lost_when_that_is_made_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), COMPILER) else {
+        return;
+    };
+    let file = directory.path().join("count");
+    let mut victim = Victim::work(&program, &file, &file);
+    let subject = workload("victim", &[victim.0.id()]);
+    let mut meter = match search(&subject) {
+        Ok(meter) => meter,
+        Err(why) => {
+            // It works nowhere else, and there are places enough. On a busy machine they may not keep their ratios.
+            assert!(!why.contains("no place was found"), "{why}");
+            eprintln!("skipped: {why}");
+            return;
+        }
+    };
+    let found = hits_per_unit(&mut *meter, &subject, &file);
+    // The processor's breakpoints change nothing in its memory.
+    assert_eq!(victim.own_code(&program), Some(0));
+    assert!(victim.0.try_wait().unwrap().is_none());
+    let Some((early, late, ratios)) = found else {
+        return;
+    };
+    assert!(
+        early > 0.0 && early < 2.0 * late && late < 2.0 * early,
+        "hits per unit of work: {early}, {late} ({ratios:?})"
+    );
+    victim.become_another();
+    let begun = Instant::now();
+    let ended = loop {
+        match meter.read(&subject) {
+            Ok(_) | Err(PlatformError::Busy { .. }) => {}
+            Err(e) => break e.to_string(),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(600));
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(
+        ended.contains("was made anew") || ended.contains("has not run in"),
+        "{ended}"
+    );
 }
 
 /// Hits of a meter per unit of work early and late, and all that was read; `None` where the machine does not let that be seen.

@@ -1,6 +1,5 @@
 //! Following the code of a function from its start, and from where it was seen at work.
 
-use super::is_emulated;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 
 /// One instruction, by its place in the function.
@@ -15,8 +14,7 @@ pub(super) struct Step {
     pub(super) lands: bool,
     /// Nothing leads to it but that the program was seen at work there or before it.
     pub(super) seen: bool,
-    /// Whether it is offered: the kernel acts it out, and it is no call. A call is acted out without writing the shadow stack, so
-    /// that a thread which has one, or comes to have one, would be ended by the return.
+    /// Whether it is offered: counting it is cheap, as far as anything is there.
     pub(super) cheap: bool,
 }
 
@@ -51,6 +49,8 @@ struct Follower<'a> {
     /// Whether a function begins at an address: a call of one comes back, as far as anybody knows; a call of another place may
     /// step over data.
     begins: &'a dyn Fn(u64) -> bool,
+    /// Whether an instruction with these bytes is offered.
+    cheap: &'a dyn Fn(&[u8]) -> bool,
     /// For each byte: 0 not reached, 1 an instruction begins, 2 within one.
     reached: Vec<u8>,
     steps: Vec<Step>,
@@ -111,23 +111,25 @@ impl Follower<'_> {
             to,
             lands: instruction.mnemonic() == Mnemonic::Endbr64,
             seen: false,
-            cheap: is_emulated(bytes) && bytes.first() != Some(&0xe8),
+            cheap: (self.cheap)(bytes),
         })
     }
 }
 
 /// The instructions of a function that its start leads to, and the places at which it was seen at work, ascending. `begins`: whether
-/// a function begins at an address. `None`: two ways contradict each other, or lead to bytes that are no instruction.
+/// a function begins at an address; `cheap`: whether an instruction is offered. `None`: two ways contradict each other, or lead to bytes that are no instruction.
 pub(super) fn steps(
     start: u64,
     code: &[u8],
     begins: &dyn Fn(u64) -> bool,
+    cheap: &dyn Fn(&[u8]) -> bool,
     seen: &[u64],
 ) -> Option<Vec<Step>> {
     let mut follower = Follower {
         start,
         code,
         begins,
+        cheap,
         reached: vec![0; code.len()],
         steps: Vec::new(),
     };

@@ -23,7 +23,7 @@ pub(super) mod unwind;
 mod windows;
 
 use super::code_file::executable;
-use super::common::{not_mine, open_process, refused, usable};
+use super::common::{is_program, not_mine, open_process, refused, usable};
 use super::concern::{Refusal, threads};
 use super::crowd::Crowd;
 use super::strangers::Strangers;
@@ -35,7 +35,7 @@ use crate::sys::perf::OpenError;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
 use homeostat_points::choice::{Limits, Observation};
-use search::{Ended, Found};
+use search::{At, Ended, Found};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -49,6 +49,12 @@ const UNIT: &str = "turn of its work";
 const REST: Duration = Duration::from_secs(3600);
 /// … or for so long, when what was in its way may pass.
 const REST_NOW: Duration = Duration::from_secs(60);
+/// … or for so long, when the code that was counted was made anew: a compiler that has begun to does it again.
+const REST_COMPILED: Duration = Duration::from_secs(300);
+/// Programs that are known to compile code while they run.
+const COMPILERS: [&str; 8] = [
+    "java", "node", "nodejs", "deno", "bun", "dotnet", "luajit", "pypy3",
+];
 /// Times in a row that what was found may fail to be counted, for a reason that does not pass.
 const FAILURES_MAX: u32 = 3;
 /// Most answers that are remembered.
@@ -67,7 +73,8 @@ enum Known {
     },
     Nothing {
         why: Refusal,
-        since: Instant,
+        /// It is not looked for again before.
+        until: Instant,
     },
 }
 
@@ -151,7 +158,7 @@ impl Points {
         let key = (workload.id.clone(), main, identity);
         forget_the_ended(root, &self.memory);
         match lock(&self.memory).get(&key) {
-            Some(Known::Nothing { why, since }) if since.elapsed() < rest(why) => Err(why.to_string()),
+            Some(Known::Nothing { why, until }) if Instant::now() < *until => Err(why.to_string()),
             _ => Ok(key),
         }
     }
@@ -164,11 +171,15 @@ fn why_not(strangers: &Mutex<Strangers>, root: &Root) -> Option<String> {
     strangers.why_not(root, Instant::now())
 }
 
-/// How long it is not looked for again.
-fn rest(why: &Refusal) -> Duration {
-    match why {
+/// Nothing was found, for this reason: it is not looked for again for a while.
+fn nothing(why: Refusal) -> Known {
+    let rest = match why {
         Refusal::Now(_) => REST_NOW,
         Refusal::Lasting(_) => REST,
+    };
+    Known::Nothing {
+        why,
+        until: Instant::now() + rest,
     }
 }
 
@@ -199,13 +210,24 @@ fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
         Some(why) => {
             *failures += 1;
             if *failures >= FAILURES_MAX {
-                let known = Known::Nothing {
-                    why: Refusal::Lasting(why.to_string()),
-                    since: Instant::now(),
-                };
-                memory.insert(key.clone(), known);
+                memory.insert(key.clone(), nothing(Refusal::Lasting(why.to_string())));
             }
         }
+    }
+}
+
+/// What was counted means something else now: it is forgotten. Code that no file holds was perhaps made anew, and will be again while
+/// its compiler learns what the program does.
+fn lost(memory: &Memory, key: &Key, why: &str) {
+    let mut memory = lock(memory);
+    if let Some(Known::Found { found, .. }) = memory.remove(key)
+        && matches!(found.at, At::Compiled { .. })
+    {
+        let known = Known::Nothing {
+            why: Refusal::Now(why.to_owned()),
+            until: Instant::now() + REST_COMPILED,
+        };
+        memory.insert(key.clone(), known);
     }
 }
 
@@ -218,15 +240,23 @@ impl MeterKind for Points {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
         vec![match self.check(root, workload) {
             Ok(key) => {
-                let unit = match lock(&self.memory).get(&key) {
-                    Some(Known::Found { found, .. }) => format!("passage of {}", found.name()),
-                    _ => UNIT.to_owned(),
+                let in_files = || rehearsal::known_cost(Crowd::of(root, &workload.processes));
+                let compiles = is_program(workload, &COMPILERS);
+                let (unit, hit) = match lock(&self.memory).get(&key) {
+                    Some(Known::Found { found, .. }) => {
+                        let hit = match found.at {
+                            At::File { .. } => in_files(),
+                            At::Compiled { .. } => found.hit_cost,
+                        };
+                        (format!("passage of {}", found.name()), hit)
+                    }
+                    // Which it will be the search finds out; until then nobody is told too little.
+                    _ if compiles => (UNIT.to_owned(), compiled::known_cost()),
+                    _ => (UNIT.to_owned(), in_files()),
                 };
                 MeterCandidate {
                     // The point and its witness.
-                    cost_per_count: Nanoseconds::from_secs_f64(
-                        2.0 * rehearsal::known_cost(Crowd::of(root, &workload.processes)),
-                    ),
+                    cost_per_count: Nanoseconds::from_secs_f64(2.0 * hit),
                     ..usable(ID, MeterClass::Points, &unit)
                 }
             }
@@ -345,11 +375,7 @@ impl PointsMeter {
     }
 
     fn nothing(&mut self, why: Refusal) -> PlatformError {
-        let known = Known::Nothing {
-            why: why.clone(),
-            since: Instant::now(),
-        };
-        remember(&self.memory, &self.key, known);
+        remember(&self.memory, &self.key, nothing(why.clone()));
         let error = unsupported(&why.to_string());
         // What was attached goes now.
         self.state = State::Over(why.to_string());
@@ -380,9 +406,9 @@ impl Meter for PointsMeter {
                 Ok(None) => Err(not_yet("its probes are being put on")),
                 Err(Lost::Paused(why)) => Err(not_yet(&why)),
                 Err(Lost::Vanished(e)) => Err(e),
-                // The place means something else now: it is looked for anew when the meter is opened next.
+                // The place means something else now: it is looked for anew when the meter is opened next, or later.
                 Err(Lost::Changed(why)) => {
-                    lock(&self.memory).remove(&self.key);
+                    lost(&self.memory, &self.key, &why);
                     self.state = State::Over(why.clone());
                     Err(unsupported(&why))
                 }
@@ -478,10 +504,7 @@ mod tests {
         };
         let memory = Memory::default();
         for process in [living, ended] {
-            let known = Known::Nothing {
-                why: Refusal::Now("busy".to_owned()),
-                since: Instant::now(),
-            };
+            let known = nothing(Refusal::Now("busy".to_owned()));
             remember(&memory, &(WorkloadId::from("x"), process, (1, 2)), known);
         }
         forget_the_ended(&Root::default(), &memory);
@@ -566,7 +589,7 @@ mod tests {
             (1, 2),
         );
         let found = Found {
-            at: search::At::Compiled {
+            at: At::Compiled {
                 place: compiled::Instruction {
                     address: 0,
                     bytes: vec![0x90],
@@ -593,7 +616,7 @@ mod tests {
             failures: 0,
         };
         let memory = Memory::default();
-        remember(&memory, &key, known);
+        remember(&memory, &key, known.clone());
         let is_found = || matches!(lock(&memory).get(&key), Some(Known::Found { .. }));
         let (lasting, passing) = (unsupported("no such thing"), not_yet("no memory"));
         for _ in 0..10 {
@@ -618,5 +641,13 @@ mod tests {
             ),
             "it is not tried for ever"
         );
+        // Code that was compiled anew is not looked into at once.
+        remember(&memory, &key, known);
+        lost(&memory, &key, "made anew");
+        let rests = matches!(
+            lock(&memory).get(&key),
+            Some(Known::Nothing { why: Refusal::Now(_), until }) if *until > Instant::now() + REST_NOW
+        );
+        assert!(rests);
     }
 }

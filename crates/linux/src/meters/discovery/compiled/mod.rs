@@ -11,7 +11,7 @@ mod few;
 mod pieces;
 mod subject;
 
-pub(super) use breakpoints::{Counted, PLACES_MAX, Set, Sets, cost};
+pub(super) use breakpoints::{Counted, PLACES_MAX, Set, Sets, cost, known_cost};
 pub(super) use few::best;
 pub(super) use pieces::Pieces;
 pub(super) use subject::{Compiled, threads_of};

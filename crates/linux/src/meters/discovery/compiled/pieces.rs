@@ -96,8 +96,7 @@ fn piece(first: u64, code: &[u8], mut places: Vec<(u64, Seen)>) -> Option<Functi
     let decode = |addresses: &[u64]| {
         let start = *addresses.iter().min()?;
         let code = code.get(usize::try_from(start.checked_sub(first)?).ok()?..)?;
-        // Nobody knows where functions begin; what is called is one.
-        Function::decode(start, code, &|_| true, addresses)
+        Function::decode_made(start, code, addresses)
     };
     let all: Vec<u64> = places.iter().map(|p| p.0).collect();
     if let Some(function) = decode(&all) {
