@@ -692,7 +692,7 @@ impl<'a> Search<'a> {
         let before = self.read(spots);
         let start = self.cpu();
         let begun = Instant::now();
-        let slice = (enough / 4).clamp(Duration::from_millis(1), Duration::from_millis(20));
+        let slice = (enough / 4).clamp(Duration::from_millis(1), self.slice_max());
         let (mut after, mut cpu, mut paid);
         let mut disturbed = Ok(());
         loop {
@@ -857,6 +857,11 @@ impl<'a> Search<'a> {
             }
         }
         self.spots = kept;
+    }
+
+    /// Longest time between two looks at what it has cost: the processor's breakpoints can take all of a thread's time.
+    fn slice_max(&self) -> Duration {
+        Duration::from_millis(if self.compiled.is_some() { 4 } else { 20 })
     }
 
     /// So many places as can be counted at once, or fewer.
