@@ -93,13 +93,13 @@ impl Function {
         // A call is acted out without writing the shadow stack, so that a thread which has one, or comes to have one, would be ended
         // by the return.
         let cheap = |bytes: &[u8]| is_emulated(bytes) && bytes.first() != Some(&0xe8);
-        Self::decode_with(start, code, begins, &cheap, seen)
+        Self::decode_with(start, code, begins, &cheap, Some(0), seen)
     }
 
     /// The same of code of which nobody knows where functions begin: whatever is called is taken for one, and `start` is just where
-    /// it was seen first. The processor's own breakpoints count there, to which all instructions are alike.
+    /// these bytes begin. The processor's own breakpoints count there, to which all instructions are alike.
     pub fn decode_made(start: u64, code: &[u8], seen: &[u64]) -> Option<Self> {
-        Self::decode_with(start, code, &|_| true, &|_| true, seen)
+        Self::decode_with(start, code, &|_| true, &|_| true, None, seen)
     }
 
     fn decode_with(
@@ -107,12 +107,13 @@ impl Function {
         code: &[u8],
         begins: &dyn Fn(u64) -> bool,
         cheap: &dyn Fn(&[u8]) -> bool,
+        entry: Option<u32>,
         seen: &[u64],
     ) -> Option<Self> {
         if code.is_empty() || code.len() > FUNCTION_MAX {
             return None;
         }
-        let steps = follow::steps(start, code, begins, cheap, seen)?;
+        let steps = follow::steps(start, code, begins, cheap, entry, seen)?;
         let mut leaders = BTreeSet::from([0]);
         let mut backs: Vec<(u32, u32)> = Vec::new();
         let mut behind = 0;

@@ -116,13 +116,14 @@ impl Follower<'_> {
     }
 }
 
-/// The instructions of a function that its start leads to, and the places at which it was seen at work, ascending. `begins`: whether
+/// The instructions of a function that its entry leads to, if that is known, and the places at which it was seen at work, ascending. `begins`: whether
 /// a function begins at an address; `cheap`: whether an instruction is offered. `None`: two ways contradict each other, or lead to bytes that are no instruction.
 pub(super) fn steps(
     start: u64,
     code: &[u8],
     begins: &dyn Fn(u64) -> bool,
     cheap: &dyn Fn(&[u8]) -> bool,
+    entry: Option<u32>,
     seen: &[u64],
 ) -> Option<Vec<Step>> {
     let mut follower = Follower {
@@ -133,7 +134,9 @@ pub(super) fn steps(
         reached: vec![0; code.len()],
         steps: Vec::new(),
     };
-    follower.follow(0)?;
+    if let Some(entry) = entry {
+        follower.follow(entry)?;
+    }
     let from_start = follower.steps.len();
     for address in seen {
         // What lies in another function is not ours to follow.

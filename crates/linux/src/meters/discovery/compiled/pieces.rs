@@ -6,7 +6,7 @@ use super::Memory;
 use homeostat_points::code::{FUNCTION_MAX, Function, follows_a_call};
 use std::collections::BTreeMap;
 
-/// Places that are farther apart are of two pieces (bytes); so far behind the last one code is read.
+/// Places that are farther apart are of two pieces (bytes); so far before the first one and behind the last code is read.
 const APART: u64 = 4096;
 /// Longest piece.
 const PIECE_MAX: u64 = FUNCTION_MAX as u64 / 2;
@@ -70,9 +70,12 @@ impl Pieces {
                 .into_iter()
                 .filter_map(|group| {
                     let (first, last) = (group.first()?.0, group.last()?.0);
-                    let end = range(first)?.1.min(last.saturating_add(APART));
-                    let code = memory.read(first, usize::try_from(end - first).ok()?);
-                    piece(first, &code, group)
+                    let (from, to) = *range(first)?;
+                    // A loop may begin before the first place at which it was seen, and end behind the last.
+                    let begin = from.max(first.saturating_sub(APART));
+                    let end = to.min(last.saturating_add(APART));
+                    let code = memory.read(begin, usize::try_from(end - begin).ok()?);
+                    piece(begin, &code, group)
                 })
                 .collect(),
         )
@@ -92,12 +95,8 @@ impl Pieces {
 
 /// Follows code from all its places at once; where they contradict each other, from one after the other, and leaves out those that
 /// contradict the ones before: first come those at which it was at work, and of the others those that were seen most often.
-fn piece(first: u64, code: &[u8], mut places: Vec<(u64, Seen)>) -> Option<Function> {
-    let decode = |addresses: &[u64]| {
-        let start = *addresses.iter().min()?;
-        let code = code.get(usize::try_from(start.checked_sub(first)?).ok()?..)?;
-        Function::decode_made(start, code, addresses)
-    };
+fn piece(begin: u64, code: &[u8], mut places: Vec<(u64, Seen)>) -> Option<Function> {
+    let decode = |addresses: &[u64]| Function::decode_made(begin, code, addresses);
     let all: Vec<u64> = places.iter().map(|p| p.0).collect();
     if let Some(function) = decode(&all) {
         return Some(function);
@@ -132,6 +131,9 @@ mod tests {
         let code = [0xb8, 0x90, 0x90, 0x90, 0x90, 0xff, 0xc9, 0x75, 0xf7, 0xc3];
         let function = piece(0x1000, &code, vec![(0x1000, seen(true)), (0x1005, seen(true))]).unwrap();
         assert!(function.is_boundary(0x1007));
+        // The head of the loop is reached from within it.
+        let function = piece(0x1000, &code, vec![(0x1005, seen(true))]).unwrap();
+        assert!(function.is_boundary(0x1000));
         // A stale word within the first instruction.
         let places = vec![(0x1000, seen(true)), (0x1002, seen(false)), (0x1005, seen(true))];
         let function = piece(0x1000, &code, places).unwrap();
