@@ -735,6 +735,29 @@ impl List {
             "programs that tell nothing of their work are not measured by places in their code, unless the configuration asks for it",
             seen,
         );
+        // Of a captured machine nobody can try it.
+        if root.is_live() {
+            let seen = match crate::meters::cost_in_compiled_code() {
+                Ok(seconds) => Seen::new(
+                    Available,
+                    format!(
+                        "the processor's breakpoints count, at {:.1} µs a hit",
+                        seconds * 1e6
+                    ),
+                    "",
+                ),
+                Err(why) => Seen::new(
+                    Missing,
+                    why,
+                    "run as root on x86-64; a virtual machine may have to be given debug registers",
+                ),
+            };
+            self.add(
+                "points.compiled",
+                "programs that compile code while they run (JIT) and tell nothing of their work are not measured by places in that code",
+                seen,
+            );
+        }
         let seen = match cache::is_told() {
             Ok(()) => Seen::new(Available, "cachestat tells what was taken of a file", ""),
             Err(e) => Seen::new(

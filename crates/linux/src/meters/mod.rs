@@ -34,7 +34,7 @@ mod turns;
 mod unclaimed;
 mod uprobe;
 
-pub use discovery::{PointsReport, find_points};
+pub use discovery::{PointsReport, cost_in_compiled_code, find_points};
 pub use known::{KnownMeter, known_meters};
 pub use owed::{Mended, mend, write_breakpoints_down_in};
 pub use points::{KnownPoint, Place, known_points};

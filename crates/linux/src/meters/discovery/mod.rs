@@ -22,6 +22,8 @@ mod signals;
 pub(super) mod unwind;
 mod windows;
 
+pub use compiled::cost as cost_in_compiled_code;
+
 use super::code_file::executable;
 use super::common::{is_program, not_mine, open_process, refused, usable};
 use super::concern::{Refusal, threads};

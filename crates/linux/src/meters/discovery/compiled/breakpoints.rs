@@ -236,7 +236,7 @@ fn series() -> f64 {
 ///
 /// # Errors
 /// A sentence: there are no such breakpoints here, or they do not count as they should.
-pub(in crate::meters::discovery) fn cost() -> Result<f64, String> {
+pub fn cost() -> Result<f64, String> {
     KNOWN.get_or_init(try_on_ourselves).clone()
 }
 

@@ -11,7 +11,8 @@ mod few;
 mod pieces;
 mod subject;
 
-pub(super) use breakpoints::{Counted, PLACES_MAX, Set, Sets, cost, known_cost};
+pub use breakpoints::cost;
+pub(super) use breakpoints::{Counted, PLACES_MAX, Set, Sets, known_cost};
 pub(super) use few::best;
 pub(super) use pieces::Pieces;
 pub(super) use subject::{Compiled, threads_of};
