@@ -317,10 +317,13 @@ impl Watch {
                 .iter()
                 .fold(0u64, |sum, turn| sum.saturating_add(turn[i]))
         });
-        if point < RATIO_HITS || witness < RATIO_HITS {
+        // Once the ratio is known, either is enough: what the other should have. It may be the one that runs no more.
+        let expected = |other: u64, sign: f64| self.ratio.map_or(0.0, |r| other as f64 * (sign * r).exp());
+        let enough = |own: u64, expected: f64| own >= RATIO_HITS || expected >= RATIO_HITS as f64;
+        if !enough(point, expected(witness, 1.0)) || !enough(witness, expected(point, -1.0)) {
             return Ok(());
         }
-        let ratio = (point as f64 / witness as f64).ln();
+        let ratio = (point.max(1) as f64 / witness.max(1) as f64).ln();
         let first = *self.ratio.get_or_insert(ratio);
         if (ratio - first).abs() > RATIO_MOVED {
             return Err(format!(
@@ -368,6 +371,13 @@ mod tests {
             }
         }
         assert!(lost.unwrap().1.contains("moved apart"));
+        // Also when it does not run at all any more, or the point hardly does.
+        for hits in [[1000, 0], [2, 500]] {
+            let mut watch = Watch::default();
+            assert!(watch.judge("x", 1.0, [1000, 500]).is_ok());
+            let lost = (0..RATIO_TURNS + 1).find_map(|_| watch.judge("x", 1.0, hits).err());
+            assert!(lost.is_some_and(|why| why.contains("moved apart")), "{hits:?}");
+        }
         // Few hits say nothing.
         let mut watch = Watch::default();
         for turn in 0..100u64 {

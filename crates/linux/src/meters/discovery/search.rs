@@ -559,11 +559,16 @@ impl<'a> Search<'a> {
         if let Some(sets) = &self.compiled {
             let place = |i: &usize| Some((*i, self.spots.get(*i)?.offset));
             let places: Vec<(usize, u64)> = spots.iter().filter_map(place).collect();
-            return match sets.count(&places) {
+            let process = self.processes().next().ok_or("it has no process")?;
+            let there = compiled::threads_of(self.root, process).map_err(|e| Refusal::Now(e.to_string()))?;
+            return match sets.count(&places, &there) {
                 Ok(counted) => Ok(Attached::Compiled(counted)),
                 Err(e @ OpenError::Busy(_)) => Err(Refusal::Now(format!(
                     "somebody else has the processor's breakpoints of its threads ({e}), perhaps a debugger"
                 ))),
+                Err(OpenError::Vanished) => Err(Refusal::Now(
+                    "the threads that were seen at work have ended".to_owned(),
+                )),
                 Err(e) => Err(refusal(&e).into()),
             };
         }

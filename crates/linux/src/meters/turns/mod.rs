@@ -368,9 +368,13 @@ impl<S: Subject> Turns<S> {
         }
         let urgent = Urgent::begin();
         match self.subject.attach(&workload.processes) {
-            // For a lack of memory or descriptors the next turn may do better, if there was ever one that could.
             Ok(()) => {}
-            Err(PlatformError::Busy { .. }) if self.number > 0 => {}
+            // For a lack of memory, descriptors or breakpoints the next turn may do better, if there was ever one that could. In this one
+            // nothing is told: what is not counted everywhere would be taken for less work.
+            Err(e @ PlatformError::Busy { .. }) if self.number > 0 => {
+                drop(urgent);
+                return self.pause(e.to_string(), &workload.processes, &before, hits_before, told);
+            }
             Err(e @ PlatformError::Unsupported { .. }) => return Err(Lost::Changed(e.to_string())),
             Err(e) => return Err(Lost::Vanished(e)),
         }

@@ -166,14 +166,19 @@ impl Sets {
         }
     }
 
-    /// Begins to count places by their numbers and addresses.
+    /// Begins to count places by their numbers and addresses. `there`: threads that the process has now.
     ///
     /// # Errors
     /// As of [`Set::be_on`]; `Vanished`: all threads have ended.
-    pub(in crate::meters::discovery) fn count(&self, places: &[(usize, u64)]) -> Result<Counted, OpenError> {
+    pub(in crate::meters::discovery) fn count(
+        &self,
+        places: &[(usize, u64)],
+        there: &BTreeSet<i32>,
+    ) -> Result<Counted, OpenError> {
         let set = Arc::new(Set::new(places.iter().map(|p| p.1).collect()));
         let counted = Counted(Arc::clone(&set));
-        set.be_on(&self.threads)?;
+        // Numbers of threads that have ended may be others' by now.
+        set.be_on(&self.threads.intersection(there).copied().collect())?;
         if set.threads() == 0 && !places.is_empty() {
             return Err(OpenError::Vanished);
         }
@@ -237,7 +242,20 @@ fn series() -> f64 {
 /// # Errors
 /// A sentence: there are no such breakpoints here, or they do not count as they should.
 pub fn cost() -> Result<f64, String> {
-    KNOWN.get_or_init(try_on_ourselves).clone()
+    if let Some(known) = KNOWN.get() {
+        return known.clone();
+    }
+    match try_on_ourselves() {
+        // Somebody has them for a while: it is tried again.
+        Err(Trouble { why, passes: true }) => Err(why),
+        found => KNOWN.get_or_init(|| found.map_err(|trouble| trouble.why)).clone(),
+    }
+}
+
+/// Why they cannot be used, and whether that passes.
+struct Trouble {
+    why: String,
+    passes: bool,
 }
 
 /// The same, if it has been found out already; else what it is elsewhere.
@@ -250,13 +268,14 @@ pub(in crate::meters::discovery) fn known_cost() -> f64 {
 
 static KNOWN: OnceLock<Result<f64, String>> = OnceLock::new();
 
-fn try_on_ourselves() -> Result<f64, String> {
+fn try_on_ourselves() -> Result<f64, Trouble> {
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
     let address = black_box(beat as fn(u64) -> u64) as usize as u64;
-    let breakpoint = Breakpoint::open(thread, address).map_err(|e| {
-        format!(
+    let breakpoint = Breakpoint::open(thread, address).map_err(|e| Trouble {
+        why: format!(
             "the processor's breakpoints, which code that no file holds is counted with, cannot be used ({e})"
-        )
+        ),
+        passes: matches!(e, OpenError::Busy(_)),
     })?;
     let middle = |mut times: Vec<f64>| {
         times.sort_by(f64::total_cmp);
@@ -271,9 +290,12 @@ fn try_on_ourselves() -> Result<f64, String> {
         breakpoint.set(false);
         let hits = breakpoint.read().unwrap_or(0).saturating_sub(before);
         if hits != CALLS {
-            return Err(format!(
-                "the processor's breakpoints do not count as they should ({hits} hits of {CALLS})"
-            ));
+            return Err(Trouble {
+                why: format!(
+                    "the processor's breakpoints do not count as they should ({hits} hits of {CALLS})"
+                ),
+                passes: false,
+            });
         }
     }
     let cost = COLD * (middle(with) - middle(without)) / CALLS as f64;
@@ -328,9 +350,10 @@ mod tests {
         }
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         let address = black_box(beat as fn(u64) -> u64) as usize as u64;
-        let sets = Sets::on(std::iter::once(thread));
+        let sets = Sets::on([thread, i32::MAX].into_iter());
+        let there = BTreeSet::from([thread]);
         for turn in 1..3 {
-            let counted = sets.count(&[(7, address), (2, never())]).unwrap();
+            let counted = sets.count(&[(7, address), (2, never())], &there).unwrap();
             series();
             drop(counted);
             series();
@@ -339,8 +362,11 @@ mod tests {
         let taken: Vec<Breakpoint> = (0..PER_THREAD as u64)
             .map(|i| Breakpoint::open(thread, never() + i).unwrap())
             .collect();
-        assert!(matches!(sets.count(&[(1, address)]), Err(OpenError::Busy(_))));
+        assert!(matches!(
+            sets.count(&[(1, address)], &there),
+            Err(OpenError::Busy(_))
+        ));
         drop(taken);
-        assert!(sets.count(&[(1, address)]).is_ok(), "given back at once");
+        assert!(sets.count(&[(1, address)], &there).is_ok(), "given back at once");
     }
 }

@@ -26,6 +26,50 @@ pub(in crate::meters::discovery) struct Compiled {
     places: Vec<Instruction>,
     set: Arc<Set>,
     watch: Watch,
+    pace: Pace,
+}
+
+/// Whether the point still runs as it did at first. A compiler leaves the old code where it is, and a thread that is in it may stay there
+/// for long while all others run the new one: then it hardly runs, and its witness in the same code as little.
+#[derive(Default)]
+struct Pace {
+    /// Hits and CPU time of the first windows.
+    first: (u64, f64),
+    /// Windows one after the other in which it hardly ran.
+    slow: u32,
+}
+
+/// Hits in the first windows from which its rate is known.
+const FIRST_HITS: u64 = 400;
+/// It hardly runs at less than this share of that rate: more than what is tried changes it by.
+const HARDLY: f64 = 0.25;
+/// … in so many windows one after the other, each long enough for so many hits at the old rate.
+const SLOW_MAX: u32 = 3;
+const EXPECTED_MIN: f64 = 20.0;
+
+impl Pace {
+    fn judge(&mut self, name: &str, window: &Window) -> Result<(), String> {
+        if self.first.0 < FIRST_HITS {
+            self.first.0 = self.first.0.saturating_add(window.hits[0]);
+            self.first.1 += window.cpu;
+            return Ok(());
+        }
+        let expected = self.first.0 as f64 / self.first.1.max(1e-9) * window.cpu;
+        if expected < EXPECTED_MIN {
+            return Ok(());
+        }
+        self.slow = if (window.hits[0] as f64) < HARDLY * expected {
+            self.slow + 1
+        } else {
+            0
+        };
+        if self.slow < SLOW_MAX {
+            return Ok(());
+        }
+        Err(format!(
+            "{name} has run less than a quarter as often as at first in {SLOW_MAX} turns of counting: its code was probably made anew"
+        ))
+    }
 }
 
 impl Compiled {
@@ -43,6 +87,7 @@ impl Compiled {
             set: Arc::new(Set::new(places.iter().map(|p| p.address).collect())),
             places,
             watch: Watch::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -94,8 +139,9 @@ impl Subject for Compiled {
             }
             Some(_) => {}
         }
-        if workload.processes.len() > 1 {
-            return Err(Lost::Changed(
+        if workload.processes != [self.main] {
+            // It may be a child for a moment.
+            return Err(Lost::Paused(
                 "it has several processes now, and code that one of them has made is counted in that one only"
                     .to_owned(),
             ));
@@ -118,7 +164,8 @@ impl Subject for Compiled {
     }
 
     fn off(&mut self) -> Result<(), Refusal> {
-        self.set.switch(false);
+        // Also of those that are not on a thread has four only, and others want them.
+        self.set.close();
         Ok(())
     }
 
@@ -128,6 +175,7 @@ impl Subject for Compiled {
 
     fn judge(&mut self, window: &Window) -> Result<(), String> {
         let name = self.places.first().map_or("", |p| p.name.as_str());
+        self.pace.judge(name, window)?;
         self.watch.judge(name, window.cpu, window.hits)
     }
 
@@ -145,5 +193,34 @@ impl Drop for Compiled {
     fn drop(&mut self) {
         // Whoever reads holds the set, too.
         self.set.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_that_hardly_runs_any_more_is_lost() {
+        let window = |cpu, hits| Window { cpu, hits: [hits, 0] };
+        let mut pace = Pace::default();
+        for _ in 0..20 {
+            assert!(pace.judge("x", &window(0.1, 100)).is_ok());
+        }
+        // A change makes it slower; it rests; one thread is late.
+        for _ in 0..20 {
+            assert!(pace.judge("x", &window(0.1, 40)).is_ok());
+            assert!(pace.judge("x", &window(0.01, 0)).is_ok());
+            assert!(pace.judge("x", &window(0.1, 5)).is_ok());
+        }
+        assert!(pace.judge("x", &window(0.1, 50)).is_ok());
+        for _ in 1..SLOW_MAX {
+            assert!(pace.judge("x", &window(0.1, 5)).is_ok());
+        }
+        assert!(
+            pace.judge("x", &window(0.1, 5))
+                .unwrap_err()
+                .contains("made anew")
+        );
     }
 }
