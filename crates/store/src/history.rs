@@ -11,7 +11,8 @@
 //! the daemon writes.
 //!
 //! **Damage** is looked for when the file is opened (SQLite's `quick_check`: structure, types and constraints) and
-//! noticed while it is used. A flipped bit inside a text or number is not: SQLite keeps no checksums.
+//! noticed while it is used, also by a text that is no text any more (UTF-8). Any other flipped bit inside a text or
+//! number is not: SQLite keeps no checksums.
 //!
 //! **Numbers survive exactly**: 64-bit integers by their bits, floating-point numbers as they are, infinities
 //! included; NaN is stored as NULL and comes back as NaN. (Only the sign of a negative zero is lost, by SQLite.)
@@ -1501,6 +1502,10 @@ fn no_row(e: rusqlite::Error) -> rusqlite::Result<()> {
 fn classify(path: &Path, e: rusqlite::Error) -> HistoryError {
     let path = path.to_owned();
     let why = e.to_string();
+    if matches!(e, rusqlite::Error::Utf8Error(..)) {
+        // Only texts of this program's are in there. One that is shared (a machine's) would make all later rows unreadable.
+        return HistoryError::Damaged { path, why };
+    }
     match e.sqlite_error_code() {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => HistoryError::Damaged { path, why },
         Some(ErrorCode::DiskFull) => HistoryError::Full { path, why },

@@ -1086,6 +1086,33 @@ proptest! {
 }
 
 #[test]
+fn a_machine_whose_name_is_no_text_any_more_is_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(HISTORY_FILE);
+    let mut history = create(directory.path(), HistoryOptions::default());
+    history.record(&[Entry::Experiment(Box::new(experiment(1)))]).unwrap();
+    drop(history);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let places: Vec<usize> = bytes
+        .windows(MACHINE.len())
+        .enumerate()
+        .filter_map(|(at, window)| (window == MACHINE.as_bytes()).then_some(at))
+        .collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at] = 0x80;
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    let mut history = ResilientHistory::open(&path, HistoryOptions::default(), 1);
+    assert!(history.experiments(&ExperimentFilter::default(), 1).is_empty());
+    let told = history.take_messages();
+    assert!(told.len() == 1 && told[0].contains("a new history was begun"), "{told:?}");
+    history.record_experiment(experiment(2));
+    history.flush(2);
+    assert_eq!(history.experiments(&ExperimentFilter::default(), 2).len(), 1);
+}
+
+#[test]
 fn a_reader_is_proven_by_the_last_trial_that_says_something() {
     let directory = tempfile::tempdir().unwrap();
     let mut history = create(directory.path(), HistoryOptions::default());
