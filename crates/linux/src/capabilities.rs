@@ -721,7 +721,7 @@ impl List {
         let seen = match crate::meters::why_no_points(root) {
             None => Seen::new(
                 Available,
-                "nobody is logged in who is not trusted with them (meters.progress_points = \"auto\")",
+                "nobody is here now who is not trusted with them, which is what meters.progress_points = \"auto\" asks",
                 "",
             ),
             Some(why) => Seen::new(

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Whether progress points are looked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PointsWish {
-    /// As long as nobody is logged in who is not trusted with it (docs/security.md).
+    /// As long as nobody is here who is not trusted with it (docs/security.md).
     #[default]
     Auto,
     /// Always.
@@ -70,7 +70,7 @@ pub struct MeterSettings {
     pub progress_directory: PathBuf,
     /// Look for progress points in the code of programs that tell nothing (docs/meters.md): some places are counted through
     /// breakpoints that the kernel keeps, at a cost of at most 0.5 % of the program's CPU time; the search takes at most a
-    /// second of it. `"auto"`: as long as nobody is logged in who may not become root and may mount storage that does not answer
+    /// second of it. `"auto"`: as long as nobody is here who may not become root and may mount storage that does not answer
     /// (docs/security.md). `true`: always. `false`: such programs are not touched; `homeostat meter test --class points` looks all
     /// the same, when a person asks.
     pub progress_points: PointsWish,

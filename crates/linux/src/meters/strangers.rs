@@ -2,14 +2,17 @@
 //!
 //! While a breakpoint comes or goes nobody on the machine can fork, and who is stuck in storage that does not answer can draw that
 //! out (docs/security.md). That takes somebody who can make such storage: who may mount FUSE. So where no person asked for progress
-//! points they are used only as long as nobody is there who logged in, may not become root, and could do that.
+//! points they are used only as long as no other person is there, who may not become root, and could do that.
 //!
 //! Who logged in is told by the kernel: `loginuid` (audit) is set once by `sshd`, `login` or `cron` for the user whom they let in,
 //! stays with everything that is started from there, also through `su` and `sudo`, and is unset in what runs for the machine itself:
-//! its services, and containers that a daemon of root's started. Where the kernel has none, users from 1000 on count.
+//! its services, and containers that a daemon of root's started. But who lets somebody in need not set it (a small ssh server, a batch
+//! system, a service that starts shells). So where it is unset those count for whose number a process runs, if it is one that is given to
+//! people, or to a container with numbers of its own.
 
+use super::common::user_ids;
 use crate::Root;
-use crate::sensors::bytes::{lines, number, words};
+use crate::sensors::bytes::{lines, number};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
@@ -31,11 +34,13 @@ const PROCESSES_MAX: usize = 32 * 1024;
 const FILE_MAX: u64 = 1 << 20;
 /// `loginuid` of what nobody logged in for.
 const UNSET: u32 = u32::MAX;
-/// From here on numbers are given to people (`UID_MIN` in login.defs(5)), but for the one of nobody.
-const PEOPLE_FROM: u32 = 1000;
-const NOBODY: u32 = 65_534;
+/// Numbers that are given to people (`UID_MIN` and `UID_MAX` in login.defs(5)); the rest of the first 65,536 is that of services which
+/// systemd gives a number for as long as they run, and of nobody.
+const PEOPLE: std::ops::RangeInclusive<u32> = 1000..=60_000;
+/// From here on they are of containers that have numbers of their own.
+const SHIFTED_FROM: u32 = 65_536;
 /// Whose members may become root.
-const OF_ADMINISTRATORS: [&[u8]; 4] = [b"sudo", b"wheel", b"admin", b"root"];
+const OF_ADMINISTRATORS: [&[u8]; 3] = [b"sudo", b"wheel", b"admin"];
 
 /// A process, as it was seen.
 struct Known {
@@ -89,7 +94,7 @@ impl Strangers {
             "was until a moment ago"
         };
         Some(format!(
-            "progress points are not used while {who} {is} logged in, who may not become root and may mount storage that does not answer \
+            "progress points are not used while {who} {is} here, who may not become root and may mount storage that does not answer \
              ({FUSE}); where everybody is trusted: meters.progress_points = true"
         ))
     }
@@ -100,20 +105,21 @@ impl Strangers {
             self.known.clear();
             return Ok(None);
         }
-        let has_login = root.path("/proc/self/loginuid").exists();
-        let mut seen = BTreeMap::new();
+        let mut entries = Vec::new();
         for entry in fs::read_dir(root.path("/proc"))? {
             let entry = entry?;
-            let Some(pid) = entry
+            let pid = entry
                 .file_name()
                 .to_str()
-                .and_then(|name| name.parse::<i32>().ok())
-            else {
-                continue;
-            };
-            if seen.len() >= PROCESSES_MAX {
+                .and_then(|name| name.parse::<i32>().ok());
+            entries.extend(pid.map(|pid| (pid, entry)));
+            if entries.len() > PROCESSES_MAX {
+                // Before any of them is looked at.
                 return Err(io::Error::other("more processes than are looked at"));
             }
+        }
+        let mut seen = BTreeMap::new();
+        for (pid, entry) in entries {
             let inode = entry.ino();
             let before = self.known.remove(&pid).filter(|known| known.inode == inode);
             let known = match before {
@@ -124,7 +130,7 @@ impl Strangers {
                     inode,
                     first: before.map_or(now, |known| known.first),
                     read: now,
-                    user: user_of(&entry.path(), has_login),
+                    user: user_of(&entry.path()),
                 },
             };
             seen.insert(pid, known);
@@ -158,25 +164,39 @@ fn stranger(users: &BTreeSet<User>, administrators: &BTreeSet<u32>) -> Option<Us
 }
 
 /// For which person a process runs; `None`: for none, or it has ended.
-fn user_of(process: &Path, has_login: bool) -> Option<User> {
-    let is_gone =
-        |e: &io::Error| e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH);
-    if has_login {
-        return match fs::read(process.join("loginuid")) {
-            Ok(text) => match number(text.trim_ascii()).and_then(|user| u32::try_from(user).ok()) {
-                Some(UNSET | 0) => None,
-                Some(user) => Some(User::Is(user)),
-                None => Some(User::Untold),
-            },
-            Err(e) if is_gone(&e) => None,
-            Err(_) => Some(User::Untold),
-        };
+fn user_of(process: &Path) -> Option<User> {
+    match fs::read(process.join("loginuid")) {
+        Ok(text) => match number(text.trim_ascii()).and_then(|user| u32::try_from(user).ok()) {
+            Some(UNSET) => owner_of(process),
+            Some(0) => None,
+            Some(user) => Some(User::Is(user)),
+            None => Some(User::Untold),
+        },
+        // A kernel without audit, or it has ended.
+        Err(e) if is_gone(&e) => owner_of(process),
+        Err(_) => Some(User::Untold),
     }
-    match fs::metadata(process) {
-        Ok(found) => (found.uid() >= PEOPLE_FROM && found.uid() != NOBODY).then(|| User::Is(found.uid())),
+}
+
+/// The person whose number a process runs under. Not the owner of its directory, which is root's where a process says that it may not be
+/// dumped.
+fn owner_of(process: &Path) -> Option<User> {
+    match fs::read(process.join("status")) {
+        Ok(text) => user_ids(&String::from_utf8_lossy(&text))
+            .into_iter()
+            .find(|user| is_person(*user))
+            .map(User::Is),
         Err(e) if is_gone(&e) => None,
         Err(_) => Some(User::Untold),
     }
+}
+
+fn is_gone(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH)
+}
+
+fn is_person(user: u32) -> bool {
+    PEOPLE.contains(&user) || user >= SHIFTED_FROM
 }
 
 /// Whether others than root may mount FUSE, or have done so.
@@ -190,7 +210,9 @@ fn is_fuse_open(root: &Root) -> bool {
 
 fn is_mounted_by_a_user(mountinfo: &[u8]) -> bool {
     lines(mountinfo).any(|line| {
-        let mut fields = words(line).skip_while(|word| *word != b"-").skip(1);
+        // One space each: the source may be empty.
+        let fields = line.split(|byte| *byte == b' ');
+        let mut fields = fields.skip_while(|word| *word != b"-").skip(1);
         let kind = fields.next().unwrap_or_default();
         let options = fields.nth(1).unwrap_or_default();
         let user = options
@@ -260,16 +282,13 @@ mod tests {
     }
 
     impl Machine {
-        fn new(has_login: bool, fuse: u32) -> Self {
+        fn new(fuse: u32) -> Self {
             let keep = tempfile::tempdir().unwrap();
             let root = Root::new(keep.path());
             let machine = Self { _keep: keep, root };
             machine.put("/etc/passwd", PASSWD);
             machine.put("/etc/group", GROUP);
             machine.put("/proc/self/mountinfo", "21 1 98:0 / / rw - ext4 /dev/vda rw\n");
-            if has_login {
-                machine.put("/proc/self/loginuid", "4294967295");
-            }
             machine.put(FUSE, "");
             fs::set_permissions(machine.root.path(FUSE), fs::Permissions::from_mode(fuse)).unwrap();
             machine.runs(1, "4294967295");
@@ -297,7 +316,7 @@ mod tests {
 
     #[test]
     fn who_logged_in_and_may_not_become_root_is_a_stranger_where_fuse_is_open() {
-        let machine = Machine::new(true, 0o666);
+        let machine = Machine::new(0o666);
         let why = |login: &str| {
             machine.runs(7, login);
             machine.why_not(&mut Strangers::default(), Instant::now())
@@ -306,13 +325,13 @@ mod tests {
         assert_eq!(why("0"), None, "root");
         assert_eq!(why("1000"), None, "a member of sudo");
         assert_eq!(why("1001"), None, "whose own group is sudo");
-        assert!(why("1002").unwrap().contains("carl (user 1002) is logged in"));
+        assert!(why("1002").unwrap().contains("carl (user 1002) is here"));
         assert!(
             why("4000").unwrap().contains("somebody (user 4000)"),
             "of a directory service"
         );
         assert!(why("what").unwrap().contains("cannot be looked at"));
-        let closed = Machine::new(true, 0o600);
+        let closed = Machine::new(0o600);
         closed.runs(7, "1002");
         assert_eq!(closed.why_not(&mut Strangers::default(), Instant::now()), None);
         closed.put(
@@ -326,41 +345,55 @@ mod tests {
         );
         closed.put(
             "/proc/self/mountinfo",
+            "30 21 0:44 / /home/carl/far rw shared:1 - fuse.x  rw,user_id=1002\n",
+        );
+        assert!(
+            closed
+                .why_not(&mut Strangers::default(), Instant::now())
+                .is_some(),
+            "without a source"
+        );
+        closed.put(
+            "/proc/self/mountinfo",
             "30 21 0:44 / /x rw - fuse.lxcfs lxcfs rw,user_id=0\n",
         );
         assert_eq!(closed.why_not(&mut Strangers::default(), Instant::now()), None);
     }
 
     #[test]
-    fn without_audit_the_owner_of_a_process_counts() {
-        let machine = Machine::new(false, 0o666);
-        let why = |owner: u32| {
-            let path = machine.root.path("/proc/1");
-            // Only root gives files away.
-            std::os::unix::fs::chown(path, Some(owner), None)
-                .is_ok()
-                .then(|| {
-                    machine
-                        .why_not(&mut Strangers::default(), Instant::now())
-                        .is_some()
-                })
-        };
-        for (owner, is_stranger) in [
-            (0, false),
-            (105, false),
-            (NOBODY, false),
-            (1000, false),
-            (1002, true),
-        ] {
-            if let Some(told) = why(owner) {
-                assert_eq!(told, is_stranger, "{owner}");
+    fn where_nobody_noted_a_login_the_user_of_a_process_counts() {
+        for has_login in [true, false] {
+            let machine = Machine::new(0o666);
+            if !has_login {
+                fs::remove_file(machine.root.path("/proc/1/loginuid")).unwrap();
+            }
+            let why = |user: u32| {
+                let ids = format!("Name:\tx\nUid:\t0\t{user}\t0\t{user}\nGid:\t0\t0\t0\t0\n");
+                machine.put("/proc/1/status", &ids);
+                machine
+                    .why_not(&mut Strangers::default(), Instant::now())
+                    .is_some()
+            };
+            for (user, is_stranger) in [
+                (0, false),
+                (105, false),
+                // Of a service that systemd gave a number, and nobody.
+                (61_184, false),
+                (65_534, false),
+                (1000, false),
+                (1002, true),
+                (59_999, true),
+                // In a container with numbers of its own.
+                (1_000_033, true),
+            ] {
+                assert_eq!(why(user), is_stranger, "{user}");
             }
         }
     }
 
     #[test]
     fn it_counts_for_five_minutes_after_they_have_gone() {
-        let machine = Machine::new(true, 0o666);
+        let machine = Machine::new(0o666);
         let (mut strangers, begun) = (Strangers::default(), Instant::now());
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         assert_eq!(machine.why_not(&mut strangers, at(0)), None);
@@ -380,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_process_that_becomes_somebodys_after_it_was_seen_is_looked_at_again() {
-        let machine = Machine::new(true, 0o666);
+        let machine = Machine::new(0o666);
         let (mut strangers, begun) = (Strangers::default(), Instant::now());
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         machine.runs(9, "4294967295");
@@ -404,7 +437,7 @@ mod tests {
 
     #[test]
     fn where_the_files_of_users_are_missing_nobody_is_an_administrator() {
-        let machine = Machine::new(true, 0o666);
+        let machine = Machine::new(0o666);
         fs::remove_file(machine.root.path("/etc/group")).unwrap();
         machine.runs(7, "1000");
         assert!(

@@ -525,7 +525,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        put("/proc/self/loginuid", "4294967295");
+        put("/proc/1/loginuid", "4294967295");
         put("/dev/fuse", "");
         fs::set_permissions(root.path("/dev/fuse"), fs::Permissions::from_mode(0o666)).unwrap();
         let meter = |strangers| {
