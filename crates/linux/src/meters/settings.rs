@@ -70,9 +70,8 @@ pub struct MeterSettings {
     pub progress_directory: PathBuf,
     /// Look for progress points in the code of programs that tell nothing (docs/meters.md): some places are counted through
     /// breakpoints that the kernel keeps, at a cost of at most 0.5 % of the program's CPU time; the search takes at most a
-    /// second of it. `"auto"`: as long as nobody is here who may not become root and may mount storage that does not answer
-    /// (docs/security.md). `true`: always. `false`: such programs are not touched; `homeostat meter test --class points` looks all
-    /// the same, when a person asks.
+    /// second of it. `"auto"`: as long as nobody is here who may not become root (docs/security.md). `true`: always. `false`: such
+    /// programs are not touched; `homeostat meter test --class points` looks all the same, when a person asks.
     pub progress_points: PointsWish,
     /// Share of a program's CPU time that counting through breakpoints may cost it (0.0001 to 1): functions, static probes and
     /// progress points that would cost more are counted in turns, for a part of each second, and the rest is estimated

@@ -1,14 +1,16 @@
 //! Whether somebody is on the machine who is not trusted with what breakpoints cost in the worst case.
 //!
-//! While a breakpoint comes or goes nobody on the machine can fork, and who is stuck in storage that does not answer can draw that
-//! out (docs/security.md). That takes somebody who can make such storage: who may mount FUSE. So where no person asked for progress
-//! points they are used only as long as no other person is there, who may not become root, and could do that.
+//! While a breakpoint comes or goes nobody on the machine can fork, and who is in the middle of a fork then and does not get on can draw
+//! that out (docs/security.md): stuck in storage that does not answer, or without a CPU, which takes no more than a few threads that
+//! want the same one. So where no person asked for progress points they are used only as long as no other person is there, who may not
+//! become root.
 //!
 //! Who logged in is told by the kernel: `loginuid` (audit) is set once by `sshd`, `login` or `cron` for the user whom they let in,
 //! stays with everything that is started from there, also through `su` and `sudo`, and is unset in what runs for the machine itself:
 //! its services, and containers that a daemon of root's started. But who lets somebody in need not set it (a small ssh server, a batch
 //! system, a service that starts shells). So where it is unset those count for whose number a process runs, if it is one that is given to
-//! people, or to a container with numbers of its own.
+//! people, or to a container with numbers of its own. They count beside the login as well: what an administrator starts by hand (a small
+//! ssh server, a batch system, containers) keeps the administrator's login, and runs for others.
 
 use super::common::user_ids;
 use crate::Root;
@@ -16,12 +18,10 @@ use crate::sensors::bytes::{lines, number};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{DirEntryExt, MetadataExt};
+use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Who lets others open it lets them mount FUSE, some of them through a helper (`fusermount3`).
-const FUSE: &str = "/dev/fuse";
 /// All processes are looked at this often at most.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// What was seen of a process holds for so long; it may still be on its way from `sshd` to a user before.
@@ -34,9 +34,9 @@ const PROCESSES_MAX: usize = 32 * 1024;
 const FILE_MAX: u64 = 1 << 20;
 /// `loginuid` of what nobody logged in for.
 const UNSET: u32 = u32::MAX;
-/// Numbers that are given to people (`UID_MIN` and `UID_MAX` in login.defs(5)); the rest of the first 65,536 is that of services which
-/// systemd gives a number for as long as they run, and of nobody.
-const PEOPLE: std::ops::RangeInclusive<u32> = 1000..=60_000;
+/// Numbers that are given to people (`UID_MIN` and `UID_MAX` in login.defs(5), and behind them those of systemd-homed); the rest of the
+/// first 65,536 is that of services which systemd gives a number for as long as they run, and of nobody.
+const PEOPLE: std::ops::RangeInclusive<u32> = 1000..=60_513;
 /// From here on they are of containers that have numbers of their own.
 const SHIFTED_FROM: u32 = 65_536;
 /// Whose members may become root.
@@ -48,7 +48,7 @@ struct Known {
     inode: u64,
     first: Instant,
     read: Instant,
-    user: Option<User>,
+    users: Users,
 }
 
 /// For whom a process runs, if that is a person.
@@ -59,6 +59,9 @@ enum User {
     /// It could not be told.
     Untold,
 }
+
+/// The persons for whom a process runs: who logged in, and whose number it has.
+type Users = [Option<User>; 2];
 
 /// Watches over it.
 #[derive(Default)]
@@ -94,17 +97,13 @@ impl Strangers {
             "was until a moment ago"
         };
         Some(format!(
-            "progress points are not used while {who} {is} here, who may not become root and may mount storage that does not answer \
-             ({FUSE}); where everybody is trusted: meters.progress_points = true"
+            "progress points are not used while {who} {is} here, who may not become root: nobody can fork while a breakpoint comes or \
+             goes, and that can be drawn out; where everybody is trusted: meters.progress_points = true"
         ))
     }
 
     /// Who is there now.
     fn look(&mut self, root: &Root, now: Instant) -> io::Result<Option<String>> {
-        if !is_fuse_open(root) {
-            self.known.clear();
-            return Ok(None);
-        }
         let mut entries = Vec::new();
         for entry in fs::read_dir(root.path("/proc"))? {
             let entry = entry?;
@@ -130,13 +129,14 @@ impl Strangers {
                     inode,
                     first: before.map_or(now, |known| known.first),
                     read: now,
-                    user: user_of(&entry.path()),
+                    users: users_of(&entry.path()),
                 },
             };
             seen.insert(pid, known);
         }
         self.known = seen;
-        let users: BTreeSet<User> = self.known.values().filter_map(|known| known.user).collect();
+        let users = self.known.values().flat_map(|known| known.users);
+        let users: BTreeSet<User> = users.flatten().collect();
         if users.is_empty() {
             return Ok(None);
         }
@@ -163,17 +163,21 @@ fn stranger(users: &BTreeSet<User>, administrators: &BTreeSet<u32>) -> Option<Us
     })
 }
 
-/// For which person a process runs; `None`: for none, or it has ended.
-fn user_of(process: &Path) -> Option<User> {
+/// For whom a process runs.
+fn users_of(process: &Path) -> Users {
+    [login_of(process), owner_of(process)]
+}
+
+/// The person from whose login a process was started; `None`: root, or nobody noted one, or it has ended.
+fn login_of(process: &Path) -> Option<User> {
     match fs::read(process.join("loginuid")) {
         Ok(text) => match number(text.trim_ascii()).and_then(|user| u32::try_from(user).ok()) {
-            Some(UNSET) => owner_of(process),
-            Some(0) => None,
+            Some(UNSET | 0) => None,
             Some(user) => Some(User::Is(user)),
             None => Some(User::Untold),
         },
         // A kernel without audit, or it has ended.
-        Err(e) if is_gone(&e) => owner_of(process),
+        Err(e) if is_gone(&e) => None,
         Err(_) => Some(User::Untold),
     }
 }
@@ -197,29 +201,6 @@ fn is_gone(e: &io::Error) -> bool {
 
 fn is_person(user: u32) -> bool {
     PEOPLE.contains(&user) || user >= SHIFTED_FROM
-}
-
-/// Whether others than root may mount FUSE, or have done so.
-fn is_fuse_open(root: &Root) -> bool {
-    let is_open = match fs::metadata(root.path(FUSE)) {
-        Ok(found) => found.mode() & 0o066 != 0,
-        Err(e) => e.kind() != io::ErrorKind::NotFound,
-    };
-    is_open || fs::read(root.path("/proc/self/mountinfo")).is_ok_and(|text| is_mounted_by_a_user(&text))
-}
-
-fn is_mounted_by_a_user(mountinfo: &[u8]) -> bool {
-    lines(mountinfo).any(|line| {
-        // One space each: the source may be empty.
-        let fields = line.split(|byte| *byte == b' ');
-        let mut fields = fields.skip_while(|word| *word != b"-").skip(1);
-        let kind = fields.next().unwrap_or_default();
-        let options = fields.nth(1).unwrap_or_default();
-        let user = options
-            .split(|byte| *byte == b',')
-            .find_map(|option| number(option.strip_prefix(b"user_id=")?));
-        kind.starts_with(b"fuse") && user.is_some_and(|user| user != 0)
-    })
 }
 
 /// The users who may become root, by these files (passwd(5), group(5)).
@@ -270,7 +251,6 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::os::unix::fs::PermissionsExt;
 
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\npostgres:x:105:110::/:/bin/sh\nanna:x:1000:1000::/:/bin/sh\n\
                           bob:x:1001:27::/:/bin/sh\ncarl:x:1002:1002::/:/bin/sh\nodd:x:y\n";
@@ -282,15 +262,12 @@ mod tests {
     }
 
     impl Machine {
-        fn new(fuse: u32) -> Self {
+        fn new() -> Self {
             let keep = tempfile::tempdir().unwrap();
             let root = Root::new(keep.path());
             let machine = Self { _keep: keep, root };
             machine.put("/etc/passwd", PASSWD);
             machine.put("/etc/group", GROUP);
-            machine.put("/proc/self/mountinfo", "21 1 98:0 / / rw - ext4 /dev/vda rw\n");
-            machine.put(FUSE, "");
-            fs::set_permissions(machine.root.path(FUSE), fs::Permissions::from_mode(fuse)).unwrap();
             machine.runs(1, "4294967295");
             machine
         }
@@ -315,8 +292,8 @@ mod tests {
     }
 
     #[test]
-    fn who_logged_in_and_may_not_become_root_is_a_stranger_where_fuse_is_open() {
-        let machine = Machine::new(0o666);
+    fn who_logged_in_and_may_not_become_root_is_a_stranger_whatever_may_be_mounted() {
+        let machine = Machine::new();
         let why = |login: &str| {
             machine.runs(7, login);
             machine.why_not(&mut Strangers::default(), Instant::now())
@@ -331,39 +308,35 @@ mod tests {
             "of a directory service"
         );
         assert!(why("what").unwrap().contains("cannot be looked at"));
-        let closed = Machine::new(0o600);
-        closed.runs(7, "1002");
-        assert_eq!(closed.why_not(&mut Strangers::default(), Instant::now()), None);
-        closed.put(
-            "/proc/self/mountinfo",
-            "30 21 0:44 / /home/carl/far rw - fuse.sshfs far: rw,user_id=1002,group_id=1002\n",
-        );
+    }
+
+    #[test]
+    fn a_login_that_is_trusted_hides_nobody_for_whom_a_process_runs() {
+        let machine = Machine::new();
+        let why = |login: &str, user: u32| {
+            machine.runs(7, login);
+            let ids = format!("Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\n");
+            machine.put("/proc/7/status", &ids);
+            machine.why_not(&mut Strangers::default(), Instant::now())
+        };
+        // root, or an administrator, has started a server from a shell, which lets others in.
+        for login in ["0", "1000"] {
+            assert_eq!(why(login, 0), None);
+            assert_eq!(why(login, 105), None, "a service");
+            assert_eq!(why(login, 1000), None);
+            assert!(why(login, 1002).unwrap().contains("carl (user 1002)"), "{login}");
+            assert!(why(login, 100_033).is_some(), "a container of {login}");
+        }
         assert!(
-            closed
-                .why_not(&mut Strangers::default(), Instant::now())
-                .is_some()
+            why("1002", 1000).unwrap().contains("carl (user 1002)"),
+            "the other way round"
         );
-        closed.put(
-            "/proc/self/mountinfo",
-            "30 21 0:44 / /home/carl/far rw shared:1 - fuse.x  rw,user_id=1002\n",
-        );
-        assert!(
-            closed
-                .why_not(&mut Strangers::default(), Instant::now())
-                .is_some(),
-            "without a source"
-        );
-        closed.put(
-            "/proc/self/mountinfo",
-            "30 21 0:44 / /x rw - fuse.lxcfs lxcfs rw,user_id=0\n",
-        );
-        assert_eq!(closed.why_not(&mut Strangers::default(), Instant::now()), None);
     }
 
     #[test]
     fn where_nobody_noted_a_login_the_user_of_a_process_counts() {
         for has_login in [true, false] {
-            let machine = Machine::new(0o666);
+            let machine = Machine::new();
             if !has_login {
                 fs::remove_file(machine.root.path("/proc/1/loginuid")).unwrap();
             }
@@ -383,6 +356,9 @@ mod tests {
                 (1000, false),
                 (1002, true),
                 (59_999, true),
+                // Of systemd-homed, and of nobody.
+                (60_513, true),
+                (60_514, false),
                 // In a container with numbers of its own.
                 (1_000_033, true),
             ] {
@@ -393,7 +369,7 @@ mod tests {
 
     #[test]
     fn it_counts_for_five_minutes_after_they_have_gone() {
-        let machine = Machine::new(0o666);
+        let machine = Machine::new();
         let (mut strangers, begun) = (Strangers::default(), Instant::now());
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         assert_eq!(machine.why_not(&mut strangers, at(0)), None);
@@ -413,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_process_that_becomes_somebodys_after_it_was_seen_is_looked_at_again() {
-        let machine = Machine::new(0o666);
+        let machine = Machine::new();
         let (mut strangers, begun) = (Strangers::default(), Instant::now());
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         machine.runs(9, "4294967295");
@@ -437,7 +413,7 @@ mod tests {
 
     #[test]
     fn where_the_files_of_users_are_missing_nobody_is_an_administrator() {
-        let machine = Machine::new(0o666);
+        let machine = Machine::new();
         fs::remove_file(machine.root.path("/etc/group")).unwrap();
         machine.runs(7, "1000");
         assert!(
@@ -458,7 +434,6 @@ mod tests {
         fn no_bytes_make_it_panic(a in proptest::collection::vec(any::<u8>(), 0..300), b in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = administrators(&a, &b);
             let _ = name_of(&a, 7);
-            let _ = is_mounted_by_a_user(&a);
         }
     }
 }

@@ -3,7 +3,10 @@
 //! Who makes a process by copying its address space holds, until that is done, a lock that the kernel needs alone before it puts a
 //! breakpoint in or takes one out, whosever program that concerns; and while it waits for it nobody can make a process. One that
 //! forks while another of its threads waits for a page of storage that hangs would so hold up every fork of the machine, as soon as
-//! something is counted anywhere. It shows as a thread that waits (state `D`) within a fork.
+//! something is counted anywhere. It shows as a thread that waits (state `D`) within a fork. One that gets no CPU in the middle of it
+//! (idle priority beside threads that spin on the one CPU that it may use; its group's `cpu.max` used up, before Linux 6.18) does the
+//! same for as long as it gets none, and shows as a thread that could run (state `R`) and is seen within a fork again and again. Of one
+//! that runs at the moment no stack is seen, and it gets on.
 //!
 //! All threads are looked at, of most processes the only one. A look serves those who ask for a tenth of a second, or for 200 times as
 //! long as it took, but for a second at most who is about to put a breakpoint in, and not at all before the first; who was seen
@@ -46,7 +49,7 @@ pub(super) enum Before {
     Removing,
 }
 
-/// A thread that waited within a fork.
+/// A thread that waited within a fork, or was without a CPU in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Forking {
     process: ProcessId,
@@ -65,7 +68,8 @@ struct Look {
 
 static LAST: Mutex<Option<Look>> = Mutex::new(None);
 
-/// Whether no thread of the machine stands still while it makes a process. Waits for those that wait to go on, at most two seconds.
+/// Whether no thread of the machine stands still while it makes a process. Waits for those that do not get on to go on, at most two
+/// seconds, and looks at each of them every 20 ms meanwhile.
 ///
 /// # Errors
 /// A sentence: one does, or that cannot be told.
@@ -139,7 +143,7 @@ fn look(root: &Root) -> Result<Vec<Forking>, Refusal> {
             start_ticks: stat.start_ticks,
         };
         if stat.threads <= 1 {
-            found.extend((stat.state == b'D').then_some((process, pid)));
+            found.extend(may_stand_still(stat.state).then_some((process, pid)));
             continue;
         }
         let (threads, _) = numbers_in(&proc, &format!("{pid}/task"), NUMBERS_MAX).unwrap_or_default();
@@ -147,7 +151,8 @@ fn look(root: &Root) -> Result<Vec<Forking>, Refusal> {
             threads
                 .into_iter()
                 .filter(|thread| {
-                    Stat::read(&proc, &format!("{pid}/task/{thread}/stat")).is_some_and(|s| s.state == b'D')
+                    Stat::read(&proc, &format!("{pid}/task/{thread}/stat"))
+                        .is_some_and(|s| may_stand_still(s.state))
                 })
                 .map(|thread| (process, thread)),
         );
@@ -158,21 +163,29 @@ fn look(root: &Root) -> Result<Vec<Forking>, Refusal> {
         .collect())
 }
 
+/// Whether a thread in this state may stand still: it waits, or wants a CPU.
+fn may_stand_still(state: u8) -> bool {
+    matches!(state, b'D' | b'R')
+}
+
 impl Forking {
-    /// A thread, if it waits within a fork.
+    /// A thread, if it waits within a fork, or could run and does not.
     fn look(root: &Root, process: ProcessId, thread: i32) -> Option<Self> {
         let status = || {
             let text = files::text(root, &format!("/proc/{}/task/{thread}/status", process.pid))?;
-            Some(Status::parse(&text)).filter(|s| s.state == b'D')
+            Some(Status::parse(&text)).filter(|s| may_stand_still(s.state))
         };
-        let switches = status()?.switches;
+        let Status { state, switches, .. } = status()?;
         let copies = Waits::of(root, process.pid, thread).copies_memory();
-        // What it did was seen while it waited this once.
-        (copies != Copies::No && status()?.switches == switches).then_some(Self {
+        let seen = copies == Copies::Yes;
+        // Of one that runs the kernel shows neither stack nor call; where it shows none at all that does not speak against all that run.
+        let counts = seen || (state == b'D' && copies == Copies::Perhaps);
+        // What it did was seen while it waited this once: the number of waits is the same, however often it lost its CPU.
+        (counts && status()?.switches == switches).then_some(Self {
             process,
             thread,
             switches,
-            seen: copies == Copies::Yes,
+            seen,
         })
     }
 
@@ -385,9 +398,35 @@ int main(void)
             .collect();
         assert_eq!(found, [(7, 7), (8, 9)], "the kernel's own threads copy nothing");
         write("7/task/7/stack", "[<0>] do_fsync+0x38/0x70\n");
-        write("8/task/9/status", "State:\tR (running)\n");
+        write("8/task/9/status", "State:\tS (sleeping)\n");
         assert_eq!(look(&root).unwrap(), []);
         assert_eq!(settled(&root, Before::Attaching), Ok(()));
+        // One that could run and gets no CPU holds up everybody as well; one that runs, whose stack is not seen, gets on.
+        for file in ["8/stat", "8/task/9/stat"] {
+            write(file, &stat(2, 0).replace(" D ", " R "));
+        }
+        let running = "State:\tR (running)\nvoluntary_ctxt_switches:\t5\n";
+        write("8/task/9/status", running);
+        let found = look(&root).unwrap();
+        assert_eq!(
+            found.iter().map(|f| (f.thread, f.seen)).collect::<Vec<_>>(),
+            [(9, true)]
+        );
+        let why = settled(&root, Before::Removing).unwrap_err();
+        assert!(
+            matches!(&why, Refusal::Now(text) if text.contains("thread 9 of process 8")),
+            "{why}"
+        );
+        for its_stack in ["", "[<0>] exit_to_user_mode_loop+0x80/0x130\n"] {
+            write("8/task/9/stack", its_stack);
+            assert_eq!(look(&root).unwrap(), [], "{its_stack:?}");
+        }
+        std::fs::remove_file(tree.path().join("proc/8/task/9/stack")).unwrap();
+        assert_eq!(
+            settled(&root, Before::Attaching),
+            Ok(()),
+            "nothing is known of it"
+        );
         // Who cannot be seen keeps breakpoints from being put in, and not from being taken out.
         std::fs::remove_file(tree.path().join("proc/7/task/7/stack")).unwrap();
         assert_eq!(settled(&root, Before::Removing), Ok(()));
