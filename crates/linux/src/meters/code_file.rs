@@ -169,7 +169,8 @@ fn mapped_code(process: ProcessId, dir: OwnedFd) -> Vec<Mapping> {
         .unwrap_or_default()
 }
 
-fn maps(process: ProcessId, dir: OwnedFd) -> Option<String> {
+/// The list of mappings of a process; `None` when it cannot be read, or not in time.
+pub(super) fn maps(process: ProcessId, dir: OwnedFd) -> Option<String> {
     patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
         .ok()?
         .ok()

@@ -400,7 +400,7 @@ fn may_be_same(file: &DeviceInode, path: &str, other: &DeviceInode, other_path: 
 
 /// The file of a line of a list of mappings: `start-end perms offset device inode path`. The kernel goes through all mappings of
 /// the file, also those that hold data.
-fn file_of(line: &str) -> Option<(DeviceInode, &str)> {
+pub(super) fn file_of(line: &str) -> Option<(DeviceInode, &str)> {
     let mut fields = line.splitn(6, ' ').skip(3);
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode = fields.next()?.parse().ok().filter(|i| *i != 0)?;

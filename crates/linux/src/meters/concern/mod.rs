@@ -25,7 +25,7 @@ pub(in crate::meters) mod keeper;
 pub(in crate::meters) mod large;
 mod room;
 mod stack;
-mod storage;
+pub(in crate::meters) mod storage;
 pub(in crate::meters) mod threads;
 
 use super::code_file::CodeFile;

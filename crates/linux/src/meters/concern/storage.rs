@@ -5,9 +5,10 @@
 //! kind of storage a device is, is read from the list of mounts (proc(5), `mountinfo`), never asked of the storage itself, which may
 //! not answer.
 
+use super::super::code_file::{MAPS_MAX, maps};
 use super::super::common::open_process;
-use super::Refusal;
-use super::census::Census;
+use super::census::{Census, file_of};
+use super::{DeviceInode, Refusal};
 use crate::Root;
 use crate::sys::internal_files;
 use homeostat_model::ProcessId;
@@ -262,8 +263,46 @@ pub(super) fn parse(text: &str) {
 /// # Errors
 /// A sentence: something does not, or that cannot be told.
 pub(super) fn allow(root: &Root, process: ProcessId, census: &Census) -> Result<(), Refusal> {
+    allow_mapped(root, process, census.mapped_by(process)?.into_iter())
+}
+
+/// Where a process has memory now that nobody answers for: of no file, or of one that the kernel keeps for itself (memfd). Who reads it
+/// waits for nobody, as long as that lasts. Its list of mappings is read anew.
+///
+/// # Errors
+/// A sentence: it has mapped storage that does not come from memory or a disk of this machine, or that cannot be told.
+pub(in crate::meters) fn own_memory(root: &Root, process: ProcessId) -> Result<Vec<(u64, u64)>, Refusal> {
+    let unknown =
+        |why: &str| Refusal::Now(format!("what process {process} has mapped cannot be told: {why}"));
+    let dir = open_process(root, process).map_err(|e| unknown(&e.to_string()))?;
+    let text = maps(process, dir)
+        .filter(|text| !text.is_empty())
+        .ok_or_else(|| unknown("it has ended, or its list could not be read in time"))?;
+    if text.len() >= MAPS_MAX {
+        return Err(unknown("it has too many mappings to be looked through"));
+    }
+    allow_mapped(root, process, text.lines().filter_map(file_of))?;
+    Ok(text.lines().filter_map(own_range).collect())
+}
+
+/// From and to of a line of a list of mappings, if nobody answers for that memory.
+fn own_range(line: &str) -> Option<(u64, u64)> {
+    // One whose device is not understood may be anything.
+    let inode = line.split(' ').nth(4)?;
+    let is_own = inode == "0" || file_of(line).is_some_and(|((device, _), _)| INTERNAL.contains(&device));
+    let (from, to) = line.split(' ').next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    Some((hex(from)?, hex(to)?)).filter(|(from, to)| is_own && from < to)
+}
+
+/// Whether what a process has mapped comes from memory or a disk of this machine.
+fn allow_mapped<'a>(
+    root: &Root,
+    process: ProcessId,
+    mapped: impl Iterator<Item = (DeviceInode, &'a str)>,
+) -> Result<(), Refusal> {
     let mut devices: BTreeMap<(u32, u32), &str> = BTreeMap::new();
-    for ((device, _), path) in census.mapped_by(process)? {
+    for ((device, _), path) in mapped {
         // Of each device the name that is the least like the kernel's own.
         let known = devices.entry(device).or_insert(path);
         if path.starts_with('/') {
@@ -415,6 +454,28 @@ nonsense
             .allow(device, "/memfd:x"),
             Ok(())
         );
+    }
+
+    #[test]
+    fn memory_of_no_file_is_a_process_s_own_and_of_files_only_what_the_kernel_keeps() {
+        let file = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let device = rustix::fs::fstat(&file).unwrap().st_dev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        for (line, own) in [
+            ("1000-3000 rwxp 00000000 00:00 0 ", true),
+            ("1000-3000 rwxp 00000000 00:00 0 [anon:js]", true),
+            ("1000-3000 r-xp 00000000 fe:00 77 /usr/bin/x", false),
+            // Whoever mounts FUSE there chooses the name.
+            ("1000-3000 r-xp 00000000 00:fa 77 /memfd:x (deleted)", false),
+            ("1000-3000 rw-s 00000000 00:fb 99 /dev/dri/card0", false),
+            ("3000-1000 rwxp 00000000 00:00 0 ", false),
+            ("1000-3000 rwxp", false),
+            ("", false),
+        ] {
+            assert_eq!(own_range(line), own.then_some((0x1000, 0x3000)), "{line}");
+        }
+        let line = format!("1000-3000 r-xs 00000000 {major:x}:{minor:x} 77 /memfd:x (deleted)");
+        assert_eq!(own_range(&line), Some((0x1000, 0x3000)));
     }
 
     #[test]

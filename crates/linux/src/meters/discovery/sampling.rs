@@ -255,7 +255,7 @@ impl Search<'_> {
         for process in self.processes() {
             compiled::threads_of(self.root, process).map_err(|e| Refusal::Lasting(e.to_string()))?;
         }
-        self.limits.hit_cost = compiled::cost().map_err(Refusal::Lasting)?;
+        self.limits.hit_cost = compiled::rehearse()?;
         self.compiled = Some(Sets::on(threads.iter().map(|(_, thread)| *thread)));
         Ok(())
     }
@@ -269,14 +269,15 @@ impl Search<'_> {
         samples: &Samples,
     ) -> Result<Vec<Spot>, Refusal> {
         let process = self.processes().next().ok_or("it has no process")?;
-        let memory = Memory::open(self.root, process).map_err(|e| Refusal::Now(e.to_string()))?;
+        let memory = Memory::open(self.root, process)?;
         let traces = &samples.traces;
         let pieces = Pieces::read(
             &memory,
             atlas.compiled(process),
             samples.places.iter().map(|(_, address)| *address),
             traces.iter().flat_map(|t| t.words.iter().map(|(_, word)| *word)),
-        );
+            &|| self.go_on().map_err(Refusal::from),
+        )?;
         let mut tally = Tally::default();
         for trace in traces {
             self.go_on()?;

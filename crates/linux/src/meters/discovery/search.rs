@@ -4,7 +4,7 @@
 //! It runs on a thread of its own, seconds long; what it attaches is removed before it returns. One search at a time: what
 //! it costs is one program's to pay, and the machine's to bear.
 
-use super::super::common::PROCESSES_MAX;
+use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
@@ -12,7 +12,7 @@ use super::super::crowd::Crowd;
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
 use super::atlas::{Atlas, Frame};
-use super::compiled::{self, Counted, Instruction, Memory, Sets};
+use super::compiled::{self, Counted, Instruction, Memory, Sets, Switches};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
 use super::rehearsal::rehearse;
@@ -481,16 +481,46 @@ impl<'a> Search<'a> {
         if self.begun.elapsed() > TIME_MAX {
             return Err(format!("the search took more than {} s", TIME_MAX.as_secs()));
         }
-        let cost = self.hits as f64 * self.limits.hit_cost;
-        if cost > COST_MAX {
-            return Err(format!(
-                "the search would have cost the program more than {COST_MAX} s of its CPU time"
-            ));
-        }
+        affordable(self.hits, self.limits.hit_cost)?;
         // Who has become another program since is not looked into any more, and neither are the others of its kind.
         let (main, identity) = self.subjects.first().ok_or("it has no process")?;
         same_program(self.root, *main, *identity)?;
         Ok(())
+    }
+
+    /// Whether so many hits more than were charged so far may still be paid for: for asking in each slice of a window. What is over that is
+    /// charged.
+    pub(super) fn go_on_after(&mut self, hits: u64) -> Result<(), String> {
+        let all = self.hits.saturating_add(hits);
+        affordable(all, self.limits.hit_cost).inspect_err(|_| self.hits = all)
+    }
+
+    /// How often the threads that get the processor's breakpoints were given a CPU; nothing where others are counted with.
+    pub(super) fn runs(&self) -> Switches {
+        let mut switches = Switches::default();
+        switches.look(self.runs_now());
+        switches
+    }
+
+    fn runs_now(&self) -> BTreeMap<i32, u64> {
+        let Some((sets, process)) = self.compiled.as_ref().zip(self.processes().next()) else {
+            return BTreeMap::new();
+        };
+        open_process(self.root, process)
+            .map(|dir| compiled::runs(dir, sets.threads()))
+            .unwrap_or_default()
+    }
+
+    /// Charges that they were since: as many hits as cost as much.
+    pub(super) fn charge_switches(&mut self, mut since: Switches) {
+        if self.compiled.is_none() {
+            return;
+        }
+        since.look(self.runs_now());
+        let cost = since.take() as f64 * compiled::switch_cost(compiled::PLACES_MAX);
+        self.hits = self
+            .hits
+            .saturating_add((cost / self.limits.hit_cost.max(1e-9)) as u64);
     }
 
     /// CPU time of all processes in seconds.
@@ -693,6 +723,7 @@ impl<'a> Search<'a> {
         // From here on the program pays until we are run again.
         let urgent = Urgent::begin();
         let first = self.read(spots);
+        let runs = self.runs();
         let attached = self.attach(spots)?;
         let before = self.read(spots);
         let start = self.cpu();
@@ -722,6 +753,7 @@ impl<'a> Search<'a> {
         let since = last.iter().zip(&first).map(|(l, f)| l.saturating_sub(*f));
         let since: u64 = since.sum();
         self.hits = self.hits.saturating_add(since);
+        self.charge_switches(runs);
         off?;
         disturbed?;
         self.charge_children(since, cpu)?;
@@ -889,7 +921,8 @@ impl<'a> Search<'a> {
             let memory = Memory::open(self.root, self.processes().next()?).ok()?;
             let instruction = |spot: usize| {
                 let address = self.spots.get(spot)?.offset;
-                memory.instruction(address, format!("{}+{address:#x}", self.workload.program))
+                let name = format!("{}+{address:#x}", self.workload.program);
+                memory.instruction(address, name).ok()?
             };
             return Some(At::Compiled {
                 place: instruction(chosen.point)?,
@@ -914,6 +947,19 @@ impl<'a> Search<'a> {
             name: format!("{}+{:#x}", image.name, spot.offset),
         })
     }
+}
+
+/// Whether a search may cost the program so many hits.
+///
+/// # Errors
+/// A sentence: it may not.
+fn affordable(hits: u64, hit_cost: f64) -> Result<(), String> {
+    if hits as f64 * hit_cost > COST_MAX {
+        return Err(format!(
+            "the search would have cost the program more than {COST_MAX} s of its CPU time"
+        ));
+    }
+    Ok(())
 }
 
 /// Hits that children are taken to have made.
@@ -984,6 +1030,12 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_search_costs_a_second_at_most() {
+        assert!(affordable(100_000, 10e-6).is_ok());
+        assert!(affordable(100_001, 10e-6).unwrap_err().contains("more than 1 s"));
+    }
 
     #[test]
     fn what_is_forked_in_a_search_is_paid_for_and_must_not_be_much() {

@@ -60,7 +60,9 @@ impl Search<'_> {
             // Off, on, on, off: a drift falls on both alike.
             let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
             let outside = signals.read(self.workload);
+            let runs = self.runs();
             let seen = self.window(mine, slow, length)?;
+            self.charge_switches(runs);
             let now = signals.read(self.workload);
             let hits = seen.counts.iter().sum::<u64>().saturating_add(seen.extra);
             self.hits = self.hits.saturating_add(hits);
@@ -105,7 +107,10 @@ impl Search<'_> {
             if elapsed >= length && (used >= 0.8 * length * self.cpus || elapsed >= PATIENCE * length) {
                 break;
             }
-            // What is on goes with the error.
+            // The points may run far more often than they did before. What is on goes with the error.
+            let hits = difference(self.read(mine), &counts).iter().sum::<u64>();
+            let of_slow = difference(self.read(slow), &extra).iter().sum::<u64>();
+            self.go_on_after(hits.saturating_add(of_slow))?;
             self.at_liberty()?;
             if slowing.is_none() {
                 std::thread::sleep(Duration::from_secs_f64(length / 20.0));

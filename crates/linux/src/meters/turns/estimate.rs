@@ -69,6 +69,8 @@ pub(in crate::meters) struct Ledger {
     work: f64,
     /// The share that is meant to be counted.
     wanted: f64,
+    /// Since the last reading not all was counted that ran while it was.
+    lacking: bool,
 }
 
 impl Ledger {
@@ -81,6 +83,7 @@ impl Ledger {
             passed: Piece::default(),
             work: 0.0,
             wanted: 1.0,
+            lacking: false,
         }
     }
 
@@ -105,6 +108,12 @@ impl Ledger {
         self.advance(now);
         self.counted = Piece::default();
         self.passed = Piece::default();
+        self.lacking = false;
+    }
+
+    /// Not all was counted of what has run while it was counted: the next reading says nothing, and is where the one after begins.
+    pub(in crate::meters) fn lack(&mut self) {
+        self.lacking = true;
     }
 
     /// A reading: the next one begins here.
@@ -112,13 +121,12 @@ impl Ledger {
         self.advance(now);
         let counted = std::mem::take(&mut self.counted);
         let passed = std::mem::take(&mut self.passed);
-        let share = match self.between(&counted, &passed) {
-            Some((work, share)) => {
-                self.work += work.max(0.0);
-                Some(share)
-            }
-            None => None,
-        };
+        let lacking = std::mem::take(&mut self.lacking);
+        let told = self.between(&counted, &passed).filter(|_| !lacking);
+        let share = told.map(|(work, share)| {
+            self.work += work.max(0.0);
+            share
+        });
         Told {
             work: self.work,
             share,
@@ -212,6 +220,28 @@ mod tests {
         ledger.switch(false, 0.2, at(2.8, 2.8, 800));
         let told = ledger.read(at(3.2, 3.2, 800));
         assert!((told.work - 3_400.0).abs() < 1e-6, "{told:?}");
+    }
+
+    #[test]
+    fn time_in_which_not_all_was_counted_tells_nothing_not_even_that_less_was_done() {
+        let mut ledger = Ledger::new(0.0);
+        // All the time, and in turns.
+        ledger.switch(true, 1.0, at(0.0, 0.0, 0));
+        assert_eq!(ledger.read(at(1.0, 1.0, 100)).work, 100.0);
+        ledger.lack();
+        let told = ledger.read(at(2.0, 2.0, 150));
+        assert_eq!((told.work, told.share), (100.0, None));
+        assert_eq!(ledger.read(at(3.0, 3.0, 250)).work, 200.0);
+        ledger.switch(false, 0.5, at(3.0, 3.0, 250));
+        ledger.switch(true, 0.5, at(3.2, 3.2, 250));
+        ledger.lack();
+        ledger.switch(false, 0.5, at(3.7, 3.7, 260));
+        assert_eq!(ledger.read(at(4.0, 4.0, 260)).share, None);
+        // What is forgotten anyway lacks nothing.
+        ledger.lack();
+        ledger.forget(at(5.0, 5.0, 260));
+        ledger.switch(true, 0.5, at(5.0, 5.0, 260));
+        assert_eq!(ledger.read(at(6.0, 6.0, 360)).work, 300.0);
     }
 
     #[test]

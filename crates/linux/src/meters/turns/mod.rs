@@ -5,7 +5,7 @@
 //! costs here) and held against all of the program's CPU time in the turn; the share of the next turn follows from that
 //! ([`schedule`]). So the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is
 //! ended early, and what it cost too much is made up for by a rest ([`debt`]). What children do that are not counted is taken to
-//! cost as much ([`children`]).
+//! cost as much ([`children`]). What counting costs beside its hits ([`Subject::beside`]) is part of all that.
 //!
 //! A turn begins with a reading, and its window has ended before the next one is due; where it has not, the reading divides it. So
 //! what is told of the time between two readings ([`estimate`]) was counted within it. Where in the turn the window lies follows
@@ -59,6 +59,9 @@ pub(super) const WORKED: f64 = 0.02;
 const READING_MAX: f64 = 1.5;
 /// Longest time in which nothing may be counted, after which it is given up.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
+/// (seconds): it is known by thread, and dear to know.
+const BESIDE_FIRST: f64 = 0.02;
 
 /// Why something is no longer counted.
 #[derive(Clone, Debug)]
@@ -75,6 +78,10 @@ pub(super) enum Lost {
 pub(super) trait Hits: Send + Sync {
     /// Cumulative hits: of what is counted, and of its witness.
     fn hits(&self) -> [u64; 2];
+    /// Whether all that has run since the probes were put on was counted, as far as it may hit them.
+    fn is_whole(&self) -> bool {
+        true
+    }
 }
 
 impl Hits for Counters {
@@ -121,6 +128,10 @@ pub(super) trait Subject: Send + 'static {
     fn judge(&mut self, window: &Window) -> Result<(), String>;
     /// What children of these processes have done since the last question that hit the probes and are not counted.
     fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid;
+    /// What counting has cost the program beside its hits since the last question (seconds of CPU time).
+    fn beside(&mut self) -> f64 {
+        0.0
+    }
     /// Cost that nobody minds in a turn (seconds of CPU time), however little CPU time the program uses.
     fn allowance(&self) -> f64;
 }
@@ -247,6 +258,7 @@ impl Counting {
             share: Share::new(how.share),
             cpus: how.cpus,
             debt: Debt::default(),
+            beside: 0.0,
             paused: None,
             number: 0,
         };
@@ -284,6 +296,9 @@ impl Counting {
         }
         if !tally.begun {
             return Ok(None);
+        }
+        if !self.shared.counters.is_whole() {
+            tally.ledger.lack();
         }
         let (now, _) = self.shared.moment(&mut tally);
         let told = tally.ledger.read(now);
@@ -323,6 +338,8 @@ struct Turns<S> {
     /// CPUs that the program used in the last turn.
     cpus: f64,
     debt: Debt,
+    /// What counting has cost beside its hits, and is not charged yet (seconds of CPU time).
+    beside: f64,
     /// Since when nothing may be counted.
     paused: Option<Instant>,
     number: u64,
@@ -367,11 +384,13 @@ impl<S: Subject> Turns<S> {
             Err(lost) => return Err(lost),
         }
         let urgent = Urgent::begin();
+        // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
+        self.note_what_lacks();
         match self.subject.attach(&workload.processes) {
             Ok(()) => {}
-            // For a lack of memory, descriptors or breakpoints the next turn may do better, if there was ever one that could. In this one
+            // For a lack of memory, descriptors or breakpoints the next turn may do better, also after the first; for a while. In this one
             // nothing is told: what is not counted everywhere would be taken for less work.
-            Err(e @ PlatformError::Busy { .. }) if self.number > 0 => {
+            Err(e @ PlatformError::Busy { .. }) => {
                 drop(urgent);
                 return self.pause(e.to_string(), &workload.processes, &before, hits_before, told);
             }
@@ -380,6 +399,7 @@ impl<S: Subject> Turns<S> {
         }
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
+        let is_whole = self.note_what_lacks();
         let (end, at_end) = if always && how == Ended::Whole {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
@@ -399,12 +419,15 @@ impl<S: Subject> Turns<S> {
         };
         let cpu = now.cpu - before.cpu;
         self.cpus = cpu.max(0.0) / begun.elapsed().as_secs_f64().max(schedule::TURN / 20.0);
-        self.subject
-            .judge(&Window {
-                cpu: (end.cpu - start.cpu).max(0.0),
-                hits: [0, 1].map(|i| at_end[i].saturating_sub(at_start[i])),
-            })
-            .map_err(Lost::Changed)?;
+        // A window of which hits are missing says nothing of the place.
+        if is_whole {
+            self.subject
+                .judge(&Window {
+                    cpu: (end.cpu - start.cpu).max(0.0),
+                    hits: [0, 1].map(|i| at_end[i].saturating_sub(at_start[i])),
+                })
+                .map_err(Lost::Changed)?;
+        }
         self.number += 1;
         self.pay(
             &workload.processes,
@@ -413,6 +436,20 @@ impl<S: Subject> Turns<S> {
             how == Ended::Whole,
             told,
         )
+    }
+
+    /// Notes whether something has run that was not counted though the probes were on; false: it has.
+    fn note_what_lacks(&self) -> bool {
+        let is_whole = self.shared.counters.is_whole();
+        if !is_whole {
+            self.shared.hold().ledger.lack();
+        }
+        is_whole
+    }
+
+    /// Adds what counting has cost beside its hits since it was asked last.
+    fn look_beside(&mut self) {
+        self.beside += CHARGED * self.subject.beside();
     }
 
     /// Notes that the probes are on, or are about to go.
@@ -438,6 +475,7 @@ impl<S: Subject> Turns<S> {
         let readings = self.shared.hold().readings;
         let mut divided = false;
         let mut used = 0.0;
+        let mut look_beside = BESIDE_FIRST;
         loop {
             let elapsed = begun.elapsed().as_secs_f64();
             let left = if always {
@@ -451,7 +489,11 @@ impl<S: Subject> Turns<S> {
             if !wait(told, left.clamp(BEAT_MIN.as_secs_f64(), BEAT.as_secs_f64())) {
                 return Ended::Stopped;
             }
-            if hits_of(at_start, self.shared.hits()) as f64 * self.hit_cost > budget {
+            if elapsed >= look_beside {
+                look_beside *= 2.0;
+                self.look_beside();
+            }
+            if hits_of(at_start, self.shared.hits()) as f64 * self.hit_cost + self.beside > budget {
                 return Ended::Part;
             }
             // Who is frozen may be about to be written to disk, with the breakpoints in its memory.
@@ -508,7 +550,8 @@ impl<S: Subject> Turns<S> {
             self.shared.moment(&mut tally)
         };
         let (paid, cpu) = (hits_of(hits_before, hits), now.cpu - before.cpu);
-        if off.is_ok() && paid == 0 {
+        self.look_beside();
+        if off.is_ok() && paid == 0 && self.beside == 0.0 {
             // Nothing was on: what children have done meanwhile cost them nothing, and time makes up for what was owed.
             let _ = self.subject.unpaid(processes);
             self.debt.add(-self.subject.allowance(), cpu, self.cost_max);
@@ -546,12 +589,14 @@ impl<S: Subject> Turns<S> {
         Ok(self.make_up(processes, rest, told))
     }
 
-    /// Charges so many hits, while the program used so much CPU time: what they have cost (seconds of CPU time), and how long nothing
-    /// is to be counted to make up for it (seconds).
+    /// Charges so many hits, and what came beside them, while the program used so much CPU time: what that has cost (seconds of CPU
+    /// time), and how long nothing is to be counted to make up for it (seconds).
     fn charge(&mut self, processes: &[ProcessId], paid: u64, cpu: f64) -> Result<(f64, f64), Lost> {
+        self.look_beside();
+        let beside = std::mem::take(&mut self.beside);
         let unpaid = self.subject.unpaid(processes);
         let name = self.subject.name();
-        let cost = cost_of(paid as f64 * self.hit_cost, cpu, unpaid)
+        let cost = cost_of(paid as f64 * self.hit_cost + beside, cpu, unpaid)
             .map_err(|why| Lost::Changed(format!("counting at {name} was given up: {why}")))?;
         self.debt.add(cost - self.subject.allowance(), cpu, self.cost_max);
         // What nobody minds makes up for it, too, as if the program used so many CPUs more.
@@ -659,6 +704,144 @@ fn wait(told: &Receiver<()>, seconds: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// At no place: whether it can be attached, and what it costs beside its hits.
+    struct Fake {
+        attached: Arc<AtomicU32>,
+        attaches: bool,
+        beside: f64,
+    }
+
+    impl Hits for Fake {
+        fn hits(&self) -> [u64; 2] {
+            [0, 0]
+        }
+    }
+
+    impl Subject for Fake {
+        fn name(&self) -> &str {
+            "fake"
+        }
+        fn check(&mut self, _: &Workload) -> Result<(), Lost> {
+            Ok(())
+        }
+        fn attach(&mut self, _: &[ProcessId]) -> Result<(), PlatformError> {
+            self.attached.fetch_add(1, Ordering::Relaxed);
+            if self.attaches {
+                return Ok(());
+            }
+            Err(PlatformError::Busy {
+                what: "counting".to_owned(),
+                why: "a debugger has them".to_owned(),
+            })
+        }
+        fn off(&mut self) -> Result<(), Refusal> {
+            Ok(())
+        }
+        fn at_liberty(&mut self) -> bool {
+            true
+        }
+        fn judge(&mut self, _: &Window) -> Result<(), String> {
+            Ok(())
+        }
+        fn unpaid(&mut self, _: &[ProcessId]) -> Unpaid {
+            Unpaid::default()
+        }
+        fn beside(&mut self) -> f64 {
+            std::mem::take(&mut self.beside)
+        }
+        fn allowance(&self) -> f64 {
+            0.0
+        }
+    }
+
+    fn workload() -> Workload {
+        Workload {
+            id: "x".into(),
+            kind: homeostat_model::WorkloadKind::ProcessGroup,
+            fingerprint: homeostat_model::Fingerprint::new("x"),
+            program: "x".into(),
+            executable: String::new(),
+            processes: Vec::new(),
+            choice: homeostat_model::OperatorChoice::default(),
+        }
+    }
+
+    fn fake(attaches: bool, beside: f64) -> Fake {
+        Fake {
+            attached: Arc::default(),
+            attaches,
+            beside,
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_attached_in_the_first_turn_is_tried_again_and_not_for_ever() {
+        let subject = fake(false, 0.0);
+        let attached = Arc::clone(&subject.attached);
+        let how = Beginning {
+            counters: Arc::new(fake(false, 0.0)),
+            hit_cost: 1e-6,
+            cost_max: COST_MAX,
+            share: 1.0,
+            cpus: 1.0,
+        };
+        let mut counting = Counting::begin(&workload(), subject, how).unwrap();
+        let begun = Instant::now();
+        // A second attempt, after the first turn.
+        while attached.load(Ordering::Relaxed) < 2 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it was given up");
+            match counting.read(&workload()) {
+                Ok(None) | Err(Lost::Paused(_)) => {}
+                other => panic!("{other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // A pause, which ends by itself: after a minute it is told that it is over.
+        let told = counting.read(&workload()).unwrap_err();
+        assert!(
+            matches!(&told, Lost::Paused(why) if why.contains("debugger")),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn what_counting_costs_beside_its_hits_is_charged_and_ends_a_turn_before_its_time() {
+        let shared = Arc::new(Shared {
+            tally: Mutex::new(Tally {
+                workload: workload(),
+                cpu: CpuTime::default(),
+                ledger: Ledger::new(1e-6),
+                begun: false,
+                readings: 0,
+                lost: None,
+                paused: None,
+            }),
+            counters: Arc::new(fake(true, 0.0)),
+            since: Instant::now(),
+        });
+        let mut turns = Turns {
+            subject: fake(true, 0.04),
+            shared,
+            hit_cost: 1e-6,
+            cost_max: COST_MAX,
+            share: Share::new(1.0),
+            cpus: 1.0,
+            debt: Debt::default(),
+            beside: 0.0,
+            paused: None,
+            number: 0,
+        };
+        let (_read, told) = sync_channel(1);
+        let (start, hits) = turns.switch(true);
+        // 40 ms in a turn that may cost 10.
+        assert_eq!(turns.count(&start, hits, &told), Ended::Part);
+        let (cost, rest) = turns.charge(&[], 1_000, 1.0).unwrap();
+        assert!((cost - (CHARGED * 0.04 + 0.001)).abs() < 1e-9, "{cost}");
+        assert!(rest > 5.0, "{rest}");
+        assert_eq!(turns.charge(&[], 1_000, 1.0).unwrap().0, 0.001, "once");
+    }
 
     #[test]
     fn what_children_do_is_paid_for_too() {

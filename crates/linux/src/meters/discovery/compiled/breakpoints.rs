@@ -1,12 +1,18 @@
-//! Breakpoints of the processor on some threads, at a few places, and what one costs on this machine.
+//! Breakpoints of the processor on some threads, at a few places, and what they cost on this machine: with each hit, and each time a
+//! thread that has them is given a CPU.
 
-use super::super::super::turns::Hits;
+use super::super::super::concern::Refusal;
+use super::super::super::turns::Urgent;
 use crate::sys::breakpoints::{Breakpoint, PER_THREAD};
 use crate::sys::perf::OpenError;
+use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Places that are counted at once.
 pub(in crate::meters::discovery) const PLACES_MAX: usize = PER_THREAD;
@@ -15,10 +21,21 @@ const CALLS: u64 = 500;
 const SERIES: usize = 7;
 /// What a hit costs in a program that has more to do than ours.
 const COLD: f64 = 1.25;
-/// What a hit costs in a virtual machine (measured, seconds), and bounds of what is believed of that.
+/// What a hit costs in a virtual machine (measured, seconds), what it costs at least, and beyond what nothing is counted.
 const COST_ELSEWHERE: f64 = 8.5e-6;
 const COST_MIN: f64 = 1e-6;
 const COST_MAX: f64 = 200e-6;
+/// Breakpoints of a thread while what a switch costs is measured: those on a point and its witness.
+const SWITCHED: usize = 2;
+/// Times that a thread is switched in one series, and the time that all series may take.
+const ROUNDS: usize = 200;
+const ROUNDS_TIME: Duration = Duration::from_millis(400);
+/// Series of each kind that are needed.
+const SERIES_MIN: usize = 3;
+/// What it costs that a thread with two breakpoints loses its CPU and is given one again, where that cannot be measured (seconds; in a
+/// virtual machine it was 2.2 to 3.2 µs), and what is believed of it at least.
+const SWITCH_ELSEWHERE: f64 = 3e-6;
+const SWITCH_MIN: f64 = 0.3e-6;
 
 /// Breakpoints at the same places on each of some threads.
 #[derive(Debug)]
@@ -30,9 +47,35 @@ pub(in crate::meters::discovery) struct Set {
 #[derive(Debug, Default)]
 struct State {
     on: bool,
-    threads: BTreeMap<i32, Vec<Breakpoint>>,
+    threads: BTreeMap<i32, Vec<Placed>>,
     /// Hits at each place, of threads that are not counted any more.
     ended: Vec<u64>,
+    /// One could not be read since it was told last on which threads it is.
+    unread: bool,
+}
+
+/// A breakpoint on a thread.
+#[derive(Debug)]
+struct Placed {
+    breakpoint: Breakpoint,
+    last: Last,
+}
+
+/// What was read of a breakpoint last. One that cannot be read has not counted nothing.
+#[derive(Debug, Default)]
+struct Last(u64);
+
+impl Last {
+    /// Takes note of a reading. False: it failed, and what was known stays.
+    fn note<E>(&mut self, read: Result<u64, E>) -> bool {
+        match read {
+            Ok(hits) => {
+                self.0 = hits;
+                true
+            }
+            Err(_) => false,
+        }
+    }
 }
 
 impl State {
@@ -41,11 +84,12 @@ impl State {
             .into_iter()
             .partition(|(thread, _)| gone(*thread));
         self.threads = stays;
-        let gone: BTreeMap<i32, Vec<Breakpoint>> = gone;
-        for breakpoints in gone.into_values() {
-            for (sum, breakpoint) in self.ended.iter_mut().zip(breakpoints) {
-                breakpoint.set(false);
-                *sum = sum.saturating_add(breakpoint.read().unwrap_or(0));
+        let gone: BTreeMap<i32, Vec<Placed>> = gone;
+        for placed in gone.into_values() {
+            for (sum, mut placed) in self.ended.iter_mut().zip(placed) {
+                placed.breakpoint.set(false);
+                self.unread |= !placed.last.note(placed.breakpoint.read());
+                *sum = sum.saturating_add(placed.last.0);
             }
         }
     }
@@ -75,23 +119,25 @@ impl Set {
     pub(in crate::meters::discovery) fn be_on(&self, threads: &BTreeSet<i32>) -> Result<(), OpenError> {
         let mut state = self.hold();
         state.leave(|thread| !threads.contains(&thread));
+        state.unread = false;
         for thread in threads {
             if state.threads.contains_key(thread) {
                 continue;
             }
-            let opened: Result<Vec<Breakpoint>, OpenError> = self
-                .addresses
-                .iter()
-                .map(|a| Breakpoint::open(*thread, *a))
-                .collect();
+            let place = |address: &u64| {
+                let breakpoint = Breakpoint::open(*thread, *address)?;
+                let last = Last::default();
+                Ok(Placed { breakpoint, last })
+            };
+            let opened: Result<Vec<Placed>, OpenError> = self.addresses.iter().map(place).collect();
             match opened {
-                Ok(breakpoints) => {
+                Ok(all) => {
                     if state.on {
-                        for breakpoint in &breakpoints {
-                            breakpoint.set(true);
+                        for placed in &all {
+                            placed.breakpoint.set(true);
                         }
                     }
-                    state.threads.insert(*thread, breakpoints);
+                    state.threads.insert(*thread, all);
                 }
                 Err(OpenError::Vanished) => {}
                 Err(e) => return Err(e),
@@ -100,18 +146,23 @@ impl Set {
         Ok(())
     }
 
-    /// On how many threads it is.
-    pub(in crate::meters::discovery) fn threads(&self) -> usize {
-        self.hold().threads.len()
+    /// On which threads it is.
+    pub(in crate::meters::discovery) fn threads(&self) -> BTreeSet<i32> {
+        self.hold().threads.keys().copied().collect()
+    }
+
+    /// Whether one could not be read since it was told last on which threads it is.
+    pub(in crate::meters::discovery) fn is_unread(&self) -> bool {
+        self.hold().unread
     }
 
     /// Counts from now on, or no more.
     pub(in crate::meters::discovery) fn switch(&self, on: bool) {
         let mut state = self.hold();
         state.on = on;
-        for breakpoint in state.threads.values().flatten() {
+        for placed in state.threads.values().flatten() {
             // One whose thread has ended has nothing to count.
-            breakpoint.set(on);
+            placed.breakpoint.set(on);
         }
     }
 
@@ -120,23 +171,23 @@ impl Set {
         self.hold().leave(|_| true);
     }
 
-    /// Cumulative hits at each place.
+    /// Cumulative hits at each place, as far as they can be read.
     pub(in crate::meters::discovery) fn read(&self) -> Vec<u64> {
-        let state = self.hold();
-        let mut sums = state.ended.clone();
-        for breakpoints in state.threads.values() {
-            for (sum, breakpoint) in sums.iter_mut().zip(breakpoints) {
-                *sum = sum.saturating_add(breakpoint.read().unwrap_or(0));
+        let mut state = self.hold();
+        let State {
+            threads,
+            ended,
+            unread,
+            ..
+        } = &mut *state;
+        let mut sums = ended.clone();
+        for all in threads.values_mut() {
+            for (sum, placed) in sums.iter_mut().zip(all) {
+                *unread |= !placed.last.note(placed.breakpoint.read());
+                *sum = sum.saturating_add(placed.last.0);
             }
         }
         sums
-    }
-}
-
-impl Hits for Set {
-    fn hits(&self) -> [u64; 2] {
-        let read = self.read();
-        [0, 1].map(|i| read.get(i).copied().unwrap_or(0))
     }
 }
 
@@ -166,6 +217,11 @@ impl Sets {
         }
     }
 
+    /// The threads.
+    pub(in crate::meters::discovery) fn threads(&self) -> impl Iterator<Item = i32> + '_ {
+        self.threads.iter().copied()
+    }
+
     /// Begins to count places by their numbers and addresses. `there`: threads that the process has now.
     ///
     /// # Errors
@@ -179,7 +235,7 @@ impl Sets {
         let counted = Counted(Arc::clone(&set));
         // Numbers of threads that have ended may be others' by now.
         set.be_on(&self.threads.intersection(there).copied().collect())?;
-        if set.threads() == 0 && !places.is_empty() {
+        if set.threads().is_empty() && !places.is_empty() {
             return Err(OpenError::Vanished);
         }
         set.switch(true);
@@ -223,12 +279,14 @@ fn beat(turns: u64) -> u64 {
     sum
 }
 
+/// CPU time of this thread (seconds).
+fn clock() -> f64 {
+    let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// CPU time of this thread for a series of calls (seconds).
 fn series() -> f64 {
-    let clock = || {
-        let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
-        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-    };
     let function: fn(u64) -> u64 = black_box(beat);
     let begun = clock();
     for _ in 0..CALLS {
@@ -242,33 +300,79 @@ fn series() -> f64 {
 /// # Errors
 /// A sentence: there are no such breakpoints here, or they do not count as they should.
 pub fn cost() -> Result<f64, String> {
+    costs().map(|costs| costs.hit).map_err(|trouble| trouble.why)
+}
+
+/// The same, for a search.
+///
+/// # Errors
+/// A sentence, and whether that passes.
+pub(in crate::meters::discovery) fn rehearse() -> Result<f64, Refusal> {
+    Ok(costs()?.hit)
+}
+
+fn costs() -> Result<Costs, Trouble> {
     if let Some(known) = KNOWN.get() {
         return known.clone();
     }
     match try_on_ourselves() {
         // Somebody has them for a while: it is tried again.
-        Err(Trouble { why, passes: true }) => Err(why),
-        found => KNOWN.get_or_init(|| found.map_err(|trouble| trouble.why)).clone(),
+        Err(trouble) if trouble.passes => Err(trouble),
+        found => KNOWN.get_or_init(|| found).clone(),
     }
 }
 
+/// What they cost (seconds of the program's CPU time).
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    hit: f64,
+    /// Each time a thread that has two of them loses its CPU and is given one again.
+    switch: f64,
+}
+
 /// Why they cannot be used, and whether that passes.
+#[derive(Clone, Debug)]
 struct Trouble {
     why: String,
     passes: bool,
 }
 
+impl From<Trouble> for Refusal {
+    fn from(trouble: Trouble) -> Self {
+        if trouble.passes {
+            Self::Now(trouble.why)
+        } else {
+            Self::Lasting(trouble.why)
+        }
+    }
+}
+
 /// The same, if it has been found out already; else what it is elsewhere.
 pub(in crate::meters::discovery) fn known_cost() -> f64 {
     match KNOWN.get() {
-        Some(Ok(cost)) => *cost,
+        Some(Ok(costs)) => costs.hit,
         _ => COLD * COST_ELSEWHERE,
     }
 }
 
-static KNOWN: OnceLock<Result<f64, String>> = OnceLock::new();
+/// What it costs each time a thread with so many breakpoints loses its CPU and is given one again, if that has been found out already; else
+/// what is assumed (seconds of CPU time, of which a part falls on who has the CPU next).
+pub(in crate::meters::discovery) fn switch_cost(breakpoints: usize) -> f64 {
+    let of_two = match KNOWN.get() {
+        Some(Ok(costs)) => costs.switch,
+        _ => COLD * SWITCH_ELSEWHERE,
+    };
+    of_two * breakpoints.max(SWITCHED) as f64 / SWITCHED as f64
+}
 
-fn try_on_ourselves() -> Result<f64, Trouble> {
+static KNOWN: OnceLock<Result<Costs, Trouble>> = OnceLock::new();
+
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn try_on_ourselves() -> Result<Costs, Trouble> {
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
     let address = black_box(beat as fn(u64) -> u64) as usize as u64;
     let breakpoint = Breakpoint::open(thread, address).map_err(|e| Trouble {
@@ -277,18 +381,20 @@ fn try_on_ourselves() -> Result<f64, Trouble> {
         ),
         passes: matches!(e, OpenError::Busy(_)),
     })?;
-    let middle = |mut times: Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        times.get(times.len() / 2).copied().unwrap_or(0.0)
-    };
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _ in 0..SERIES {
         without.push(series());
-        let before = breakpoint.read().unwrap_or(0);
+        let read = || {
+            breakpoint.read().map_err(|e| Trouble {
+                why: format!("the processor's breakpoints cannot be read ({e})"),
+                passes: true,
+            })
+        };
+        let before = read()?;
         breakpoint.set(true);
         with.push(series());
         breakpoint.set(false);
-        let hits = breakpoint.read().unwrap_or(0).saturating_sub(before);
+        let hits = read()?.saturating_sub(before);
         if hits != CALLS {
             return Err(Trouble {
                 why: format!(
@@ -298,8 +404,108 @@ fn try_on_ourselves() -> Result<f64, Trouble> {
             });
         }
     }
-    let cost = COLD * (middle(with) - middle(without)) / CALLS as f64;
-    Ok(cost.clamp(COST_MIN, COST_MAX))
+    let hit = believed(COLD * (middle(with) - middle(without)) / CALLS as f64)?;
+    let switch = switching().unwrap_or(SWITCH_ELSEWHERE);
+    Ok(Costs {
+        hit,
+        switch: COLD * switch.max(SWITCH_MIN),
+    })
+}
+
+/// What is believed of what a hit was seen to cost.
+///
+/// # Errors
+/// More than it is worth: charged as less, it would cost more than it may.
+fn believed(cost: f64) -> Result<f64, Trouble> {
+    if cost > COST_MAX {
+        return Err(Trouble {
+            why: format!(
+                "a hit of the processor's breakpoints costs {:.0} µs here, too much to count with (limit {:.0} µs)",
+                cost * 1e6,
+                COST_MAX * 1e6
+            ),
+            passes: false,
+        });
+    }
+    Ok(cost.max(COST_MIN))
+}
+
+/// What it costs that a thread with breakpoints which are never hit loses its CPU and is given one again (seconds of CPU time): two threads
+/// on one CPU pass a byte to and fro, of which the one has them or not. `None` where that cannot be seen, or the CPU is too busy.
+fn switching() -> Option<f64> {
+    let (one, other) = UnixStream::pair().ok()?;
+    for end in [&one, &other] {
+        end.set_read_timeout(Some(ROUNDS_TIME)).ok()?;
+    }
+    let cpu = rustix::thread::sched_getcpu();
+    let thread = || std::thread::Builder::new().stack_size(128 * 1024);
+    std::thread::scope(|scope| {
+        let _answering = thread().spawn_scoped(scope, move || answer(other, cpu)).ok()?;
+        thread()
+            .spawn_scoped(scope, move || ask(one, cpu))
+            .ok()?
+            .join()
+            .ok()?
+    })
+}
+
+/// From now on this thread runs on one CPU only.
+fn stay_on(cpu: usize) -> Option<()> {
+    let mut set = CpuSet::new();
+    (cpu < CpuSet::MAX_CPU).then(|| set.set(cpu))?;
+    rustix::thread::sched_setaffinity(None, &set).ok()
+}
+
+/// Answers each byte with the CPU time of this thread, until nobody asks any more.
+fn answer(mut stream: UnixStream, cpu: usize) {
+    let _urgent = Urgent::begin();
+    if stay_on(cpu).is_none() {
+        return;
+    }
+    while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&clock().to_ne_bytes()).is_ok() {}
+}
+
+/// See [`switching`].
+fn ask(mut stream: UnixStream, cpu: usize) -> Option<f64> {
+    let _urgent = Urgent::begin();
+    stay_on(cpu)?;
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+    // This thread runs the one never, and the other is none.
+    let never = [
+        beat as fn(u64) -> u64 as usize as u64,
+        (&raw const KNOWN) as usize as u64,
+    ];
+    let breakpoints: Vec<Breakpoint> = never
+        .iter()
+        .take(SWITCHED)
+        .map(|address| Breakpoint::open(thread, *address).ok())
+        .collect::<Option<_>>()?;
+    let begun = Instant::now();
+    let mut round = || {
+        let mut clock_of_other = [0; 8];
+        stream.write_all(&[0]).ok()?;
+        stream.read_exact(&mut clock_of_other).ok()?;
+        (begun.elapsed() < ROUNDS_TIME).then(|| f64::from_ne_bytes(clock_of_other) + clock())
+    };
+    // CPU time of both threads: that the breakpoints are taken out is done in the time of who comes next.
+    let mut series = |on: bool| {
+        for breakpoint in &breakpoints {
+            breakpoint.set(on);
+        }
+        let first = round()?;
+        (1..ROUNDS).try_for_each(|_| round().map(drop))?;
+        Some(round()? - first)
+    };
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _ in 0..SERIES {
+        let (Some(off), Some(on)) = (series(false), series(true)) else {
+            break;
+        };
+        without.push(off);
+        with.push(on);
+    }
+    let enough = with.len() >= SERIES_MIN;
+    enough.then(|| (middle(with) - middle(without)) / ROUNDS as f64)
 }
 
 #[cfg(test)]
@@ -327,19 +533,54 @@ mod tests {
         assert_eq!(set.read(), [0, 0], "not on yet");
         set.switch(true);
         series();
-        assert_eq!(set.hits(), [CALLS, 0]);
+        assert_eq!(set.read(), [CALLS, 0]);
         set.switch(false);
         series();
-        assert_eq!(set.hits(), [CALLS, 0]);
+        assert_eq!(set.read(), [CALLS, 0]);
         set.switch(true);
         set.be_on(&BTreeSet::new()).unwrap();
-        assert_eq!(set.threads(), 0);
+        assert!(set.threads().is_empty() && !set.is_unread());
         series();
         assert_eq!(set.read(), [CALLS, 0], "of threads that left it stays known");
         assert!(matches!(
             Breakpoint::open(i32::MAX, address),
             Err(OpenError::Vanished)
         ));
+    }
+
+    #[test]
+    fn what_cannot_be_read_has_not_counted_nothing() {
+        let mut last = Last::default();
+        assert!(last.note::<()>(Ok(7)));
+        assert!(!last.note(Err(())));
+        assert_eq!(last.0, 7);
+    }
+
+    #[test]
+    fn a_hit_that_costs_more_than_it_is_worth_is_not_charged_as_less() {
+        assert_eq!(believed(8.5e-6).ok(), Some(8.5e-6));
+        assert_eq!(believed(-1e-6).ok(), Some(COST_MIN));
+        let trouble = believed(300e-6).unwrap_err();
+        assert!(trouble.why.contains("300 µs"), "{}", trouble.why);
+        assert!(matches!(Refusal::from(trouble), Refusal::Lasting(_)));
+        // Somebody has them for a while: that is no reason to rest for an hour.
+        let busy = Trouble {
+            why: "busy".to_owned(),
+            passes: true,
+        };
+        assert_eq!(Refusal::from(busy), Refusal::Now("busy".to_owned()));
+    }
+
+    #[test]
+    fn what_a_switch_costs_is_measured_or_assumed() {
+        if let Err(why) = cost() {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        eprintln!("{:?}", switching().map(|seconds| seconds * 1e6));
+        let two = switch_cost(SWITCHED);
+        assert!((COLD * SWITCH_MIN..1e-3).contains(&two), "{two}");
+        assert_eq!(switch_cost(PLACES_MAX), 2.0 * two);
     }
 
     #[test]

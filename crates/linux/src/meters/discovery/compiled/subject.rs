@@ -3,28 +3,28 @@
 use super::super::super::code_file::executable;
 use super::super::super::common::{ENTRIES_MAX, numbers_in, open_process};
 use super::super::super::concern::{Refusal, threads};
-use super::super::super::turns::{Lost, Subject, Unpaid, Window};
+use super::super::super::turns::{Hits, Lost, Subject, Unpaid, Window};
 use super::super::active::failed;
 use super::super::probes::Watch;
-use super::{Instruction, Memory, Set};
+use super::{Instruction, Memory, Set, Switches, runs, switch_cost};
 use crate::Root;
 use crate::sys::perf::OpenError;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most threads that get breakpoints: each takes two descriptors.
 pub(in crate::meters::discovery) const THREADS_MAX: usize = 128;
 
-/// The breakpoints on the point and its witness.
+/// The point and its witness.
 pub(in crate::meters::discovery) struct Compiled {
     root: Root,
     main: ProcessId,
     executable: (u64, u64),
     /// The point, and its witness.
     places: Vec<Instruction>,
-    set: Arc<Set>,
+    point: Arc<Point>,
     watch: Watch,
     pace: Pace,
 }
@@ -41,7 +41,9 @@ struct Pace {
 
 /// Hits in the first windows from which its rate is known.
 const FIRST_HITS: u64 = 400;
-/// It hardly runs at less than this share of that rate: more than what is tried changes it by.
+/// It hardly runs at less than this share of that rate. What is tried changes a rate per CPU second by less, nearly always: a change that
+/// takes three quarters of that from a program (a reader that has lost its pages) is taken for code that was made anew, and ends its own
+/// trial with the loss of the meter.
 const HARDLY: f64 = 0.25;
 /// … in so many windows one after the other, each long enough for so many hits at the old rate.
 const SLOW_MAX: u32 = 3;
@@ -84,7 +86,7 @@ impl Compiled {
             root: root.clone(),
             main,
             executable,
-            set: Arc::new(Set::new(places.iter().map(|p| p.address).collect())),
+            point: Arc::new(Point::new(root, main, &places)),
             places,
             watch: Watch::default(),
             pace: Pace::default(),
@@ -92,8 +94,113 @@ impl Compiled {
     }
 
     /// Where its hits are read.
-    pub(in crate::meters::discovery) fn hits(&self) -> Arc<Set> {
-        Arc::clone(&self.set)
+    pub(in crate::meters::discovery) fn hits(&self) -> Arc<Point> {
+        Arc::clone(&self.point)
+    }
+}
+
+/// The breakpoints on a point and its witness, of all threads of a process, and how often these run meanwhile, with them and without.
+pub(in crate::meters::discovery) struct Point {
+    root: Root,
+    process: ProcessId,
+    set: Set,
+    threads: Mutex<Threads>,
+}
+
+#[derive(Default)]
+struct Threads {
+    on: bool,
+    /// Of those that have the breakpoints.
+    switches: Switches,
+    /// Times that those had been given a CPU which have none: they were about to end.
+    without: BTreeMap<i32, u64>,
+}
+
+impl Point {
+    fn new(root: &Root, process: ProcessId, places: &[Instruction]) -> Self {
+        Self {
+            root: root.clone(),
+            process,
+            set: Set::new(places.iter().map(|p| p.address).collect()),
+            threads: Mutex::default(),
+        }
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is on all threads that there are now.
+    fn be_on(&self) -> Result<(), PlatformError> {
+        let all = threads_of(&self.root, self.process)?;
+        self.set.be_on(&all).map_err(failed)?;
+        let with = self.set.threads();
+        if with.is_empty() {
+            return Err(failed(OpenError::Vanished));
+        }
+        self.set.switch(true);
+        let dir = open_process(&self.root, self.process)?;
+        let (counted, without) = runs(dir, all)
+            .into_iter()
+            .partition(|(thread, _)| with.contains(thread));
+        let mut threads = self.hold();
+        threads.switches.look(counted);
+        threads.without = without;
+        threads.on = true;
+        Ok(())
+    }
+
+    /// Looks how often those that have the breakpoints were given a CPU.
+    fn look(&self) {
+        if let Ok(dir) = open_process(&self.root, self.process) {
+            let now = runs(dir, self.set.threads());
+            self.hold().switches.look(now);
+        }
+    }
+
+    /// Gives the breakpoints back, also of those that are not on: a thread has four only, and others want them.
+    fn close(&self) {
+        if std::mem::take(&mut self.hold().on) {
+            self.look();
+        }
+        self.set.close();
+        self.hold().switches.look(BTreeMap::new());
+    }
+
+    /// How often, since this was asked last, threads that had the breakpoints were given a CPU.
+    fn switched(&self) -> u64 {
+        if self.hold().on {
+            self.look();
+        }
+        self.hold().switches.take()
+    }
+}
+
+impl Hits for Point {
+    fn hits(&self) -> [u64; 2] {
+        let read = self.set.read();
+        [0, 1].map(|i| read.get(i).copied().unwrap_or(0))
+    }
+
+    /// Threads that came after the breakpoints were put on have none, and their CPU time is the program's all the same.
+    fn is_whole(&self) -> bool {
+        let threads = self.hold();
+        if !threads.on {
+            return true;
+        }
+        let with = self.set.threads();
+        // Of one that has ended it is told elsewhere.
+        let Ok(dir) = open_process(&self.root, self.process) else {
+            return true;
+        };
+        let Ok((all, _)) = numbers_in(&dir, "task", ENTRIES_MAX) else {
+            return true;
+        };
+        let others = all.into_iter().filter(|thread| !with.contains(thread));
+        let have_run = runs(&dir, others)
+            .iter()
+            .any(|(thread, times)| threads.without.get(thread).copied().unwrap_or(0) < *times);
+        !have_run && !self.set.is_unread()
     }
 }
 
@@ -146,26 +253,25 @@ impl Subject for Compiled {
                     .to_owned(),
             ));
         }
-        let memory = Memory::open(&self.root, self.main).map_err(Lost::Vanished)?;
-        if let Some(place) = self.places.iter().find(|p| !memory.holds(p)) {
-            return Err(Lost::Changed(format!("the code at {} was made anew", place.name)));
+        let lost = |why| match why {
+            Refusal::Now(why) => Lost::Paused(why),
+            Refusal::Lasting(why) => Lost::Changed(why),
+        };
+        let memory = Memory::open(&self.root, self.main).map_err(lost)?;
+        for place in &self.places {
+            if !memory.holds(place).map_err(lost)? {
+                return Err(Lost::Changed(format!("the code at {} was made anew", place.name)));
+            }
         }
         threads::at_liberty(&self.root, self.main).map_err(|why| Lost::Paused(why.to_string()))
     }
 
     fn attach(&mut self, _: &[ProcessId]) -> Result<(), PlatformError> {
-        let threads = threads_of(&self.root, self.main)?;
-        self.set.be_on(&threads).map_err(failed)?;
-        if self.set.threads() == 0 {
-            return Err(failed(OpenError::Vanished));
-        }
-        self.set.switch(true);
-        Ok(())
+        self.point.be_on()
     }
 
     fn off(&mut self) -> Result<(), Refusal> {
-        // Also of those that are not on a thread has four only, and others want them.
-        self.set.close();
+        self.point.close();
         Ok(())
     }
 
@@ -184,6 +290,10 @@ impl Subject for Compiled {
         Unpaid::default()
     }
 
+    fn beside(&mut self) -> f64 {
+        self.point.switched() as f64 * switch_cost(self.places.len())
+    }
+
     fn allowance(&self) -> f64 {
         0.0
     }
@@ -191,14 +301,61 @@ impl Subject for Compiled {
 
 impl Drop for Compiled {
     fn drop(&mut self) {
-        // Whoever reads holds the set, too.
-        self.set.close();
+        // Whoever reads holds it, too.
+        self.point.close();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_runs_without_breakpoints_is_seen_and_switches_of_the_others_are_counted() {
+        let tree = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| {
+            let path = tree.path().join("proc/7").join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let ran =
+            |thread: i32, times: u64| put(&format!("task/{thread}/schedstat"), &format!("1 2 {times}\n"));
+        put(
+            "stat",
+            "7 (a) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 42 20 21",
+        );
+        let process = ProcessId {
+            pid: 7,
+            start_ticks: 42,
+        };
+        // At no place: nothing is asked of the processor.
+        let point = Point::new(&Root::new(tree.path()), process, &[]);
+        ran(7, 100);
+        ran(8, 50);
+        point.be_on().unwrap();
+        assert!(point.is_whole());
+        assert_eq!(point.switched(), 0, "what was before is not ours");
+        ran(7, 110);
+        ran(8, 53);
+        assert_eq!(point.switched(), 13);
+        // One that was about to end has no breakpoints, and does nothing. Then one comes that works.
+        point.hold().without.insert(9, 4);
+        ran(9, 4);
+        ran(10, 0);
+        assert!(point.is_whole());
+        ran(10, 1);
+        assert!(!point.is_whole());
+        point.be_on().unwrap();
+        assert!(point.is_whole(), "it has them from now on");
+        ran(10, 5);
+        ran(7, 120);
+        point.close();
+        ran(11, 9);
+        assert!(point.is_whole(), "nothing is counted");
+        ran(7, 900);
+        assert_eq!(point.switched(), 14, "until they were given back");
+        assert_eq!(point.hits(), [0, 0]);
+    }
 
     #[test]
     fn a_point_that_hardly_runs_any_more_is_lost() {
