@@ -783,8 +783,8 @@ fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_r
     victim.loses();
     let killed = Command::new("kill").args(["-9", &helper.to_string()]).status();
     assert!(killed.unwrap().success());
-    drive(&mut effectors, &record, Direction::Apply).unwrap();
-    assert!(victim.has(NEARLY_ALL) > NEARLY_ALL);
+    let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
+    assert!(victim.has(NEARLY_ALL) > NEARLY_ALL, "{made:?}");
     let another = effectors.helper().unwrap();
     assert_ne!(another, helper);
     drive(&mut effectors, &record, Direction::Undo).unwrap();

@@ -27,7 +27,7 @@ use super::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ende
 use super::identity::ProcessStat;
 use super::memory_group::{MemoryGroup, hands_off, is_delegated};
 use super::mounts::Mounts;
-use super::page_dropping::{open_held, regular};
+use super::page_dropping::{Held, has_lease, open_held, regular};
 use crate::Root;
 use crate::sensors::bytes::{hexadecimal, lines, number};
 use crate::sensors::reader::{PATIENCE, Reader};
@@ -72,8 +72,12 @@ const BLIND_MAX: u64 = 1 << 30;
 pub(super) const BROUGHT_MAX: u64 = 8 << 30;
 /// … and later, while it is.
 pub(super) const BROUGHT_AGAIN_MAX: u64 = 1 << 30;
-/// How long the disk may take for it.
+/// How long the disk may keep it waiting for an answer.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// How long all of it may take when the reader is contained, which waits for it …
+pub(super) const LONGEST: Duration = Duration::from_secs(10);
+/// … and later, while it is.
+pub(super) const LONGEST_AGAIN: Duration = Duration::from_secs(60);
 
 const TOO_MANY: &str = "file that is not brought back: the program has more files open than are looked at";
 const UNSEEN: &str = "process whose files are not brought back: it cannot be looked at now";
@@ -82,6 +86,7 @@ const TOO_LARGE: &str = "file of which a part is not looked at: the program has 
 const IN_ANOTHER_GROUP: &str =
     "process whose files are not brought back: its memory counts in another group than that of the first";
 const NO_ROOM: &str = "part of a file that is not brought back: there is no room for it";
+const TOO_LONG: &str = "part of a file that is not brought back: it took too long";
 const REFUSED: &str = "part of a file that is not brought back: it cannot be read";
 
 /// Why nothing is brought back.
@@ -91,7 +96,7 @@ enum Hindrance {
     Group(String),
     #[error("the kernel does not tell what was taken of a file (cachestat, Linux 6.5): {0}")]
     Untold(std::io::Error),
-    #[error("the disk took longer than {DEADLINE:?}")]
+    #[error("nothing came from the disk for {DEADLINE:?}")]
     Disk,
     #[error(transparent)]
     Fetch(#[from] FetchError),
@@ -114,23 +119,6 @@ struct Part {
     absent: u64,
     /// Pages of its neighbourhood that are.
     near: u64,
-}
-
-/// Files that are held. The last one who closes a file that was deleted meanwhile waits until the disk has let go of it, so that is
-/// done by a thread of its own.
-#[derive(Default)]
-struct Held(Vec<Arc<OwnedFd>>);
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let files = std::mem::take(&mut self.0);
-        if !files.is_empty() {
-            // Where no thread can be had they are closed here.
-            let _ = std::thread::Builder::new()
-                .name("closer".into())
-                .spawn(move || drop(files));
-        }
-    }
 }
 
 /// What is being done.
@@ -163,8 +151,14 @@ pub(super) struct BringingBack {
     most: u64,
     /// … and so much was asked for.
     asked: u64,
+    /// So long it may take.
+    longest: Duration,
     /// Since when it is read.
     since: Option<Instant>,
+    /// When something was last answered, or nothing was waited for.
+    heard: Instant,
+    /// Who was to read it was about to end when it was sent, and another one is.
+    is_anew: bool,
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
@@ -182,8 +176,8 @@ enum Place {
 }
 
 impl BringingBack {
-    /// Begins with the processes of the program, oldest first; brings so many bytes back at most.
-    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, most: u64) -> Self {
+    /// Begins with the processes of the program, oldest first; brings so many bytes back at most, and takes so long at most.
+    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, most: u64, longest: Duration) -> Self {
         members.truncate(PROCESSES_MAX);
         members.reverse();
         Self {
@@ -199,7 +193,10 @@ impl BringingBack {
             parts: Vec::new(),
             most,
             asked: 0,
+            longest,
             since: None,
+            heard: Instant::now(),
+            is_anew: false,
             left: BTreeMap::new(),
             steps: 0,
             held: Held::default(),
@@ -378,42 +375,75 @@ impl BringingBack {
                 *self.since.insert(Instant::now())
             }
         };
-        let (mut waiting, refused) = fetcher.answers()?;
+        let answers = fetcher.answers()?;
+        let (mut waiting, now) = (answers.waiting, Instant::now());
+        if answers.answered > 0 || waiting == 0 {
+            self.heard = now;
+        }
+        let (mut too_long, mut no_room) = (0, answers.no_room);
+        if begun.elapsed() > self.longest {
+            // What it is at is waited for: it goes home by itself.
+            too_long = parts.len() as u64;
+            parts.clear();
+        }
+        if no_room > 0 {
+            no_room += parts.len() as u64;
+            parts.clear();
+        }
+        // Others have grown meanwhile, the program itself among them: what it works on is not pushed out for what it has lost.
+        let mut room = room(root, group).saturating_sub(answers.waiting_bytes);
         while let Some(part) = parts.last() {
-            let next = run(parts, part);
+            let (next, count) = run(parts, part);
             let length = next.end - next.start;
-            if !fetcher.ask(&part.file, next.start, length)? {
+            if room < length {
+                // As soon as nothing is on its way any more there is no more to come.
+                if waiting == 0 {
+                    no_room += parts.len() as u64;
+                    parts.clear();
+                }
                 break;
             }
-            while parts.last().is_some_and(|part| next.contains(&part.range.start)) {
-                let taken = parts.pop().map_or(0, |part| part.absent);
-                self.asked = self.asked.saturating_add(taken);
+            match fetcher.ask(&part.file, next.start, length) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(FetchError::Ended) if self.asked == 0 && !self.is_anew => {
+                    (self.is_anew, self.since) = (true, None);
+                    return Ok(Step::Wait);
+                }
+                Err(e) => return Err(e.into()),
+            }
+            room -= length;
+            for part in parts.drain(parts.len() - count..) {
+                self.asked = self.asked.saturating_add(part.absent);
             }
             waiting += 1;
         }
         let is_over = parts.is_empty() && waiting == 0;
-        self.leave(REFUSED, refused);
+        self.leave(REFUSED, answers.refused);
+        self.leave(TOO_LONG, too_long);
+        self.leave(NO_ROOM, no_room);
         if is_over {
             return Ok(Step::Over);
         }
-        if begun.elapsed() > DEADLINE {
+        if now.saturating_duration_since(self.heard) > DEADLINE {
             return Err(Hindrance::Disk);
         }
         Ok(Step::Wait)
     }
 }
 
-/// The range that is read in one go with the last of these parts: what follows without a gap.
-fn run(parts: &[Part], last: &Part) -> Range<u64> {
-    let mut range = last.range.clone();
+/// The range that is read in one go with the last of these parts, what follows without a gap, and how many parts that is.
+fn run(parts: &[Part], last: &Part) -> (Range<u64>, usize) {
+    let (mut range, mut count) = (last.range.clone(), 1);
     for part in parts.iter().rev().skip(1) {
         let follows = Arc::ptr_eq(&part.file, &last.file) && part.range.start == range.end;
         if !follows || part.range.end - range.start > ASKED_MAX {
             break;
         }
         range.end = part.range.end;
+        count += 1;
     }
-    range
+    (range, count)
 }
 
 /// What a step comes to.
@@ -467,6 +497,7 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
         if flags & libc::O_DIRECT as u32 != 0 {
             look.direct.insert(inode);
         } else if flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+            && !has_lease(text)
             && let Some(mount) = mounts.mount_of(text)
             && look.seen.insert((Place::Mount(mount), inode))
         {
@@ -686,14 +717,31 @@ mod tests {
         let mut parts: Vec<Part> = (0..40).map(|at| part(&file, at, PART, 1)).collect();
         parts.push(part(&file, 50, PART, 1));
         parts.push(part(&other, 51, PART, 1));
+        // The same place of another file is another part.
+        parts.push(part(&file, 60, PART, 1));
+        parts.push(part(&other, 60, PART, 1));
         parts.reverse();
-        let mut ranges = Vec::new();
+        let (mut ranges, all) = (Vec::new(), parts.len());
+        let mut taken = 0;
         while let Some(last) = parts.last() {
-            let range = run(&parts, last);
-            parts.retain(|part| !range.contains(&part.range.start));
+            let (range, count) = run(&parts, last);
+            parts.truncate(parts.len() - count);
+            taken += count;
             ranges.push((range.start / PART, range.end / PART));
         }
-        assert_eq!(ranges, [(0, 16), (16, 32), (32, 40), (50, 51), (51, 52)]);
+        assert_eq!(
+            ranges,
+            [
+                (0, 16),
+                (16, 32),
+                (32, 40),
+                (50, 51),
+                (51, 52),
+                (60, 61),
+                (60, 61)
+            ]
+        );
+        assert_eq!(taken, all);
         assert_eq!(16 * PART, 2 * MIB);
     }
 

@@ -8,31 +8,50 @@
 //! is short, nothing is.
 //!
 //! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
-//! leaves nobody behind in somebody's group, but for as long as the disk takes for the [`WINDOW`] that it was told last.
+//! leaves nobody behind in somebody's group, but for as long as the disk takes for what it was told last ([`WINDOW_BYTES`]).
+//!
+//! **It ends nobody.** A plain read of a page that is not there asks for memory in a way that has the kernel end a process of the group
+//! where there is none. To read ahead does not: the kernel gives up. So it only reads what is in memory already (`RWF_NOWAIT`, which has
+//! the kernel read ahead what is not: `filemap_get_pages` in Linux `mm/filemap.c`), and asks again until it is.
 
 use super::memory_group::MemoryGroup;
 use crate::Root;
 use homeostat_model::ActionId;
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::{Errno, pread};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-/// Parts that it has been told and has not answered for, at most: 64 MiB.
-const WINDOW: usize = 32;
+/// Parts that it has been told and has not answered for, at most: what a socket holds.
+const WINDOW: usize = 192;
+/// … and in bytes.
+const WINDOW_BYTES: u64 = 64 << 20;
 /// A part as it is told: where it begins and how long it is, in bytes.
 const MESSAGE: usize = 16;
 /// Read at one time.
 const CHUNK: usize = 256 << 10;
+/// Between two looks whether what is read ahead is there.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(2);
+/// The kernel reads nothing ahead where it finds no memory, and does not tell. What is not there after so long is not coming …
+const COMING: Duration = Duration::from_secs(2);
+/// … and what was asked for after that is not waited for so long, until something is there again.
+const COMING_NO_MORE: Duration = Duration::from_millis(20);
+/// Its answers: the part was read, it cannot be, there was no room for it.
+const READ: u8 = 0;
+const CANNOT: u8 = 1;
+const NO_ROOM: u8 = 2;
 /// Processes that were ended and that the disk still keeps; no more are started then.
 const ENDED_MAX: usize = 4;
 
@@ -76,8 +95,23 @@ struct Running {
     home: MemoryGroup,
     /// Where it is, if not there, and for whose sake.
     away: Option<(ActionId, MemoryGroup)>,
-    /// Parts that it has not answered for.
-    waiting: usize,
+    /// Lengths of the parts that it has not answered for.
+    waiting: VecDeque<u64>,
+}
+
+/// What it has answered since the last time, and what it is still at.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// Parts that it has answered for.
+    pub(super) answered: u64,
+    /// … of which could not be read …
+    pub(super) refused: u64,
+    /// … and for which there was no room.
+    pub(super) no_room: u64,
+    /// Parts that it is still at.
+    pub(super) waiting: usize,
+    /// … in bytes.
+    pub(super) waiting_bytes: u64,
 }
 
 impl Running {
@@ -150,10 +184,12 @@ impl Fetcher {
             .is_some_and(|running| running.away.as_ref().is_some_and(|(whose, _)| *whose == action))
     }
 
-    /// Has a part of a file read; false: it has enough to do.
+    /// Has a part of a file read; false: it has enough to do. One that has ended is forgotten: the next one is another process.
     pub(super) fn ask(&mut self, file: &OwnedFd, from: u64, length: u64) -> Result<bool, FetchError> {
         let running = self.running.as_mut().ok_or(FetchError::Ended)?;
-        if running.waiting >= WINDOW {
+        let bytes: u64 = running.waiting.iter().sum();
+        let is_full = running.waiting.len() >= WINDOW || bytes.saturating_add(length) > WINDOW_BYTES;
+        if is_full && !running.waiting.is_empty() {
             return Ok(false);
         }
         let mut message = [0; MESSAGE];
@@ -167,30 +203,37 @@ impl Fetcher {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match sendmsg(&running.socket, &[IoSlice::new(&message)], &mut control, flags) {
             Ok(_) => {
-                running.waiting += 1;
+                running.waiting.push_back(length);
                 Ok(true)
             }
             Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
-            Err(_) => Err(FetchError::Ended),
+            Err(_) => {
+                self.end();
+                Err(FetchError::Ended)
+            }
         }
     }
 
-    /// Takes its answers: how many parts it is still at, and how many files the kernel reads nothing of, since the last time.
-    pub(super) fn answers(&mut self) -> Result<(usize, u64), FetchError> {
+    /// Takes its answers.
+    pub(super) fn answers(&mut self) -> Result<Answers, FetchError> {
         let running = self.running.as_mut().ok_or(FetchError::Ended)?;
-        let mut refused = 0;
-        while running.waiting > 0 {
-            let mut answer = [0u8; 1];
+        let mut answers = Answers::default();
+        while !running.waiting.is_empty() {
+            let mut answer = [READ; 1];
             match recv(&running.socket, &mut answer, RecvFlags::DONTWAIT) {
                 Ok((1, _)) => {
-                    running.waiting -= 1;
-                    refused += u64::from(answer != [0]);
+                    running.waiting.pop_front();
+                    answers.answered += 1;
+                    answers.refused += u64::from(answer == [CANNOT]);
+                    answers.no_room += u64::from(answer == [NO_ROOM]);
                 }
                 Err(Errno::AGAIN) => break,
                 Ok(_) | Err(_) => return Err(FetchError::Ended),
             }
         }
-        Ok((running.waiting, refused))
+        answers.waiting = running.waiting.len();
+        answers.waiting_bytes = running.waiting.iter().sum();
+        Ok(answers)
     }
 
     /// Calls it back home, if it is away for this action. One that is not done, since the disk keeps it, is ended: the next one is
@@ -206,7 +249,7 @@ impl Fetcher {
             return;
         };
         let is_home = away == running.home || running.home.take(root, running.pid()).is_ok();
-        if running.waiting > 0 || !is_home {
+        if !running.waiting.is_empty() || !is_home {
             self.end();
         }
     }
@@ -256,7 +299,7 @@ fn spawn(root: &Root, launch: &Launch) -> Result<Running, FetchError> {
         socket: ours,
         home,
         away: None,
-        waiting: 0,
+        waiting: VecDeque::new(),
     })
 }
 
@@ -267,8 +310,8 @@ fn spawn(root: &Root, launch: &Launch) -> Result<Running, FetchError> {
 pub fn serve() -> io::Result<()> {
     let socket = io::stdin();
     // In the group of a program whose own processes are protected from the out-of-memory killer it would be the only one that can be
-    // chosen, and systemd stops a unit of which one was. It has next to no memory, and what it reads ends nobody: the kernel gives up
-    // reading where there is no room. Where that is refused it is as it was.
+    // chosen, and systemd stops a unit of which one was. It has next to no memory, and what it reads ends nobody. Where that is refused
+    // it is as it was.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     // The priority of the daemon it does not need …
     let _ = rustix::process::setpriority_process(None, 0);
@@ -282,6 +325,7 @@ pub fn serve() -> io::Result<()> {
         },
     );
     let mut buffer = vec![0; CHUNK];
+    let mut coming = COMING;
     loop {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -305,9 +349,18 @@ pub fn serve() -> io::Result<()> {
         let (first, second) = message.split_at(MESSAGE / 2);
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
         let asked = file.filter(|_| received.bytes == MESSAGE);
-        let done =
-            asked.is_some_and(|file| read_all(&file, number(first), number(second), &mut buffer).is_ok());
-        send(&socket, &[u8::from(!done)], SendFlags::NOSIGNAL)?;
+        let answer =
+            match asked.map(|file| read_all(&file, number(first), number(second), &mut buffer, coming)) {
+                Some(Ok(())) => READ,
+                Some(Err(Errno::AGAIN)) => NO_ROOM,
+                Some(Err(_)) | None => CANNOT,
+            };
+        coming = match answer {
+            READ => COMING,
+            NO_ROOM => COMING_NO_MORE,
+            _ => coming,
+        };
+        send(&socket, &[answer], SendFlags::NOSIGNAL)?;
     }
 }
 
@@ -316,15 +369,32 @@ pub fn serve() -> io::Result<()> {
 /// To ask the kernel to read ahead (`POSIX_FADV_WILLNEED`) would be cheaper, but of a larger part it reads only the beginning on many disks
 /// (`force_page_cache_ra` in Linux `mm/readahead.c`), does not tell what came of it, and makes pages one by one: a program that
 /// reads single pages did a quarter less with them than with those that the kernel makes for who reads in order (docs/file-cache.md).
-fn read_all(file: &OwnedFd, from: u64, length: u64, buffer: &mut [u8]) -> rustix::io::Result<()> {
+///
+/// # Errors
+/// `AGAIN`: for so long nothing of it came; any other: it cannot be read so.
+fn read_all(
+    file: &OwnedFd,
+    from: u64,
+    length: u64,
+    buffer: &mut [u8],
+    coming: Duration,
+) -> rustix::io::Result<()> {
     let (mut at, end) = (from, from.saturating_add(length));
+    let (mut since, mut pause) = (None, PAUSE_MIN);
     while at < end {
         let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
         let room = buffer.get_mut(..wanted).unwrap_or_default();
-        match pread(file, room, at) {
+        match preadv2(file, &mut [IoSliceMut::new(room)], at, ReadWriteFlags::NOWAIT) {
             Ok(0) => return Ok(()),
-            Ok(bytes) => at += bytes as u64,
+            Ok(bytes) => {
+                at += bytes as u64;
+                (since, pause) = (None, PAUSE_MIN);
+            }
             Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if since.get_or_insert_with(Instant::now).elapsed() < coming => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
             Err(e) => return Err(e),
         }
     }

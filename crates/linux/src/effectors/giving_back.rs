@@ -26,7 +26,7 @@
 //! holds up nobody.
 
 use super::mounts::Mounts;
-use super::page_dropping::{hold_regular, is_open_for_reading_only, open_held};
+use super::page_dropping::{Held, has_lease, hold_regular, is_open_for_reading_only, open_held};
 use crate::Root;
 use crate::capabilities::{CAP_SYS_PTRACE, may};
 use crate::sensors::bytes::{lines, number, words};
@@ -181,6 +181,8 @@ pub(super) struct GivingBack {
     before: Seen,
     /// … and this time.
     seen: Seen,
+    /// The last of all that hold the reader's files: it closes them elsewhere.
+    held: Held,
 }
 
 impl GivingBack {
@@ -189,6 +191,7 @@ impl GivingBack {
         Self {
             before,
             seen: Seen::default(),
+            held: Held::default(),
             own: processes.iter().copied().collect(),
             own_all: processes,
             others: None,
@@ -304,11 +307,9 @@ impl GivingBack {
             *least = behind(at).min(*least);
         }
         for (inode, (file, to)) in look.files {
-            self.files.entry(inode).or_insert_with(|| Candidate {
-                file: Arc::new(file),
-                pid,
-                to,
-            });
+            let file = Arc::new(file);
+            self.held.0.push(Arc::clone(&file));
+            self.files.entry(inode).or_insert(Candidate { file, pid, to });
         }
         self.not_only_read.extend(look.not_only_read);
         let before = self.files.len();
@@ -372,7 +373,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         return Ok(look);
     };
     let open = each_open_file(root, pid, room, |number, inode, text| {
-        if !is_open_for_reading_only(text) {
+        if !is_open_for_reading_only(text) || has_lease(text) {
             look.not_only_read.insert(inode);
             return;
         }

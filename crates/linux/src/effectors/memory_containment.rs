@@ -78,6 +78,8 @@ pub(super) struct MemoryContainment {
     aftercare: Aftercare,
     /// The processes of those for whose sake readers are contained, oldest first.
     victims: BTreeMap<ActionId, Vec<ProcessId>>,
+    /// The containment that was looked after last: the others come first the next time.
+    last: Option<ActionId>,
 }
 
 /// A containment that is in force.
@@ -147,6 +149,7 @@ impl MemoryContainment {
             in_force: BTreeMap::new(),
             made: BTreeMap::new(),
             victims: BTreeMap::new(),
+            last: None,
         }
     }
 
@@ -556,8 +559,11 @@ impl Effector for MemoryContainment {
     }
 
     fn tick(&mut self) {
+        use std::ops::Bound::{Excluded, Unbounded};
         let begun = Instant::now();
-        for (action, contained) in &self.in_force {
+        let last = self.last.unwrap_or(ActionId(0));
+        let after = self.in_force.range((Excluded(last), Unbounded));
+        for (action, contained) in after.chain(self.in_force.range(..=last)) {
             let is_in_force = contained.over.is_none() && contained.care.is_wanted();
             let Some(program) = self.victims.get(action).filter(|_| is_in_force) else {
                 continue;
@@ -567,6 +573,7 @@ impl Effector for MemoryContainment {
                 contained.care.wanted(root, can_bring, &contained.plan, program)
             });
             if begun.elapsed() >= SLICE {
+                self.last = Some(*action);
                 break;
             }
         }

@@ -30,6 +30,7 @@ use rustix::fs::{Advice, FileType, Mode, OFlags, Stat, fadvise, fstat, open};
 use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Processes of a reader that are followed, oldest first.
@@ -45,6 +46,8 @@ const KEEP: u64 = 1 << 20;
 /// Parts of files begin and end at multiples of this: the largest unit in which the kernel keeps pages of files, and of which
 /// it drops no part.
 const STEP: u64 = 2 << 20;
+/// What is given back at one time: a few milliseconds.
+const PART: u64 = 64 << 20;
 /// What lies ahead is looked at for as far as it read since the last look, times this, and at least [`LOOK_MIN`].
 const LOOK_FACTOR: u64 = 2;
 const LOOK_MIN: u64 = 64 << 20;
@@ -65,6 +68,23 @@ struct Following {
     members: Vec<ProcessId>,
     files: BTreeMap<(ProcessId, i32), Followed>,
     over: Option<String>,
+}
+
+/// Files that are held. The last one who closes a file that was deleted meanwhile waits until the disk has let go of it, so that is
+/// done by a thread of its own.
+#[derive(Default)]
+pub(super) struct Held(pub(super) Vec<Arc<OwnedFd>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let files = std::mem::take(&mut self.0);
+        if !files.is_empty() {
+            // Where no thread can be had they are closed here.
+            let _ = std::thread::Builder::new()
+                .name("closer".into())
+                .spawn(move || drop(files));
+        }
+    }
 }
 
 /// One open file of a reader.
@@ -128,7 +148,7 @@ impl Following {
                 continue;
             };
             for number in numbers {
-                self.look_at(root, process, number, &mounts);
+                self.look_at(root, process, number, &mounts, begun);
                 if begun.elapsed() >= SLICE {
                     return;
                 }
@@ -136,7 +156,7 @@ impl Following {
         }
     }
 
-    fn look_at(&mut self, root: &Root, process: ProcessId, number: i32, mounts: &Mounts) {
+    fn look_at(&mut self, root: &Root, process: ProcessId, number: i32, mounts: &Mounts, begun: Instant) {
         // Nothing is asked about a file that is not on a disk: whoever keeps it may not answer.
         let Some(position) = position(root, process.pid, number, mounts) else {
             self.files.remove(&(process, number));
@@ -158,7 +178,16 @@ impl Following {
             return;
         }
         if let Some(followed) = self.files.get_mut(&key) {
-            followed.read_to(&path, position);
+            followed.read_to(&path, position, begun);
+        }
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        let is_deleted = |file: &OwnedFd| fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
+        if let Some(file) = self.file.take().filter(is_deleted) {
+            drop(Held(vec![Arc::new(file)]));
         }
     }
 }
@@ -175,8 +204,9 @@ impl Followed {
         }
     }
 
-    /// The reader has got to `position`. Returns how many bytes behind it were given back.
-    fn read_to(&mut self, path: &std::path::Path, position: u64) -> u64 {
+    /// The reader has got to `position`. Returns how many bytes behind it were given back: what fits into the slice that has begun, and
+    /// the rest at the next look.
+    fn read_to(&mut self, path: &std::path::Path, position: u64, begun: Instant) -> u64 {
         let before = std::mem::replace(&mut self.position, position);
         if position < before {
             // Round again, or here and there.
@@ -193,11 +223,14 @@ impl Followed {
         let Some(file) = &self.file else { return 0 };
         let end = (position.saturating_sub(KEEP) / STEP * STEP).min(self.fresh_to);
         let mut dropped = 0;
-        if let Some(length) = NonZeroU64::new(end.saturating_sub(self.fresh_from))
+        while let Some(length) = NonZeroU64::new(end.saturating_sub(self.fresh_from).min(PART))
             && fadvise(file, self.fresh_from, Some(length), Advice::DontNeed).is_ok()
         {
-            dropped = length.get();
-            self.fresh_from = end;
+            dropped += length.get();
+            self.fresh_from += length.get();
+            if begun.elapsed() >= SLICE {
+                break;
+            }
         }
         self.look_ahead(moved);
         dropped
@@ -235,7 +268,7 @@ impl Followed {
 /// How far an open file has been read; `None` for one that is not open for reading only, or not on a disk of this machine.
 fn position(root: &Root, pid: i32, number: i32, mounts: &Mounts) -> Option<u64> {
     let text = fs::read(root.path(&format!("/proc/{pid}/fdinfo/{number}"))).ok()?;
-    (is_open_for_reading_only(&text) && mounts.have(&text))
+    (is_open_for_reading_only(&text) && !has_lease(&text) && mounts.have(&text))
         .then(|| parse_position(&text))
         .flatten()
 }
@@ -247,6 +280,15 @@ pub(super) fn is_open_for_reading_only(text: &[u8]) -> bool {
         u32::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 8).ok()
     });
     flags.is_some_and(|flags| flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32)
+}
+
+/// Whether a process has a lease on what it has open (`F_SETLEASE`, as file servers do), by its text in `/proc/PID/fdinfo`: to open the
+/// file once more would take it away.
+pub(super) fn has_lease(text: &[u8]) -> bool {
+    let mut locks = text
+        .split(|b| *b == b'\n')
+        .filter_map(|line| line.strip_prefix(b"lock:"));
+    locks.any(|lock| lock.windows(5).any(|word| word == b"LEASE"))
 }
 
 /// Opens what a process has open once more, if it is that regular file.
@@ -473,33 +515,35 @@ mod tests {
         let Some((_keep, path)) = cold_file(256) else {
             return;
         };
+        // However slow the disk is, the slice is not over.
+        let in_time = Instant::now() + Duration::from_secs(3600);
         let mut followed = Followed::new(identity(&path), 0);
         // What it had read when it was first seen to read may be somebody's.
-        assert_eq!(followed.read_to(&path, mib(16)), 0);
+        assert_eq!(followed.read_to(&path, mib(16), in_time), 0);
         // The first 16 MiB were not looked at before they were read, and the last ones stay.
-        assert_eq!(followed.read_to(&path, mib(48)), mib(46 - 16));
+        assert_eq!(followed.read_to(&path, mib(48), in_time), mib(46 - 16));
         // Somebody else works on what comes next: what was not yet written to the disk cannot be taken.
         let mut other = fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::io::Seek::seek(&mut other, std::io::SeekFrom::Start(mib(130))).unwrap();
         other.write_all(&[2; MIB]).unwrap();
         assert_eq!(
-            followed.read_to(&path, mib(80)),
+            followed.read_to(&path, mib(80), in_time),
             mib(32),
             "that was looked at in time"
         );
         assert_eq!(
-            followed.read_to(&path, mib(180)),
+            followed.read_to(&path, mib(180), in_time),
             mib(112 - 78),
             "up to where it may be the other one's"
         );
-        assert_eq!(followed.read_to(&path, mib(182)), 0);
+        assert_eq!(followed.read_to(&path, mib(182), in_time), 0);
         // Round again.
-        assert_eq!(followed.read_to(&path, mib(2)), 0);
+        assert_eq!(followed.read_to(&path, mib(2), in_time), 0);
         assert_eq!((followed.fresh_from, followed.fresh_to), (0, 0));
         // Another file has got the descriptor: it is not this one that is opened.
         let mut another = Followed::new((1, 1), 0);
         assert_eq!(
-            (another.read_to(&path, mib(16)), another.file.is_none()),
+            (another.read_to(&path, mib(16), in_time), another.file.is_none()),
             (0, true)
         );
         assert!(
@@ -509,6 +553,35 @@ mod tests {
             )
             .is_none()
         );
+    }
+
+    #[test]
+    fn a_file_with_a_lease_is_told_by_its_text() {
+        let text =
+            b"pos:\t0\nflags:\t0100000\nmnt_id:\t27\nlock:\t1: LEASE  ACTIVE    READ  7 fd:00:11 0 EOF\n";
+        assert!(has_lease(text));
+        for other in [
+            &b"lock:\t1: POSIX  ADVISORY  WRITE 7 fd:00:11 0 EOF\n"[..],
+            b"pos:\t0\n",
+            b"LEASE\n",
+        ] {
+            assert!(!has_lease(other));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_slice_is_given_back_at_the_next_look() {
+        let Some((_keep, path)) = cold_file(256) else {
+            return;
+        };
+        let mut followed = Followed::new(identity(&path), 0);
+        followed.read_to(&path, mib(2), Instant::now());
+        (followed.fresh_from, followed.fresh_to) = (0, mib(256));
+        let over = Instant::now().checked_sub(SLICE).unwrap();
+        assert_eq!(followed.read_to(&path, mib(201), over), PART);
+        assert_eq!(followed.read_to(&path, mib(203), over), PART);
+        let in_time = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(followed.read_to(&path, mib(205), in_time), mib(204) - 2 * PART);
     }
 
     /// A shell that reads as many bytes of a file as it is told, and says when it has.
