@@ -1,10 +1,11 @@
 //! Reads one meter of a program once a second and prints each reading as a line of JSON; what to do comes line by line on its
 //! input, so that a benchmark can go to and fro between counting all the time, in turns and not at all (`tools/bench-turns`).
 //!
-//! `cargo run -p homeostat-linux --example probe_readings -- PID METER`, then `open COST_MAX`, `close` or `quit`.
+//! `cargo run -p homeostat-linux --example probe_readings -- PID METER`, then `open COST_MAX`, `close`, `open` (once more what was
+//! open, without another search for points) or `quit`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
-use homeostat_linux::meters::MeterSettings;
+use homeostat_linux::meters::{MeterSettings, PointsWish};
 use homeostat_linux::{LinuxPlatform, Root};
 use homeostat_model::{MeterId, WorkloadId};
 use homeostat_platform::{SampleRequest, Sensors};
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 fn platform(pid: i32, cost_max: f64) -> Option<(LinuxPlatform, WorkloadId)> {
     let settings = MeterSettings {
         probe_cost_max: cost_max,
+        // Whoever runs this asks for it.
+        progress_points: PointsWish::Always,
         ..MeterSettings::default()
     };
     let mut platform = LinuxPlatform::with_meters(Root::default(), &settings);
@@ -56,9 +59,11 @@ fn main() {
     loop {
         match orders.try_recv() {
             Ok(order) => match order.split_whitespace().collect::<Vec<_>>()[..] {
-                ["open", cost_max] => {
-                    let cost_max = cost_max.parse().expect("a share");
-                    (platform, workload) = platform_of(pid, cost_max);
+                ["open", ref cost_max @ ..] => {
+                    if let [cost_max] = cost_max {
+                        let cost_max = cost_max.parse().expect("a share");
+                        (platform, workload) = platform_of(pid, cost_max);
+                    }
                     let opened = platform
                         .find_meters(&workload)
                         .and_then(|_| platform.open_meter(&workload, &meter));

@@ -285,11 +285,19 @@ pub fn known_meters(k: &Known, look: &Look) -> String {
         .meters
         .iter()
         .map(|m| {
+            let (name, others) = match m.programs.split_first() {
+                Some((name, others)) => (name.clone(), others),
+                None => (String::new(), &[][..]),
+            };
+            let also = match others {
+                [] => String::new(),
+                others => format!(" Also {}.", others.join(", ")),
+            };
             vec![
-                m.programs.first().cloned().unwrap_or_default(),
+                name,
                 m.meter.clone(),
                 m.unit.clone(),
-                format!("{}. Costs {}.", m.remark, m.cost),
+                format!("{}. Costs {}.{also}", m.remark, m.cost),
             ]
         })
         .collect();

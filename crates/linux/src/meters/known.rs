@@ -86,12 +86,13 @@ pub fn known_meters() -> Vec<KnownMeter> {
         "used when two kinds of it keep a constant ratio to each other",
     ));
     all.push(own(
-        &["(any)", "python3", "ruby", "perl"],
+        &["(any)"],
         "points",
         "turn of its work",
         "at most 0.5 % of its CPU time; the search at most 1 s of it",
-        "places in its own code that follow its work, looked for when nothing else will do: compiled programs, Go, and \
-         interpreters without a compiler of their own",
+        "places in its own code that follow its work, looked for when nothing else will do: compiled programs, Go, \
+         interpreters; and code that a compiler makes while it runs (Java, Node, .NET), where its units are no more \
+         than some 10,000 a second",
     ));
     all
 }
