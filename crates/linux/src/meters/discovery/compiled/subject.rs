@@ -308,7 +308,164 @@ impl Drop for Compiled {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::super::common::start_ticks;
+    use super::super::super::super::turns::{Beginning, COST_MAX, Counting};
     use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    /// Makes its code in memory of no file and tells where two of its functions begin there; units that are so long that their hits cost next to
+    /// nothing. After each of them two threads pass a byte to and fro, a hundred times.
+    const SWITCHING: &str = r#"
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MADE __attribute__((noinline, noclone, section("made")))
+
+extern const char __start_made[], __stop_made[];
+
+MADE uint64_t mix(uint64_t x)
+{
+    int i;
+    for (i = 0; i < 2000000; i++)
+        x = x * 6364136223846793005u + 1442695040888963407u, x ^= x >> 29;
+    return x;
+}
+
+MADE uint64_t unit(uint64_t x)
+{
+    return mix(x) + mix(x + 1);
+}
+
+typedef uint64_t made(uint64_t);
+
+static int to[2], fro[2];
+
+static void *answer(void *p)
+{
+    char c;
+    while (read(to[0], &c, 1) == 1 && write(fro[1], &c, 1) == 1)
+        ;
+    return p;
+}
+
+int main(void)
+{
+    size_t size = __stop_made - __start_made;
+    volatile uint64_t sum = 0;
+    int i;
+    pthread_t t;
+    char c = 0, *code = mmap(NULL, size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    made *begin = (made *)(code + ((char *)unit - __start_made));
+    if (code == MAP_FAILED || pipe(to) != 0 || pipe(fro) != 0)
+        return 1;
+    memcpy(code, __start_made, size);
+    printf("%zx %zx\n", (size_t)begin, (size_t)(code + ((char *)mix - __start_made)));
+    fflush(stdout);
+    pthread_create(&t, NULL, answer, NULL);
+    for (;;) {
+        sum += begin(sum);
+        for (i = 0; i < 100; i++)
+            if (write(to[1], &c, 1) != 1 || read(fro[0], &c, 1) != 1)
+                return 1;
+    }
+}
+"#;
+
+    struct Victim(Child);
+
+    impl Drop for Victim {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn what_switches_of_counted_threads_cost_is_kept_to_the_limit_too() {
+        if let Err(why) = super::super::cost() {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (source, program) = (directory.path().join("made.c"), directory.path().join("made"));
+        std::fs::write(&source, SWITCHING).unwrap();
+        let built = Command::new("cc")
+            .args(["-std=gnu99", "-O2", "-w", "-pthread", "-o"])
+            .args([&program, &source])
+            .status();
+        if !built.is_ok_and(|s| s.success()) {
+            eprintln!("skipped: no C compiler");
+            return;
+        }
+        let mut victim = Victim(Command::new(&program).stdout(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(victim.0.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let pid = i32::try_from(victim.0.id()).unwrap();
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap();
+        let process = ProcessId {
+            pid,
+            start_ticks: start_ticks(&stat).unwrap(),
+        };
+        let root = Root::default();
+        let memory = match Memory::open(&root, process) {
+            Ok(memory) => memory,
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                return;
+            }
+        };
+        let places: Vec<Instruction> = line
+            .split_ascii_whitespace()
+            .map(|address| {
+                let address = u64::from_str_radix(address, 16).unwrap();
+                memory.instruction(address, "made".to_owned()).unwrap().unwrap()
+            })
+            .collect();
+        let compiled = Compiled::new(&root, process, executable(&root, process).unwrap(), places);
+        let how = Beginning {
+            counters: compiled.hits(),
+            hit_cost: 10e-6,
+            cost_max: COST_MAX,
+            share: 1.0,
+            cpus: 1.0,
+        };
+        let workload = Workload {
+            id: "x".into(),
+            kind: homeostat_model::WorkloadKind::ProcessGroup,
+            fingerprint: homeostat_model::Fingerprint::new("x"),
+            program: "made".into(),
+            executable: String::new(),
+            processes: vec![process],
+            choice: homeostat_model::OperatorChoice::default(),
+        };
+        let mut counting = Counting::begin(&workload, compiled, how).unwrap();
+        let begun = Instant::now();
+        let told = loop {
+            std::thread::sleep(Duration::from_millis(200));
+            match counting.read(&workload) {
+                Ok(_) | Err(Lost::Paused(_)) => {}
+                // As dear as that even in turns.
+                Err(Lost::Changed(why)) => break why,
+                Err(why) => panic!("{why:?}"),
+            }
+            if let Some(share) = counting.share().filter(|share| *share < 0.9) {
+                break share.to_string();
+            }
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "it goes on being counted all the time"
+            );
+        };
+        eprintln!("{told} after {:?}", begun.elapsed());
+    }
 
     #[test]
     fn a_thread_that_runs_without_breakpoints_is_seen_and_switches_of_the_others_are_counted() {
