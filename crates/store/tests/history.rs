@@ -1090,7 +1090,9 @@ fn a_machine_whose_name_is_no_text_any_more_is_damage() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(HISTORY_FILE);
     let mut history = create(directory.path(), HistoryOptions::default());
-    history.record(&[Entry::Experiment(Box::new(experiment(1)))]).unwrap();
+    history
+        .record(&[Entry::Experiment(Box::new(experiment(1)))])
+        .unwrap();
     drop(history);
     let mut bytes = std::fs::read(&path).unwrap();
     let places: Vec<usize> = bytes
@@ -1106,7 +1108,10 @@ fn a_machine_whose_name_is_no_text_any_more_is_damage() {
     let mut history = ResilientHistory::open(&path, HistoryOptions::default(), 1);
     assert!(history.experiments(&ExperimentFilter::default(), 1).is_empty());
     let told = history.take_messages();
-    assert!(told.len() == 1 && told[0].contains("a new history was begun"), "{told:?}");
+    assert!(
+        told.len() == 1 && told[0].contains("a new history was begun"),
+        "{told:?}"
+    );
     history.record_experiment(experiment(2));
     history.flush(2);
     assert_eq!(history.experiments(&ExperimentFilter::default(), 2).len(), 1);
