@@ -688,6 +688,7 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
             "choose a shorter path".into(),
         ));
     }
+    found.extend(complaints_of_strategies(policy));
     for rule in &settings.policy.workloads {
         if rule.pattern.is_empty() {
             found.push((
@@ -711,6 +712,48 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
                     format!("{meter:?} {problem}"),
                     remedy.into(),
                 ));
+            }
+        }
+    }
+    found
+}
+
+/// Complaints about settings of single strategies: what nobody reads switches nothing off.
+fn complaints_of_strategies(policy: &Policy) -> Vec<(String, String, String)> {
+    let strategies = homeostat_strategies::all();
+    let mut found = Vec::new();
+    for (strategy, values) in &policy.settings {
+        let section = format!("policy.settings.{strategy}");
+        let Some(known) = strategies.iter().find(|s| s.id().as_str() == strategy) else {
+            let names: Vec<String> = strategies
+                .iter()
+                .filter(|s| !s.settings().is_empty())
+                .map(|s| s.id().to_string())
+                .collect();
+            found.push((
+                section,
+                format!("there is no strategy {strategy:?}"),
+                format!("strategies with settings are: {}", names.join(", ")),
+            ));
+            continue;
+        };
+        for (name, value) in values {
+            let key = format!("{section}.{name}");
+            match known.settings().iter().find(|setting| setting.name == name) {
+                None => {
+                    let names: Vec<&str> = known.settings().iter().map(|setting| setting.name).collect();
+                    found.push((
+                        key,
+                        format!("{strategy} has no setting {name:?}"),
+                        format!("its settings are: {}", names.join(", ")),
+                    ));
+                }
+                Some(setting) if !(setting.low..=setting.high).contains(value) => found.push((
+                    key,
+                    format!("must be from {} to {}", setting.low, setting.high),
+                    format!("the default is {}", setting.default),
+                )),
+                Some(_) => {}
             }
         }
     }

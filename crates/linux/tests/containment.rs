@@ -205,6 +205,11 @@ fn limit(group: &Path) -> u64 {
     text.trim().parse().unwrap()
 }
 
+fn kill_is_disabled(group: &Path) -> bool {
+    let text = fs::read_to_string(group.join("memory.oom_control")).unwrap();
+    text.contains("oom_kill_disable 1")
+}
+
 #[test]
 fn a_reader_is_contained_and_everything_is_as_it_was() {
     let Some(scene) = Scene::new("life") else { return };
@@ -226,11 +231,11 @@ fn a_reader_is_contained_and_everything_is_as_it_was() {
     assert_eq!((made.finished, made.total, made.verified), (2, 2, true));
     let group = scene.below().pop().unwrap();
     assert_eq!(scene.inside(&group).len(), 2);
-    assert_eq!(limit(&group), 32 << 20);
-    let waits = fs::read_to_string(group.join("memory.oom_control")).unwrap();
+    // No limit stays: one would have the reader's system calls fail when it grows.
+    assert!((0..50).any(|_| limit(&group) > 1 << 60));
     assert!(
-        waits.contains("oom_kill_disable 1"),
-        "nobody dies of the limit: {waits}"
+        kill_is_disabled(&group),
+        "nobody dies of one that is there for a moment"
     );
     drive(&mut effectors, &record, Direction::Undo).unwrap();
     assert!(scene.is_as_found());
@@ -305,6 +310,7 @@ fn who_changes_the_limit_or_moves_the_reader_wins() {
     let undone = drive(&mut effectors, &record, Direction::Undo).unwrap();
     assert_eq!(undone.finished, 0);
     assert_eq!(limit(&group), 48 << 20, "theirs stays");
+    assert!(!kill_is_disabled(&group), "and with it what follows from a limit");
     assert_eq!(scene.inside(&group).len(), 2);
     for child in &scene.children {
         fs::write(scene.group.join("cgroup.procs"), child.id().to_string()).unwrap();
@@ -369,6 +375,118 @@ fn a_reader_that_ended_is_no_reader_and_one_that_was_born_since_joins() {
         Err(PlatformError::Vanished { .. })
     ));
     scene.children.clear();
+}
+
+/// Names the file that the program below reads again and again.
+const STREAMS: &str = "HOMEOSTAT_TEST_STREAMS";
+/// So much memory it takes at once when it is told a line, in bytes.
+const GROWS: usize = 128 << 20;
+
+/// A reader that grows when it is told to: by a system call that writes into new memory, and by touching it. Says what came of it.
+#[test]
+fn the_reader_that_grows() {
+    let Some(path) = std::env::var_os(STREAMS) else {
+        return;
+    };
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines() {
+            if line.is_err() || tell.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    let mut file = fs::File::open(path).unwrap();
+    let mut buffer = vec![0; 256 << 10];
+    let mut kept = Vec::new();
+    loop {
+        match std::io::Read::read(&mut file, &mut buffer) {
+            Ok(0) => std::io::Seek::rewind(&mut file).unwrap(),
+            Ok(_) => {}
+            Err(e) => println!("\nread: {e}"),
+        }
+        if told.try_recv().is_ok() {
+            let mut memory = vec![0u8; GROWS];
+            let done = std::io::Read::read_exact(&mut fs::File::open("/dev/zero").unwrap(), &mut memory);
+            kept.push(memory);
+            kept.push(vec![1; GROWS]);
+            println!("\ngrown: {done:?}");
+        }
+    }
+}
+
+/// Not so under a limit: system calls of a group of version 1 fail where there is no room.
+#[test]
+fn a_contained_reader_keeps_little_of_what_it_reads_and_may_grow_all_the_same() {
+    let Some(mut scene) = Scene::new("growth") else {
+        return;
+    };
+    let tree = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+    let Some(big) = file_on_disk(tree.path(), "big", 256) else {
+        return;
+    };
+    for child in &mut scene.children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let mut reader = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_reader_that_grows", "--nocapture"])
+        .env(STREAMS, &big)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    fs::write(scene.group.join("cgroup.procs"), reader.id().to_string()).unwrap();
+    let mut told = reader.stdin.take().unwrap();
+    let said = BufReader::new(reader.stdout.take().unwrap());
+    scene.children = vec![reader];
+    let mut effectors = registry();
+    let record = effectors.prepare(&scene.action(7)).unwrap();
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
+    let group = scene.below().pop().unwrap();
+    let used = || -> u64 {
+        let text = fs::read_to_string(group.join("memory.usage_in_bytes")).unwrap();
+        text.trim().parse::<u64>().unwrap() >> 20
+    };
+    // What it read before counts where it was read.
+    rustix::fs::fadvise(
+        fs::File::open(&big).unwrap(),
+        0,
+        None,
+        rustix::fs::Advice::DontNeed,
+    )
+    .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut seen: Vec<u64> = (0..50)
+        .map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            used()
+        })
+        .collect();
+    seen.sort_unstable();
+    // 32 MiB; how far it is over that for a moment is a matter of speed.
+    assert!(
+        seen[25] < 160,
+        "of 256 MiB that it reads again and again: {seen:?}"
+    );
+    for _ in 0..3 {
+        writeln!(told).unwrap();
+    }
+    let mut grown = 0;
+    for line in said.lines() {
+        let line = line.unwrap();
+        assert!(!line.contains("read: "), "{line}");
+        if line.contains("grown: ") {
+            assert!(line.contains("grown: Ok"), "{line}");
+            grown += 1;
+        }
+        if grown == 3 {
+            break;
+        }
+    }
+    assert_eq!(grown, 3);
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert!(scene.is_as_found());
 }
 
 #[test]

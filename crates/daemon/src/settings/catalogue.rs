@@ -1,6 +1,7 @@
 //! Every setting with its default and its meaning, made from the types themselves.
 
 use super::{Paths, SECTIONS, Settings};
+use homeostat_engine::Setting;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use toml::Value;
@@ -242,7 +243,23 @@ pub fn default_file() -> String {
             let _ = writeln!(out, "#{line}");
         }
     }
+    out.push_str("\n# All settings of single strategies, with their defaults and ranges:\n");
+    for setting in of_strategies() {
+        let text = format!(
+            "{} = {{ {} = {} }}: from {} to {}; {}",
+            setting.strategy, setting.name, setting.default, setting.low, setting.high, setting.help
+        );
+        wrapped(&text, "# ", &mut out);
+    }
     out
+}
+
+/// The settings of single strategies, as the strategies have them.
+fn of_strategies() -> Vec<&'static Setting> {
+    homeostat_strategies::all()
+        .iter()
+        .flat_map(|strategy| strategy.settings())
+        .collect()
 }
 
 /// The same as a page of the book.
@@ -290,6 +307,19 @@ pub fn markdown() -> String {
             let _ = writeln!(out, "{doc}\n");
         }
         let _ = writeln!(out, "```toml\n{header}\n{}\n```", lines.join("\n"));
+    }
+    out.push_str("\n### Settings of single strategies\n\n| strategy | setting | default | range | meaning |\n|---|---|---|---|---|\n");
+    for setting in of_strategies() {
+        let _ = writeln!(
+            out,
+            "| {} | `{}` | `{}` | {} to {} | {} |",
+            setting.strategy,
+            setting.name,
+            setting.default,
+            setting.low,
+            setting.high,
+            setting.help.replace('|', "\\|")
+        );
     }
     out
 }

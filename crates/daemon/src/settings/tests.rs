@@ -55,6 +55,27 @@ fn a_setting_in_the_wrong_section_is_sent_to_the_right_one() {
 }
 
 #[test]
+fn settings_of_strategies_are_checked_by_name_and_range() {
+    for right in ["give_back = 0", "give_back = 1.0", "limit_mib = 64"] {
+        merged(&[&format!("[policy.settings]\nfile_cache = {{ {right} }}\n")]).unwrap();
+    }
+    let e = only_error("[policy.settings]\nfile_cache = { bring_bak = 0 }\n");
+    assert_eq!(
+        (e.line, e.key.as_str()),
+        (2, "policy.settings.file_cache.bring_bak")
+    );
+    assert!(e.remedy.contains("bring_back"), "{}", e.remedy);
+    let e = only_error("[policy.settings]\nfilecache = { bring_back = 0 }\n");
+    assert!(e.line == 2 && e.remedy.contains("file_cache"), "{e}");
+    for wrong in ["give_back = 2", "faults_min = -1", "faults_min = nan"] {
+        let e = only_error(&format!("[policy.settings]\nfile_cache = {{ {wrong} }}\n"));
+        assert!(e.line == 2 && e.problem.contains("must be from"), "{e}");
+    }
+    let listed = super::catalogue::default_file();
+    assert!(listed.contains("file_cache = { bring_back = 1 }"), "{listed}");
+}
+
+#[test]
 fn a_wrong_type_is_named_with_an_example() {
     let e = only_error("[policy]\n\nage_min_s = \"soon\"\n");
     assert_eq!(

@@ -5,7 +5,7 @@
 //! limit its own old pages make room for its new ones (measured: docs/file-cache.md).
 //!
 //! **Apply**, where control groups are of version 1: a group of our own below that of the reader
-//! (`homeostat-reader-ACTION`), with the limit, into which its processes are moved; all that limits the group above limits
+//! (`homeostat-reader-ACTION`), which is kept to the limit, into which its processes are moved; all that limits the group above limits
 //! it as before, and no other controller is concerned. In version 2: the limit (`memory.high`) is set on the group that the
 //! reader has to itself; a reader that runs in the root group gets a group of ours there. A reader that shares its group
 //! with others is refused there, and everywhere one in a container, in a delegated group, or in a group with limits that
@@ -19,15 +19,16 @@
 //! ([`bringing_back`](super::bringing_back)). That needs no undo, either. Both are done once more where that was not enough
 //! ([`aftercare`](super::aftercare)).
 //!
-//! A program must never die of it. Version 2's `memory.high` slows down and ends nobody. A limit of version 1 could: in our
-//! group a process that meets the limit waits instead (`memory.oom_control`), and the limit is doubled as soon as half of it
-//! is memory that cannot be dropped ([`Effector::review`]). A daemon that dies in between leaves the process waiting until
-//! the next start or `homeostat restore`, which undoes the limit.
+//! A program must not suffer from it but for its speed. Version 2's `memory.high` slows down and refuses nothing. A limit of version 1 would
+//! have system calls fail, so none stays there: our group is kept small from moment to moment ([`keeper`](super::keeper)), and a daemon
+//! that dies leaves nobody limited. Memory that cannot be dropped and is half of the limit or more is left to it besides; in version 2
+//! the limit is doubled then.
 //!
 //! Whoever changes the limit or moves a process out of our group wins: what they set stays. So does a group of the same name
 //! that somebody has made anew: that of the reader is known by its inode, which is in the record; one that was made for it
 //! by the inode that it had when it was made, as long as the daemon lives that made it. After that its name, in which the
-//! number of the action and of that daemon's process are, and its limit have to do.
+//! number of the action and of that daemon's process are, and its limit have to do. In version 1 any limit of our group is somebody
+//! else's, but for the moments in which it is ours.
 
 use super::Effector;
 use super::aftercare::{Aftercare, Pass, Wanted};
@@ -35,6 +36,7 @@ use super::fetcher::Launch;
 use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
 };
+use super::keeper::{Keeper, is_of_a_moment};
 use super::memory_group::{MemoryGroup, Version, hands_off, is_delegated};
 use crate::Root;
 use crate::sensors::grouping::OWN_GROUP;
@@ -80,6 +82,8 @@ pub(super) struct MemoryContainment {
     victims: BTreeMap<ActionId, Vec<ProcessId>>,
     /// The containment that was looked after last: the others come first the next time.
     last: Option<ActionId>,
+    /// Keeps groups of version 1 small.
+    keeper: Keeper,
 }
 
 /// A containment that is in force.
@@ -141,6 +145,16 @@ struct Plan {
     from: Option<MemoryGroup>,
 }
 
+impl Plan {
+    /// Whether the limit of its group is as it was set: none in version 1, where there is one for a moment only.
+    fn is_as_set(&self, found: Option<u64>) -> bool {
+        match found {
+            Some(limit) => is_ours(limit, self.reader.limit.0),
+            None => self.group.is_kept_by_hand(),
+        }
+    }
+}
+
 impl MemoryContainment {
     pub(super) fn new(root: Root) -> Self {
         Self {
@@ -150,6 +164,7 @@ impl MemoryContainment {
             made: BTreeMap::new(),
             victims: BTreeMap::new(),
             last: None,
+            keeper: Keeper::default(),
         }
     }
 
@@ -271,10 +286,17 @@ impl MemoryContainment {
             // The first process comes when all is set.
             None => {
                 if plan.from.is_some() {
-                    group.spare_processes(root).map_err(failed)?;
+                    group.spare_processes(root, true).map_err(failed)?;
                 }
-                group.set_limit(root, Some(limit)).map_err(failed)?;
+                if !group.is_kept_by_hand() {
+                    group.set_limit(root, Some(limit)).map_err(failed)?;
+                }
             }
+        }
+        if group.is_kept_by_hand() && !self.keeper.holds(record.action.id) {
+            self.keeper
+                .hold(root, record.action.id, group, limit)
+                .map_err(failed)?;
         }
         let mut progress = Progress {
             total: plan.reader.processes.len() as u64,
@@ -331,7 +353,7 @@ impl MemoryContainment {
     fn go_on_after(&mut self, action: ActionId, plan: &Plan) -> Result<Progress, PlatformError> {
         let failed = |e: io::Error| fault(&plan.group, &e);
         let found = plan.group.limit(&self.root).map_err(failed)?;
-        if !found.is_some_and(|limit| is_ours(limit, plan.reader.limit.0)) {
+        if !plan.is_as_set(found) {
             return Err(PlatformError::Conflict {
                 what: format!("the limit of {}", plan.group.path),
                 expected: plan.reader.limit.0.to_string(),
@@ -367,6 +389,13 @@ impl MemoryContainment {
         self.aftercare.stop(record.action.id);
         let root = &self.root;
         let group = &plan.group;
+        if !self.keeper.release(record.action.id) {
+            return Ok(Progress {
+                total: 1,
+                pause: BUSY_PAUSE,
+                ..Progress::default()
+            });
+        }
         let done = |skipped: Option<&str>| Progress {
             done: true,
             total: 1,
@@ -385,6 +414,10 @@ impl MemoryContainment {
         let failed = |e: io::Error| fault(group, &e);
         let found = group.limit(root).map_err(failed)?;
         if found.is_some_and(|limit| !is_ours(limit, plan.reader.limit.0)) {
+            if plan.from.is_some() {
+                // The group is theirs now, with all that follows from their limit.
+                group.spare_processes(root, false).map_err(failed)?;
+            }
             return Ok(done(Some("its limit was changed by somebody else")));
         }
         let Some(from) = &plan.from else {
@@ -531,6 +564,7 @@ impl Effector for MemoryContainment {
         self.made.remove(&record.action.id);
         self.victims.remove(&record.action.id);
         self.aftercare.stop(record.action.id);
+        self.keeper.release(record.action.id);
     }
 
     fn helper(&self) -> Option<i32> {
@@ -547,6 +581,11 @@ impl Effector for MemoryContainment {
                 && let Some(inode) = plan.group.inode(&self.root)
             {
                 self.made.insert(record.action.id, inode);
+            }
+            if plan.group.is_kept_by_hand() {
+                let limit = plan.reader.limit.0;
+                // Where it is gone a review says so; where no thread can be had nobody is kept small.
+                let _ = self.keeper.hold(&self.root, record.action.id, &plan.group, limit);
             }
             let contained = Contained {
                 plan,
@@ -621,7 +660,7 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
         return ended();
     };
     let limit = match group.limit(root) {
-        Ok(Some(limit)) if is_ours(limit, plan.reader.limit.0) => limit,
+        Ok(found) if plan.is_as_set(found) => found,
         Ok(other) => {
             let found = other.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
             return Some(format!(
@@ -651,6 +690,9 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
     if inside.is_empty() && members.is_empty() {
         return ended();
     }
+    let Some(limit) = limit.filter(|_| !group.is_kept_by_hand()) else {
+        return None;
+    };
     let held = group.held(root).unwrap_or(0);
     let most = plan.reader.limit.0 << DOUBLINGS_MAX;
     let mut wanted = limit;
@@ -668,9 +710,9 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
 /// strategy looks for both.
 const OVER: &str = "memory_containment: ";
 
-/// Whether a limit is the one of the action, or that one doubled.
+/// Whether a limit is the one of the action, or that one doubled, or what a group of version 1 is left with for a moment.
 fn is_ours(found: u64, limit: u64) -> bool {
-    (0..=DOUBLINGS_MAX).any(|doublings| found == limit << doublings)
+    is_of_a_moment(found) || (0..=DOUBLINGS_MAX).any(|doublings| found == limit << doublings)
 }
 
 fn is_alive(root: &Root, process: ProcessId) -> bool {

@@ -22,7 +22,7 @@ const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Groups below a group that are looked at.
 const GROUPS_MAX: usize = 256;
 /// What version 1 shows where nothing limits is the largest number of whole pages; nobody means a limit above this.
-const UNLIMITED_FROM: u64 = 1 << 60;
+pub(super) const UNLIMITED_FROM: u64 = 1 << 60;
 
 /// Version of the control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,12 +208,17 @@ impl MemoryGroup {
         limited.or_else(kept)
     }
 
-    /// Has a process that is stopped by the limit wait instead of being ended. Version 1 only: `memory.high` ends nobody.
-    pub(super) fn spare_processes(&self, root: &Root) -> io::Result<()> {
+    /// Whether a process that is stopped by a limit waits instead of being ended. Version 1 only: `memory.high` ends nobody.
+    pub(super) fn spare_processes(&self, root: &Root, spared: bool) -> io::Result<()> {
         match self.version {
-            Version::One => self.write(root, "memory.oom_control", "1"),
+            Version::One => self.write(root, "memory.oom_control", if spared { "1" } else { "0" }),
             Version::Two => Ok(()),
         }
+    }
+
+    /// Whether a limit would have system calls fail, so that it is kept small from moment to moment instead.
+    pub(super) fn is_kept_by_hand(&self) -> bool {
+        self.version == Version::One
     }
 
     /// Memory in it that no file backs, and what is shared: it cannot be dropped.

@@ -7,6 +7,7 @@ mod cpuset;
 pub mod fetcher;
 mod giving_back;
 mod identity;
+mod keeper;
 mod large_pages;
 mod memory_containment;
 pub(crate) mod memory_group;

@@ -1,0 +1,371 @@
+//! Keeping a control group of version 1 small without a limit that stays.
+//!
+//! A limit of version 1 (`memory.limit_in_bytes`) cannot be borne by a program that grows: where its group is full of what cannot be
+//! dropped, the kernel ends a process, or, where it must not (`memory.oom_control`), has system calls fail with `ENOMEM` and `EFAULT` and
+//! leaves who touches new memory standing still. Measured: a contained reader that grew by 100 MiB got such errors (docs/file-cache.md).
+//! Version 2 has `memory.high`, which takes memory away and refuses nothing.
+//!
+//! So a thread does by hand what that does. A limit below what a group uses is set by the kernel only after it has taken so much
+//! memory away, and not at all where it cannot (`mem_cgroup_resize_max` in Linux `mm/memcontrol.c`); it is lifted again at once. Between
+//! two such moments nothing limits the group, also when the daemon is killed. How far apart they are follows from how fast the group
+//! grows: by [`GROWTH`] of the limit, from one to the next. What cannot be dropped is left to it beside the limit as soon as it is half of
+//! that; so in the microseconds in which one is in force there is always something to drop for who grows.
+//!
+//! What the kernel does for that is done on this thread: some 3 % of a CPU beside a reader of 2.4 GB/s (docs/file-cache.md). Under a
+//! limit that stays the reader does it itself.
+
+use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
+use crate::Root;
+use homeostat_model::ActionId;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A group may grow by this share of its limit from one moment to the next: what lies between that and the limit is taken away.
+const GROWTH: u64 = 4;
+/// Between two moments at least …
+const PAUSE_MIN: Duration = Duration::from_millis(4);
+/// … and at most: who does nothing now may begin to read.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Memory that cannot be dropped is looked at so often.
+const HELD_EVERY: Duration = Duration::from_millis(200);
+const MIB: u64 = 1 << 20;
+/// What is written as a limit is so much less than whole MiB, which nobody else does.
+const LESS: u64 = 4096;
+/// What ends a limit in version 1.
+const UNLIMITED: &[u8] = b"-1";
+
+/// The groups that are kept small, and the thread that does it.
+#[derive(Default)]
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    groups: BTreeMap<ActionId, Kept>,
+    /// Whose group is being looked at now, without the lock.
+    busy: Option<ActionId>,
+    is_over: bool,
+}
+
+/// A group that is kept small.
+struct Kept {
+    root: Root,
+    group: MemoryGroup,
+    /// Its limit, as it was given …
+    limit: u64,
+    /// … and with what cannot be dropped.
+    allowed: u64,
+    files: Arc<Files>,
+    pace: Pace,
+    due: Instant,
+    held_at: Instant,
+}
+
+/// What is read and written again and again stays open.
+struct Files {
+    usage: File,
+    limit: File,
+}
+
+/// What a group is left with that may grow to `allowed`.
+fn tight(allowed: u64, limit: u64) -> u64 {
+    (allowed.saturating_sub(limit / GROWTH) / MIB * MIB).saturating_sub(LESS)
+}
+
+/// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
+pub(super) fn is_of_a_moment(found: u64) -> bool {
+    (found + LESS).is_multiple_of(MIB)
+}
+
+/// How fast a group grows.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// When it was looked at last, and what it used then.
+    at: Instant,
+    used: u64,
+    pause: Duration,
+}
+
+impl Pace {
+    /// After a look that found so much, when so much is left.
+    fn next(&mut self, now: Instant, found: u64, left: u64, limit: u64) -> Duration {
+        let seconds = now.saturating_duration_since(self.at).as_secs_f64().max(1e-4);
+        let rate = found.saturating_sub(self.used) as f64 / seconds;
+        let room = (limit / GROWTH) as f64;
+        // Who has stood still begins slowly, too: not more than twice as long as before.
+        let wanted = if rate > 0.0 {
+            Duration::try_from_secs_f64(room / rate).unwrap_or(PAUSE_MAX)
+        } else {
+            PAUSE_MAX
+        };
+        self.pause = wanted.min(self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        (self.at, self.used) = (now, left);
+        self.pause
+    }
+}
+
+impl Files {
+    fn open(root: &Root, group: &MemoryGroup) -> io::Result<Self> {
+        let path = |leaf: &str| root.path(&format!("{}/{leaf}", group.path));
+        Ok(Self {
+            usage: File::open(path("memory.usage_in_bytes"))?,
+            limit: OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path("memory.limit_in_bytes"))?,
+        })
+    }
+
+    fn number(file: &File) -> io::Result<u64> {
+        let mut text = [0; 32];
+        let length = file.read_at(&mut text, 0)?;
+        let text = text.get(..length).unwrap_or_default();
+        crate::sensors::bytes::number(text.trim_ascii())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no number"))
+    }
+
+    /// Takes memory away until no more than this is left; false where it cannot be.
+    fn take(&self, bytes: u64) -> io::Result<bool> {
+        let text = bytes.to_string();
+        let taken = match self.limit.write_at(text.as_bytes(), 0) {
+            Ok(_) => true,
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => false,
+            Err(e) => return Err(e),
+        };
+        // Not where somebody else has set another one in between.
+        if taken && Self::number(&self.limit)? == bytes {
+            self.limit.write_at(UNLIMITED, 0)?;
+        }
+        Ok(taken)
+    }
+}
+
+impl Keeper {
+    /// Keeps a group to this limit from now on.
+    ///
+    /// # Errors
+    /// The group is gone, or no thread can be had.
+    pub(super) fn hold(
+        &mut self,
+        root: &Root,
+        action: ActionId,
+        group: &MemoryGroup,
+        limit: u64,
+    ) -> io::Result<()> {
+        let files = Arc::new(Files::open(root, group)?);
+        if self.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("keeper".into());
+            self.thread = Some(thread.spawn(move || shared.run())?);
+        }
+        let now = Instant::now();
+        let kept = Kept {
+            root: root.clone(),
+            group: group.clone(),
+            limit,
+            allowed: limit,
+            files,
+            pace: Pace {
+                at: now,
+                used: 0,
+                pause: PAUSE_MIN,
+            },
+            due: now,
+            held_at: now,
+        };
+        self.shared.hold().groups.insert(action, kept);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    /// Whether it is kept to a limit now.
+    pub(super) fn holds(&self, action: ActionId) -> bool {
+        self.shared.hold().groups.contains_key(&action)
+    }
+
+    /// Lets go of a group; false while its limit may be in force for a moment yet.
+    pub(super) fn release(&self, action: ActionId) -> bool {
+        let mut state = self.shared.hold();
+        state.groups.remove(&action);
+        state.busy != Some(action)
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.hold();
+            state.is_over = true;
+            state.groups.clear();
+        }
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // No limit is left in force: it ends after the moment that it is in.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn hold(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked has at worst not noted what a look has found.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut state = self.hold();
+        while !state.is_over {
+            let now = Instant::now();
+            let next = state
+                .groups
+                .iter()
+                .min_by_key(|(_, kept)| kept.due)
+                .map(|(action, kept)| (*action, kept.due));
+            state = match next {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some((_, due)) if due > now => {
+                    let waited = self.changed.wait_timeout(state, due - now);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                Some((action, _)) => self.look(state, action),
+            };
+        }
+    }
+
+    /// One moment of one group.
+    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>, action: ActionId) -> MutexGuard<'a, State> {
+        let Some(kept) = state.groups.get(&action) else {
+            return state;
+        };
+        let (files, limit) = (Arc::clone(&kept.files), kept.limit);
+        let wanted = tight(kept.allowed, limit);
+        state.busy = Some(action);
+        drop(state);
+        let looked = moment(&files, wanted);
+        let now = Instant::now();
+        let mut state = self.hold();
+        state.busy = None;
+        let Some(kept) = state.groups.get_mut(&action) else {
+            return state;
+        };
+        match looked {
+            // Somebody's limit, or no group any more: whoever reviews it says so.
+            Ok(None) | Err(_) => {
+                state.groups.remove(&action);
+                return state;
+            }
+            Ok(Some(look)) => {
+                kept.due = now + kept.pace.next(now, look.found, look.left, limit);
+                if look.is_stuck {
+                    // What the kernel cannot take is left to it until it is looked at again: to try costs most where nothing is found.
+                    kept.held_at = now;
+                    kept.allowed = look.left.saturating_add(limit / GROWTH + MIB + LESS);
+                } else if now.saturating_duration_since(kept.held_at) >= HELD_EVERY {
+                    kept.held_at = now;
+                    kept.make_room();
+                }
+            }
+        }
+        state
+    }
+}
+
+impl Kept {
+    /// Leaves it what cannot be dropped, where that is much.
+    fn make_room(&mut self) {
+        let held = self.group.held(&self.root).unwrap_or(0);
+        self.allowed = if held > self.limit / 2 {
+            held.saturating_add(self.limit)
+        } else {
+            self.limit
+        };
+    }
+}
+
+/// What one moment has found.
+struct Look {
+    found: u64,
+    left: u64,
+    /// Whether the kernel found nothing to take any more before all was taken that should be.
+    is_stuck: bool,
+}
+
+/// Looks at a group and takes away what it has too much; `None` where somebody else limits it.
+fn moment(files: &Files, wanted: u64) -> io::Result<Option<Look>> {
+    let found = Files::number(&files.usage)?;
+    if Files::number(&files.limit)? < UNLIMITED_FROM {
+        return Ok(None);
+    }
+    if found <= wanted {
+        return Ok(Some(Look {
+            found,
+            left: found,
+            is_stuck: false,
+        }));
+    }
+    let is_stuck = !files.take(wanted)?;
+    Ok(Some(Look {
+        found,
+        left: Files::number(&files.usage)?,
+        is_stuck,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_for_a_moment_is_no_limit_that_a_person_writes() {
+        for limit in [16, 33, 37, 48] {
+            for held in [0, 5, 100, 1000] {
+                let tight = tight((limit + held) * MIB, limit * MIB);
+                assert!(is_of_a_moment(tight) && tight < (limit + held) * MIB);
+                assert!(tight > held * MIB + limit * MIB / 2);
+            }
+        }
+        for theirs in [50_000_000, 64 << 20, 150 << 20, 1 << 30, (1 << 20) + 4096] {
+            assert!(!is_of_a_moment(theirs), "{theirs}");
+        }
+    }
+
+    #[test]
+    fn who_grows_fast_is_looked_at_often_and_who_stands_still_within_fifty_milliseconds() {
+        let begun = Instant::now();
+        let mut pace = Pace {
+            at: begun,
+            used: 0,
+            pause: PAUSE_MIN,
+        };
+        let limit = 40 << 20;
+        let mut at = begun;
+        // Nothing read: ever more rarely.
+        for _ in 0..8 {
+            at += pace.next(at, 0, 0, limit);
+        }
+        assert_eq!(pace.pause, PAUSE_MAX);
+        // 100 MB/s: a quarter of the limit lasts for 0.1 s.
+        at += PAUSE_MAX;
+        assert_eq!(pace.next(at, 5_000_000, 0, limit), PAUSE_MAX);
+        // 1 GB/s: 10 ms.
+        at += PAUSE_MAX;
+        let pause = pace.next(at, 50_000_000, 0, limit).as_secs_f64();
+        assert!((pause - 0.0105).abs() < 0.001, "{pause}");
+        // More than can be followed.
+        at += PAUSE_MIN;
+        assert_eq!(pace.next(at, 1 << 30, 0, limit), PAUSE_MIN);
+    }
+}
