@@ -4,6 +4,7 @@
 
 use crate::api::{self, SCHEMA};
 use homeostat_linux::sensors::group_memory::{self, GroupCounts, GroupMemory};
+use homeostat_linux::sensors::grouping::is_own_group;
 use homeostat_linux::sensors::{files, paging};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{Bytes, Nanoseconds, Paging, Snapshot, WorkloadId, WorkloadSample};
@@ -499,11 +500,17 @@ fn judge(rates: &Rates, stalled: Option<f64>, workloads: &[WorkloadMemory]) -> (
         .filter(|w| w.faults_major_per_s >= FAULTS_MIN)
         .map(|w| w.name.as_str())
         .collect();
-    if rates.refaults_file_per_s >= REFAULTS_SHORT {
-        let text = format!(
-            "{:.0} pages of files a second are needed again after they were taken",
-            rates.refaults_file_per_s
-        );
+    // Who is kept small brings its own pages back all the time.
+    let of_contained: BTreeMap<&str, f64> = workloads
+        .iter()
+        .filter_map(|w| w.group.as_ref())
+        .filter(|group| is_own_group(&group.path))
+        .map(|group| (group.path.as_str(), group.refaults_file_per_s))
+        .collect();
+    let refaults_file = rates.refaults_file_per_s - of_contained.values().sum::<f64>();
+    if refaults_file >= REFAULTS_SHORT {
+        let text =
+            format!("{refaults_file:.0} pages of files a second are needed again after they were taken");
         // A reader that goes round a file too large for memory brings back its own pages, and harms nobody.
         if waiting.is_empty() {
             tight.push(text);
@@ -591,6 +598,16 @@ mod tests {
         assert_eq!(judge(&r, None, &[]).0, "short");
         assert_eq!(judge(&quiet(), Some(0.02), &[]).0, "tight");
         assert_eq!(judge(&quiet(), Some(0.2), &[]).0, "short");
+    }
+
+    #[test]
+    fn what_a_contained_reader_brings_back_is_no_shortage() {
+        let mut r = quiet();
+        r.refaults_file_per_s = 5000.0;
+        let contained =
+            |refaults| in_group(reader("tar", 1.0), "/memory/homeostat-reader-1-7", refaults, None);
+        assert_eq!(judge(&r, None, &[contained(4990.0), waiting()]).0, "enough");
+        assert_eq!(judge(&r, None, &[contained(100.0), waiting()]).0, "short");
     }
 
     fn in_group(mut w: WorkloadMemory, path: &str, refaults: f64, full: Option<&str>) -> WorkloadMemory {

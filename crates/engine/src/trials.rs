@@ -1151,10 +1151,11 @@ impl Engine {
                 self.applied(action, &progress);
             }
             (Direction::Apply, Err(fault)) => self.apply_failed(action, &fault),
-            (Direction::Undo, Ok(_)) => {
+            (Direction::Undo, Ok(progress)) => {
                 c.settled = true;
                 if c.leaving {
                     let workload = c.action.workload.clone();
+                    self.tell_what_was_left(&workload, action, &progress);
                     self.out.push(Command::Close(action));
                     self.changes.remove(&action);
                     self.guard_loses(&workload, action);
@@ -1168,6 +1169,19 @@ impl Engine {
             }
             (Direction::Undo, Err(fault)) => self.undo_failed(action, &fault),
         }
+    }
+
+    /// Where nothing of a change was put back, since it is somebody else's by now, that is told: nobody looks after it any more.
+    fn tell_what_was_left(&mut self, workload: &WorkloadId, action: ActionId, progress: &Progress) {
+        if progress.finished > 0 || progress.skipped.is_empty() {
+            return;
+        }
+        let why: Vec<&str> = progress.skipped.keys().map(String::as_str).collect();
+        let text = format!(
+            "action {action} is left as it is, not put back: {}",
+            why.join("; ")
+        );
+        self.narrate(workload, text, true);
     }
 
     fn applied(&mut self, action: ActionId, progress: &Progress) {

@@ -1,6 +1,6 @@
 //! `homeostat meter`: how the work of programs can be counted from outside, and how well.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::{Context, render};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
@@ -139,12 +139,38 @@ fn begin(context: &Context, points: bool) -> Result<Observer, Failure> {
     Observer::begin(&settings).map_err(|e| Failure::from_error(&e))
 }
 
+/// Why the number is none of a program that works; `None` where it is one.
+fn not_a_program(pid: u32) -> Option<&'static str> {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return Some("there is no such process");
+    };
+    let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
+    if state.starts_with(['Z', 'X']) {
+        return Some("that process has ended, and its parent has not taken note of it (a zombie)");
+    }
+    let is_kernel = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|text| text.is_empty());
+    is_kernel.then_some("that is a thread of the kernel, which has no code of a program")
+}
+
 fn find(observer: &Observer, name: &str) -> Result<WorkloadId, Failure> {
     let (near, ambiguous) = match observer.find(name) {
         Choice::One(id) => return Ok(id),
         Choice::Near(near) => (near, false),
         Choice::Several(several) => (several, true),
     };
+    let why = match name.parse::<u32>() {
+        Ok(pid) => not_a_program(pid).map(|why| format!("{name}: {why}")),
+        Err(_) => near
+            .is_empty()
+            .then(|| format!("no workload is called {name:?}")),
+    };
+    if let Some(why) = why {
+        let hint = "`homeostat meter list --all` lists what can be measured";
+        return Err(Failure::Report(
+            Kind::NotFound,
+            format!("{why}\n  hint: {hint}"),
+        ));
+    }
     Err(ClientError::WorkloadNotFound {
         workload: name.to_owned(),
         near,

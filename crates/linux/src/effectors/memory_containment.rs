@@ -690,9 +690,7 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
     if inside.is_empty() && members.is_empty() {
         return ended();
     }
-    let Some(limit) = limit.filter(|_| !group.is_kept_by_hand()) else {
-        return None;
-    };
+    let limit = limit.filter(|_| !group.is_kept_by_hand())?;
     let held = group.held(root).unwrap_or(0);
     let most = plan.reader.limit.0 << DOUBLINGS_MAX;
     let mut wanted = limit;

@@ -215,6 +215,13 @@ fn is_session(scope: &str) -> bool {
 /// How the groups begin into which homeostat itself moves a reader: who is in one belongs where the group is.
 pub(crate) const OWN_GROUP: &str = "homeostat-reader-";
 
+/// Whether homeostat made a group, to keep a reader small.
+pub fn is_own_group(path: &str) -> bool {
+    path.rsplit('/')
+        .next()
+        .is_some_and(|name| name.starts_with(OWN_GROUP))
+}
+
 fn unit_or_cgroup(path: &str) -> Place {
     let mut parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != "..").collect();
     if parts.last().is_some_and(|last| last.starts_with(OWN_GROUP)) {

@@ -110,15 +110,23 @@ pub(super) fn memory_group_of(pid: u32) -> Option<String> {
     line(|controllers| controllers.split(',').any(|c| c == "memory")).or_else(|| line(str::is_empty))
 }
 
-/// What limits the memory of the group of a process from within homeostat's own doing: the limit in bytes of its group.
-pub(super) fn limit_of(pid: u32) -> Option<u64> {
+/// How the groups begin that homeostat makes for a reader.
+pub(super) const OWN_GROUP: &str = "homeostat-reader-";
+
+/// What the group of a process is kept to, in bytes: its limit, or, where homeostat keeps it small from moment to moment (version 1), what
+/// it uses now.
+pub(super) fn kept_to(pid: u32) -> Option<u64> {
     let path = memory_group_of(pid)?;
     let relative = path.trim_start_matches('/');
     let read = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    read(
-        Path::new(VERSION_ONE)
-            .join(relative)
-            .join("memory.limit_in_bytes"),
-    )
-    .or_else(|| read(Path::new(UNIFIED).join(relative).join("memory.high")))
+    let one = Path::new(VERSION_ONE).join(relative);
+    let is_own = relative
+        .rsplit('/')
+        .next()
+        .is_some_and(|name| name.starts_with(OWN_GROUP));
+    if is_own && one.exists() {
+        return read(one.join("memory.usage_in_bytes"));
+    }
+    read(one.join("memory.limit_in_bytes"))
+        .or_else(|| read(Path::new(UNIFIED).join(relative).join("memory.high")))
 }

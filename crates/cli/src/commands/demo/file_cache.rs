@@ -264,12 +264,12 @@ impl Play {
         }
     }
 
-    /// The control group of the reader, and what limits it.
+    /// The control group of the reader, and what it is kept to.
     fn place_of_reader(&self) -> (Option<String>, Option<u64>) {
         let pid = self.reader.as_ref().map(Workload::pid);
         (
             pid.and_then(arena::memory_group_of),
-            pid.and_then(arena::limit_of)
+            pid.and_then(arena::kept_to)
                 .filter(|limit| *limit < ARENA_MIB << 20),
         )
     }
@@ -352,7 +352,7 @@ impl Play {
                     started.elapsed().as_secs_f64(),
                     count(worker),
                     reader / (1024.0 * 1024.0),
-                    limit.map_or_else(|| "free".to_owned(), |l| format!("contained to {} MiB", l >> 20)),
+                    limit.map_or_else(|| "free".to_owned(), |l| format!("kept to {} MiB", l >> 20)),
                 );
                 stage.show.progress(&line);
                 if !stage.show.live && told.elapsed() >= LINE_EVERY {
@@ -415,7 +415,7 @@ impl Play {
                 let groups = std::fs::read_dir(self.arena.path())
                     .map(|list| {
                         list.filter_map(Result::ok)
-                            .any(|e| e.file_name().to_string_lossy().starts_with("homeostat-reader-"))
+                            .any(|e| e.file_name().to_string_lossy().starts_with(arena::OWN_GROUP))
                     })
                     .unwrap_or(false);
                 summary.restored = is_back && !groups;

@@ -155,7 +155,12 @@ impl Points {
             .allow()
             .map_err(|why| why.to_string())?;
         let identity = executable(root, main).ok_or_else(|| {
-            format!("the executable of process {main} cannot be looked at; run homeostat as root")
+            let remedy = if rustix::process::geteuid().is_root() {
+                "not even by root here: it is the first process of another name space, or protected"
+            } else {
+                "run homeostat as root"
+            };
+            format!("the executable of process {main} cannot be looked at; {remedy}")
         })?;
         let key = (workload.id.clone(), main, identity);
         forget_the_ended(root, &self.memory);
