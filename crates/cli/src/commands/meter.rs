@@ -160,16 +160,11 @@ fn find(observer: &Observer, name: &str) -> Result<WorkloadId, Failure> {
     };
     let why = match name.parse::<u32>() {
         Ok(pid) => not_a_program(pid).map(|why| format!("{name}: {why}")),
-        Err(_) => near
-            .is_empty()
-            .then(|| format!("no workload is called {name:?}")),
+        Err(_) => near.is_empty().then(|| format!("no workload is called {name:?}")),
     };
     if let Some(why) = why {
         let hint = "`homeostat meter list --all` lists what can be measured";
-        return Err(Failure::Report(
-            Kind::NotFound,
-            format!("{why}\n  hint: {hint}"),
-        ));
+        return Err(Failure::Report(Kind::NotFound, format!("{why}\n  hint: {hint}")));
     }
     Err(ClientError::WorkloadNotFound {
         workload: name.to_owned(),
