@@ -301,6 +301,19 @@ fn who_changes_the_limit_or_moves_the_reader_wins() {
     assert!(scene.is_as_found());
 
     drive(&mut effectors, &record, Direction::Apply).unwrap();
+    // For a while only: nobody keeps the group small any more, and that is said.
+    fs::write(group.join("memory.limit_in_bytes"), (48u64 << 20).to_string()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    fs::write(group.join("memory.limit_in_bytes"), "-1").unwrap();
+    assert!(
+        effectors.review(&workloads)[0]
+            .1
+            .contains("limited by somebody else")
+    );
+    drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert!(scene.is_as_found());
+
+    drive(&mut effectors, &record, Direction::Apply).unwrap();
     fs::write(group.join("memory.limit_in_bytes"), (48u64 << 20).to_string()).unwrap();
     assert!(effectors.review(&workloads)[0].1.contains("changed to 50331648"));
     assert!(matches!(

@@ -62,6 +62,10 @@
 //! when it is contained (`give_back`): only of files that it has open for reading, on a disk of this machine, that no other
 //! process has open or mapped. Where not all processes can be looked at, nothing is dropped.
 //!
+//! Where control groups are of version 1 no limit stays, since one has the system calls of a reader that grows fail: the group that
+//! is made for it is kept small from moment to moment, by the daemon, whose CPU time the kernel's work on that is (some percent of a CPU
+//! beside a reader of 2 GB/s).
+//!
 //! ## Undo
 //! The reader's processes are moved back to the control group they came from, and the group that was made for them is
 //! removed; a limit that was set on the reader's own group is taken away. A limit or a move by somebody else ends it.

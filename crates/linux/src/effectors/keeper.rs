@@ -140,16 +140,17 @@ impl Files {
     /// Takes memory away until no more than this is left; false where it cannot be.
     fn take(&self, bytes: u64) -> io::Result<bool> {
         let text = bytes.to_string();
-        let taken = match self.limit.write_at(text.as_bytes(), 0) {
-            Ok(_) => true,
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => false,
+        // A signal that comes meanwhile does not end it half done.
+        match self.limit.write_all_at(text.as_bytes(), 0) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Ok(false),
             Err(e) => return Err(e),
-        };
-        // Not where somebody else has set another one in between.
-        if taken && Self::number(&self.limit)? == bytes {
-            self.limit.write_at(UNLIMITED, 0)?;
         }
-        Ok(taken)
+        // Not where somebody else has set another one in between.
+        if Self::number(&self.limit).map_or(true, |now| now == bytes) {
+            self.limit.write_all_at(UNLIMITED, 0)?;
+        }
+        Ok(true)
     }
 }
 

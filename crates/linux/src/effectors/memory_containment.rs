@@ -640,7 +640,13 @@ impl Effector for MemoryContainment {
                     .get(&contained.plan.reader.workload)
                     .map(|w| w.processes.as_slice())
                     .unwrap_or_default();
-                contained.over = review(&self.root, &contained.plan, members);
+                contained.over = review(&self.root, plan, members);
+                if contained.over.is_none() && plan.group.is_kept_by_hand() && !self.keeper.holds(*action) {
+                    contained.over = Some(format!(
+                        "{OVER}{}: {} was limited by somebody else for a while",
+                        plan.reader.workload, plan.group.path
+                    ));
+                }
             }
         }
         self.in_force
