@@ -157,6 +157,8 @@ pub(super) struct BringingBack {
     since: Option<Instant>,
     /// When something was last answered, or nothing was waited for.
     heard: Instant,
+    /// Parts that there was no room for, as it seems.
+    no_room: u64,
     /// Who was to read it was about to end when it was sent, and another one is.
     is_anew: bool,
     /// What is left as it is, by reason.
@@ -196,6 +198,7 @@ impl BringingBack {
             longest,
             since: None,
             heard: Instant::now(),
+            no_room: 0,
             is_anew: false,
             left: BTreeMap::new(),
             steps: 0,
@@ -386,7 +389,9 @@ impl BringingBack {
             too_long = parts.len() as u64;
             parts.clear();
         }
-        if no_room > 0 {
+        self.no_room += answers.no_room;
+        // Of one it may have been the disk, which could not read it.
+        if self.no_room > 1 {
             no_room += parts.len() as u64;
             parts.clear();
         }

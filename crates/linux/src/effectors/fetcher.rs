@@ -10,8 +10,8 @@
 //! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
 //! leaves nobody behind in somebody's group, but for as long as the disk takes for what it was told last ([`WINDOW_BYTES`]).
 //!
-//! **It ends nobody.** A plain read of a page that is not there asks for memory in a way that has the kernel end a process of the group
-//! where there is none. To read ahead does not: the kernel gives up. So it only reads what is in memory already (`RWF_NOWAIT`, which has
+//! **It ends nobody**, as far as the pages go. A plain read of a page that is not there asks for memory in a way that has the kernel end a
+//! process of the group where there is none. To read ahead does not: the kernel gives up. So it only reads what is in memory already (`RWF_NOWAIT`, which has
 //! the kernel read ahead what is not: `filemap_get_pages` in Linux `mm/filemap.c`), and asks again until it is.
 
 use super::memory_group::MemoryGroup;

@@ -9,13 +9,18 @@
 //! memory away, and not at all where it cannot (`mem_cgroup_resize_max` in Linux `mm/memcontrol.c`); it is lifted again at once. Between
 //! two such moments nothing limits the group, also when the daemon is killed. How far apart they are follows from how fast the group
 //! grows: by [`GROWTH`] of the limit, from one to the next. What cannot be dropped is left to it beside the limit as soon as it is half of
-//! that; so in the microseconds in which one is in force there is always something to drop for who grows.
+//! that; so while one is in force there is always something to drop for who grows. That is some microseconds, or as long as this thread
+//! has to wait for a CPU in between.
+//!
+//! The kernel goes on as long as it finds anything to take, and waits for pages that are being written: beside a group that writes as
+//! much as it reads that may be long. So it is [interrupted](interrupt) then, and takes what it can the next time.
 //!
 //! What the kernel does for that is done on this thread: some 3 % of a CPU beside a reader of 2.4 GB/s (docs/file-cache.md). Under a
 //! limit that stays the reader does it itself.
 
 use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
 use crate::Root;
+use crate::sys::interrupt::interrupt;
 use homeostat_model::ActionId;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -31,8 +36,18 @@ const GROWTH: u64 = 4;
 const PAUSE_MIN: Duration = Duration::from_millis(4);
 /// … and at most: who does nothing now may begin to read.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// Memory that cannot be dropped is looked at so often.
+/// Memory that cannot be dropped is looked at so often …
 const HELD_EVERY: Duration = Duration::from_millis(200);
+/// … and so often where the group is above what it is allowed: it may be that which has grown, and that is not to be swapped out.
+const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
+/// What the kernel did not find is left to the group for so long.
+const STUCK_FOR: Duration = Duration::from_secs(3);
+/// After a look that took long there is a rest of so many times as long: a fifth of a CPU at most.
+const REST: u32 = 4;
+/// The kernel is interrupted after so long.
+const LONG: Duration = Duration::from_millis(100);
+/// At the end it is waited for so long.
+const END: Duration = Duration::from_secs(2);
 const MIB: u64 = 1 << 20;
 /// What is written as a limit is so much less than whole MiB, which nobody else does.
 const LESS: u64 = 4096;
@@ -55,8 +70,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     groups: BTreeMap<ActionId, Kept>,
-    /// Whose group is being looked at now, without the lock.
-    busy: Option<ActionId>,
+    /// Whose group is being looked at now, without the lock, and since when.
+    busy: Option<(ActionId, Instant)>,
     is_over: bool,
 }
 
@@ -72,6 +87,8 @@ struct Kept {
     pace: Pace,
     due: Instant,
     held_at: Instant,
+    /// Until then what the kernel did not find stays allowed.
+    stuck_until: Instant,
 }
 
 /// What is read and written again and again stays open.
@@ -131,21 +148,27 @@ impl Files {
 
     fn number(file: &File) -> io::Result<u64> {
         let mut text = [0; 32];
-        let length = file.read_at(&mut text, 0)?;
+        let length = loop {
+            match file.read_at(&mut text, 0) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
         let text = text.get(..length).unwrap_or_default();
         crate::sensors::bytes::number(text.trim_ascii())
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no number"))
     }
 
-    /// Takes memory away until no more than this is left; false where it cannot be.
+    /// Takes memory away until no more than this is left; false where the kernel finds nothing more.
     fn take(&self, bytes: u64) -> io::Result<bool> {
-        let text = bytes.to_string();
-        // A signal that comes meanwhile does not end it half done.
-        match self.limit.write_all_at(text.as_bytes(), 0) {
-            Ok(()) => {}
+        match self.limit.write_at(bytes.to_string().as_bytes(), 0) {
+            Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Ok(false),
+            // It has taken what it could until then, and set nothing.
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(true),
             Err(e) => return Err(e),
         }
+        // Lifted in any case, also when a signal comes now.
         // Not where somebody else has set another one in between.
         if Self::number(&self.limit).map_or(true, |now| now == bytes) {
             self.limit.write_all_at(UNLIMITED, 0)?;
@@ -167,6 +190,10 @@ impl Keeper {
         limit: u64,
     ) -> io::Result<()> {
         let files = Arc::new(Files::open(root, group)?);
+        // A daemon that was killed in such a moment has left it.
+        if is_of_a_moment(Files::number(&files.limit)?) {
+            files.limit.write_all_at(UNLIMITED, 0)?;
+        }
         if self.thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("keeper".into());
@@ -186,6 +213,7 @@ impl Keeper {
             },
             due: now,
             held_at: now,
+            stuck_until: now,
         };
         self.shared.hold().groups.insert(action, kept);
         self.shared.changed.notify_all();
@@ -201,7 +229,21 @@ impl Keeper {
     pub(super) fn release(&self, action: ActionId) -> bool {
         let mut state = self.shared.hold();
         state.groups.remove(&action);
-        state.busy != Some(action)
+        let is_busy = state.busy.is_some_and(|(whose, _)| whose == action);
+        if is_busy && let Some(thread) = &self.thread {
+            interrupt(thread);
+        }
+        !is_busy
+    }
+
+    /// Interrupts the kernel where it has been at a group for long. Called now and then.
+    pub(super) fn watch(&self) {
+        let since = self.shared.hold().busy.map(|(_, since)| since);
+        if since.is_some_and(|since| since.elapsed() >= LONG)
+            && let Some(thread) = &self.thread
+        {
+            interrupt(thread);
+        }
     }
 }
 
@@ -213,8 +255,18 @@ impl Drop for Keeper {
             state.groups.clear();
         }
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // No limit is left in force: it ends after the moment that it is in.
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // No limit is left in force: it ends after the moment that it is in. The end of the process ends it as well.
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < END {
+            if self.shared.hold().busy.is_some() {
+                interrupt(&thread);
+            }
+            std::thread::sleep(PAUSE_MIN);
+        }
+        if thread.is_finished() {
             let _ = thread.join();
         }
     }
@@ -251,11 +303,12 @@ impl Shared {
         let Some(kept) = state.groups.get(&action) else {
             return state;
         };
-        let (files, limit) = (Arc::clone(&kept.files), kept.limit);
-        let wanted = tight(kept.allowed, limit);
-        state.busy = Some(action);
+        let begun = Instant::now();
+        let view = kept.view(begun);
+        let (limit, used) = (kept.limit, Arc::clone(&kept.files));
+        state.busy = Some((action, begun));
         drop(state);
-        let looked = moment(&files, wanted);
+        let looked = moment(&used, &view);
         let now = Instant::now();
         let mut state = self.hold();
         state.busy = None;
@@ -269,14 +322,17 @@ impl Shared {
                 return state;
             }
             Ok(Some(look)) => {
-                kept.due = now + kept.pace.next(now, look.found, look.left, limit);
+                let pause = kept.pace.next(now, look.found, look.left, limit);
+                kept.due = now + pause.max((now - begun) * REST);
+                if let Some(held) = look.held {
+                    kept.held_at = now;
+                    let is_stuck = now < kept.stuck_until;
+                    kept.allowed = allowed(held, limit).max(if is_stuck { kept.allowed } else { 0 });
+                }
                 if look.is_stuck {
-                    // What the kernel cannot take is left to it until it is looked at again: to try costs most where nothing is found.
-                    kept.held_at = now;
-                    kept.allowed = look.left.saturating_add(limit / GROWTH + MIB + LESS);
-                } else if now.saturating_duration_since(kept.held_at) >= HELD_EVERY {
-                    kept.held_at = now;
-                    kept.make_room();
+                    // To try costs most where nothing is found.
+                    kept.stuck_until = now + STUCK_FOR;
+                    kept.allowed = look.left.saturating_add(limit);
                 }
             }
         }
@@ -284,15 +340,38 @@ impl Shared {
     }
 }
 
+/// What a look needs to know.
+struct View {
+    root: Root,
+    group: MemoryGroup,
+    limit: u64,
+    allowed: u64,
+    /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed.
+    asks: bool,
+    asks_above: bool,
+}
+
 impl Kept {
-    /// Leaves it what cannot be dropped, where that is much.
-    fn make_room(&mut self) {
-        let held = self.group.held(&self.root).unwrap_or(0);
-        self.allowed = if held > self.limit / 2 {
-            held.saturating_add(self.limit)
-        } else {
-            self.limit
-        };
+    fn view(&self, now: Instant) -> View {
+        let since = now.saturating_duration_since(self.held_at);
+        let is_stuck = now < self.stuck_until;
+        View {
+            root: self.root.clone(),
+            group: self.group.clone(),
+            limit: self.limit,
+            allowed: self.allowed,
+            asks: since >= HELD_EVERY && !is_stuck,
+            asks_above: since >= HELD_ABOVE_EVERY,
+        }
+    }
+}
+
+/// What a group may use of which so much cannot be dropped: that is left to it besides, where it is much.
+fn allowed(held: u64, limit: u64) -> u64 {
+    if held > limit / 2 {
+        held.saturating_add(limit)
+    } else {
+        limit
     }
 }
 
@@ -300,29 +379,37 @@ impl Kept {
 struct Look {
     found: u64,
     left: u64,
+    /// What cannot be dropped, if that was looked at.
+    held: Option<u64>,
     /// Whether the kernel found nothing to take any more before all was taken that should be.
     is_stuck: bool,
 }
 
 /// Looks at a group and takes away what it has too much; `None` where somebody else limits it.
-fn moment(files: &Files, wanted: u64) -> io::Result<Option<Look>> {
+fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
     let found = Files::number(&files.usage)?;
     if Files::number(&files.limit)? < UNLIMITED_FROM {
         return Ok(None);
     }
-    if found <= wanted {
-        return Ok(Some(Look {
-            found,
-            left: found,
-            is_stuck: false,
-        }));
-    }
-    let is_stuck = !files.take(wanted)?;
-    Ok(Some(Look {
+    let asks = view.asks || view.asks_above && found > view.allowed;
+    let held = asks.then(|| view.group.held(&view.root)).flatten();
+    let now_allowed = held.map_or(view.allowed, |held| allowed(held, view.limit));
+    // What the kernel did not find before is not looked for again at once.
+    let wanted = tight(
+        now_allowed.max(if view.asks { 0 } else { view.allowed }),
+        view.limit,
+    );
+    let mut look = Look {
         found,
-        left: Files::number(&files.usage)?,
-        is_stuck,
-    }))
+        left: found,
+        held,
+        is_stuck: false,
+    };
+    if found > wanted {
+        look.is_stuck = !files.take(wanted)?;
+        look.left = Files::number(&files.usage)?;
+    }
+    Ok(Some(look))
 }
 
 #[cfg(test)]

@@ -390,6 +390,7 @@ impl MemoryContainment {
         let root = &self.root;
         let group = &plan.group;
         if !self.keeper.release(record.action.id) {
+            // It is interrupted, and looked for again.
             return Ok(Progress {
                 total: 1,
                 pause: BUSY_PAUSE,
@@ -599,6 +600,7 @@ impl Effector for MemoryContainment {
 
     fn tick(&mut self) {
         use std::ops::Bound::{Excluded, Unbounded};
+        self.keeper.watch();
         let begun = Instant::now();
         let last = self.last.unwrap_or(ActionId(0));
         let after = self.in_force.range((Excluded(last), Unbounded));

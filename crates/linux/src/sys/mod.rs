@@ -9,6 +9,7 @@ pub mod cache;
 pub mod counted;
 pub mod fanotify;
 pub mod internal_files;
+pub mod interrupt;
 pub mod memory;
 pub mod moves;
 pub mod numa;
