@@ -282,7 +282,9 @@ impl MeterKind for Points {
         }
         let key = self.check(root, workload).map_err(|why| unsupported(&why))?;
         let limits = self.limits;
-        if let Some(Known::Found { found, .. }) = lock(&self.memory).get(&key).cloned() {
+        // Not in the condition itself: the lock would be held in all that follows, which takes it again.
+        let known = lock(&self.memory).get(&key).cloned();
+        if let Some(Known::Found { found, .. }) = known {
             let active = active::open(root, workload, &found, key.2, limits.cost);
             note_opening(&self.memory, &key, active.as_ref().err());
             let active = active?;
