@@ -104,7 +104,8 @@ fn tight(allowed: u64, limit: u64) -> u64 {
 
 /// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
 pub(super) fn is_of_a_moment(found: u64) -> bool {
-    (found + LESS).is_multiple_of(MIB)
+    // What version 1 shows where nothing limits is a page less than whole MiB as well.
+    found < UNLIMITED_FROM && (found + LESS).is_multiple_of(MIB)
 }
 
 /// How fast a group grows.
@@ -168,8 +169,7 @@ impl Files {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(true),
             Err(e) => return Err(e),
         }
-        // Lifted in any case, also when a signal comes now.
-        // Not where somebody else has set another one in between.
+        // Lifted also when a signal comes now, and where it cannot be read; not where somebody else has set another one in between.
         if Self::number(&self.limit).map_or(true, |now| now == bytes) {
             self.limit.write_all_at(UNLIMITED, 0)?;
         }
@@ -425,7 +425,14 @@ mod tests {
                 assert!(tight > held * MIB + limit * MIB / 2);
             }
         }
-        for theirs in [50_000_000, 64 << 20, 150 << 20, 1 << 30, (1 << 20) + 4096] {
+        for theirs in [
+            50_000_000,
+            64 << 20,
+            150 << 20,
+            1 << 30,
+            (1 << 20) + 4096,
+            (1 << 63) - 4096,
+        ] {
             assert!(!is_of_a_moment(theirs), "{theirs}");
         }
     }
