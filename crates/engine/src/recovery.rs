@@ -14,8 +14,9 @@ const WINDOW: Nanoseconds = Nanoseconds::from_secs(2);
 const LAST: usize = 3;
 /// A window counts as back, and the last ones as level, within this share of the work.
 const LEVEL_SHARE: f64 = 0.8;
-/// What the program did before is what it did in this time.
-const BEFORE: Nanoseconds = Nanoseconds::from_secs(4);
+/// What the program did while it was lost is the least that it did in one of so many windows before: a reader may be found so
+/// soon that the program was alone in the others.
+const BEFORE: u64 = 2;
 
 /// What was seen of a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,19 +31,15 @@ pub(crate) enum Recovery {
 
 /// What was seen since `from`, when the protection was made.
 pub(crate) fn seen(gauge: &Gauge<'_>, from: Nanoseconds, now: Nanoseconds) -> Recovery {
+    let of = |begin: Nanoseconds| gauge.read(begin, begin + WINDOW).score;
     let windows = now.saturating_sub(from).0 / WINDOW.0;
-    let scores: Vec<Option<f64>> = (0..windows)
-        .map(|k| {
-            let begin = from + Nanoseconds(WINDOW.0 * k);
-            gauge.read(begin, begin + WINDOW).score
-        })
-        .collect();
-    let before = gauge.read(from.saturating_sub(BEFORE), from).score;
-    judge(before, &scores)
+    let scores: Vec<Option<f64>> = (0..windows).map(|k| of(from + WINDOW * k)).collect();
+    let before = (1..=BEFORE).filter_map(|k| of(from.saturating_sub(WINDOW * k)));
+    judge(before.reduce(f64::min), &scores)
 }
 
-/// Scores are in log units: before the protection, and by window since.
-fn judge(before: Option<f64>, scores: &[Option<f64>]) -> Recovery {
+/// Scores are in log units: what the program did while it was lost, and by window since it is protected.
+fn judge(lost: Option<f64>, scores: &[Option<f64>]) -> Recovery {
     let Some((first, last)) = scores.len().checked_sub(LAST).map(|n| scores.split_at(n)) else {
         return Recovery::UnderWay;
     };
@@ -53,13 +50,13 @@ fn judge(before: Option<f64>, scores: &[Option<f64>]) -> Recovery {
     last.sort_by(f64::total_cmp);
     let level = last[LAST / 2];
     let near = -LEVEL_SHARE.ln();
-    if first.is_empty() || newest > level + near || before.is_some_and(|lost| level <= lost + near) {
+    if first.is_empty() || newest > level + near || lost.is_some_and(|lost| level <= lost + near) {
         return Recovery::UnderWay;
     }
     let below = |score: &Option<f64>| score.is_none_or(|s| s < level - near);
     match first.iter().rposition(below) {
         Some(k) => Recovery::Took(Nanoseconds(WINDOW.0 * (k as u64 + 1))),
-        None if before.is_some() => Recovery::Took(Nanoseconds::ZERO),
+        None if lost.is_some() => Recovery::Took(Nanoseconds::ZERO),
         None => Recovery::Unseen,
     }
 }
@@ -68,9 +65,9 @@ fn judge(before: Option<f64>, scores: &[Option<f64>]) -> Recovery {
 mod tests {
     use super::*;
 
-    fn after(before: Option<f64>, rates: &[f64]) -> Recovery {
+    fn after(lost: Option<f64>, rates: &[f64]) -> Recovery {
         let scores: Vec<Option<f64>> = rates.iter().map(|r| (*r > 0.0).then(|| r.ln())).collect();
-        judge(before.map(f64::ln), &scores)
+        judge(lost.map(f64::ln), &scores)
     }
 
     fn took(windows: u64) -> Recovery {
@@ -85,7 +82,7 @@ mod tests {
         assert_eq!(after(None, &[0.1, 95.0, 30.0, 100.0, 101.0, 99.0]), took(3));
         // A window without a reading is not one in which it was back.
         assert_eq!(after(None, &[0.0, 0.0, 100.0, 101.0, 99.0]), took(2));
-        // Back at once, for all that can be seen; only what it did before tells that from a program that was never away.
+        // Back at once, for all that can be seen; only what it did while it was lost tells that from a program that was never away.
         assert_eq!(after(Some(1.0), &[100.0, 98.0, 103.0, 99.0, 101.0]), took(0));
         assert_eq!(after(None, &[100.0, 98.0, 103.0, 99.0, 101.0]), Recovery::Unseen);
     }
