@@ -12,8 +12,11 @@ use homeostat_model::Nanoseconds;
 const WINDOW: Nanoseconds = Nanoseconds::from_secs(2);
 /// … of which the last so many are what the program comes back to.
 const LAST: usize = 3;
-/// A window counts as back, and the last ones as level, within this share of the work.
-const LEVEL_SHARE: f64 = 0.8;
+/// A window counts as back, and the last ones as level, within this share of the work. On a machine that is shared with others
+/// the windows of a program that is back are a fifth apart; what still lacks in the first blocks only shrinks what they show.
+const LEVEL_SHARE: f64 = 0.65;
+/// One that did at least this share of it while it was lost has not begun to come back.
+const LOST_SHARE: f64 = 0.8;
 /// What the program did while it was lost is the least that it did in one of so many windows before: a reader may be found so
 /// soon that the program was alone in the others.
 const BEFORE: u64 = 2;
@@ -50,7 +53,8 @@ fn judge(lost: Option<f64>, scores: &[Option<f64>]) -> Recovery {
     last.sort_by(f64::total_cmp);
     let level = last[LAST / 2];
     let near = -LEVEL_SHARE.ln();
-    if first.is_empty() || newest > level + near || lost.is_some_and(|lost| level <= lost + near) {
+    let has_begun = lost.is_none_or(|lost| level > lost - LOST_SHARE.ln());
+    if first.is_empty() || newest > level + near || !has_begun {
         return Recovery::UnderWay;
     }
     let below = |score: &Option<f64>| score.is_none_or(|s| s < level - near);
@@ -92,6 +96,8 @@ mod tests {
         let under_way = Recovery::UnderWay;
         assert_eq!(after(None, &[0.1, 1.0, 5.0, 20.0, 40.0, 80.0]), under_way);
         assert_eq!(after(Some(1.0), &[1.0, 1.1, 1.0, 0.9, 1.0]), under_way);
+        // One that lost a fourth only is seen to be back.
+        assert_eq!(after(Some(75.0), &[100.0, 98.0, 103.0, 99.0, 101.0]), took(0));
         // Nor can it be said of one that was seen too shortly, or not at the end.
         assert_eq!(after(None, &[100.0, 100.0, 100.0]), under_way);
         assert_eq!(after(None, &[100.0, 100.0, 100.0, 100.0, 0.0]), under_way);

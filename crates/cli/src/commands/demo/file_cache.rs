@@ -5,7 +5,7 @@
 
 use super::arena::{self, Arena};
 use super::children::{Scratch, Workload};
-use super::{LEVEL, LOOK_EVERY, Show, Stage, interrupted, start_daemon_with};
+use super::{LEVEL, LOOK_EVERY, Show, Stage, VERDICT_UNTIL, interrupted, start_daemon_with};
 use crate::Context;
 use crate::failure::{Failure, Kind};
 use crate::render::{self, effect};
@@ -30,8 +30,6 @@ const READER_MIB: u64 = 1024;
 const METER_PATIENCE: Duration = Duration::from_secs(75);
 /// Time alone that is shown before the reader starts.
 const ALONE: Duration = Duration::from_secs(5);
-/// From the start of the reader to the verdict.
-const VERDICT_PATIENCE: Duration = Duration::from_secs(180);
 /// How long the undo may take.
 const UNDO_PATIENCE: Duration = Duration::from_secs(20);
 /// Without a terminal a line comes this often.
@@ -372,8 +370,8 @@ impl Play {
                 summary.effect.clone_from(&outcome.effect);
                 break name;
             }
-            if started.elapsed() > VERDICT_PATIENCE {
-                stage.say(&format!("   no verdict after {} s", VERDICT_PATIENCE.as_secs()));
+            if begin.elapsed() > VERDICT_UNTIL {
+                stage.say(&format!("   no verdict after {} s", started.elapsed().as_secs()));
                 break name;
             }
             std::thread::sleep(LOOK_EVERY / 2);
