@@ -35,7 +35,7 @@ use crate::sys::cache::{Pages, pages_of};
 use homeostat_model::{ActionId, ProcessId};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -159,7 +159,9 @@ pub(super) struct BringingBack {
     heard: Instant,
     /// Parts that there was no room for, as it seems.
     no_room: u64,
-    /// Who was to read it was about to end when it was sent, and another one is.
+    /// What was asked for and not answered yet, oldest first: the parts of each question.
+    sent: VecDeque<Vec<Part>>,
+    /// Who was to read it has ended once, and another one is asked.
     is_anew: bool,
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
@@ -199,6 +201,7 @@ impl BringingBack {
             since: None,
             heard: Instant::now(),
             no_room: 0,
+            sent: VecDeque::new(),
             is_anew: false,
             left: BTreeMap::new(),
             steps: 0,
@@ -300,7 +303,13 @@ impl BringingBack {
                 }
                 Ok(Step::More)
             }
-            Stage::Fetching(_) => self.fetch(root, fetcher),
+            Stage::Fetching(_) => match self.fetch(root, fetcher) {
+                Err(Hindrance::Fetch(FetchError::Ended)) if !self.is_anew => {
+                    self.ask_another(root, fetcher);
+                    Ok(Step::Wait)
+                }
+                step => step,
+            },
         }
     }
 
@@ -353,6 +362,18 @@ impl BringingBack {
         Ok(Step::More)
     }
 
+    /// Who was asked has ended; what that did not answer for another one is asked for. Not twice: it may be what it is asked for that ends it.
+    fn ask_another(&mut self, root: &Root, fetcher: &mut Fetcher) {
+        fetcher.leave(root, self.action);
+        (self.is_anew, self.since, self.heard) = (true, None, Instant::now());
+        if let Stage::Fetching(parts) = &mut self.stage {
+            for part in std::mem::take(&mut self.sent).into_iter().rev().flatten() {
+                self.asked = self.asked.saturating_sub(part.absent);
+                parts.push(part);
+            }
+        }
+    }
+
     /// Has as many parts read as the disk takes now.
     fn fetch(&mut self, root: &Root, fetcher: &mut Fetcher) -> Result<Step, Hindrance> {
         let (Stage::Fetching(parts), Some((group, inode))) = (&mut self.stage, &self.group) else {
@@ -380,6 +401,7 @@ impl BringingBack {
         };
         let answers = fetcher.answers()?;
         let (mut waiting, now) = (answers.waiting, Instant::now());
+        self.sent.drain(..self.sent.len().saturating_sub(answers.waiting));
         if answers.answered > 0 || waiting == 0 {
             self.heard = now;
         }
@@ -411,16 +433,14 @@ impl BringingBack {
             match fetcher.ask(&part.file, next.start, length) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(FetchError::Ended) if self.asked == 0 && !self.is_anew => {
-                    (self.is_anew, self.since) = (true, None);
-                    return Ok(Step::Wait);
-                }
                 Err(e) => return Err(e.into()),
             }
             room -= length;
-            for part in parts.drain(parts.len() - count..) {
+            let sent = parts.split_off(parts.len() - count);
+            for part in &sent {
                 self.asked = self.asked.saturating_add(part.absent);
             }
+            self.sent.push_back(sent);
             waiting += 1;
         }
         let is_over = parts.is_empty() && waiting == 0;

@@ -167,11 +167,16 @@ impl Fetcher {
         if let Some((whose, _)) = &running.away {
             return Ok(*whose == action);
         }
-        if running.home != *group {
-            group.take(root, running.pid()).map_err(|why| FetchError::Move {
-                group: group.path.clone(),
-                why,
-            })?;
+        if running.home != *group
+            && let Err(why) = group.take(root, running.pid())
+        {
+            // It was about to end, which is not known at once.
+            if why.raw_os_error() == Some(libc::ESRCH) {
+                self.end();
+                return Err(FetchError::Ended);
+            }
+            let group = group.path.clone();
+            return Err(FetchError::Move { group, why });
         }
         running.away = Some((action, group.clone()));
         Ok(true)

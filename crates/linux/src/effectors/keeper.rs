@@ -8,9 +8,10 @@
 //! So a thread does by hand what that does. A limit below what a group uses is set by the kernel only after it has taken so much
 //! memory away, and not at all where it cannot (`mem_cgroup_resize_max` in Linux `mm/memcontrol.c`); it is lifted again at once. Between
 //! two such moments nothing limits the group, also when the daemon is killed. How far apart they are follows from how fast the group
-//! grows: by [`GROWTH`] of the limit, from one to the next. What cannot be dropped is left to it beside the limit as soon as it is half of
-//! that; so while one is in force there is always something to drop for who grows. That is some microseconds, or as long as this thread
-//! has to wait for a CPU in between.
+//! grows: by [`GROWTH`] of the limit, from one to the next. A fast reader grows by more, in leaps of what its disk reads ahead, and a thread has to wait for
+//! a CPU: so it is left with as much less as it has grown by lately, that it comes to its limit and not beyond.
+//! What cannot be dropped is left to it beside the limit as soon as it is half of that; and [`GROWTH`] of the limit is left that can be, so while one is in force there is always something to drop for
+//! who grows. That is some microseconds, or as long as this thread has to wait for a CPU in between.
 //!
 //! The kernel goes on as long as it finds anything to take, and waits for pages that are being written: beside a group that writes as
 //! much as it reads that may be long. So it is [interrupted](interrupt) then, and takes what it can the next time.
@@ -30,8 +31,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A group may grow by this share of its limit from one moment to the next: what lies between that and the limit is taken away.
+/// A group is to grow by this share of its limit from one moment to the next: what lies between that and the limit is taken away.
 const GROWTH: u64 = 4;
+/// By how much it has grown most is forgotten by this share with each moment.
+const FORGOTTEN: u64 = 16;
 /// Between two moments at least …
 const PAUSE_MIN: Duration = Duration::from_millis(4);
 /// … and at most: who does nothing now may begin to read.
@@ -83,6 +86,8 @@ struct Kept {
     limit: u64,
     /// … and with what cannot be dropped.
     allowed: u64,
+    /// What cannot be dropped, as it was seen last.
+    held: u64,
     files: Arc<Files>,
     pace: Pace,
     due: Instant,
@@ -97,9 +102,11 @@ struct Files {
     limit: File,
 }
 
-/// What a group is left with that may grow to `allowed`.
-fn tight(allowed: u64, limit: u64) -> u64 {
-    (allowed.saturating_sub(limit / GROWTH) / MIB * MIB).saturating_sub(LESS)
+/// What a group is left with that may grow to `allowed`, holds so much that cannot be dropped, and has grown by so much at a time.
+fn tight(allowed: u64, held: u64, limit: u64, growth: u64) -> u64 {
+    let least = limit / GROWTH;
+    let most = allowed.saturating_sub(held).saturating_sub(least).max(least);
+    (allowed.saturating_sub(growth.clamp(least, most)) / MIB * MIB).saturating_sub(LESS)
 }
 
 /// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
@@ -115,13 +122,29 @@ struct Pace {
     at: Instant,
     used: u64,
     pause: Duration,
+    /// By how much it has grown from one look to the next lately: the most of it, and ever less.
+    growth: u64,
 }
 
 impl Pace {
+    fn new(now: Instant) -> Self {
+        Self {
+            at: now,
+            used: 0,
+            pause: PAUSE_MIN,
+            growth: 0,
+        }
+    }
+
     /// After a look that found so much, when so much is left.
     fn next(&mut self, now: Instant, found: u64, left: u64, limit: u64) -> Duration {
         let seconds = now.saturating_duration_since(self.at).as_secs_f64().max(1e-4);
-        let rate = found.saturating_sub(self.used) as f64 / seconds;
+        let grown = found.saturating_sub(self.used);
+        let rate = grown as f64 / seconds;
+        // What it had used before it was looked at for the first time is no growth.
+        if self.used > 0 {
+            self.growth = grown.max(self.growth - self.growth / FORGOTTEN);
+        }
         let room = (limit / GROWTH) as f64;
         // Who has stood still begins slowly, too: not more than twice as long as before.
         let wanted = if rate > 0.0 {
@@ -206,11 +229,8 @@ impl Keeper {
             limit,
             allowed: limit,
             files,
-            pace: Pace {
-                at: now,
-                used: 0,
-                pause: PAUSE_MIN,
-            },
+            held: limit / 2,
+            pace: Pace::new(now),
             due: now,
             held_at: now,
             stuck_until: now,
@@ -325,7 +345,7 @@ impl Shared {
                 let pause = kept.pace.next(now, look.found, look.left, limit);
                 kept.due = now + pause.max((now - begun) * REST);
                 if let Some(held) = look.held {
-                    kept.held_at = now;
+                    (kept.held_at, kept.held) = (now, held);
                     let is_stuck = now < kept.stuck_until;
                     kept.allowed = allowed(held, limit).max(if is_stuck { kept.allowed } else { 0 });
                 }
@@ -346,6 +366,8 @@ struct View {
     group: MemoryGroup,
     limit: u64,
     allowed: u64,
+    held: u64,
+    growth: u64,
     /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed.
     asks: bool,
     asks_above: bool,
@@ -360,6 +382,8 @@ impl Kept {
             group: self.group.clone(),
             limit: self.limit,
             allowed: self.allowed,
+            held: self.held,
+            growth: self.pace.growth,
             asks: since >= HELD_EVERY && !is_stuck,
             asks_above: since >= HELD_ABOVE_EVERY,
         }
@@ -397,7 +421,9 @@ fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
     // What the kernel did not find before is not looked for again at once.
     let wanted = tight(
         now_allowed.max(if view.asks { 0 } else { view.allowed }),
+        held.unwrap_or(view.held),
         view.limit,
+        view.growth,
     );
     let mut look = Look {
         found,
@@ -419,10 +445,17 @@ mod tests {
     #[test]
     fn what_is_written_for_a_moment_is_no_limit_that_a_person_writes() {
         for limit in [16, 33, 37, 48] {
-            for held in [0, 5, 100, 1000] {
-                let tight = tight((limit + held) * MIB, limit * MIB);
-                assert!(is_of_a_moment(tight) && tight < (limit + held) * MIB);
-                assert!(tight > held * MIB + limit * MIB / 2);
+            for held in [0, 5, limit / 2, limit / 2 + 1, 100, 1000] {
+                for growth in [0, 9, 20, 5000] {
+                    let (limit, held) = (limit * MIB, held * MIB);
+                    let allowed = allowed(held, limit);
+                    let tight = tight(allowed, held, limit, growth * MIB);
+                    assert!(is_of_a_moment(tight) && tight <= allowed - limit / 4);
+                    assert!(
+                        tight + 2 * MIB >= held + limit / 4,
+                        "who grows finds something to drop"
+                    );
+                }
             }
         }
         for theirs in [
@@ -440,11 +473,7 @@ mod tests {
     #[test]
     fn who_grows_fast_is_looked_at_often_and_who_stands_still_within_fifty_milliseconds() {
         let begun = Instant::now();
-        let mut pace = Pace {
-            at: begun,
-            used: 0,
-            pause: PAUSE_MIN,
-        };
+        let mut pace = Pace::new(begun);
         let limit = 40 << 20;
         let mut at = begun;
         // Nothing read: ever more rarely.
@@ -462,5 +491,23 @@ mod tests {
         // More than can be followed.
         at += PAUSE_MIN;
         assert_eq!(pace.next(at, 1 << 30, 0, limit), PAUSE_MIN);
+    }
+
+    #[test]
+    fn a_reader_that_leaps_is_left_with_so_much_less_that_it_comes_to_its_limit() {
+        let mut pace = Pace::new(Instant::now());
+        let (limit, leap) = (37 * MIB, 16 * MIB);
+        let mut left = 28 * MIB;
+        for moment in 0..50 {
+            let found = left + leap;
+            left = found.min(tight(limit, 3 * MIB, limit, pace.growth));
+            pace.next(pace.at + PAUSE_MIN, found, left, limit);
+            assert!(moment < 3 || found <= limit + MIB, "{moment}: {found}");
+        }
+        // It slows down.
+        for _ in 0..50 {
+            pace.next(pace.at + PAUSE_MIN, left + MIB, left, limit);
+        }
+        assert_eq!(tight(limit, 3 * MIB, limit, pace.growth), 27 * MIB - LESS);
     }
 }
