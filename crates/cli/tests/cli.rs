@@ -227,6 +227,32 @@ fn a_broken_configuration_is_named_with_its_place_and_nothing_starts() {
 }
 
 #[test]
+fn a_group_that_does_not_exist_is_an_error_of_the_configuration_and_keeps_nobody_from_looking() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("homeostat.toml");
+    std::fs::write(&config, "[control]\ngroup = \"no-such-group\"\n").unwrap();
+    let path = config.to_str().unwrap();
+    for arguments in [
+        &["config", "check", "--config", path][..],
+        &["run", "--config", path],
+    ] {
+        let output = alone(directory.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let message = text(&output.stderr);
+        assert!(
+            message.contains("homeostat.toml:2:9: control.group = \"no-such-group\": there is no such group"),
+            "{message}"
+        );
+    }
+    assert!(!directory.path().join("state").exists());
+    // Who looks for the daemon or undoes is not kept from it: the paths are known.
+    state_directory(directory.path());
+    let restore = alone(directory.path(), &["restore", "--config", path]);
+    assert!(restore.status.success(), "{}", text(&restore.stderr));
+    assert_eq!(text(&restore.stderr), "");
+}
+
+#[test]
 fn with_json_errors_are_objects_of_one_shape() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("homeostat.toml");

@@ -90,6 +90,10 @@ pub struct Errand {
 /// Hands errands to the loop: false when its queue is full or it has ended.
 pub type Post = Arc<dyn Fn(Errand) -> bool + Send + Sync>;
 
+/// What to do about a group that is not known.
+pub(crate) const GROUP_REMEDY: &str =
+    "create it, or change control.group; a group that is not in /etc/group can be given by its number";
+
 /// Why the control socket can not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -97,9 +101,7 @@ pub enum ControlError {
     #[error("another homeostat daemon answers at {}\n  hint: `homeostat status` shows it; stop it first", .0.display())]
     AlreadyRunning(PathBuf),
     /// The group is not known.
-    #[error(
-        "the group {0:?} of the control socket does not exist\n  hint: create it, or change control.group"
-    )]
+    #[error("the group {0:?} of the control socket does not exist\n  hint: {GROUP_REMEDY}")]
     NoSuchGroup(String),
     /// A file operation failed.
     #[error("{what} {}: {source}", path.display())]
@@ -152,7 +154,7 @@ pub fn bind(socket: &Path, group: &str) -> Result<UnixListener, ControlError> {
 }
 
 /// The number of a group, by name or number, from `/etc/group`.
-fn group_id(group: &str) -> Option<u32> {
+pub(crate) fn group_id(group: &str) -> Option<u32> {
     if let Ok(number) = group.parse() {
         return Some(number);
     }

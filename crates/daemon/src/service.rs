@@ -439,7 +439,7 @@ impl Service<'_> {
     fn reload(&mut self, repetition: &mut Repetition) -> Answer {
         self.manager.tell("RELOADING=1");
         self.probe_again(repetition);
-        let answer = match settings::load(&self.sources) {
+        let answer = match settings::load_for_daemon(&self.sources) {
             Ok(loaded) => Answer::Reloaded(self.take_over(repetition, loaded)),
             Err(errors) => Answer::BadConfiguration(errors.to_string()),
         };

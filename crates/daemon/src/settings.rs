@@ -11,6 +11,7 @@ mod catalogue;
 pub mod muted;
 
 use crate::api::near_names;
+use crate::control::{GROUP_REMEDY, group_id};
 use crate::metrics;
 use homeostat_engine::Policy;
 pub use homeostat_linux::meters::MeterSettings;
@@ -236,6 +237,32 @@ struct Layer {
 /// # Errors
 /// Every complaint that was found.
 pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
+    load_and(sources, |_| Vec::new())
+}
+
+/// As [`load`], for a daemon that is to run here: also what this machine lacks is complained about. Whoever only looks for
+/// the daemon's files must not be kept from it by that.
+///
+/// # Errors
+/// Every complaint that was found.
+pub fn load_for_daemon(sources: &Sources) -> Result<Loaded, SettingsErrors> {
+    load_and(sources, |settings| {
+        let group = &settings.control.group;
+        match group_id(group) {
+            Some(_) => Vec::new(),
+            None => vec![(
+                "control.group".into(),
+                "there is no such group".into(),
+                GROUP_REMEDY.into(),
+            )],
+        }
+    })
+}
+
+/// A complaint about a value: setting, problem, remedy.
+type Complaint = (String, String, String);
+
+fn load_and(sources: &Sources, more: impl Fn(&Settings) -> Vec<Complaint>) -> Result<Loaded, SettingsErrors> {
     let mut errors = Vec::new();
     let mut layers = Vec::new();
     match &sources.file {
@@ -275,7 +302,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
             Err(e) => errors.push(*e),
         }
     }
-    let merged = merge(&layers, &mut errors);
+    let merged = merge(&layers, more, &mut errors);
     match (merged, errors.is_empty()) {
         (Some(loaded), true) => Ok(loaded),
         _ => Err(SettingsErrors(errors)),
@@ -356,7 +383,11 @@ fn set_layer(set: &str) -> Result<Layer, Box<SettingsError>> {
     Ok(Layer { name, text })
 }
 
-fn merge(layers: &[Layer], errors: &mut Vec<SettingsError>) -> Option<Loaded> {
+fn merge(
+    layers: &[Layer],
+    more: impl Fn(&Settings) -> Vec<Complaint>,
+    errors: &mut Vec<SettingsError>,
+) -> Option<Loaded> {
     let mut merged = toml::Table::new();
     for layer in layers {
         match check_layer(layer) {
@@ -386,7 +417,7 @@ fn merge(layers: &[Layer], errors: &mut Vec<SettingsError>) -> Option<Loaded> {
         }
     };
     let crossed = crossed(&settings);
-    for (key, problem, remedy) in complaints(&settings) {
+    for (key, problem, remedy) in complaints(&settings).into_iter().chain(more(&settings)) {
         // A bound that is itself a setting is complained about once, below, at the setting that a person wrote.
         if !crossed.iter().any(|pair| pair.low == key || pair.high == key) {
             errors.push(place(layers, &key, problem, remedy));
@@ -609,8 +640,8 @@ impl Crossed {
     }
 }
 
-/// Complaints about values that have the right type: setting, problem, remedy.
-fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
+/// Complaints about values that have the right type.
+fn complaints(settings: &Settings) -> Vec<Complaint> {
     let mut found = Vec::new();
     let policy = &settings.policy;
     let ranges = [
@@ -719,7 +750,7 @@ fn complaints(settings: &Settings) -> Vec<(String, String, String)> {
 }
 
 /// Complaints about settings of single strategies: what nobody reads switches nothing off.
-fn complaints_of_strategies(policy: &Policy) -> Vec<(String, String, String)> {
+fn complaints_of_strategies(policy: &Policy) -> Vec<Complaint> {
     let strategies = homeostat_strategies::all();
     let mut found = Vec::new();
     for (strategy, values) in &policy.settings {

@@ -158,7 +158,7 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
 /// # Errors
 /// Also when the file can not be made.
 pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result<Ended, RunError> {
-    let loaded = settings::load(sources)?;
+    let loaded = settings::load_for_daemon(sources)?;
     let mut settings = loaded.settings.clone();
     if !loaded.seed_given {
         settings.policy.seed = draw_seed();

@@ -86,7 +86,7 @@ impl Config {
 
 fn check(context: &Context) -> Result<(), Failure> {
     let schema = homeostat_daemon::api::SCHEMA;
-    match settings::load(&context.sources) {
+    match settings::load_for_daemon(&context.sources) {
         Ok(loaded) => {
             let verdict = Verdict {
                 schema,

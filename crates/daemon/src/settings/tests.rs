@@ -10,7 +10,7 @@ fn layer(text: &str) -> Layer {
 fn merged(texts: &[&str]) -> Result<Loaded, Vec<SettingsError>> {
     let layers: Vec<Layer> = texts.iter().map(|t| layer(t)).collect();
     let mut errors = Vec::new();
-    match merge(&layers, &mut errors) {
+    match merge(&layers, |_| Vec::new(), &mut errors) {
         Some(loaded) if errors.is_empty() => Ok(loaded),
         _ => Err(errors),
     }
@@ -110,7 +110,7 @@ fn a_value_out_of_range_is_named_where_it_was_written_last() {
         },
     ];
     let mut errors = Vec::new();
-    merge(&layers, &mut errors);
+    merge(&layers, |_| Vec::new(), &mut errors);
     assert_eq!(errors.len(), 1);
     let e = &errors[0];
     assert_eq!(
