@@ -15,6 +15,13 @@ const REMEMBERED: usize = 4;
 /// Workloads whose sentences are remembered; beyond it memory starts afresh.
 const WORKLOADS_MAX: usize = 1024;
 
+/// First steps of single processes of one program that the log tells in [`CROWD_PERIOD`]: those of two or three.
+const CROWD_LINES: u32 = 6;
+/// … in seconds.
+const CROWD_PERIOD: u64 = 3600;
+/// Programs that are counted so; beyond it counting starts afresh.
+const CROWD_PROGRAMS_MAX: usize = 256;
+
 /// Drops what was said already.
 ///
 /// About a workload the last few sentences are not repeated, so that one that goes back and forth between two
@@ -22,6 +29,23 @@ const WORKLOADS_MAX: usize = 1024;
 #[derive(Default)]
 pub struct Repetition {
     said: BTreeMap<Option<String>, VecDeque<String>>,
+    crowds: BTreeMap<String, Crowd>,
+}
+
+/// What the log told of the first steps of a program's processes.
+struct Crowd {
+    since_unix: u64,
+    told: u32,
+    kept_back: u32,
+}
+
+/// What the log makes of a line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admission {
+    /// To be written before it.
+    pub before: Option<StoryLine>,
+    /// Whether it is written itself.
+    pub written: bool,
 }
 
 impl Repetition {
@@ -42,6 +66,69 @@ impl Repetition {
         said.push_back(sentence);
         true
     }
+
+    /// Whether the line belongs in the log.
+    ///
+    /// A build server starts a compiler for every file. Each that lives for longer than the floors is a workload of its
+    /// own, with two or three lines (considered, observed, declined) before it ends, hundreds in an hour, and nobody can
+    /// act on any of them. Of single processes of one program only the first are told, and of the rest how many lines
+    /// there were. What matters is always told: warnings, and all from a proposal on, to which only those come that
+    /// live long enough to be tried; units and containers, which are named by people; and the state that `status`,
+    /// `explain` and `history` show has every line.
+    pub fn admit(&mut self, line: &StoryLine) -> Admission {
+        let all = Admission {
+            before: None,
+            written: true,
+        };
+        let first_step = matches!(
+            line.stage.as_str(),
+            "ignored" | "considered" | "observed" | "declined"
+        );
+        let Some(program) = line.workload.as_deref().and_then(program_of_process) else {
+            return all;
+        };
+        if line.warning || !first_step {
+            return all;
+        }
+        if self.crowds.len() >= CROWD_PROGRAMS_MAX && !self.crowds.contains_key(program) {
+            self.crowds.clear();
+        }
+        let crowd = self.crowds.entry(program.to_owned()).or_insert(Crowd {
+            since_unix: line.at_unix,
+            told: 0,
+            kept_back: 0,
+        });
+        let mut before = None;
+        if line.at_unix.saturating_sub(crowd.since_unix) >= CROWD_PERIOD {
+            before = (crowd.kept_back > 0).then(|| StoryLine {
+                workload: None,
+                text: format!(
+                    "{} more lines about first steps of processes of {program} were not written since {} (`homeostat history` has what was tried)",
+                    crowd.kept_back,
+                    time_of_day(crowd.since_unix)
+                ),
+                ..line.clone()
+            });
+            *crowd = Crowd {
+                since_unix: line.at_unix,
+                told: 0,
+                kept_back: 0,
+            };
+        }
+        let written = crowd.told < CROWD_LINES;
+        if written {
+            crowd.told += 1;
+        } else {
+            crowd.kept_back = crowd.kept_back.saturating_add(1);
+        }
+        Admission { before, written }
+    }
+}
+
+/// The program of a workload that is one process, `cc1plus[4711]`; `None` of others.
+fn program_of_process(workload: &str) -> Option<&str> {
+    let (program, pid) = workload.strip_suffix(']')?.rsplit_once('[')?;
+    (!pid.is_empty() && pid.bytes().all(|c| c.is_ascii_digit())).then_some(program)
 }
 
 /// Where lines go.
@@ -141,6 +228,61 @@ mod tests {
             assert!(repetition.is_news(&line(None, host)));
         }
         assert!(!repetition.is_news(&line(None, "paused")));
+    }
+
+    #[test]
+    fn of_many_processes_of_one_program_the_log_tells_the_first_and_what_matters() {
+        let mut repetition = Repetition::default();
+        let step = |pid: u32, stage: &str, at: u64| StoryLine {
+            stage: stage.into(),
+            at_unix: at,
+            ..line(Some(&format!("cc1plus[{pid}]")), &format!("cc1plus {pid}"))
+        };
+        let mut written = 0;
+        for pid in 0..1000 {
+            for stage in ["considered", "declined"] {
+                written += u32::from(repetition.admit(&step(pid, stage, 1000)).written);
+            }
+        }
+        assert_eq!(written, CROWD_LINES);
+        // What comes to a trial, what is wrong, and others.
+        assert!(repetition.admit(&step(7, "proposed", 1000)).written);
+        assert!(repetition.admit(&step(7, "trying", 1000)).written);
+        let warning = StoryLine {
+            warning: true,
+            ..step(8, "declined", 1000)
+        };
+        assert!(repetition.admit(&warning).written);
+        for other in ["ld[7]", "redis.service", "odd[x]", "odd[]"] {
+            let considered = StoryLine {
+                stage: "considered".into(),
+                ..line(Some(other), "x")
+            };
+            assert!(repetition.admit(&considered).written, "{other}");
+        }
+        // An hour later it is told how many there were, and the first are told again.
+        let later = repetition.admit(&step(2000, "considered", 1000 + CROWD_PERIOD));
+        assert!(later.written);
+        let told = later.before.unwrap();
+        assert_eq!(told.workload, None);
+        assert!(
+            told.text.starts_with("1994 more lines") && told.text.contains("cc1plus"),
+            "{}",
+            told.text
+        );
+        assert_eq!(
+            repetition
+                .admit(&step(2001, "considered", 1000 + CROWD_PERIOD))
+                .before,
+            None
+        );
+        for program in 0..3 * CROWD_PROGRAMS_MAX {
+            repetition.admit(&StoryLine {
+                stage: "considered".into(),
+                ..line(Some(&format!("p{program}[1]")), "x")
+            });
+        }
+        assert!(repetition.crowds.len() <= CROWD_PROGRAMS_MAX);
     }
 
     #[test]

@@ -401,7 +401,10 @@ impl Service<'_> {
     fn tell(&self, repetition: &mut Repetition, story: &Story) {
         let line = StoryLine::new(self.clock.unix_seconds(), story);
         if repetition.is_news(&line) {
-            self.log.write(&line);
+            let admission = repetition.admit(&line);
+            for line in admission.before.iter().chain(admission.written.then_some(&line)) {
+                self.log.write(line);
+            }
             self.board.tell(line);
         }
     }
