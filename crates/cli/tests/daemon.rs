@@ -193,6 +193,79 @@ fn a_daemon_that_was_killed_is_followed_by_a_new_one() {
     again.wait().unwrap();
 }
 
+#[test]
+fn restore_right_after_a_kill_waits_until_the_daemon_is_gone() {
+    let daemon = Daemon::start();
+    // Not waited for: the process has its lock and its socket until the kernel comes to them.
+    daemon.signal(rustix::process::Signal::KILL);
+    let restored = daemon.ask(&["restore", "--json"]);
+    assert!(restored.status.success(), "{restored:?}");
+    assert_eq!(json(&restored)["by"], "journal");
+}
+
+/// In a mount namespace of its own, so that a daemon of this machine is not in the way, nor any of these in its.
+#[test]
+fn of_two_daemons_that_may_touch_everything_the_second_is_refused_and_one_kept_to_its_own_programs_is_not() {
+    const SCRIPT: &str = r#"
+mount -t tmpfs tmpfs /run || exit 77
+cd "$1"
+# All that runs is far below these floors.
+touch none.toml
+idle="--set age_min_s=86400 --set cpu_min=10000 --set service.lock_memory=false --set service.raise_priority=false"
+daemon() { state=$1; shift; "$homeostat" --config none.toml --state-dir "$state" --socket "$state.socket" run $idle "$@"; }
+listens() { for _ in $(seq 600); do [ -S "$1.socket" ] && return 0; sleep .1; done; return 1; }
+daemon first 2> first.log & first=$!
+listens first || exit 70
+daemon second 2> second.log; echo $? > second.code
+daemon own --set 'policy.workloads=[{match="/nowhere/own"},{match="*",never=true}]' 2> own.log & own=$!
+listens own; echo $? > own.code
+echo $first > first.pid
+# Its lock goes with it.
+kill -9 $first
+daemon third 2> third.log & third=$!
+listens third; echo $? > third.code
+kill $own $third
+wait
+"#;
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT, "sh"])
+        .arg(directory.path())
+        .env("homeostat", env!("CARGO_BIN_EXE_homeostat"))
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("JOURNAL_STREAM")
+        .stdin(Stdio::null())
+        .output();
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap_or_default();
+    match output {
+        Ok(output) if output.status.success() => {}
+        Ok(output) if [Some(77), Some(1)].contains(&output.status.code()) && read("first.log").is_empty() => {
+            eprintln!("no mount namespace can be had here: {output:?}");
+            return;
+        }
+        Ok(output) => panic!("{output:?}: {}", read("first.log")),
+        Err(e) => {
+            eprintln!("no unshare: {e}");
+            return;
+        }
+    }
+    let refusal = read("second.log");
+    assert_eq!(read("second.code").trim(), "1", "{refusal}");
+    let first = format!(
+        "another homeostat daemon runs on this machine (process {}, state directory {})",
+        read("first.pid").trim(),
+        directory.path().join("first").display()
+    );
+    assert!(refusal.contains(&first), "{first} in {refusal}");
+    assert_eq!(read("own.code").trim(), "0", "{}", read("own.log"));
+    assert!(
+        read("own.log").contains("exclude there what this one may touch"),
+        "{}",
+        read("own.log")
+    );
+    assert_eq!(read("third.code").trim(), "0", "{}", read("third.log"));
+}
+
 /// As user nobody in that group, or `None` where this test may not become somebody else.
 fn as_nobody(daemon: &Daemon, group: &[&str], arguments: &[&str]) -> Option<Output> {
     use std::os::unix::fs::PermissionsExt;

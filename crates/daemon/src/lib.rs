@@ -10,6 +10,7 @@ pub mod control;
 pub mod dossier;
 pub mod greeting;
 pub mod log;
+pub mod machine_lock;
 pub mod memory;
 pub mod meters;
 pub mod metrics;

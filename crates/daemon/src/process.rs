@@ -54,6 +54,45 @@ pub fn lock_memory(service: &Service) -> Vec<String> {
     refused
 }
 
+/// Whether a process is ending: it was killed, or is on its way out, or is gone. What it has locked comes free in a moment.
+pub fn is_ending(pid: u32) -> bool {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+    match (read("stat"), read("status")) {
+        (Ok(stat), Ok(status)) => stat_tells_of_end(&stat) || is_killed(&status),
+        (Err(e), _) | (_, Err(e)) => {
+            // ESRCH: it went while it was read.
+            e.kind() == std::io::ErrorKind::NotFound
+                || e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+        }
+    }
+}
+
+/// A zombie, dead, or with the kernel's mark of a process that exits.
+fn stat_tells_of_end(stat: &str) -> bool {
+    /// `PF_EXITING` (include/linux/sched.h).
+    const EXITING: u64 = 4;
+    let mut fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_ascii_whitespace();
+    let state = fields.next();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    matches!(state, Some("Z" | "X")) || flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
+/// SIGKILL waits for the process or its first thread, which has not come to it yet.
+fn is_killed(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (rustix::process::Signal::KILL.as_raw() - 1);
+    status
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("SigPnd:")
+                .or_else(|| line.strip_prefix("ShdPnd:"))
+        })
+        .filter_map(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .any(|set| set & SIGKILL != 0)
+}
+
 /// What the kernel made the thread that runs the loop wait for since it began.
 pub struct OwnWaits {
     stat: Kept,
@@ -141,6 +180,32 @@ pub fn raise_file_limit() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_is_killed_or_gone_is_ending_and_one_that_sleeps_is_not() {
+        assert!(!is_ending(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        assert!(!is_ending(pid));
+        child.kill().unwrap();
+        // From the moment in which the signal is sent: pending, exiting, a zombie.
+        for _ in 0..100 {
+            assert!(is_ending(pid));
+        }
+        child.wait().unwrap();
+        assert!(is_ending(pid), "gone");
+
+        let alive = "7 (a) Z b) S 1 7 7 0 -1 4194304 1 2";
+        assert!(!stat_tells_of_end(alive));
+        assert!(
+            stat_tells_of_end(&alive.replace("4194304", "4194308")),
+            "PF_EXITING"
+        );
+        assert!(stat_tells_of_end(&alive.replace(" S ", " Z ")));
+        let pending =
+            |set: &str| is_killed(&format!("Name:\tx\nSigPnd:\t{set}\nShdPnd:\t0000000000000000\n"));
+        assert!(pending("0000000000000100") && !pending("0000000000004000"));
+    }
 
     #[test]
     fn page_faults_of_this_thread_are_counted_from_the_beginning_on() {

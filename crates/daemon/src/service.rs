@@ -8,6 +8,7 @@ use crate::board::Board;
 use crate::control::{Answer, Ask, Errand, Post};
 use crate::greeting::FirstLook;
 use crate::log::{Log, Repetition};
+use crate::machine_lock::Sole;
 use crate::notify::Manager;
 use crate::process::OwnWaits;
 use crate::settings::{self, Loaded, Settings, Sources};
@@ -201,6 +202,8 @@ pub struct Service<'a> {
     pub first_look: Option<FirstLook>,
     /// What others changed of the kernel's settings; `None` when they are not watched.
     pub book: Option<Book>,
+    /// The machine's lock.
+    pub sole: Sole,
 }
 
 impl Service<'_> {
@@ -443,7 +446,18 @@ impl Service<'_> {
         self.manager.tell("RELOADING=1");
         self.probe_again(repetition);
         let answer = match settings::load_for_daemon(&self.sources) {
-            Ok(loaded) => Answer::Reloaded(self.take_over(repetition, loaded)),
+            Ok(loaded) => match self.sole.ensure(&loaded.settings.policy) {
+                Ok(note) => {
+                    let mut notes = self.take_over(repetition, loaded);
+                    if let Some(note) = note {
+                        self.tell(repetition, &host_story(note.clone(), true));
+                        notes.push(note);
+                    }
+                    Answer::Reloaded(notes)
+                }
+                // What it was told to be it may not be beside another one.
+                Err(e) => Answer::BadConfiguration(e.to_string()),
+            },
             Err(errors) => Answer::BadConfiguration(errors.to_string()),
         };
         self.manager.tell("READY=1");

@@ -5,6 +5,7 @@ use crate::board::Board;
 use crate::control::{self, ControlError, Server};
 use crate::greeting::{self, FirstLook};
 use crate::log::Log;
+use crate::machine_lock::{self, MachineLockError, Sole, while_dying};
 use crate::metrics::endpoint::{self, Endpoint, MetricsError};
 use crate::notify::Manager;
 use crate::process;
@@ -23,7 +24,7 @@ use homeostat_platform::{Clock, PlatformError, Sensors};
 use homeostat_runtime::{Recorder, RecordingError, RecoveryReport, Runtime, StartError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
 use homeostat_store::{
-    History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory,
+    History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, Recovered, ResilientHistory,
 };
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,9 @@ pub enum RunError {
     /// The journal can not be opened: without it nothing may be changed.
     #[error("{0}")]
     Journal(#[from] JournalError),
+    /// Another daemon looks after this machine.
+    #[error("{0}")]
+    Machine(#[from] MachineLockError),
     /// The control socket is taken, or its group does not exist.
     #[error("{0}")]
     Control(#[from] ControlError),
@@ -145,6 +149,17 @@ fn breakpoint_notes(mended: &Mended) -> Vec<String> {
     mended.taken_out.iter().cloned().chain(left).collect()
 }
 
+/// Opens the journal. A daemon that was killed just now may still have it for a moment.
+fn open_journal(state_directory: &Path) -> Result<(Journal, Recovered), JournalError> {
+    let held_by = |e: &JournalError| match e {
+        JournalError::Held { pid, .. } => Some(*pid),
+        _ => None,
+    };
+    while_dying(held_by, || {
+        Journal::open(state_directory, JournalOptions::default())
+    })
+}
+
 /// Runs the daemon until it is told to stop.
 ///
 /// # Errors
@@ -164,8 +179,10 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         settings.policy.seed = draw_seed();
     }
     let clock = MonotonicClock;
-    let (journal, recovered) = Journal::open(&settings.paths.state_directory, JournalOptions::default())?;
+    let (journal, recovered) = open_journal(&settings.paths.state_directory)?;
     let mut notes = recovered.complaints();
+    let mut sole = Sole::new(Path::new(machine_lock::FILE), &settings.paths.state_directory);
+    notes.extend(sole.ensure(&settings.policy)?);
     notes.extend(process::raise_priority(&settings.service));
     process::raise_file_limit();
     let socket = settings.socket();
@@ -270,6 +287,7 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         notes,
         first_look: Some(FirstLook::default()),
         book,
+        sole,
     }
     .run();
     // What is counted with goes with the runtime; nothing comes any more meanwhile.
@@ -320,11 +338,10 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
         .map_err(RestoreError::Boot)?
         .trim()
         .to_owned();
-    let (mut journal, recovered) =
-        Journal::open(state_directory, JournalOptions::default()).map_err(|e| match e {
-            JournalError::Held { pid, .. } => RestoreError::DaemonRuns { pid },
-            e => RestoreError::Journal(e),
-        })?;
+    let (mut journal, recovered) = open_journal(state_directory).map_err(|e| match e {
+        JournalError::Held { pid, .. } => RestoreError::DaemonRuns { pid },
+        e => RestoreError::Journal(e),
+    })?;
     let mut effectors = Registry::new(&Root::default());
     let mut report = homeostat_runtime::restore(
         &mut journal,

@@ -7,6 +7,7 @@ use homeostat_daemon::control::{
     self, CONNECTIONS_MAX, CONNECTIONS_OF_ROOT, ControlError, REQUEST_BYTES_MAX, Server,
 };
 use homeostat_daemon::log::Log;
+use homeostat_daemon::machine_lock::{MachineLock, Sole};
 use homeostat_daemon::notify::Manager;
 use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
@@ -146,6 +147,10 @@ impl Daemon {
         let config = directory.path().join("homeostat.toml");
         std::fs::write(&config, "[policy]\nseed = 1\n").unwrap();
         let board = Arc::new(Board::default());
+        let (lock, state) = (
+            directory.path().join("daemon.lock"),
+            directory.path().join("state"),
+        );
         let (sender, inbox) = service::channel();
         let listener = control::bind(&socket, "root").unwrap();
         let server = Server::start(listener, &socket, board.clone(), service::post(sender.clone())).unwrap();
@@ -204,6 +209,7 @@ impl Daemon {
                     notes: vec!["memory is not locked".into()],
                     first_look: None,
                     book: None,
+                    sole: Sole::new(&lock, &state),
                 }
                 .run()
             })
@@ -318,6 +324,29 @@ fn a_reload_takes_the_new_policy_and_refuses_a_broken_file() {
         (7.0, 1),
         "the drawn seed is kept"
     );
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_that_only_advised_may_not_begin_to_act_beside_another() {
+    let daemon = Daemon::start(false);
+    let config = daemon.directory.path().join("homeostat.toml");
+    let lock = daemon.directory.path().join("daemon.lock");
+    let other = MachineLock::take(&lock, Path::new("/the/other")).unwrap();
+    let mut client = daemon.client();
+    std::fs::write(&config, "[policy]\nage_min_s = 7\n").unwrap();
+    let error = client.reload().unwrap_err();
+    assert!(
+        matches!(&error, ClientError::BadConfiguration(text) if text.contains("/the/other")),
+        "{error}"
+    );
+    assert!(
+        daemon.asked.lock().unwrap().is_empty(),
+        "nothing reached the mind"
+    );
+    drop(other);
+    assert_eq!(client.reload().unwrap(), Vec::<String>::new());
     drop(client);
     daemon.stop();
 }

@@ -15,6 +15,7 @@ use children::{Daemon, Scratch, Workload};
 use clap::{Args, ValueEnum};
 use homeostat_daemon::api::{Effect, Status};
 use homeostat_daemon::client::{Client, ClientError};
+use homeostat_daemon::machine_lock;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -249,6 +250,14 @@ fn require_root_and_no_daemon(context: &Context) -> Result<(), Failure> {
             Kind::Permission,
             "the demo needs root\n  hint: sudo homeostat demo".into(),
         ));
+    }
+    // One with another socket has the machine's lock.
+    if let Some(holder) = machine_lock::holder(Path::new(machine_lock::FILE)) {
+        return Err(Failure::failed(format!(
+            "a homeostat daemon runs on this machine{}, and two would disturb each other\n  hint: stop it first; \
+             `homeostat status` shows what it does",
+            machine_lock::holder_text(&holder)
+        )));
     }
     match Client::connect(&context.socket()) {
         Err(ClientError::NotRunning(_)) => Ok(()),

@@ -96,7 +96,10 @@ impl Restore {
     /// Restores and says what was done.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
         let answer = match Client::connect(&context.socket()) {
-            Ok(client) => self.ask(client, &context.state_directory())?,
+            Ok(client) => match self.ask(client, &context.state_directory())? {
+                Some(answer) => answer,
+                None => self.by_hand(context)?,
+            },
             // The state directory may belong to a daemon with another socket; its lock tells.
             Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
             Err(e) => return Err(e.into()),
@@ -115,13 +118,18 @@ impl Restore {
         }
     }
 
-    fn ask(&self, mut client: Client, state_directory: &Path) -> Result<Answer, Failure> {
-        let actions = client.undo_all()?;
+    /// `None` when the daemon ended while it was asked: one that was killed still takes connections until the kernel
+    /// has closed its socket. Whether it has is told by the journal's lock.
+    fn ask(&self, mut client: Client, state_directory: &Path) -> Result<Option<Answer>, Failure> {
+        let actions = match client.undo_all() {
+            Err(ClientError::Broken { .. }) => return Ok(None),
+            actions => actions?,
+        };
         wait_until_undone(&mut client, &actions, true)?;
         let text = "by the running daemon";
         // What others have left that ended beside it; it looks after its own.
         let breakpoints = mend(state_directory);
-        Ok(Answer {
+        Ok(Some(Answer {
             schema: homeostat_daemon::api::SCHEMA,
             by: "daemon",
             undone: actions.into_iter().map(|action| Item { action, text: text.into() }).collect(),
@@ -136,7 +144,7 @@ impl Restore {
             ],
             looked_in: None,
             damaged: false,
-        })
+        }))
     }
 
     fn by_hand(&self, context: &Context) -> Result<Answer, Failure> {

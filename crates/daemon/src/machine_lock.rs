@@ -1,0 +1,430 @@
+//! One daemon on a machine: a second one with a state directory of its own would try the same changes on the same
+//! programs, and each would take the other's work for noise.
+//!
+//! The lock is a `flock` on a file that only root may open. The kernel gives it back whatever ends the process, also a
+//! `kill -9`; nobody else can take it (any user can bind an abstract socket of that name, and so keep the daemon from
+//! starting), and it is the same file in every network namespace. The directory is the one that the service's sandbox
+//! leaves open, and that a container is given from the host (`packaging/Containerfile`); a container without it is not
+//! seen.
+//!
+//! Who changes nothing, or only what its rules name one by one, needs no lock ([`needed`]): the daemon of
+//! `homeostat demo`, and rehearsals, may run beside the machine's own.
+
+use crate::process::is_ending;
+use homeostat_engine::{Mode, Policy, Profile};
+use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The directory of those who measure one workload, each with a file of its own.
+const MEASURED: &str = "/run/homeostat/measured";
+
+/// The file. Not below the run directory of the configuration: two daemons may have two of those.
+pub const FILE: &str = "/run/homeostat/daemon.lock";
+/// Most that is read of what the holder has written there: a number and a path.
+const TEXT_MAX: u64 = 8 * 1024;
+/// How long a process that was killed may take until the kernel has given back what it had locked: it has memory to
+/// give back first.
+pub const DYING_PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two looks at it.
+const DYING_TICK: Duration = Duration::from_millis(20);
+
+/// Who has the lock, as far as it wrote that down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process id.
+    pub pid: Option<u32>,
+    /// Its state directory.
+    pub state_directory: Option<PathBuf>,
+}
+
+/// Why the lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineLockError {
+    /// Another daemon has it.
+    #[error(
+        "another homeostat daemon runs on this machine{}, and two would try changes on the same programs\n  hint: {}",
+        holder_text(.0), remedy(.0)
+    )]
+    Held(Holder),
+    /// The file cannot be used. The daemon works without, and would not notice another one.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The holder in words.
+pub fn holder_text(holder: &Holder) -> String {
+    match (holder.pid, &holder.state_directory) {
+        (Some(pid), Some(directory)) => {
+            format!(" (process {pid}, state directory {})", directory.display())
+        }
+        (Some(pid), None) => format!(" (process {pid})"),
+        (None, _) => format!(" (it has {FILE} locked)"),
+    }
+}
+
+fn remedy(holder: &Holder) -> String {
+    let stop = match holder.pid {
+        Some(pid) => format!("stop it first (`systemctl stop homeostat`, or `kill {pid}`)"),
+        None => format!("stop it first (`systemctl stop homeostat`; `fuser {FILE}` finds it)"),
+    };
+    format!(
+        "{stop}; with --advise-only, or with rules that name its programs and exclude all others, this one may run beside it"
+    )
+}
+
+/// Whether a daemon with this policy has to be the only one: it changes something, and not only what rules name. A rule
+/// that excludes all (`match = "*"`, `never = true`) leaves those that stand before it, and with it nothing is changed
+/// either that reaches whoever runs there. A controller of the whole host asks no rule.
+pub fn needed(policy: &Policy) -> bool {
+    let only_what_is_named = policy
+        .workloads
+        .iter()
+        .any(|rule| rule.pattern == "*" && rule.never)
+        && policy.profile != Profile::AutotuneClassic;
+    policy.mode == Mode::Act && !only_what_is_named
+}
+
+/// The lock, held until it is dropped.
+#[derive(Debug)]
+pub struct MachineLock(File);
+
+impl Drop for MachineLock {
+    fn drop(&mut self) {
+        // Also where a process that was just forked still has the file open.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+impl MachineLock {
+    /// Takes it for the daemon with this state directory. Waits a moment for a holder that is just dying.
+    ///
+    /// # Errors
+    /// [`MachineLockError`].
+    pub fn take(file: &Path, state_directory: &Path) -> Result<Self, MachineLockError> {
+        let held_by = |e: &MachineLockError| match e {
+            MachineLockError::Held(holder) => Some(holder.pid),
+            MachineLockError::File { .. } => None,
+        };
+        while_dying(held_by, || Self::try_to_take(file, state_directory))
+    }
+
+    fn try_to_take(path: &Path, state_directory: &Path) -> Result<Self, MachineLockError> {
+        let failed = |source: io::Error| MachineLockError::File {
+            path: path.to_owned(),
+            source,
+        };
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(failed)?;
+        }
+        // A person may remove the file between opening and locking it: what is locked then is a file that nobody else
+        // finds. A few tries settle it.
+        for _ in 0..8 {
+            let mut file = open(path, OFlags::CREATE).map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(MachineLockError::Held(read(&mut file))),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(e) => return Err(failed(e.into())),
+            }
+            if is_the_one_at(&file, path) {
+                // It only makes the refusal of another friendlier.
+                let _ = file
+                    .set_len(0)
+                    .and_then(|()| file.write_all(text(state_directory).as_bytes()));
+                return Ok(Self(file));
+            }
+        }
+        Err(failed(io::Error::other("somebody removes it again and again")))
+    }
+}
+
+/// That one `homeostat meter test` measures a workload: two at a time would each take the other's breakpoints for a change
+/// of the program's code, and its cost for the program's work.
+#[derive(Debug)]
+pub struct Measuring {
+    path: PathBuf,
+    /// Given back after the file is removed.
+    _lock: MachineLock,
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        // While it is locked: whoever opened it meanwhile finds that it is not the one that lies there any more.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Measuring {
+    /// Begins to measure this workload. `None` where no lock can be had: without root's rights no breakpoint is put in
+    /// that could disturb the other.
+    ///
+    /// # Errors
+    /// Who else measures it.
+    pub fn begin(workload: &str, state_directory: &Path) -> Result<Option<Self>, Holder> {
+        Self::begin_in(Path::new(MEASURED), workload, state_directory)
+    }
+
+    fn begin_in(directory: &Path, workload: &str, state_directory: &Path) -> Result<Option<Self>, Holder> {
+        // A file name has 255 bytes at most. Two workloads that are called alike to here measure one after the other.
+        let name: String = workload
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+            .take(200)
+            .collect();
+        let path = directory.join(format!("{name}.lock"));
+        match MachineLock::take(&path, state_directory) {
+            Ok(lock) => Ok(Some(Self { path, _lock: lock })),
+            Err(MachineLockError::Held(holder)) => Err(holder),
+            Err(MachineLockError::File { .. }) => Ok(None),
+        }
+    }
+}
+
+/// Who has the lock, without taking it. `None` when nobody has, or when that is not to be seen.
+pub fn holder(path: &Path) -> Option<Holder> {
+    let mut file = open(path, OFlags::empty()).ok()?;
+    // Shared, and given back at once with the file: two that look do not see each other.
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Some(read(&mut file)),
+        _ => None,
+    }
+}
+
+/// Tries again, for [`DYING_PATIENCE`] at most, while the process that has what is tried for is ending (or is not known).
+pub(crate) fn while_dying<T, E>(
+    held_by: impl Fn(&E) -> Option<Option<u32>>,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    let begin = Instant::now();
+    let mut seen_alive = false;
+    loop {
+        let result = attempt();
+        let Some(pid) = result.as_ref().err().and_then(&held_by) else {
+            return result;
+        };
+        let alive = pid.is_some_and(|pid| !is_ending(pid));
+        // Twice: between taking the signal and marking itself as exiting a process looks alive for a moment.
+        if alive && seen_alive || begin.elapsed() >= DYING_PATIENCE {
+            return result;
+        }
+        seen_alive = alive;
+        std::thread::sleep(DYING_TICK);
+    }
+}
+
+fn open(path: &Path, more: OFlags) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | more;
+    Ok(rustix::fs::open(path, flags, FileMode::RUSR | FileMode::WUSR)?.into())
+}
+
+fn is_the_one_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), std::fs::symlink_metadata(path)) {
+        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+fn text(state_directory: &Path) -> String {
+    format!("{}\n{}\n", std::process::id(), state_directory.display())
+}
+
+fn read(file: &mut File) -> Holder {
+    let mut text = String::new();
+    let _ = file.rewind();
+    let _ = file.take(TEXT_MAX).read_to_string(&mut text);
+    let mut lines = text.lines();
+    Holder {
+        pid: lines.next().and_then(|line| line.trim().parse().ok()),
+        state_directory: lines.next().map(PathBuf::from),
+    }
+}
+
+/// The lock as the daemon holds it: taken when its policy first needs it, and kept from then on.
+#[derive(Debug)]
+pub struct Sole {
+    file: PathBuf,
+    state_directory: PathBuf,
+    lock: Option<MachineLock>,
+    /// It could not be taken for another reason than another daemon, and that was told.
+    without: bool,
+}
+
+impl Sole {
+    /// Of the daemon with this state directory; nothing is taken yet.
+    pub fn new(file: &Path, state_directory: &Path) -> Self {
+        Self {
+            file: file.to_owned(),
+            state_directory: state_directory.to_owned(),
+            lock: None,
+            without: false,
+        }
+    }
+
+    /// Sees to it that a daemon with this policy may run. Returns what people should know.
+    ///
+    /// # Errors
+    /// Another daemon runs: the policy must not come into force.
+    pub fn ensure(&mut self, policy: &Policy) -> Result<Option<String>, MachineLockError> {
+        if self.lock.is_some() {
+            return Ok(None);
+        }
+        if !needed(policy) {
+            // Who only advises disturbs nobody, and is disturbed by nobody.
+            let beside = holder(&self.file).filter(|_| policy.mode == Mode::Act);
+            return Ok(beside.map(|holder| {
+                format!(
+                    "another homeostat daemon runs on this machine{}: exclude there what this one may touch ([[policy.workloads]] with never = true)",
+                    holder_text(&holder)
+                )
+            }));
+        }
+        match MachineLock::take(&self.file, &self.state_directory) {
+            Ok(lock) => {
+                self.lock = Some(lock);
+                Ok(None)
+            }
+            Err(MachineLockError::File { .. }) if self.without => Ok(None),
+            Err(e @ MachineLockError::File { .. }) => {
+                self.without = true;
+                Ok(Some(format!(
+                    "another homeostat daemon on this machine would not be noticed, and would disturb the trials: {e}"
+                )))
+            }
+            Err(e @ MachineLockError::Held(_)) => Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_engine::WorkloadRule;
+
+    fn rule(pattern: &str, never: bool) -> WorkloadRule {
+        WorkloadRule {
+            pattern: pattern.into(),
+            never,
+            ..WorkloadRule::default()
+        }
+    }
+
+    #[test]
+    fn the_second_is_told_who_is_the_first_and_the_lock_goes_with_its_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("run/daemon.lock");
+        assert_eq!(holder(&file), None);
+        let first = MachineLock::take(&file, Path::new("/first")).unwrap();
+        let own = Holder {
+            pid: Some(std::process::id()),
+            state_directory: Some("/first".into()),
+        };
+        assert_eq!(holder(&file).as_ref(), Some(&own));
+        let second = MachineLock::take(&file, Path::new("/second"));
+        let Err(MachineLockError::Held(who)) = &second else {
+            panic!("{second:?}")
+        };
+        assert_eq!(who, &own);
+        let text = second.unwrap_err().to_string();
+        for part in [
+            &std::process::id().to_string(),
+            "/first",
+            "hint:",
+            "--advise-only",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        drop(first);
+        assert_eq!(holder(&file), None);
+        // A longer text of an earlier holder does not shine through.
+        MachineLock::take(&file, Path::new("/3")).unwrap();
+        assert!(std::fs::read_to_string(&file).unwrap().ends_with("\n/3\n"));
+    }
+
+    #[test]
+    fn of_two_who_measure_a_workload_the_second_is_told_of_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let begin = |workload: &str| Measuring::begin_in(directory.path(), workload, Path::new("/state"));
+        let first = begin("user.slice/latency[7]").unwrap().unwrap();
+        assert_eq!(
+            begin("user.slice/latency[7]").unwrap_err().pid,
+            Some(std::process::id())
+        );
+        let other = begin("latency[8]").unwrap();
+        assert!(other.is_some());
+        drop(other);
+        drop(first);
+        assert_eq!(
+            std::fs::read_dir(directory.path()).unwrap().count(),
+            0,
+            "no file is left"
+        );
+        assert!(begin("user.slice/latency[7]").unwrap().is_some());
+        assert!(matches!(
+            Measuring::begin_in(Path::new("/proc/no"), "a", Path::new("/state")),
+            Ok(None)
+        ));
+    }
+
+    #[test]
+    fn who_changes_nothing_or_only_what_is_named_needs_no_lock() {
+        let mut policy = Policy::default();
+        assert!(needed(&policy));
+        for mode in [Mode::AdviseOnly, Mode::Calibrate] {
+            assert!(!needed(&Policy {
+                mode,
+                ..Policy::default()
+            }));
+        }
+        policy.workloads = vec![rule("/opt/own", false), rule("redis*", true)];
+        assert!(needed(&policy), "all that no rule names");
+        policy.workloads.push(rule("*", false));
+        assert!(needed(&policy));
+        policy.workloads = vec![rule("/opt/own", false), rule("*", true)];
+        assert!(!needed(&policy));
+        policy.profile = Profile::AutotuneClassic;
+        assert!(needed(&policy), "its controllers change the host's settings");
+    }
+
+    #[test]
+    fn a_policy_that_needs_the_lock_later_takes_it_then() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("daemon.lock");
+        let advising = Policy {
+            mode: Mode::AdviseOnly,
+            ..Policy::default()
+        };
+        let named = Policy {
+            workloads: vec![rule("*", true)],
+            ..Policy::default()
+        };
+        let (mut a, mut b) = (
+            Sole::new(&file, Path::new("/a")),
+            Sole::new(&file, Path::new("/b")),
+        );
+        assert!(matches!(a.ensure(&advising), Ok(None)));
+        assert!(matches!(b.ensure(&Policy::default()), Ok(None)));
+        assert!(matches!(
+            a.ensure(&Policy::default()),
+            Err(MachineLockError::Held(_))
+        ));
+        assert!(matches!(a.ensure(&advising), Ok(None)));
+        assert!(a.ensure(&named).unwrap().unwrap().contains("/b"), "it is told");
+        drop(b);
+        assert!(matches!(a.ensure(&Policy::default()), Ok(None)));
+        assert!(holder(&file).is_some());
+        // Where no lock can be had it is said once, and the daemon works.
+        let mut nowhere = Sole::new(Path::new("/proc/no/daemon.lock"), Path::new("/c"));
+        let said = nowhere.ensure(&Policy::default()).unwrap().unwrap();
+        assert!(said.contains("/proc/no/daemon.lock"), "{said}");
+        assert!(matches!(nowhere.ensure(&Policy::default()), Ok(None)));
+    }
+}
