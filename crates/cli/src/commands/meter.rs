@@ -5,8 +5,10 @@ use crate::{Context, render};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use homeostat_daemon::client::ClientError;
+use homeostat_daemon::machine_lock::Measuring;
 use homeostat_daemon::meters::{self, Choice, Observer, PointsWish};
 use homeostat_model::{Nanoseconds, WorkloadId};
+use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,6 +114,13 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
     // Whoever asks for points by name wants them looked for, whatever the daemon does.
     let mut observer = begin(context, classes.iter().any(|c| c == "points"))?;
     let id = find(&observer, workload)?;
+    let _measuring = Measuring::begin(id.as_str(), &context.state_directory()).map_err(|holder| {
+        let who = holder.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+        Failure::failed(format!(
+            "another `homeostat meter test`{who} measures {id}, and each would take what the other puts in for a change of \
+             the program\n  hint: wait until it has ended, or end it"
+        ))
+    })?;
     let terminal = &context.terminal;
     let live = terminal.is_terminal && !terminal.json;
     let seen = observer
@@ -127,7 +136,30 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
     if live {
         terminal.clear()?;
     }
-    terminal.show(&seen, |look| render::meter_test(&seen, look))
+    let cut_short = interrupted.load(Ordering::Relaxed);
+    terminal.show(
+        &Tested {
+            test: &seen,
+            interrupted: cut_short,
+        },
+        |look| render::meter_test(&seen, look),
+    )?;
+    if cut_short {
+        return Err(Failure::failed(format!(
+            "interrupted after {:.0} of {seconds} s: what is shown is what was seen until then, and everything that was \
+             counted with is closed",
+            seen.seconds
+        )));
+    }
+    Ok(())
+}
+
+/// A test as JSON, and whether it ended before its time.
+#[derive(Serialize)]
+struct Tested<'a> {
+    #[serde(flatten)]
+    test: &'a meters::Test,
+    interrupted: bool,
 }
 
 fn begin(context: &Context, points: bool) -> Result<Observer, Failure> {
