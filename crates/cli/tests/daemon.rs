@@ -212,11 +212,12 @@ cd "$1"
 # All that runs is far below these floors.
 touch none.toml
 idle="--set age_min_s=86400 --set cpu_min=10000 --set service.lock_memory=false --set service.raise_priority=false"
-daemon() { state=$1; shift; "$homeostat" --config none.toml --state-dir "$state" --socket "$state.socket" run $idle "$@"; }
+# In a subshell always, which becomes the daemon: its number is the daemon's.
+daemon() { state=$1; shift; exec "$homeostat" --config none.toml --state-dir "$state" --socket "$state.socket" run $idle "$@"; }
 listens() { for _ in $(seq 600); do [ -S "$1.socket" ] && return 0; sleep .1; done; return 1; }
 daemon first 2> first.log & first=$!
 listens first || exit 70
-daemon second 2> second.log; echo $? > second.code
+(daemon second 2> second.log); echo $? > second.code
 daemon own --set 'policy.workloads=[{match="/nowhere/own"},{match="*",never=true}]' 2> own.log & own=$!
 listens own; echo $? > own.code
 echo $first > first.pid

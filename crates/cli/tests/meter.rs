@@ -15,9 +15,13 @@ impl Drop for Ended {
 
 /// Counters of the kernel only: nothing is put into the program.
 fn test_of(pid: u32, state: &std::path::Path) -> Command {
+    let config = state.join("homeostat.toml");
+    std::fs::write(&config, "").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_homeostat"));
     command
-        .args(["--json", "--config", "/dev/null", "--state-dir"])
+        .arg("--config")
+        .arg(config)
+        .args(["--json", "--state-dir"])
         .arg(state)
         .args(["meter", "test", "--class", "kernel", "--seconds", "600"])
         .arg(pid.to_string())
