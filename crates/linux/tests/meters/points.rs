@@ -329,8 +329,12 @@ fn points() -> Box<dyn MeterKind> {
 
 /// Opens the meter and waits until the search is over: the meter, or why there is none.
 fn search(victim: &Workload) -> Result<Box<dyn Meter>, String> {
+    search_by(&mut *points(), victim)
+}
+
+/// The same by a kind that remembers what was found.
+fn search_by(kind: &mut dyn MeterKind, victim: &Workload) -> Result<Box<dyn Meter>, String> {
     let root = Root::default();
-    let mut kind = points();
     let id = MeterId::from("points");
     let mut meter = kind.open(&root, victim, &id).map_err(|e| e.to_string())?;
     let begun = Instant::now();
@@ -391,6 +395,68 @@ fn a_point_follows_the_work_of_a_stripped_program() {
     victim.become_another();
     let ended = ends_without_touching(&mut *meter, &subject, &victim, &other);
     assert!(ended.contains("another program"), "{ended}");
+}
+
+/// What is found is counted by whoever opens the meter next, without another search. It happens in a thread of its own: one that stands
+/// still for good must not keep the test from ending.
+#[test]
+fn a_point_that_was_found_is_counted_again_when_it_was_closed_and_is_opened_once_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = build(directory.path()) else {
+        return;
+    };
+    let file = directory.path().join("count");
+    let victim = Victim::work(&program, &file, &file);
+    let subject = workload("victim", &[victim.0.id()]);
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Whoever listened may have given up.
+        let tell = |step| drop(tell.send(step));
+        let mut kind = points();
+        let closed = search_by(&mut *kind, &subject).map(drop);
+        let found = closed.is_ok();
+        tell(closed.map(|()| None));
+        if !found {
+            return;
+        }
+        for _ in 0..2 {
+            let opened = kind.open(&Root::default(), &subject, &MeterId::from("points"));
+            let counted = opened.and_then(|mut meter| {
+                let first = reading(&mut *meter, &subject)?;
+                let begun = Instant::now();
+                loop {
+                    // Where it is counted in turns, not every reading tells something.
+                    let now = reading(&mut *meter, &subject)?;
+                    if now > first || begun.elapsed() > Duration::from_secs(60) {
+                        return Ok(now - first);
+                    }
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+            });
+            tell(counted.map(Some).map_err(|e| e.to_string()));
+        }
+    });
+    // The search has its own limit of time, of half a minute.
+    match told.recv_timeout(Duration::from_secs(600)).unwrap() {
+        Ok(_) => {}
+        Err(why) => {
+            // On a machine that is too busy, or does not permit it.
+            eprintln!("skipped: {why}");
+            return;
+        }
+    }
+    for time in ["second", "third"] {
+        // No search; two minutes at most for a reading, and some more for one that tells something.
+        let step = told.recv_timeout(Duration::from_secs(330));
+        match step.unwrap_or_else(|_| panic!("opened a {time} time it stands still")) {
+            Ok(hits) => assert!(hits.is_some_and(|h| h > 0.0), "opened a {time} time it counts {hits:?}"),
+            Err(why) => {
+                // Found and not counted, for example because a tracer came: told, and no reason to stand still.
+                eprintln!("skipped: opened a {time} time it is not counted: {why}");
+                return;
+            }
+        }
+    }
 }
 
 #[test]

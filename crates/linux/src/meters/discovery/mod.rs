@@ -584,16 +584,8 @@ mod tests {
         assert!(!stop.load(Ordering::Relaxed));
     }
 
-    #[test]
-    fn what_was_found_and_can_never_be_counted_is_judged() {
-        let key: Key = (
-            WorkloadId::from("x"),
-            ProcessId {
-                pid: 1,
-                start_ticks: 1,
-            },
-            (1, 2),
-        );
+    /// A place in code that no file holds, where there is none.
+    fn found_nowhere() -> Known {
         let found = Found {
             at: At::Compiled {
                 place: compiled::Instruction {
@@ -616,11 +608,73 @@ mod tests {
             cpus: 1.0,
             executables: std::collections::BTreeSet::new(),
         };
-        let known = Known::Found {
+        Known::Found {
             found: Box::new(found),
             account: String::new(),
             failures: 0,
+        }
+    }
+
+    /// Whoever holds what is remembered and takes it once more stands still for good: in a thread of its own, so that this test ends.
+    #[test]
+    fn what_was_found_is_opened_again_without_waiting_for_itself() {
+        let mut program = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = i32::try_from(program.id()).unwrap();
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap();
+        let main = ProcessId {
+            pid,
+            start_ticks: start_ticks(&stat).unwrap(),
         };
+        let workload = Workload {
+            id: "x".into(),
+            kind: homeostat_model::WorkloadKind::ProcessGroup,
+            fingerprint: homeostat_model::Fingerprint::new("x"),
+            program: "x".into(),
+            executable: String::new(),
+            processes: vec![main],
+            choice: homeostat_model::OperatorChoice::default(),
+        };
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut kind = Points::new(&MeterSettings {
+                progress_points: PointsWish::Always,
+                ..MeterSettings::default()
+            });
+            // Nothing is counted in the kernel's way here.
+            kind.possible = Some(Ok(()));
+            let root = Root::default();
+            let steps: Result<(), String> = kind.check(&root, &workload).and_then(|key| {
+                remember(&kind.memory, &key, found_nowhere());
+                for _ in 0..2 {
+                    kind.open(&root, &workload, &MeterId::new(ID))
+                        .map_err(|e| e.to_string())?;
+                }
+                Ok(())
+            });
+            // Whoever listened may have given up.
+            let _ = tell.send(steps);
+        });
+        let ended = told.recv_timeout(Duration::from_secs(60));
+        let _ = program.kill();
+        let _ = program.wait();
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => eprintln!("skipped: {why}"),
+            Err(_) => panic!("it stands still"),
+        }
+    }
+
+    #[test]
+    fn what_was_found_and_can_never_be_counted_is_judged() {
+        let key: Key = (
+            WorkloadId::from("x"),
+            ProcessId {
+                pid: 1,
+                start_ticks: 1,
+            },
+            (1, 2),
+        );
+        let known = found_nowhere();
         let memory = Memory::default();
         remember(&memory, &key, known.clone());
         let is_found = || matches!(lock(&memory).get(&key), Some(Known::Found { .. }));
