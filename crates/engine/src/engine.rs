@@ -304,7 +304,10 @@ impl Engine {
                 .experiments
                 .values()
                 .flat_map(Experiment::follows)
+                .chain(self.guards.all().flat_map(Guard::follows))
                 .cloned()
+                .collect::<BTreeSet<_>>()
+                .into_iter()
                 .collect(),
         }
     }

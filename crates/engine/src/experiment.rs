@@ -704,8 +704,11 @@ impl Experiment {
             .iter()
             .find_map(|r| Some((r.is_neighbour(), r.hurt(level, gained)?)))
             .or_else(|| {
-                let hurt = |s: &SpanRail| s.hurt(self.span_rise_max, level, gained.is_some());
-                Some((false, self.spans.iter().find_map(hurt)?))
+                let hurt = |s: &SpanRail| {
+                    let text = s.hurt(self.span_rise_max, level, gained.is_some())?;
+                    Some((s.is_neighbour(), text))
+                };
+                self.spans.iter().find_map(hurt)
             });
         if let Some((neighbour, hurt)) = hurt {
             self.hindered = neighbour;

@@ -329,6 +329,11 @@ impl Guard {
         self.probe.iter().flat_map(|_| self.watch.looks_at())
     }
 
+    /// The workloads whose spans are to be followed: while a probe runs.
+    pub(crate) fn follows(&self) -> impl Iterator<Item = &WorkloadId> {
+        self.probe.iter().flat_map(|_| self.watch.follows())
+    }
+
     /// Lets go of a workload and its actions; what is left of a probe says nothing any more.
     pub(crate) fn lose_workload(
         &mut self,

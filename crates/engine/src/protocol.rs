@@ -211,7 +211,7 @@ pub struct SamplingPlan {
     pub reads: bool,
     /// Longest time between two looks at the host; `None` = as the rest comes.
     pub host_every: Option<Nanoseconds>,
-    /// Whose spans from wait to wait are to be followed: those that are tried.
+    /// Whose spans from wait to wait are to be followed: those that are tried, and those beside whom that is; also in a guard's probes.
     pub spans: Vec<WorkloadId>,
 }
 

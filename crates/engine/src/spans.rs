@@ -9,6 +9,9 @@
 //!   counts as longer only when it is longer also *for the work done in it*, and both are proven.
 //! * Shorter spans are no gain: nothing is accepted for them.
 //! * What waits before a thread wakes up, in a queue or at a lock, is in no span.
+//!
+//! The same is asked of neighbours whose work is measured, and after an acceptance of the probe pairs of its guard ([`SpanWatch`]),
+//! of all those of whom the trial has shown how much their spans vary by themselves.
 
 use crate::blocks::COVERAGE_MIN;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member};
@@ -16,15 +19,23 @@ use crate::series::Series;
 use crate::witness::effect_between;
 use homeostat_model::experiment::time_in_words;
 use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
+use homeostat_statistics::guard::Holdback;
 use homeostat_statistics::robust::{exp, exp_m1, ln, mean, variance};
 use homeostat_statistics::trimmed::{self, Proof};
+use std::collections::VecDeque;
 
 /// Members of a trial whose spans are followed: those that use most CPU.
 pub(crate) const MEMBERS_MAX: usize = 4;
+/// … and of its neighbours.
+pub(crate) const NEIGHBOURS_MAX: usize = 4;
 /// Fewest spans of a block: of fewer the longest one in a hundred is none of them.
 const SPANS_MIN: f64 = 100.0;
 /// What is asked of a rail: the longest one in a hundred, and the median.
 pub(crate) const QUESTIONS: usize = 2;
+/// Smallest scale of a pair's difference (log units): a histogram is exact to 6 %.
+const SCALE_MIN: f64 = 0.06;
+/// Differences that what is said is the mean of.
+const RECENT_MAX: usize = 8;
 
 /// Which of the spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +43,9 @@ enum Share {
     Half,
     P99,
 }
+
+/// In the order in which they are asked.
+const SHARES: [Share; QUESTIONS] = [Share::P99, Share::Half];
 
 impl Share {
     fn words(self) -> &'static str {
@@ -43,8 +57,8 @@ impl Share {
 }
 
 /// What a block showed (log units).
-#[derive(Clone, Copy, Debug)]
-struct Seen {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seen {
     /// Half of the spans are shorter (seconds).
     median: f64,
     /// 99 of 100 are shorter.
@@ -54,6 +68,24 @@ struct Seen {
 }
 
 impl Seen {
+    /// Of the measured part of a block, whether they were followed in it, and what they showed if that is enough.
+    fn of(member: &Member, series: &Series, from: Nanoseconds, to: Nanoseconds) -> (bool, Option<Self>) {
+        let spans = series.spans(&member.meter, from, to);
+        let followed = spans.sums.seconds > 0.0;
+        let measured = member.measured(&spans.sums, to - from).is_some()
+            && spans.sums.seconds >= COVERAGE_MIN * (to - from).as_secs_f64();
+        if !measured || spans.sums.work <= 0.0 || (spans.histogram.total() as f64) < SPANS_MIN {
+            return (followed, None);
+        }
+        let quantile = |share: f64| spans.histogram.quantile(share).map(|ns| ln(ns / 1e9));
+        let seen = quantile(0.5).zip(quantile(0.99)).map(|(median, p99)| Self {
+            median,
+            p99,
+            work: ln(spans.sums.work / spans.number),
+        });
+        (followed, seen)
+    }
+
     fn length(&self, share: Share) -> f64 {
         match share {
             Share::Half => self.median,
@@ -66,10 +98,11 @@ impl Seen {
     }
 }
 
-/// The spans of one workload that is tried.
+/// The spans of one workload that is tried, or beside which something is tried.
 #[derive(Clone, Debug)]
 pub(crate) struct SpanRail {
     member: Member,
+    neighbour: bool,
     on: Vec<Seen>,
     off: Vec<Seen>,
     /// Why they are not followed.
@@ -82,11 +115,24 @@ impl SpanRail {
     pub(crate) fn new(member: Member) -> Self {
         Self {
             member,
+            neighbour: false,
             on: Vec::new(),
             off: Vec::new(),
             refused: None,
             followed: 0,
         }
+    }
+
+    /// Of one that somebody else's change is tried beside.
+    pub(crate) fn of_a_neighbour(member: Member) -> Self {
+        Self {
+            neighbour: true,
+            ..Self::new(member)
+        }
+    }
+
+    pub(crate) fn is_neighbour(&self) -> bool {
+        self.neighbour
     }
 
     pub(crate) fn workload(&self) -> &WorkloadId {
@@ -107,21 +153,10 @@ impl SpanRail {
 
     /// Reads the measured part of a block that ended.
     pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
-        let spans = series.spans(&self.member.meter, from, to);
-        if spans.sums.seconds > 0.0 {
-            self.followed += 1;
-        }
-        let measured = self.member.measured(&spans.sums, to - from).is_some()
-            && spans.sums.seconds >= COVERAGE_MIN * (to - from).as_secs_f64();
-        if !measured || spans.sums.work <= 0.0 || (spans.histogram.total() as f64) < SPANS_MIN {
-            return;
-        }
-        let quantile = |share: f64| spans.histogram.quantile(share).map(|ns| ln(ns / 1e9));
-        if let (Some(median), Some(p99)) = (quantile(0.5), quantile(0.99)) {
-            let work = ln(spans.sums.work / spans.number);
-            let arm = if on { &mut self.on } else { &mut self.off };
-            arm.push(Seen { median, p99, work });
-        }
+        let (followed, seen) = Seen::of(&self.member, series, from, to);
+        self.followed += u32::from(followed);
+        let arm = if on { &mut self.on } else { &mut self.off };
+        arm.extend(seen);
     }
 
     /// Whether it has seen enough to say something.
@@ -137,7 +172,7 @@ impl SpanRail {
         }
         let proof = if last { Proof::Either } else { Proof::Both };
         let least = ln(1.0 + limit);
-        [Share::P99, Share::Half].into_iter().find_map(|share| {
+        SHARES.into_iter().find_map(|share| {
             let longer = |length: fn(&Seen, Share) -> f64| {
                 let shortness = |arm: &[Seen]| arm.iter().map(|s| -length(s, share)).collect::<Vec<f64>>();
                 trimmed::fall(
@@ -211,6 +246,129 @@ impl SpanRail {
             longer: effect(Seen::length)?,
             longer_for_its_work: effect(Seen::length_for_its_work)?,
         })
+    }
+}
+
+/// The spans of one workload in the probe pairs of an accepted change.
+#[derive(Clone, Debug)]
+pub(crate) struct SpanWatch {
+    member: Member,
+    neighbour: bool,
+    questions: [Question; QUESTIONS],
+}
+
+/// One of the questions that are asked of each pair.
+#[derive(Clone, Debug)]
+struct Question {
+    share: Share,
+    /// Standard deviation of a pair's difference.
+    scale: f64,
+    /// So much longer they may be (log units).
+    rise: f64,
+    detector: Holdback,
+    /// By how much they were shorter in each of the last pairs (log units).
+    recent: VecDeque<f64>,
+}
+
+impl Question {
+    fn new(share: Share, scale: f64, rise: f64) -> Self {
+        Self {
+            share,
+            scale,
+            rise,
+            detector: Holdback::below(-rise, scale),
+            recent: VecDeque::new(),
+        }
+    }
+
+    /// By how much they are shorter with the change than without (log units): negative only where they are longer, and longer for the
+    /// work done in them. (It is at least either of the two; so where one of them has not got longer by more than it may, the detector
+    /// speaks no more often than if it were fed with that one.)
+    fn shorter(&self, on: &Seen, off: &Seen) -> f64 {
+        let (length, for_its_work) = (Seen::length, Seen::length_for_its_work);
+        (length(off, self.share) - length(on, self.share))
+            .max(for_its_work(off, self.share) - for_its_work(on, self.share))
+    }
+}
+
+/// What a pair has shown of spans.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SpanAlarm {
+    /// Looks like harm, and is not proven.
+    pub(crate) suspicious: bool,
+    /// Proven harm: whether it is a neighbour's, and what to say.
+    pub(crate) hurt: Option<(bool, String)>,
+}
+
+impl SpanWatch {
+    /// Those of whom the trial has shown how much they vary; `rise_max`: a share.
+    pub(crate) fn of(rail: &SpanRail, rise_max: f64) -> Option<Self> {
+        if !rail.speaks() || !rail.wanted() || rise_max <= 0.0 {
+            return None;
+        }
+        let questions = SHARES.map(|share| {
+            let varies = |on| variance(&rail.lengths(share, on));
+            let scale = (varies(true) + varies(false)).sqrt().max(SCALE_MIN);
+            Question::new(share, scale, ln(1.0 + rise_max))
+        });
+        Some(Self {
+            member: rail.member.clone(),
+            neighbour: rail.neighbour,
+            questions,
+        })
+    }
+
+    pub(crate) fn workload(&self) -> &WorkloadId {
+        &self.member.workload
+    }
+
+    /// Forgets what was seen.
+    pub(crate) fn start_over(&mut self) {
+        for q in &mut self.questions {
+            *q = Question::new(q.share, q.scale, q.rise);
+        }
+    }
+
+    /// So many detectors watch the change together.
+    pub(crate) fn share_alarms(&mut self, detectors: usize) {
+        for q in &mut self.questions {
+            q.detector = q.detector.clone().one_of(detectors);
+        }
+    }
+
+    /// What was measured from `from` to `to`.
+    pub(crate) fn see(&self, series: &Series, from: Nanoseconds, to: Nanoseconds) -> Option<Seen> {
+        Seen::of(&self.member, series, from, to).1
+    }
+
+    /// Takes a pair. `level`, `scales`: from where on a level, and a difference in scales, is looked into at once.
+    pub(crate) fn observe(&mut self, on: &Seen, off: &Seen, level: f64, scales: f64) -> SpanAlarm {
+        let mut alarm = SpanAlarm::default();
+        for q in &mut self.questions {
+            let shorter = q.shorter(on, off);
+            if q.recent.len() == RECENT_MAX {
+                q.recent.pop_front();
+            }
+            q.recent.push_back(shorter);
+            let proven = q.detector.observe(shorter);
+            alarm.suspicious |= (q.detector.level() >= level && shorter < -q.rise)
+                || shorter < -q.rise - scales * q.scale;
+            if proven && alarm.hurt.is_none() {
+                let recent: Vec<f64> = q.recent.iter().copied().collect();
+                let text = format!(
+                    "{}: {} took up to {} with it instead of {}, as the last pair shows (at least +{:.0} % in the last {}, for the work \
+                     done in each as well)",
+                    self.member.workload,
+                    q.share.words(),
+                    time_in_words(exp(on.length(q.share))),
+                    time_in_words(exp(off.length(q.share))),
+                    exp_m1(-mean(&recent)) * 100.0,
+                    recent.len()
+                );
+                alarm.hurt = Some((self.neighbour, text));
+            }
+        }
+        alarm
     }
 }
 
@@ -345,6 +503,35 @@ mod tests {
                 .to_string()
                 .ends_with("it costs too much")
         );
+    }
+
+    /// Pairs until the guard speaks, of so many; `on` differs from a pair without by these (log units).
+    fn until_alarm(length: f64, work: f64, noise: f64, pairs: u32) -> Option<u32> {
+        let mut watch = SpanWatch::of(&trial(1.0, 1.0, 1.0, 1.0), LIMIT).unwrap();
+        watch.share_alarms(QUESTIONS);
+        let mut random = Random::new(7);
+        (1..=pairs).find(|_| {
+            let mut block = |by: f64, work: f64| {
+                let median = by + noise * random.gaussian();
+                let p99 = 1.4 + by + noise * random.gaussian();
+                Seen { median, p99, work }
+            };
+            let (off, on) = (block(0.0, 0.0), block(length, work));
+            watch.observe(&on, &off, 6.0, 4.0).hurt.is_some()
+        })
+    }
+
+    #[test]
+    fn a_guard_finds_longer_spans_and_forgives_what_a_trial_forgives() {
+        let found = until_alarm(0.7, 0.0, 0.04, 60);
+        assert!(found.is_some_and(|pairs| pairs <= 12), "{found:?}");
+        // As before; a tenth longer, which is allowed; more work in each; shorter.
+        for (length, work) in [(0.0, 0.0), (0.1, 0.0), (0.7, 0.7), (-0.7, -0.7)] {
+            assert_eq!(until_alarm(length, work, 0.04, 400), None, "{length} {work}");
+        }
+        // Of spans of which the trial has shown too little nothing is known.
+        assert!(SpanWatch::of(&rail(), LIMIT).is_none());
+        assert!(SpanWatch::of(&trial(1.0, 1.0, 1.0, 1.0), 0.0).is_none());
     }
 
     /// All looks of a trial: an early one after each block, the last at the end.

@@ -783,7 +783,7 @@ impl Engine {
         Some(experiment_id)
     }
 
-    /// How long those that are tried work at once, as guardrails. Those judge switchback trials.
+    /// How long those that are tried and their neighbours work at once, as guardrails. Those judge switchback trials.
     fn span_rails(&self, experiment: &Experiment) -> Vec<SpanRail> {
         if experiment.setup.kind != ExperimentKind::Switchback || self.policy.span_rise_max <= 0.0 {
             return Vec::new();
@@ -795,7 +795,20 @@ impl Engine {
                 .then_with(|| a.workload.cmp(&b.workload))
         });
         members.truncate(spans::MEMBERS_MAX);
-        members.into_iter().map(SpanRail::new).collect()
+        let mut spans: Vec<SpanRail> = members.into_iter().map(SpanRail::new).collect();
+        // While memory is short the machine has enough to do. Who is contained is meant to be held up.
+        let setup = &experiment.setup;
+        let held_up = |id: &WorkloadId| setup.contained.as_ref() == Some(id);
+        let mut seen = BTreeSet::new();
+        let neighbours = experiment
+            .rails
+            .iter()
+            .filter(|r| r.is_neighbour() && !setup.urgent && !held_up(r.workload()))
+            .filter(|r| seen.insert(r.workload().clone()))
+            .take(spans::NEIGHBOURS_MAX)
+            .map(|r| SpanRail::of_a_neighbour(r.member().clone()));
+        spans.extend(neighbours);
+        spans
     }
 
     /// Takes note of spans that cannot be followed, and tells it: the trial goes on without them.

@@ -1,8 +1,9 @@
 //! What a guard sees in a probe pair, and what it makes of it.
 //!
-//! Three things are watched, each by an e-detector of its own (`homeostat_statistics::guard`): the score that was proven,
-//! every member of a joint change by itself, and the neighbours whose work is measured. The score must not lose its gain;
-//! members and neighbours must not lose more than a guardrail of a trial allows, however much the score gains.
+//! Four things are watched, each by an e-detector of its own (`homeostat_statistics::guard`): the score that was proven,
+//! every member of a joint change by itself, the neighbours whose work is measured, and how long threads of either work at once
+//! (`spans.rs`), where the trial has shown that. The score must not lose its gain; members and neighbours must not lose more than a
+//! guardrail of a trial allows, nor their spans get longer by more than one allows, however much the score gains.
 //!
 //! A pair compares a program with itself: of several only those count that worked in both blocks. So one that rests does
 //! not hide what the change does to those that work. A program that worked in one block only counts for the detectors as
@@ -13,6 +14,7 @@ use crate::blocks::BREAKER_SPAN;
 use crate::experiment::Experiment;
 use crate::panel::{GUARDRAIL_FALL, Guardrail, IDLE_SHARE, Member, Panel, QUORUM, Reading, allowed_fall};
 use crate::series::Series;
+use crate::spans::{self, SpanWatch};
 use homeostat_model::{Nanoseconds, Verdict, WorkloadId};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
@@ -51,6 +53,7 @@ enum Seen {
 pub(crate) struct Scores {
     judges: Vec<Seen>,
     rails: Vec<Seen>,
+    spans: Vec<Option<spans::Seen>>,
 }
 
 /// What a pair says of one program.
@@ -136,6 +139,7 @@ pub(crate) struct Watch {
     probation_pairs: u32,
     detector: Holdback,
     rails: Vec<Rail>,
+    spans: Vec<SpanWatch>,
     /// The reader that the change contains, and how much of its work it may lose (log units).
     reader: Option<(WorkloadId, f64)>,
     recent: VecDeque<f64>,
@@ -189,7 +193,14 @@ impl Watch {
             scales,
             breakers,
         };
-        Self::of(panel, noise, rails, probation_pairs, floor)
+        let mut watch = Self::of(panel, noise, rails, probation_pairs, floor);
+        watch.spans = e
+            .spans
+            .iter()
+            .filter_map(|rail| SpanWatch::of(rail, e.span_rise_max))
+            .collect();
+        watch.share_alarms();
+        watch
     }
 
     fn of(panel: Panel, noise: Noise, rails: Vec<Rail>, probation_pairs: u32, floor: f64) -> Self {
@@ -204,6 +215,7 @@ impl Watch {
             // Alarm when the gain is lost, not only when it has become a loss.
             detector: Holdback::below(HOLDBACK_FLOOR, noise.scale),
             rails,
+            spans: Vec::new(),
             reader: None,
             recent: VecDeque::new(),
             pairs: 0,
@@ -222,6 +234,11 @@ impl Watch {
         self.panel
             .workloads()
             .chain(self.rails.iter().map(|r| &r.member.workload))
+    }
+
+    /// Whose spans are looked at in a probe.
+    pub(crate) fn follows(&self) -> impl Iterator<Item = &WorkloadId> {
+        self.spans.iter().map(SpanWatch::workload)
     }
 
     pub(crate) fn in_probation(&self) -> bool {
@@ -274,6 +291,7 @@ impl Watch {
         self.scale *= (before / panel.members().len() as f64).sqrt();
         self.panel = panel;
         self.rails.retain(|r| r.member.workload != *id);
+        self.spans.retain(|s| s.workload() != id);
         self.start_over();
         true
     }
@@ -285,6 +303,7 @@ impl Watch {
         for r in &mut self.rails {
             *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
         }
+        self.spans.iter_mut().for_each(SpanWatch::start_over);
         self.recent.clear();
         self.suspicious = false;
         self.share_alarms();
@@ -322,11 +341,19 @@ impl Watch {
         }
     }
 
+    /// So many detectors watch beside that of the score.
+    fn beside(&self) -> usize {
+        self.rails.len() + spans::QUESTIONS * self.spans.len()
+    }
+
     /// All rails together raise a false alarm as rarely as one detector does.
     fn share_alarms(&mut self) {
-        let count = self.rails.len();
+        let count = self.beside();
         for r in &mut self.rails {
             r.detector = r.detector.clone().one_of(count);
+        }
+        for s in &mut self.spans {
+            s.share_alarms(count);
         }
     }
 
@@ -371,6 +398,11 @@ impl Watch {
         Scores {
             judges: self.panel.members().iter().map(seen).collect(),
             rails: self.rails.iter().map(|r| seen(&r.member)).collect(),
+            spans: self
+                .spans
+                .iter()
+                .map(|s| s.see(series(s.workload())?, from, to))
+                .collect(),
         }
     }
 
@@ -379,6 +411,7 @@ impl Watch {
         Scores {
             judges: vec![Seen::Resting; self.panel.members().len()],
             rails: vec![Seen::Resting; self.rails.len()],
+            spans: vec![None; self.spans.len()],
         }
     }
 
@@ -504,7 +537,7 @@ impl Watch {
         let mut suspicious = (self.detector.level() >= SUSPECT_LEVEL && difference < HOLDBACK_FLOOR)
             || difference < HOLDBACK_FLOOR - SUSPECT_SCALES * self.scale;
         let said = said(&on.rails, &off.rails);
-        let rails = self.rails.len().max(1) as f64;
+        let rails = self.beside().max(1) as f64;
         for (r, said) in self.rails.iter_mut().zip(said) {
             let difference = match said {
                 Said::Difference(d) => d,
@@ -519,6 +552,12 @@ impl Watch {
             if alarm && hurt.is_none() {
                 hurt = Some((r.neighbour, r.describe()));
             }
+        }
+        for ((s, on), off) in self.spans.iter_mut().zip(&on.spans).zip(&off.spans) {
+            let (Some(on), Some(off)) = (on, off) else { continue };
+            let alarm = s.observe(on, off, SUSPECT_LEVEL * rails, SUSPECT_SCALES);
+            suspicious |= alarm.suspicious;
+            hurt = hurt.or(alarm.hurt);
         }
         self.suspicious = suspicious;
         let after = format!("after {} probe pairs", self.pairs);
@@ -634,6 +673,7 @@ mod tests {
         Scores {
             rails: rails.collect(),
             judges: seen,
+            spans: Vec::new(),
         }
     }
 
@@ -687,6 +727,7 @@ mod tests {
         let seen = |own: f64, other: f64| Scores {
             judges: vec![Seen::Score(own)],
             rails: vec![Seen::Score(other)],
+            spans: Vec::new(),
         };
         let mut found = Vec::new();
         for _ in 0..12 {

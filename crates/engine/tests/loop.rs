@@ -295,6 +295,8 @@ struct Spanned {
     noise: f64,
     /// They cannot be followed.
     refused: bool,
+    /// By what a change of another plant multiplies the long ones.
+    by_others: f64,
 }
 
 const SPANNED: Spanned = Spanned {
@@ -302,6 +304,7 @@ const SPANNED: Spanned = Spanned {
     together: 1.0,
     noise: 0.05,
     refused: false,
+    by_others: 1.0,
 };
 
 fn plant(name: &'static str, gain: f64) -> Plant {
@@ -735,6 +738,8 @@ impl World {
         } else {
             (1.0, 1.0)
         };
+        let by_others = self.on.values().any(|(w, on)| w.as_str() != plant.name && *on);
+        let tail = if by_others { tail * spanned.by_others } else { tail };
         let wobble = (spanned.noise * self.noise()).exp();
         let mut histogram = SpanHistogram::default();
         let number = (0.3 * rate / together) as u64;
@@ -947,7 +952,7 @@ fn more_work_is_refused_where_the_tail_of_the_spans_gets_clearly_longer() {
     assert!(world.engine.view().in_force.is_empty());
     assert!(
         world.engine.sampling().spans.is_empty(),
-        "they are followed in trials only"
+        "they are followed in trials and probes only"
     );
     let told = |text: &str| world.stories.iter().any(|s| s.contains(text));
     assert!(told("spans from wait to wait over"), "{:#?}", world.stories);
@@ -975,6 +980,75 @@ fn more_work_with_the_same_spans_is_accepted_and_what_was_seen_is_written_down()
         assert!(account.unseen.is_none() && account.blocks_on >= 3, "{account:?}");
         assert!(account.p99.unwrap().noise > 0.0);
     }
+}
+
+#[test]
+fn spans_that_get_longer_by_an_accepted_change_are_found_by_its_guard() {
+    for (later, harmed) in [(Spanned { tail: 2.0, ..SPANNED }, true), (SPANNED, false)] {
+        let mut world = server(0.12, SPANNED);
+        assert_eq!(world.verdict("server"), Verdict::Accepted);
+        assert_eq!(world.engine.view().in_force.len(), 1);
+        world.plants[0].spans = Some(later);
+        let (mut followed, mut without) = (0, 0);
+        for _ in 0..7200 {
+            world.run(1);
+            let spans = world.engine.sampling().spans.len();
+            followed += spans;
+            without += usize::from(spans == 0);
+        }
+        assert!(followed > 60 && without > 3600, "in its probes: {followed} {without}");
+        let why = world
+            .records
+            .iter()
+            .map(|r| r.reason.as_str())
+            .find(|why| why.starts_with("revoked"));
+        let gone = world.engine.view().in_force.is_empty();
+        if harmed {
+            let why = why.unwrap_or_else(|| panic!("{:#?}", world.stories));
+            assert!(why.contains("server: 99 of 100 of its spans"), "{why}");
+        } else {
+            assert!(why.is_none() && !gone, "{why:?}");
+        }
+    }
+}
+
+#[test]
+fn longer_spans_of_a_neighbour_are_no_gain_and_nobody_s_fault() {
+    let trial = |by_others: f64| {
+        let placement = custom("place", vec![cpus(0..2)]);
+        let mut mover = plant("m", 0.0);
+        mover.gains = vec![("place", 0.15, 2.0)];
+        // Its work stays what it is.
+        let beside = Plant {
+            spans: Some(Spanned { by_others, ..SPANNED }),
+            ..plant("beside", 0.0)
+        };
+        let mut world = World::with(
+            vec![Box::new(Sparing(placement, "beside"))],
+            vec![beside, mover],
+            policy(),
+            Memory::default(),
+        );
+        world.run(300);
+        world.records[0].clone()
+    };
+    let record = trial(1.0);
+    assert_eq!(record.verdict, Some(Verdict::Accepted), "{}", record.reason);
+    assert!(
+        record
+            .spans
+            .iter()
+            .any(|s| s.workload.as_str() == "beside" && s.p99.is_some()),
+        "{:?}",
+        record.spans
+    );
+    let record = trial(2.0);
+    assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
+    assert!(
+        record.reason.contains("beside: 99 of 100 of its spans"),
+        "{}",
+        record.reason
+    );
 }
 
 #[test]
