@@ -351,8 +351,8 @@ impl SpanWatch {
             }
             q.recent.push_back(shorter);
             let proven = q.detector.observe(shorter);
-            alarm.suspicious |= (q.detector.level() >= level && shorter < -q.rise)
-                || shorter < -q.rise - scales * q.scale;
+            alarm.suspicious |=
+                (q.detector.level() >= level && shorter < -q.rise) || shorter < -q.rise - scales * q.scale;
             if proven && alarm.hurt.is_none() {
                 let recent: Vec<f64> = q.recent.iter().copied().collect();
                 let text = format!(

@@ -554,7 +554,9 @@ impl Watch {
             }
         }
         for ((s, on), off) in self.spans.iter_mut().zip(&on.spans).zip(&off.spans) {
-            let (Some(on), Some(off)) = (on, off) else { continue };
+            let (Some(on), Some(off)) = (on, off) else {
+                continue;
+            };
             let alarm = s.observe(on, off, SUSPECT_LEVEL * rails, SUSPECT_SCALES);
             suspicious |= alarm.suspicious;
             hurt = hurt.or(alarm.hurt);

@@ -996,7 +996,10 @@ fn spans_that_get_longer_by_an_accepted_change_are_found_by_its_guard() {
             followed += spans;
             without += usize::from(spans == 0);
         }
-        assert!(followed > 60 && without > 3600, "in its probes: {followed} {without}");
+        assert!(
+            followed > 60 && without > 3600,
+            "in its probes: {followed} {without}"
+        );
         let why = world
             .records
             .iter()

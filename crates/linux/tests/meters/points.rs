@@ -449,7 +449,10 @@ fn a_point_that_was_found_is_counted_again_when_it_was_closed_and_is_opened_once
         // No search; two minutes at most for a reading, and some more for one that tells something.
         let step = told.recv_timeout(Duration::from_secs(330));
         match step.unwrap_or_else(|_| panic!("opened a {time} time it stands still")) {
-            Ok(hits) => assert!(hits.is_some_and(|h| h > 0.0), "opened a {time} time it counts {hits:?}"),
+            Ok(hits) => assert!(
+                hits.is_some_and(|h| h > 0.0),
+                "opened a {time} time it counts {hits:?}"
+            ),
             Err(why) => {
                 // Found and not counted, for example because a tracer came: told, and no reason to stand still.
                 eprintln!("skipped: opened a {time} time it is not counted: {why}");
