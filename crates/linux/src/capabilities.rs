@@ -7,6 +7,7 @@
 use crate::Root;
 use crate::effectors;
 use crate::effectors::prefetch::control::{self, Obstacle};
+use crate::meters::trace_events;
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
@@ -323,6 +324,11 @@ impl List {
             .find(|p| files::names(root, &format!("{p}/events")).len() > 1);
         let seen = match tracing {
             Some(path) => Seen::new(Available, format!("{path}/events can be listed"), ""),
+            None if root.is_live() && trace_events::nowhere().is_ok() => Seen::new(
+                Available,
+                "not mounted; its list is read from one that is mounted at no place",
+                "",
+            ),
             None => Seen::new(
                 Missing,
                 "no events directory below /sys/kernel/tracing or /sys/kernel/debug/tracing",

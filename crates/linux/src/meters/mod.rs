@@ -29,6 +29,7 @@ mod sockets;
 mod spans;
 mod strangers;
 mod tasks;
+pub(crate) mod trace_events;
 mod tracepoints;
 mod turns;
 mod unclaimed;
