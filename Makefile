@@ -6,6 +6,8 @@ DESTDIR ?=
 # Length of one A/A recording in seconds, and arguments of the measurement (see tools/bench-large-pages --help).
 AA_SECONDS ?= 3600
 BENCH_ARGS ?=
+# Arguments of vm/file-cache-speed (see its --help).
+SPEED_ARGS ?=
 # Emulated machine that vm-test boots: a shape of `vm/vm-test --help`, or all. Further arguments for it.
 SHAPE ?= all
 VM_ARGS ?=
@@ -25,7 +27,7 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run deb test-deb test-systemd test-container test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
+.PHONY: help build run deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +89,9 @@ test-deb: deb ## install, run, upgrade and purge it in a clean root (as root; ne
 
 test-systemd: deb ## boot an emulated Debian with the package and systemd, and try the service (as root; needs debootstrap, QEMU and the network)
 	vm/systemd-test "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+
+file-cache-speed: build ## measure the file cache's controller in an emulated Debian, control groups of version 2 (as root; needs debootstrap, QEMU and the network); SPEED_ARGS are passed on
+	vm/file-cache-speed $(SPEED_ARGS)
 
 test-container: deb ## build the container image, and kill, restore and stop it in trials (as root; needs podman)
 	tools/test-container "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
