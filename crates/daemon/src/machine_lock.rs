@@ -7,8 +7,8 @@
 //! leaves open, and that a container is given from the host (`packaging/Containerfile`); a container without it is not
 //! seen.
 //!
-//! Who changes nothing, or only what its rules name one by one, needs no lock ([`needed`]): the daemon of
-//! `homeostat demo`, and rehearsals, may run beside the machine's own.
+//! Who changes nothing, or only what its rules name one by one, needs no lock ([`needed`]): such as rehearsals, and the
+//! daemon of `homeostat demo` (which does not begin beside the machine's own, since that would find its programs, too).
 
 use crate::process::is_ending;
 use homeostat_engine::{Mode, Policy, Profile};
@@ -28,6 +28,8 @@ const TEXT_MAX: u64 = 8 * 1024;
 /// How long a process that was killed may take until the kernel has given back what it had locked: it has memory to
 /// give back first.
 pub const DYING_PATIENCE: Duration = Duration::from_secs(2);
+/// … and one that is seen to be ending: closing what it had open goes through all its counters and breakpoints.
+const ENDING_PATIENCE: Duration = Duration::from_secs(15);
 /// Time between two looks at it.
 const DYING_TICK: Duration = Duration::from_millis(20);
 
@@ -66,7 +68,11 @@ pub fn holder_text(holder: &Holder) -> String {
             format!(" (process {pid}, state directory {})", directory.display())
         }
         (Some(pid), None) => format!(" (process {pid})"),
-        (None, _) => format!(" (it has {FILE} locked)"),
+        (None, Some(directory)) => format!(
+            " (it has {FILE} locked; state directory {}, in a container if that is not here)",
+            directory.display()
+        ),
+        (None, None) => format!(" (it has {FILE} locked)"),
     }
 }
 
@@ -76,7 +82,8 @@ fn remedy(holder: &Holder) -> String {
         None => format!("stop it first (`systemctl stop homeostat`; `fuser {FILE}` finds it)"),
     };
     format!(
-        "{stop}; with --advise-only, or with rules that name its programs and exclude all others, this one may run beside it"
+        "{stop}; with --advise-only, or with rules that name its programs and exclude all others, this one may run beside it\n  \
+         hint: `homeostat restore` puts back what a daemon of this state directory has left, if any"
     )
 }
 
@@ -198,7 +205,8 @@ pub fn holder(path: &Path) -> Option<Holder> {
     }
 }
 
-/// Tries again, for [`DYING_PATIENCE`] at most, while the process that has what is tried for is ending (or is not known).
+/// Tries again while the process that has what is tried for is ending ([`ENDING_PATIENCE`] at most), or is not known
+/// ([`DYING_PATIENCE`]).
 pub(crate) fn while_dying<T, E>(
     held_by: impl Fn(&E) -> Option<Option<u32>>,
     mut attempt: impl FnMut() -> Result<T, E>,
@@ -212,7 +220,12 @@ pub(crate) fn while_dying<T, E>(
         };
         let alive = pid.is_some_and(|pid| !is_ending(pid));
         // Twice: between taking the signal and marking itself as exiting a process looks alive for a moment.
-        if alive && seen_alive || begin.elapsed() >= DYING_PATIENCE {
+        let patience = if pid.is_some() && !alive {
+            ENDING_PATIENCE
+        } else {
+            DYING_PATIENCE
+        };
+        if alive && seen_alive || begin.elapsed() >= patience {
             return result;
         }
         seen_alive = alive;
@@ -234,7 +247,17 @@ fn is_the_one_at(file: &File, path: &Path) -> bool {
 }
 
 fn text(state_directory: &Path) -> String {
-    format!("{}\n{}\n", std::process::id(), state_directory.display())
+    format!(
+        "{}\n{}\n{}\n",
+        std::process::id(),
+        state_directory.display(),
+        space_of_numbers()
+    )
+}
+
+/// In which a process has its number: one in a container has another one here.
+fn space_of_numbers() -> String {
+    std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |link| link.display().to_string())
 }
 
 fn read(file: &mut File) -> Holder {
@@ -242,9 +265,12 @@ fn read(file: &mut File) -> Holder {
     let _ = file.rewind();
     let _ = file.take(TEXT_MAX).read_to_string(&mut text);
     let mut lines = text.lines();
+    let pid = lines.next().and_then(|line| line.trim().parse().ok());
+    let state_directory = lines.next().map(PathBuf::from);
+    let is_here = lines.next().is_none_or(|space| space == space_of_numbers());
     Holder {
-        pid: lines.next().and_then(|line| line.trim().parse().ok()),
-        state_directory: lines.next().map(PathBuf::from),
+        pid: pid.filter(|_| is_here),
+        state_directory,
     }
 }
 
@@ -346,7 +372,15 @@ mod tests {
         assert_eq!(holder(&file), None);
         // A longer text of an earlier holder does not shine through.
         MachineLock::take(&file, Path::new("/3")).unwrap();
-        assert!(std::fs::read_to_string(&file).unwrap().ends_with("\n/3\n"));
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(text.lines().count(), 3);
+        assert!(text.contains("\n/3\n"));
+        // The number of one in a container is another process's here.
+        let theirs = MachineLock::take(&file, Path::new("/theirs")).unwrap();
+        std::fs::write(&file, "1\n/theirs\npid:[1]\n").unwrap();
+        let who = holder(&file).unwrap();
+        assert_eq!((who.pid, who.state_directory), (None, Some("/theirs".into())));
+        drop(theirs);
     }
 
     #[test]

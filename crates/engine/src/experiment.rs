@@ -696,16 +696,27 @@ impl Experiment {
             panel::GUARDRAIL_LEVEL_EARLY
         };
         let asked_level = level;
-        let asked = self.rails.len() + spans::QUESTIONS * self.spans.iter().filter(|s| s.speaks()).count();
-        let level = level / asked.max(1) as f64;
+        // However many neighbours there are, half of it is left to those whose program is tried.
+        let asked = |neighbours: bool| {
+            let rails = self.rails.iter().filter(|r| r.is_neighbour() == neighbours);
+            let spans = self.spans.iter();
+            let spans = spans.filter(|s| s.is_neighbour() == neighbours && s.speaks());
+            rails.count() + spans::QUESTIONS * spans.count()
+        };
+        let (own, others) = (asked(false), asked(true));
+        let share = if own > 0 && others > 0 { 0.5 } else { 1.0 };
+        let level = |is_neighbour: bool| {
+            let asked = if is_neighbour { others } else { own };
+            level * share / asked.max(1) as f64
+        };
         let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));
         let hurt = self
             .rails
             .iter()
-            .find_map(|r| Some((r.is_neighbour(), r.hurt(level, gained)?)))
+            .find_map(|r| Some((r.is_neighbour(), r.hurt(level(r.is_neighbour()), gained)?)))
             .or_else(|| {
                 let hurt = |s: &SpanRail| {
-                    let text = s.hurt(self.span_rise_max, level, gained.is_some())?;
+                    let text = s.hurt(self.span_rise_max, level(s.is_neighbour()), gained.is_some())?;
                     Some((s.is_neighbour(), text))
                 };
                 self.spans.iter().find_map(hurt)

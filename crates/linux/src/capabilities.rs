@@ -324,7 +324,7 @@ impl List {
             .find(|p| files::names(root, &format!("{p}/events")).len() > 1);
         let seen = match tracing {
             Some(path) => Seen::new(Available, format!("{path}/events can be listed"), ""),
-            None if root.is_live() && trace_events::nowhere().is_ok() => Seen::new(
+            None if root.is_live() && trace_events::nowhere(root).is_ok() => Seen::new(
                 Available,
                 "not mounted; its list is read from one that is mounted at no place",
                 "",

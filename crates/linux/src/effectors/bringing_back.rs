@@ -153,8 +153,10 @@ pub(super) struct BringingBack {
     asked: u64,
     /// So long it may take.
     longest: Duration,
-    /// Since when it is read.
+    /// Since when it is read by the process that is asked now …
     since: Option<Instant>,
+    /// … and since when at all.
+    begun: Option<Instant>,
     /// When something was last answered, or nothing was waited for.
     heard: Instant,
     /// Parts that there was no room for, as it seems.
@@ -199,6 +201,7 @@ impl BringingBack {
             asked: 0,
             longest,
             since: None,
+            begun: None,
             heard: Instant::now(),
             no_room: 0,
             sent: VecDeque::new(),
@@ -382,10 +385,10 @@ impl BringingBack {
         if parts.is_empty() && self.since.is_none() {
             return Ok(Step::Over);
         }
-        let begun = match self.since {
+        match self.since {
             // It has ended in between, and what it was told with it.
             Some(_) if !fetcher.works_for(self.action) => return Err(FetchError::Ended.into()),
-            Some(begun) => begun,
+            Some(_) => {}
             None => {
                 if group.inode(root) != Some(*inode) {
                     return Err(Hindrance::Group(
@@ -396,9 +399,10 @@ impl BringingBack {
                     // It works for another program; that takes some seconds at most.
                     return Ok(Step::Wait);
                 }
-                *self.since.insert(Instant::now())
+                self.since = Some(Instant::now());
             }
-        };
+        }
+        let begun = *self.begun.get_or_insert_with(Instant::now);
         let answers = fetcher.answers()?;
         let (mut waiting, now) = (answers.waiting, Instant::now());
         self.sent.drain(..self.sent.len().saturating_sub(answers.waiting));

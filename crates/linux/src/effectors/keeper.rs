@@ -222,14 +222,16 @@ impl Keeper {
             let thread = std::thread::Builder::new().name("keeper".into());
             self.thread = Some(thread.spawn(move || shared.run())?);
         }
+        // Of a group that was kept before, much may be what cannot be dropped.
+        let held = group.held(root).unwrap_or(limit / 2);
         let now = Instant::now();
         let kept = Kept {
             root: root.clone(),
             group: group.clone(),
             limit,
-            allowed: limit,
+            allowed: allowed(held, limit),
             files,
-            held: limit / 2,
+            held,
             pace: Pace::new(now),
             due: now,
             held_at: now,
@@ -345,14 +347,22 @@ impl Shared {
                 let pause = kept.pace.next(now, look.found, look.left, limit);
                 kept.due = now + pause.max((now - begun) * REST);
                 if let Some(held) = look.held {
-                    (kept.held_at, kept.held) = (now, held);
                     let is_stuck = now < kept.stuck_until;
-                    kept.allowed = allowed(held, limit).max(if is_stuck { kept.allowed } else { 0 });
+                    let (least_held, least_allowed) = if is_stuck {
+                        (kept.held, kept.allowed)
+                    } else {
+                        (0, 0)
+                    };
+                    kept.held_at = now;
+                    kept.held = held.max(least_held);
+                    kept.allowed = allowed(held, limit).max(least_allowed);
                 }
                 if look.is_stuck {
                     // To try costs most where nothing is found.
                     kept.stuck_until = now + STUCK_FOR;
                     kept.allowed = look.left.saturating_add(limit);
+                    // Whatever it is that stays: it is left to the group.
+                    kept.held = kept.held.max(look.left);
                 }
             }
         }
@@ -368,7 +378,7 @@ struct View {
     allowed: u64,
     held: u64,
     growth: u64,
-    /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed.
+    /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed or left with little.
     asks: bool,
     asks_above: bool,
 }
@@ -415,13 +425,15 @@ fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
     if Files::number(&files.limit)? < UNLIMITED_FROM {
         return Ok(None);
     }
-    let asks = view.asks || view.asks_above && found > view.allowed;
+    // Whoever is left with little is asked as often as who is above: what is left has to be more than what cannot be dropped.
+    let is_tight = view.growth > view.limit / GROWTH;
+    let asks = view.asks || view.asks_above && (found > view.allowed || is_tight);
     let held = asks.then(|| view.group.held(&view.root)).flatten();
     let now_allowed = held.map_or(view.allowed, |held| allowed(held, view.limit));
     // What the kernel did not find before is not looked for again at once.
     let wanted = tight(
         now_allowed.max(if view.asks { 0 } else { view.allowed }),
-        held.unwrap_or(view.held),
+        held.map_or(view.held, |held| held.max(if view.asks { 0 } else { view.held })),
         view.limit,
         view.growth,
     );

@@ -1,17 +1,29 @@
 //! The kernel's list of trace events where tracefs is mounted nowhere, as in many containers and small systems.
 
+use crate::Root;
+use crate::sensors::topology::{kernel_release, kernel_version};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::fs::File;
 use std::io;
 
-/// The root of tracefs, mounted at no place (`fsopen(2)`, `fsmount(2)`, Linux 5.2): nobody else sees it, and it is gone when this is
-/// closed. Read-only is this mount alone: the file system itself is the one that others may have mounted.
+/// From this Linux on. The file system is one for the whole kernel, and before, to mount it once more set anew who may read
+/// it (`mount_single` in `fs/super.c`), also where the machine's owner has it mounted and this is a container without it.
+const HARMLESS_FROM: (u32, u32) = (6, 12);
+
+/// The root of tracefs, mounted at no place (`fsopen(2)`, `fsmount(2)`): nobody else sees it, and it is gone when this is
+/// closed. Read-only is this mount alone.
 ///
 /// # Errors
-/// As `fsopen(2)` and `fsmount(2)`: without `CAP_SYS_ADMIN`, where a filter of system calls refuses them, or without CONFIG_TRACING.
-pub(crate) fn nowhere() -> io::Result<OwnedFd> {
+/// As `fsopen(2)` and `fsmount(2)`: without `CAP_SYS_ADMIN`, where a filter of system calls refuses them, or without CONFIG_TRACING; and with a
+/// kernel in which that would change something.
+pub(crate) fn nowhere(root: &Root) -> io::Result<OwnedFd> {
+    if kernel_version(&kernel_release(root)).is_none_or(|version| version < HARMLESS_FROM) {
+        let (major, minor) = HARMLESS_FROM;
+        let why = format!("before Linux {major}.{minor} that would change who may read it");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
     let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
@@ -44,7 +56,7 @@ mod tests {
     fn an_event_has_a_number_and_nothing_stays_mounted() {
         let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let before = mounts();
-        let root = match nowhere() {
+        let root = match nowhere(&Root::default()) {
             Ok(root) => root,
             Err(e) => {
                 eprintln!("skipped: {e}");

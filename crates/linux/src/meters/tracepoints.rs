@@ -123,7 +123,7 @@ fn number(root: &Root, event: &str) -> Result<u64, Unnumbered> {
     if let Some(why) = why {
         return Err(why);
     }
-    let list = trace_events::nowhere().map_err(|e| Unnumbered::NoList(e.to_string()))?;
+    let list = trace_events::nowhere(root).map_err(|e| Unnumbered::NoList(e.to_string()))?;
     read_number(trace_events::open_below(&list, &path_of(event)))
 }
 
