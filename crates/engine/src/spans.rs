@@ -356,7 +356,7 @@ impl SpanWatch {
             if proven && alarm.hurt.is_none() {
                 let recent: Vec<f64> = q.recent.iter().copied().collect();
                 let text = format!(
-                    "{}: {} took up to {} with it instead of {}, as the last pair shows (at least +{:.0} % in the last {}, for the work \
+                    "{}: {} took up to {} with it instead of {}, as the last pair shows (+{:.0} % or more by the mean of the last {}, for the work \
                      done in each as well)",
                     self.member.workload,
                     q.share.words(),
