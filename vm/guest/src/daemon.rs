@@ -77,6 +77,21 @@ impl Daemon {
         &mut self,
         what: &str,
         patience: Duration,
+        holds: impl FnMut(&Self) -> Result<bool, Failure>,
+    ) -> Result<Duration, Failure> {
+        self.wait_every(TICK, what, patience, holds)
+    }
+
+    /// The same with this time between two looks. Whoever looks often on an emulated CPU is a program that works on the machine, which a
+    /// change of the whole machine is not to reach.
+    ///
+    /// # Errors
+    /// As [`Daemon::wait_until`].
+    pub fn wait_every(
+        &mut self,
+        tick: Duration,
+        what: &str,
+        patience: Duration,
         mut holds: impl FnMut(&Self) -> Result<bool, Failure>,
     ) -> Result<Duration, Failure> {
         let begin = Instant::now();
@@ -91,7 +106,7 @@ impl Daemon {
                 patience.as_secs(),
                 self.log()
             );
-            std::thread::sleep(TICK);
+            std::thread::sleep(tick);
         }
     }
 

@@ -38,6 +38,8 @@ const SIZE: Size = Size {
     duty: 20,
 };
 const TICK: Duration = Duration::from_millis(50);
+/// While a trial is waited for.
+const SLOW_TICK: Duration = Duration::from_millis(400);
 
 fn setting() -> Result<String, Failure> {
     text(SETTING)
@@ -79,7 +81,7 @@ impl Attempt {
         let patience = self.patience;
         let what = format!("{SETTING} = {value}");
         self.daemon
-            .wait_until(&what, patience, |_| Ok(setting()? == value))
+            .wait_every(SLOW_TICK, &what, patience, |_| Ok(setting()? == value))
     }
 
     fn trial(&self) -> Result<Value, Failure> {
