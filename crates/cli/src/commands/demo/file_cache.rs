@@ -409,13 +409,14 @@ impl Play {
                 .as_deref()
                 .is_some_and(|now| self.reader_group.ends_with(now.trim_start_matches('/')));
             let is_back = is_home && limit.is_none();
-            if is_back || begin.elapsed() > UNDO_PATIENCE {
-                let groups = std::fs::read_dir(self.arena.path())
-                    .map(|list| {
-                        list.filter_map(Result::ok)
-                            .any(|e| e.file_name().to_string_lossy().starts_with(arena::OWN_GROUP))
-                    })
-                    .unwrap_or(false);
+            // The group that was made for it goes after it: what it read is dropped first.
+            let groups = std::fs::read_dir(self.arena.path())
+                .map(|list| {
+                    list.filter_map(Result::ok)
+                        .any(|e| e.file_name().to_string_lossy().starts_with(arena::OWN_GROUP))
+                })
+                .unwrap_or(false);
+            if is_back && !groups || begin.elapsed() > UNDO_PATIENCE {
                 summary.restored = is_back && !groups;
                 stage.say(&format!(
                     "   The reader is in the control group {} {} (read from the kernel).",
