@@ -251,20 +251,19 @@ fn require_root_and_no_daemon(context: &Context) -> Result<(), Failure> {
             "the demo needs root\n  hint: sudo homeostat demo".into(),
         ));
     }
+    let runs = |who: &str| {
+        Failure::failed(format!(
+            "a homeostat daemon runs on this machine{who}, and two would disturb each other\n  hint: stop it first; \
+             `homeostat status` shows what it does"
+        ))
+    };
     // One with another socket has the machine's lock.
     if let Some(holder) = machine_lock::holder(Path::new(machine_lock::FILE)) {
-        return Err(Failure::failed(format!(
-            "a homeostat daemon runs on this machine{}, and two would disturb each other\n  hint: stop it first; \
-             `homeostat status` shows what it does",
-            machine_lock::holder_text(&holder)
-        )));
+        return Err(runs(&machine_lock::holder_text(&holder)));
     }
     match Client::connect(&context.socket()) {
         Err(ClientError::NotRunning(_)) => Ok(()),
-        Ok(_) => Err(Failure::failed(
-            "a homeostat daemon runs on this machine, and two would disturb each other\n  hint: stop it first; \
-             `homeostat status` shows what it does",
-        )),
+        Ok(_) => Err(runs("")),
         Err(e) => Err(e.into()),
     }
 }

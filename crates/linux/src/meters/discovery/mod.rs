@@ -553,15 +553,7 @@ mod tests {
             };
             (meter, stop, sender)
         };
-        let workload = Workload {
-            id: "x".into(),
-            kind: homeostat_model::WorkloadKind::ProcessGroup,
-            fingerprint: homeostat_model::Fingerprint::new("x"),
-            program: "x".into(),
-            executable: String::new(),
-            processes: Vec::new(),
-            choice: homeostat_model::OperatorChoice::default(),
-        };
+        let workload = workload_of(Vec::new());
         let (mut watched, stop, _sender) = meter(Some(Arc::default()));
         assert!(matches!(watched.read(&workload), Err(PlatformError::Busy { .. })));
         // A look holds for five seconds: another one who watches.
@@ -582,6 +574,18 @@ mod tests {
             Err(PlatformError::Busy { .. })
         ));
         assert!(!stop.load(Ordering::Relaxed));
+    }
+
+    fn workload_of(processes: Vec<ProcessId>) -> Workload {
+        Workload {
+            id: "x".into(),
+            kind: homeostat_model::WorkloadKind::ProcessGroup,
+            fingerprint: homeostat_model::Fingerprint::new("x"),
+            program: "x".into(),
+            executable: String::new(),
+            processes,
+            choice: homeostat_model::OperatorChoice::default(),
+        }
     }
 
     /// A place in code that no file holds, where there is none.
@@ -625,15 +629,7 @@ mod tests {
             pid,
             start_ticks: start_ticks(&stat).unwrap(),
         };
-        let workload = Workload {
-            id: "x".into(),
-            kind: homeostat_model::WorkloadKind::ProcessGroup,
-            fingerprint: homeostat_model::Fingerprint::new("x"),
-            program: "x".into(),
-            executable: String::new(),
-            processes: vec![main],
-            choice: homeostat_model::OperatorChoice::default(),
-        };
+        let workload = workload_of(vec![main]);
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut kind = Points::new(&MeterSettings {
