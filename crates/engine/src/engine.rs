@@ -5,7 +5,7 @@ use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
-use crate::meters;
+use crate::meters::{self, NoiseLimit};
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
@@ -31,6 +31,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// From this share of the usual passive history on the strategies are asked for a gain that is plain to see.
 const ASKED_EARLY: f64 = 0.4;
+/// Passive history that takes four times as long as it should and this (seconds) is waited for no longer.
+const LATE_HISTORY_S: f64 = 30.0;
 /// Observation windows that go to the history.
 const WINDOW: Nanoseconds = Nanoseconds::from_secs(60);
 /// Outcomes kept for `status`.
@@ -799,7 +801,8 @@ impl Engine {
         } else {
             1.0
         };
-        let uses_files = self.lives_on_the_file_cache(&sample) || self.works_on_the_file_cache(&sample);
+        let waits = self.lives_on_the_file_cache(&sample);
+        let uses_files = waits || self.works_on_the_file_cache(&sample);
         let Some(w) = self.workloads.get_mut(&sample.id) else {
             return;
         };
@@ -808,6 +811,9 @@ impl Engine {
         }
         if uses_files {
             w.used_files_at = Some(self.now);
+        }
+        if waits {
+            w.lost_at = Some(self.now);
         }
         // More than all CPUs have is a counter that was read wrong: as if it had not been read. What a child used that has ended
         // comes in one lump, for the time since it was seen last.
@@ -1177,13 +1183,18 @@ impl Engine {
         }
         let mut waiting = false;
         let mut assessed = BTreeMap::new();
+        let limit = if w.lost_at.is_some_and(|at| at >= w.judging_since) {
+            NoiseLimit::Lifted
+        } else {
+            NoiseLimit::Kept
+        };
         for c in w.candidates.iter().filter(|c| w.open.contains(&c.id)) {
             let others: Vec<_> = w
                 .candidates
                 .iter()
                 .filter(|o| o.id != c.id && w.open.contains(&o.id))
                 .collect();
-            match meters::assess(c, &others, &w.series, w.judging_since, &self.policy) {
+            match meters::assess(c, &others, &w.series, w.judging_since, &self.policy, limit) {
                 Some(a) => {
                     assessed.insert(c.id.clone(), a);
                 }
@@ -1202,6 +1213,7 @@ impl Engine {
             meters::choose(known, &w.series, w.judging_since).map(|(c, a)| Chosen {
                 candidate: c.clone(),
                 assessment: a.clone(),
+                in_a_loss: limit == NoiseLimit::Lifted && meters::is_too_noisy(c, a, &self.policy),
             })
         };
         let application = best(w, Some(MeterClass::Application));
@@ -1253,16 +1265,21 @@ impl Engine {
         // What was read while the meter was judged is passive history too.
         w.observed_since = w.judging_since;
         w.window_from = now;
+        let by_what = if chosen.in_a_loss {
+            "it waits for storage while memory is short, so that is more than a meter may vary otherwise, and it judges what is done \
+             against that only until it is seen without"
+                .to_owned()
+        } else {
+            format!("{} judges, because {}", w.objective.words(), w.objective_reason)
+        };
         let text = format!(
-            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU{}); {} judges, because {}",
+            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU{}); {by_what}",
             plural(&chosen.candidate.unit),
             chosen.candidate.id,
             chosen.assessment.rate,
             chosen.assessment.noise * 100.0,
             chosen.assessment.cost * 100.0,
             meters::in_turns(chosen.assessment.counted),
-            w.objective.words(),
-            w.objective_reason,
         );
         w.meter = Some(chosen);
         // Found and counted beside it, until a trial is over.
@@ -1457,6 +1474,7 @@ impl Engine {
         let Some(w) = self.workloads.get(id) else { return };
         let since = w.observed_since;
         let early = w.stage == Stage::Observed
+            && !w.judges_a_loss_only()
             && w.asked_early != Some(since)
             && self.now >= since + Nanoseconds::from_secs_f64(self.policy.observe_min_s * ASKED_EARLY)
             && !self.paused
@@ -1492,8 +1510,50 @@ impl Engine {
         }
     }
 
+    /// Judges a meter again that was chosen while the program lost its pages, when it has not for a while; one that varies too much also
+    /// then, or of a program that never ceases to lose them, judges nothing else.
+    fn judge_again(&mut self, id: &WorkloadId) {
+        let now = self.now;
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        let Some(chosen) = &mut w.meter else { return };
+        let since = w.lost_at.map_or(w.observed_since, |at| at.max(w.observed_since));
+        match meters::varies_since(&chosen.candidate, &w.series, since, &self.policy) {
+            Some(Ok(noise)) => {
+                chosen.in_a_loss = false;
+                chosen.assessment.noise = noise;
+                // What was measured in the loss is no history of the program.
+                w.observed_since = since;
+                let text = format!(
+                    "it loses no pages any more, and {} varies by {:.1} %: it judges any change from now on",
+                    chosen.candidate.id,
+                    noise * 100.0
+                );
+                w.note(self.unix, text);
+            }
+            Some(Err(why)) => self.refuse(id, Declined::because(why), false),
+            None => {
+                let waited = (now - w.observed_since).as_secs_f64();
+                if waited > 4.0 * self.policy.observe_min_s + LATE_HISTORY_S {
+                    let text = format!(
+                        "{} varies by {:.0} % per CPU second from block to block while the program waits for storage, and it has done so \
+                         for {waited:.0} s: only what is done against that can be judged by it",
+                        chosen.candidate.id,
+                        chosen.assessment.noise * 100.0
+                    );
+                    self.refuse(id, Declined::because(text), false);
+                }
+            }
+        }
+    }
+
     /// Whether there is enough passive history to ask the strategies. A meter that fell silent ends the wait.
     fn history_suffices(&mut self, id: &WorkloadId) -> bool {
+        if self.workloads.get(id).is_some_and(Watched::judges_a_loss_only) {
+            self.judge_again(id);
+            return false;
+        }
         let Some(w) = self.workloads.get(id) else {
             return false;
         };
@@ -1515,7 +1575,7 @@ impl Engine {
         let seconds: f64 = readings.iter().map(|r| r.1).sum();
         if seconds < needed {
             let waited = (self.now - w.observed_since).as_secs_f64();
-            if waited > 4.0 * needed + 30.0 {
+            if waited > 4.0 * needed + LATE_HISTORY_S {
                 let text = format!(
                     "the meter {} delivered {seconds:.0} s of readings in {waited:.0} s",
                     chosen.candidate.id

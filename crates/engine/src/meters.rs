@@ -75,6 +75,16 @@ pub(crate) struct Assessment {
     pub(crate) refused: Option<String>,
 }
 
+/// Whether the noise of a meter may refuse it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoiseLimit {
+    /// As the policy says.
+    Kept,
+    /// The program loses its pages: then it does a hundredth of its work in one block and all of it in the next, by any meter, and that
+    /// is the effect and not noise. What such a meter may judge is told at [`crate::watched::Chosen`].
+    Lifted,
+}
+
 /// Judges one open meter by its readings since `since`. `None`: too few readings yet.
 pub(crate) fn assess(
     candidate: &MeterCandidate,
@@ -82,6 +92,7 @@ pub(crate) fn assess(
     series: &Series,
     since: Nanoseconds,
     policy: &Policy,
+    limit: NoiseLimit,
 ) -> Option<Assessment> {
     let seen = series.since(since).count();
     let readings = series.readings(&candidate.id, since);
@@ -116,12 +127,7 @@ pub(crate) fn assess(
     } else {
         0.0
     };
-    let ratios: Vec<f64> = blocks(&readings)
-        .into_iter()
-        .filter(|(_, cpu)| *cpu > 0.0)
-        .map(|(work, cpu)| work / cpu)
-        .collect();
-    let noise = variation(&ratios);
+    let noise = noise(&readings);
     let refused = if work <= 0.0 {
         Some(if candidate.class == MeterClass::Kernel {
             format!("counted nothing in {seconds:.0} s: the program does no such work, or is idle")
@@ -144,13 +150,15 @@ pub(crate) fn assess(
             other.class == MeterClass::Probe
                 && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
         });
-        let noise_max = if is_known {
+        let noise_max = if limit == NoiseLimit::Lifted && !is_of_waiting(&candidate.id) {
+            f64::MAX
+        } else if is_known {
             policy.meter_noise_max.max(KERNEL_NOISE_MAX)
         } else {
             KERNEL_NOISE_MAX
         };
         kernel_refusal(candidate, others, series, since, (rate, noise, noise_max))
-    } else if noise > policy.meter_noise_max {
+    } else if noise > policy.meter_noise_max && (limit == NoiseLimit::Kept || noise.is_infinite()) {
         Some(format!(
             "varies by {:.0} % per CPU second from block to block (limit {:.0} %)",
             noise * 100.0,
@@ -166,6 +174,56 @@ pub(crate) fn assess(
         counted,
         refused,
     })
+}
+
+/// How a meter that was chosen in a loss has varied since that was over, and whether the limit of its class allows it. `None`: too few
+/// readings yet. That it counts, and what confirms it, is known.
+pub(crate) fn varies_since(
+    candidate: &MeterCandidate,
+    series: &Series,
+    since: Nanoseconds,
+    policy: &Policy,
+) -> Option<Result<f64, String>> {
+    let readings = series.readings(&candidate.id, since);
+    if readings.len() < policy.meter_samples_min {
+        return None;
+    }
+    let noise = noise(&readings);
+    let most = noise_max(candidate, policy);
+    Some(if noise <= most {
+        Ok(noise)
+    } else {
+        Err(format!(
+            "{} varies by {:.0} % per CPU second from block to block (limit {:.0} %) also while it loses no pages",
+            candidate.id,
+            noise * 100.0,
+            most * 100.0
+        ))
+    })
+}
+
+/// By how much a meter may vary: kernel work that no known function confirms is kept to less.
+fn noise_max(candidate: &MeterCandidate, policy: &Policy) -> f64 {
+    if candidate.class == MeterClass::Kernel {
+        KERNEL_NOISE_MAX
+    } else {
+        policy.meter_noise_max
+    }
+}
+
+/// Whether a meter varies by more than it may where its limit is kept.
+pub(crate) fn is_too_noisy(candidate: &MeterCandidate, assessment: &Assessment, policy: &Policy) -> bool {
+    assessment.noise > noise_max(candidate, policy)
+}
+
+/// Coefficient of variation of work per CPU second over blocks of readings.
+fn noise(readings: &[(f64, f64, f64)]) -> f64 {
+    let ratios: Vec<f64> = blocks(readings)
+        .into_iter()
+        .filter(|(_, cpu)| *cpu > 0.0)
+        .map(|(work, cpu)| work / cpu)
+        .collect();
+    variation(&ratios)
 }
 
 /// Work and CPU seconds of each block of readings.
@@ -445,7 +503,14 @@ pub fn judge_meters(
             candidate.refused.is_none().then_some(())?;
             let others: Vec<&MeterCandidate> =
                 open.iter().copied().filter(|o| o.id != candidate.id).collect();
-            assess(candidate, &others, &series, Nanoseconds::ZERO, policy)
+            assess(
+                candidate,
+                &others,
+                &series,
+                Nanoseconds::ZERO,
+                policy,
+                NoiseLimit::Kept,
+            )
         })
         .collect();
     let known = candidates
@@ -538,7 +603,15 @@ mod tests {
     }
 
     fn judge(c: &MeterCandidate, others: &[&MeterCandidate], s: &Series) -> Assessment {
-        assess(c, others, s, Nanoseconds::ZERO, &Policy::default()).expect("enough readings")
+        assess(
+            c,
+            others,
+            s,
+            Nanoseconds::ZERO,
+            &Policy::default(),
+            NoiseLimit::Kept,
+        )
+        .expect("enough readings")
     }
 
     #[test]
@@ -790,7 +863,17 @@ mod tests {
                 .unwrap()
                 .clone(),
         );
-        assert_eq!(assess(&c, &[], &s, Nanoseconds::ZERO, &Policy::default()), None);
+        assert_eq!(
+            assess(
+                &c,
+                &[],
+                &s,
+                Nanoseconds::ZERO,
+                &Policy::default(),
+                NoiseLimit::Kept
+            ),
+            None
+        );
         let silent = series(|_| vec![]);
         assert!(judge(&c, &[], &silent).refused.unwrap().contains("0 of 24"));
     }
@@ -864,8 +947,28 @@ mod tests {
     fn the_search_for_points_has_its_time() {
         let c = candidate("points", MeterClass::Points, 1);
         let silent = series(|_| vec![]);
-        assert!(assess(&c, &[], &silent, Nanoseconds::ZERO, &Policy::default()).is_none());
+        assert!(
+            assess(
+                &c,
+                &[],
+                &silent,
+                Nanoseconds::ZERO,
+                &Policy::default(),
+                NoiseLimit::Kept
+            )
+            .is_none()
+        );
         let probe = candidate("uprobe:f", MeterClass::Probe, 1);
-        assert!(assess(&probe, &[], &silent, Nanoseconds::ZERO, &Policy::default()).is_some());
+        assert!(
+            assess(
+                &probe,
+                &[],
+                &silent,
+                Nanoseconds::ZERO,
+                &Policy::default(),
+                NoiseLimit::Kept
+            )
+            .is_some()
+        );
     }
 }

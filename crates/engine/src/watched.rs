@@ -21,6 +21,9 @@ const DECISIONS_MAX: usize = 48;
 pub(crate) struct Chosen {
     pub(crate) candidate: MeterCandidate,
     pub(crate) assessment: Assessment,
+    /// Whether it varies more than it may, and was taken all the same because the program lost its pages while it was judged. Until it
+    /// was judged without that it judges what is done against the loss, by coins and per second, and nothing else.
+    pub(crate) in_a_loss: bool,
 }
 
 /// A proposal and whose it is.
@@ -98,8 +101,10 @@ pub(crate) struct Watched {
     pub(crate) relief_at: Nanoseconds,
     /// Start of the observation window that goes to the history next.
     pub(crate) window_from: Nanoseconds,
-    /// When it used memory last that is not resident in it, while memory was short.
+    /// When it used memory last that is not resident in it, while memory was short; or worked on what is in memory of its files.
     pub(crate) used_files_at: Option<Nanoseconds>,
+    /// When it waited for storage last while memory was short.
+    pub(crate) lost_at: Option<Nanoseconds>,
     /// Until when strategies that have something in force are not asked for a further step, since one was refused.
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Places that were refused, by who proposed them.
@@ -152,6 +157,7 @@ impl Watched {
             relief_at: Nanoseconds::ZERO,
             window_from: now,
             used_files_at: None,
+            lost_at: None,
             no_steps_until: BTreeMap::new(),
             refused_places: BTreeMap::new(),
             growth: Growth::default(),
@@ -231,7 +237,6 @@ impl Watched {
         news
     }
 
-    /// Starts over from first sight, keeping the story and the load.
     /// Progress points that can be counted beside the program's own counter, once that is what judges. Beside anything else that is
     /// counted through breakpoints both would cost more than either may.
     pub(crate) fn second_meter(&self) -> Option<MeterId> {
@@ -243,6 +248,12 @@ impl Watched {
             .map(|c| c.id.clone())
     }
 
+    /// Whether its meter was taken in a loss and may judge nothing else yet.
+    pub(crate) fn judges_a_loss_only(&self) -> bool {
+        self.meter.as_ref().is_some_and(|m| m.in_a_loss)
+    }
+
+    /// Starts over from first sight, keeping the story and the load.
     pub(crate) fn reset(&mut self) {
         self.stage = Stage::Ignored;
         self.candidates.clear();

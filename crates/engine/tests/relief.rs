@@ -162,6 +162,9 @@ struct World {
     noise: u64,
     /// What the program gets by read calls in a second from files in memory (MiB), of which nothing is resident in it.
     from_memory: u64,
+    /// By how much its work swings about what it is: while it loses its pages, and while it does not.
+    rough_loss: f64,
+    rough: f64,
 }
 
 const NAMES: [&str; 4] = ["program", "reader", "third", "other reader"];
@@ -206,6 +209,8 @@ impl World {
             pending: vec![],
             noise: 1,
             from_memory: 0,
+            rough_loss: 1.0,
+            rough: 1.0,
         }
     }
 
@@ -225,6 +230,11 @@ impl World {
         self.contains
             .iter()
             .any(|(id, name)| name == reader && self.on.get(id) == Some(&true))
+    }
+
+    /// The factor of this second: it falls from the one end to the other in sixteen.
+    fn roughness(&self, by: f64) -> f64 {
+        by.powf(1.0 - (self.second % 16) as f64 / 8.0)
     }
 
     fn snapshot(&mut self) -> Snapshot {
@@ -249,7 +259,8 @@ impl World {
             self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let noise = 1.0 + 0.02 * ((self.noise >> 33) as f64 / (1u64 << 31) as f64 - 0.5);
             let rate = match i {
-                0 if loses => 1000.0 * (1.0 - self.loss),
+                0 if loses => 1000.0 * (1.0 - self.loss) * self.roughness(self.rough_loss),
+                0 => 1000.0 * self.roughness(self.rough),
                 1 if contained => 1000.0 * (1.0 - self.price),
                 2 if self.is_on("other") => 1000.0 * (1.0 + self.gain),
                 _ => 1000.0,
@@ -443,6 +454,14 @@ impl World {
             .stage
     }
 
+    /// All that was decided about one of them.
+    fn story(&self, name: &str) -> String {
+        let view = self.engine.view();
+        let w = view.workloads.iter().find(|w| w.id.as_str() == name).unwrap();
+        let told: Vec<&str> = w.decisions.iter().map(|d| d.text.as_str()).collect();
+        told.join("\n")
+    }
+
     fn verdict_of(&self, strategy: &str) -> Option<(Verdict, String)> {
         self.verdicts
             .iter()
@@ -577,6 +596,70 @@ fn blocks_discard_what_it_takes_to_come_back() {
     // Looked at in windows of two seconds, from the moment in which it was settled, and a second more.
     let slow = washout_after(12);
     assert!((10.0..=15.0).contains(&slow), "{slow}");
+}
+
+#[test]
+fn a_reader_that_was_there_first_is_contained_though_the_loss_makes_the_meter_vary() {
+    let mut world = World::new(0.95, 0.0);
+    world.rough_loss = 10.0;
+    world.reads = true;
+    world.run(60);
+    let at = world.contained_at().unwrap();
+    assert!(at <= 40, "contained at {at}");
+    let text = world.story("program");
+    assert!(text.contains("judges what is done against that only"), "{text}");
+    world.run(400);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Accepted, "{reason}");
+    // Where it has its pages it varies little, and anything may be judged by it.
+    world.run(300);
+    let text = world.story("program");
+    assert!(text.contains("judges any change from now on"), "{text}");
+}
+
+#[test]
+fn a_meter_that_was_taken_in_a_loss_and_varies_without_it_judges_nothing_else() {
+    for (name, is_rough) in [("varies", 10.0), ("does not", 1.0)] {
+        let mut world = World::new(0.95, 0.0);
+        (world.rough_loss, world.rough) = (10.0, is_rough);
+        world.reads = true;
+        // Nobody may be contained: the loss is over when the reader is.
+        world.protect_the_reader();
+        world.run(100);
+        assert_eq!(world.stage("program"), Stage::Observed, "{name}");
+        world.reads = false;
+        world.run(120);
+        let text = world.story("program");
+        assert_eq!(
+            text.contains("also while it loses no pages"),
+            is_rough > 1.0,
+            "{text}"
+        );
+        assert_eq!(
+            text.contains("judges any change from now on"),
+            is_rough == 1.0,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_program_that_never_ceases_to_lose_is_not_looked_at_for_ever() {
+    let mut world = World::new(0.95, 0.0);
+    world.rough_loss = 10.0;
+    world.reads = true;
+    world.protect_the_reader();
+    world.run(200);
+    assert_eq!(world.stage("program"), Stage::Declined);
+    let text = world.story("program");
+    assert!(
+        text.contains("only what is done against that can be judged"),
+        "{text}"
+    );
+    // Whoever may be contained later is so at once all the same.
+    world.other_reads = true;
+    world.run_until(|w| w.contains("other reader"));
+    assert!(world.second < 215, "{}", world.second);
 }
 
 #[test]
