@@ -5,7 +5,7 @@ use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
-use crate::meters::{self, NoiseLimit};
+use crate::meters::{self, Assessment, NoiseLimit};
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
@@ -15,7 +15,7 @@ use crate::protocol::{
 use crate::reach::Excluded;
 use crate::recall::Recall;
 use crate::relief;
-use crate::series::Interval;
+use crate::series::{Interval, LOAD_SPAN};
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
 use crate::trials::{ALONE, is_plain};
 use crate::view::{OutcomeView, Stage};
@@ -23,8 +23,8 @@ use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Action, ActionId, Advice, Bytes, CpuId, ExperimentId, ExperimentKind, Fingerprint, Machine,
-    MachineSample, MeterClass, Nanoseconds, Reads, Snapshot, StrategyId, Verdict, Workload, WorkloadId,
-    WorkloadSample,
+    MachineSample, MeterClass, MeterId, Nanoseconds, Reads, Snapshot, StrategyId, Verdict, Workload,
+    WorkloadId, WorkloadSample,
 };
 use homeostat_statistics::discovery::Discovery;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -1175,34 +1175,23 @@ impl Engine {
     }
 
     fn judge_meters(&mut self, id: &WorkloadId) {
+        let relieves = self.relieves(id);
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
         if w.finding {
             return;
         }
-        let mut waiting = false;
-        let mut assessed = BTreeMap::new();
-        let limit = if w.lost_at.is_some_and(|at| at >= w.judging_since) {
-            NoiseLimit::Lifted
-        } else {
-            NoiseLimit::Kept
-        };
-        for c in w.candidates.iter().filter(|c| w.open.contains(&c.id)) {
-            let others: Vec<_> = w
-                .candidates
-                .iter()
-                .filter(|o| o.id != c.id && w.open.contains(&o.id))
-                .collect();
-            match meters::assess(c, &others, &w.series, w.judging_since, &self.policy, limit) {
-                Some(a) => {
-                    assessed.insert(c.id.clone(), a);
-                }
-                None => waiting = true,
-            }
-        }
-        if waiting {
+        let judged = |limit| judge(w, limit, &self.policy);
+        let Some(mut assessed) = judged(NoiseLimit::Kept) else {
             return;
+        };
+        // Who has one that is steady also now needs no other.
+        let in_a_loss = relieves
+            && w.lost_at.is_some_and(|at| at > w.judging_since)
+            && assessed.values().all(|a| a.refused.is_some());
+        if in_a_loss && let Some(lifted) = judged(NoiseLimit::Lifted) {
+            assessed = lifted;
         }
         let best = |w: &Watched, class: Option<MeterClass>| {
             let known = w
@@ -1213,7 +1202,7 @@ impl Engine {
             meters::choose(known, &w.series, w.judging_since).map(|(c, a)| Chosen {
                 candidate: c.clone(),
                 assessment: a.clone(),
-                in_a_loss: limit == NoiseLimit::Lifted && meters::is_too_noisy(c, a, &self.policy),
+                in_a_loss,
             })
         };
         let application = best(w, Some(MeterClass::Application));
@@ -1519,26 +1508,52 @@ impl Engine {
         };
         let Some(chosen) = &mut w.meter else { return };
         let since = w.lost_at.map_or(w.observed_since, |at| at.max(w.observed_since));
-        match meters::varies_since(&chosen.candidate, &w.series, since, &self.policy) {
-            Some(Ok(noise)) => {
-                chosen.in_a_loss = false;
-                chosen.assessment.noise = noise;
-                // What was measured in the loss is no history of the program.
-                w.observed_since = since;
+        let limit_s = 4.0 * self.policy.observe_min_s + LATE_HISTORY_S;
+        match meters::assess_again(
+            &chosen.candidate,
+            &chosen.assessment,
+            &w.series,
+            since,
+            &self.policy,
+        ) {
+            // The load is known over that span: who waited for storage looked as if little was asked of it.
+            Some(_) if now < since + LOAD_SPAN => {}
+            Some(Ok(assessment)) => {
                 let text = format!(
                     "it loses no pages any more, and {} varies by {:.1} %: it judges any change from now on",
                     chosen.candidate.id,
-                    noise * 100.0
+                    assessment.noise * 100.0
                 );
-                w.note(self.unix, text);
+                chosen.in_a_loss = false;
+                chosen.assessment = assessment;
+                // What was measured in the loss is no history of the program.
+                w.observed_since = since;
+                (w.objective, w.objective_reason) = Objective::of(&w.load, w.offered);
+                let text = format!("{text}; {}, because {}", w.objective.words(), w.objective_reason);
+                if w.stage == Stage::Observed {
+                    self.decide(id, Stage::Observed, text, false);
+                } else {
+                    w.note(self.unix, text);
+                }
             }
-            Some(Err(why)) => self.refuse(id, Declined::because(why), false),
+            Some(Err(why)) => {
+                self.refuse(id, Declined::because(why), false);
+                // Another meter may do now.
+                let soon = now + relief::AGAIN;
+                if let Some(w) = self.workloads.get_mut(id).filter(|w| w.stage == Stage::Declined) {
+                    w.retry_at = soon;
+                }
+            }
+            None if (now - since).as_secs_f64() > limit_s => {
+                let text = format!("the meter {} delivers no readings any more", chosen.candidate.id);
+                self.refuse(id, Declined::because(text), false);
+            }
             None => {
                 let waited = (now - w.observed_since).as_secs_f64();
-                if waited > 4.0 * self.policy.observe_min_s + LATE_HISTORY_S {
+                if waited > limit_s {
                     let text = format!(
-                        "{} varies by {:.0} % per CPU second from block to block while the program waits for storage, and it has done so \
-                         for {waited:.0} s: only what is done against that can be judged by it",
+                        "{} varies by {:.0} % per CPU second from block to block while the program waits for storage, which it still did \
+                         lately after {waited:.0} s: only what is done against that can be judged by it",
                         chosen.candidate.id,
                         chosen.assessment.noise * 100.0
                     );
@@ -1926,6 +1941,23 @@ fn has_its_main_process(workload: &Workload, snapshot: &Snapshot) -> bool {
     scanned
         .find(|w| w.id == workload.id)
         .is_none_or(|w| w.processes.first() == workload.processes.first())
+}
+
+/// Judges the open meters of a workload. `None`: one of them has too few readings yet.
+fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<MeterId, Assessment>> {
+    w.candidates
+        .iter()
+        .filter(|c| w.open.contains(&c.id))
+        .map(|c| {
+            let others: Vec<_> = w
+                .candidates
+                .iter()
+                .filter(|o| o.id != c.id && w.open.contains(&o.id))
+                .collect();
+            let assessed = meters::assess(c, &others, &w.series, w.judging_since, policy, limit)?;
+            Some((c.id.clone(), assessed))
+        })
+        .collect()
 }
 
 /// Whether the workload waits for an inspection to be decided upon.

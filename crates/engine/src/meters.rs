@@ -67,6 +67,8 @@ pub(crate) struct Assessment {
     pub(crate) rate: f64,
     /// Coefficient of variation of work per CPU second over blocks.
     pub(crate) noise: f64,
+    /// By how much it may vary.
+    pub(crate) noise_max: f64,
     /// Share of the workload's CPU time that counting costs.
     pub(crate) cost: f64,
     /// Share of its CPU time in which it is really counted; the rest is estimated from it.
@@ -107,6 +109,7 @@ pub(crate) fn assess(
             return Some(Assessment {
                 rate: 0.0,
                 noise: f64::INFINITY,
+                noise_max: policy.meter_noise_max,
                 cost: 0.0,
                 counted: 1.0,
                 refused: Some(format!(
@@ -117,17 +120,30 @@ pub(crate) fn assess(
         }
         return None;
     }
-    let work: f64 = readings.iter().map(|r| r.0).sum();
-    let seconds: f64 = readings.iter().map(|r| r.1).sum();
-    let cpu: f64 = readings.iter().map(|r| r.2).sum();
-    let rate = if seconds > 0.0 { work / seconds } else { 0.0 };
-    let counted = series.counted(&candidate.id, since);
-    let cost = if cpu > 0.0 {
-        work * counted * candidate.cost_per_count.as_secs_f64() / cpu
-    } else {
-        0.0
+    let Counted {
+        work,
+        seconds,
+        rate,
+        cost,
+        counted,
+        noise,
+    } = count(candidate, &readings, series, since);
+    // Where a function that is known says the same, what varies is the program or the machine, not the meter.
+    let is_known = || {
+        others.iter().any(|other| {
+            other.class == MeterClass::Probe
+                && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
+        })
     };
-    let noise = noise(&readings);
+    let noise_max = if candidate.class != MeterClass::Kernel {
+        policy.meter_noise_max
+    } else if is_known() {
+        policy.meter_noise_max.max(KERNEL_NOISE_MAX)
+    } else {
+        KERNEL_NOISE_MAX
+    };
+    let lifted = limit == NoiseLimit::Lifted && noise.is_finite() && !is_of_waiting(&candidate.id);
+    let varies_by_too_much = noise > noise_max && !lifted;
     let refused = if work <= 0.0 {
         Some(if candidate.class == MeterClass::Kernel {
             format!("counted nothing in {seconds:.0} s: the program does no such work, or is idle")
@@ -137,32 +153,22 @@ pub(crate) fn assess(
             )
         })
     } else if cost > policy.meter_cost_max {
-        Some(format!(
-            "would cost {:.1} % of the workload's CPU time at {rate:.0} counts per second (limit {:.1} %); choose a function called once per batch",
-            cost * 100.0,
-            policy.meter_cost_max * 100.0
-        ))
+        Some(too_dear(rate, cost, policy))
     } else if candidate.class == MeterClass::Hardware {
         Some("instructions alone never judge: a change may alter how many are needed".to_owned())
     } else if candidate.class == MeterClass::Kernel {
-        // Where a function that is known says the same, what varies is the program or the machine, not the meter.
-        let is_known = others.iter().any(|other| {
-            other.class == MeterClass::Probe
-                && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
-        });
-        let noise_max = if limit == NoiseLimit::Lifted && !is_of_waiting(&candidate.id) {
-            f64::MAX
-        } else if is_known {
-            policy.meter_noise_max.max(KERNEL_NOISE_MAX)
-        } else {
-            KERNEL_NOISE_MAX
-        };
-        kernel_refusal(candidate, others, series, since, (rate, noise, noise_max))
-    } else if noise > policy.meter_noise_max && (limit == NoiseLimit::Kept || noise.is_infinite()) {
+        kernel_refusal(
+            candidate,
+            others,
+            series,
+            since,
+            (rate, noise, noise_max, varies_by_too_much),
+        )
+    } else if varies_by_too_much {
         Some(format!(
             "varies by {:.0} % per CPU second from block to block (limit {:.0} %)",
             noise * 100.0,
-            policy.meter_noise_max * 100.0
+            noise_max * 100.0
         ))
     } else {
         None
@@ -170,50 +176,97 @@ pub(crate) fn assess(
     Some(Assessment {
         rate,
         noise,
+        noise_max,
         cost,
         counted,
         refused,
     })
 }
 
-/// How a meter that was chosen in a loss has varied since that was over, and whether the limit of its class allows it. `None`: too few
-/// readings yet. That it counts, and what confirms it, is known.
-pub(crate) fn varies_since(
+/// What the readings of a meter come to.
+struct Counted {
+    work: f64,
+    seconds: f64,
+    rate: f64,
+    cost: f64,
+    counted: f64,
+    noise: f64,
+}
+
+fn count(
     candidate: &MeterCandidate,
+    readings: &[(f64, f64, f64)],
+    series: &Series,
+    since: Nanoseconds,
+) -> Counted {
+    let work: f64 = readings.iter().map(|r| r.0).sum();
+    let seconds: f64 = readings.iter().map(|r| r.1).sum();
+    let cpu: f64 = readings.iter().map(|r| r.2).sum();
+    let counted = series.counted(&candidate.id, since);
+    let cost = if cpu > 0.0 {
+        work * counted * candidate.cost_per_count.as_secs_f64() / cpu
+    } else {
+        0.0
+    };
+    Counted {
+        work,
+        seconds,
+        rate: if seconds > 0.0 { work / seconds } else { 0.0 },
+        cost,
+        counted,
+        noise: noise(readings),
+    }
+}
+
+fn too_dear(rate: f64, cost: f64, policy: &Policy) -> String {
+    format!(
+        "would cost {:.1} % of the workload's CPU time at {rate:.0} counts per second (limit {:.1} %); choose a function called once per batch",
+        cost * 100.0,
+        policy.meter_cost_max * 100.0
+    )
+}
+
+/// What a meter that was chosen in a loss comes to since that was over; else why it may judge nothing else. `None`: too few readings yet.
+/// What confirms it is known.
+pub(crate) fn assess_again(
+    candidate: &MeterCandidate,
+    before: &Assessment,
     series: &Series,
     since: Nanoseconds,
     policy: &Policy,
-) -> Option<Result<f64, String>> {
+) -> Option<Result<Assessment, String>> {
     let readings = series.readings(&candidate.id, since);
     if readings.len() < policy.meter_samples_min {
         return None;
     }
-    let noise = noise(&readings);
-    let most = noise_max(candidate, policy);
-    Some(if noise <= most {
-        Ok(noise)
-    } else {
+    let now = count(candidate, &readings, series, since);
+    Some(if !now.noise.is_finite() {
         Err(format!(
-            "{} varies by {:.0} % per CPU second from block to block (limit {:.0} %) also while it loses no pages",
-            candidate.id,
-            noise * 100.0,
-            most * 100.0
+            "{} has counted nothing in half of the blocks since the program loses no pages any more",
+            candidate.id
         ))
-    })
-}
-
-/// By how much a meter may vary: kernel work that no known function confirms is kept to less.
-fn noise_max(candidate: &MeterCandidate, policy: &Policy) -> f64 {
-    if candidate.class == MeterClass::Kernel {
-        KERNEL_NOISE_MAX
+    } else if now.cost > policy.meter_cost_max {
+        Err(format!(
+            "{} {}",
+            candidate.id,
+            too_dear(now.rate, now.cost, policy)
+        ))
+    } else if now.noise > before.noise_max {
+        Err(format!(
+            "{} varies by {:.0} % per CPU second from block to block (limit {:.0} %) also while the program loses no pages",
+            candidate.id,
+            now.noise * 100.0,
+            before.noise_max * 100.0
+        ))
     } else {
-        policy.meter_noise_max
-    }
-}
-
-/// Whether a meter varies by more than it may where its limit is kept.
-pub(crate) fn is_too_noisy(candidate: &MeterCandidate, assessment: &Assessment, policy: &Policy) -> bool {
-    assessment.noise > noise_max(candidate, policy)
+        Ok(Assessment {
+            rate: now.rate,
+            noise: now.noise,
+            cost: now.cost,
+            counted: now.counted,
+            ..before.clone()
+        })
+    })
 }
 
 /// Coefficient of variation of work per CPU second over blocks of readings.
@@ -251,14 +304,14 @@ fn kernel_refusal(
     others: &[&MeterCandidate],
     series: &Series,
     since: Nanoseconds,
-    (rate, noise, noise_max): (f64, f64, f64),
+    (rate, noise, noise_max, varies_by_too_much): (f64, f64, f64, bool),
 ) -> Option<String> {
     if rate < KERNEL_RATE_MIN {
         return Some(format!(
             "fires {rate:.1} times a second (at least {KERNEL_RATE_MIN} needed)"
         ));
     }
-    if noise > noise_max {
+    if varies_by_too_much {
         return Some(format!(
             "varies by {:.0} % per CPU second from block to block (limit for kernel work {:.0} %)",
             noise * 100.0,
@@ -622,6 +675,53 @@ mod tests {
     }
 
     #[test]
+    fn noise_refuses_no_meter_in_a_loss_but_one_that_counts_waiting() {
+        let swings = |t: u64| if t % 8 < 4 { 10.0 } else { 1000.0 };
+        let policy = Policy::default();
+        let judge = |c: &MeterCandidate, others: &[&MeterCandidate], s: &Series, limit| {
+            let a = assess(c, others, s, Nanoseconds::ZERO, &policy, limit).expect("enough readings");
+            a.refused.is_none()
+        };
+        let (own, read, bytes, switches) = (
+            candidate("progress", MeterClass::Application, 0),
+            candidate("io.read_calls", MeterClass::Kernel, 0),
+            candidate("io.bytes", MeterClass::Kernel, 0),
+            candidate("switches.voluntary", MeterClass::Kernel, 0),
+        );
+        let s = series(|t| {
+            ["progress", "io.read_calls", "io.bytes", "switches.voluntary"]
+                .map(|id| (id, swings(t)))
+                .to_vec()
+        });
+        for (c, others, is_taken) in [
+            (&own, vec![], true),
+            (&read, vec![&bytes], true),
+            (&read, vec![], false),
+            (&switches, vec![&read], false),
+        ] {
+            assert!(!judge(c, &others, &s, NoiseLimit::Kept), "{}", c.id);
+            assert_eq!(judge(c, &others, &s, NoiseLimit::Lifted), is_taken, "{}", c.id);
+        }
+    }
+
+    #[test]
+    fn a_meter_taken_in_a_loss_is_judged_again_by_its_noise_and_its_cost() {
+        let probe = candidate("uprobe:f", MeterClass::Probe, 1);
+        let again = |count: &dyn Fn(u64) -> f64| {
+            let s = series(|t| vec![("uprobe:f", count(t))]);
+            assess_again(&probe, &good(2.0, 1.0), &s, Nanoseconds::ZERO, &Policy::default()).unwrap()
+        };
+        assert!(again(&|_| 1000.0).is_ok_and(|a| a.noise < 0.01 && a.rate > 100.0));
+        assert!(again(&|_| 360_000.0).unwrap_err().contains("per batch"));
+        assert!(
+            again(&|t| if t % 8 < 4 { 10.0 } else { 1000.0 })
+                .unwrap_err()
+                .contains("also while")
+        );
+        assert!(again(&|_| 0.0).unwrap_err().contains("counted nothing"));
+    }
+
+    #[test]
     fn a_probe_on_a_hot_function_is_refused_for_its_cost() {
         let c = candidate("uprobe:f", MeterClass::Probe, 1);
         let a = judge(&c, &[], &series(|_| vec![("uprobe:f", 360_000.0)]));
@@ -680,6 +780,7 @@ mod tests {
         Assessment {
             rate: 100.0,
             noise,
+            noise_max: 0.35,
             cost: 0.0,
             counted,
             refused: None,

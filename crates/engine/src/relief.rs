@@ -102,6 +102,15 @@ impl Engine {
         is_new && self.short_of_memory() && !self.protects_on_trial()
     }
 
+    /// Whether a strategy may do something for this workload against a loss of memory.
+    pub(crate) fn relieves(&self, id: &WorkloadId) -> bool {
+        self.policy.mode == Mode::Act
+            && self
+                .strategies
+                .iter()
+                .any(|s| s.relieves() && self.strategy_refusal(id, &s.id()).is_none())
+    }
+
     /// Whether somebody is protected in a trial that runs.
     pub(crate) fn protects_on_trial(&self) -> bool {
         self.experiments.values().any(|e| e.setup.urgent)

@@ -300,6 +300,10 @@ impl Engine {
         };
         w.proposed = None;
         w.forget_inspections();
+        if w.judges_a_loss_only() {
+            // What it waited for is not what the program waited for.
+            w.observed_since = now;
+        }
         let text = "its turn has come after a long wait: the strategies are asked once more";
         if improved {
             // Probes ran meanwhile: the passive history begins anew.
@@ -1003,13 +1007,18 @@ impl Engine {
             .any(|(id, w)| !w.gone && !members.contains(id) && w.load.cpus >= self.policy.cpu_min)
     }
 
-    /// The neighbours whose work is measured, those that use most CPU first.
+    /// The neighbours whose work is measured, those that use most CPU first. Not by what was taken in a loss: who varies so much would
+    /// show no harm, and others would have less of the level.
     pub(crate) fn bystanders(&self, panel: &Panel) -> Vec<Member> {
         let mut bystanders: Vec<Member> = self
             .workloads
             .iter()
             .filter(|(id, w)| {
-                !w.gone && !w.open.is_empty() && !panel.has(id) && w.load.cpus >= self.policy.cpu_min
+                !w.gone
+                    && !w.open.is_empty()
+                    && !w.judges_a_loss_only()
+                    && !panel.has(id)
+                    && w.load.cpus >= self.policy.cpu_min
             })
             .filter_map(|(id, _)| self.panel_of(std::slice::from_ref(id)))
             .flat_map(|p| p.members().to_vec())

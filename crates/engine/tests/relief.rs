@@ -631,7 +631,7 @@ fn a_meter_that_was_taken_in_a_loss_and_varies_without_it_judges_nothing_else() 
         world.run(120);
         let text = world.story("program");
         assert_eq!(
-            text.contains("also while it loses no pages"),
+            text.contains("also while the program loses no pages"),
             is_rough > 1.0,
             "{text}"
         );
