@@ -75,7 +75,8 @@ pub struct Policy {
     pub observe_min_s: f64,
     /// Seconds of passive history that are kept and used to choose the block length.
     pub observe_max_s: f64,
-    /// A meter is refused when the coefficient of variation of its objective over blocks exceeds this, except for what is done against a loss of pages that goes on while it is judged.
+    /// A meter is refused when the coefficient of variation of its objective over blocks exceeds this, except for what is done
+    /// against a loss of pages that goes on while it is judged.
     pub meter_noise_max: f64,
     /// A probe is closed when it costs the workload more than this share of its CPU time.
     pub meter_cost_max: f64,
@@ -101,8 +102,8 @@ pub struct Policy {
     /// share (0.03 to 0.9). A trial is not accepted either where the reader is proven to lose and seems to lose more than the
     /// lower end of what the program gains.
     pub reader_loss_max: f64,
-    /// A change is refused as harmful when the spans of a program that is tried, or of a neighbour, from the end of a wait of its threads to the next
-    /// wait, are proven to get longer by it and seem to do so by at least this share (0.03 to 10): half of them, or one of a
+    /// A change is refused as harmful when the spans of a program that is tried, or of a neighbour, from the end of a wait of its
+    /// threads to the next wait, are proven to get longer by it and seem to do so by at least this share (0.03 to 10): half of them, or one of a
     /// hundred, and also for the work done in each. 0 = spans are not followed.
     pub span_rise_max: f64,
     /// Where a program counts its own work and progress points may be used, points of its code are counted beside it during trials
