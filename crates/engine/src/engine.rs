@@ -1175,8 +1175,7 @@ impl Engine {
     }
 
     fn judge_meters(&mut self, id: &WorkloadId) {
-        let relieves = self.relieves(id);
-        let Some(w) = self.workloads.get_mut(id) else {
+        let Some(w) = self.workloads.get(id) else {
             return;
         };
         if w.finding {
@@ -1187,9 +1186,9 @@ impl Engine {
             return;
         };
         // Who has one that is steady also now needs no other.
-        let in_a_loss = relieves
-            && w.lost_at.is_some_and(|at| at > w.judging_since)
-            && assessed.values().all(|a| a.refused.is_some());
+        let in_a_loss = w.lost_at.is_some_and(|at| at > w.judging_since)
+            && assessed.values().all(|a| a.refused.is_some())
+            && self.relieves(id);
         if in_a_loss && let Some(lifted) = judged(NoiseLimit::Lifted) {
             assessed = lifted;
         }
@@ -1208,6 +1207,9 @@ impl Engine {
         let application = best(w, Some(MeterClass::Application));
         let any = best(w, None);
         let next = meters::next_tier(w.tier, &w.candidates, application.is_some(), any.is_some());
+        let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
         if let Some(next) = next {
             w.tier = next;
             self.open_tier(id);
@@ -1519,17 +1521,18 @@ impl Engine {
             // The load is known over that span: who waited for storage looked as if little was asked of it.
             Some(_) if now < since + LOAD_SPAN => {}
             Some(Ok(assessment)) => {
-                let text = format!(
-                    "it loses no pages any more, and {} varies by {:.1} %: it judges any change from now on",
-                    chosen.candidate.id,
-                    assessment.noise * 100.0
-                );
-                chosen.in_a_loss = false;
-                chosen.assessment = assessment;
                 // What was measured in the loss is no history of the program.
                 w.observed_since = since;
                 (w.objective, w.objective_reason) = Objective::of(&w.load, w.offered);
-                let text = format!("{text}; {}, because {}", w.objective.words(), w.objective_reason);
+                let text = format!(
+                    "it loses no pages any more, and {} varies by {:.1} %: it judges any change from now on; {}, because {}",
+                    chosen.candidate.id,
+                    assessment.noise * 100.0,
+                    w.objective.words(),
+                    w.objective_reason
+                );
+                chosen.in_a_loss = false;
+                chosen.assessment = assessment;
                 if w.stage == Stage::Observed {
                     self.decide(id, Stage::Observed, text, false);
                 } else {

@@ -143,7 +143,7 @@ pub(crate) fn assess(
         KERNEL_NOISE_MAX
     };
     let lifted = limit == NoiseLimit::Lifted && noise.is_finite() && !is_of_waiting(&candidate.id);
-    let varies_by_too_much = noise > noise_max && !lifted;
+    let too_noisy = (noise > noise_max && !lifted).then(|| varies_by_more(candidate, noise, noise_max));
     let refused = if work <= 0.0 {
         Some(if candidate.class == MeterClass::Kernel {
             format!("counted nothing in {seconds:.0} s: the program does no such work, or is idle")
@@ -157,21 +157,9 @@ pub(crate) fn assess(
     } else if candidate.class == MeterClass::Hardware {
         Some("instructions alone never judge: a change may alter how many are needed".to_owned())
     } else if candidate.class == MeterClass::Kernel {
-        kernel_refusal(
-            candidate,
-            others,
-            series,
-            since,
-            (rate, noise, noise_max, varies_by_too_much),
-        )
-    } else if varies_by_too_much {
-        Some(format!(
-            "varies by {:.0} % per CPU second from block to block (limit {:.0} %)",
-            noise * 100.0,
-            noise_max * 100.0
-        ))
+        kernel_refusal(candidate, others, series, since, rate, too_noisy)
     } else {
-        None
+        too_noisy
     };
     Some(Assessment {
         rate,
@@ -218,6 +206,19 @@ fn count(
     }
 }
 
+fn varies_by_more(candidate: &MeterCandidate, noise: f64, noise_max: f64) -> String {
+    let of_what = if candidate.class == MeterClass::Kernel {
+        " for kernel work"
+    } else {
+        ""
+    };
+    format!(
+        "varies by {:.0} % per CPU second from block to block (limit{of_what} {:.0} %)",
+        noise * 100.0,
+        noise_max * 100.0
+    )
+}
+
 fn too_dear(rate: f64, cost: f64, policy: &Policy) -> String {
     format!(
         "would cost {:.1} % of the workload's CPU time at {rate:.0} counts per second (limit {:.1} %); choose a function called once per batch",
@@ -253,10 +254,9 @@ pub(crate) fn assess_again(
         ))
     } else if now.noise > before.noise_max {
         Err(format!(
-            "{} varies by {:.0} % per CPU second from block to block (limit {:.0} %) also while the program loses no pages",
+            "{} {} also while the program loses no pages",
             candidate.id,
-            now.noise * 100.0,
-            before.noise_max * 100.0
+            varies_by_more(candidate, now.noise, before.noise_max)
         ))
     } else {
         Ok(Assessment {
@@ -304,19 +304,16 @@ fn kernel_refusal(
     others: &[&MeterCandidate],
     series: &Series,
     since: Nanoseconds,
-    (rate, noise, noise_max, varies_by_too_much): (f64, f64, f64, bool),
+    rate: f64,
+    too_noisy: Option<String>,
 ) -> Option<String> {
     if rate < KERNEL_RATE_MIN {
         return Some(format!(
             "fires {rate:.1} times a second (at least {KERNEL_RATE_MIN} needed)"
         ));
     }
-    if varies_by_too_much {
-        return Some(format!(
-            "varies by {:.0} % per CPU second from block to block (limit for kernel work {:.0} %)",
-            noise * 100.0,
-            noise_max * 100.0
-        ));
+    if too_noisy.is_some() {
+        return too_noisy;
     }
     if confirming(candidate, others, series, since).is_some() {
         None
