@@ -21,8 +21,10 @@
 
 use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
 use crate::Root;
+use crate::platform::MonotonicClock;
 use crate::sys::interrupt::interrupt;
 use homeostat_model::ActionId;
+use homeostat_platform::Clock;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -45,7 +47,8 @@ const HELD_EVERY: Duration = Duration::from_millis(200);
 const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
 /// What the kernel did not find is left to the group for so long.
 const STUCK_FOR: Duration = Duration::from_secs(3);
-/// After a look that took long there is a rest of so many times as long: a fifth of a CPU at most.
+/// After a look there is a rest of so many times the CPU time that it took: a fifth of a CPU at most. Not of the time that
+/// has passed: the kernel waits for what is being written, and a daemon may be stopped in the middle (`SIGSTOP`, the freezer).
 const REST: u32 = 4;
 /// The kernel is interrupted after so long.
 const LONG: Duration = Duration::from_millis(100);
@@ -330,7 +333,9 @@ impl Shared {
         let (limit, used) = (kept.limit, Arc::clone(&kept.files));
         state.busy = Some((action, begun));
         drop(state);
+        let before = cpu_time();
         let looked = moment(&used, &view);
+        let spent = cpu_time().saturating_sub(before);
         let now = Instant::now();
         let mut state = self.hold();
         state.busy = None;
@@ -345,7 +350,7 @@ impl Shared {
             }
             Ok(Some(look)) => {
                 let pause = kept.pace.next(now, look.found, look.left, limit);
-                kept.due = now + pause.max((now - begun) * REST);
+                kept.due = now + pause.max(spent * REST);
                 if let Some(held) = look.held {
                     let is_stuck = now < kept.stuck_until;
                     let (least_held, least_allowed) = if is_stuck {
@@ -368,6 +373,11 @@ impl Shared {
         }
         state
     }
+}
+
+/// What this thread has used of CPU time so far.
+fn cpu_time() -> Duration {
+    Duration::from_nanos(MonotonicClock.cpu_time().0)
 }
 
 /// What a look needs to know.
