@@ -45,11 +45,16 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 const HELD_EVERY: Duration = Duration::from_millis(200);
 /// … and so often where the group is above what it is allowed: it may be that which has grown, and that is not to be swapped out.
 const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
-/// What the kernel did not find is left to the group for so long.
-const STUCK_FOR: Duration = Duration::from_secs(3);
-/// After a look there is a rest of so many times the CPU time that it took: a fifth of a CPU at most. Not of the time that
-/// has passed: the kernel waits for what is being written, and a daemon may be stopped in the middle (`SIGSTOP`, the freezer).
+/// What the kernel did not find is left to the group for so long. It may be for a moment, as when all that is there has just been
+/// read ahead: so it is twice as long each time that nothing is found again …
+const STUCK_MIN: Duration = Duration::from_millis(50);
+/// … and this at most.
+const STUCK_MAX: Duration = Duration::from_secs(3);
+/// After a look there is a rest of so many times the CPU time that it took: a fifth of a CPU at most for each group.
 const REST: u32 = 4;
+/// Beside that the kernel waits for what is being written, and a daemon may have been stopped in the middle (`SIGSTOP`, the freezer).
+/// So much of that counts at most: other groups are to have their turn, and nobody is let go for minutes.
+const WAITED_MAX: Duration = Duration::from_secs(1);
 /// The kernel is interrupted after so long.
 const LONG: Duration = Duration::from_millis(100);
 /// At the end it is waited for so long.
@@ -95,8 +100,10 @@ struct Kept {
     pace: Pace,
     due: Instant,
     held_at: Instant,
-    /// Until then what the kernel did not find stays allowed.
+    /// Until then what the kernel did not find stays allowed …
     stuck_until: Instant,
+    /// … and so long the next time.
+    stuck_for: Duration,
 }
 
 /// What is read and written again and again stays open.
@@ -239,6 +246,7 @@ impl Keeper {
             due: now,
             held_at: now,
             stuck_until: now,
+            stuck_for: STUCK_MIN,
         };
         self.shared.hold().groups.insert(action, kept);
         self.shared.changed.notify_all();
@@ -339,6 +347,7 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.hold();
         state.busy = None;
+        let has_others = state.groups.len() > 1;
         let Some(kept) = state.groups.get_mut(&action) else {
             return state;
         };
@@ -350,7 +359,7 @@ impl Shared {
             }
             Ok(Some(look)) => {
                 let pause = kept.pace.next(now, look.found, look.left, limit);
-                kept.due = now + pause.max(spent * REST);
+                kept.due = now + pause.max(rest(spent, now - begun, has_others));
                 if let Some(held) = look.held {
                     let is_stuck = now < kept.stuck_until;
                     let (least_held, least_allowed) = if is_stuck {
@@ -364,15 +373,24 @@ impl Shared {
                 }
                 if look.is_stuck {
                     // To try costs most where nothing is found.
-                    kept.stuck_until = now + STUCK_FOR;
+                    kept.stuck_until = now + kept.stuck_for;
+                    kept.stuck_for = (kept.stuck_for * 2).min(STUCK_MAX);
                     kept.allowed = look.left.saturating_add(limit);
                     // Whatever it is that stays: it is left to the group.
                     kept.held = kept.held.max(look.left);
+                } else if look.left < look.found {
+                    kept.stuck_for = STUCK_MIN;
                 }
             }
         }
         state
     }
+}
+
+/// How long a group is left alone after a look that used so much CPU time and was over after so long.
+fn rest(spent: Duration, lasted: Duration, has_others: bool) -> Duration {
+    let waited = lasted.saturating_sub(spent).min(WAITED_MAX);
+    (spent * REST).max(if has_others { waited * REST } else { waited })
 }
 
 /// What this thread has used of CPU time so far.
@@ -513,6 +531,18 @@ mod tests {
         // More than can be followed.
         at += PAUSE_MIN;
         assert_eq!(pace.next(at, 1 << 30, 0, limit), PAUSE_MIN);
+    }
+
+    #[test]
+    fn a_look_that_used_or_waited_for_much_is_followed_by_a_rest_and_one_that_was_stopped_by_a_short_one() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest(ms(1), ms(1), false), ms(4));
+        // The kernel waits for what is being written: as long as that, and others have four fifths of the time.
+        assert_eq!(rest(ms(1), ms(101), false), ms(100));
+        assert_eq!(rest(ms(1), ms(101), true), ms(400));
+        // Stopped for an hour.
+        assert_eq!(rest(ms(1), ms(3_600_000), false), ms(1_000));
+        assert_eq!(rest(ms(1), ms(3_600_000), true), ms(4_000));
     }
 
     #[test]
