@@ -45,8 +45,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 const HELD_EVERY: Duration = Duration::from_millis(200);
 /// … and so often where the group is above what it is allowed: it may be that which has grown, and that is not to be swapped out.
 const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
-/// What the kernel did not find is left to the group for so long. It may be for a moment, as when all that is there has just been
-/// read ahead: so it is twice as long each time that nothing is found again …
+/// What the kernel did not find is left to the group for so long. It is but for a moment where all that is there has just been
+/// read ahead (measured: seven times a second beside a reader of 3.3 GB/s whose disk reads 8 MiB ahead): so it is twice as long each
+/// time that nothing is found again …
 const STUCK_MIN: Duration = Duration::from_millis(50);
 /// … and this at most.
 const STUCK_MAX: Duration = Duration::from_secs(3);
@@ -375,7 +376,7 @@ impl Shared {
                     // To try costs most where nothing is found.
                     kept.stuck_until = now + kept.stuck_for;
                     kept.stuck_for = (kept.stuck_for * 2).min(STUCK_MAX);
-                    kept.allowed = look.left.saturating_add(limit);
+                    kept.allowed = allowed_when_stuck(kept.allowed, look.left, limit);
                     // Whatever it is that stays: it is left to the group.
                     kept.held = kept.held.max(look.left);
                 } else if look.left < look.found {
@@ -434,6 +435,16 @@ fn allowed(held: u64, limit: u64) -> u64 {
         held.saturating_add(limit)
     } else {
         limit
+    }
+}
+
+/// What a group may use when the kernel found nothing more and has left so much. What has just been read ahead cannot be dropped for
+/// some milliseconds: where the rest is within what the group may use, all is well.
+fn allowed_when_stuck(allowed: u64, left: u64, limit: u64) -> u64 {
+    if left > allowed {
+        left.saturating_add(limit)
+    } else {
+        allowed
     }
 }
 
@@ -543,6 +554,19 @@ mod tests {
         // Stopped for an hour.
         assert_eq!(rest(ms(1), ms(3_600_000), false), ms(1_000));
         assert_eq!(rest(ms(1), ms(3_600_000), true), ms(4_000));
+    }
+
+    #[test]
+    fn a_reader_is_left_with_more_only_where_the_kernel_leaves_more_than_it_may_use() {
+        let limit = 37 * MIB;
+        // What is being read ahead, 16 MiB, and no more.
+        assert_eq!(allowed_when_stuck(limit, 16 * MIB, limit), limit);
+        let wanted = tight(limit, 16 * MIB, limit, 17 * MIB);
+        assert!(
+            wanted > 16 * MIB + limit / 8,
+            "the next moment finds something: {wanted}"
+        );
+        assert_eq!(allowed_when_stuck(limit, 50 * MIB, limit), 87 * MIB);
     }
 
     #[test]
