@@ -53,7 +53,8 @@ const STUCK_MIN: Duration = Duration::from_millis(50);
 const STUCK_MAX: Duration = Duration::from_secs(3);
 /// After a look there is a rest of so many times the CPU time that it took: a fifth of a CPU at most for each group.
 const REST: u32 = 4;
-/// Beside that the kernel waits for what is being written, and a daemon may have been stopped in the middle (`SIGSTOP`, the freezer).
+/// Beside that the kernel waits for what is being written, the thread for a CPU, and a daemon may have been stopped in the middle
+/// (`SIGSTOP`, the freezer).
 /// So much of that counts at most: other groups are to have their turn, and nobody is let go for minutes.
 const WAITED_MAX: Duration = Duration::from_secs(1);
 /// The kernel is interrupted after so long.
@@ -359,6 +360,8 @@ impl Shared {
                 return state;
             }
             Ok(Some(look)) => {
+                // Whether more was taken than what it did not find before: that alone tells that it is found again.
+                let is_bare = kept.held_at >= kept.stuck_until || view.forgets && look.held.is_some();
                 let pause = kept.pace.next(now, look.found, look.left, limit);
                 kept.due = now + pause.max(rest(spent, now - begun, has_others));
                 if let Some(held) = look.held {
@@ -379,7 +382,7 @@ impl Shared {
                     kept.allowed = allowed_when_stuck(kept.allowed, look.left, limit);
                     // Whatever it is that stays: it is left to the group.
                     kept.held = kept.held.max(look.left);
-                } else if look.left < look.found {
+                } else if is_bare && look.left < look.found {
                     kept.stuck_for = STUCK_MIN;
                 }
             }
@@ -410,6 +413,8 @@ struct View {
     /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed or left with little.
     asks: bool,
     asks_above: bool,
+    /// What the kernel did not find is to be looked for again.
+    forgets: bool,
 }
 
 impl Kept {
@@ -423,7 +428,8 @@ impl Kept {
             allowed: self.allowed,
             held: self.held,
             growth: self.pace.growth,
-            asks: since >= HELD_EVERY && !is_stuck,
+            asks: since >= HELD_EVERY,
+            forgets: since >= HELD_EVERY && !is_stuck,
             asks_above: since >= HELD_ABOVE_EVERY,
         }
     }
@@ -439,9 +445,9 @@ fn allowed(held: u64, limit: u64) -> u64 {
 }
 
 /// What a group may use when the kernel found nothing more and has left so much. What has just been read ahead cannot be dropped for
-/// some milliseconds: where the rest is within what the group may use, all is well.
+/// some milliseconds: where as much as half of the limit is free beside it, all is well, and [`tight`] leaves a quarter beside it.
 fn allowed_when_stuck(allowed: u64, left: u64, limit: u64) -> u64 {
-    if left > allowed {
+    if left.saturating_add(limit / 2) > allowed {
         left.saturating_add(limit)
     } else {
         allowed
@@ -471,8 +477,10 @@ fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
     let now_allowed = held.map_or(view.allowed, |held| allowed(held, view.limit));
     // What the kernel did not find before is not looked for again at once.
     let wanted = tight(
-        now_allowed.max(if view.asks { 0 } else { view.allowed }),
-        held.map_or(view.held, |held| held.max(if view.asks { 0 } else { view.held })),
+        now_allowed.max(if view.forgets { 0 } else { view.allowed }),
+        held.map_or(view.held, |held| {
+            held.max(if view.forgets { 0 } else { view.held })
+        }),
         view.limit,
         view.growth,
     );
@@ -557,15 +565,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_left_with_more_only_where_the_kernel_leaves_more_than_it_may_use() {
+    fn a_reader_is_left_with_more_where_the_kernel_leaves_more_than_half_and_always_with_something_to_drop() {
         let limit = 37 * MIB;
+        for left in 0..=80 {
+            for growth in [0, 9, 17, 5000] {
+                let left = left * MIB;
+                let wanted = tight(allowed_when_stuck(limit, left, limit), left, limit, growth * MIB);
+                assert!(wanted + 2 * MIB >= left + limit / GROWTH, "{left}: {wanted}");
+            }
+        }
         // What is being read ahead, 16 MiB, and no more.
         assert_eq!(allowed_when_stuck(limit, 16 * MIB, limit), limit);
-        let wanted = tight(limit, 16 * MIB, limit, 17 * MIB);
-        assert!(
-            wanted > 16 * MIB + limit / 8,
-            "the next moment finds something: {wanted}"
-        );
+        assert_eq!(allowed_when_stuck(limit, 19 * MIB, limit), 56 * MIB);
         assert_eq!(allowed_when_stuck(limit, 50 * MIB, limit), 87 * MIB);
     }
 
