@@ -368,6 +368,8 @@ impl Play {
             {
                 summary.verdict.clone_from(&outcome.verdict);
                 summary.effect.clone_from(&outcome.effect);
+                // The last block ends with the verdict: no look has seen it as a trial.
+                summary.blocks = outcome.blocks;
                 break name;
             }
             if begin.elapsed() > VERDICT_UNTIL {
