@@ -476,11 +476,14 @@ fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
     let held = asks.then(|| view.group.held(&view.root)).flatten();
     let now_allowed = held.map_or(view.allowed, |held| allowed(held, view.limit));
     // What the kernel did not find before is not looked for again at once.
+    let (least_held, least_allowed) = if view.forgets {
+        (0, 0)
+    } else {
+        (view.held, view.allowed)
+    };
     let wanted = tight(
-        now_allowed.max(if view.forgets { 0 } else { view.allowed }),
-        held.map_or(view.held, |held| {
-            held.max(if view.forgets { 0 } else { view.held })
-        }),
+        now_allowed.max(least_allowed),
+        held.map_or(view.held, |held| held.max(least_held)),
         view.limit,
         view.growth,
     );
