@@ -345,6 +345,19 @@ impl From<&homeostat_model::Advice> for Advice {
     }
 }
 
+/// How well contained readers have been kept small in control groups of version 1, all of them since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptSmall {
+    /// Readers that are kept small now.
+    pub readers: usize,
+    /// How often one was looked at …
+    pub looks: u64,
+    /// … found above what it may use …
+    pub above: u64,
+    /// … and left with more than meant, since the kernel found nothing more to take.
+    pub stuck: u64,
+}
+
 /// What homeostat spent and may spend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
@@ -361,6 +374,9 @@ pub struct Budget {
     /// Seconds since it began in which the loop waited for a CPU.
     #[serde(default)]
     pub own_waited_s: f64,
+    /// How well contained readers have been kept small, where no limit does it (control groups of version 1).
+    #[serde(default)]
+    pub kept_small: KeptSmall,
     /// Experiments started in the last hour.
     pub experiments_last_hour: u32,
     /// Most experiments per hour.
@@ -630,6 +646,12 @@ impl Status {
                 own_faults_minor: b.own_faults_minor,
                 own_faults_major: b.own_faults_major,
                 own_waited_s: finite_or_zero(b.own_waited_s),
+                kept_small: KeptSmall {
+                    readers: b.kept_small.readers,
+                    looks: b.kept_small.looks,
+                    above: b.kept_small.above,
+                    stuck: b.kept_small.stuck,
+                },
                 experiments_last_hour: b.experiments_last_hour,
                 experiments_per_hour_max: b.experiments_per_hour_max,
                 harm_exposure_day: finite_or_zero(b.harm_exposure_day),

@@ -331,6 +331,23 @@ fn budget(t: &mut Text, s: &Status) {
         "Time in which the loop waited for a CPU since it began.",
         b.own_waited_s,
     );
+    let kept = b.kept_small;
+    t.gauge(
+        "homeostat_kept_small_readers",
+        "",
+        "Readers that are kept small from moment to moment now (control groups of version 1).",
+        kept.readers as f64,
+    );
+    let name = "homeostat_kept_small_looks";
+    t.family(
+        name,
+        "counter",
+        "",
+        "Looks at such readers: all, those that found one above what it may use, and those after which the kernel found nothing more to take.",
+    );
+    for (kind, count) in [("all", kept.looks), ("above", kept.above), ("stuck", kept.stuck)] {
+        t.sample(&format!("{name}_total"), &[("kind", kind)], count as f64);
+    }
     t.gauge(
         "homeostat_trials_last_hour",
         "",

@@ -13,6 +13,7 @@ use crate::notify::Manager;
 use crate::process::OwnWaits;
 use crate::settings::{self, Loaded, Settings, Sources};
 use crate::watch::Book;
+use homeostat_engine::view::KeptSmallView;
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
 use homeostat_linux::LinuxPlatform;
 use homeostat_linux::settings::watch::ForeignWrite;
@@ -61,6 +62,10 @@ pub trait Driven {
         let _ = (path, why);
         Vec::new()
     }
+    /// How well contained readers have been kept small.
+    fn kept_small(&mut self) -> KeptSmallView {
+        KeptSmallView::default()
+    }
     /// Whether a value of a setting is one that homeostat wrote itself, or put back.
     fn wrote_setting(&self, path: &str, value: &str) -> bool {
         let _ = (path, value);
@@ -90,6 +95,15 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     }
     fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
         Runtime::setting_is_others(self, path, why)
+    }
+    fn kept_small(&mut self) -> KeptSmallView {
+        let counts = self.platform().kept_small();
+        KeptSmallView {
+            readers: counts.groups,
+            looks: counts.looks,
+            above: counts.above,
+            stuck: counts.stuck,
+        }
     }
     fn wrote_setting(&self, path: &str, value: &str) -> bool {
         Runtime::wrote_setting(self, path, value)
@@ -397,6 +411,7 @@ impl Service<'_> {
     fn publish(&mut self, waits: &mut OwnWaits) {
         let mut view = self.driven.view();
         waits.tell(&mut view.budget);
+        view.budget.kept_small = self.driven.kept_small();
         self.manager.tell_state(&view);
         self.board.publish(view);
     }

@@ -223,6 +223,20 @@ pub struct HostView {
     pub pressure_io: f64,
 }
 
+/// How well contained readers have been kept small in control groups of version 1, where no limit stays: what they use is looked
+/// at many times a second, and taken away. All of them since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptSmallView {
+    /// Readers that are kept small now.
+    pub readers: usize,
+    /// How often one was looked at …
+    pub looks: u64,
+    /// … found above what it may use …
+    pub above: u64,
+    /// … and left with more than meant, since the kernel found nothing more to take.
+    pub stuck: u64,
+}
+
 /// What homeostat spent and may spend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BudgetView {
@@ -240,6 +254,9 @@ pub struct BudgetView {
     /// Seconds since it began in which the loop waited for a CPU.
     #[serde(default)]
     pub own_waited_s: f64,
+    /// How well contained readers have been kept small, where no limit does it; filled in likewise.
+    #[serde(default)]
+    pub kept_small: KeptSmallView,
     /// Experiments started in the last hour and the most allowed.
     pub experiments_last_hour: u32,
     /// Limit.

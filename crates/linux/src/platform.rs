@@ -1,7 +1,7 @@
 //! The real machine behind the traits of the seam.
 
 use crate::effectors::fetcher::Launch;
-use crate::effectors::{self, Registry};
+use crate::effectors::{self, KeepCounts, Registry};
 use crate::meters::{Follower, Meter, MeterKind, MeterSettings};
 use crate::sensors::bytes::{number, words};
 use crate::sensors::counters::HardwareCounters;
@@ -281,6 +281,11 @@ impl LinuxPlatform {
     /// Whether the kernel tells how long threads wait on a run queue (`schedstat`, CONFIG_SCHED_INFO).
     pub fn tells_runqueue_wait(&self) -> bool {
         std::fs::exists(self.root.path("/proc/self/schedstat")).unwrap_or(false)
+    }
+
+    /// How well readers have been kept small since the start, where no limit does it (control groups of version 1).
+    pub fn kept_small(&self) -> KeepCounts {
+        self.effectors.kept_small()
     }
 
     /// What the last scan cost in files read.

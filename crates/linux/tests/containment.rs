@@ -482,6 +482,9 @@ fn a_contained_reader_keeps_little_of_what_it_reads_and_may_grow_all_the_same() 
         seen[25] < 160,
         "of 256 MiB that it reads again and again: {seen:?}"
     );
+    let kept = effectors.kept_small();
+    assert!(kept.groups == 1 && kept.looks > 10, "{kept:?}");
+    assert!(kept.above <= kept.looks && kept.stuck <= kept.looks, "{kept:?}");
     for _ in 0..3 {
         writeln!(told).unwrap();
     }
@@ -499,6 +502,7 @@ fn a_contained_reader_keeps_little_of_what_it_reads_and_may_grow_all_the_same() 
     }
     assert_eq!(grown, 3);
     drive(&mut effectors, &record, Direction::Undo).unwrap();
+    assert_eq!(effectors.kept_small().groups, 0);
     assert!(scene.is_as_found());
 }
 

@@ -69,6 +69,18 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         b.own_faults_major,
         b.own_faults_minor,
     );
+    let kept = b.kept_small;
+    if kept.looks > 0 {
+        let share = |count: u64| percent(count as f64 / kept.looks as f64, 1);
+        let _ = writeln!(
+            out,
+            "  {} kept small now; of {} looks {} found one above what it may use, and {} nothing more to take away",
+            plural(kept.readers as u64, "reader"),
+            kept.looks,
+            share(kept.above),
+            share(kept.stuck),
+        );
+    }
     let _ = writeln!(
         out,
         "  {} of at most {} experiments this hour; harm exposure today {:.0} of at most {:.0} percent x seconds",

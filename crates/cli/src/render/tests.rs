@@ -4,8 +4,8 @@ use super::*;
 use homeostat_daemon::api::find_workload;
 use homeostat_daemon::report::{Capability, StrategyState};
 use homeostat_engine::view::{
-    BudgetView, CalibrationView, ChangeView, DecisionView, ExperimentView, MeterView, OutcomeView,
-    ProposalView, Stage, View, WorkloadView,
+    BudgetView, CalibrationView, ChangeView, DecisionView, ExperimentView, KeptSmallView, MeterView,
+    OutcomeView, ProposalView, Stage, View, WorkloadView,
 };
 use homeostat_model::{
     ActionId, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterClass, Verdict, WorkloadKind,
@@ -192,6 +192,12 @@ fn view() -> View {
             own_faults_minor: 312,
             own_faults_major: 0,
             own_waited_s: 1.5,
+            kept_small: KeptSmallView {
+                readers: 1,
+                looks: 41_203,
+                above: 2_310,
+                stuck: 302,
+            },
             experiments_last_hour: 2,
             experiments_per_hour_max: 20,
             harm_exposure_day: 12.4,

@@ -21,6 +21,9 @@
 //! file meanwhile, and has no use of its pages so far. Most of a machine's processes sleep for most of the time, and their files
 //! are most of the work.
 //!
+//! What the disk had read ahead for the reader when it was moved lies behind it a moment later, and would stay counted in that group as
+//! long as the reader comes by again (measured: 14 and 18 MiB of 256). So before anything is dropped it is looked once more how far it is.
+//!
 //! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
 //! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
 //! holds up nobody.
@@ -61,6 +64,9 @@ const KEEP: u64 = 1 << 20;
 /// Parts of files end at multiples of this: the largest unit in which the kernel keeps pages of files, and of which it drops no
 /// part.
 const STEP: u64 = 2 << 20;
+/// So much may have been read ahead of a reader, and has been read by one that has turned round since: twice what disks read ahead
+/// at a time (`read_ahead_kb`; 8 MiB where measured).
+const AHEAD: u64 = 16 << 20;
 /// Most that is dropped by one call: a few milliseconds where all of it is in memory.
 const PART: u64 = 64 << 20;
 /// Most that is gone through for one reader, beginning with what it read last.
@@ -107,6 +113,8 @@ struct Candidate {
     pid: i32,
     /// What lies before this is behind the reader, and not yet dropped.
     to: u64,
+    /// The whole of it, in parts that can be dropped.
+    size: u64,
 }
 
 /// What a process has done so far, by its counters: it is another process, or has run, where these differ.
@@ -166,10 +174,14 @@ pub(super) struct GivingBack {
     own_all: BTreeSet<i32>,
     /// Other processes that are still to be looked at; `None`: not listed yet.
     others: Option<Vec<i32>>,
+    /// Processes of the reader whose positions are to be looked at once more after those.
+    again: Vec<i32>,
     /// By inode.
     files: BTreeMap<u64, Candidate>,
-    /// What lies behind all that have a file open, by inode.
+    /// What lies behind all of the reader that have a file open, by inode …
     behind: BTreeMap<u64, u64>,
+    /// … and the second time.
+    behind_now: BTreeMap<u64, u64>,
     /// What the reader does otherwise than read.
     not_only_read: BTreeSet<u64>,
     /// Files that stay as they are, by reason.
@@ -193,10 +205,12 @@ impl GivingBack {
             seen: Seen::default(),
             held: Held::default(),
             own: processes.iter().copied().collect(),
+            again: processes.iter().copied().collect(),
             own_all: processes,
             others: None,
             files: BTreeMap::new(),
             behind: BTreeMap::new(),
+            behind_now: BTreeMap::new(),
             not_only_read: BTreeSet::new(),
             left: BTreeMap::new(),
             looked_at: 0,
@@ -245,7 +259,7 @@ impl GivingBack {
     /// Steps done, and how many there are in all as far as is known.
     pub(super) fn steps(&self) -> (u64, u64) {
         let parts: u64 = self.files.values().map(|c| c.to.div_ceil(PART)).sum();
-        let waiting = self.own.len() + self.others.as_ref().map_or(0, Vec::len);
+        let waiting = self.own.len() + self.again.len() + self.others.as_ref().map_or(0, Vec::len);
         (self.steps, self.steps + waiting as u64 + parts + 1)
     }
 
@@ -290,6 +304,13 @@ impl GivingBack {
             }
             return Ok(false);
         }
+        if let Some(pid) = self.again.pop() {
+            let of = root.clone();
+            let look = reader.run(pid, PATIENCE, move || look_at_reader(&of, pid, room, 0))??;
+            self.looked_at += look.looked_at;
+            self.see_again(look);
+            return Ok(false);
+        }
         self.give_back_a_part(reader)
     }
 
@@ -302,21 +323,39 @@ impl GivingBack {
         for (why, count) in look.left {
             *self.left.entry(why.to_owned()).or_default() += count;
         }
-        for (inode, at) in look.positions {
-            let least = self.behind.entry(inode).or_insert(u64::MAX);
-            *least = behind(at).min(*least);
-        }
-        for (inode, (file, to)) in look.files {
+        note_least(&mut self.behind, look.positions);
+        for (inode, (file, size)) in look.files {
             let file = Arc::new(file);
             self.held.0.push(Arc::clone(&file));
-            self.files.entry(inode).or_insert(Candidate { file, pid, to });
+            let to = u64::MAX;
+            self.files
+                .entry(inode)
+                .or_insert(Candidate { file, pid, to, size });
         }
-        self.not_only_read.extend(look.not_only_read);
+        for (inode, file) in &mut self.files {
+            file.to = self.behind.get(inode).copied().unwrap_or(0).min(file.size);
+        }
+        self.leave_what_is_not_only_read(look.not_only_read);
+    }
+
+    /// Adds what one process of the reader has open the second time; once all are known, what lies behind it is what does now.
+    fn see_again(&mut self, look: Look) {
+        note_least(&mut self.behind_now, look.positions);
+        self.leave_what_is_not_only_read(look.not_only_read);
+        if self.again.is_empty() {
+            for (inode, file) in &mut self.files {
+                // One that was closed since tells nothing.
+                if let Some(now) = self.behind_now.get(inode) {
+                    file.to = further(file.to, *now, file.size);
+                }
+            }
+        }
+    }
+
+    fn leave_what_is_not_only_read(&mut self, inodes: BTreeSet<u64>) {
+        self.not_only_read.extend(inodes);
         let before = self.files.len();
-        self.files.retain(|inode, file| {
-            file.to = self.behind.get(inode).copied().unwrap_or(0).min(file.to);
-            !self.not_only_read.contains(inode)
-        });
+        self.files.retain(|inode, _| !self.not_only_read.contains(inode));
         for _ in self.files.len()..before {
             self.leave(NOT_ONLY_READ);
         }
@@ -354,7 +393,7 @@ impl GivingBack {
 /// What one process of the reader has open.
 #[derive(Default)]
 struct Look {
-    /// Files that it has read a part of, with what lies behind it, by inode.
+    /// Files that it has read a part of, with how much of them can be dropped in all, by inode.
     files: BTreeMap<u64, (OwnedFd, u64)>,
     /// All positions, also of files that it has not read yet.
     positions: Vec<(u64, u64)>,
@@ -382,7 +421,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         look.positions.push((inode, at));
         if behind(at) > 0 {
             if mounts.have(text) {
-                read.push((number, inode, at));
+                read.push((number, inode));
             } else {
                 *look.left.entry(NOT_ON_DISK).or_default() += 1;
             }
@@ -392,7 +431,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         look.not_only_read.insert(inode);
     })?;
     look.looked_at = open + mapped;
-    for (number, inode, at) in read {
+    for (number, inode) in read {
         if look.files.contains_key(&inode) {
             continue;
         }
@@ -401,7 +440,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
             continue;
         }
         // Another one has got its number meanwhile, or it is something else than a file: nothing to say of it.
-        if let Some(file) = open_read(&root.path(&format!("/proc/{pid}/fd/{number}")), inode, at) {
+        if let Some(file) = open_read(&root.path(&format!("/proc/{pid}/fd/{number}")), inode) {
             look.files.insert(inode, file);
         }
     }
@@ -413,12 +452,26 @@ fn behind(position: u64) -> u64 {
     position.saturating_sub(KEEP) / STEP * STEP
 }
 
-/// Opens what a process has open as that inode once more, if it is a regular file. With it: what lies behind the reader, but no
-/// more than the file has.
-fn open_read(path: &Path, inode: u64, at: u64) -> Option<(OwnedFd, u64)> {
+/// Notes for each inode what lies behind the last of all that have it open.
+fn note_least(all: &mut BTreeMap<u64, u64>, positions: Vec<(u64, u64)>) {
+    for (inode, at) in positions {
+        let least = all.entry(inode).or_insert(u64::MAX);
+        *least = behind(at).min(*least);
+    }
+}
+
+/// To where a file may be dropped that could be dropped to `to` a moment before, when so much lies behind the reader now. One that
+/// is further back has turned round: what had been read ahead for it is not needed before it comes by again.
+fn further(to: u64, now: u64, size: u64) -> u64 {
+    let to_now = if now < to { to.saturating_add(AHEAD) } else { now };
+    to_now.min(size)
+}
+
+/// Opens what a process has open as that inode once more, if it is a regular file. With it: how much of it can be dropped.
+fn open_read(path: &Path, inode: u64) -> Option<(OwnedFd, u64)> {
     let (held, stat) = hold_regular(path).filter(|(_, stat)| stat.st_ino == inode)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    Some((open_held(&held)?, behind(at.min(size))))
+    Some((open_held(&held)?, behind(size)))
 }
 
 /// `None` when what was asked of a process failed because it has ended.
@@ -667,7 +720,8 @@ mod tests {
             let mut giving = GivingBack::new(own.iter().copied().collect(), before);
             let mut reader = Reader::default();
             for _ in 0..1000 {
-                if giving.own.is_empty() && giving.others.as_ref().is_some_and(Vec::is_empty) {
+                let others_are_known = giving.others.as_ref().is_some_and(Vec::is_empty);
+                if giving.own.is_empty() && others_are_known && giving.again.is_empty() {
                     break;
                 }
                 match giving.step(&self.root, &mut reader) {
@@ -719,6 +773,41 @@ mod tests {
         let cut = scene.file("cut", 9);
         scene.opens(5_000_009, 3, &cut, 900 * MIB, READS);
         assert_eq!(scene.choose(&[5_000_009]), (vec![8], vec![]));
+    }
+
+    /// What would be dropped of one file of 100 MiB, in MiB, when its reader moves on while the others are looked at.
+    fn chosen_when_it_moves(scene: &Scene, from: u64, then: impl FnOnce(&Path)) -> (Vec<u64>, Vec<String>) {
+        let big = scene.file("big", 100);
+        scene.opens(READER, 3, &big, from * MIB, READS);
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default());
+        let mut reader = Reader::default();
+        while !giving.others.as_ref().is_some_and(Vec::is_empty) {
+            assert!(!giving.step(&scene.root, &mut reader).unwrap());
+        }
+        for directory in ["fd", "fdinfo"] {
+            fs::remove_file(scene.root.path(&format!("/proc/{READER}/{directory}/3"))).unwrap();
+        }
+        then(&big);
+        while !giving.again.is_empty() {
+            assert!(!giving.step(&scene.root, &mut reader).unwrap());
+        }
+        let files = giving.files.values().map(|c| c.to / MIB).collect();
+        (files, giving.left.into_keys().collect())
+    }
+
+    #[test]
+    fn what_had_been_read_ahead_for_the_reader_is_dropped_once_it_lies_behind() {
+        let Some(scene) = Scene::new() else { return };
+        // It went on; it turned round, near the end of the file as well; it closed the file; it began to write to it.
+        for (from, to, chosen) in [(41, 61, 60), (41, 5, 56), (91, 5, 98)] {
+            let moved = |path: &Path| scene.opens(READER, 3, path, to * MIB, READS);
+            assert_eq!(chosen_when_it_moves(&scene, from, moved), (vec![chosen], vec![]));
+            fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
+        }
+        assert_eq!(chosen_when_it_moves(&scene, 41, |_| ()), (vec![40], vec![]));
+        let writes = |path: &Path| scene.opens(READER, 3, path, 61 * MIB, "0100002");
+        let left = vec![NOT_ONLY_READ.to_owned()];
+        assert_eq!(chosen_when_it_moves(&scene, 41, writes), (vec![], left));
     }
 
     #[test]

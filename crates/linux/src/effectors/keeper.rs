@@ -86,6 +86,20 @@ struct State {
     /// Whose group is being looked at now, without the lock, and since when.
     busy: Option<(ActionId, Instant)>,
     is_over: bool,
+    counts: KeepCounts,
+}
+
+/// How well groups have been kept small, all of them since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepCounts {
+    /// Groups that are kept small now.
+    pub groups: usize,
+    /// How often one was looked at …
+    pub looks: u64,
+    /// … found above what it may use …
+    pub above: u64,
+    /// … and left with more than it should be, since the kernel found nothing more to take.
+    pub stuck: u64,
 }
 
 /// A group that is kept small.
@@ -271,6 +285,15 @@ impl Keeper {
         !is_busy
     }
 
+    /// How well it has gone so far.
+    pub(super) fn counts(&self) -> KeepCounts {
+        let state = self.shared.hold();
+        KeepCounts {
+            groups: state.groups.len(),
+            ..state.counts
+        }
+    }
+
     /// Interrupts the kernel where it has been at a group for long. Called now and then.
     pub(super) fn watch(&self) {
         let since = self.shared.hold().busy.map(|(_, since)| since);
@@ -304,6 +327,15 @@ impl Drop for Keeper {
         if thread.is_finished() {
             let _ = thread.join();
         }
+    }
+}
+
+impl KeepCounts {
+    /// Adds a look at a group that might use so much when it was looked at last.
+    fn add(&mut self, look: &Look, allowed: u64) {
+        self.looks += 1;
+        self.above += u64::from(look.found > allowed);
+        self.stuck += u64::from(look.is_stuck);
     }
 }
 
@@ -349,6 +381,9 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.hold();
         state.busy = None;
+        if let Ok(Some(look)) = &looked {
+            state.counts.add(look, view.allowed);
+        }
         let has_others = state.groups.len() > 1;
         let Some(kept) = state.groups.get_mut(&action) else {
             return state;

@@ -36,7 +36,7 @@ use super::fetcher::Launch;
 use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
 };
-use super::keeper::{Keeper, is_of_a_moment};
+use super::keeper::{KeepCounts, Keeper, is_of_a_moment};
 use super::memory_group::{MemoryGroup, Version, hands_off, is_delegated};
 use crate::Root;
 use crate::sensors::grouping::OWN_GROUP;
@@ -570,6 +570,10 @@ impl Effector for MemoryContainment {
 
     fn helper(&self) -> Option<i32> {
         self.aftercare.helper()
+    }
+
+    fn kept_small(&self) -> Option<KeepCounts> {
+        Some(self.keeper.counts())
     }
 
     fn start_fetcher(&mut self, launch: Launch) -> Result<(), String> {

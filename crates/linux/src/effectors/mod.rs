@@ -25,6 +25,8 @@ mod setting;
 mod testing;
 mod thread_placement;
 
+pub use keeper::KeepCounts;
+
 pub(crate) use cpuset::keeps_masks;
 pub(crate) use numa_balancing::{FILE as NUMA_BALANCING, configured as numa_balancing_configured};
 pub(crate) use thread_placement::GROUPED_WHY_NOT;
@@ -105,6 +107,10 @@ pub trait Effector {
     fn placed_on(&self, workload: &WorkloadId) -> Vec<CpuMask> {
         let _ = workload;
         Vec::new()
+    }
+    /// How well groups have been kept small, if this effector does that.
+    fn kept_small(&self) -> Option<KeepCounts> {
+        None
     }
 }
 
@@ -191,6 +197,12 @@ impl Registry {
             .iter()
             .flat_map(|effector| effector.placed_on(workload))
             .collect()
+    }
+
+    /// How well control groups have been kept small since the start.
+    pub fn kept_small(&self) -> KeepCounts {
+        let told = self.effectors.iter().find_map(|effector| effector.kept_small());
+        told.unwrap_or_default()
     }
 
     fn find(&mut self, id: &EffectorId) -> Result<&mut dyn Effector, PlatformError> {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::top::model::Wish;
 use homeostat_daemon::api::{
-    Advice, Budget, Calibration, Change, Effect, Host, Meter, Outcome, Proposal, Workload,
+    Advice, Budget, Calibration, Change, Effect, Host, KeptSmall, Meter, Outcome, Proposal, Workload,
 };
 use ratatui::backend::TestBackend;
 use ratatui::terminal::Terminal;
@@ -146,6 +146,7 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
             own_faults_minor: 312,
             own_faults_major: 0,
             own_waited_s: 1.5,
+            kept_small: KeptSmall::default(),
             experiments_last_hour: 1,
             experiments_per_hour_max: 6,
             harm_exposure_day: 274.0,
