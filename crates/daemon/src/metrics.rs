@@ -338,15 +338,20 @@ fn budget(t: &mut Text, s: &Status) {
         "Readers that are kept small from moment to moment now (control groups of version 1).",
         kept.readers as f64,
     );
-    let name = "homeostat_kept_small_looks";
-    t.family(
-        name,
-        "counter",
-        "",
-        "Looks at such readers: all, those that found one above what it may use, and those after which the kernel found nothing more to take.",
-    );
-    for (kind, count) in [("all", kept.looks), ("above", kept.above), ("stuck", kept.stuck)] {
-        t.sample(&format!("{name}_total"), &[("kind", kind)], count as f64);
+    for (name, help, count) in [
+        ("homeostat_kept_small_looks", "Looks at such readers.", kept.looks),
+        (
+            "homeostat_kept_small_above",
+            "Looks that found one above what it is meant to use.",
+            kept.above,
+        ),
+        (
+            "homeostat_kept_small_stuck",
+            "Looks that left one with more than that, since the kernel had found nothing more to take.",
+            kept.stuck,
+        ),
+    ] {
+        t.counter(name, "", help, count as f64);
     }
     t.gauge(
         "homeostat_trials_last_hour",

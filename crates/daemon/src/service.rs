@@ -99,7 +99,7 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     fn kept_small(&mut self) -> KeptSmallView {
         let counts = self.platform().kept_small();
         KeptSmallView {
-            readers: counts.groups,
+            readers: counts.groups as u64,
             looks: counts.looks,
             above: counts.above,
             stuck: counts.stuck,

@@ -228,12 +228,12 @@ pub struct HostView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptSmallView {
     /// Readers that are kept small now.
-    pub readers: usize,
+    pub readers: u64,
     /// How often one was looked at …
     pub looks: u64,
-    /// … found above what it may use …
+    /// … found above what it is meant to use …
     pub above: u64,
-    /// … and left with more than meant, since the kernel found nothing more to take.
+    /// … and left with more than that, since the kernel had found nothing more to take.
     pub stuck: u64,
 }
 

@@ -74,8 +74,8 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         let share = |count: u64| percent(count as f64 / kept.looks as f64, 1);
         let _ = writeln!(
             out,
-            "  {} kept small now; of {} looks {} found one above what it may use, and {} nothing more to take away",
-            plural(kept.readers as u64, "reader"),
+            "  {} kept small now; of {} looks since the start {} found one above what it is meant to use, {} left one with more",
+            plural(kept.readers, "reader"),
             kept.looks,
             share(kept.above),
             share(kept.stuck),

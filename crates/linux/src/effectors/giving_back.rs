@@ -21,8 +21,9 @@
 //! file meanwhile, and has no use of its pages so far. Most of a machine's processes sleep for most of the time, and their files
 //! are most of the work.
 //!
-//! What the disk had read ahead for the reader when it was moved lies behind it a moment later, and would stay counted in that group as
-//! long as the reader comes by again (measured: 14 and 18 MiB of 256). So before anything is dropped it is looked once more how far it is.
+//! What the disk had read ahead for a fast reader when it was moved lies behind it a moment later, and would stay counted in that group as
+//! long as the reader comes by again (measured: 14 and 18 MiB of 256). So before anything is dropped it is looked once more how far it
+//! is; where that cannot be seen any more, or it has turned round, what lay behind it the first time is what is dropped.
 //!
 //! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
 //! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
@@ -33,6 +34,7 @@ use super::page_dropping::{Held, has_lease, hold_regular, is_open_for_reading_on
 use crate::Root;
 use crate::capabilities::{CAP_SYS_PTRACE, may};
 use crate::sensors::bytes::{lines, number, words};
+use crate::sensors::processes::parse_stat;
 use crate::sensors::reader::{NotNow, PATIENCE, Reader};
 use crate::sensors::reads::{may_be_on_disk, parse_inode, parse_position};
 use rustix::fd::OwnedFd;
@@ -64,9 +66,6 @@ const KEEP: u64 = 1 << 20;
 /// Parts of files end at multiples of this: the largest unit in which the kernel keeps pages of files, and of which it drops no
 /// part.
 const STEP: u64 = 2 << 20;
-/// So much may have been read ahead of a reader, and has been read by one that has turned round since: twice what disks read ahead
-/// at a time (`read_ahead_kb`; 8 MiB where measured).
-const AHEAD: u64 = 16 << 20;
 /// Most that is dropped by one call: a few milliseconds where all of it is in memory.
 const PART: u64 = 64 << 20;
 /// Most that is gone through for one reader, beginning with what it read last.
@@ -109,8 +108,10 @@ pub(super) enum Obstacle {
 /// A file of the reader.
 struct Candidate {
     file: Arc<OwnedFd>,
-    /// A process that has it open.
+    /// A process that has it open …
     pid: i32,
+    /// … and on which mount: with the inode, that tells it from another file.
+    mount: u64,
     /// What lies before this is behind the reader, and not yet dropped.
     to: u64,
     /// The whole of it, in parts that can be dropped.
@@ -180,8 +181,10 @@ pub(super) struct GivingBack {
     files: BTreeMap<u64, Candidate>,
     /// What lies behind all of the reader that have a file open, by inode …
     behind: BTreeMap<u64, u64>,
-    /// … and the second time.
+    /// … and the second time …
     behind_now: BTreeMap<u64, u64>,
+    /// … and on which mounts these are.
+    mounts_now: BTreeSet<(u64, u64)>,
     /// What the reader does otherwise than read.
     not_only_read: BTreeSet<u64>,
     /// Files that stay as they are, by reason.
@@ -211,6 +214,7 @@ impl GivingBack {
             files: BTreeMap::new(),
             behind: BTreeMap::new(),
             behind_now: BTreeMap::new(),
+            mounts_now: BTreeSet::new(),
             not_only_read: BTreeSet::new(),
             left: BTreeMap::new(),
             looked_at: 0,
@@ -306,9 +310,11 @@ impl GivingBack {
         }
         if let Some(pid) = self.again.pop() {
             let of = root.clone();
-            let look = reader.run(pid, PATIENCE, move || look_at_reader(&of, pid, room, 0))??;
-            self.looked_at += look.looked_at;
-            self.see_again(look);
+            match reader.run(pid, PATIENCE, move || look_at_reader(&of, pid, LOOKED_AT_MAX, 0)) {
+                Ok(Ok(look)) => self.see_again(look),
+                // What was seen the first time is enough.
+                Ok(Err(_)) | Err(_) => self.again.clear(),
+            }
             return Ok(false);
         }
         self.give_back_a_part(reader)
@@ -324,13 +330,16 @@ impl GivingBack {
             *self.left.entry(why.to_owned()).or_default() += count;
         }
         note_least(&mut self.behind, look.positions);
-        for (inode, (file, size)) in look.files {
-            let file = Arc::new(file);
+        for (inode, found) in look.files {
+            let file = Arc::new(found.file);
             self.held.0.push(Arc::clone(&file));
-            let to = u64::MAX;
-            self.files
-                .entry(inode)
-                .or_insert(Candidate { file, pid, to, size });
+            self.files.entry(inode).or_insert(Candidate {
+                file,
+                pid,
+                mount: found.mount,
+                to: u64::MAX,
+                size: found.size,
+            });
         }
         for (inode, file) in &mut self.files {
             file.to = self.behind.get(inode).copied().unwrap_or(0).min(file.size);
@@ -338,15 +347,17 @@ impl GivingBack {
         self.leave_what_is_not_only_read(look.not_only_read);
     }
 
-    /// Adds what one process of the reader has open the second time; once all are known, what lies behind it is what does now.
+    /// Adds what one process of the reader has open the second time; once all are known, what lies behind it now is behind it as well.
     fn see_again(&mut self, look: Look) {
         note_least(&mut self.behind_now, look.positions);
+        self.mounts_now.extend(look.mounts);
         self.leave_what_is_not_only_read(look.not_only_read);
         if self.again.is_empty() {
             for (inode, file) in &mut self.files {
-                // One that was closed since tells nothing.
-                if let Some(now) = self.behind_now.get(inode) {
-                    file.to = further(file.to, *now, file.size);
+                // One that was closed since tells nothing, nor does another file of that number.
+                let is_open = self.mounts_now.contains(&(*inode, file.mount));
+                if let Some(now) = self.behind_now.get(inode).filter(|_| is_open) {
+                    file.to = file.to.max(*now).min(file.size);
                 }
             }
         }
@@ -393,13 +404,23 @@ impl GivingBack {
 /// What one process of the reader has open.
 #[derive(Default)]
 struct Look {
-    /// Files that it has read a part of, with how much of them can be dropped in all, by inode.
-    files: BTreeMap<u64, (OwnedFd, u64)>,
+    /// Files that it has read a part of, by inode.
+    files: BTreeMap<u64, Found>,
     /// All positions, also of files that it has not read yet.
     positions: Vec<(u64, u64)>,
+    /// Inodes that it has open on a disk, with the mount of each.
+    mounts: Vec<(u64, u64)>,
     not_only_read: BTreeSet<u64>,
     left: BTreeMap<&'static str, u64>,
     looked_at: usize,
+}
+
+/// A file that the reader has open.
+struct Found {
+    file: OwnedFd,
+    mount: u64,
+    /// How much of it can be dropped in all.
+    size: u64,
 }
 
 /// Looks what a process of the reader has open, and opens what it has read much of, at most so many files.
@@ -419,9 +440,11 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         // What has no position is not read by one.
         let at = parse_position(text).unwrap_or(0);
         look.positions.push((inode, at));
+        let mount = mounts.mount_of(text);
+        look.mounts.extend(mount.map(|mount| (inode, mount)));
         if behind(at) > 0 {
-            if mounts.have(text) {
-                read.push((number, inode));
+            if let Some(mount) = mount {
+                read.push((number, inode, mount));
             } else {
                 *look.left.entry(NOT_ON_DISK).or_default() += 1;
             }
@@ -431,7 +454,7 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         look.not_only_read.insert(inode);
     })?;
     look.looked_at = open + mapped;
-    for (number, inode) in read {
+    for (number, inode, mount) in read {
         if look.files.contains_key(&inode) {
             continue;
         }
@@ -440,8 +463,9 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
             continue;
         }
         // Another one has got its number meanwhile, or it is something else than a file: nothing to say of it.
-        if let Some(file) = open_read(&root.path(&format!("/proc/{pid}/fd/{number}")), inode) {
-            look.files.insert(inode, file);
+        let path = root.path(&format!("/proc/{pid}/fd/{number}"));
+        if let Some((file, size)) = open_read(&path, inode) {
+            look.files.insert(inode, Found { file, mount, size });
         }
     }
     Ok(look)
@@ -460,13 +484,6 @@ fn note_least(all: &mut BTreeMap<u64, u64>, positions: Vec<(u64, u64)>) {
     }
 }
 
-/// To where a file may be dropped that could be dropped to `to` a moment before, when so much lies behind the reader now. One that
-/// is further back has turned round: what had been read ahead for it is not needed before it comes by again.
-fn further(to: u64, now: u64, size: u64) -> u64 {
-    let to_now = if now < to { to.saturating_add(AHEAD) } else { now };
-    to_now.min(size)
-}
-
 /// Opens what a process has open as that inode once more, if it is a regular file. With it: how much of it can be dropped.
 fn open_read(path: &Path, inode: u64) -> Option<(OwnedFd, u64)> {
     let (held, stat) = hold_regular(path).filter(|(_, stat)| stat.st_ino == inode)?;
@@ -482,9 +499,21 @@ pub(super) fn unless_ended<T>(
 ) -> Result<Option<T>, Obstacle> {
     match answer {
         Ok(found) => Ok(Some(found)),
-        Err(_) if !root.path(&format!("/proc/{pid}/fdinfo")).exists() => Ok(None),
+        Err(_) if !root.path(&format!("/proc/{pid}/fdinfo")).exists() || is_dead(root, pid) => Ok(None),
         Err(obstacle) => Err(obstacle),
     }
+}
+
+/// Whether a process has ended, or is ending and has let go of its files: there are directories that tell of them all the same, until
+/// its parent has asked for its end. With other threads that live on it is none.
+fn is_dead(root: &Root, pid: i32) -> bool {
+    /// `PF_EXITING` (Linux `include/linux/sched.h`), as proc_pid_stat(5) shows it.
+    const EXITING: u64 = 0x4;
+    let text = fs::read(root.path(&format!("/proc/{pid}/stat"))).unwrap_or_default();
+    parse_stat(&text).is_some_and(|stat| {
+        let is_over = matches!(stat.state, b'Z' | b'X' | b'x') || stat.flags & EXITING != 0;
+        is_over && stat.threads <= 1
+    })
 }
 
 /// Which inodes a process has open or mapped, and how many open files and mappings were looked at: none where it has done nothing
@@ -777,15 +806,29 @@ mod tests {
 
     /// What would be dropped of one file of 100 MiB, in MiB, when its reader moves on while the others are looked at.
     fn chosen_when_it_moves(scene: &Scene, from: u64, then: impl FnOnce(&Path)) -> (Vec<u64>, Vec<String>) {
+        chosen_when_they_move(scene, &[READER], from, then)
+    }
+
+    /// The same, of a reader of several processes, all of which are there at first.
+    fn chosen_when_they_move(
+        scene: &Scene,
+        own: &[i32],
+        from: u64,
+        then: impl FnOnce(&Path),
+    ) -> (Vec<u64>, Vec<String>) {
         let big = scene.file("big", 100);
-        scene.opens(READER, 3, &big, from * MIB, READS);
-        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default());
+        for pid in own {
+            scene.opens(*pid, 3, &big, from * MIB, READS);
+        }
+        let mut giving = GivingBack::new(own.iter().copied().collect(), Seen::default());
         let mut reader = Reader::default();
         while !giving.others.as_ref().is_some_and(Vec::is_empty) {
             assert!(!giving.step(&scene.root, &mut reader).unwrap());
         }
-        for directory in ["fd", "fdinfo"] {
-            fs::remove_file(scene.root.path(&format!("/proc/{READER}/{directory}/3"))).unwrap();
+        for pid in own {
+            for directory in ["fd", "fdinfo"] {
+                fs::remove_file(scene.root.path(&format!("/proc/{pid}/{directory}/3"))).unwrap();
+            }
         }
         then(&big);
         while !giving.again.is_empty() {
@@ -798,13 +841,77 @@ mod tests {
     #[test]
     fn what_had_been_read_ahead_for_the_reader_is_dropped_once_it_lies_behind() {
         let Some(scene) = Scene::new() else { return };
-        // It went on; it turned round, near the end of the file as well; it closed the file; it began to write to it.
-        for (from, to, chosen) in [(41, 61, 60), (41, 5, 56), (91, 5, 98)] {
+        // It went on, a little and to the end; it went back a little; it turned round.
+        for (from, to, chosen) in [
+            (41, 61, 60),
+            (41, 300, 98),
+            (41, 39, 40),
+            (41, 5, 40),
+            (41, 0, 40),
+        ] {
             let moved = |path: &Path| scene.opens(READER, 3, path, to * MIB, READS);
             assert_eq!(chosen_when_it_moves(&scene, from, moved), (vec![chosen], vec![]));
             fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
         }
+        // One of two went on and the other one has only begun: the last of them counts, but for what was behind all before.
+        let moved = |path: &Path| {
+            scene.opens(READER, 3, path, 61 * MIB, READS);
+            scene.opens(READER, 4, path, 0, READS);
+        };
+        assert_eq!(chosen_when_it_moves(&scene, 41, moved), (vec![40], vec![]));
+        fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
+        // One of two processes went on and the other one stays, or is not seen again: whichever is looked at first.
+        for is_seen in [true, false] {
+            for (ahead, behind) in [(READER, SECOND), (SECOND, READER)] {
+                let moved = |path: &Path| {
+                    scene.opens(ahead, 3, path, 61 * MIB, READS);
+                    scene.opens(behind, 3, path, 41 * MIB, READS);
+                    if !is_seen {
+                        fs::remove_file(scene.root.path(&format!("/proc/{behind}/mountinfo"))).unwrap();
+                    }
+                };
+                let chosen = chosen_when_they_move(&scene, &[READER, SECOND], 41, moved);
+                assert_eq!(chosen, (vec![40], vec![]));
+                for pid in [READER, SECOND] {
+                    fs::remove_dir_all(scene.root.path(&format!("/proc/{pid}"))).unwrap();
+                }
+            }
+        }
+        // It closed the file, and has another one open that has the same number on another mount.
+        let another = |path: &Path| {
+            let inode = fs::metadata(path).unwrap().ino();
+            let text = format!("pos:\t{}\nflags:\t{READS}\nmnt_id:\t2\nino:\t{inode}\n", 61 * MIB);
+            scene.tells(READER, 3, path, &text);
+        };
+        assert_eq!(chosen_when_it_moves(&scene, 41, another), (vec![40], vec![]));
+        fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
+        // Of two, one has ended and nobody has waited for it: the other one tells.
+        let dead = scene.root.path("/proc/5000002");
+        fs::create_dir_all(dead.join("fdinfo")).unwrap();
+        let stat = "5000002 (tar) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 7 0 0\n";
+        fs::write(dead.join("stat"), stat).unwrap();
+        // … or is about to, and has let go of its files.
+        for stat in [
+            stat.to_owned(),
+            stat.replace("Z 1 1 1 0 -1 0", "D 1 1 1 0 -1 4194308"),
+        ] {
+            fs::write(dead.join("stat"), stat).unwrap();
+            let look = look_at_reader(&scene.root, SECOND, 100, 100).unwrap();
+            assert!(look.positions.is_empty() && look.files.is_empty());
+        }
+        // A leader whose threads live on is none that has ended.
+        fs::write(dead.join("stat"), stat.replace("20 0 1 0", "20 0 2 0")).unwrap();
+        let look = look_at_reader(&scene.root, SECOND, 100, 100);
+        assert!(matches!(look, Err(Obstacle::Mounts { pid: SECOND, .. })));
+        fs::remove_dir_all(&dead).unwrap();
+        // It closed the file; it has ended; it does not let itself be looked at; it began to write to the file.
         assert_eq!(chosen_when_it_moves(&scene, 41, |_| ()), (vec![40], vec![]));
+        let ended = |_: &Path| fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
+        assert_eq!(chosen_when_it_moves(&scene, 41, ended), (vec![40], vec![]));
+        let hidden = |_: &Path| {
+            fs::remove_file(scene.root.path(&format!("/proc/{READER}/mountinfo"))).unwrap();
+        };
+        assert_eq!(chosen_when_it_moves(&scene, 41, hidden), (vec![40], vec![]));
         let writes = |path: &Path| scene.opens(READER, 3, path, 61 * MIB, "0100002");
         let left = vec![NOT_ONLY_READ.to_owned()];
         assert_eq!(chosen_when_it_moves(&scene, 41, writes), (vec![], left));

@@ -96,9 +96,9 @@ pub struct KeepCounts {
     pub groups: usize,
     /// How often one was looked at …
     pub looks: u64,
-    /// … found above what it may use …
+    /// … found above what it is meant to use: its limit, with what cannot be dropped where that is much …
     pub above: u64,
-    /// … and left with more than it should be, since the kernel found nothing more to take.
+    /// … and left with more than that, since the kernel had found nothing more to take.
     pub stuck: u64,
 }
 
@@ -110,7 +110,9 @@ struct Kept {
     limit: u64,
     /// … and with what cannot be dropped.
     allowed: u64,
-    /// What cannot be dropped, as it was seen last.
+    /// What it is meant to use by what was seen last …
+    meant: u64,
+    /// … and what cannot be dropped, or is left to it as if it could not.
     held: u64,
     files: Arc<Files>,
     pace: Pace,
@@ -256,6 +258,7 @@ impl Keeper {
             group: group.clone(),
             limit,
             allowed: allowed(held, limit),
+            meant: allowed(held, limit),
             files,
             held,
             pace: Pace::new(now),
@@ -331,11 +334,11 @@ impl Drop for Keeper {
 }
 
 impl KeepCounts {
-    /// Adds a look at a group that might use so much when it was looked at last.
-    fn add(&mut self, look: &Look, allowed: u64) {
+    /// Adds a look at a group that is meant to use so much, and may use so much at present.
+    fn add(&mut self, look: &Look, meant: u64, allowed: u64) {
         self.looks += 1;
-        self.above += u64::from(look.found > allowed);
-        self.stuck += u64::from(look.is_stuck);
+        self.above += u64::from(look.found > meant);
+        self.stuck += u64::from(look.left > meant && allowed > meant);
     }
 }
 
@@ -381,11 +384,9 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.hold();
         state.busy = None;
-        if let Ok(Some(look)) = &looked {
-            state.counts.add(look, view.allowed);
-        }
         let has_others = state.groups.len() > 1;
-        let Some(kept) = state.groups.get_mut(&action) else {
+        let State { groups, counts, .. } = &mut *state;
+        let Some(kept) = groups.get_mut(&action) else {
             return state;
         };
         match looked {
@@ -407,6 +408,7 @@ impl Shared {
                         (0, 0)
                     };
                     kept.held_at = now;
+                    kept.meant = allowed(held, limit);
                     kept.held = held.max(least_held);
                     kept.allowed = allowed(held, limit).max(least_allowed);
                 }
@@ -420,6 +422,7 @@ impl Shared {
                 } else if is_bare && look.left < look.found {
                     kept.stuck_for = STUCK_MIN;
                 }
+                counts.add(&look, kept.meant, kept.allowed);
             }
         }
         state
@@ -565,6 +568,29 @@ mod tests {
         ] {
             assert!(!is_of_a_moment(theirs), "{theirs}");
         }
+    }
+
+    #[test]
+    fn a_group_that_is_left_with_more_than_meant_counts_as_above_also_while_that_is_allowed() {
+        let mut counts = KeepCounts::default();
+        let (limit, stuck_at) = (37 * MIB, 50 * MIB);
+        let mut add = |found, left, allowed| {
+            let look = Look {
+                found,
+                left,
+                held: None,
+                is_stuck: false,
+            };
+            counts.add(&look, limit, allowed);
+            (counts.looks, counts.above, counts.stuck)
+        };
+        assert_eq!(add(limit, limit, limit), (1, 0, 0));
+        assert_eq!(add(limit + 1, limit / 2, limit), (2, 1, 0));
+        // For three seconds nothing is taken below this.
+        let allowed = allowed_when_stuck(limit, stuck_at, limit);
+        assert_eq!(add(stuck_at + MIB, stuck_at, allowed), (3, 2, 1));
+        // It uses no more than meant.
+        assert_eq!(add(limit - 1, limit - 1, allowed), (4, 2, 1));
     }
 
     #[test]
