@@ -27,7 +27,7 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
+.PHONY: help build run deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools root-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ vm-machines: unit
 vm-tools: ## install the Debian packages that the emulated machines need and that are missing
 	@tools/install-test-tools $(VM_TOOLS)
 
+root-tools: ## install what makes a Debian's root file system, if it is missing
+	@tools/install-test-tools debootstrap:debootstrap
+
 test-tools: ## install the Debian packages that the tests need and that are missing
 	@tools/install-test-tools $(TEST_TOOLS)
 
@@ -84,13 +87,13 @@ install: build ## install the program, its manual pages and completions below PR
 deb: build ## a Debian package, in build/
 	tools/make-deb $(PROGRAM) $(PACKAGES)
 
-test-deb: deb ## install, run, upgrade and purge it in a clean root (as root; needs debootstrap and the network)
+test-deb: deb root-tools ## install, run, upgrade and purge it in a clean root (as root; needs the network)
 	tools/test-deb "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
 
-test-systemd: deb ## boot an emulated Debian with the package and systemd, and try the service (as root; needs debootstrap, QEMU and the network)
+test-systemd: deb vm-tools root-tools ## boot an emulated Debian with the package and systemd, and try the service (as root; needs the network)
 	vm/systemd-test "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
 
-file-cache-speed: build ## measure the file cache's controller in an emulated Debian, control groups of version 2 (as root; needs debootstrap, QEMU and the network); SPEED_ARGS are passed on
+file-cache-speed: build vm-tools root-tools ## measure the file cache's controller in an emulated Debian, control groups of version 2 (as root; needs the network); SPEED_ARGS are passed on
 	vm/file-cache-speed $(SPEED_ARGS)
 
 test-container: deb ## build the container image, and kill, restore and stop it in trials (as root; needs podman)
