@@ -352,9 +352,9 @@ pub struct KeptSmall {
     pub readers: u64,
     /// How often one was looked at …
     pub looks: u64,
-    /// … found above what it is meant to use …
+    /// … found more than a quarter above what it is meant to use …
     pub above: u64,
-    /// … and left with more than that, since the kernel had found nothing more to take.
+    /// … and left with more than it is meant to use, since the kernel had found nothing more to take.
     pub stuck: u64,
 }
 

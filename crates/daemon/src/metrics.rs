@@ -342,12 +342,12 @@ fn budget(t: &mut Text, s: &Status) {
         ("homeostat_kept_small_looks", "Looks at such readers.", kept.looks),
         (
             "homeostat_kept_small_above",
-            "Looks that found one above what it is meant to use.",
+            "Looks that found one more than a quarter above what it is meant to use.",
             kept.above,
         ),
         (
             "homeostat_kept_small_stuck",
-            "Looks that left one with more than that, since the kernel had found nothing more to take.",
+            "Looks that left one with more than it is meant to use, since the kernel had found nothing more to take.",
             kept.stuck,
         ),
     ] {

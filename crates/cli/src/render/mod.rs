@@ -74,7 +74,7 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         let share = |count: u64| percent(count as f64 / kept.looks as f64, 1);
         let _ = writeln!(
             out,
-            "  {} kept small now; of {} looks since the start {} found one above what it is meant to use, {} left one with more",
+            "  {} kept small now; of {} looks since the start {} found one a quarter above what it is meant to use, {} left one above it",
             plural(kept.readers, "reader"),
             kept.looks,
             share(kept.above),

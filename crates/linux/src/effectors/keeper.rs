@@ -96,9 +96,10 @@ pub struct KeepCounts {
     pub groups: usize,
     /// How often one was looked at …
     pub looks: u64,
-    /// … found above what it is meant to use: its limit, with what cannot be dropped where that is much …
+    /// … found more than a quarter above what it is meant to use (its limit, with what cannot be dropped where that is much): by less
+    /// who reads fast is between any two looks …
     pub above: u64,
-    /// … and left with more than that, since the kernel had found nothing more to take.
+    /// … and left with more than it is meant to use, since the kernel had found nothing more to take.
     pub stuck: u64,
 }
 
@@ -337,7 +338,7 @@ impl KeepCounts {
     /// Adds a look at a group that is meant to use so much, and may use so much at present.
     fn add(&mut self, look: &Look, meant: u64, allowed: u64) {
         self.looks += 1;
-        self.above += u64::from(look.found > meant);
+        self.above += u64::from(look.found > meant.saturating_add(meant / GROWTH));
         self.stuck += u64::from(look.left > meant && allowed > meant);
     }
 }
@@ -585,12 +586,14 @@ mod tests {
             (counts.looks, counts.above, counts.stuck)
         };
         assert_eq!(add(limit, limit, limit), (1, 0, 0));
-        assert_eq!(add(limit + 1, limit / 2, limit), (2, 1, 0));
+        let above = limit + limit / 4;
+        assert_eq!(add(above, limit / 2, limit), (2, 0, 0));
+        assert_eq!(add(above + 1, limit / 2, limit), (3, 1, 0));
         // For three seconds nothing is taken below this.
         let allowed = allowed_when_stuck(limit, stuck_at, limit);
-        assert_eq!(add(stuck_at + MIB, stuck_at, allowed), (3, 2, 1));
+        assert_eq!(add(stuck_at + MIB, stuck_at, allowed), (4, 2, 1));
         // It uses no more than meant.
-        assert_eq!(add(limit - 1, limit - 1, allowed), (4, 2, 1));
+        assert_eq!(add(limit - 1, limit - 1, allowed), (5, 2, 1));
     }
 
     #[test]
