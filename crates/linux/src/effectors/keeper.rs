@@ -16,7 +16,7 @@
 //! The kernel goes on as long as it finds anything to take, and waits for pages that are being written: beside a group that writes as
 //! much as it reads that may be long. So it is [interrupted](interrupt) then, and takes what it can the next time.
 //!
-//! What the kernel does for that is done on this thread: some 3 % of a CPU beside a reader of 2.4 GB/s (docs/file-cache.md). Under a
+//! What the kernel does for that is done on this thread: some 4 % of a CPU beside a reader of 3.3 GB/s (docs/file-cache.md). Under a
 //! limit that stays the reader does it itself.
 
 use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
