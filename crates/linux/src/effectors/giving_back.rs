@@ -132,19 +132,16 @@ impl Doings {
     /// `None`: it has ended, or does not tell.
     fn read(root: &Root, pid: i32) -> Option<Self> {
         let text = fs::read(root.path(&format!("/proc/{pid}/stat"))).ok()?;
-        // The name may hold anything; after it the fields are counted from 3 on, as in proc_pid_stat(5).
-        let end = text.iter().rposition(|byte| *byte == b')')? + 1;
-        let fields: Vec<&[u8]> = words(text.get(end..)?).collect();
-        let field = |at: usize| number(fields.get(at - 3)?);
+        let stat = parse_stat(&text)?;
         let io = fs::read(root.path(&format!("/proc/{pid}/io"))).ok()?;
         let read = |name: &[u8]| {
             let line = lines(&io).find_map(|line| line.strip_prefix(name))?;
             number(line.trim_ascii())
         };
         Some(Self {
-            start_ticks: field(22)?,
-            faults: field(10)?.saturating_add(field(12)?),
-            cpu_ticks: field(14)?.saturating_add(field(15)?),
+            start_ticks: stat.start_ticks,
+            faults: stat.faults_minor.saturating_add(stat.faults_major),
+            cpu_ticks: stat.cpu_ticks,
             reads: (read(b"syscr:")?, read(b"rchar:")?),
         })
     }
@@ -511,7 +508,7 @@ fn is_dead(root: &Root, pid: i32) -> bool {
     const EXITING: u64 = 0x4;
     let text = fs::read(root.path(&format!("/proc/{pid}/stat"))).unwrap_or_default();
     parse_stat(&text).is_some_and(|stat| {
-        let is_over = matches!(stat.state, b'Z' | b'X' | b'x') || stat.flags & EXITING != 0;
+        let is_over = stat.has_ended() || stat.flags & EXITING != 0;
         is_over && stat.threads <= 1
     })
 }

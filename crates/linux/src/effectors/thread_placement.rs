@@ -1082,7 +1082,7 @@ impl Kin {
             parent: stat.parent,
             session: stat.session,
             start_ticks: stat.start_ticks,
-            ended: matches!(stat.state, b'Z' | b'X' | b'x'),
+            ended: stat.has_ended(),
         })
     }
 }

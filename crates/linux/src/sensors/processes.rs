@@ -96,6 +96,11 @@ impl Stat<'_> {
         let known = self.code.0 > 1 && self.start_stack > 1;
         known.then_some((self.code, self.start_stack))
     }
+
+    /// Whether its first thread has ended, also where nobody has asked for that yet; others of its threads may live on.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
 }
 
 /// Where code begins and ends, and the stack begins.
