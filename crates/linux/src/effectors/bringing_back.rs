@@ -62,6 +62,15 @@ const NEIGHBOURHOOD: u64 = 2 << 20;
 const PART: u64 = 128 << 10;
 /// What is read at one time.
 const ASKED_MAX: u64 = 2 << 20;
+/// A neighbourhood of which the kernel has taken so many of so many pages …
+const TAKEN: (u64, u64) = (3, 4);
+/// … and of which so many of so many are left at most is read anew as a whole.
+const LEFT: (u64, u64) = (1, 8);
+/// So far before what is read next what is left of such neighbourhoods is dropped: further than disks read ahead as a rule (the file
+/// system's `read_ahead_kb`: 128 KiB to 8 MiB) …
+const DROPPED_AHEAD: u64 = 16 << 20;
+/// … and so much further at one time: to drop something waits for all CPUs.
+const DROPPED_STEP: u64 = 8 << 20;
 /// Ranges that are looked at, of all files together: 256 GiB.
 const RANGES_MAX: usize = 1024;
 /// Parts that are kept in mind: 16 GiB, and some megabytes of memory.
@@ -119,6 +128,8 @@ struct Part {
     absent: u64,
     /// Pages of its neighbourhood that are.
     near: u64,
+    /// It is a neighbourhood of which next to nothing is left, which is dropped and read with the rest.
+    is_anew: bool,
 }
 
 /// What is being done.
@@ -164,7 +175,9 @@ pub(super) struct BringingBack {
     /// What was asked for and not answered yet, oldest first: the parts of each question.
     sent: VecDeque<Vec<Part>>,
     /// Who was to read it has ended once, and another one is asked.
-    is_anew: bool,
+    is_another: bool,
+    /// The file that is read now, by its number here, and up to where what is left of it has been dropped.
+    dropped: (i32, u64),
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
@@ -205,7 +218,8 @@ impl BringingBack {
             heard: Instant::now(),
             no_room: 0,
             sent: VecDeque::new(),
-            is_anew: false,
+            is_another: false,
+            dropped: (-1, 0),
             left: BTreeMap::new(),
             steps: 0,
             held: Held::default(),
@@ -307,7 +321,7 @@ impl BringingBack {
                 Ok(Step::More)
             }
             Stage::Fetching(_) => match self.fetch(root, fetcher) {
-                Err(Hindrance::Fetch(FetchError::Ended)) if !self.is_anew => {
+                Err(Hindrance::Fetch(FetchError::Ended)) if !self.is_another => {
                     self.ask_another(root, fetcher);
                     Ok(Step::Wait)
                 }
@@ -368,7 +382,7 @@ impl BringingBack {
     /// Who was asked has ended; what that did not answer for another one is asked for. Not twice: it may be what it is asked for that ends it.
     fn ask_another(&mut self, root: &Root, fetcher: &mut Fetcher) {
         fetcher.leave(root, self.action);
-        (self.is_anew, self.since, self.heard) = (true, None, Instant::now());
+        (self.is_another, self.since, self.heard) = (true, None, Instant::now());
         if let Stage::Fetching(parts) = &mut self.stage {
             for part in std::mem::take(&mut self.sent).into_iter().rev().flatten() {
                 self.asked = self.asked.saturating_sub(part.absent);
@@ -434,8 +448,11 @@ impl BringingBack {
                 }
                 break;
             }
-            match fetcher.ask(&part.file, next.start, length) {
-                Ok(true) => {}
+            let of = part.file.as_raw_fd();
+            let done = if self.dropped.0 == of { self.dropped.1 } else { 0 };
+            let dropped = dropped_before(parts, &next, done);
+            match fetcher.ask(&part.file, &next, &dropped) {
+                Ok(true) => self.dropped = (of, dropped.end),
                 Ok(false) => break,
                 Err(e) => return Err(e.into()),
             }
@@ -466,13 +483,36 @@ fn run(parts: &[Part], last: &Part) -> (Range<u64>, usize) {
     let (mut range, mut count) = (last.range.clone(), 1);
     for part in parts.iter().rev().skip(1) {
         let follows = Arc::ptr_eq(&part.file, &last.file) && part.range.start == range.end;
-        if !follows || part.range.end - range.start > ASKED_MAX {
+        if !follows || part.is_anew != last.is_anew || part.range.end - range.start > ASKED_MAX {
             break;
         }
         range.end = part.range.end;
         count += 1;
     }
     (range, count)
+}
+
+/// What is dropped of a file before this range is read, which begins with the last of these parts, when all is dropped up to some
+/// place: what is left of the parts that are read anew, up to where the disk may read ahead.
+fn dropped_before(parts: &[Part], next: &Range<u64>, done: u64) -> Range<u64> {
+    let mut parts = parts.iter().rev();
+    let Some(first) = parts.next().filter(|first| first.is_anew) else {
+        return done..done;
+    };
+    let furthest = next.end + DROPPED_AHEAD + DROPPED_STEP;
+    let mut end = first.range.end;
+    for part in parts {
+        let follows = part.is_anew && Arc::ptr_eq(&part.file, &first.file) && part.range.start == end;
+        if !follows || part.range.end > furthest {
+            break;
+        }
+        end = part.range.end;
+    }
+    let done = done.max(next.start);
+    if done >= end.min(next.end + DROPPED_AHEAD) {
+        return done..done;
+    }
+    done..end
 }
 
 /// What a step comes to.
@@ -629,28 +669,36 @@ fn taken_of(
         return Ok(());
     }
     let length = range.end - range.start;
-    let Some((step, finer)) = divisions.split_first() else {
-        let page = rustix::param::page_size() as u64;
-        parts.push(Part {
-            file: Arc::clone(file),
-            absent: length.saturating_sub(pages.cached * page),
-            range,
-            near,
-        });
-        return Ok(());
-    };
-    let near = if length <= NEIGHBOURHOOD {
-        pages.cached
-    } else {
-        near
-    };
-    let mut from = range.start;
-    while from < range.end {
-        let to = range.end.min(from + step);
-        taken_of(file, from..to, finer, near, parts)?;
-        from = to;
+    let is_neighbourhood = divisions.len() == 1;
+    let near = if is_neighbourhood { pages.cached } else { near };
+    let is_anew = is_neighbourhood && is_nearly_gone(pages, length);
+    match divisions.split_first() {
+        Some((step, finer)) if !is_anew => {
+            let mut from = range.start;
+            while from < range.end {
+                let to = range.end.min(from + step);
+                taken_of(file, from..to, finer, near, parts)?;
+                from = to;
+            }
+        }
+        _ => {
+            let page = rustix::param::page_size() as u64;
+            parts.push(Part {
+                file: Arc::clone(file),
+                absent: length.saturating_sub(pages.cached * page),
+                range,
+                near,
+                is_anew,
+            });
+        }
     }
     Ok(())
+}
+
+/// Whether of a neighbourhood next to nothing is left, of what was there once, and nothing that waits to be written.
+fn is_nearly_gone(pages: Pages, length: u64) -> bool {
+    let all = length.div_ceil(rustix::param::page_size() as u64);
+    pages.evicted * TAKEN.1 >= all * TAKEN.0 && pages.cached * LEFT.1 <= all * LEFT.0 && pages.unwritten == 0
 }
 
 /// What is brought back of these into so much room, to be taken from the end, and how much of what the program works on is left out
@@ -709,6 +757,18 @@ mod tests {
             range: at * PART..(at + 1) * PART,
             absent,
             near,
+            is_anew: false,
+        }
+    }
+
+    /// A neighbourhood of which next to nothing is left.
+    fn anew(file: &Arc<OwnedFd>, at: u64) -> Part {
+        Part {
+            file: Arc::clone(file),
+            range: at * NEIGHBOURHOOD..(at + 1) * NEIGHBOURHOOD,
+            absent: NEIGHBOURHOOD,
+            near: 0,
+            is_anew: true,
         }
     }
 
@@ -772,6 +832,77 @@ mod tests {
         );
         assert_eq!(taken, all);
         assert_eq!(16 * PART, 2 * MIB);
+    }
+
+    #[test]
+    fn what_is_left_of_what_is_read_anew_is_dropped_once_and_further_ahead_than_disks_read() {
+        let (file, other) = (file(), file());
+        // 96 MiB, a gap, 4 MiB of which the middle is read in parts, and another file at the same place.
+        let mut parts: Vec<Part> = (0..48).chain([60]).map(|at| anew(&file, at)).collect();
+        parts.push(part(&file, 61 * 16, PART, 9));
+        parts.push(anew(&file, 62));
+        parts.push(anew(&other, 63));
+        parts.reverse();
+        let (mut dropped, mut read) = (Vec::new(), Vec::new());
+        let mut done = (-1, 0);
+        while let Some(last) = parts.last() {
+            let (next, count) = run(&parts, last);
+            let of = last.file.as_raw_fd();
+            let before = dropped_before(&parts, &next, if done.0 == of { done.1 } else { 0 });
+            assert!(dropped.iter().all(|(file, range): &(i32, Range<u64>)| *file != of
+                || range.end <= before.start
+                || before.is_empty()));
+            if last.is_anew {
+                let end = if next.start < 96 * MIB { 96 * MIB } else { next.end };
+                assert!(
+                    before.end >= end.min(next.end + DROPPED_AHEAD),
+                    "{next:?}: {before:?}"
+                );
+                assert!(before.end <= end.min(next.end + DROPPED_AHEAD + DROPPED_STEP));
+            } else {
+                assert!(before.is_empty(), "{next:?}: {before:?}");
+            }
+            done = (of, before.end);
+            if !before.is_empty() {
+                dropped.push((of, before));
+            }
+            read.push(next);
+            parts.truncate(parts.len() - count);
+        }
+        let mib: Vec<_> = dropped
+            .iter()
+            .map(|(_, range)| (range.start / MIB, range.end / MIB))
+            .collect();
+        // Not at each step: that waits for all CPUs.
+        assert_eq!(mib.iter().filter(|(_, end)| *end <= 96).count(), 8);
+        assert_eq!(mib[..2], [(0, 26), (26, 36)]);
+        assert_eq!(mib[mib.len() - 3..], [(120, 122), (124, 126), (126, 128)]);
+        // Who has it read by somebody else asks once more for what is read already: that is not dropped again.
+        let parts: Vec<Part> = (0..48).rev().map(|at| anew(&file, at)).collect();
+        assert!(dropped_before(&parts, &(0..2 * MIB), 36 * MIB).is_empty());
+        assert!(read.iter().all(|range| range.end - range.start <= ASKED_MAX));
+    }
+
+    #[test]
+    fn of_what_is_read_anew_next_to_nothing_is_left_and_nothing_waits_to_be_written() {
+        let all = NEIGHBOURHOOD / rustix::param::page_size() as u64;
+        let pages = |cached, unwritten, evicted| Pages {
+            cached,
+            unwritten,
+            evicted,
+        };
+        for (pages, expected) in [
+            (pages(0, 0, all), true),
+            (pages(all / 8, 0, all - all / 8), true),
+            (pages(all / 8 + 1, 0, all - all / 8 - 1), false),
+            // Much of it was never there, or it is forgotten.
+            (pages(0, 0, all - all / 4), true),
+            (pages(0, 0, all - all / 4 - 1), false),
+            (pages(1, 1, all - 1), false),
+            (pages(0, 0, 0), false),
+        ] {
+            assert_eq!(is_nearly_gone(pages, NEIGHBOURHOOD), expected, "{pages:?}");
+        }
     }
 
     #[test]

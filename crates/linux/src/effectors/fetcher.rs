@@ -19,6 +19,7 @@ use crate::Root;
 use homeostat_model::ActionId;
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -29,6 +30,8 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,8 +40,9 @@ use std::time::{Duration, Instant};
 const WINDOW: usize = 192;
 /// … and in bytes.
 const WINDOW_BYTES: u64 = 64 << 20;
-/// A part as it is told: where it begins and how long it is, in bytes.
-const MESSAGE: usize = 16;
+/// A part as it is told, in bytes from the beginning of the file: from where to where it is read, and from where to where what is in
+/// memory is dropped before.
+const MESSAGE: usize = 4 * size_of::<u64>();
 /// Read at one time.
 const CHUNK: usize = 256 << 10;
 /// Between two looks whether what is read ahead is there.
@@ -189,18 +193,22 @@ impl Fetcher {
             .is_some_and(|running| running.away.as_ref().is_some_and(|(whose, _)| *whose == action))
     }
 
-    /// Has a part of a file read; false: it has enough to do. One that has ended is forgotten: the next one is another process.
-    pub(super) fn ask(&mut self, file: &OwnedFd, from: u64, length: u64) -> Result<bool, FetchError> {
+    /// Has a part of a file read, and what is in memory of another part dropped before; false: it has enough to do. One that has ended
+    /// is forgotten: the next one is another process.
+    pub(super) fn ask(
+        &mut self,
+        file: &OwnedFd,
+        read: &Range<u64>,
+        dropped: &Range<u64>,
+    ) -> Result<bool, FetchError> {
+        let length = read.end.saturating_sub(read.start);
         let running = self.running.as_mut().ok_or(FetchError::Ended)?;
         let bytes: u64 = running.waiting.iter().sum();
         let is_full = running.waiting.len() >= WINDOW || bytes.saturating_add(length) > WINDOW_BYTES;
         if is_full && !running.waiting.is_empty() {
             return Ok(false);
         }
-        let mut message = [0; MESSAGE];
-        let (first, second) = message.split_at_mut(MESSAGE / 2);
-        first.copy_from_slice(&from.to_ne_bytes());
-        second.copy_from_slice(&length.to_ne_bytes());
+        let message = told(read, dropped);
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file.as_fd()];
@@ -351,21 +359,53 @@ pub fn serve() -> io::Result<()> {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        let (first, second) = message.split_at(MESSAGE / 2);
-        let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
-        let asked = file.filter(|_| received.bytes == MESSAGE);
-        let answer =
-            match asked.map(|file| read_all(&file, number(first), number(second), &mut buffer, coming)) {
-                Some(Ok(())) => READ,
-                Some(Err(Errno::AGAIN)) => NO_ROOM,
-                Some(Err(_)) | None => CANNOT,
-            };
+        let answer = match file.filter(|_| received.bytes == MESSAGE) {
+            Some(file) => {
+                let (read, dropped) = understood(&message);
+                drop_pages(&file, &dropped);
+                match read_all(&file, &read, &mut buffer, coming) {
+                    Ok(()) => READ,
+                    Err(Errno::AGAIN) => NO_ROOM,
+                    Err(_) => CANNOT,
+                }
+            }
+            None => CANNOT,
+        };
         coming = match answer {
             READ => COMING,
             NO_ROOM => COMING_NO_MORE,
             _ => coming,
         };
         send(&socket, &[answer], SendFlags::NOSIGNAL)?;
+    }
+}
+
+/// What is to be read and dropped, as it is told …
+fn told(read: &Range<u64>, dropped: &Range<u64>) -> [u8; MESSAGE] {
+    let mut message = [0; MESSAGE];
+    let numbers = [read.start, read.end, dropped.start, dropped.end];
+    for (place, number) in message.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
+        place.copy_from_slice(&number.to_ne_bytes());
+    }
+    message
+}
+
+/// … and as it is understood.
+fn understood(message: &[u8; MESSAGE]) -> (Range<u64>, Range<u64>) {
+    let mut numbers = message
+        .chunks_exact(size_of::<u64>())
+        .map(|bytes| bytes.try_into().map_or(0, u64::from_ne_bytes));
+    let mut next = || numbers.next().unwrap_or(0);
+    let read = next()..next();
+    (read, next()..next())
+}
+
+/// Drops what is in memory of a part of a file. What is mapped, being read or waits to be written stays (`mapping_evict_folio` in
+/// Linux `mm/truncate.c`); that it does is no failure: then the part is read as it is.
+fn drop_pages(file: &OwnedFd, range: &Range<u64>) {
+    // A length of zero would mean up to the end of the file.
+    if let Some(length) = range.end.checked_sub(range.start).and_then(NonZeroU64::new) {
+        let _ = fadvise(file, range.start, Some(length), Advice::DontNeed);
     }
 }
 
@@ -379,12 +419,11 @@ pub fn serve() -> io::Result<()> {
 /// `AGAIN`: for so long nothing of it came; any other: it cannot be read so.
 fn read_all(
     file: &OwnedFd,
-    from: u64,
-    length: u64,
+    range: &Range<u64>,
     buffer: &mut [u8],
     coming: Duration,
 ) -> rustix::io::Result<()> {
-    let (mut at, end) = (from, from.saturating_add(length));
+    let (mut at, end) = (range.start, range.end);
     let (mut since, mut pause) = (None, PAUSE_MIN);
     while at < end {
         let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
@@ -404,4 +443,15 @@ fn read_all(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_understood() {
+        let (read, dropped) = (1 << 40..(1 << 40) + 7, 3..5);
+        assert_eq!(understood(&told(&read, &dropped)), (read, dropped));
+    }
 }

@@ -56,6 +56,8 @@ pub fn residency(file: impl AsFd, from: u64, length: u64) -> io::Result<Vec<bool
 pub struct Pages {
     /// In memory.
     pub cached: u64,
+    /// … of which wait to be written, or are being written.
+    pub unwritten: u64,
     /// Taken when memory was short, and not come back. What was dropped on request does not count, nor what the kernel has
     /// forgotten since: it keeps a mark for each such page as long as it has memory for marks.
     pub evicted: u64,
@@ -111,6 +113,7 @@ pub fn pages_of(file: impl AsFd, from: u64, length: u64) -> io::Result<Pages> {
     }
     Ok(Pages {
         cached: found.cached,
+        unwritten: found.dirty.saturating_add(found.writeback),
         evicted: found.evicted,
     })
 }
