@@ -166,6 +166,21 @@ fn restore_beside_a_daemon_with_another_socket_is_refused() {
 }
 
 #[test]
+fn what_runs_after_a_service_leaves_a_living_daemon_alone_and_undoes_what_a_dead_one_left() {
+    let mut daemon = Daemon::start();
+    let after = |daemon: &Daemon| {
+        let output = daemon.ask(&["restore", "--unless-running", "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        json(&output)["by"].as_str().map(str::to_owned)
+    };
+    assert_eq!(after(&daemon).as_deref(), Some("nobody"));
+    assert!(daemon.ask(&["status"]).status.success(), "it runs as before");
+    daemon.signal(rustix::process::Signal::KILL);
+    daemon.child.wait().unwrap();
+    assert_eq!(after(&daemon).as_deref(), Some("journal"));
+}
+
+#[test]
 fn a_daemon_that_was_killed_is_followed_by_a_new_one() {
     let mut daemon = Daemon::start();
     daemon.signal(rustix::process::Signal::KILL);

@@ -1,7 +1,7 @@
 //! `homeostat restore`: from the journal alone, without the daemon.
 
 use crate::Context;
-use crate::commands::undo::wait_until_undone;
+use crate::commands::undo::{Waited, wait_until_undone};
 use crate::failure::{Failure, Kind};
 use clap::Args;
 use homeostat_daemon::client::{Client, ClientError};
@@ -19,11 +19,18 @@ use std::path::Path;
 #[command(after_help = "EXAMPLES
   homeostat restore                          after a crash, or before removing homeostat
   homeostat restore --kept                   also what was kept on purpose (`run --keep`)
+  homeostat restore --unless-running         nothing while a daemon runs, as after the end of a service
   homeostat restore --state-dir /var/lib/homeostat")]
 pub struct Restore {
     /// Also undo changes that were left in force on purpose.
     #[arg(long)]
     kept: bool,
+    /// Leave alone what a living daemon has changed, and succeed.
+    ///
+    /// For what runs after the end of a service (`ExecStopPost=`): that one may have ended because another daemon runs, whose
+    /// changes are not its business.
+    #[arg(long)]
+    unless_running: bool,
 }
 
 #[derive(Serialize)]
@@ -35,7 +42,7 @@ struct Item {
 #[derive(Serialize)]
 struct Answer {
     schema: u32,
-    /// `daemon` or `journal`: who undid it.
+    /// Who undid it: `daemon` or `journal`; or `nobody`, since a daemon runs that looks after it.
     by: &'static str,
     undone: Vec<Item>,
     void: Vec<Item>,
@@ -54,6 +61,22 @@ struct Answer {
 }
 
 impl Answer {
+    fn left_to_a_living_daemon(directory: &Path) -> Self {
+        Self {
+            schema: homeostat_daemon::api::SCHEMA,
+            by: "nobody",
+            undone: vec![],
+            void: vec![],
+            kept: vec![],
+            failed: vec![],
+            breakpoints: vec![],
+            breakpoints_left: vec![],
+            complaints: vec![],
+            looked_in: Some(directory.display().to_string()),
+            damaged: false,
+        }
+    }
+
     fn human(&self) -> String {
         let mut out = String::new();
         for complaint in &self.complaints {
@@ -77,6 +100,9 @@ impl Answer {
             let _ = writeln!(out, "NOT UNDONE: {text}");
         }
         let summary = match (self.undone.len(), self.failed.len()) {
+            _ if self.by == "nobody" => {
+                "A daemon runs and looks after its changes itself; nothing was done.".to_owned()
+            }
             (0, 0) if !self.breakpoints_left.is_empty() => {
                 "Not everything could be taken out of programs; it stays written down.".to_owned()
             }
@@ -95,14 +121,18 @@ impl Answer {
 impl Restore {
     /// Restores and says what was done.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        let answer = match Client::connect(&context.socket()) {
-            Ok(client) => match self.ask(client, &context.state_directory())? {
-                Some(answer) => answer,
-                None => self.by_hand(context)?,
-            },
-            // The state directory may belong to a daemon with another socket; its lock tells.
-            Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
-            Err(e) => return Err(e.into()),
+        let answer = if self.unless_running {
+            self.by_hand(context)?
+        } else {
+            match Client::connect(&context.socket()) {
+                Ok(client) => match self.ask(client, &context.state_directory())? {
+                    Some(answer) => answer,
+                    None => self.by_hand(context)?,
+                },
+                // The state directory may belong to a daemon with another socket; its lock tells.
+                Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
+                Err(e) => return Err(e.into()),
+            }
         };
         context.terminal.show(&answer, |_| answer.human())?;
         if answer.damaged {
@@ -125,7 +155,9 @@ impl Restore {
             Err(ClientError::Broken { .. }) => return Ok(None),
             actions => actions?,
         };
-        wait_until_undone(&mut client, &actions, true)?;
+        if wait_until_undone(&mut client, &actions, true)? == Waited::Ended {
+            return Ok(None);
+        }
         let text = "by the running daemon";
         // What others have left that ended beside it; it looks after its own.
         let breakpoints = mend(state_directory);
@@ -154,10 +186,15 @@ impl Restore {
             breakpoints,
             complaints,
             damaged,
-        } = wiring::restore(&directory, self.kept).map_err(|e| match &e {
-            RestoreError::DaemonRuns { .. } => Failure::Report(Kind::Failed, e.to_string()),
-            _ => Failure::from_error(&e),
-        })?;
+        } = match wiring::restore(&directory, self.kept) {
+            Err(RestoreError::DaemonRuns { .. }) if self.unless_running => {
+                return Ok(Answer::left_to_a_living_daemon(&directory));
+            }
+            Err(e @ RestoreError::DaemonRuns { .. }) => {
+                return Err(Failure::Report(Kind::Failed, e.to_string()));
+            }
+            restored => restored.map_err(|e| Failure::from_error(&e))?,
+        };
         let mut complaints = complaints;
         let still_set = homeostat_daemon::tunables::still_set(&directory);
         if !still_set.is_empty() {

@@ -45,7 +45,9 @@ impl Undo {
             }
             None => client.undo_all()?,
         };
-        wait_until_undone(&mut client, &undone, self.all)?;
+        if wait_until_undone(&mut client, &undone, self.all)? == Waited::Ended {
+            return Err(ended());
+        }
         let answer = Answer {
             schema: homeostat_daemon::api::SCHEMA,
             undone,
@@ -68,14 +70,26 @@ fn ended() -> Failure {
     )
 }
 
+/// What came of waiting for an undo.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// The changes are gone.
+    Undone,
+    /// The daemon is gone before that could be seen. It may have undone everything, or have been killed: the journal knows.
+    Ended,
+}
+
 /// Waits until the changes are gone and, if `trials`, until no trial has its change on.
-pub(crate) fn wait_until_undone(client: &mut Client, actions: &[u64], trials: bool) -> Result<(), Failure> {
+pub(crate) fn wait_until_undone(
+    client: &mut Client,
+    actions: &[u64],
+    trials: bool,
+) -> Result<Waited, Failure> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let status = match client.status() {
             Ok(status) => status,
-            // It may have undone everything before its end, or have been killed: the journal knows.
-            Err(ClientError::Broken { .. }) => return Err(ended()),
+            Err(ClientError::Broken { .. }) => return Ok(Waited::Ended),
             Err(e) => return Err(e.into()),
         };
         let left: Vec<u64> = status
@@ -85,7 +99,7 @@ pub(crate) fn wait_until_undone(client: &mut Client, actions: &[u64], trials: bo
             .filter(|action| actions.contains(action))
             .collect();
         if left.is_empty() && !(trials && status.experiments.iter().any(|e| e.on)) {
-            return Ok(());
+            return Ok(Waited::Undone);
         }
         if Instant::now() > deadline {
             return Err(Failure::failed(format!(

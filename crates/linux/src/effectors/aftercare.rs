@@ -12,9 +12,7 @@
 //! reads in bursts looks as if it were helped each time; so in all no more is brought than 1 GiB, and what storage has delivered to the
 //! program itself since: its load on the disk is doubled at most.
 
-use super::bringing_back::{
-    BROUGHT_AGAIN_MAX, BROUGHT_MAX, BringingBack, LONGEST, LONGEST_AGAIN, PROCESSES_MAX,
-};
+use super::bringing_back::{BROUGHT_AGAIN_MAX, BringingBack, Limits, PROCESSES_MAX};
 use super::fetcher::{FetchError, Fetcher, Launch};
 use super::giving_back::{GivingBack, Seen};
 use crate::Root;
@@ -120,16 +118,13 @@ impl Aftercare {
     /// Begins a pass: the first, or a later one that may bring so much back.
     fn begin_pass(&mut self, action: ActionId, wanted: Wanted, allowed: Option<u64>) {
         let is_first = allowed.is_none();
-        let (most, longest) = match allowed {
-            None => (BROUGHT_MAX, LONGEST),
-            Some(allowed) => (allowed, LONGEST_AGAIN),
-        };
+        let limits = allowed.map_or(Limits::FIRST, Limits::again);
         let giving = wanted
             .give_back
             .map(|own| GivingBack::new(own, std::mem::take(&mut self.seen)));
         let bringing = wanted
             .bring_back
-            .map(|members| BringingBack::new(action, members, most, longest));
+            .map(|members| BringingBack::new(action, members, limits));
         let work = Work {
             is_first,
             giving,

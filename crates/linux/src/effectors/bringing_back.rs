@@ -25,19 +25,18 @@
 use super::fetcher::{FetchError, Fetcher};
 use super::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ended};
 use super::identity::ProcessStat;
+use super::lost_parts::{self, DIVISIONS, Part, choose, dropped_before, is_gone, only_owed, run, taken_of};
 use super::memory_group::{MemoryGroup, hands_off, is_delegated};
 use super::mounts::Mounts;
 use super::page_dropping::{Held, has_lease, open_held, regular};
 use crate::Root;
 use crate::sensors::bytes::{hexadecimal, lines, number};
 use crate::sensors::reader::{PATIENCE, Reader};
-use crate::sys::cache::{Pages, pages_of};
 use homeostat_model::{ActionId, ProcessId};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,39 +53,20 @@ const LOOKED_AT_MAX: usize = 100_000;
 const SIZE_MIN: u64 = 256 << 10;
 /// What the kernel is asked about at one time: some milliseconds.
 const RANGE: u64 = 256 << 20;
-/// Ranges are divided so far.
-const DIVISIONS: [u64; 3] = [32 << 20, NEIGHBOURHOOD, PART];
-/// A neighbourhood is either worked on or not.
-const NEIGHBOURHOOD: u64 = 2 << 20;
-/// What is read whole if pages of it were taken.
-const PART: u64 = 128 << 10;
-/// What is read at one time.
-const ASKED_MAX: u64 = 2 << 20;
-/// A neighbourhood of which the kernel has taken so many of so many pages …
-const TAKEN: (u64, u64) = (3, 4);
-/// … and of which so many of so many are left at most is read anew as a whole.
-const LEFT: (u64, u64) = (1, 8);
-/// So far before what is read next what is left of such neighbourhoods is dropped: further than disks read ahead as a rule (the file
-/// system's `read_ahead_kb`: 128 KiB to 8 MiB) …
-const DROPPED_AHEAD: u64 = 16 << 20;
-/// … and so much further at one time: to drop something waits for all CPUs.
-const DROPPED_STEP: u64 = 8 << 20;
 /// Ranges that are looked at, of all files together: 256 GiB.
 const RANGES_MAX: usize = 1024;
 /// Parts that are kept in mind: 16 GiB, and some megabytes of memory.
 const PARTS_MAX: usize = 128 * 1024;
-/// Most that is brought back where it is not known whether the program works on it.
-const BLIND_MAX: u64 = 1 << 30;
 /// Most that is brought back when the reader is contained …
-pub(super) const BROUGHT_MAX: u64 = 8 << 30;
+const BROUGHT_MAX: u64 = 8 << 30;
 /// … and later, while it is.
 pub(super) const BROUGHT_AGAIN_MAX: u64 = 1 << 30;
 /// How long the disk may keep it waiting for an answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How long all of it may take when the reader is contained, which waits for it …
-pub(super) const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(10);
 /// … and later, while it is.
-pub(super) const LONGEST_AGAIN: Duration = Duration::from_secs(60);
+const LONGEST_AGAIN: Duration = Duration::from_secs(60);
 
 const TOO_MANY: &str = "file that is not brought back: the program has more files open than are looked at";
 const UNSEEN: &str = "process whose files are not brought back: it cannot be looked at now";
@@ -114,22 +94,39 @@ enum Hindrance {
 /// A file of the program.
 struct Found {
     file: Arc<OwnedFd>,
+    /// How far ahead what is left of it may be dropped, if it may.
+    ahead: Option<u64>,
     size: u64,
     /// Up to here it has been looked at.
     looked: u64,
 }
 
-/// A part of which pages were taken.
-#[derive(Clone)]
-struct Part {
-    file: Arc<OwnedFd>,
-    range: Range<u64>,
-    /// What of it is not in memory, in bytes.
-    absent: u64,
-    /// Pages of its neighbourhood that are.
-    near: u64,
-    /// It is a neighbourhood of which next to nothing is left, which is dropped and read with the rest.
-    is_anew: bool,
+/// What one pass may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    is_first: bool,
+    /// So many bytes it brings back at most …
+    most: u64,
+    /// … and so long it takes at most.
+    longest: Duration,
+}
+
+impl Limits {
+    /// When the reader is contained.
+    pub(super) const FIRST: Self = Self {
+        is_first: true,
+        most: BROUGHT_MAX,
+        longest: LONGEST,
+    };
+
+    /// Later, while it is: so many bytes.
+    pub(super) fn again(most: u64) -> Self {
+        Self {
+            is_first: false,
+            most,
+            longest: LONGEST_AGAIN,
+        }
+    }
 }
 
 /// What is being done.
@@ -145,8 +142,10 @@ enum Stage {
 /// The work of bringing back, as far as it got.
 pub(super) struct BringingBack {
     stage: Stage,
-    /// For the sake of which action.
+    /// For the sake of which action …
     action: ActionId,
+    /// … and whether it has just been taken: later nothing is dropped, for the program may be well.
+    is_first: bool,
     /// The program's group, and its inode.
     group: Option<(MemoryGroup, u64)>,
     /// By device and inode.
@@ -195,13 +194,14 @@ enum Place {
 }
 
 impl BringingBack {
-    /// Begins with the processes of the program, oldest first; brings so many bytes back at most, and takes so long at most.
-    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, most: u64, longest: Duration) -> Self {
+    /// Begins with the processes of the program, oldest first.
+    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, limits: Limits) -> Self {
         members.truncate(PROCESSES_MAX);
         members.reverse();
         Self {
             stage: Stage::Looking(members),
             action,
+            is_first: limits.is_first,
             group: None,
             files: BTreeMap::new(),
             seen: BTreeSet::new(),
@@ -210,9 +210,9 @@ impl BringingBack {
             looked_at: 0,
             ranges: 0,
             parts: Vec::new(),
-            most,
+            most: limits.most,
             asked: 0,
-            longest,
+            longest: limits.longest,
             since: None,
             begun: None,
             heard: Instant::now(),
@@ -309,7 +309,8 @@ impl BringingBack {
                 found.looked += RANGE;
                 self.ranges += 1;
                 let file = Arc::clone(&found.file);
-                match taken_of(&file, range, &DIVISIONS, 0, &mut self.parts) {
+                let ahead = found.ahead.filter(|_| self.is_first);
+                match taken_of(&file, ahead, range, &DIVISIONS, 0, &mut self.parts) {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => return Err(Hindrance::Untold(e)),
                     // Of a file that cannot be written to, not even by root, the kernel tells only its owner.
@@ -426,14 +427,12 @@ impl BringingBack {
         let (mut too_long, mut no_room) = (0, answers.no_room);
         if begun.elapsed() > self.longest {
             // What it is at is waited for: it goes home by itself.
-            too_long = parts.len() as u64;
-            parts.clear();
+            too_long = only_owed(parts, self.dropped);
         }
         self.no_room += answers.no_room;
         // Of one it may have been the disk, which could not read it.
         if self.no_room > 1 {
-            no_room += parts.len() as u64;
-            parts.clear();
+            no_room += only_owed(parts, self.dropped);
         }
         // Others have grown meanwhile, the program itself among them: what it works on is not pushed out for what it has lost.
         let mut room = room(root, group).saturating_sub(answers.waiting_bytes);
@@ -448,10 +447,11 @@ impl BringingBack {
                 }
                 break;
             }
-            let of = part.file.as_raw_fd();
+            let file = Arc::clone(&part.file);
+            let of = file.as_raw_fd();
             let done = if self.dropped.0 == of { self.dropped.1 } else { 0 };
-            let dropped = dropped_before(parts, &next, done);
-            match fetcher.ask(&part.file, &next, &dropped) {
+            let dropped = dropped_before(parts, &next, done, room, is_gone);
+            match fetcher.ask(&file, &next, &dropped) {
                 Ok(true) => self.dropped = (of, dropped.end),
                 Ok(false) => break,
                 Err(e) => return Err(e.into()),
@@ -476,43 +476,6 @@ impl BringingBack {
         }
         Ok(Step::Wait)
     }
-}
-
-/// The range that is read in one go with the last of these parts, what follows without a gap, and how many parts that is.
-fn run(parts: &[Part], last: &Part) -> (Range<u64>, usize) {
-    let (mut range, mut count) = (last.range.clone(), 1);
-    for part in parts.iter().rev().skip(1) {
-        let follows = Arc::ptr_eq(&part.file, &last.file) && part.range.start == range.end;
-        if !follows || part.is_anew != last.is_anew || part.range.end - range.start > ASKED_MAX {
-            break;
-        }
-        range.end = part.range.end;
-        count += 1;
-    }
-    (range, count)
-}
-
-/// What is dropped of a file before this range is read, which begins with the last of these parts, when all is dropped up to some
-/// place: what is left of the parts that are read anew, up to where the disk may read ahead.
-fn dropped_before(parts: &[Part], next: &Range<u64>, done: u64) -> Range<u64> {
-    let mut parts = parts.iter().rev();
-    let Some(first) = parts.next().filter(|first| first.is_anew) else {
-        return done..done;
-    };
-    let furthest = next.end + DROPPED_AHEAD + DROPPED_STEP;
-    let mut end = first.range.end;
-    for part in parts {
-        let follows = part.is_anew && Arc::ptr_eq(&part.file, &first.file) && part.range.start == end;
-        if !follows || part.range.end > furthest {
-            break;
-        }
-        end = part.range.end;
-    }
-    let done = done.max(next.start);
-    if done >= end.min(next.end + DROPPED_AHEAD) {
-        return done..done;
-    }
-    done..end
 }
 
 /// What a step comes to.
@@ -585,7 +548,9 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
     for (name, inode) in found {
         let path = root.path(&format!("/proc/{pid}/{name}"));
         // Another one has got its number meanwhile, or it is something else than a file of a disk: nothing to say of it.
-        let Some((held, stat)) = hold_on_disk(&path, &mounts).filter(|(_, stat)| stat.st_ino == inode) else {
+        let Some((held, stat, kind)) =
+            hold_on_disk(&path, &mounts).filter(|(_, stat, _)| stat.st_ino == inode)
+        else {
             continue;
         };
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -600,6 +565,7 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
         if let Some(file) = open_held(&held) {
             let found = Found {
                 file: Arc::new(file),
+                ahead: lost_parts::ahead(root, kind, stat.st_dev),
                 size,
                 looked: 0,
             };
@@ -616,16 +582,14 @@ fn name_of_mapping(range: &[u8]) -> Option<String> {
     Some(format!("map_files/{from:x}-{to:x}"))
 }
 
-/// Holds what lies at this path of `/proc` without opening it, if it is a regular file on one of these mounts. Whoever keeps the file
-/// is not asked before it is known that this is a disk.
-fn hold_on_disk(path: &Path, mounts: &Mounts) -> Option<(OwnedFd, rustix::fs::Stat)> {
+/// Holds what lies at this path of `/proc` without opening it, if it is a regular file on one of these mounts, with the kind of its
+/// file system. Whoever keeps the file is not asked before it is known that this is a disk.
+fn hold_on_disk(path: &Path, mounts: &Mounts) -> Option<(OwnedFd, rustix::fs::Stat, &'static [u8])> {
     let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let text = fs::read(format!("/proc/self/fdinfo/{}", held.as_raw_fd())).ok()?;
-    if !mounts.have(&text) {
-        return None;
-    }
+    let kind = mounts.kind_of(&text)?;
     let stat = regular(&held)?;
-    Some((held, stat))
+    Some((held, stat, kind))
 }
 
 /// How a file was opened, by its text in `fdinfo`; what is not told is not read from.
@@ -650,79 +614,6 @@ fn is_memory(held: &OwnedFd) -> bool {
     !found.is_ok_and(|found| !found.stx_attributes.contains(StatxAttributes::DAX))
 }
 
-/// Adds the parts of a range of which the kernel has taken pages.
-fn taken_of(
-    file: &Arc<OwnedFd>,
-    range: Range<u64>,
-    divisions: &[u64],
-    near: u64,
-    parts: &mut Vec<Part>,
-) -> std::io::Result<()> {
-    let pages = match pages_of(&**file, range.start, range.end - range.start) {
-        // A file of a kind of which the kernel tells nothing has lost nothing.
-        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Pages::default(),
-        pages => pages?,
-    };
-    // However few: a program that reads 200 times as fast from memory as from storage does half of its work when one page of 200 is
-    // missing.
-    if pages.evicted == 0 {
-        return Ok(());
-    }
-    let length = range.end - range.start;
-    let is_neighbourhood = divisions.len() == 1;
-    let near = if is_neighbourhood { pages.cached } else { near };
-    let is_anew = is_neighbourhood && is_nearly_gone(pages, length);
-    match divisions.split_first() {
-        Some((step, finer)) if !is_anew => {
-            let mut from = range.start;
-            while from < range.end {
-                let to = range.end.min(from + step);
-                taken_of(file, from..to, finer, near, parts)?;
-                from = to;
-            }
-        }
-        _ => {
-            let page = rustix::param::page_size() as u64;
-            parts.push(Part {
-                file: Arc::clone(file),
-                absent: length.saturating_sub(pages.cached * page),
-                range,
-                near,
-                is_anew,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Whether of a neighbourhood next to nothing is left, of what was there once, and nothing that waits to be written.
-fn is_nearly_gone(pages: Pages, length: u64) -> bool {
-    let all = length.div_ceil(rustix::param::page_size() as u64);
-    pages.evicted * TAKEN.1 >= all * TAKEN.0 && pages.cached * LEFT.1 <= all * LEFT.0 && pages.unwritten == 0
-}
-
-/// What is brought back of these into so much room, to be taken from the end, and how much of what the program works on is left out
-/// for want of room.
-fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
-    let all: u64 = parts.iter().map(|part| part.absent).sum();
-    let mut too_many = 0;
-    if all > room.min(BLIND_MAX) {
-        parts.retain(|part| part.near > 0);
-        // The sort is stable: of equal ones what the program opened first comes first.
-        parts.sort_by_key(|part| std::cmp::Reverse(part.near));
-        let mut sum = 0;
-        let before = parts.len();
-        parts.retain(|part| {
-            sum += part.absent;
-            sum <= room
-        });
-        too_many = (before - parts.len()) as u64;
-    }
-    // In the order in which they lie: a disk with a head reads them in one go.
-    parts.sort_by_key(|part| std::cmp::Reverse((part.file.as_raw_fd(), part.range.start)));
-    (parts, too_many)
-}
-
 /// How much can be brought into a group before the kernel takes what is in use: what the machine and the limits of the group, and
 /// of all above it, leave, with the pages of files that nobody has used lately.
 fn room(root: &Root, group: &MemoryGroup) -> u64 {
@@ -744,166 +635,6 @@ fn room(root: &Root, group: &MemoryGroup) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn file() -> Arc<OwnedFd> {
-        Arc::new(std::fs::File::open("/dev/null").unwrap().into())
-    }
-
-    fn part(file: &Arc<OwnedFd>, at: u64, absent: u64, near: u64) -> Part {
-        Part {
-            file: Arc::clone(file),
-            range: at * PART..(at + 1) * PART,
-            absent,
-            near,
-            is_anew: false,
-        }
-    }
-
-    /// A neighbourhood of which next to nothing is left.
-    fn anew(file: &Arc<OwnedFd>, at: u64) -> Part {
-        Part {
-            file: Arc::clone(file),
-            range: at * NEIGHBOURHOOD..(at + 1) * NEIGHBOURHOOD,
-            absent: NEIGHBOURHOOD,
-            near: 0,
-            is_anew: true,
-        }
-    }
-
-    fn starts(parts: &[Part]) -> Vec<u64> {
-        parts.iter().rev().map(|part| part.range.start / PART).collect()
-    }
-
-    #[test]
-    fn all_that_was_taken_is_chosen_where_there_is_room_for_what_is_not_in_memory() {
-        let file = file();
-        let parts = vec![part(&file, 3, PART, 0), part(&file, 1, PART, 0)];
-        let (chosen, too_many) = choose(parts.clone(), 2 * PART);
-        assert_eq!((starts(&chosen), too_many), (vec![1, 3], 0));
-        // Nothing shows that the program works on them.
-        let (chosen, too_many) = choose(parts, 2 * PART - 1);
-        assert_eq!((starts(&chosen), too_many), (vec![], 0));
-    }
-
-    #[test]
-    fn where_room_is_short_what_the_program_works_on_most_comes_first() {
-        let file = file();
-        let parts = vec![
-            part(&file, 0, PART, 1),
-            part(&file, 40, PART, 9),
-            part(&file, 80, PART, 0),
-            part(&file, 120, PART / 2, 5),
-        ];
-        let (chosen, too_many) = choose(parts, PART + PART / 2);
-        assert_eq!((starts(&chosen), too_many), (vec![40, 120], 1));
-    }
-
-    #[test]
-    fn what_lies_together_is_read_in_one_go_up_to_two_mebibytes() {
-        let (file, other) = (file(), file());
-        let mut parts: Vec<Part> = (0..40).map(|at| part(&file, at, PART, 1)).collect();
-        parts.push(part(&file, 50, PART, 1));
-        parts.push(part(&other, 51, PART, 1));
-        // The same place of another file is another part.
-        parts.push(part(&file, 60, PART, 1));
-        parts.push(part(&other, 60, PART, 1));
-        parts.reverse();
-        let (mut ranges, all) = (Vec::new(), parts.len());
-        let mut taken = 0;
-        while let Some(last) = parts.last() {
-            let (range, count) = run(&parts, last);
-            parts.truncate(parts.len() - count);
-            taken += count;
-            ranges.push((range.start / PART, range.end / PART));
-        }
-        assert_eq!(
-            ranges,
-            [
-                (0, 16),
-                (16, 32),
-                (32, 40),
-                (50, 51),
-                (51, 52),
-                (60, 61),
-                (60, 61)
-            ]
-        );
-        assert_eq!(taken, all);
-        assert_eq!(16 * PART, 2 * MIB);
-    }
-
-    #[test]
-    fn what_is_left_of_what_is_read_anew_is_dropped_once_and_further_ahead_than_disks_read() {
-        let (file, other) = (file(), file());
-        // 96 MiB, a gap, 4 MiB of which the middle is read in parts, and another file at the same place.
-        let mut parts: Vec<Part> = (0..48).chain([60]).map(|at| anew(&file, at)).collect();
-        parts.push(part(&file, 61 * 16, PART, 9));
-        parts.push(anew(&file, 62));
-        parts.push(anew(&other, 63));
-        parts.reverse();
-        let (mut dropped, mut read) = (Vec::new(), Vec::new());
-        let mut done = (-1, 0);
-        while let Some(last) = parts.last() {
-            let (next, count) = run(&parts, last);
-            let of = last.file.as_raw_fd();
-            let before = dropped_before(&parts, &next, if done.0 == of { done.1 } else { 0 });
-            assert!(dropped.iter().all(|(file, range): &(i32, Range<u64>)| *file != of
-                || range.end <= before.start
-                || before.is_empty()));
-            if last.is_anew {
-                let end = if next.start < 96 * MIB { 96 * MIB } else { next.end };
-                assert!(
-                    before.end >= end.min(next.end + DROPPED_AHEAD),
-                    "{next:?}: {before:?}"
-                );
-                assert!(before.end <= end.min(next.end + DROPPED_AHEAD + DROPPED_STEP));
-            } else {
-                assert!(before.is_empty(), "{next:?}: {before:?}");
-            }
-            done = (of, before.end);
-            if !before.is_empty() {
-                dropped.push((of, before));
-            }
-            read.push(next);
-            parts.truncate(parts.len() - count);
-        }
-        let mib: Vec<_> = dropped
-            .iter()
-            .map(|(_, range)| (range.start / MIB, range.end / MIB))
-            .collect();
-        // Not at each step: that waits for all CPUs.
-        assert_eq!(mib.iter().filter(|(_, end)| *end <= 96).count(), 8);
-        assert_eq!(mib[..2], [(0, 26), (26, 36)]);
-        assert_eq!(mib[mib.len() - 3..], [(120, 122), (124, 126), (126, 128)]);
-        // Who has it read by somebody else asks once more for what is read already: that is not dropped again.
-        let parts: Vec<Part> = (0..48).rev().map(|at| anew(&file, at)).collect();
-        assert!(dropped_before(&parts, &(0..2 * MIB), 36 * MIB).is_empty());
-        assert!(read.iter().all(|range| range.end - range.start <= ASKED_MAX));
-    }
-
-    #[test]
-    fn of_what_is_read_anew_next_to_nothing_is_left_and_nothing_waits_to_be_written() {
-        let all = NEIGHBOURHOOD / rustix::param::page_size() as u64;
-        let pages = |cached, unwritten, evicted| Pages {
-            cached,
-            unwritten,
-            evicted,
-        };
-        for (pages, expected) in [
-            (pages(0, 0, all), true),
-            (pages(all / 8, 0, all - all / 8), true),
-            (pages(all / 8 + 1, 0, all - all / 8 - 1), false),
-            // Much of it was never there, or it is forgotten.
-            (pages(0, 0, all - all / 4), true),
-            (pages(0, 0, all - all / 4 - 1), false),
-            (pages(1, 1, all - 1), false),
-            (pages(0, 0, 0), false),
-        ] {
-            assert_eq!(is_nearly_gone(pages, NEIGHBOURHOOD), expected, "{pages:?}");
-        }
-    }
 
     #[test]
     fn what_is_read_past_the_file_cache_is_told_by_its_flags() {

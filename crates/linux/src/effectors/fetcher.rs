@@ -338,7 +338,7 @@ pub fn serve() -> io::Result<()> {
         },
     );
     let mut buffer = vec![0; CHUNK];
-    let mut coming = COMING;
+    let (mut coming, mut is_well) = (COMING, true);
     loop {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -362,7 +362,10 @@ pub fn serve() -> io::Result<()> {
         let answer = match file.filter(|_| received.bytes == MESSAGE) {
             Some(file) => {
                 let (read, dropped) = understood(&message);
-                drop_pages(&file, &dropped);
+                // What is dropped must come back: not where the last one did not.
+                if is_well {
+                    drop_pages(&file, &dropped);
+                }
                 match read_all(&file, &read, &mut buffer, coming) {
                     Ok(()) => READ,
                     Err(Errno::AGAIN) => NO_ROOM,
@@ -371,6 +374,7 @@ pub fn serve() -> io::Result<()> {
             }
             None => CANNOT,
         };
+        is_well = answer == READ;
         coming = match answer {
             READ => COMING,
             NO_ROOM => COMING_NO_MORE,
@@ -401,7 +405,8 @@ fn understood(message: &[u8; MESSAGE]) -> (Range<u64>, Range<u64>) {
 }
 
 /// Drops what is in memory of a part of a file. What is mapped, being read or waits to be written stays (`mapping_evict_folio` in
-/// Linux `mm/truncate.c`); that it does is no failure: then the part is read as it is.
+/// Linux `mm/truncate.c`), as pages that were not used lately; that it does is no failure: then the part is read as it is. The kernel forgets as well
+/// what it had taken of that part.
 fn drop_pages(file: &OwnedFd, range: &Range<u64>) {
     // A length of zero would mean up to the end of the file.
     if let Some(length) = range.end.checked_sub(range.start).and_then(NonZeroU64::new) {
@@ -448,6 +453,29 @@ fn read_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_dropped_is_that_part_and_nothing_where_it_is_empty() {
+        use std::io::{Read, Seek, Write};
+        // On a disk: what lies in memory only is not dropped.
+        let beside = std::env::current_exe().unwrap();
+        let mut file = tempfile::tempfile_in(beside.parent().unwrap()).unwrap();
+        file.write_all(&vec![1; 8 << 20]).unwrap();
+        file.sync_all().unwrap();
+        file.rewind().unwrap();
+        file.read_to_end(&mut Vec::new()).unwrap();
+        let file = OwnedFd::from(file);
+        let in_memory = |from: u64, to: u64| {
+            let pages = crate::sys::cache::residency(&file, from, to - from).unwrap();
+            pages.iter().filter(|is_there| **is_there).count() as u64 * rustix::param::page_size() as u64
+        };
+        drop_pages(&file, &(4 << 20..4 << 20));
+        assert_eq!(in_memory(0, 8 << 20), 8 << 20);
+        drop_pages(&file, &(2 << 20..4 << 20));
+        assert_eq!(in_memory(0, 2 << 20), 2 << 20);
+        assert!(in_memory(2 << 20, 4 << 20) < 2 << 20);
+        assert_eq!(in_memory(4 << 20, 8 << 20), 4 << 20);
+    }
 
     #[test]
     fn what_is_told_is_understood() {

@@ -9,6 +9,7 @@ mod giving_back;
 mod identity;
 mod keeper;
 mod large_pages;
+mod lost_parts;
 mod memory_containment;
 pub(crate) mod memory_group;
 mod mounts;

@@ -6,7 +6,7 @@
 
 use crate::Root;
 use crate::sensors::bytes::{lines, number, words};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::{fs, io};
 
 /// File systems whose pages come from a disk of this machine. Another machine or a program may be behind any that is not known;
@@ -27,9 +27,9 @@ const ON_DISK: [&[u8]; 10] = [
 /// What containers see of their image: files that lie in another file system, hardly ever one of another machine.
 const OVERLAY: &[u8] = b"overlay";
 
-/// The mounts of a process that show a disk.
+/// The mounts of a process that show a disk, and of which kind their file systems are.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Mounts(BTreeSet<u64>);
+pub(super) struct Mounts(BTreeMap<u64, &'static [u8]>);
 
 impl Mounts {
     /// Those that a process sees.
@@ -45,8 +45,9 @@ impl Mounts {
     fn parse(text: &[u8], overlays: bool) -> Self {
         let on_disk = |line: &[u8]| {
             let kind = words(line).skip_while(|word| *word != b"-").nth(1)?;
-            let is_meant = ON_DISK.contains(&kind) || (overlays && kind == OVERLAY);
-            is_meant.then(|| words(line).next().and_then(number))?
+            let known = ON_DISK.into_iter().chain(overlays.then_some(OVERLAY));
+            let kind = known.into_iter().find(|known| *known == kind)?;
+            Some((words(line).next().and_then(number)?, kind))
         };
         Self(lines(text).filter_map(on_disk).collect())
     }
@@ -59,7 +60,12 @@ impl Mounts {
     /// On which of them an open file is, by its text in `fdinfo`.
     pub(super) fn mount_of(&self, fdinfo: &[u8]) -> Option<u64> {
         let mount = lines(fdinfo).find_map(|line| number(line.strip_prefix(b"mnt_id:")?.trim_ascii()));
-        mount.filter(|mount| self.0.contains(mount))
+        mount.filter(|mount| self.0.contains_key(mount))
+    }
+
+    /// Of which kind the file system of an open file is that is on one of them.
+    pub(super) fn kind_of(&self, fdinfo: &[u8]) -> Option<&'static [u8]> {
+        self.0.get(&self.mount_of(fdinfo)?).copied()
     }
 }
 
@@ -80,9 +86,15 @@ mod tests {
               24 21 0:51 / /fuse rw - fuse.ext4 program rw\n\
               25 21 98:1 / /with\\040space rw - xfs /dev/vdb rw\n\
               26 21 0:52 / /x rw - overlay overlay rw\nno number - ext4 x\n27\n";
-        assert_eq!(Mounts::parse(text, true), Mounts(BTreeSet::from([21, 25, 26])));
+        let (ext4, xfs): (&[u8], &[u8]) = (b"ext4", b"xfs");
+        assert_eq!(
+            Mounts::parse(text, true),
+            Mounts(BTreeMap::from([(21, ext4), (25, xfs), (26, OVERLAY)]))
+        );
         let mounts = Mounts::parse(text, false);
-        assert_eq!(mounts, Mounts(BTreeSet::from([21, 25])));
+        assert_eq!(mounts, Mounts(BTreeMap::from([(21, ext4), (25, xfs)])));
+        assert_eq!(mounts.kind_of(b"mnt_id:\t25\n"), Some(xfs));
+        assert_eq!(mounts.kind_of(b"mnt_id:\t23\n"), None);
         assert!(mounts.have(b"pos:\t0\nflags:\t0100000\nmnt_id:\t25\nino:\t7\n"));
         for other in ["mnt_id:\t23\n", "mnt_id:\t\n", "mnt_id:\t2\n", "ino:\t21\n", ""] {
             assert!(!mounts.have(other.as_bytes()), "{other}");
