@@ -15,6 +15,7 @@
 use super::bringing_back::{BROUGHT_AGAIN_MAX, BringingBack, Limits, PROCESSES_MAX};
 use super::fetcher::{FetchError, Fetcher, Launch};
 use super::giving_back::{GivingBack, Seen};
+use super::lost_parts::Known;
 use crate::Root;
 use crate::sensors::reader::{PATIENCE, Reader};
 use crate::sensors::reads::parse_io;
@@ -56,6 +57,8 @@ pub(super) struct Aftercare {
     fetcher: Fetcher,
     /// What others had open when that was looked at for giving back.
     seen: Seen,
+    /// What was read for the program of one action, or was to be.
+    known: (Option<ActionId>, Known),
     patience: Reader,
 }
 
@@ -86,6 +89,7 @@ impl Aftercare {
             watches: BTreeMap::new(),
             fetcher: Fetcher::default(),
             seen: Seen::default(),
+            known: (None, Known::default()),
             patience: Reader::with_rest(REST),
         }
     }
@@ -122,9 +126,14 @@ impl Aftercare {
         let giving = wanted
             .give_back
             .map(|own| GivingBack::new(own, std::mem::take(&mut self.seen)));
+        let known = if self.known.0 == Some(action) {
+            std::mem::take(&mut self.known.1)
+        } else {
+            Known::default()
+        };
         let bringing = wanted
             .bring_back
-            .map(|members| BringingBack::new(action, members, limits));
+            .map(|members| BringingBack::new(action, members, limits, known));
         let work = Work {
             is_first,
             giving,
@@ -156,6 +165,7 @@ impl Aftercare {
             if let Some(watch) = self.watches.get_mut(&action) {
                 watch.allowed = watch.allowed.saturating_sub(bringing.asked());
             }
+            self.known = (Some(action), bringing.take_known());
             work.bringing = None;
             work.left.extend(left);
         }
@@ -227,7 +237,8 @@ impl Aftercare {
         if let Some(mut giving) = work.giving {
             self.seen = giving.take_seen();
         }
-        if let Some(bringing) = work.bringing {
+        if let Some(mut bringing) = work.bringing {
+            self.known = (Some(action), bringing.take_known());
             bringing.stop(&self.root, &mut self.fetcher);
         }
     }

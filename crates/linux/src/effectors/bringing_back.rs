@@ -22,10 +22,10 @@
 //! enters those. So are files in memory that is a disk (DAX), of which the kernel takes what they are for pages that were taken. There is
 //! nothing to put back: what was read are clean pages of files, of which the kernel takes what nobody uses.
 
-use super::fetcher::{FetchError, Fetcher};
+use super::fetcher::{FetchError, Fetcher, Wish};
 use super::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ended};
 use super::identity::ProcessStat;
-use super::lost_parts::{self, DIVISIONS, Part, choose, dropped_before, is_gone, only_owed, run, taken_of};
+use super::lost_parts::{self, DIVISIONS, Known, Part, choose, is_gone, run, taken_of, to_be_dropped};
 use super::memory_group::{MemoryGroup, hands_off, is_delegated};
 use super::mounts::Mounts;
 use super::page_dropping::{Held, has_lease, open_held, regular};
@@ -94,6 +94,8 @@ enum Hindrance {
 /// A file of the program.
 struct Found {
     file: Arc<OwnedFd>,
+    /// Device and inode.
+    identity: (u64, u64),
     /// How far ahead what is left of it may be dropped, if it may.
     ahead: Option<u64>,
     size: u64,
@@ -146,6 +148,8 @@ pub(super) struct BringingBack {
     action: ActionId,
     /// … and whether it has just been taken: later nothing is dropped, for the program may be well.
     is_first: bool,
+    /// What was read for it before, or was to be.
+    known: Known,
     /// The program's group, and its inode.
     group: Option<(MemoryGroup, u64)>,
     /// By device and inode.
@@ -194,14 +198,15 @@ enum Place {
 }
 
 impl BringingBack {
-    /// Begins with the processes of the program, oldest first.
-    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, limits: Limits) -> Self {
+    /// Begins with the processes of the program, oldest first, and with what is remembered of their files.
+    pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, limits: Limits, known: Known) -> Self {
         members.truncate(PROCESSES_MAX);
         members.reverse();
         Self {
             stage: Stage::Looking(members),
             action,
             is_first: limits.is_first,
+            known,
             group: None,
             files: BTreeMap::new(),
             seen: BTreeSet::new(),
@@ -252,6 +257,11 @@ impl BringingBack {
                 return None;
             }
         }
+    }
+
+    /// What is known now, at the end.
+    pub(super) fn take_known(&mut self) -> Known {
+        std::mem::take(&mut self.known)
     }
 
     /// Ends it where it is.
@@ -310,7 +320,11 @@ impl BringingBack {
                 self.ranges += 1;
                 let file = Arc::clone(&found.file);
                 let ahead = found.ahead.filter(|_| self.is_first);
-                match taken_of(&file, ahead, range, &DIVISIONS, 0, &mut self.parts) {
+                let first = self.parts.len();
+                let told = taken_of(&file, ahead, range.clone(), &DIVISIONS, 0, &mut self.parts);
+                let (known, parts) = (&self.known, &mut self.parts);
+                let told = told.and_then(|()| known.add_missing(&file, found.identity, &range, first, parts));
+                match told {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => return Err(Hindrance::Untold(e)),
                     // Of a file that cannot be written to, not even by root, the kernel tells only its owner.
@@ -375,6 +389,7 @@ impl BringingBack {
             return Ok(Step::Over);
         };
         let (chosen, too_many) = choose(parts, room(root, group).min(self.most));
+        self.known.note(&chosen);
         self.leave(NO_ROOM, too_many);
         self.stage = Stage::Fetching(chosen);
         Ok(Step::More)
@@ -427,12 +442,14 @@ impl BringingBack {
         let (mut too_long, mut no_room) = (0, answers.no_room);
         if begun.elapsed() > self.longest {
             // What it is at is waited for: it goes home by itself.
-            too_long = only_owed(parts, self.dropped);
+            too_long = parts.len() as u64;
+            parts.clear();
         }
         self.no_room += answers.no_room;
         // Of one it may have been the disk, which could not read it.
         if self.no_room > 1 {
-            no_room += only_owed(parts, self.dropped);
+            no_room += parts.len() as u64;
+            parts.clear();
         }
         // Others have grown meanwhile, the program itself among them: what it works on is not pushed out for what it has lost.
         let mut room = room(root, group).saturating_sub(answers.waiting_bytes);
@@ -450,9 +467,23 @@ impl BringingBack {
             let file = Arc::clone(&part.file);
             let of = file.as_raw_fd();
             let done = if self.dropped.0 == of { self.dropped.1 } else { 0 };
-            let dropped = dropped_before(parts, &next, done, room, is_gone);
-            match fetcher.ask(&file, &next, &dropped) {
-                Ok(true) => self.dropped = (of, dropped.end),
+            // Nothing is dropped for which there may be no room any more.
+            if let Some(range) = to_be_dropped(parts, next.end, done, is_gone)
+                && range.end.saturating_sub(next.start) <= room
+            {
+                let end = range.end;
+                match fetcher.ask(&file, &Wish::Drop(range)) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => return Err(e.into()),
+                }
+                self.dropped = (of, end);
+                self.sent.push_back(Vec::new());
+                waiting += 1;
+                continue;
+            }
+            match fetcher.ask(&file, &Wish::Read(next)) {
+                Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => return Err(e.into()),
             }
@@ -565,6 +596,7 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
         if let Some(file) = open_held(&held) {
             let found = Found {
                 file: Arc::new(file),
+                identity: (stat.st_dev, stat.st_ino),
                 ahead: lost_parts::ahead(root, kind, stat.st_dev),
                 size,
                 looked: 0,

@@ -40,9 +40,11 @@ use std::time::{Duration, Instant};
 const WINDOW: usize = 192;
 /// … and in bytes.
 const WINDOW_BYTES: u64 = 64 << 20;
-/// A part as it is told, in bytes from the beginning of the file: from where to where it is read, and from where to where what is in
-/// memory is dropped before.
-const MESSAGE: usize = 4 * size_of::<u64>();
+/// A wish as it is told: which, and from where to where, in bytes from the beginning of the file.
+const MESSAGE: usize = 3 * size_of::<u64>();
+/// Which wishes there are.
+const TO_READ: u64 = 0;
+const TO_DROP: u64 = 1;
 /// Read at one time.
 const CHUNK: usize = 256 << 10;
 /// Between two looks whether what is read ahead is there.
@@ -56,6 +58,8 @@ const COMING_NO_MORE: Duration = Duration::from_millis(20);
 const READ: u8 = 0;
 const CANNOT: u8 = 1;
 const NO_ROOM: u8 = 2;
+/// … or it is left as it is.
+const LEFT: u8 = 3;
 /// Processes that were ended and that the disk still keeps; no more are started then.
 const ENDED_MAX: usize = 4;
 
@@ -193,22 +197,20 @@ impl Fetcher {
             .is_some_and(|running| running.away.as_ref().is_some_and(|(whose, _)| *whose == action))
     }
 
-    /// Has a part of a file read, and what is in memory of another part dropped before; false: it has enough to do. One that has ended
-    /// is forgotten: the next one is another process.
-    pub(super) fn ask(
-        &mut self,
-        file: &OwnedFd,
-        read: &Range<u64>,
-        dropped: &Range<u64>,
-    ) -> Result<bool, FetchError> {
-        let length = read.end.saturating_sub(read.start);
+    /// Has a part of a file read or dropped; false: it has enough to do. One that has ended is forgotten: the next one is another
+    /// process.
+    pub(super) fn ask(&mut self, file: &OwnedFd, wish: &Wish) -> Result<bool, FetchError> {
+        let length = match wish {
+            Wish::Read(range) => range.end.saturating_sub(range.start),
+            Wish::Drop(_) => 0,
+        };
         let running = self.running.as_mut().ok_or(FetchError::Ended)?;
         let bytes: u64 = running.waiting.iter().sum();
         let is_full = running.waiting.len() >= WINDOW || bytes.saturating_add(length) > WINDOW_BYTES;
         if is_full && !running.waiting.is_empty() {
             return Ok(false);
         }
-        let message = told(read, dropped);
+        let message = told(wish);
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file.as_fd()];
@@ -360,18 +362,20 @@ pub fn serve() -> io::Result<()> {
             _ => None,
         });
         let answer = match file.filter(|_| received.bytes == MESSAGE) {
-            Some(file) => {
-                let (read, dropped) = understood(&message);
-                // What is dropped must come back: not where the last one did not.
-                if is_well {
-                    drop_pages(&file, &dropped);
-                }
-                match read_all(&file, &read, &mut buffer, coming) {
+            Some(file) => match understood(&message) {
+                Some(Wish::Read(range)) => match read_all(&file, &range, &mut buffer, coming) {
                     Ok(()) => READ,
                     Err(Errno::AGAIN) => NO_ROOM,
                     Err(_) => CANNOT,
+                },
+                // What is dropped must come back: not where the last one did not.
+                Some(Wish::Drop(range)) if is_well => {
+                    drop_pages(&file, &range);
+                    READ
                 }
-            }
+                Some(Wish::Drop(_)) => LEFT,
+                None => CANNOT,
+            },
             None => CANNOT,
         };
         is_well = answer == READ;
@@ -384,10 +388,23 @@ pub fn serve() -> io::Result<()> {
     }
 }
 
-/// What is to be read and dropped, as it is told …
-fn told(read: &Range<u64>, dropped: &Range<u64>) -> [u8; MESSAGE] {
+/// What it is to do with a part of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// It is read.
+    Read(Range<u64>),
+    /// What is in memory of it is dropped, unless what was wished before it did not come.
+    Drop(Range<u64>),
+}
+
+/// A wish as it is told …
+fn told(wish: &Wish) -> [u8; MESSAGE] {
+    let (which, range) = match wish {
+        Wish::Read(range) => (TO_READ, range),
+        Wish::Drop(range) => (TO_DROP, range),
+    };
     let mut message = [0; MESSAGE];
-    let numbers = [read.start, read.end, dropped.start, dropped.end];
+    let numbers = [which, range.start, range.end];
     for (place, number) in message.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
         place.copy_from_slice(&number.to_ne_bytes());
     }
@@ -395,13 +412,16 @@ fn told(read: &Range<u64>, dropped: &Range<u64>) -> [u8; MESSAGE] {
 }
 
 /// … and as it is understood.
-fn understood(message: &[u8; MESSAGE]) -> (Range<u64>, Range<u64>) {
+fn understood(message: &[u8; MESSAGE]) -> Option<Wish> {
     let mut numbers = message
         .chunks_exact(size_of::<u64>())
-        .map(|bytes| bytes.try_into().map_or(0, u64::from_ne_bytes));
-    let mut next = || numbers.next().unwrap_or(0);
-    let read = next()..next();
-    (read, next()..next())
+        .filter_map(|bytes| bytes.try_into().ok().map(u64::from_ne_bytes));
+    let (which, start, end) = (numbers.next()?, numbers.next()?, numbers.next()?);
+    match which {
+        TO_READ => Some(Wish::Read(start..end)),
+        TO_DROP => Some(Wish::Drop(start..end)),
+        _ => None,
+    }
 }
 
 /// Drops what is in memory of a part of a file. What is mapped, being read or waits to be written stays (`mapping_evict_folio` in
@@ -479,7 +499,9 @@ mod tests {
 
     #[test]
     fn what_is_told_is_understood() {
-        let (read, dropped) = (1 << 40..(1 << 40) + 7, 3..5);
-        assert_eq!(understood(&told(&read, &dropped)), (read, dropped));
+        for wish in [Wish::Read(1 << 40..(1 << 40) + 7), Wish::Drop(3..5)] {
+            assert_eq!(understood(&told(&wish)), Some(wish));
+        }
+        assert_eq!(understood(&[7; MESSAGE]), None);
     }
 }

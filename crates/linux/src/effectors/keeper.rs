@@ -16,7 +16,12 @@
 //! The kernel goes on as long as it finds anything to take, and waits for pages that are being written: beside a group that writes as
 //! much as it reads that may be long. So it is [interrupted](interrupt) then, and takes what it can the next time.
 //!
-//! What the kernel does for that is done on this thread: some 4 % of a CPU beside a reader of 3.3 GB/s (docs/file-cache.md). Under a
+//! Who takes memory away the kernel also has wait for a tenth of a second, which nothing interrupts, where all that it came upon is to be
+//! written first (`VMSCAN_THROTTLE_WRITEBACK`): one page of the reader's own output a second is enough. A reader of 3.3 GB/s grows
+//! by 300 MiB meanwhile. So a second thread goes on for the first one as soon as that has been at a group for [`LATE`], and the
+//! other way round; what it took is what counts then.
+//!
+//! What the kernel does for that is done on these threads: some 4 % of a CPU beside a reader of 3.3 GB/s (docs/file-cache.md). Under a
 //! limit that stays the reader does it itself.
 
 use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
@@ -37,17 +42,20 @@ use std::time::{Duration, Instant};
 const GROWTH: u64 = 4;
 /// By how much it has grown most is forgotten by this share with each moment.
 const FORGOTTEN: u64 = 16;
-/// Between two moments at least …
-const PAUSE_MIN: Duration = Duration::from_millis(4);
+/// Between two moments at least: with 4 ms a reader of 3.3 GB/s whose disk reads 8 MiB ahead came to 56 MiB in nearly every tenth of a
+/// second, where 37 are meant, with this to 40, for no more CPU time …
+const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// … and at most: who does nothing now may begin to read.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Memory that cannot be dropped is looked at so often …
 const HELD_EVERY: Duration = Duration::from_millis(200);
 /// … and so often where the group is above what it is allowed: it may be that which has grown, and that is not to be swapped out.
 const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
-/// What the kernel did not find is left to the group for so long. It is but for a moment where all that is there has just been
-/// read ahead (measured: seven times a second beside a reader of 3.3 GB/s whose disk reads 8 MiB ahead): so it is twice as long each
-/// time that nothing is found again …
+/// Where all that is there has just been read ahead, the kernel finds nothing for some milliseconds (measured: seven times a second beside
+/// a reader of 3.3 GB/s whose disk reads 8 MiB ahead, which comes to 100 MiB where it is let go for 50 ms each time). Only when it
+/// has found nothing so often on end …
+const STUCK_AFTER: u32 = 4;
+/// … what it did not find is left to the group for so long, and twice as long each time that nothing is found again …
 const STUCK_MIN: Duration = Duration::from_millis(50);
 /// … and this at most.
 const STUCK_MAX: Duration = Duration::from_secs(3);
@@ -57,6 +65,10 @@ const REST: u32 = 4;
 /// (`SIGSTOP`, the freezer).
 /// So much of that counts at most: other groups are to have their turn, and nobody is let go for minutes.
 const WAITED_MAX: Duration = Duration::from_secs(1);
+/// Who has been at a group for so long is gone on for by the other thread, which looks as often whether there is somebody.
+const LATE: Duration = Duration::from_millis(5);
+/// The one who does it, and the one who stands by.
+const THREADS: usize = 2;
 /// The kernel is interrupted after so long.
 const LONG: Duration = Duration::from_millis(100);
 /// At the end it is waited for so long.
@@ -67,11 +79,11 @@ const LESS: u64 = 4096;
 /// What ends a limit in version 1.
 const UNLIMITED: &[u8] = b"-1";
 
-/// The groups that are kept small, and the thread that does it.
+/// The groups that are kept small, and the threads that do it.
 #[derive(Default)]
 pub(super) struct Keeper {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -83,10 +95,18 @@ struct Shared {
 #[derive(Default)]
 struct State {
     groups: BTreeMap<ActionId, Kept>,
-    /// Whose group is being looked at now, without the lock, and since when.
-    busy: Option<(ActionId, Instant)>,
+    /// Groups that are being looked at now, without the lock.
+    busy: Vec<Busy>,
     is_over: bool,
     counts: KeepCounts,
+}
+
+/// A group that is being looked at now.
+#[derive(Clone, Copy)]
+struct Busy {
+    thread: usize,
+    action: ActionId,
+    since: Instant,
 }
 
 /// How well groups have been kept small, all of them since the start.
@@ -117,8 +137,12 @@ struct Kept {
     held: u64,
     files: Arc<Files>,
     pace: Pace,
+    /// Looks that are over: of two at the same time the one that is over first counts.
+    looks: u64,
     due: Instant,
     held_at: Instant,
+    /// How often on end the kernel found nothing more.
+    found_nothing: u32,
     /// Until then what the kernel did not find stays allowed …
     stuck_until: Instant,
     /// … and so long the next time.
@@ -246,10 +270,10 @@ impl Keeper {
         if is_of_a_moment(Files::number(&files.limit)?) {
             files.limit.write_all_at(UNLIMITED, 0)?;
         }
-        if self.thread.is_none() {
-            let shared = Arc::clone(&self.shared);
+        while self.threads.len() < THREADS {
+            let (shared, number) = (Arc::clone(&self.shared), self.threads.len());
             let thread = std::thread::Builder::new().name("keeper".into());
-            self.thread = Some(thread.spawn(move || shared.run())?);
+            self.threads.push(thread.spawn(move || shared.run(number))?);
         }
         // Of a group that was kept before, much may be what cannot be dropped.
         let held = group.held(root).unwrap_or(limit / 2);
@@ -263,8 +287,10 @@ impl Keeper {
             files,
             held,
             pace: Pace::new(now),
+            looks: 0,
             due: now,
             held_at: now,
+            found_nothing: 0,
             stuck_until: now,
             stuck_for: STUCK_MIN,
         };
@@ -282,11 +308,18 @@ impl Keeper {
     pub(super) fn release(&self, action: ActionId) -> bool {
         let mut state = self.shared.hold();
         state.groups.remove(&action);
-        let is_busy = state.busy.is_some_and(|(whose, _)| whose == action);
-        if is_busy && let Some(thread) = &self.thread {
+        let mut is_free = true;
+        for busy in state.busy.iter().filter(|busy| busy.action == action) {
+            is_free = false;
+            self.interrupt(busy);
+        }
+        is_free
+    }
+
+    fn interrupt(&self, busy: &Busy) {
+        if let Some(thread) = self.threads.get(busy.thread) {
             interrupt(thread);
         }
-        !is_busy
     }
 
     /// How well it has gone so far.
@@ -300,11 +333,10 @@ impl Keeper {
 
     /// Interrupts the kernel where it has been at a group for long. Called now and then.
     pub(super) fn watch(&self) {
-        let since = self.shared.hold().busy.map(|(_, since)| since);
-        if since.is_some_and(|since| since.elapsed() >= LONG)
-            && let Some(thread) = &self.thread
-        {
-            interrupt(thread);
+        for busy in &self.shared.hold().busy {
+            if busy.since.elapsed() >= LONG {
+                self.interrupt(busy);
+            }
         }
     }
 }
@@ -317,20 +349,38 @@ impl Drop for Keeper {
             state.groups.clear();
         }
         self.shared.changed.notify_all();
-        let Some(thread) = self.thread.take() else {
-            return;
-        };
-        // No limit is left in force: it ends after the moment that it is in. The end of the process ends it as well.
+        // No limit is left in force: they end after the moment that they are in. The end of the process ends them as well.
         let begun = Instant::now();
-        while !thread.is_finished() && begun.elapsed() < END {
-            if self.shared.hold().busy.is_some() {
-                interrupt(&thread);
+        while !self.threads.iter().all(JoinHandle::is_finished) && begun.elapsed() < END {
+            for busy in &self.shared.hold().busy {
+                self.interrupt(busy);
             }
             std::thread::sleep(PAUSE_MIN);
         }
-        if thread.is_finished() {
+        for thread in self.threads.drain(..).filter(JoinHandle::is_finished) {
             let _ = thread.join();
         }
+    }
+}
+
+impl State {
+    /// Which group a thread is to look at, and when; `None`: there is none at all.
+    fn next(&self, thread: usize, now: Instant) -> Option<(Option<ActionId>, Instant)> {
+        let due = |(action, kept): (&ActionId, &Kept)| {
+            let since = self
+                .busy
+                .iter()
+                .filter(|busy| busy.action == *action)
+                .map(|busy| busy.since)
+                .max();
+            match since {
+                Some(since) => (Some(*action), kept.due.max(since + LATE)),
+                None if thread == 0 => (Some(*action), kept.due),
+                // Who stands by looks whether the other one is late.
+                None => (None, kept.due.max(now) + LATE),
+            }
+        };
+        self.groups.iter().map(due).min_by_key(|(_, due)| *due)
     }
 }
 
@@ -349,42 +399,48 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
+    fn run(&self, thread: usize) {
         let mut state = self.hold();
         while !state.is_over {
             let now = Instant::now();
-            let next = state
-                .groups
-                .iter()
-                .min_by_key(|(_, kept)| kept.due)
-                .map(|(action, kept)| (*action, kept.due));
-            state = match next {
+            state = match state.next(thread, now) {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some((_, due)) if due > now => {
-                    let waited = self.changed.wait_timeout(state, due - now);
+                Some((Some(action), due)) if due <= now => self.look(state, thread, action),
+                Some((_, due)) => {
+                    let waited = self
+                        .changed
+                        .wait_timeout(state, due.saturating_duration_since(now));
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-                Some((action, _)) => self.look(state, action),
             };
         }
     }
 
     /// One moment of one group.
-    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>, action: ActionId) -> MutexGuard<'a, State> {
+    fn look<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        thread: usize,
+        action: ActionId,
+    ) -> MutexGuard<'a, State> {
         let Some(kept) = state.groups.get(&action) else {
             return state;
         };
         let begun = Instant::now();
         let view = kept.view(begun);
-        let (limit, used) = (kept.limit, Arc::clone(&kept.files));
-        state.busy = Some((action, begun));
+        let (limit, used, looks) = (kept.limit, Arc::clone(&kept.files), kept.looks);
+        state.busy.push(Busy {
+            thread,
+            action,
+            since: begun,
+        });
         drop(state);
         let before = cpu_time();
         let looked = moment(&used, &view);
         let spent = cpu_time().saturating_sub(before);
         let now = Instant::now();
         let mut state = self.hold();
-        state.busy = None;
+        state.busy.retain(|busy| busy.thread != thread);
         let has_others = state.groups.len() > 1;
         let State { groups, counts, .. } = &mut *state;
         let Some(kept) = groups.get_mut(&action) else {
@@ -396,7 +452,10 @@ impl Shared {
                 state.groups.remove(&action);
                 return state;
             }
+            // The other thread has gone on in between.
+            Ok(Some(_)) if kept.looks != looks => {}
             Ok(Some(look)) => {
+                kept.looks += 1;
                 // Whether more was taken than what it did not find before: that alone tells that it is found again.
                 let is_bare = kept.held_at >= kept.stuck_until || view.forgets && look.held.is_some();
                 let pause = kept.pace.next(now, look.found, look.left, limit);
@@ -413,7 +472,10 @@ impl Shared {
                     kept.held = held.max(least_held);
                     kept.allowed = allowed(held, limit).max(least_allowed);
                 }
-                if look.is_stuck {
+                kept.found_nothing = found_nothing(kept.found_nothing, &look);
+                if look.is_stuck && kept.found_nothing < STUCK_AFTER {
+                    // It may be what has just been read ahead: the next look finds it.
+                } else if look.is_stuck {
                     // To try costs most where nothing is found.
                     kept.stuck_until = now + kept.stuck_for;
                     kept.stuck_for = (kept.stuck_for * 2).min(STUCK_MAX);
@@ -427,6 +489,18 @@ impl Shared {
             }
         }
         state
+    }
+}
+
+/// How often on end the kernel has found nothing more, with this look.
+fn found_nothing(before: u32, look: &Look) -> u32 {
+    if look.is_stuck {
+        before.saturating_add(1)
+    } else if look.left < look.found {
+        0
+    } else {
+        // Nothing was to be taken, which says nothing.
+        before
     }
 }
 
@@ -506,7 +580,9 @@ struct Look {
 /// Looks at a group and takes away what it has too much; `None` where somebody else limits it.
 fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
     let found = Files::number(&files.usage)?;
-    if Files::number(&files.limit)? < UNLIMITED_FROM {
+    let limit = Files::number(&files.limit)?;
+    // One of a moment is that of the other thread, which lifts it.
+    if limit < UNLIMITED_FROM && !is_of_a_moment(limit) {
         return Ok(None);
     }
     // Whoever is left with little is asked as often as who is above: what is left has to be more than what cannot be dropped.
@@ -597,6 +673,78 @@ mod tests {
     }
 
     #[test]
+    fn only_a_group_of_which_nothing_is_found_time_after_time_is_left_with_more() {
+        let look = |found, left, is_stuck| Look {
+            found,
+            left,
+            held: None,
+            is_stuck,
+        };
+        let mut times = 0;
+        for _ in 1..STUCK_AFTER {
+            times = found_nothing(times, &look(56, 24, true));
+            assert!(times < STUCK_AFTER);
+        }
+        // Nothing to be taken in between.
+        times = found_nothing(times, &look(20, 20, false));
+        assert_eq!(found_nothing(times, &look(56, 24, true)), STUCK_AFTER);
+        // What was read ahead is there.
+        assert_eq!(found_nothing(times, &look(56, 20, false)), 0);
+    }
+
+    #[test]
+    fn who_is_late_is_gone_on_for_by_the_other_and_nobody_else() {
+        let begun = Instant::now();
+        let ms = |ms| begun + Duration::from_millis(ms);
+        let action = ActionId(1);
+        let mut state = State::default();
+        assert!(state.next(0, begun).is_none() && state.next(1, begun).is_none());
+        let file = || File::open("/dev/null").unwrap();
+        let kept = Kept {
+            root: Root::default(),
+            group: MemoryGroup {
+                path: "/x".into(),
+                version: super::super::memory_group::Version::One,
+            },
+            limit: 37 * MIB,
+            allowed: 37 * MIB,
+            meant: 37 * MIB,
+            held: 0,
+            files: Arc::new(Files {
+                usage: file(),
+                limit: file(),
+            }),
+            pace: Pace::new(begun),
+            looks: 0,
+            due: ms(3),
+            held_at: begun,
+            found_nothing: 0,
+            stuck_until: begun,
+            stuck_for: STUCK_MIN,
+        };
+        state.groups.insert(action, kept);
+        // The first one does it, the second one looks in from time to time.
+        assert_eq!(state.next(0, begun), Some((Some(action), ms(3))));
+        assert_eq!(state.next(1, begun), Some((None, ms(3) + LATE)));
+        state.busy.push(Busy {
+            thread: 0,
+            action,
+            since: ms(3),
+        });
+        assert_eq!(state.next(1, ms(4)), Some((Some(action), ms(3) + LATE)));
+        // It goes on as often as is due, while the first one is kept waiting.
+        state.groups.get_mut(&action).unwrap().due = ms(20);
+        assert_eq!(state.next(1, ms(12)), Some((Some(action), ms(20))));
+        // Where the second one is late as well, the first one goes on when it is back.
+        state.busy = vec![Busy {
+            thread: 1,
+            action,
+            since: ms(20),
+        }];
+        assert_eq!(state.next(0, ms(21)), Some((Some(action), ms(20) + LATE)));
+    }
+
+    #[test]
     fn who_grows_fast_is_looked_at_often_and_who_stands_still_within_fifty_milliseconds() {
         let begun = Instant::now();
         let mut pace = Pace::new(begun);
@@ -617,6 +765,10 @@ mod tests {
         // More than can be followed.
         at += PAUSE_MIN;
         assert_eq!(pace.next(at, 1 << 30, 0, limit), PAUSE_MIN);
+        // 3.3 GB/s: a quarter of the limit lasts for 3 ms.
+        at += Duration::from_millis(3);
+        let pause = pace.next(at, 9_900_000, 0, limit);
+        assert!(pause <= Duration::from_millis(4), "{pause:?}");
     }
 
     #[test]

@@ -12,17 +12,18 @@
 //! * only when the reader is contained, and where all that is missing fits;
 //! * only in files of which the kernel keeps large units, on disks of which it is known how far they read ahead ([`ahead`]);
 //! * only what is still so in the moment in which it is asked for, and nothing that waits to be written;
-//! * no further ahead than needed, and what was dropped is read before anything else ends it ([`only_owed`]).
+//! * no further ahead than needed, and what was to be read is [remembered](Known): what was dropped and not read, for whatever
+//!   reason the pass ended, the next one reads.
 //!
-//! What is left then is the end of the process that reads (`kill -9`), or of memory: it costs the program some tens of
-//! milliseconds of one stretch, and the marks of as much as was dropped ahead (16 MiB and half of that, at most). Of a file that somebody else
-//! has open as well his pages are dropped with the others, for as long, and count to the program's group from then on.
+//! Of a file that somebody else has open as well his pages are dropped with the others, until they are read a moment later, and count to the program's
+//! group from then on.
 
 use crate::Root;
 use crate::sensors::topology::{kernel_release, kernel_version};
 use crate::sys::cache::{Pages, pages_of};
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{major, minor};
+use rustix::fs::{fstat, major, minor};
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,6 +48,10 @@ const STRETCH_MIN: u64 = 16 << 20;
 const AHEAD: u64 = 2;
 /// … but no further than this: where a disk reads further nothing is dropped.
 const AHEAD_MAX: u64 = 16 << 20;
+/// It is dropped by so much at one time, where there is so much: that may wait for all CPUs.
+const DROPPED_STEP: u64 = 8 << 20;
+/// Parts that are remembered: some megabytes of memory.
+const KNOWN_MAX: usize = 128 * 1024;
 /// File systems that keep files in large units, and since when.
 const LARGE_UNITS: [(&[u8], (u32, u32)); 2] = [(b"ext4", (6, 16)), (b"xfs", (5, 18))];
 
@@ -78,7 +83,9 @@ pub(super) fn ahead(root: &Root, kind: &[u8], device: u64) -> Option<u64> {
         let path = root.path(&format!("{device}/{queue}/read_ahead_kb"));
         fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()
     })?;
-    let ahead = kib.checked_mul(AHEAD << 10)?.next_multiple_of(NEIGHBOURHOOD);
+    let ahead = kib
+        .checked_mul(AHEAD << 10)?
+        .checked_next_multiple_of(NEIGHBOURHOOD)?;
     (1..=AHEAD_MAX).contains(&ahead).then_some(ahead)
 }
 
@@ -189,42 +196,44 @@ pub(super) fn run(parts: &[Part], last: &Part) -> (Range<u64>, usize) {
     (last.range.start..end, count)
 }
 
-/// What is dropped of a file before this range is read, which begins with the last of these parts, when all is dropped up to `done`:
-/// what is left of the stretch that is read anew, as far ahead as it should be, as far as there is so much room, and as far as
-/// next to nothing is left of it still (`is_gone`). From where that is not so any more it is read as it is.
-pub(super) fn dropped_before(
+/// What is to be dropped of a file next, before it is read up to `next`, from the last of these parts on, when all is dropped up to `done`: what is left
+/// of those that are read anew, as far ahead as the disk may read, also across others that are read as they are. Where `is_gone` tells that next to
+/// nothing is left no more, that is read as it is.
+pub(super) fn to_be_dropped(
     parts: &mut [Part],
-    next: &Range<u64>,
+    next: u64,
     done: u64,
-    room: u64,
     is_gone: impl Fn(&Part) -> bool,
-) -> Range<u64> {
-    let done = done.max(next.start);
-    let Some((file, ahead)) = parts
-        .last()
-        .and_then(|part| Some((Arc::clone(&part.file), part.anew?)))
-    else {
-        return done..done;
-    };
-    let wanted = next.end + ahead;
-    if done >= wanted {
-        return done..done;
-    }
-    // Not at each step: to drop something may wait for all CPUs.
-    let furthest = (wanted + ahead / 2).min(next.start.saturating_add(room));
-    let mut end = next.start;
-    for part in parts.iter_mut().rev() {
-        let is_next = Arc::ptr_eq(&part.file, &file) && part.range.start == end && part.anew.is_some();
-        if !is_next || part.range.end > furthest.max(done) {
+) -> Option<Range<u64>> {
+    let file = Arc::clone(&parts.last()?.file);
+    let mut found: Option<Range<u64>> = None;
+    for part in parts
+        .iter_mut()
+        .rev()
+        .take_while(|part| Arc::ptr_eq(&part.file, &file))
+    {
+        let Some(ahead) = part.anew.filter(|_| part.range.end > done) else {
+            // Where something was found it ends here.
+            if found.is_some() {
+                break;
+            }
+            continue;
+        };
+        let furthest = match &found {
+            None => next.saturating_add(ahead),
+            Some(range) => range.start.saturating_add(DROPPED_STEP.max(ahead)),
+        };
+        if part.range.start >= furthest || found.as_ref().is_some_and(|range| range.end != part.range.start) {
             break;
         }
-        if part.range.end > done && !is_gone(part) {
+        if !is_gone(part) {
             part.anew = None;
-            break;
+            continue;
         }
-        end = part.range.end;
+        let start = found.map_or(part.range.start, |range| range.start);
+        found = Some(start..part.range.end);
     }
-    done..end.max(done)
+    found
 }
 
 /// Whether next to nothing is left of a part now; not if that cannot be told.
@@ -233,11 +242,75 @@ pub(super) fn is_gone(part: &Part) -> bool {
     pages_of(&*part.file, part.range.start, length).is_ok_and(|pages| is_nearly_gone(pages, length))
 }
 
-/// Nothing more is to be read but what was dropped before, of a file up to a place; how many parts are not read so.
-pub(super) fn only_owed(parts: &mut Vec<Part>, (file, done): (i32, u64)) -> u64 {
-    let before = parts.len();
-    parts.retain(|part| part.anew.is_some() && part.file.as_raw_fd() == file && part.range.start < done);
-    (before - parts.len()) as u64
+/// Parts of its files that were read for a program before, or were to be: by device and inode, from where to where. The kernel
+/// forgets what it has taken, of what is dropped and where it is short of memory for its marks.
+#[derive(Debug, Default)]
+pub(super) struct Known(BTreeMap<(u64, u64), BTreeMap<u64, u64>>);
+
+impl Known {
+    /// Remembers parts that are to be read.
+    pub(super) fn note(&mut self, parts: &[Part]) {
+        let known: usize = self.0.values().map(BTreeMap::len).sum();
+        if known + parts.len() > KNOWN_MAX {
+            self.0.clear();
+        }
+        for of_file in parts.chunk_by(|one, other| Arc::ptr_eq(&one.file, &other.file)) {
+            let Some(Ok(stat)) = of_file.first().map(|part| fstat(&*part.file)) else {
+                continue;
+            };
+            let known = self.0.entry((stat.st_dev, stat.st_ino)).or_default();
+            for part in of_file {
+                let end = known.entry(part.range.start).or_default();
+                *end = part.range.end.max(*end);
+            }
+        }
+    }
+
+    /// Adds what is known of a range of a file, is missing, and is not among the parts from `first` on, which are those of that range.
+    ///
+    /// # Errors
+    /// As `cachestat(2)`.
+    pub(super) fn add_missing(
+        &self,
+        file: &Arc<OwnedFd>,
+        identity: (u64, u64),
+        range: &Range<u64>,
+        first: usize,
+        parts: &mut Vec<Part>,
+    ) -> std::io::Result<()> {
+        let Some(known) = self.0.get(&identity) else {
+            return Ok(());
+        };
+        let told = parts.get(first..).unwrap_or_default();
+        let mut there: BTreeMap<u64, u64> = told
+            .iter()
+            .map(|part| (part.range.start, part.range.end))
+            .collect();
+        let page = rustix::param::page_size() as u64;
+        for (&start, &end) in known.range(range.clone()) {
+            // The file may be shorter now.
+            let end = end.min(range.end);
+            let is_there = |(_, last): (&u64, &u64)| *last > start;
+            if there.range(..end).next_back().is_some_and(is_there) {
+                continue;
+            }
+            let length = end.saturating_sub(start);
+            let cached = pages_of(&**file, start, length)?.cached;
+            let absent = length.saturating_sub(cached * page);
+            if absent > 0 {
+                there.insert(start, end);
+                parts.push(Part {
+                    file: Arc::clone(file),
+                    range: start..end,
+                    absent,
+                    // It is known to be worked on.
+                    near: cached.max(1),
+                    anew: None,
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -372,15 +445,18 @@ mod tests {
         assert!(chosen.iter().all(|part| part.anew.is_none()));
     }
 
-    /// What is read and dropped of a stretch of 96 MiB, with so much room.
-    fn of_a_stretch(room: u64, is_gone: impl Fn(&Part) -> bool) -> Vec<(Range<u64>, Range<u64>)> {
-        let file = file();
-        let mut parts: Vec<Part> = (0..48).rev().map(|at| anew(&file, at)).collect();
+    /// What is dropped before each part that is read.
+    fn all_of(mut parts: Vec<Part>, is_gone: impl Fn(&Part) -> bool) -> Vec<(Range<u64>, Vec<Range<u64>>)> {
+        parts.reverse();
         let (mut all, mut done) = (Vec::new(), 0);
         while let Some(last) = parts.last() {
             let (next, count) = run(&parts, last);
-            let dropped = dropped_before(&mut parts, &next, done, room, &is_gone);
-            done = dropped.end;
+            let mut dropped = Vec::new();
+            while let Some(range) = to_be_dropped(&mut parts, next.end, done, &is_gone) {
+                assert!(range.start >= done && !range.is_empty(), "{range:?} after {done}");
+                done = range.end;
+                dropped.push(range);
+            }
             all.push((next, dropped));
             parts.truncate(parts.len() - count);
         }
@@ -389,71 +465,123 @@ mod tests {
 
     #[test]
     fn what_is_left_is_dropped_once_as_far_ahead_as_disks_read_and_no_further() {
-        let all = of_a_stretch(u64::MAX, |_| true);
-        let mut done = 0;
-        for (read, dropped) in &all {
-            assert_eq!(dropped.start, done.max(read.start));
-            done = dropped.end;
+        let file = file();
+        for ahead in [2 * MIB, 8 * MIB, DISTANCE] {
+            let mut parts: Vec<Part> = (0..48).map(|at| anew(&file, at)).collect();
+            for part in &mut parts {
+                part.anew = Some(ahead);
+            }
+            let all = all_of(parts, |_| true);
+            let mut done = 0;
+            for (read, dropped) in &all {
+                done = dropped.last().map_or(done, |range| range.end);
+                assert!(done >= (96 * MIB).min(read.end + ahead), "{read:?}: {dropped:?}");
+                assert!(
+                    done <= read.end + ahead + DROPPED_STEP.max(ahead),
+                    "{read:?}: {dropped:?}"
+                );
+            }
+            assert_eq!(done, 96 * MIB);
+            // Not at each step: that waits for all CPUs.
+            let steps: usize = all.iter().map(|(_, dropped)| dropped.len()).sum();
             assert!(
-                done >= (96 * MIB).min(read.end + DISTANCE),
-                "{read:?}: {dropped:?}"
+                steps as u64 <= 96 * MIB / DROPPED_STEP.max(ahead) + 1,
+                "{ahead}: {steps}"
             );
-            assert!(done <= (96 * MIB).min(read.end + DISTANCE + DISTANCE / 2));
-        }
-        // Not at each step: that waits for all CPUs.
-        assert_eq!(all.iter().filter(|(_, dropped)| !dropped.is_empty()).count(), 8);
-        // Nothing ahead where there is no room for it.
-        for (read, dropped) in of_a_stretch(4 * MIB, |_| true) {
-            assert!(dropped.end <= read.start + 4 * MIB, "{read:?}: {dropped:?}");
         }
     }
 
     #[test]
     fn what_the_program_brought_back_meanwhile_is_not_dropped() {
-        let all = of_a_stretch(u64::MAX, |part| part.range.start != 30 * MIB);
+        let file = file();
+        let all = all_of((0..48).map(|at| anew(&file, at)).collect(), |part| {
+            part.range.start != 30 * MIB
+        });
+        let dropped: Vec<_> = all.iter().flat_map(|(_, dropped)| dropped.clone()).collect();
+        let sum: u64 = dropped.iter().map(|range| range.end - range.start).sum();
+        assert_eq!(sum, 94 * MIB, "{dropped:?}");
         assert!(
-            all.iter().all(|(_, dropped)| dropped.is_empty()
-                || dropped.end <= 30 * MIB
-                || dropped.start >= 32 * MIB),
-            "{all:?}"
+            dropped
+                .iter()
+                .all(|range| range.end <= 30 * MIB || range.start >= 32 * MIB),
+            "{dropped:?}"
         );
         assert!(
-            all.iter().any(|(read, _)| read.start == 30 * MIB),
+            all.iter().any(|(read, _)| *read == (30 * MIB..32 * MIB)),
             "it is read all the same"
         );
+    }
+
+    #[test]
+    fn also_before_what_is_read_as_it_is_it_is_dropped_where_the_disk_reads_ahead() {
+        let (file, other) = (file(), file());
+        let mut parts = vec![part(&file, 0, PART, 1), part(&file, 16 * 4, PART, 1)];
+        parts.extend((6..20).map(|at| anew(&file, at)));
+        parts.push(anew(&other, 0));
+        let all = all_of(parts, |_| true);
+        // What is read up to 128 KiB may have been read ahead up to 16 MiB.
+        assert_eq!(all[0].1, [12 * MIB..28 * MIB]);
+        assert_eq!(all[1], (8 * MIB..8 * MIB + PART, vec![]));
+        // In another file nothing is.
         assert!(
-            all.iter().any(|(_, dropped)| dropped.end == 96 * MIB),
-            "and what follows anew"
+            all.iter()
+                .all(|(read, dropped)| read.start != 0 || dropped.iter().all(|range| range.start > 0))
         );
     }
 
     #[test]
-    fn what_is_read_as_it_is_has_nothing_dropped_before_it() {
+    fn who_has_it_read_by_somebody_else_drops_nothing_again() {
         let file = file();
-        let mut parts = vec![anew(&file, 1), part(&file, 0, PART, 1)];
-        let before = dropped_before(&mut parts, &(0..PART), 0, u64::MAX, |_| true);
-        assert!(before.is_empty());
-        // Who has it read by somebody else asks once more for what is read already: that is not dropped again.
-        let mut parts: Vec<Part> = (0..48).rev().map(|at| anew(&file, at)).collect();
-        assert!(dropped_before(&mut parts, &(0..2 * MIB), 36 * MIB, u64::MAX, |_| true).is_empty());
+        let mut parts: Vec<Part> = (0..8).rev().map(|at| anew(&file, at)).collect();
+        assert_eq!(to_be_dropped(&mut parts, 2 * MIB, 36 * MIB, |_| true), None);
+        assert_eq!(to_be_dropped(&mut [], 0, 0, |_| true), None);
     }
 
     #[test]
-    fn what_was_dropped_is_owed_and_nothing_else() {
-        let (file, other) = (file(), file());
-        let mut parts: Vec<Part> = (8..48).rev().map(|at| anew(&file, at)).collect();
-        parts.insert(0, anew(&other, 8));
-        parts.insert(0, part(&file, 130, PART, 1));
-        assert_eq!(only_owed(&mut parts, (file.as_raw_fd(), 20 * MIB)), 40);
-        assert_eq!(
+    fn what_was_to_be_read_is_remembered_also_when_the_kernel_has_forgotten() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        file.write_all(&vec![1; 4 << 20]).unwrap();
+        let stat = fstat(&file).unwrap();
+        let (file, identity) = (Arc::new(OwnedFd::from(file)), (stat.st_dev, stat.st_ino));
+        if pages_of(&*file, 0, 1).is_err() {
+            eprintln!("skipped: cachestat is not there (before Linux 6.5)");
+            return;
+        }
+        let mut known = Known::default();
+        // Of 1 to 2 MiB all is there; from 4 MiB on nothing ever was.
+        let mut parts = vec![
+            anew(&file, 3),
+            anew(&file, 2),
+            part(&file, 35, PART, 0),
+            part(&file, 8, PART, 0),
+        ];
+        known.note(&parts);
+        parts.clear();
+        let all = 0..8 * MIB;
+        known.add_missing(&file, identity, &all, 0, &mut parts).unwrap();
+        let ranges: Vec<_> = parts
+            .iter()
+            .map(|part| (part.range.start, part.range.end))
+            .collect();
+        assert_eq!(ranges, [(4 * MIB, 6 * MIB), (6 * MIB, 8 * MIB)], "each once");
+        assert!(
             parts
                 .iter()
-                .map(|part| part.range.start / MIB)
-                .collect::<Vec<_>>(),
-            [18, 16]
+                .all(|part| part.anew.is_none() && part.near > 0 && part.absent == 2 * MIB)
         );
-        assert_eq!(only_owed(&mut parts, (-1, 0)), 2);
-        assert!(parts.is_empty());
+        // What the kernel tells is not told again, nor what lies in another range or another file.
+        known.add_missing(&file, identity, &all, 0, &mut parts).unwrap();
+        assert_eq!(parts.len(), 2);
+        known
+            .add_missing(&file, identity, &(0..4 * MIB), 2, &mut parts)
+            .unwrap();
+        known.add_missing(&file, (0, 0), &all, 2, &mut parts).unwrap();
+        assert_eq!(parts.len(), 2);
+        // It does not grow for ever.
+        let many: Vec<Part> = (0..KNOWN_MAX as u64).map(|at| part(&file, at, PART, 0)).collect();
+        known.note(&many);
+        assert_eq!(known.0.values().map(BTreeMap::len).sum::<usize>(), KNOWN_MAX);
     }
 
     #[test]
@@ -517,7 +645,14 @@ mod tests {
         for kind in [&b"ext2"[..], b"btrfs", b"f2fs", b""] {
             assert_eq!(ahead(&root, kind, device), None);
         }
-        for odd in ["0\n", "8193\n", "18446744073709551615\n", "x\n", ""] {
+        for odd in [
+            "0\n",
+            "8193\n",
+            "9007199254740991\n",
+            "18446744073709551615\n",
+            "x\n",
+            "",
+        ] {
             write("sys/devices/sda/queue/read_ahead_kb", odd);
             assert_eq!(ahead(&root, b"ext4", device), None, "{odd:?}");
         }
