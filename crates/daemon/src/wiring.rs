@@ -309,7 +309,8 @@ fn metrics_endpoint(settings: &Settings, board: &Arc<Board>) -> Result<Option<En
 /// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run.
 ///
 /// # Errors
-/// [`RestoreError::DaemonRuns`] when a daemon has the journal; else the journal can not be used.
+/// [`RestoreError::DaemonRuns`] when a daemon has the journal, [`RestoreError::Ending`] when one that ends has; else the journal
+/// can not be used.
 pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, RestoreError> {
     match std::fs::metadata(state_directory) {
         Ok(_) => {}
@@ -339,6 +340,9 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
         .trim()
         .to_owned();
     let (mut journal, recovered) = open_journal(state_directory).map_err(|e| match e {
+        JournalError::Held { pid: Some(pid), .. } if crate::process::is_ending(pid) => {
+            RestoreError::Ending { pid }
+        }
         JournalError::Held { pid, .. } => RestoreError::DaemonRuns { pid },
         e => RestoreError::Journal(e),
     })?;
@@ -364,8 +368,16 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
 /// Why nothing could be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
+    /// Who has the journal was killed, or is ending, and is not gone yet.
+    #[error(
+        "process {pid} has the journal and is ending, but the kernel has not let it go yet\n  hint: run `homeostat restore` again when it is gone (`ps -p {pid}`); until then what it changed stays in force"
+    )]
+    Ending {
+        /// Its process id.
+        pid: u32,
+    },
     /// A daemon runs.
-    #[error("a homeostat daemon runs{} and has the journal\n  hint: `homeostat undo --all` asks it to undo everything; or stop it first", pid_text(*pid))]
+    #[error("a homeostat daemon (or another restore) runs{} and has the journal\n  hint: `homeostat undo --all` asks it to undo everything; or stop it first", pid_text(*pid))]
     DaemonRuns {
         /// Its process id, if it is known.
         pid: Option<u32>,

@@ -42,7 +42,7 @@ struct Item {
 #[derive(Serialize)]
 struct Answer {
     schema: u32,
-    /// Who undid it: `daemon` or `journal`; or `nobody`, since a daemon runs that looks after it.
+    /// Who undid it: `daemon` or `journal`; or `nobody`, since somebody runs who looks after it.
     by: &'static str,
     undone: Vec<Item>,
     void: Vec<Item>,
@@ -61,7 +61,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn left_to_a_living_daemon(directory: &Path) -> Self {
+    fn left_to_the_living(pid: u32, directory: &Path) -> Self {
         Self {
             schema: homeostat_daemon::api::SCHEMA,
             by: "nobody",
@@ -71,7 +71,9 @@ impl Answer {
             failed: vec![],
             breakpoints: vec![],
             breakpoints_left: vec![],
-            complaints: vec![],
+            complaints: vec![format!(
+                "process {pid} has the journal and looks after what is in it; no change was undone"
+            )],
             looked_in: Some(directory.display().to_string()),
             damaged: false,
         }
@@ -127,7 +129,15 @@ impl Restore {
             match Client::connect(&context.socket()) {
                 Ok(client) => match self.ask(client, &context.state_directory())? {
                     Some(answer) => answer,
-                    None => self.by_hand(context)?,
+                    None => {
+                        let mut answer = self.by_hand(context)?;
+                        answer.complaints.push(
+                            "the daemon that was asked ended meanwhile; this is what the journal here tells (of one with \
+                             another state directory, --state-dir names that)"
+                                .into(),
+                        );
+                        answer
+                    }
                 },
                 // The state directory may belong to a daemon with another socket; its lock tells.
                 Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
@@ -187,10 +197,10 @@ impl Restore {
             complaints,
             damaged,
         } = match wiring::restore(&directory, self.kept) {
-            Err(RestoreError::DaemonRuns { .. }) if self.unless_running => {
-                return Ok(Answer::left_to_a_living_daemon(&directory));
+            Err(RestoreError::DaemonRuns { pid: Some(pid) }) if self.unless_running => {
+                return Ok(Answer::left_to_the_living(pid, &directory));
             }
-            Err(e @ RestoreError::DaemonRuns { .. }) => {
+            Err(e @ (RestoreError::DaemonRuns { .. } | RestoreError::Ending { .. })) => {
                 return Err(Failure::Report(Kind::Failed, e.to_string()));
             }
             restored => restored.map_err(|e| Failure::from_error(&e))?,

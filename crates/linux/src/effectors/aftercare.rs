@@ -40,6 +40,9 @@ const ALLOWED_MIN: u64 = 1 << 20;
 /// A process that let us wait is looked at again so long after: while it is not, nothing is given back.
 const REST: Duration = Duration::from_secs(2);
 
+/// For so many actions it is remembered what was read for their programs.
+const KNOWN_ACTIONS: usize = 8;
+
 /// What is to be done.
 pub(super) struct Wanted {
     /// The processes of the reader, if what it brought is to be given back.
@@ -57,8 +60,8 @@ pub(super) struct Aftercare {
     fetcher: Fetcher,
     /// What others had open when that was looked at for giving back.
     seen: Seen,
-    /// What was read for the program of one action, or was to be.
-    known: (Option<ActionId>, Known),
+    /// What was read for the programs of these actions, or was to be.
+    known: BTreeMap<ActionId, Known>,
     patience: Reader,
 }
 
@@ -89,7 +92,7 @@ impl Aftercare {
             watches: BTreeMap::new(),
             fetcher: Fetcher::default(),
             seen: Seen::default(),
-            known: (None, Known::default()),
+            known: BTreeMap::new(),
             patience: Reader::with_rest(REST),
         }
     }
@@ -126,11 +129,7 @@ impl Aftercare {
         let giving = wanted
             .give_back
             .map(|own| GivingBack::new(own, std::mem::take(&mut self.seen)));
-        let known = if self.known.0 == Some(action) {
-            std::mem::take(&mut self.known.1)
-        } else {
-            Known::default()
-        };
+        let known = self.known.remove(&action).unwrap_or_default();
         let bringing = wanted
             .bring_back
             .map(|members| BringingBack::new(action, members, limits, known));
@@ -165,7 +164,7 @@ impl Aftercare {
             if let Some(watch) = self.watches.get_mut(&action) {
                 watch.allowed = watch.allowed.saturating_sub(bringing.asked());
             }
-            self.known = (Some(action), bringing.take_known());
+            remember(&mut self.known, action, bringing.take_known());
             work.bringing = None;
             work.left.extend(left);
         }
@@ -238,9 +237,17 @@ impl Aftercare {
             self.seen = giving.take_seen();
         }
         if let Some(mut bringing) = work.bringing {
-            self.known = (Some(action), bringing.take_known());
+            remember(&mut self.known, action, bringing.take_known());
             bringing.stop(&self.root, &mut self.fetcher);
         }
+    }
+}
+
+/// Keeps what is known for an action, and not for ever: those that began long ago are over.
+fn remember(known: &mut BTreeMap<ActionId, Known>, action: ActionId, of_it: Known) {
+    known.insert(action, of_it);
+    while known.len() > KNOWN_ACTIONS {
+        known.pop_first();
     }
 }
 
@@ -343,6 +350,17 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_known_is_kept_for_the_latest_actions() {
+        let mut known = BTreeMap::new();
+        for id in 1..=20 {
+            remember(&mut known, ActionId(id), Known::default());
+            remember(&mut known, ActionId(id), Known::default());
+        }
+        assert_eq!(known.len(), KNOWN_ACTIONS);
+        assert_eq!(known.first_key_value().map(|(id, _)| *id), Some(ActionId(13)));
+    }
 
     const PROGRAM: ProcessId = ProcessId {
         pid: 7,

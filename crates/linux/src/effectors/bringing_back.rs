@@ -25,7 +25,9 @@
 use super::fetcher::{FetchError, Fetcher, Wish};
 use super::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ended};
 use super::identity::ProcessStat;
-use super::lost_parts::{self, DIVISIONS, Known, Part, choose, is_gone, run, taken_of, to_be_dropped};
+use super::lost_parts::{
+    self, DIVISIONS, Identity, Known, Part, choose, is_gone, run, taken_of, to_be_dropped,
+};
 use super::memory_group::{MemoryGroup, hands_off, is_delegated};
 use super::mounts::Mounts;
 use super::page_dropping::{Held, has_lease, open_held, regular};
@@ -94,8 +96,7 @@ enum Hindrance {
 /// A file of the program.
 struct Found {
     file: Arc<OwnedFd>,
-    /// Device and inode.
-    identity: (u64, u64),
+    identity: Identity,
     /// How far ahead what is left of it may be dropped, if it may.
     ahead: Option<u64>,
     size: u64,
@@ -593,10 +594,12 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
             look.too_many += 1;
             continue;
         }
-        if let Some(file) = open_held(&held) {
+        if let Some(file) = open_held(&held)
+            && let Some(identity) = lost_parts::identity(&file)
+        {
             let found = Found {
                 file: Arc::new(file),
-                identity: (stat.st_dev, stat.st_ino),
+                identity,
                 ahead: lost_parts::ahead(root, kind, stat.st_dev),
                 size,
                 looked: 0,

@@ -19,7 +19,8 @@
 //! Who takes memory away the kernel also has wait for a tenth of a second, which nothing interrupts, where all that it came upon is to be
 //! written first (`VMSCAN_THROTTLE_WRITEBACK`): one page of the reader's own output a second is enough. A reader of 3.3 GB/s grows
 //! by 300 MiB meanwhile. So a second thread goes on for the first one as soon as that has been at a group for [`LATE`], and the
-//! other way round; what it took is what counts then.
+//! other way round. Each has the files open for itself: the kernel lets one at a time use one that is open (`kernfs_fop_write_iter`). The one that is late is
+//! interrupted, so that it sets no limit any more when it comes back, and what it found does not count.
 //!
 //! What the kernel does for that is done on these threads: some 4 % of a CPU beside a reader of 3.3 GB/s (docs/file-cache.md). Under a
 //! limit that stays the reader does it itself.
@@ -27,7 +28,7 @@
 use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
 use crate::Root;
 use crate::platform::MonotonicClock;
-use crate::sys::interrupt::interrupt;
+use crate::sys::interrupt::{interrupt, own_number};
 use homeostat_model::ActionId;
 use homeostat_platform::Clock;
 use std::collections::BTreeMap;
@@ -77,10 +78,13 @@ const LONG: Duration = Duration::from_millis(100);
 /// At the end it is waited for so long.
 const END: Duration = Duration::from_secs(2);
 const MIB: u64 = 1 << 20;
-/// What is written as a limit is so much less than whole MiB, which nobody else does.
-const LESS: u64 = 4096;
 /// What ends a limit in version 1.
 const UNLIMITED: &[u8] = b"-1";
+
+/// What is written as a limit is so much less than whole MiB, which hardly anybody else does: a page, since the kernel rounds to pages.
+fn less() -> u64 {
+    rustix::param::page_size() as u64
+}
 
 /// The groups that are kept small, and the threads that do it.
 #[derive(Default)]
@@ -108,6 +112,8 @@ struct State {
 #[derive(Clone, Copy)]
 struct Busy {
     thread: usize,
+    /// The kernel's number of that thread.
+    number: i32,
     action: ActionId,
     since: Instant,
 }
@@ -138,7 +144,8 @@ struct Kept {
     meant: u64,
     /// … and what cannot be dropped, or is left to it as if it could not.
     held: u64,
-    files: Arc<Files>,
+    /// Open for each thread.
+    files: [Arc<Files>; THREADS],
     pace: Pace,
     /// Looks that are over: of two at the same time the one that is over first counts.
     looks: u64,
@@ -162,13 +169,13 @@ struct Files {
 fn tight(allowed: u64, held: u64, limit: u64, growth: u64) -> u64 {
     let least = limit / GROWTH;
     let most = allowed.saturating_sub(held).saturating_sub(least).max(least);
-    (allowed.saturating_sub(growth.clamp(least, most)) / MIB * MIB).saturating_sub(LESS)
+    (allowed.saturating_sub(growth.clamp(least, most)) / MIB * MIB).saturating_sub(less())
 }
 
 /// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
 pub(super) fn is_of_a_moment(found: u64) -> bool {
     // What version 1 shows where nothing limits is a page less than whole MiB as well.
-    found < UNLIMITED_FROM && (found + LESS).is_multiple_of(MIB)
+    found < UNLIMITED_FROM && (found + less()).is_multiple_of(MIB)
 }
 
 /// How fast a group grows.
@@ -270,15 +277,23 @@ impl Keeper {
         group: &MemoryGroup,
         limit: u64,
     ) -> io::Result<()> {
-        let files = Arc::new(Files::open(root, group)?);
+        let open = || Files::open(root, group).map(Arc::new);
+        let files: [Arc<Files>; THREADS] = [open()?, open()?];
         // A daemon that was killed in such a moment has left it.
-        if is_of_a_moment(Files::number(&files.limit)?) {
-            files.limit.write_all_at(UNLIMITED, 0)?;
+        if let [file, ..] = &files
+            && is_of_a_moment(Files::number(&file.limit)?)
+        {
+            file.limit.write_all_at(UNLIMITED, 0)?;
         }
         while self.threads.len() < THREADS {
-            let (shared, number) = (Arc::clone(&self.shared), self.threads.len());
-            let thread = std::thread::Builder::new().name("keeper".into());
-            self.threads.push(thread.spawn(move || shared.run(number))?);
+            let (shared, thread) = (Arc::clone(&self.shared), self.threads.len());
+            let builder = std::thread::Builder::new().name("keeper".into());
+            match builder.spawn(move || shared.run(thread)) {
+                Ok(handle) => self.threads.push(handle),
+                Err(why) if self.threads.is_empty() => return Err(why),
+                // Nobody stands by.
+                Err(_) => break,
+            }
         }
         // Of a group that was kept before, much may be what cannot be dropped.
         let held = group.held(root).unwrap_or(limit / 2);
@@ -313,18 +328,8 @@ impl Keeper {
     pub(super) fn release(&self, action: ActionId) -> bool {
         let mut state = self.shared.hold();
         state.groups.remove(&action);
-        let mut is_free = true;
-        for busy in state.busy.iter().filter(|busy| busy.action == action) {
-            is_free = false;
-            self.interrupt(busy);
-        }
-        is_free
-    }
-
-    fn interrupt(&self, busy: &Busy) {
-        if let Some(thread) = self.threads.get(busy.thread) {
-            interrupt(thread);
-        }
+        state.interrupt(action);
+        !state.busy.iter().any(|busy| busy.action == action)
     }
 
     /// How well it has gone so far.
@@ -340,7 +345,7 @@ impl Keeper {
     pub(super) fn watch(&self) {
         for busy in &self.shared.hold().busy {
             if busy.since.elapsed() >= LONG {
-                self.interrupt(busy);
+                interrupt(busy.number);
             }
         }
     }
@@ -358,7 +363,7 @@ impl Drop for Keeper {
         let begun = Instant::now();
         while !self.threads.iter().all(JoinHandle::is_finished) && begun.elapsed() < END {
             for busy in &self.shared.hold().busy {
-                self.interrupt(busy);
+                interrupt(busy.number);
             }
             std::thread::sleep(PAUSE_MIN);
         }
@@ -369,15 +374,21 @@ impl Drop for Keeper {
 }
 
 impl State {
+    /// Has who is at this group come back without a limit.
+    fn interrupt(&self, action: ActionId) {
+        for busy in self.busy.iter().filter(|busy| busy.action == action) {
+            interrupt(busy.number);
+        }
+    }
+
     /// Which group a thread is to look at, and when; `None`: there is none at all.
     fn next(&self, thread: usize, now: Instant) -> Option<(Option<ActionId>, Instant)> {
         let due = |(action, kept): (&ActionId, &Kept)| {
-            let since = self
-                .busy
-                .iter()
-                .filter(|busy| busy.action == *action)
-                .map(|busy| busy.since)
-                .max();
+            let of_this = self.busy.iter().filter(|busy| busy.action == *action);
+            // Who stands by does all that is to be done while the other one is late, wherever that is.
+            let of_any = self.busy.iter().filter(|_| thread != 0);
+            let latest = |busy: &Busy| busy.since;
+            let since = of_this.map(latest).max().or_else(|| of_any.map(latest).max());
             match since {
                 Some(since) => (Some(*action), kept.due.max(since + LATE)),
                 None if thread == 0 => (Some(*action), kept.due),
@@ -405,12 +416,13 @@ impl Shared {
     }
 
     fn run(&self, thread: usize) {
+        let number = own_number();
         let mut state = self.hold();
         while !state.is_over {
             let now = Instant::now();
             state = match state.next(thread, now) {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some((Some(action), due)) if due <= now => self.look(state, thread, action),
+                Some((Some(action), due)) if due <= now => self.look(state, (thread, number), action),
                 Some((_, due)) => {
                     let waited = self
                         .changed
@@ -425,41 +437,63 @@ impl Shared {
     fn look<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        thread: usize,
+        (thread, number): (usize, i32),
         action: ActionId,
     ) -> MutexGuard<'a, State> {
-        let Some(kept) = state.groups.get(&action) else {
+        let Some((kept, files)) = state
+            .groups
+            .get(&action)
+            .and_then(|kept| Some((kept, Arc::clone(kept.files.get(thread)?))))
+        else {
             return state;
         };
         let begun = Instant::now();
         let view = kept.view(begun);
-        let (limit, used, looks) = (kept.limit, Arc::clone(&kept.files), kept.looks);
+        let (limit, looks) = (kept.limit, kept.looks);
+        // Again each time, for a signal that comes before the call is lost.
+        state.interrupt(action);
         state.busy.push(Busy {
             thread,
+            number,
             action,
             since: begun,
         });
         drop(state);
         let before = cpu_time();
-        let looked = moment(&used, &view);
+        let looked = moment(&files, &view);
         let spent = cpu_time().saturating_sub(before);
         let now = Instant::now();
         let mut state = self.hold();
         state.busy.retain(|busy| busy.thread != thread);
+        if thread != 0 {
+            // The first one may have come back, and has gone by when this look began.
+            self.changed.notify_all();
+        }
         let has_others = state.groups.len() > 1;
+        let is_alone = !state.busy.iter().any(|busy| busy.action == action);
         let State { groups, counts, .. } = &mut *state;
-        let Some(kept) = groups.get_mut(&action) else {
+        // It was let go in between, and perhaps held again.
+        let Some(kept) = groups
+            .get_mut(&action)
+            .filter(|kept| kept.files.get(thread).is_some_and(|now| Arc::ptr_eq(now, &files)))
+        else {
             return state;
         };
+        let is_overtaken = kept.looks != looks;
         match looked {
+            Ok(Moment::Limited { is_of_a_moment: true }) if is_overtaken || !is_alone => {
+                kept.due = now + PAUSE_MIN;
+            }
             // Somebody's limit, or no group any more: whoever reviews it says so.
-            Ok(None) | Err(_) => {
+            Ok(Moment::Limited { .. }) | Err(_) => {
+                state.interrupt(action);
                 state.groups.remove(&action);
                 return state;
             }
-            // The other thread has gone on in between.
-            Ok(Some(_)) if kept.looks != looks => {}
-            Ok(Some(look)) => {
+            Ok(Moment::Look(_)) if is_overtaken => {
+                kept.due = kept.due.max(now + spent * REST);
+            }
+            Ok(Moment::Look(look)) => {
                 kept.looks += 1;
                 // Whether more was taken than what it did not find before: that alone tells that it is found again.
                 let is_bare = kept.held_at >= kept.stuck_until || view.forgets && look.held.is_some();
@@ -477,7 +511,7 @@ impl Shared {
                     kept.held = held.max(least_held);
                     kept.allowed = allowed(held, limit).max(least_allowed);
                 }
-                kept.found_nothing = found_nothing(kept.found_nothing, &look);
+                kept.found_nothing = found_nothing(kept.found_nothing, &look, is_bare, now - begun);
                 if look.is_stuck && kept.found_nothing < STUCK_AFTER {
                     // It may be what has just been read ahead: the next look finds it.
                 } else if look.is_stuck {
@@ -497,11 +531,14 @@ impl Shared {
     }
 }
 
-/// How often on end the kernel has found nothing more, with this look.
-fn found_nothing(before: u32, look: &Look) -> u32 {
-    if look.is_stuck {
+/// How often on end the kernel has found nothing more, with this look, which took what it had not found before if it is `is_bare`.
+fn found_nothing(before: u32, look: &Look, is_bare: bool, lasted: Duration) -> u32 {
+    if look.is_stuck && lasted >= STUCK_MIN {
+        // It has waited for what is being written: that is not what has just been read ahead.
+        STUCK_AFTER
+    } else if look.is_stuck {
         before.saturating_add(1)
-    } else if look.left < look.found {
+    } else if look.left < look.found && is_bare {
         0
     } else {
         // Nothing was to be taken, which says nothing.
@@ -572,6 +609,15 @@ fn allowed_when_stuck(allowed: u64, left: u64, limit: u64) -> u64 {
     }
 }
 
+/// What has come of one moment.
+enum Moment {
+    Look(Look),
+    /// A limit is in force, perhaps that of the other thread.
+    Limited {
+        is_of_a_moment: bool,
+    },
+}
+
 /// What one moment has found.
 struct Look {
     found: u64,
@@ -582,13 +628,13 @@ struct Look {
     is_stuck: bool,
 }
 
-/// Looks at a group and takes away what it has too much; `None` where somebody else limits it.
-fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
+/// Looks at a group and takes away what it has too much, unless somebody limits it.
+fn moment(files: &Files, view: &View) -> io::Result<Moment> {
     let found = Files::number(&files.usage)?;
     let limit = Files::number(&files.limit)?;
-    // One of a moment is that of the other thread, which lifts it.
-    if limit < UNLIMITED_FROM && !is_of_a_moment(limit) {
-        return Ok(None);
+    if limit < UNLIMITED_FROM {
+        let is_of_a_moment = is_of_a_moment(limit);
+        return Ok(Moment::Limited { is_of_a_moment });
     }
     // Whoever is left with little is asked as often as who is above: what is left has to be more than what cannot be dropped.
     let is_tight = view.growth > view.limit / GROWTH;
@@ -617,7 +663,7 @@ fn moment(files: &Files, view: &View) -> io::Result<Option<Look>> {
         look.is_stuck = !files.take(wanted)?;
         look.left = Files::number(&files.usage)?;
     }
-    Ok(Some(look))
+    Ok(Moment::Look(look))
 }
 
 #[cfg(test)]
@@ -687,14 +733,23 @@ mod tests {
         };
         let mut times = 0;
         for _ in 1..STUCK_AFTER {
-            times = found_nothing(times, &look(56, 24, true));
+            times = found_nothing(times, &look(56, 24, true), true, LATE / 5);
             assert!(times < STUCK_AFTER);
         }
         // Nothing to be taken in between.
-        times = found_nothing(times, &look(20, 20, false));
-        assert_eq!(found_nothing(times, &look(56, 24, true)), STUCK_AFTER);
-        // What was read ahead is there.
-        assert_eq!(found_nothing(times, &look(56, 20, false)), 0);
+        times = found_nothing(times, &look(20, 20, false), true, LATE / 5);
+        assert_eq!(
+            found_nothing(times, &look(56, 24, true), true, LATE / 5),
+            STUCK_AFTER
+        );
+        // What was read ahead is there; what was taken beside what is left to it tells nothing.
+        assert_eq!(found_nothing(times, &look(56, 20, false), true, LATE / 5), 0);
+        assert_eq!(found_nothing(times, &look(56, 20, false), false, LATE / 5), times);
+        // What is being written takes longer.
+        assert_eq!(
+            found_nothing(0, &look(56, 24, true), true, LATE * 20),
+            STUCK_AFTER
+        );
     }
 
     #[test]
@@ -715,9 +770,11 @@ mod tests {
             allowed: 37 * MIB,
             meant: 37 * MIB,
             held: 0,
-            files: Arc::new(Files {
-                usage: file(),
-                limit: file(),
+            files: [(); THREADS].map(|()| {
+                Arc::new(Files {
+                    usage: file(),
+                    limit: file(),
+                })
             }),
             pace: Pace::new(begun),
             looks: 0,
@@ -731,22 +788,30 @@ mod tests {
         // The first one does it, the second one looks in from time to time.
         assert_eq!(state.next(0, begun), Some((Some(action), ms(3))));
         assert_eq!(state.next(1, begun), Some((None, ms(3) + LATE)));
-        state.busy.push(Busy {
-            thread: 0,
+        let busy = |thread, since| Busy {
+            thread,
+            number: 0,
             action,
-            since: ms(3),
-        });
+            since: ms(since),
+        };
+        state.busy.push(busy(0, 3));
         assert_eq!(state.next(1, ms(4)), Some((Some(action), ms(3) + LATE)));
         // It goes on as often as is due, while the first one is kept waiting.
         state.groups.get_mut(&action).unwrap().due = ms(20);
         assert_eq!(state.next(1, ms(12)), Some((Some(action), ms(20))));
         // Where the second one is late as well, the first one goes on when it is back.
-        state.busy = vec![Busy {
-            thread: 1,
-            action,
-            since: ms(20),
-        }];
+        state.busy = vec![busy(1, 20)];
         assert_eq!(state.next(0, ms(21)), Some((Some(action), ms(20) + LATE)));
+        // While the first one is late with one group the second one does the others as well; and the first one while the second one is.
+        let another = Kept {
+            due: ms(4),
+            ..state.groups.remove(&action).unwrap()
+        };
+        state.groups.insert(ActionId(2), another);
+        state.busy = vec![busy(0, 3)];
+        assert_eq!(state.next(1, ms(5)), Some((Some(ActionId(2)), ms(3) + LATE)));
+        state.busy = vec![busy(1, 3)];
+        assert_eq!(state.next(0, ms(5)), Some((Some(ActionId(2)), ms(4))));
     }
 
     #[test]
@@ -820,6 +885,6 @@ mod tests {
         for _ in 0..50 {
             pace.next(pace.at + PAUSE_MIN, left + MIB, left, limit);
         }
-        assert_eq!(tight(limit, 3 * MIB, limit, pace.growth), 27 * MIB - LESS);
+        assert_eq!(tight(limit, 3 * MIB, limit, pace.growth), 27 * MIB - less());
     }
 }

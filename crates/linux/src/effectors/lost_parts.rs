@@ -13,7 +13,7 @@
 //! * only in files of which the kernel keeps large units, on disks of which it is known how far they read ahead ([`ahead`]);
 //! * only what is still so in the moment in which it is asked for, and nothing that waits to be written;
 //! * no further ahead than needed, and what was to be read is [remembered](Known): what was dropped and not read, for whatever
-//!   reason the pass ended, the next one reads.
+//!   reason the pass ended, a later pass of the same containment or of the same trial reads.
 //!
 //! Of a file that somebody else has open as well his pages are dropped with the others, until they are read a moment later, and count to the program's
 //! group from then on.
@@ -22,7 +22,7 @@ use crate::Root;
 use crate::sensors::topology::{kernel_release, kernel_version};
 use crate::sys::cache::{Pages, pages_of};
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{fstat, major, minor};
+use rustix::fs::{AtFlags, StatxFlags, major, makedev, minor, statx};
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
@@ -213,8 +213,8 @@ pub(super) fn to_be_dropped(
         .take_while(|part| Arc::ptr_eq(&part.file, &file))
     {
         let Some(ahead) = part.anew.filter(|_| part.range.end > done) else {
-            // Where something was found it ends here.
-            if found.is_some() {
+            // Where something was found it ends here; and nobody looks further ahead than this.
+            if found.is_some() || part.range.start >= next.saturating_add(AHEAD_MAX) {
                 break;
             }
             continue;
@@ -242,10 +242,48 @@ pub(super) fn is_gone(part: &Part) -> bool {
     pages_of(&*part.file, part.range.start, length).is_ok_and(|pages| is_nearly_gone(pages, length))
 }
 
-/// Parts of its files that were read for a program before, or were to be: by device and inode, from where to where. The kernel
-/// forgets what it has taken, of what is dropped and where it is short of memory for its marks.
+/// What of a range none of these covers, which do not overlap, by where they begin and end.
+fn gaps(range: Range<u64>, there: &BTreeMap<u64, u64>) -> Vec<Range<u64>> {
+    let before = there.range(..range.start).next_back();
+    let within = there.range(range.start..range.end.max(range.start));
+    let (mut from, mut gaps) = (range.start, Vec::new());
+    for (&start, &end) in before.into_iter().chain(within) {
+        if start > from {
+            gaps.push(from..start);
+        }
+        from = from.max(end);
+    }
+    if from < range.end {
+        gaps.push(from..range.end);
+    }
+    gaps
+}
+
+/// Which file that is: device, inode, and when it was born, for numbers of inodes are given again.
+pub(super) type Identity = (u64, u64, i64, u32);
+
+/// Which file is open here.
+pub(super) fn identity(file: &OwnedFd) -> Option<Identity> {
+    let told = statx(
+        file,
+        c"",
+        AtFlags::EMPTY_PATH,
+        StatxFlags::BTIME | StatxFlags::INO,
+    )
+    .ok()?;
+    let device = makedev(told.stx_dev_major, told.stx_dev_minor);
+    Some((
+        device,
+        told.stx_ino,
+        told.stx_btime.tv_sec,
+        told.stx_btime.tv_nsec,
+    ))
+}
+
+/// Parts of its files that were read for a program before, or were to be, from where to where. The kernel forgets what it has
+/// taken, of what is dropped and where it is short of memory for its marks.
 #[derive(Debug, Default)]
-pub(super) struct Known(BTreeMap<(u64, u64), BTreeMap<u64, u64>>);
+pub(super) struct Known(BTreeMap<Identity, BTreeMap<u64, u64>>);
 
 impl Known {
     /// Remembers parts that are to be read.
@@ -255,10 +293,10 @@ impl Known {
             self.0.clear();
         }
         for of_file in parts.chunk_by(|one, other| Arc::ptr_eq(&one.file, &other.file)) {
-            let Some(Ok(stat)) = of_file.first().map(|part| fstat(&*part.file)) else {
+            let Some(identity) = of_file.first().and_then(|part| identity(&part.file)) else {
                 continue;
             };
-            let known = self.0.entry((stat.st_dev, stat.st_ino)).or_default();
+            let known = self.0.entry(identity).or_default();
             for part in of_file {
                 let end = known.entry(part.range.start).or_default();
                 *end = part.range.end.max(*end);
@@ -273,7 +311,7 @@ impl Known {
     pub(super) fn add_missing(
         &self,
         file: &Arc<OwnedFd>,
-        identity: (u64, u64),
+        identity: Identity,
         range: &Range<u64>,
         first: usize,
         parts: &mut Vec<Part>,
@@ -282,32 +320,31 @@ impl Known {
             return Ok(());
         };
         let told = parts.get(first..).unwrap_or_default();
-        let mut there: BTreeMap<u64, u64> = told
+        let there: BTreeMap<u64, u64> = told
             .iter()
             .map(|part| (part.range.start, part.range.end))
             .collect();
         let page = rustix::param::page_size() as u64;
+        // From where on what is known was not added yet.
+        let mut from = range.start;
         for (&start, &end) in known.range(range.clone()) {
             // The file may be shorter now.
-            let end = end.min(range.end);
-            let is_there = |(_, last): (&u64, &u64)| *last > start;
-            if there.range(..end).next_back().is_some_and(is_there) {
-                continue;
+            for gap in gaps(start.max(from)..end.min(range.end), &there) {
+                let length = gap.end - gap.start;
+                let cached = pages_of(&**file, gap.start, length)?.cached;
+                let absent = length.saturating_sub(cached * page);
+                if absent > 0 {
+                    parts.push(Part {
+                        file: Arc::clone(file),
+                        range: gap,
+                        absent,
+                        // It was read before, or was to be.
+                        near: cached.max(1),
+                        anew: None,
+                    });
+                }
             }
-            let length = end.saturating_sub(start);
-            let cached = pages_of(&**file, start, length)?.cached;
-            let absent = length.saturating_sub(cached * page);
-            if absent > 0 {
-                there.insert(start, end);
-                parts.push(Part {
-                    file: Arc::clone(file),
-                    range: start..end,
-                    absent,
-                    // It is known to be worked on.
-                    near: cached.max(1),
-                    anew: None,
-                });
-            }
+            from = from.max(end);
         }
         Ok(())
     }
@@ -448,15 +485,17 @@ mod tests {
     /// What is dropped before each part that is read.
     fn all_of(mut parts: Vec<Part>, is_gone: impl Fn(&Part) -> bool) -> Vec<(Range<u64>, Vec<Range<u64>>)> {
         parts.reverse();
-        let (mut all, mut done) = (Vec::new(), 0);
+        let (mut all, mut of) = (Vec::new(), (-1, 0));
         while let Some(last) = parts.last() {
             let (next, count) = run(&parts, last);
-            let mut dropped = Vec::new();
+            let file = last.file.as_raw_fd();
+            let (mut dropped, mut done) = (Vec::new(), if of.0 == file { of.1 } else { 0 });
             while let Some(range) = to_be_dropped(&mut parts, next.end, done, &is_gone) {
                 assert!(range.start >= done && !range.is_empty(), "{range:?} after {done}");
                 done = range.end;
                 dropped.push(range);
             }
+            of = (file, done);
             all.push((next, dropped));
             parts.truncate(parts.len() - count);
         }
@@ -517,7 +556,7 @@ mod tests {
         let (file, other) = (file(), file());
         let mut parts = vec![part(&file, 0, PART, 1), part(&file, 16 * 4, PART, 1)];
         parts.extend((6..20).map(|at| anew(&file, at)));
-        parts.push(anew(&other, 0));
+        parts.extend((20..30).map(|at| anew(&other, at)));
         let all = all_of(parts, |_| true);
         // What is read up to 128 KiB may have been read ahead up to 16 MiB.
         assert_eq!(all[0].1, [12 * MIB..28 * MIB]);
@@ -542,8 +581,8 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
         file.write_all(&vec![1; 4 << 20]).unwrap();
-        let stat = fstat(&file).unwrap();
-        let (file, identity) = (Arc::new(OwnedFd::from(file)), (stat.st_dev, stat.st_ino));
+        let file = Arc::new(OwnedFd::from(file));
+        let identity = identity(&file).unwrap();
         if pages_of(&*file, 0, 1).is_err() {
             eprintln!("skipped: cachestat is not there (before Linux 6.5)");
             return;
@@ -576,8 +615,18 @@ mod tests {
         known
             .add_missing(&file, identity, &(0..4 * MIB), 2, &mut parts)
             .unwrap();
-        known.add_missing(&file, (0, 0), &all, 2, &mut parts).unwrap();
+        known
+            .add_missing(&file, (identity.0, identity.1, 0, 0), &all, 2, &mut parts)
+            .unwrap();
         assert_eq!(parts.len(), 2);
+        // Of what the kernel tells a part only, the rest is added.
+        let mut parts = vec![part(&file, 40, PART, 0)];
+        known.add_missing(&file, identity, &all, 0, &mut parts).unwrap();
+        let ranges: Vec<_> = parts
+            .iter()
+            .map(|part| (part.range.start / PART, part.range.end / PART))
+            .collect();
+        assert_eq!(ranges, [(40, 41), (32, 40), (41, 48), (48, 64)]);
         // It does not grow for ever.
         let many: Vec<Part> = (0..KNOWN_MAX as u64).map(|at| part(&file, at, PART, 0)).collect();
         known.note(&many);
