@@ -559,7 +559,7 @@ mod tests {
         parts.extend((20..30).map(|at| anew(&other, at)));
         let all = all_of(parts, |_| true);
         // What is read up to 128 KiB may have been read ahead up to 16 MiB.
-        assert_eq!(all[0].1, [12 * MIB..28 * MIB]);
+        assert_eq!((all[0].1.len(), &all[0].1[0]), (1, &(12 * MIB..28 * MIB)));
         assert_eq!(all[1], (8 * MIB..8 * MIB + PART, vec![]));
         // In another file nothing is.
         assert!(
