@@ -377,7 +377,7 @@ pub enum RestoreError {
         pid: u32,
     },
     /// A daemon runs.
-    #[error("a homeostat daemon (or another restore) runs{} and has the journal\n  hint: `homeostat undo --all` asks it to undo everything; or stop it first", pid_text(*pid))]
+    #[error("a homeostat daemon runs{} (or another `restore`) and has the journal\n  hint: `homeostat undo --all` asks it to undo everything; or stop it first", pid_text(*pid))]
     DaemonRuns {
         /// Its process id, if it is known.
         pid: Option<u32>,
