@@ -8,13 +8,13 @@
 //!
 //! How long ago a page was taken the kernel does not tell (its measure of "recently" has gone by within a second of such a
 //! reader). So where all that is missing from parts of which pages were taken fits into the room that there is, and is no more than
-//! [`BLIND_MAX`], all of it is brought back. Otherwise only those parts are in whose [`NEIGHBOURHOOD`] some pages are in memory: nothing
+//! 1 GiB, all of it is brought back. Otherwise only those parts are in whose neighbourhood (2 MiB) some pages are in memory: nothing
 //! stays there while such a reader is at work but what the program has just used, so those are the ones that it works on. Those with the most pages come
 //! first, until the room is used up: what the limits of the group, and of all above it, leave, and at last the machine's own
 //! memory, with the pages of files that nobody has used lately.
 //!
 //! What is read is counted by the pages that are not in memory, the ones between them that were never there included: a part of 128 KiB is
-//! read whole. Files that the program reads past the file cache (`O_DIRECT`) have lost nothing there: what was taken of them
+//! read whole. Where next to nothing is left, that is dropped and read anew ([`lost_parts`]). Files that the program reads past the file cache (`O_DIRECT`) have lost nothing there: what was taken of them
 //! somebody else brought, such as a backup. The same may be so of other files, of which what the reader brought and what the program did
 //! look alike.
 //!

@@ -4,7 +4,7 @@
 //! by the process and not by the thread. What a program lost and homeostat has read for it must count where it did before: to
 //! homeostat's group the program's pages do not belong, and a limit that somebody gave to the program would no longer hold for
 //! them. So a process that does nothing else is moved into the program's group, is given open files one after another with the
-//! part that is wanted, reads it, and is moved back. It is started before it is needed: when memory
+//! part that is wanted, reads it (or drops what is left of it before), and is moved back. It is started before it is needed: when memory
 //! is short, nothing is.
 //!
 //! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
