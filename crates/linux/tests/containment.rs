@@ -946,7 +946,7 @@ fn what_the_program_lost_is_brought_back_into_its_own_group_as_far_as_there_is_r
     let made = drive(&mut effectors, &record, Direction::Apply).unwrap();
     assert!(made.skipped.keys().any(|why| why.contains("no room")), "{made:?}");
     assert!(victim.has(60) <= 60, "of 48 MiB in 24");
-    // What is dropped is not known to be lost any more, so it would be for good. In percent; the kernel forgets some by itself.
+    // Where not all fits nothing is dropped, which the kernel would not know as lost any more. In percent; it forgets some by itself.
     let after = there_or_known_to_be_lost();
     assert!(after + 10 >= before, "{after} %, before {before} %: {made:?}");
     drive(&mut effectors, &record, Direction::Undo).unwrap();

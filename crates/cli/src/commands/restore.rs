@@ -33,6 +33,9 @@ pub struct Restore {
     unless_running: bool,
 }
 
+/// Who undid it, where somebody runs who looks after it.
+const NOBODY: &str = "nobody";
+
 #[derive(Serialize)]
 struct Item {
     action: u64,
@@ -61,20 +64,19 @@ struct Answer {
 }
 
 impl Answer {
-    fn left_to_the_living(pid: u32, directory: &Path) -> Self {
+    /// By whom, and nothing else yet.
+    fn by(by: &'static str) -> Self {
         Self {
             schema: homeostat_daemon::api::SCHEMA,
-            by: "nobody",
+            by,
             undone: vec![],
             void: vec![],
             kept: vec![],
             failed: vec![],
             breakpoints: vec![],
             breakpoints_left: vec![],
-            complaints: vec![format!(
-                "process {pid} has the journal and looks after what is in it; no change was undone"
-            )],
-            looked_in: Some(directory.display().to_string()),
+            complaints: vec![],
+            looked_in: None,
             damaged: false,
         }
     }
@@ -102,9 +104,7 @@ impl Answer {
             let _ = writeln!(out, "NOT UNDONE: {text}");
         }
         let summary = match (self.undone.len(), self.failed.len()) {
-            _ if self.by == "nobody" => {
-                "A daemon runs and looks after its changes itself; nothing was done.".to_owned()
-            }
+            _ if self.by == NOBODY => "Left to the one that runs.".to_owned(),
             (0, 0) if !self.breakpoints_left.is_empty() => {
                 "Not everything could be taken out of programs; it stays written down.".to_owned()
             }
@@ -172,20 +172,14 @@ impl Restore {
         // What others have left that ended beside it; it looks after its own.
         let breakpoints = mend(state_directory);
         Ok(Some(Answer {
-            schema: homeostat_daemon::api::SCHEMA,
-            by: "daemon",
             undone: actions.into_iter().map(|action| Item { action, text: text.into() }).collect(),
-            void: vec![],
-            kept: vec![],
-            failed: vec![],
             breakpoints: breakpoints.taken_out,
             breakpoints_left: breakpoints.left,
             complaints: vec![
                 "a daemon runs and goes on looking for work; `homeostat pause` or stopping it prevents new trials"
                     .into(),
             ],
-            looked_in: None,
-            damaged: false,
+            ..Answer::by("daemon")
         }))
     }
 
@@ -198,7 +192,13 @@ impl Restore {
             damaged,
         } = match wiring::restore(&directory, self.kept) {
             Err(RestoreError::DaemonRuns { pid: Some(pid) }) if self.unless_running => {
-                return Ok(Answer::left_to_the_living(pid, &directory));
+                return Ok(Answer {
+                    complaints: vec![format!(
+                        "process {pid} has the journal and looks after what is in it; no change was undone"
+                    )],
+                    looked_in: Some(directory.display().to_string()),
+                    ..Answer::by(NOBODY)
+                });
             }
             Err(e @ (RestoreError::DaemonRuns { .. } | RestoreError::Ending { .. })) => {
                 return Err(Failure::Report(Kind::Failed, e.to_string()));

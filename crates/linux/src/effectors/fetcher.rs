@@ -361,21 +361,21 @@ pub fn serve() -> io::Result<()> {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        let answer = match file.filter(|_| received.bytes == MESSAGE) {
-            Some(file) => match understood(&message) {
-                Some(Wish::Read(range)) => match read_all(&file, &range, &mut buffer, coming) {
-                    Ok(()) => READ,
-                    Err(Errno::AGAIN) => NO_ROOM,
-                    Err(_) => CANNOT,
-                },
-                // What is dropped must come back: not where the last one did not.
-                Some(Wish::Drop(range)) if is_well => {
-                    drop_pages(&file, &range);
-                    READ
-                }
-                Some(Wish::Drop(_)) => LEFT,
-                None => CANNOT,
+        let wished = file
+            .filter(|_| received.bytes == MESSAGE)
+            .and_then(|file| Some((file, understood(&message)?)));
+        let answer = match wished {
+            Some((file, Wish::Read(range))) => match read_all(&file, &range, &mut buffer, coming) {
+                Ok(()) => READ,
+                Err(Errno::AGAIN) => NO_ROOM,
+                Err(_) => CANNOT,
             },
+            // What is dropped must come back: not where the last one did not.
+            Some((file, Wish::Drop(range))) if is_well => {
+                drop_pages(&file, &range);
+                READ
+            }
+            Some((_, Wish::Drop(_))) => LEFT,
             None => CANNOT,
         };
         is_well = answer == READ;

@@ -280,10 +280,9 @@ impl Keeper {
         let open = || Files::open(root, group).map(Arc::new);
         let files: [Arc<Files>; THREADS] = [open()?, open()?];
         // A daemon that was killed in such a moment has left it.
-        if let [file, ..] = &files
-            && is_of_a_moment(Files::number(&file.limit)?)
-        {
-            file.limit.write_all_at(UNLIMITED, 0)?;
+        let [first, ..] = &files;
+        if is_of_a_moment(Files::number(&first.limit)?) {
+            first.limit.write_all_at(UNLIMITED, 0)?;
         }
         while self.threads.len() < THREADS {
             let (shared, thread) = (Arc::clone(&self.shared), self.threads.len());
@@ -753,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_is_gone_on_for_by_the_other_and_nobody_else() {
+    fn who_is_late_is_gone_on_for_by_the_other_wherever_something_is_due() {
         let begun = Instant::now();
         let ms = |ms| begun + Duration::from_millis(ms);
         let action = ActionId(1);
