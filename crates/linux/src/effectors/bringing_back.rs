@@ -473,20 +473,16 @@ impl BringingBack {
                 && range.end.saturating_sub(next.start) <= room
             {
                 let end = range.end;
-                match fetcher.ask(&file, &Wish::Drop(range)) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(e) => return Err(e.into()),
+                if !fetcher.ask(&file, &Wish::Drop(range))? {
+                    break;
                 }
                 self.dropped = (of, end);
                 self.sent.push_back(Vec::new());
                 waiting += 1;
                 continue;
             }
-            match fetcher.ask(&file, &Wish::Read(next)) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(e) => return Err(e.into()),
+            if !fetcher.ask(&file, &Wish::Read(next))? {
+                break;
             }
             room -= length;
             let sent = parts.split_off(parts.len() - count);
