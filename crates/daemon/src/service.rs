@@ -17,7 +17,7 @@ use homeostat_engine::view::KeptSmallView;
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
 use homeostat_linux::LinuxPlatform;
 use homeostat_linux::settings::watch::ForeignWrite;
-use homeostat_model::{ActionId, Machine, Nanoseconds};
+use homeostat_model::{ActionId, Machine, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, Sensors};
 use homeostat_runtime::{Runtime, Turn};
 use std::sync::Arc;
@@ -66,6 +66,10 @@ pub trait Driven {
     fn kept_small(&mut self) -> KeptSmallView {
         KeptSmallView::default()
     }
+    /// What was done beside the changes themselves since the last time, and for whom.
+    fn told(&mut self) -> Vec<(WorkloadId, String)> {
+        Vec::new()
+    }
     /// Whether a value of a setting is one that homeostat wrote itself, or put back.
     fn wrote_setting(&self, path: &str, value: &str) -> bool {
         let _ = (path, value);
@@ -95,6 +99,9 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     }
     fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
         Runtime::setting_is_others(self, path, why)
+    }
+    fn told(&mut self) -> Vec<(WorkloadId, String)> {
+        self.platform().told()
     }
     fn kept_small(&mut self) -> KeptSmallView {
         let counts = self.platform().kept_small();
@@ -241,6 +248,12 @@ impl Service<'_> {
             let news = !turn.stories.is_empty();
             for story in &turn.stories {
                 self.tell(&mut repetition, story);
+            }
+            for (workload, sentence) in self.driven.told() {
+                self.tell(
+                    &mut repetition,
+                    &host_story(format!("{workload}: {sentence}"), false),
+                );
             }
             let now = self.clock.now();
             let publish_every = match self.first_look {

@@ -283,6 +283,11 @@ impl LinuxPlatform {
         std::fs::exists(self.root.path("/proc/self/schedstat")).unwrap_or(false)
     }
 
+    /// What was done beside the changes themselves since the last time: sentences for people, with the workload that each is about.
+    pub fn told(&mut self) -> Vec<(WorkloadId, String)> {
+        self.effectors.told()
+    }
+
     /// How well readers have been kept small since the start, where no limit does it (control groups of version 1).
     pub fn kept_small(&self) -> KeepCounts {
         self.effectors.kept_small()

@@ -150,7 +150,7 @@ fn process(pid: u32) -> ProcessId {
     }
 }
 
-/// A shell that reads two files as far as it is told, and is a child of the scene.
+/// A shell that reads two files as far as it is told, or begins them anew, and is a child of the scene.
 struct Reader {
     told: ChildStdin,
     says: BufReader<ChildStdout>,
@@ -159,7 +159,8 @@ struct Reader {
 impl Reader {
     fn start(scene: &mut Scene, first: &Path, second: &Path) -> Self {
         let script = "exec 3<\"$0\" 4<\"$1\"; \
-            while read -r n; do head -c \"$n\" <&3 >/dev/null; head -c \"$n\" <&4 >/dev/null; echo; done";
+            while read -r n; do if [ \"$n\" = anew ]; then exec 3<\"$0\" 4<\"$1\"; \
+            else head -c \"$n\" <&3 >/dev/null; head -c \"$n\" <&4 >/dev/null; fi; echo; done";
         let mut child = Command::new("sh")
             .args(["-c", script])
             .args([first, second])
@@ -177,7 +178,15 @@ impl Reader {
     }
 
     fn read(&mut self, bytes: u64) {
-        writeln!(self.told, "{bytes}").unwrap();
+        self.tell(&bytes.to_string());
+    }
+
+    fn begin_anew(&mut self) {
+        self.tell("anew");
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.told, "{what}").unwrap();
         self.says.read_line(&mut String::new()).unwrap();
     }
 }
@@ -639,6 +648,27 @@ fn what_the_reader_brought_before_is_given_back_but_not_what_somebody_else_has_o
         drive(&mut effectors, &record, Direction::Apply).unwrap();
         assert_eq!((in_memory(&alone, 0, 26), in_memory(&alone, 26, 32)), (0, 100));
         assert_eq!((in_memory(&shared, 0, 26), in_memory(&shared, 26, 32)), (0, 100));
+        // It begins anew while it is released: what it had read lies ahead of it, and goes as well.
+        drive(&mut effectors, &record, Direction::Undo).unwrap();
+        scene.limit_above(10);
+        scene.fill(&[&alone, &shared]);
+        reader.begin_anew();
+        reader.read(4 << 20);
+        scene.limit_above(93);
+        assert_eq!(in_memory(&alone, 0, 32), 100);
+        let _ = effectors.told();
+        drive(&mut effectors, &record, Direction::Apply).unwrap();
+        assert_eq!((in_memory(&alone, 0, 30), in_memory(&shared, 0, 30)), (0, 0));
+        let told = effectors.told();
+        let [(victim, sentence)] = &told[..] else {
+            panic!("{told:?}");
+        };
+        assert_eq!(victim, &scene.action(9).workload);
+        assert!(sentence.contains("reader is contained"), "{sentence}");
+        assert!(
+            sentence.contains("the whole of 2 that it has begun anew"),
+            "{sentence}"
+        );
     }
     let _ = other.kill();
     let _ = other.wait();

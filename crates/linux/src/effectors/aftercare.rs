@@ -14,14 +14,15 @@
 
 use super::bringing_back::{BROUGHT_AGAIN_MAX, BringingBack, Limits, PROCESSES_MAX};
 use super::fetcher::{FetchError, Fetcher, Launch};
-use super::giving_back::{GivingBack, Seen};
+use super::giving_back::{GivingBack, Rounds, Seen};
 use super::lost_parts::Known;
 use crate::Root;
 use crate::sensors::reader::{PATIENCE, Reader};
 use crate::sensors::reads::parse_io;
-use homeostat_model::{ActionId, ProcessId};
+use homeostat_model::{ActionId, Bytes, ProcessId, WorkloadId};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -40,8 +41,10 @@ const ALLOWED_MIN: u64 = 1 << 20;
 /// A process that let us wait is looked at again so long after: while it is not, nothing is given back.
 const REST: Duration = Duration::from_secs(2);
 
-/// For so many actions it is remembered what was read for their programs.
-const KNOWN_ACTIONS: usize = 8;
+/// For so many actions something is remembered from pass to pass.
+const REMEMBERED_MAX: usize = 8;
+/// Passes that are to be told of.
+const ACCOUNTS_MAX: usize = 64;
 
 /// What is to be done.
 pub(super) struct Wanted {
@@ -60,19 +63,86 @@ pub(super) struct Aftercare {
     fetcher: Fetcher,
     /// What others had open when that was looked at for giving back.
     seen: Seen,
-    /// What was read for the programs of these actions, or was to be.
-    known: BTreeMap<ActionId, Known>,
+    /// What is remembered for these actions from pass to pass.
+    memory: BTreeMap<ActionId, Memory>,
+    /// Passes that are over and were not told of yet.
+    accounts: Vec<(ActionId, Account)>,
     patience: Reader,
+}
+
+/// What is remembered for an action from pass to pass, also while its reader is not contained.
+#[derive(Default)]
+struct Memory {
+    /// What was read for the program, or was to be.
+    known: Known,
+    /// How far the reader was in its files.
+    rounds: Rounds,
+}
+
+/// What a pass did, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Account {
+    /// Whether it was the first one of a containment.
+    pub(super) is_first: bool,
+    /// How long it took.
+    pub(super) took: Duration,
+    /// Bytes of the reader's files that were let go of, whether they were in memory or not, and in how many it had gone round; `None`:
+    /// nothing was to be given back.
+    pub(super) given: Option<(u64, usize)>,
+    /// Bytes that were read for the program; `None`: nothing was to be brought back.
+    pub(super) brought: Option<u64>,
+    /// What was left as it is, by reason.
+    pub(super) left: BTreeMap<String, u64>,
+}
+
+impl Account {
+    /// What it did for the program, of which the sentence is, when this reader was contained.
+    pub(super) fn sentence(&self, reader: &WorkloadId) -> String {
+        let mut done = Vec::new();
+        match self.brought {
+            Some(0) => done.push("nothing that it lost was to be read again".to_owned()),
+            Some(bytes) => done.push(format!("{} that it lost were read again", Bytes(bytes))),
+            None => {}
+        }
+        if let Some((bytes, rounds)) = self.given {
+            let round = match rounds {
+                0 => String::new(),
+                1 => ", the whole of one that it has begun anew among them".to_owned(),
+                _ => format!(", the whole of {rounds} that it has begun anew among them"),
+            };
+            done.push(match bytes {
+                0 => "nothing that the reader had read was let go of".to_owned(),
+                _ => format!("{} that the reader had read were let go of{round}", Bytes(bytes)),
+            });
+        }
+        let when = if self.is_first {
+            format!("{reader} is contained")
+        } else {
+            format!("it still waited for storage beside {reader}")
+        };
+        let mut text = if done.is_empty() {
+            format!("{when}; nothing was done for it")
+        } else {
+            format!("{when}; {}, in {:.1} s", done.join(", "), self.took.as_secs_f64())
+        };
+        for (why, count) in &self.left {
+            let _ = write!(text, "; {why} ({count})");
+        }
+        text
+    }
 }
 
 /// One pass, as far as it got.
 struct Work {
+    begun: Instant,
     /// It belongs to the containing itself, which is not done before: no tick goes on with it.
     is_first: bool,
     giving: Option<GivingBack>,
     bringing: Option<BringingBack>,
     /// Steps of what is over.
     past: u64,
+    given: Option<(u64, usize)>,
+    brought: Option<u64>,
     left: BTreeMap<String, u64>,
 }
 
@@ -92,7 +162,8 @@ impl Aftercare {
             watches: BTreeMap::new(),
             fetcher: Fetcher::default(),
             seen: Seen::default(),
-            known: BTreeMap::new(),
+            memory: BTreeMap::new(),
+            accounts: Vec::new(),
             patience: Reader::with_rest(REST),
         }
     }
@@ -126,15 +197,19 @@ impl Aftercare {
     fn begin_pass(&mut self, action: ActionId, wanted: Wanted, allowed: Option<u64>) {
         let is_first = allowed.is_none();
         let limits = allowed.map_or(Limits::FIRST, Limits::again);
-        let giving = wanted
-            .give_back
-            .map(|own| GivingBack::new(own, std::mem::take(&mut self.seen)));
-        let known = self.known.remove(&action).unwrap_or_default();
+        let memory = recalled(&mut self.memory, action);
+        let giving = wanted.give_back.map(|own| {
+            let (seen, rounds) = (std::mem::take(&mut self.seen), std::mem::take(&mut memory.rounds));
+            GivingBack::new(own, seen, rounds)
+        });
         let bringing = wanted
             .bring_back
-            .map(|members| BringingBack::new(action, members, limits, known));
+            .map(|members| BringingBack::new(action, members, limits, std::mem::take(&mut memory.known)));
         let work = Work {
+            begun: Instant::now(),
             is_first,
+            given: giving.is_some().then_some((0, 0)),
+            brought: bringing.is_some().then_some(0),
             giving,
             bringing,
             past: 0,
@@ -152,6 +227,8 @@ impl Aftercare {
             && let Some((left, others)) = giving.go_on(&self.root, &mut self.patience)
         {
             work.past += giving.steps().0;
+            work.given = Some((giving.given(), giving.gone_round()));
+            recalled(&mut self.memory, action).rounds = giving.take_rounds();
             work.giving = None;
             self.seen = others;
             work.left.extend(left);
@@ -164,13 +241,24 @@ impl Aftercare {
             if let Some(watch) = self.watches.get_mut(&action) {
                 watch.allowed = watch.allowed.saturating_sub(bringing.asked());
             }
-            remember(&mut self.known, action, bringing.take_known());
+            work.brought = Some(bringing.asked());
+            recalled(&mut self.memory, action).known = bringing.take_known();
             work.bringing = None;
             work.left.extend(left);
         }
         if work.giving.is_none() && work.bringing.is_none() {
-            let left = std::mem::take(&mut work.left);
+            let account = Account {
+                is_first: work.is_first,
+                took: work.begun.elapsed(),
+                given: work.given,
+                brought: work.brought,
+                left: std::mem::take(&mut work.left),
+            };
             self.works.remove(&action);
+            let left = account.left.clone();
+            if self.accounts.len() < ACCOUNTS_MAX {
+                self.accounts.push((action, account));
+            }
             return Pass::Over(left);
         }
         let giving = work.giving.as_ref().map_or((0, 0), GivingBack::steps);
@@ -227,28 +315,35 @@ impl Aftercare {
             .ok()
     }
 
+    /// What passes did that are over, since the last time.
+    pub(super) fn take_accounts(&mut self) -> Vec<(ActionId, Account)> {
+        std::mem::take(&mut self.accounts)
+    }
+
     /// Ends it where it is; what was seen of others is of use the next time.
     pub(super) fn stop(&mut self, action: ActionId) {
         self.watches.remove(&action);
         let Some(work) = self.works.remove(&action) else {
             return;
         };
+        let memory = recalled(&mut self.memory, action);
         if let Some(mut giving) = work.giving {
             self.seen = giving.take_seen();
+            memory.rounds = giving.take_rounds();
         }
         if let Some(mut bringing) = work.bringing {
-            remember(&mut self.known, action, bringing.take_known());
+            memory.known = bringing.take_known();
             bringing.stop(&self.root, &mut self.fetcher);
         }
     }
 }
 
-/// Keeps what is known for an action, and not for ever: those that began long ago are over.
-fn remember(known: &mut BTreeMap<ActionId, Known>, action: ActionId, of_it: Known) {
-    known.insert(action, of_it);
-    while known.len() > KNOWN_ACTIONS {
-        known.pop_first();
+/// What is remembered for an action; not for ever: those that began long ago are over.
+fn recalled(memory: &mut BTreeMap<ActionId, Memory>, action: ActionId) -> &mut Memory {
+    while memory.len() >= REMEMBERED_MAX && !memory.contains_key(&action) {
+        memory.pop_first();
     }
+    memory.entry(action).or_default()
 }
 
 /// What storage has delivered to processes since they began, in bytes.
@@ -352,14 +447,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_is_kept_for_the_latest_actions() {
-        let mut known = BTreeMap::new();
+    fn what_is_remembered_is_kept_for_the_latest_actions() {
+        let mut memory = BTreeMap::new();
         for id in 1..=20 {
-            remember(&mut known, ActionId(id), Known::default());
-            remember(&mut known, ActionId(id), Known::default());
+            recalled(&mut memory, ActionId(id));
+            recalled(&mut memory, ActionId(id));
         }
-        assert_eq!(known.len(), KNOWN_ACTIONS);
-        assert_eq!(known.first_key_value().map(|(id, _)| *id), Some(ActionId(13)));
+        assert_eq!(memory.len(), REMEMBERED_MAX);
+        assert_eq!(memory.first_key_value().map(|(id, _)| *id), Some(ActionId(13)));
     }
 
     const PROGRAM: ProcessId = ProcessId {

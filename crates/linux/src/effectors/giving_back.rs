@@ -23,7 +23,12 @@
 //!
 //! What the disk had read ahead for a fast reader when it was moved lies behind it a moment later, and would stay counted in that group as
 //! long as the reader comes by again (measured: 14 and 18 MiB of 256). So before anything is dropped it is looked once more how far it
-//! is; where that cannot be seen any more, or it has turned round, what lay behind it the first time is what is dropped.
+//! is; where that cannot be seen any more, what lay behind it the first time is what is dropped.
+//!
+//! A reader that has come to the end of its file and begins anew has left behind what lies *ahead* of it now, and comes by there again and
+//! again, so that the kernel takes these pages for used and those of others instead. That it has gone round shows when all that have
+//! the file open are further back than all were at an earlier look ([`Rounds`]): then the whole of the file is dropped, what it
+//! read last first. Whoever goes back for another reason reads from the disk what it had read before.
 //!
 //! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
 //! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
@@ -105,6 +110,46 @@ pub(super) enum Obstacle {
     NotNow(#[from] NotNow),
 }
 
+/// Files of which it is kept in mind how far a reader was.
+const ROUNDS_MAX: usize = 256;
+
+/// A file, by its inode and the mount on which it is open.
+type Place = (u64, u64);
+
+/// How far in its files a reader was at earlier looks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rounds(BTreeMap<Place, Way>);
+
+/// How far a reader has come in one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// All that had it open were here, or further.
+    Reached(u64),
+    /// It has begun anew since: it has read all of it.
+    Round,
+}
+
+impl Rounds {
+    /// Notes where those are that have a file open, the last and the first of them.
+    fn note(&mut self, place: Place, last: u64, first: u64) {
+        if self.0.len() >= ROUNDS_MAX && !self.0.contains_key(&place) {
+            return;
+        }
+        let way = self.0.entry(place).or_insert(Way::Reached(last));
+        if let Way::Reached(reached) = *way {
+            *way = if first.saturating_add(STEP) < reached {
+                Way::Round
+            } else {
+                Way::Reached(reached.max(last))
+            };
+        }
+    }
+
+    fn has_gone_round(&self, place: Place) -> bool {
+        self.0.get(&place) == Some(&Way::Round)
+    }
+}
+
 /// A file of the reader.
 struct Candidate {
     file: Arc<OwnedFd>,
@@ -112,10 +157,36 @@ struct Candidate {
     pid: i32,
     /// … and on which mount: with the inode, that tells it from another file.
     mount: u64,
-    /// What lies before this is behind the reader, and not yet dropped.
+    /// What lies before this is to be dropped yet …
     to: u64,
+    /// … down to here …
+    from: u64,
+    /// … and then what lies before the end, down to here.
+    ahead: Option<u64>,
     /// The whole of it, in parts that can be dropped.
     size: u64,
+}
+
+impl Candidate {
+    /// The reader has gone round: what lies ahead of it is dropped as well.
+    fn take_whole(&mut self) {
+        self.ahead = Some(self.to);
+    }
+
+    /// Parts that are still to be dropped.
+    fn parts(&self) -> u64 {
+        let ahead = self.ahead.map_or(0, |down_to| self.size.saturating_sub(down_to));
+        (self.to - self.from).div_ceil(PART) + ahead.div_ceil(PART)
+    }
+}
+
+/// Where those are that have a file open.
+#[derive(Clone, Copy, Debug)]
+struct Positions {
+    /// The last of them …
+    last: u64,
+    /// … and the first.
+    first: u64,
 }
 
 /// What a process has done so far, by its counters: it is another process, or has run, where these differ.
@@ -176,12 +247,16 @@ pub(super) struct GivingBack {
     again: Vec<i32>,
     /// By inode.
     files: BTreeMap<u64, Candidate>,
-    /// What lies behind all of the reader that have a file open, by inode …
-    behind: BTreeMap<u64, u64>,
+    /// Where the processes of the reader are that have a file open, by inode …
+    positions: BTreeMap<u64, Positions>,
     /// … and the second time …
-    behind_now: BTreeMap<u64, u64>,
+    positions_now: BTreeMap<u64, Positions>,
     /// … and on which mounts these are.
-    mounts_now: BTreeSet<(u64, u64)>,
+    mounts_now: BTreeSet<Place>,
+    /// How far it was before.
+    rounds: Rounds,
+    /// What it had open this time.
+    places: BTreeSet<Place>,
     /// What the reader does otherwise than read.
     not_only_read: BTreeSet<u64>,
     /// Files that stay as they are, by reason.
@@ -198,8 +273,8 @@ pub(super) struct GivingBack {
 }
 
 impl GivingBack {
-    /// Begins with the processes of a reader, and with what was seen of others the last time.
-    pub(super) fn new(processes: BTreeSet<i32>, before: Seen) -> Self {
+    /// Begins with the processes of a reader, with what was seen of others the last time, and how far it was before.
+    pub(super) fn new(processes: BTreeSet<i32>, before: Seen, rounds: Rounds) -> Self {
         Self {
             before,
             seen: Seen::default(),
@@ -209,9 +284,11 @@ impl GivingBack {
             own_all: processes,
             others: None,
             files: BTreeMap::new(),
-            behind: BTreeMap::new(),
-            behind_now: BTreeMap::new(),
+            positions: BTreeMap::new(),
+            positions_now: BTreeMap::new(),
             mounts_now: BTreeSet::new(),
+            rounds,
+            places: BTreeSet::new(),
             not_only_read: BTreeSet::new(),
             left: BTreeMap::new(),
             looked_at: 0,
@@ -257,9 +334,30 @@ impl GivingBack {
         seen
     }
 
+    /// How far the reader is, for the next time: of what it has open, for the number of a file that is gone is given to others. One
+    /// that has nothing open just now is between two of them.
+    pub(super) fn take_rounds(&mut self) -> Rounds {
+        let mut rounds = std::mem::take(&mut self.rounds);
+        if self.own.is_empty() && !self.places.is_empty() {
+            rounds.0.retain(|place, _| self.places.contains(place));
+        }
+        rounds
+    }
+
+    /// In how many of the files that it has open the reader has gone round.
+    pub(super) fn gone_round(&self) -> usize {
+        let is_round = |place: &&Place| self.rounds.has_gone_round(**place);
+        self.places.iter().filter(is_round).count()
+    }
+
+    /// So many bytes of files were gone through, whether they were in memory or not.
+    pub(super) fn given(&self) -> u64 {
+        self.given
+    }
+
     /// Steps done, and how many there are in all as far as is known.
     pub(super) fn steps(&self) -> (u64, u64) {
-        let parts: u64 = self.files.values().map(|c| c.to.div_ceil(PART)).sum();
+        let parts: u64 = self.files.values().map(Candidate::parts).sum();
         let waiting = self.own.len() + self.again.len() + self.others.as_ref().map_or(0, Vec::len);
         (self.steps, self.steps + waiting as u64 + parts + 1)
     }
@@ -270,14 +368,26 @@ impl GivingBack {
         let room = LOOKED_AT_MAX.saturating_sub(self.looked_at);
         if let Some(pid) = self.own.pop() {
             let (of, most) = (root.clone(), FILES_MAX.saturating_sub(self.files.len()));
-            let look = reader.run(pid, PATIENCE, move || look_at_reader(&of, pid, room, most))??;
+            let rounds = self.rounds.clone();
+            let look = reader.run(pid, PATIENCE, move || {
+                look_at_reader(&of, pid, room, most, &rounds)
+            })??;
             self.looked_at += look.looked_at;
             self.add(pid, look);
             return Ok(false);
         }
         if self.others.is_none() {
             // Only now it is known how far the last of its processes is.
-            self.files.retain(|_, file| file.to > 0);
+            for (inode, file) in &mut self.files {
+                let place = (*inode, file.mount);
+                if let Some(at) = self.positions.get(inode) {
+                    self.rounds.note(place, at.last, at.first);
+                }
+                if self.rounds.has_gone_round(place) {
+                    file.take_whole();
+                }
+            }
+            self.files.retain(|_, file| file.parts() > 0);
         }
         if self.files.is_empty() {
             return Ok(true);
@@ -307,7 +417,10 @@ impl GivingBack {
         }
         if let Some(pid) = self.again.pop() {
             let of = root.clone();
-            match reader.run(pid, PATIENCE, move || look_at_reader(&of, pid, LOOKED_AT_MAX, 0)) {
+            let nothing = Rounds::default();
+            match reader.run(pid, PATIENCE, move || {
+                look_at_reader(&of, pid, LOOKED_AT_MAX, 0, &nothing)
+            }) {
                 Ok(Ok(look)) => self.see_again(look),
                 // What was seen the first time is enough.
                 Ok(Err(_)) | Err(_) => self.again.clear(),
@@ -326,7 +439,8 @@ impl GivingBack {
         for (why, count) in look.left {
             *self.left.entry(why.to_owned()).or_default() += count;
         }
-        note_least(&mut self.behind, look.positions);
+        note(&mut self.positions, look.positions);
+        self.places.extend(look.mounts);
         for (inode, found) in look.files {
             let file = Arc::new(found.file);
             self.held.0.push(Arc::clone(&file));
@@ -334,27 +448,35 @@ impl GivingBack {
                 file,
                 pid,
                 mount: found.mount,
-                to: u64::MAX,
+                to: 0,
+                from: 0,
+                ahead: None,
                 size: found.size,
             });
         }
         for (inode, file) in &mut self.files {
-            file.to = self.behind.get(inode).copied().unwrap_or(0).min(file.size);
+            let last = self.positions.get(inode).map_or(0, |at| at.last);
+            file.to = behind(last).min(file.size);
         }
         self.leave_what_is_not_only_read(look.not_only_read);
     }
 
     /// Adds what one process of the reader has open the second time; once all are known, what lies behind it now is behind it as well.
     fn see_again(&mut self, look: Look) {
-        note_least(&mut self.behind_now, look.positions);
+        note(&mut self.positions_now, look.positions);
         self.mounts_now.extend(look.mounts);
         self.leave_what_is_not_only_read(look.not_only_read);
         if self.again.is_empty() {
             for (inode, file) in &mut self.files {
                 // One that was closed since tells nothing, nor does another file of that number.
-                let is_open = self.mounts_now.contains(&(*inode, file.mount));
-                if let Some(now) = self.behind_now.get(inode).filter(|_| is_open) {
-                    file.to = file.to.max(*now).min(file.size);
+                let place = (*inode, file.mount);
+                let is_open = self.mounts_now.contains(&place);
+                if let Some(now) = self.positions_now.get(inode).filter(|_| is_open) {
+                    file.to = file.to.max(behind(now.last)).min(file.size);
+                    self.rounds.note(place, now.last, now.first);
+                    if self.rounds.has_gone_round(place) {
+                        file.take_whole();
+                    }
                 }
             }
         }
@@ -375,9 +497,12 @@ impl GivingBack {
             return Ok(true);
         };
         let candidate = entry.get_mut();
-        let from = candidate.to.saturating_sub(PART);
+        let from = candidate.to.saturating_sub(PART).max(candidate.from);
         let Some(length) = NonZeroU64::new(candidate.to - from) else {
-            entry.remove();
+            match candidate.ahead.take() {
+                Some(down_to) => (candidate.to, candidate.from) = (candidate.size.max(down_to), down_to),
+                None => drop(entry.remove()),
+            }
             return Ok(self.files.is_empty());
         };
         let file = Arc::clone(&candidate.file);
@@ -405,8 +530,8 @@ struct Look {
     files: BTreeMap<u64, Found>,
     /// All positions, also of files that it has not read yet.
     positions: Vec<(u64, u64)>,
-    /// Inodes that it has open on a disk, with the mount of each.
-    mounts: Vec<(u64, u64)>,
+    /// What it has open on a disk.
+    mounts: Vec<Place>,
     not_only_read: BTreeSet<u64>,
     left: BTreeMap<&'static str, u64>,
     looked_at: usize,
@@ -420,8 +545,15 @@ struct Found {
     size: u64,
 }
 
-/// Looks what a process of the reader has open, and opens what it has read much of, at most so many files.
-fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Look, Obstacle> {
+/// Looks what a process of the reader has open, and opens what it has read much of, or had before it began anew; at most so many
+/// files.
+fn look_at_reader(
+    root: &Root,
+    pid: i32,
+    room: usize,
+    most: usize,
+    rounds: &Rounds,
+) -> Result<Look, Obstacle> {
     let mut look = Look::default();
     let mut read = Vec::new();
     // Before anything is opened: to open a file of another machine may take as long as that likes.
@@ -439,7 +571,8 @@ fn look_at_reader(root: &Root, pid: i32, room: usize, most: usize) -> Result<Loo
         look.positions.push((inode, at));
         let mount = mounts.mount_of(text);
         look.mounts.extend(mount.map(|mount| (inode, mount)));
-        if behind(at) > 0 {
+        let was_read = mount.is_some_and(|mount| rounds.0.contains_key(&(inode, mount)));
+        if behind(at) > 0 || was_read {
             if let Some(mount) = mount {
                 read.push((number, inode, mount));
             } else {
@@ -473,11 +606,12 @@ fn behind(position: u64) -> u64 {
     position.saturating_sub(KEEP) / STEP * STEP
 }
 
-/// Notes for each inode what lies behind the last of all that have it open.
-fn note_least(all: &mut BTreeMap<u64, u64>, positions: Vec<(u64, u64)>) {
+/// Notes for each inode where those are that have it open.
+fn note(all: &mut BTreeMap<u64, Positions>, positions: Vec<(u64, u64)>) {
     for (inode, at) in positions {
-        let least = all.entry(inode).or_insert(u64::MAX);
-        *least = behind(at).min(*least);
+        let known = all.entry(inode).or_insert(Positions { last: at, first: at });
+        known.last = known.last.min(at);
+        known.first = known.first.max(at);
     }
 }
 
@@ -743,7 +877,7 @@ mod tests {
 
         /// The same, after an earlier look at others; with what was seen of them.
         fn choose_after(&self, own: &[i32], before: Seen) -> ((Vec<u64>, Vec<String>), Seen) {
-            let mut giving = GivingBack::new(own.iter().copied().collect(), before);
+            let mut giving = GivingBack::new(own.iter().copied().collect(), before, Rounds::default());
             let mut reader = Reader::default();
             for _ in 0..1000 {
                 let others_are_known = giving.others.as_ref().is_some_and(Vec::is_empty);
@@ -817,7 +951,7 @@ mod tests {
         for pid in own {
             scene.opens(*pid, 3, &big, from * MIB, READS);
         }
-        let mut giving = GivingBack::new(own.iter().copied().collect(), Seen::default());
+        let mut giving = GivingBack::new(own.iter().copied().collect(), Seen::default(), Rounds::default());
         let mut reader = Reader::default();
         while !giving.others.as_ref().is_some_and(Vec::is_empty) {
             assert!(!giving.step(&scene.root, &mut reader).unwrap());
@@ -831,7 +965,8 @@ mod tests {
         while !giving.again.is_empty() {
             assert!(!giving.step(&scene.root, &mut reader).unwrap());
         }
-        let files = giving.files.values().map(|c| c.to / MIB).collect();
+        let meant = |c: &Candidate| c.to + c.ahead.map_or(0, |down_to| c.size - down_to);
+        let files = giving.files.values().map(|c| meant(c) / MIB).collect();
         (files, giving.left.into_keys().collect())
     }
 
@@ -839,12 +974,13 @@ mod tests {
     fn what_had_been_read_ahead_for_the_reader_is_dropped_once_it_lies_behind() {
         let Some(scene) = Scene::new() else { return };
         // It went on, a little and to the end; it went back a little; it turned round.
+        // (Of the whole file less than 2 MiB at its end stay.)
         for (from, to, chosen) in [
             (41, 61, 60),
             (41, 300, 98),
             (41, 39, 40),
-            (41, 5, 40),
-            (41, 0, 40),
+            (41, 5, 98),
+            (41, 0, 98),
         ] {
             let moved = |path: &Path| scene.opens(READER, 3, path, to * MIB, READS);
             assert_eq!(chosen_when_it_moves(&scene, from, moved), (vec![chosen], vec![]));
@@ -893,12 +1029,12 @@ mod tests {
             stat.replace("Z 1 1 1 0 -1 0", "D 1 1 1 0 -1 4194308"),
         ] {
             fs::write(dead.join("stat"), stat).unwrap();
-            let look = look_at_reader(&scene.root, SECOND, 100, 100).unwrap();
+            let look = look_at_reader(&scene.root, SECOND, 100, 100, &Rounds::default()).unwrap();
             assert!(look.positions.is_empty() && look.files.is_empty());
         }
         // A leader whose threads live on is none that has ended.
         fs::write(dead.join("stat"), stat.replace("20 0 1 0", "20 0 2 0")).unwrap();
-        let look = look_at_reader(&scene.root, SECOND, 100, 100);
+        let look = look_at_reader(&scene.root, SECOND, 100, 100, &Rounds::default());
         assert!(matches!(look, Err(Obstacle::Mounts { pid: SECOND, .. })));
         fs::remove_dir_all(&dead).unwrap();
         // It closed the file; it has ended; it does not let itself be looked at; it began to write to the file.
@@ -912,6 +1048,92 @@ mod tests {
         let writes = |path: &Path| scene.opens(READER, 3, path, 61 * MIB, "0100002");
         let left = vec![NOT_ONLY_READ.to_owned()];
         assert_eq!(chosen_when_it_moves(&scene, 41, writes), (vec![], left));
+    }
+
+    /// Looks at a reader of one file of 200 MiB at positions in MiB, in one pass after the other; returns what each would drop, in MiB:
+    /// what lies behind it, and from where on what lies ahead.
+    fn passes(scene: &Scene, positions: &[&[(i32, i32, u64)]]) -> Vec<Option<(u64, Option<u64>)>> {
+        let big = scene.file("round", 200);
+        let (mut rounds, mut passes) = (Rounds::default(), Vec::new());
+        for open in positions {
+            let own = open.iter().map(|(pid, _, _)| *pid).collect();
+            for (pid, number, at) in *open {
+                scene.opens(*pid, *number, &big, at * MIB, READS);
+            }
+            let mut giving = GivingBack::new(own, Seen::default(), rounds);
+            let mut reader = Reader::default();
+            while !giving.others.as_ref().is_some_and(Vec::is_empty) || !giving.again.is_empty() {
+                if giving.step(&scene.root, &mut reader).unwrap() {
+                    break;
+                }
+            }
+            let meant = giving
+                .files
+                .values()
+                .map(|c| (c.to / MIB, c.ahead.map(|ahead| ahead / MIB)));
+            passes.push(meant.last());
+            rounds = giving.take_rounds();
+            for (pid, _, _) in *open {
+                let _ = fs::remove_dir_all(scene.root.path(&format!("/proc/{pid}")));
+            }
+        }
+        passes
+    }
+
+    #[test]
+    fn of_a_file_that_was_gone_round_all_is_dropped() {
+        let Some(scene) = Scene::new() else { return };
+        let at = |mib| [(READER, 3, mib)];
+        // On, to the end, and anew: also where it has hardly begun, and later wherever it is.
+        let seen = passes(&scene, &[&at(41), &at(161), &at(21), &at(0), &at(181)]);
+        let expected = [
+            Some((40, None)),
+            Some((160, None)),
+            Some((20, Some(20))),
+            Some((0, Some(0))),
+            Some((180, Some(180))),
+        ];
+        assert_eq!(seen, expected);
+        // A little back is no round; neither is what was never seen further on.
+        let seen = passes(&scene, &[&at(41), &at(40), &at(0), &at(0)]);
+        assert_eq!(seen[..2], [Some((40, None)), Some((38, None))]);
+        assert_eq!(passes(&scene, &[&at(0), &at(0)]), [None, None]);
+        // Another process of the same reader begins anew when the first has ended …
+        let seen = passes(&scene, &[&at(161), &[(SECOND, 3, 21)]]);
+        assert_eq!(seen[1], Some((20, Some(20))));
+        // … or nothing is open in between …
+        let seen = passes(&scene, &[&at(161), &[], &[(SECOND, 3, 21)]]);
+        assert_eq!(seen[2], Some((20, Some(20))));
+        // … and while the first goes on, what it has brought is of use to the second.
+        let seen = passes(&scene, &[&at(161), &[(READER, 3, 171), (SECOND, 3, 21)]]);
+        assert_eq!(seen[1], Some((20, None)));
+        // Two that read a half each: the last one counts for what all have read, and the first for who has gone round.
+        let halves = |a, b| [(READER, 3, a), (READER, 4, b)];
+        let seen = passes(&scene, &[&halves(91, 191), &halves(11, 111), &halves(11, 61)]);
+        let expected = [Some((90, None)), Some((10, None)), Some((10, Some(10)))];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn a_file_that_was_closed_is_forgotten_once_the_reader_has_another_one() {
+        let mut rounds = Rounds::default();
+        rounds.note((7, 1), 41 * MIB, 41 * MIB);
+        let giving = |places: &[Place]| {
+            let mut giving = GivingBack::new(BTreeSet::new(), Seen::default(), rounds.clone());
+            giving.places.extend(places);
+            giving.take_rounds().0
+        };
+        assert_eq!(giving(&[(8, 1)]).len(), 0);
+        assert_eq!(giving(&[(8, 1), (7, 1)]).len(), 1);
+        assert_eq!(giving(&[]).len(), 1);
+        // A look that was not at all of its processes tells nothing.
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), rounds.clone());
+        giving.places.insert((8, 1));
+        assert_eq!(giving.take_rounds().0.len(), 1);
+        for inode in 0..2 * ROUNDS_MAX as u64 {
+            rounds.note((inode, 1), MIB, MIB);
+        }
+        assert_eq!(rounds.0.len(), ROUNDS_MAX);
     }
 
     #[test]
@@ -980,7 +1202,7 @@ mod tests {
             ]),
             inodes: 1,
         };
-        let mut giving = GivingBack::new(BTreeSet::from([READER]), known());
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), known(), Rounds::default());
         assert_eq!(giving.take_seen().processes.len(), 2, "nothing was looked at");
         let (_, seen) = scene.choose_after(&[READER], known());
         assert_eq!(seen.processes.keys().collect::<Vec<_>>(), [&OTHER]);
@@ -1115,10 +1337,32 @@ mod tests {
             assert!(matches!(answer, Err(Obstacle::TooMany)), "{answer:?}");
         }
         // Of more files than are kept in mind the rest is told.
-        let look = look_at_reader(&scene.root, OTHER, 100, 0).unwrap();
+        let look = look_at_reader(&scene.root, OTHER, 100, 0, &Rounds::default()).unwrap();
         assert!(look.files.is_empty() && look.not_only_read.len() == 1);
         let (_, held, _) = held_by(&scene.root, 5_000_099, None, 7).unwrap();
         assert!(held.is_empty(), "a process that has ended");
+    }
+
+    #[test]
+    fn what_lies_behind_goes_before_what_lies_ahead() {
+        let Some(scene) = Scene::new() else { return };
+        let path = scene.file("big", 201);
+        scene.opens(READER, 3, &path, 81 * MIB, READS);
+        let place = (fs::metadata(&path).unwrap().ino(), 1);
+        let mut rounds = Rounds::default();
+        rounds.note(place, 141 * MIB, 141 * MIB);
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), rounds);
+        let mut reader = Reader::default();
+        let mut reached = Vec::new();
+        while !giving.step(&scene.root, &mut reader).unwrap() {
+            let (done, total) = giving.steps();
+            assert!(done < total);
+            reached.extend(giving.files.values().map(|c| c.to / MIB));
+        }
+        reached.dedup();
+        // The whole of the file, but for its last part of less than a step.
+        assert_eq!(reached, [80, 16, 0, 200, 136, 80]);
+        assert_eq!(giving.given(), 200 * MIB);
     }
 
     #[test]
@@ -1129,7 +1373,7 @@ mod tests {
         file.write_all(&[1; MIB as usize]).unwrap();
         file.sync_all().unwrap();
         scene.opens(READER, 3, &path, 141 * MIB, READS);
-        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default());
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), Rounds::default());
         let mut reader = Reader::default();
         let mut reached = Vec::new();
         loop {

@@ -572,6 +572,17 @@ impl Effector for MemoryContainment {
         self.aftercare.helper()
     }
 
+    fn told(&mut self) -> Vec<(WorkloadId, String)> {
+        let accounts = self.aftercare.take_accounts();
+        let told = accounts.into_iter().filter_map(|(action, account)| {
+            // Of one that was undone since there is nothing more to tell.
+            let contained = self.in_force.get(&action)?;
+            let sentence = account.sentence(&contained.plan.reader.workload);
+            Some((contained.victim.clone(), sentence))
+        });
+        told.collect()
+    }
+
     fn kept_small(&self) -> Option<KeepCounts> {
         Some(self.keeper.counts())
     }

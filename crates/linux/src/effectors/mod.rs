@@ -109,6 +109,10 @@ pub trait Effector {
         let _ = workload;
         Vec::new()
     }
+    /// What it did by itself since the last time, as [`Effector::tick`] does: sentences for people, with the workload that each is about.
+    fn told(&mut self) -> Vec<(WorkloadId, String)> {
+        Vec::new()
+    }
     /// How well groups have been kept small, if this effector does that.
     fn kept_small(&self) -> Option<KeepCounts> {
         None
@@ -197,6 +201,14 @@ impl Registry {
         self.effectors
             .iter()
             .flat_map(|effector| effector.placed_on(workload))
+            .collect()
+    }
+
+    /// What was done beside the changes themselves since the last time: sentences for people, with the workload that each is about.
+    pub fn told(&mut self) -> Vec<(WorkloadId, String)> {
+        self.effectors
+            .iter_mut()
+            .flat_map(|effector| effector.told())
             .collect()
     }
 
