@@ -43,8 +43,8 @@ const REST: Duration = Duration::from_secs(2);
 
 /// For so many actions something is remembered from pass to pass.
 const REMEMBERED_MAX: usize = 8;
-/// Passes that are to be told of.
-const ACCOUNTS_MAX: usize = 64;
+/// Of later passes it is told so often at most.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// What is to be done.
 pub(super) struct Wanted {
@@ -77,54 +77,72 @@ struct Memory {
     known: Known,
     /// How far the reader was in its files.
     rounds: Rounds,
+    /// What was done later and not told yet …
+    untold: Option<Account>,
+    /// … and when something was told last.
+    told: Option<Instant>,
 }
 
 /// What a pass did, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Account {
     /// Whether it was the first one of a containment.
-    pub(super) is_first: bool,
-    /// How long it took.
-    pub(super) took: Duration,
-    /// Bytes of the reader's files that were let go of, whether they were in memory or not, and in how many it had gone round; `None`:
+    is_first: bool,
+    /// Passes that it tells of.
+    passes: u32,
+    /// How long they took.
+    took: Duration,
+    /// Bytes of the reader's files that were gone through to have them dropped, and of how many files also what lies ahead of it; `None`:
     /// nothing was to be given back.
-    pub(super) given: Option<(u64, usize)>,
-    /// Bytes that were read for the program; `None`: nothing was to be brought back.
-    pub(super) brought: Option<u64>,
-    /// What was left as it is, by reason.
-    pub(super) left: BTreeMap<String, u64>,
+    given: Option<(u64, usize)>,
+    /// Bytes that were asked for, for the program; `None`: nothing was to be brought back.
+    brought: Option<u64>,
+    /// What was left as it is, by reason: the last time.
+    left: BTreeMap<String, u64>,
 }
 
 impl Account {
-    /// What it did for the program, of which the sentence is, when this reader was contained.
+    /// Adds what a later pass did.
+    fn add(&mut self, later: Self) {
+        self.passes += later.passes;
+        self.took += later.took;
+        self.given = match (self.given, later.given) {
+            (Some((all, rounds)), Some((bytes, more))) => Some((all + bytes, rounds + more)),
+            (one, other) => one.or(other),
+        };
+        self.brought = match (self.brought, later.brought) {
+            (Some(all), Some(bytes)) => Some(all + bytes),
+            (one, other) => one.or(other),
+        };
+        self.left = later.left;
+    }
+
+    /// What was done for the program, of which the sentence is, beside this reader.
     pub(super) fn sentence(&self, reader: &WorkloadId) -> String {
-        let mut done = Vec::new();
+        let mut text = match self.passes {
+            _ if self.is_first => format!("{reader} is contained"),
+            1 => format!("it still waited for storage beside {reader}"),
+            passes => format!("it still waited for storage beside {reader}, {passes} times"),
+        };
         match self.brought {
-            Some(0) => done.push("nothing that it lost was to be read again".to_owned()),
-            Some(bytes) => done.push(format!("{} that it lost were read again", Bytes(bytes))),
+            Some(0) => text.push_str("; nothing that it lost was to be read again"),
+            Some(bytes) => {
+                let _ = write!(text, "; {} that it lost were read again", Bytes(bytes));
+            }
             None => {}
         }
         if let Some((bytes, rounds)) = self.given {
-            let round = match rounds {
-                0 => String::new(),
-                1 => ", the whole of one that it has begun anew among them".to_owned(),
-                _ => format!(", the whole of {rounds} that it has begun anew among them"),
+            let ahead = match rounds {
+                0 => "",
+                _ => ", also ahead of it where it has begun anew",
             };
-            done.push(match bytes {
-                0 => "nothing that the reader had read was let go of".to_owned(),
-                _ => format!("{} that the reader had read were let go of{round}", Bytes(bytes)),
-            });
+            let _ = write!(
+                text,
+                "; what is in memory of {} that the reader had read was dropped{ahead}",
+                Bytes(bytes)
+            );
         }
-        let when = if self.is_first {
-            format!("{reader} is contained")
-        } else {
-            format!("it still waited for storage beside {reader}")
-        };
-        let mut text = if done.is_empty() {
-            format!("{when}; nothing was done for it")
-        } else {
-            format!("{when}; {}, in {:.1} s", done.join(", "), self.took.as_secs_f64())
-        };
+        let _ = write!(text, "; {:.1} s", self.took.as_secs_f64());
         for (why, count) in &self.left {
             let _ = write!(text, "; {why} ({count})");
         }
@@ -197,9 +215,13 @@ impl Aftercare {
     fn begin_pass(&mut self, action: ActionId, wanted: Wanted, allowed: Option<u64>) {
         let is_first = allowed.is_none();
         let limits = allowed.map_or(Limits::FIRST, Limits::again);
-        let memory = recalled(&mut self.memory, action);
+        self.make_room_to_remember(action);
+        let memory = self.memory.entry(action).or_default();
         let giving = wanted.give_back.map(|own| {
-            let (seen, rounds) = (std::mem::take(&mut self.seen), std::mem::take(&mut memory.rounds));
+            let (seen, mut rounds) = (std::mem::take(&mut self.seen), std::mem::take(&mut memory.rounds));
+            if is_first {
+                rounds.begin();
+            }
             GivingBack::new(own, seen, rounds)
         });
         let bringing = wanted
@@ -227,8 +249,8 @@ impl Aftercare {
             && let Some((left, others)) = giving.go_on(&self.root, &mut self.patience)
         {
             work.past += giving.steps().0;
-            work.given = Some((giving.given(), giving.gone_round()));
-            recalled(&mut self.memory, action).rounds = giving.take_rounds();
+            work.given = Some((giving.given(), giving.rounds_dropped()));
+            self.memory.entry(action).or_default().rounds = giving.take_rounds();
             work.giving = None;
             self.seen = others;
             work.left.extend(left);
@@ -242,13 +264,14 @@ impl Aftercare {
                 watch.allowed = watch.allowed.saturating_sub(bringing.asked());
             }
             work.brought = Some(bringing.asked());
-            recalled(&mut self.memory, action).known = bringing.take_known();
+            self.memory.entry(action).or_default().known = bringing.take_known();
             work.bringing = None;
             work.left.extend(left);
         }
         if work.giving.is_none() && work.bringing.is_none() {
             let account = Account {
                 is_first: work.is_first,
+                passes: 1,
                 took: work.begun.elapsed(),
                 given: work.given,
                 brought: work.brought,
@@ -256,9 +279,7 @@ impl Aftercare {
             };
             self.works.remove(&action);
             let left = account.left.clone();
-            if self.accounts.len() < ACCOUNTS_MAX {
-                self.accounts.push((action, account));
-            }
+            self.note_down(action, account);
             return Pass::Over(left);
         }
         let giving = work.giving.as_ref().map_or((0, 0), GivingBack::steps);
@@ -315,9 +336,51 @@ impl Aftercare {
             .ok()
     }
 
-    /// What passes did that are over, since the last time.
+    /// What is to be told of a pass that is over: the first of a containment at once, later ones together, once in a while.
+    fn note_down(&mut self, action: ActionId, account: Account) {
+        let memory = self.memory.entry(action).or_default();
+        match &mut memory.untold {
+            Some(untold) if untold.is_first == account.is_first => untold.add(account),
+            untold => {
+                if let Some(before) = untold.replace(account) {
+                    self.accounts.push((action, before));
+                }
+            }
+        }
+    }
+
+    /// What is to be told of passes that are over, since the last time.
     pub(super) fn take_accounts(&mut self) -> Vec<(ActionId, Account)> {
-        std::mem::take(&mut self.accounts)
+        let mut accounts = std::mem::take(&mut self.accounts);
+        let now = Instant::now();
+        for (action, memory) in &mut self.memory {
+            let is_due = |account: &mut Account| {
+                let rests = memory.told.is_none_or(|told| now >= told + TOLD_EVERY);
+                account.is_first || rests
+            };
+            if let Some(account) = memory.untold.take_if(is_due) {
+                memory.told = Some(now);
+                accounts.push((*action, account));
+            }
+        }
+        accounts
+    }
+
+    /// It is over for good.
+    pub(super) fn forget(&mut self, action: ActionId) {
+        self.stop(action);
+        self.memory.remove(&action);
+    }
+
+    /// Forgets those that began long ago, and for which nothing is done now.
+    fn make_room_to_remember(&mut self, action: ActionId) {
+        while self.memory.len() >= REMEMBERED_MAX && !self.memory.contains_key(&action) {
+            let is_idle = |id: &&ActionId| !self.works.contains_key(id) && !self.watches.contains_key(id);
+            let Some(oldest) = self.memory.keys().find(is_idle).copied() else {
+                return;
+            };
+            self.memory.remove(&oldest);
+        }
     }
 
     /// Ends it where it is; what was seen of others is of use the next time.
@@ -326,7 +389,7 @@ impl Aftercare {
         let Some(work) = self.works.remove(&action) else {
             return;
         };
-        let memory = recalled(&mut self.memory, action);
+        let memory = self.memory.entry(action).or_default();
         if let Some(mut giving) = work.giving {
             self.seen = giving.take_seen();
             memory.rounds = giving.take_rounds();
@@ -336,14 +399,6 @@ impl Aftercare {
             bringing.stop(&self.root, &mut self.fetcher);
         }
     }
-}
-
-/// What is remembered for an action; not for ever: those that began long ago are over.
-fn recalled(memory: &mut BTreeMap<ActionId, Memory>, action: ActionId) -> &mut Memory {
-    while memory.len() >= REMEMBERED_MAX && !memory.contains_key(&action) {
-        memory.pop_first();
-    }
-    memory.entry(action).or_default()
 }
 
 /// What storage has delivered to processes since they began, in bytes.
@@ -447,14 +502,89 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_is_kept_for_the_latest_actions() {
-        let mut memory = BTreeMap::new();
+    fn what_is_remembered_is_kept_for_those_at_work_and_the_latest() {
+        let mut aftercare = Aftercare::new(Root::default());
+        let nothing = || Wanted {
+            give_back: None,
+            bring_back: None,
+        };
+        aftercare
+            .watches
+            .insert(ActionId(1), Watch::new(Instant::now(), sum(0)));
         for id in 1..=20 {
-            recalled(&mut memory, ActionId(id));
-            recalled(&mut memory, ActionId(id));
+            aftercare.begin_pass(ActionId(id), nothing(), None);
+            assert!(matches!(aftercare.go_on(ActionId(id)), Pass::Over(_)));
         }
-        assert_eq!(memory.len(), REMEMBERED_MAX);
-        assert_eq!(memory.first_key_value().map(|(id, _)| *id), Some(ActionId(13)));
+        let remembered: Vec<u64> = aftercare.memory.keys().map(|id| id.0).collect();
+        assert_eq!(remembered, [1, 14, 15, 16, 17, 18, 19, 20]);
+        aftercare.forget(ActionId(20));
+        assert!(!aftercare.memory.contains_key(&ActionId(20)));
+    }
+
+    #[test]
+    fn how_far_the_reader_was_outlives_a_pass_that_is_ended_before() {
+        let mut aftercare = Aftercare::new(Root::default());
+        let wanted = || Wanted {
+            give_back: Some(BTreeSet::from([i32::MAX])),
+            bring_back: Some(Vec::new()),
+        };
+        let action = ActionId(1);
+        aftercare.begin(action, wanted());
+        // Ended in the middle, and begun anew: nothing is lost on the way.
+        let known = |aftercare: &Aftercare| aftercare.works[&action].giving.as_ref().unwrap().looks_so_far();
+        if let Some(giving) = aftercare
+            .works
+            .get_mut(&action)
+            .and_then(|work| work.giving.as_mut())
+        {
+            giving.note_for_a_test();
+        }
+        assert_eq!(known(&aftercare), 1);
+        aftercare.stop(action);
+        aftercare.begin(action, wanted());
+        assert_eq!(known(&aftercare), 1);
+        aftercare.begin(action, wanted());
+        assert_eq!(known(&aftercare), 1);
+    }
+
+    #[test]
+    fn later_passes_are_told_of_together_and_first_ones_at_once() {
+        let mut aftercare = Aftercare::new(Root::default());
+        let pass = |is_first, brought| Account {
+            is_first,
+            passes: 1,
+            took: Duration::from_millis(300),
+            given: Some((3 << 20, usize::from(is_first))),
+            brought: Some(brought),
+            left: BTreeMap::new(),
+        };
+        let reader = WorkloadId::from("tar[7]");
+        let told = |aftercare: &mut Aftercare| -> Vec<String> {
+            let accounts = aftercare.take_accounts();
+            accounts
+                .iter()
+                .map(|(_, account)| account.sentence(&reader))
+                .collect()
+        };
+        let action = ActionId(1);
+        aftercare.note_down(action, pass(true, 5 << 20));
+        let expected = "tar[7] is contained; 5.0 MiB that it lost were read again; what is in memory of 3.0 MiB that the reader had read \
+            was dropped, also ahead of it where it has begun anew; 0.3 s";
+        assert_eq!(told(&mut aftercare), [expected]);
+        aftercare.note_down(action, pass(false, 0));
+        aftercare.note_down(action, pass(false, 1 << 20));
+        assert_eq!(told(&mut aftercare), [""; 0]);
+        // A minute later.
+        let before = Instant::now().checked_sub(TOLD_EVERY);
+        aftercare.memory.get_mut(&action).unwrap().told = before;
+        let expected = "it still waited for storage beside tar[7], 2 times; 1.0 MiB that it lost were read again; what is in memory of \
+            6.0 MiB that the reader had read was dropped; 0.6 s";
+        assert_eq!(told(&mut aftercare), [expected]);
+        // Contained anew: what was not told yet comes first.
+        aftercare.note_down(action, pass(false, 0));
+        aftercare.note_down(action, pass(true, 0));
+        let told = told(&mut aftercare);
+        assert!(told[0].starts_with("it still waited") && told[1].starts_with("tar[7] is contained"));
     }
 
     const PROGRAM: ProcessId = ProcessId {

@@ -5,7 +5,7 @@
 //! from everybody in it (measured: docs/file-cache-notebook.md). So what the reader has read already of the files that it has open is
 //! dropped (`posix_fadvise(POSIX_FADV_DONTNEED)` on the same file, opened anew).
 //!
-//! Dropped is only what is behind the reader, of regular files on a disk of this machine, that it has open for reading
+//! Dropped is only what the reader has read, of regular files on a disk of this machine, that it has open for reading
 //! only, and that nobody else has open or mapped: all processes are looked at first. Where not all of them can be seen, or
 //! one of them does not let itself be looked at (but for the first one), nothing is dropped. There is nothing to put back:
 //! what is dropped is clean, and whoever needs it reads it again. The kernel keeps pages that are mapped; of those that
@@ -25,15 +25,18 @@
 //! long as the reader comes by again (measured: 14 and 18 MiB of 256). So before anything is dropped it is looked once more how far it
 //! is; where that cannot be seen any more, what lay behind it the first time is what is dropped.
 //!
-//! A reader that has come to the end of its file and begins anew has left behind what lies *ahead* of it now, and comes by there again and
-//! again, so that the kernel takes these pages for used and those of others instead. That it has gone round shows when all that have
-//! the file open are further back than all were at an earlier look ([`Rounds`]): then the whole of the file is dropped, what it
-//! read last first. Whoever goes back for another reason reads from the disk what it had read before.
+//! A reader that has come to the end of its file and begins anew has left behind what lies *ahead* of it now, and comes by there again
+//! and again, so that the kernel takes these pages for used and those of others instead. So it is remembered from pass to pass, and from
+//! containment to containment, how far it was ([`Rounds`]). What lies ahead is dropped up to where all that have the file open had been at an
+//! earlier look, and to the end of the file once the reader has read so much since that it must have passed by there (`rchar`). This is done
+//! once each time that it is contained: what it reads then counts elsewhere. Whoever goes back for another reason reads from the disk what
+//! it had read before.
 //!
 //! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
 //! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
 //! holds up nobody.
 
+use super::lost_parts::{Identity, identity};
 use super::mounts::Mounts;
 use super::page_dropping::{Held, has_lease, hold_regular, is_open_for_reading_only, open_held};
 use crate::Root;
@@ -48,6 +51,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -84,6 +88,7 @@ const NOT_ONLY_READ: &str = "file whose pages stay: the reader writes to it or m
 const NOT_ON_DISK: &str = "file whose pages stay: it is not on a disk of this machine";
 const TOO_MANY: &str = "file whose pages stay: the reader has more files open than are looked at";
 const REFUSED: &str = "file whose pages stay: the kernel drops none of them";
+const TOO_LARGE: &str = "file of which a part stays: the reader has read more than is gone through";
 
 /// Why nothing is dropped.
 #[derive(Debug, thiserror::Error)]
@@ -112,71 +117,147 @@ pub(super) enum Obstacle {
 
 /// Files of which it is kept in mind how far a reader was.
 const ROUNDS_MAX: usize = 256;
+/// What lies so far ahead of the reader stays: it is being read ahead for it.
+const AHEAD: u64 = 16 << 20;
 
-/// A file, by its inode and the mount on which it is open.
-type Place = (u64, u64);
-
-/// How far in its files a reader was at earlier looks.
+/// How far a reader has come in its files, from pass to pass.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rounds(BTreeMap<Place, Way>);
+pub(super) struct Rounds {
+    ways: BTreeMap<Identity, Way>,
+    /// Looks so far.
+    looks: u64,
+}
 
 /// How far a reader has come in one file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// All that had it open were here, or further.
-    Reached(u64),
-    /// It has begun anew since: it has read all of it.
-    Round,
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// All that had it open were here, or further, at some look.
+    reached: u64,
+    /// Where the hindmost of them was at the last look …
+    at: u64,
+    /// … and what its processes had read by then, of all files, if they told.
+    read: Option<u64>,
+    /// It has passed by the end since.
+    has_ended: bool,
+    /// What lies ahead was dropped since the reader was contained.
+    is_dropped: bool,
+    /// The look at which it was seen last.
+    seen: u64,
 }
 
 impl Rounds {
-    /// Notes where those are that have a file open, the last and the first of them.
-    fn note(&mut self, place: Place, last: u64, first: u64) {
-        if self.0.len() >= ROUNDS_MAX && !self.0.contains_key(&place) {
-            return;
-        }
-        let way = self.0.entry(place).or_insert(Way::Reached(last));
-        if let Way::Reached(reached) = *way {
-            *way = if first.saturating_add(STEP) < reached {
-                Way::Round
-            } else {
-                Way::Reached(reached.max(last))
-            };
+    /// The reader is contained once more: what it has left behind meanwhile can be dropped.
+    pub(super) fn begin(&mut self) {
+        for way in self.ways.values_mut() {
+            way.is_dropped = false;
         }
     }
 
-    fn has_gone_round(&self, place: Place) -> bool {
-        self.0.get(&place) == Some(&Way::Round)
+    /// Whether a file of this number is known.
+    fn knows(&self, inode: u64) -> bool {
+        self.ways.keys().any(|(_, known, ..)| *known == inode)
+    }
+
+    /// Notes where those are that have a file of this size open, and what the reader has read so far, of all files. `is_alone`: it has no other
+    /// file open of which it has read anything.
+    fn note(&mut self, file: Identity, size: u64, at: Positions, read: Option<u64>, is_alone: bool) {
+        self.looks += 1;
+        if self.ways.len() >= ROUNDS_MAX && !self.ways.contains_key(&file) {
+            let oldest = self.ways.iter().min_by_key(|(_, way)| way.seen);
+            if let Some(oldest) = oldest.map(|(file, _)| *file) {
+                self.ways.remove(&oldest);
+            }
+        }
+        let begins = Way {
+            reached: at.hindmost,
+            at: at.hindmost,
+            read,
+            has_ended: false,
+            is_dropped: false,
+            seen: self.looks,
+        };
+        let way = self.ways.entry(file).or_insert(begins);
+        if way.reached > size.saturating_add(STEP) {
+            // It has been cut since.
+            *way = begins;
+            return;
+        }
+        let has_read = read
+            .zip(way.read)
+            .map_or(0, |(now, then)| now.saturating_sub(then));
+        let to_the_end_and_here = size.saturating_sub(way.at).saturating_add(at.hindmost);
+        let is_back = at.foremost.saturating_add(STEP) < way.at;
+        way.has_ended |= (is_back || is_alone) && has_read >= to_the_end_and_here;
+        way.reached = at.hindmost.max(way.reached);
+        (way.at, way.read, way.seen) = (at.hindmost, read, self.looks);
+    }
+
+    /// How far a file was read that lies ahead of all that have it open, if that is to be dropped.
+    fn ahead(&self, file: Identity, at: Positions) -> Option<u64> {
+        let way = self.ways.get(&file).filter(|way| !way.is_dropped)?;
+        let to = if way.has_ended { u64::MAX } else { way.reached };
+        (at.foremost.saturating_add(STEP) < to).then_some(to)
+    }
+
+    /// What lies ahead in a file was dropped: all of it, if the reader had read it to the end.
+    fn dropped(&mut self, file: Identity) {
+        if let Some(way) = self.ways.get_mut(&file) {
+            way.is_dropped = way.has_ended;
+        }
     }
 }
 
 /// A file of the reader.
 struct Candidate {
     file: Arc<OwnedFd>,
+    identity: Option<Identity>,
     /// A process that has it open …
     pid: i32,
     /// … and on which mount: with the inode, that tells it from another file.
     mount: u64,
-    /// What lies before this is to be dropped yet …
+    /// What lies before this is behind the reader, and not yet dropped …
     to: u64,
-    /// … down to here …
-    from: u64,
-    /// … and then what lies before the end, down to here.
-    ahead: Option<u64>,
+    /// … and this lies ahead of it and was read before.
+    ahead: Option<Range<u64>>,
     /// The whole of it, in parts that can be dropped.
     size: u64,
+    /// Its length.
+    length: u64,
 }
 
 impl Candidate {
-    /// The reader has gone round: what lies ahead of it is dropped as well.
-    fn take_whole(&mut self) {
-        self.ahead = Some(self.to);
+    /// Meets what lies behind the reader, and ahead of it if it was read before.
+    fn aim(&mut self, rounds: &mut Rounds, at: Positions, read: Option<u64>, is_alone: bool) {
+        self.to = behind(at.hindmost).min(self.size).max(self.to);
+        let Some(identity) = self.identity else { return };
+        rounds.note(identity, self.length, at, read, is_alone);
+        let from = behind(at.foremost).saturating_add(AHEAD);
+        let to = rounds.ahead(identity, at).map(|to| behind(to).min(self.size));
+        self.ahead = to.filter(|to| *to > from).map(|to| from..to);
     }
 
     /// Parts that are still to be dropped.
     fn parts(&self) -> u64 {
-        let ahead = self.ahead.map_or(0, |down_to| self.size.saturating_sub(down_to));
-        (self.to - self.from).div_ceil(PART) + ahead.div_ceil(PART)
+        let ahead = self.ahead.as_ref().map_or(0, |ahead| ahead.end - ahead.start);
+        self.to.div_ceil(PART) + ahead.div_ceil(PART)
+    }
+
+    /// The next part, from behind; first what was read last.
+    fn next(&mut self) -> Option<(u64, NonZeroU64)> {
+        let (from, to) = match &mut self.ahead {
+            _ if self.to > 0 => {
+                let to = self.to;
+                self.to = to.saturating_sub(PART);
+                (self.to, to)
+            }
+            Some(ahead) => {
+                let to = ahead.end;
+                ahead.end = to.saturating_sub(PART).max(ahead.start);
+                (ahead.end, to)
+            }
+            None => return None,
+        };
+        Some((from, NonZeroU64::new(to.saturating_sub(from))?))
     }
 }
 
@@ -184,9 +265,9 @@ impl Candidate {
 #[derive(Clone, Copy, Debug)]
 struct Positions {
     /// The last of them …
-    last: u64,
+    hindmost: u64,
     /// … and the first.
-    first: u64,
+    foremost: u64,
 }
 
 /// What a process has done so far, by its counters: it is another process, or has run, where these differ.
@@ -205,17 +286,19 @@ impl Doings {
         let text = fs::read(root.path(&format!("/proc/{pid}/stat"))).ok()?;
         let stat = parse_stat(&text)?;
         let io = fs::read(root.path(&format!("/proc/{pid}/io"))).ok()?;
-        let read = |name: &[u8]| {
-            let line = lines(&io).find_map(|line| line.strip_prefix(name))?;
-            number(line.trim_ascii())
-        };
         Some(Self {
             start_ticks: stat.start_ticks,
             faults: stat.faults_minor.saturating_add(stat.faults_major),
             cpu_ticks: stat.cpu_ticks,
-            reads: (read(b"syscr:")?, read(b"rchar:")?),
+            reads: (counted(&io, b"syscr:")?, counted(&io, b"rchar:")?),
         })
     }
+}
+
+/// What a line of `/proc/PID/io` counts.
+fn counted(io: &[u8], name: &[u8]) -> Option<u64> {
+    let line = lines(io).find_map(|line| line.strip_prefix(name))?;
+    number(line.trim_ascii())
 }
 
 /// What processes had open and mapped when they were last looked at.
@@ -252,11 +335,15 @@ pub(super) struct GivingBack {
     /// … and the second time …
     positions_now: BTreeMap<u64, Positions>,
     /// … and on which mounts these are.
-    mounts_now: BTreeSet<Place>,
+    mounts_now: BTreeSet<(u64, u64)>,
+    /// What its processes have read so far, of all files, if all of them told …
+    read: Option<u64>,
+    /// … and the second time.
+    read_now: Option<u64>,
     /// How far it was before.
     rounds: Rounds,
-    /// What it had open this time.
-    places: BTreeSet<Place>,
+    /// Files of which also what lies ahead was dropped.
+    rounds_dropped: usize,
     /// What the reader does otherwise than read.
     not_only_read: BTreeSet<u64>,
     /// Files that stay as they are, by reason.
@@ -287,8 +374,10 @@ impl GivingBack {
             positions: BTreeMap::new(),
             positions_now: BTreeMap::new(),
             mounts_now: BTreeSet::new(),
+            read: Some(0),
+            read_now: Some(0),
             rounds,
-            places: BTreeSet::new(),
+            rounds_dropped: 0,
             not_only_read: BTreeSet::new(),
             left: BTreeMap::new(),
             looked_at: 0,
@@ -334,20 +423,28 @@ impl GivingBack {
         seen
     }
 
-    /// How far the reader is, for the next time: of what it has open, for the number of a file that is gone is given to others. One
-    /// that has nothing open just now is between two of them.
+    /// How far the reader is, for the next time.
     pub(super) fn take_rounds(&mut self) -> Rounds {
-        let mut rounds = std::mem::take(&mut self.rounds);
-        if self.own.is_empty() && !self.places.is_empty() {
-            rounds.0.retain(|place, _| self.places.contains(place));
-        }
-        rounds
+        std::mem::take(&mut self.rounds)
     }
 
-    /// In how many of the files that it has open the reader has gone round.
-    pub(super) fn gone_round(&self) -> usize {
-        let is_round = |place: &&Place| self.rounds.has_gone_round(**place);
-        self.places.iter().filter(is_round).count()
+    #[cfg(test)]
+    pub(super) fn note_for_a_test(&mut self) {
+        let at = Positions {
+            hindmost: 0,
+            foremost: 0,
+        };
+        self.rounds.note((1, 1, 1, 1), 0, at, None, true);
+    }
+
+    #[cfg(test)]
+    pub(super) fn looks_so_far(&self) -> u64 {
+        self.rounds.looks
+    }
+
+    /// Of so many files also what lies ahead of the reader was dropped.
+    pub(super) fn rounds_dropped(&self) -> usize {
+        self.rounds_dropped
     }
 
     /// So many bytes of files were gone through, whether they were in memory or not.
@@ -378,13 +475,10 @@ impl GivingBack {
         }
         if self.others.is_none() {
             // Only now it is known how far the last of its processes is.
+            let is_alone = is_alone(&self.positions);
             for (inode, file) in &mut self.files {
-                let place = (*inode, file.mount);
                 if let Some(at) = self.positions.get(inode) {
-                    self.rounds.note(place, at.last, at.first);
-                }
-                if self.rounds.has_gone_round(place) {
-                    file.take_whole();
+                    file.aim(&mut self.rounds, *at, self.read, is_alone);
                 }
             }
             self.files.retain(|_, file| file.parts() > 0);
@@ -440,23 +534,20 @@ impl GivingBack {
             *self.left.entry(why.to_owned()).or_default() += count;
         }
         note(&mut self.positions, look.positions);
-        self.places.extend(look.mounts);
+        self.read = self.read.zip(look.read).map(|(all, one)| all.saturating_add(one));
         for (inode, found) in look.files {
             let file = Arc::new(found.file);
             self.held.0.push(Arc::clone(&file));
             self.files.entry(inode).or_insert(Candidate {
+                identity: identity(&file),
                 file,
                 pid,
                 mount: found.mount,
                 to: 0,
-                from: 0,
                 ahead: None,
-                size: found.size,
+                size: behind(found.length),
+                length: found.length,
             });
-        }
-        for (inode, file) in &mut self.files {
-            let last = self.positions.get(inode).map_or(0, |at| at.last);
-            file.to = behind(last).min(file.size);
         }
         self.leave_what_is_not_only_read(look.not_only_read);
     }
@@ -466,17 +557,17 @@ impl GivingBack {
         note(&mut self.positions_now, look.positions);
         self.mounts_now.extend(look.mounts);
         self.leave_what_is_not_only_read(look.not_only_read);
+        self.read_now = self
+            .read_now
+            .zip(look.read)
+            .map(|(all, one)| all.saturating_add(one));
         if self.again.is_empty() {
+            let is_alone = is_alone(&self.positions_now);
             for (inode, file) in &mut self.files {
                 // One that was closed since tells nothing, nor does another file of that number.
-                let place = (*inode, file.mount);
-                let is_open = self.mounts_now.contains(&place);
+                let is_open = self.mounts_now.contains(&(*inode, file.mount));
                 if let Some(now) = self.positions_now.get(inode).filter(|_| is_open) {
-                    file.to = file.to.max(behind(now.last)).min(file.size);
-                    self.rounds.note(place, now.last, now.first);
-                    if self.rounds.has_gone_round(place) {
-                        file.take_whole();
-                    }
+                    file.aim(&mut self.rounds, *now, self.read_now, is_alone);
                 }
             }
         }
@@ -491,19 +582,22 @@ impl GivingBack {
         }
     }
 
-    /// Drops one part of one file, from behind; true when there is nothing more to drop.
+    /// Drops one part of one file; true when there is nothing more to drop. What lies behind comes first, of all files.
     fn give_back_a_part(&mut self, reader: &mut Reader) -> Result<bool, Obstacle> {
-        let Some(mut entry) = self.files.first_entry() else {
+        let mut next = self.files.iter().find(|(_, c)| c.to > 0);
+        next = next.or_else(|| self.files.iter().find(|(_, c)| c.parts() > 0));
+        let Some(inode) = next.map(|(inode, _)| *inode) else {
             return Ok(true);
         };
-        let candidate = entry.get_mut();
-        let from = candidate.to.saturating_sub(PART).max(candidate.from);
-        let Some(length) = NonZeroU64::new(candidate.to - from) else {
-            match candidate.ahead.take() {
-                Some(down_to) => (candidate.to, candidate.from) = (candidate.size.max(down_to), down_to),
-                None => drop(entry.remove()),
-            }
-            return Ok(self.files.is_empty());
+        if self.given >= GIVEN_MAX {
+            self.leave(TOO_LARGE);
+            return Ok(true);
+        }
+        let Some(candidate) = self.files.get_mut(&inode) else {
+            return Ok(true);
+        };
+        let Some((from, length)) = candidate.next() else {
+            return Ok(true);
         };
         let file = Arc::clone(&candidate.file);
         // It is the disk that may keep it waiting, and not the process: that one can be asked again.
@@ -513,13 +607,19 @@ impl GivingBack {
                 fadvise(&*file, from, Some(length), Advice::DontNeed)
             })
             .map_err(|_| Obstacle::Disk)?;
-        candidate.to = from;
-        self.given = self.given.saturating_add(length.get());
         if dropped.is_err() {
-            entry.remove();
+            self.files.remove(&inode);
             self.leave(REFUSED);
+            return Ok(false);
         }
-        Ok(self.given >= GIVEN_MAX)
+        self.given = self.given.saturating_add(length.get());
+        if candidate.parts() == 0 && candidate.ahead.is_some() {
+            self.rounds_dropped += 1;
+            if let Some(identity) = candidate.identity {
+                self.rounds.dropped(identity);
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -530,8 +630,10 @@ struct Look {
     files: BTreeMap<u64, Found>,
     /// All positions, also of files that it has not read yet.
     positions: Vec<(u64, u64)>,
-    /// What it has open on a disk.
-    mounts: Vec<Place>,
+    /// Inodes that it has open on a disk, with the mount of each.
+    mounts: Vec<(u64, u64)>,
+    /// What it has read so far, of all files, in bytes.
+    read: Option<u64>,
     not_only_read: BTreeSet<u64>,
     left: BTreeMap<&'static str, u64>,
     looked_at: usize,
@@ -541,8 +643,7 @@ struct Look {
 struct Found {
     file: OwnedFd,
     mount: u64,
-    /// How much of it can be dropped in all.
-    size: u64,
+    length: u64,
 }
 
 /// Looks what a process of the reader has open, and opens what it has read much of, or had before it began anew; at most so many
@@ -554,7 +655,10 @@ fn look_at_reader(
     most: usize,
     rounds: &Rounds,
 ) -> Result<Look, Obstacle> {
-    let mut look = Look::default();
+    let mut look = Look {
+        read: Some(0),
+        ..Look::default()
+    };
     let mut read = Vec::new();
     // Before anything is opened: to open a file of another machine may take as long as that likes.
     let mounts = Mounts::of(root, pid).map_err(|why| Obstacle::Mounts { pid, why });
@@ -571,8 +675,7 @@ fn look_at_reader(
         look.positions.push((inode, at));
         let mount = mounts.mount_of(text);
         look.mounts.extend(mount.map(|mount| (inode, mount)));
-        let was_read = mount.is_some_and(|mount| rounds.0.contains_key(&(inode, mount)));
-        if behind(at) > 0 || was_read {
+        if behind(at) > 0 || rounds.knows(inode) {
             if let Some(mount) = mount {
                 read.push((number, inode, mount));
             } else {
@@ -584,6 +687,8 @@ fn look_at_reader(
         look.not_only_read.insert(inode);
     })?;
     look.looked_at = open + mapped;
+    let io = fs::read(root.path(&format!("/proc/{pid}/io"))).unwrap_or_default();
+    look.read = counted(&io, b"rchar:");
     for (number, inode, mount) in read {
         if look.files.contains_key(&inode) {
             continue;
@@ -594,8 +699,8 @@ fn look_at_reader(
         }
         // Another one has got its number meanwhile, or it is something else than a file: nothing to say of it.
         let path = root.path(&format!("/proc/{pid}/fd/{number}"));
-        if let Some((file, size)) = open_read(&path, inode) {
-            look.files.insert(inode, Found { file, mount, size });
+        if let Some((file, length)) = open_read(&path, inode) {
+            look.files.insert(inode, Found { file, mount, length });
         }
     }
     Ok(look)
@@ -609,17 +714,24 @@ fn behind(position: u64) -> u64 {
 /// Notes for each inode where those are that have it open.
 fn note(all: &mut BTreeMap<u64, Positions>, positions: Vec<(u64, u64)>) {
     for (inode, at) in positions {
-        let known = all.entry(inode).or_insert(Positions { last: at, first: at });
-        known.last = known.last.min(at);
-        known.first = known.first.max(at);
+        let known = all.entry(inode).or_insert(Positions {
+            hindmost: at,
+            foremost: at,
+        });
+        known.hindmost = known.hindmost.min(at);
+        known.foremost = known.foremost.max(at);
     }
 }
 
-/// Opens what a process has open as that inode once more, if it is a regular file. With it: how much of it can be dropped.
+/// Whether the reader has read much of one file at most, of those that it has open.
+fn is_alone(positions: &BTreeMap<u64, Positions>) -> bool {
+    positions.values().filter(|at| behind(at.foremost) > 0).count() <= 1
+}
+
+/// Opens what a process has open as that inode once more, if it is a regular file. With it: its length.
 fn open_read(path: &Path, inode: u64) -> Option<(OwnedFd, u64)> {
     let (held, stat) = hold_regular(path).filter(|(_, stat)| stat.st_ino == inode)?;
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    Some((open_held(&held)?, behind(size)))
+    Some((open_held(&held)?, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
 /// `None` when what was asked of a process failed because it has ended.
@@ -965,7 +1077,7 @@ mod tests {
         while !giving.again.is_empty() {
             assert!(!giving.step(&scene.root, &mut reader).unwrap());
         }
-        let meant = |c: &Candidate| c.to + c.ahead.map_or(0, |down_to| c.size - down_to);
+        let meant = |c: &Candidate| c.to + c.ahead.as_ref().map_or(0, |ahead| ahead.end - ahead.start);
         let files = giving.files.values().map(|c| meant(c) / MIB).collect();
         (files, giving.left.into_keys().collect())
     }
@@ -974,13 +1086,12 @@ mod tests {
     fn what_had_been_read_ahead_for_the_reader_is_dropped_once_it_lies_behind() {
         let Some(scene) = Scene::new() else { return };
         // It went on, a little and to the end; it went back a little; it turned round.
-        // (Of the whole file less than 2 MiB at its end stay.)
         for (from, to, chosen) in [
             (41, 61, 60),
             (41, 300, 98),
             (41, 39, 40),
-            (41, 5, 98),
-            (41, 0, 98),
+            (41, 5, 40 + 20),
+            (41, 0, 40 + 24),
         ] {
             let moved = |path: &Path| scene.opens(READER, 3, path, to * MIB, READS);
             assert_eq!(chosen_when_it_moves(&scene, from, moved), (vec![chosen], vec![]));
@@ -1050,30 +1161,36 @@ mod tests {
         assert_eq!(chosen_when_it_moves(&scene, 41, writes), (vec![], left));
     }
 
-    /// Looks at a reader of one file of 200 MiB at positions in MiB, in one pass after the other; returns what each would drop, in MiB:
-    /// what lies behind it, and from where on what lies ahead.
-    fn passes(scene: &Scene, positions: &[&[(i32, i32, u64)]]) -> Vec<Option<(u64, Option<u64>)>> {
-        let big = scene.file("round", 200);
-        let (mut rounds, mut passes) = (Rounds::default(), Vec::new());
-        for open in positions {
-            let own = open.iter().map(|(pid, _, _)| *pid).collect();
-            for (pid, number, at) in *open {
+    /// Looks at a reader of one file of 200 MiB in one pass after the other, at positions in MiB, each with what that process has
+    /// read in all; returns what each would drop, in MiB: what lies behind it, and what lies ahead.
+    fn passes(
+        scene: &Scene,
+        rounds: &mut Rounds,
+        looks: &[&[(i32, i32, u64, u64)]],
+    ) -> Vec<Option<(u64, Option<Range<u64>>)>> {
+        let big = scene.disk.path().join("round");
+        if !big.exists() {
+            scene.file("round", 200);
+        }
+        let in_mib = |range: &Range<u64>| range.start / MIB..range.end / MIB;
+        let mut passes = Vec::new();
+        for open in looks {
+            let own = open.iter().map(|(pid, ..)| *pid).collect();
+            for (pid, number, at, read) in *open {
                 scene.opens(*pid, *number, &big, at * MIB, READS);
+                scene.has_read(*pid, read * MIB);
             }
-            let mut giving = GivingBack::new(own, Seen::default(), rounds);
+            let mut giving = GivingBack::new(own, Seen::default(), std::mem::take(rounds));
             let mut reader = Reader::default();
             while !giving.others.as_ref().is_some_and(Vec::is_empty) || !giving.again.is_empty() {
                 if giving.step(&scene.root, &mut reader).unwrap() {
                     break;
                 }
             }
-            let meant = giving
-                .files
-                .values()
-                .map(|c| (c.to / MIB, c.ahead.map(|ahead| ahead / MIB)));
-            passes.push(meant.last());
-            rounds = giving.take_rounds();
-            for (pid, _, _) in *open {
+            let meant = giving.files.values().filter(|c| c.parts() > 0);
+            passes.push(meant.map(|c| (c.to / MIB, c.ahead.as_ref().map(in_mib))).last());
+            *rounds = giving.take_rounds();
+            for (pid, ..) in *open {
                 let _ = fs::remove_dir_all(scene.root.path(&format!("/proc/{pid}")));
             }
         }
@@ -1081,59 +1198,97 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_that_was_gone_round_all_is_dropped() {
+    fn what_a_reader_that_goes_round_has_left_ahead_of_it_is_dropped() {
         let Some(scene) = Scene::new() else { return };
-        let at = |mib| [(READER, 3, mib)];
-        // On, to the end, and anew: also where it has hardly begun, and later wherever it is.
-        let seen = passes(&scene, &[&at(41), &at(161), &at(21), &at(0), &at(181)]);
+        let at = |mib, read| [(READER, 3, mib, read)];
+        let looks = |looks: &[&[(i32, i32, u64, u64)]]| passes(&scene, &mut Rounds::default(), looks);
+        // On, and back after so much that it has passed by the end: what is just being read ahead for it stays. Also where it has
+        // hardly begun, and then wherever it is.
+        let seen = looks(&[
+            &at(41, 41),
+            &at(161, 161),
+            &at(21, 221),
+            &at(0, 400),
+            &at(121, 521),
+        ]);
         let expected = [
             Some((40, None)),
             Some((160, None)),
-            Some((20, Some(20))),
-            Some((0, Some(0))),
-            Some((180, Some(180))),
+            Some((20, Some(36..198))),
+            Some((0, Some(16..198))),
+            Some((120, Some(136..198))),
         ];
         assert_eq!(seen, expected);
-        // A little back is no round; neither is what was never seen further on.
-        let seen = passes(&scene, &[&at(41), &at(40), &at(0), &at(0)]);
-        assert_eq!(seen[..2], [Some((40, None)), Some((38, None))]);
-        assert_eq!(passes(&scene, &[&at(0), &at(0)]), [None, None]);
-        // Another process of the same reader begins anew when the first has ended …
-        let seen = passes(&scene, &[&at(161), &[(SECOND, 3, 21)]]);
-        assert_eq!(seen[1], Some((20, Some(20))));
-        // … or nothing is open in between …
-        let seen = passes(&scene, &[&at(161), &[], &[(SECOND, 3, 21)]]);
-        assert_eq!(seen[2], Some((20, Some(20))));
-        // … and while the first goes on, what it has brought is of use to the second.
-        let seen = passes(&scene, &[&at(161), &[(READER, 3, 171), (SECOND, 3, 21)]]);
-        assert_eq!(seen[1], Some((20, None)));
-        // Two that read a half each: the last one counts for what all have read, and the first for who has gone round.
-        let halves = |a, b| [(READER, 3, a), (READER, 4, b)];
-        let seen = passes(&scene, &[&halves(91, 191), &halves(11, 111), &halves(11, 61)]);
-        let expected = [Some((90, None)), Some((10, None)), Some((10, Some(10)))];
-        assert_eq!(seen, expected);
+        // Back, but it has not read so much: what it was seen to have read.
+        let seen = looks(&[&at(161, 161), &at(21, 200)]);
+        assert_eq!(seen[1], Some((20, Some(36..160))));
+        // Further on, with all of the file in between.
+        let seen = looks(&[&at(21, 21), &at(41, 241), &at(181, 300)]);
+        assert_eq!(seen[1], Some((40, Some(56..198))));
+        let seen = looks(&[&at(21, 21), &at(41, 240)]);
+        assert_eq!(seen[1], Some((40, None)));
+        // A little back is no round; what was never seen further on has nothing ahead.
+        let seen = looks(&[&at(41, 41), &at(40, 600), &at(0, 0)]);
+        assert_eq!(seen[0], Some((40, None)));
+        assert_eq!(looks(&[&at(0, 0), &at(0, 0)]), [None, None]);
+        // Another process of the same reader begins anew when the first has ended, also where nothing is open in between.
+        let second = [(SECOND, 3, 21, 21)];
+        assert_eq!(looks(&[&at(161, 161), &second])[1], Some((20, Some(36..160))));
+        assert_eq!(
+            looks(&[&at(161, 161), &[], &second])[2],
+            Some((20, Some(36..160)))
+        );
+        // While the first goes on, what it has brought is of use to the second.
+        let both = [(READER, 3, 171, 171), (SECOND, 3, 21, 21)];
+        assert_eq!(looks(&[&at(161, 161), &both])[1], Some((20, None)));
+        // Two that read a half each: the hindmost counts for what all have read, and the foremost for what lies ahead.
+        let halves = |a, b, read| [(READER, 3, a, read), (READER, 4, b, read)];
+        let seen = looks(&[&halves(91, 191, 182), &halves(11, 111, 222), &halves(11, 31, 222)]);
+        assert_eq!(
+            seen,
+            [Some((90, None)), Some((10, None)), Some((10, Some(46..90)))]
+        );
+        // With a second file there is no saying of which it has read so much.
+        let other = scene.file("other", 200);
+        let mut rounds = Rounds::default();
+        passes(&scene, &mut rounds, &[&at(21, 21)]);
+        scene.opens(READER, 4, &other, 41 * MIB, READS);
+        let seen = passes(&scene, &mut rounds, &[&at(41, 400)]);
+        assert_eq!(seen, [Some((40, None))]);
     }
 
     #[test]
-    fn a_file_that_was_closed_is_forgotten_once_the_reader_has_another_one() {
-        let mut rounds = Rounds::default();
-        rounds.note((7, 1), 41 * MIB, 41 * MIB);
-        let giving = |places: &[Place]| {
-            let mut giving = GivingBack::new(BTreeSet::new(), Seen::default(), rounds.clone());
-            giving.places.extend(places);
-            giving.take_rounds().0
+    fn another_file_of_that_number_was_not_gone_round() {
+        let file = |born| (1, 7, born, 0);
+        let at = |mib| Positions {
+            hindmost: mib * MIB,
+            foremost: mib * MIB,
         };
-        assert_eq!(giving(&[(8, 1)]).len(), 0);
-        assert_eq!(giving(&[(8, 1), (7, 1)]).len(), 1);
-        assert_eq!(giving(&[]).len(), 1);
-        // A look that was not at all of its processes tells nothing.
-        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), rounds.clone());
-        giving.places.insert((8, 1));
-        assert_eq!(giving.take_rounds().0.len(), 1);
+        let mut rounds = Rounds::default();
+        rounds.note(file(1), 200 * MIB, at(161), None, true);
+        rounds.note(file(1), 200 * MIB, at(21), None, true);
+        assert_eq!(rounds.ahead(file(1), at(21)), Some(161 * MIB));
+        rounds.note(file(2), 200 * MIB, at(21), None, true);
+        assert_eq!(rounds.ahead(file(2), at(21)), None);
+        assert!(rounds.knows(7) && !rounds.knows(8));
+        // It was cut, and has grown again.
+        rounds.note(file(1), 100 * MIB, at(21), None, true);
+        assert_eq!(rounds.ahead(file(1), at(1)), Some(21 * MIB));
+        // What was read to its end and dropped is not dropped again before the reader is contained the next time.
+        rounds.note(file(2), 200 * MIB, at(161), Some(161 * MIB), true);
+        rounds.note(file(2), 200 * MIB, at(21), Some(400 * MIB), true);
+        assert_eq!(rounds.ahead(file(2), at(21)), Some(u64::MAX));
+        rounds.dropped(file(2));
+        assert_eq!(rounds.ahead(file(2), at(21)), None);
+        rounds.begin();
+        assert_eq!(rounds.ahead(file(2), at(21)), Some(u64::MAX));
+        // What was seen last is kept.
         for inode in 0..2 * ROUNDS_MAX as u64 {
-            rounds.note((inode, 1), MIB, MIB);
+            rounds.note((2, inode, 0, 0), MIB, at(1), None, true);
         }
-        assert_eq!(rounds.0.len(), ROUNDS_MAX);
+        assert_eq!(rounds.ways.len(), ROUNDS_MAX);
+        let last = 2 * ROUNDS_MAX as u64 - 1;
+        assert!(rounds.knows(last) && !rounds.knows(100));
     }
 
     #[test]
@@ -1346,23 +1501,46 @@ mod tests {
     #[test]
     fn what_lies_behind_goes_before_what_lies_ahead() {
         let Some(scene) = Scene::new() else { return };
-        let path = scene.file("big", 201);
-        scene.opens(READER, 3, &path, 81 * MIB, READS);
-        let place = (fs::metadata(&path).unwrap().ino(), 1);
-        let mut rounds = Rounds::default();
-        rounds.note(place, 141 * MIB, 141 * MIB);
-        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), rounds);
-        let mut reader = Reader::default();
-        let mut reached = Vec::new();
-        while !giving.step(&scene.root, &mut reader).unwrap() {
-            let (done, total) = giving.steps();
-            assert!(done < total);
-            reached.extend(giving.files.values().map(|c| c.to / MIB));
-        }
-        reached.dedup();
-        // The whole of the file, but for its last part of less than a step.
-        assert_eq!(reached, [80, 16, 0, 200, 136, 80]);
-        assert_eq!(giving.given(), 200 * MIB);
+        let (round, other) = (scene.file("round", 201), scene.file("other", 100));
+        scene.opens(READER, 3, &round, 161 * MIB, READS);
+        scene.opens(READER, 4, &other, 21 * MIB, READS);
+        scene.has_read(READER, 161 * MIB);
+        let reader = &mut Reader::default();
+        let pass = |rounds, reader: &mut Reader| {
+            let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), rounds);
+            let mut left = Vec::new();
+            while !giving.step(&scene.root, reader).unwrap() {
+                let (done, total) = giving.steps();
+                assert!(done < total);
+                if giving.again.is_empty() {
+                    left.push(giving.files.values().map(Candidate::parts).sum::<u64>());
+                }
+            }
+            left.dedup();
+            (
+                giving.take_rounds(),
+                giving.given() / MIB,
+                giving.rounds_dropped(),
+                left,
+            )
+        };
+        let (rounds, given, dropped, _) = pass(Rounds::default(), reader);
+        assert_eq!((given, dropped), (160 + 20, 0));
+        fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
+        scene.opens(READER, 3, &round, 81 * MIB, READS);
+        scene.opens(READER, 4, &other, 41 * MIB, READS);
+        scene.has_read(READER, 400 * MIB);
+        // 80 and 40 behind, 96 to 200 ahead.
+        let (mut rounds, given, dropped, left) = pass(rounds, reader);
+        assert_eq!((given, dropped), (80 + 40 + 104, 1));
+        assert_eq!(left, [5, 4, 3, 2, 1, 0]);
+        // It is not gone through again before the reader is contained once more.
+        let (again, given, dropped, _) = pass(rounds.clone(), reader);
+        assert_eq!((given, dropped), (80 + 40, 0));
+        rounds = again;
+        rounds.begin();
+        let (_, given, dropped, _) = pass(rounds, reader);
+        assert_eq!((given, dropped), (80 + 40 + 104, 1));
     }
 
     #[test]
@@ -1386,7 +1564,8 @@ mod tests {
             }
         }
         reached.dedup();
-        assert_eq!(reached, [140, 76, 12, 0]);
+        // Nothing is meant before all were looked at.
+        assert_eq!(reached, [0, 140, 76, 12, 0]);
         assert_eq!(giving.given, 140 * MIB);
         let open = fs::File::open(&path).unwrap();
         let there = crate::sys::cache::residency(&open, 0, MIB).unwrap();

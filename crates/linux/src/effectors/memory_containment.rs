@@ -564,7 +564,7 @@ impl Effector for MemoryContainment {
         self.in_force.remove(&record.action.id);
         self.made.remove(&record.action.id);
         self.victims.remove(&record.action.id);
-        self.aftercare.stop(record.action.id);
+        self.aftercare.forget(record.action.id);
         self.keeper.release(record.action.id);
     }
 
