@@ -131,7 +131,7 @@ impl Account {
             }
             None => {}
         }
-        if let Some((bytes, rounds)) = self.given {
+        if let Some((bytes, rounds)) = self.given.filter(|(bytes, _)| *bytes > 0) {
             let ahead = match rounds {
                 0 => "",
                 _ => ", also ahead of it where it has begun anew",
@@ -217,11 +217,11 @@ impl Aftercare {
         let limits = allowed.map_or(Limits::FIRST, Limits::again);
         self.make_room_to_remember(action);
         let memory = self.memory.entry(action).or_default();
+        if is_first {
+            memory.rounds.begin();
+        }
         let giving = wanted.give_back.map(|own| {
-            let (seen, mut rounds) = (std::mem::take(&mut self.seen), std::mem::take(&mut memory.rounds));
-            if is_first {
-                rounds.begin();
-            }
+            let (seen, rounds) = (std::mem::take(&mut self.seen), std::mem::take(&mut memory.rounds));
             GivingBack::new(own, seen, rounds)
         });
         let bringing = wanted

@@ -27,10 +27,10 @@
 //!
 //! A reader that has come to the end of its file and begins anew has left behind what lies *ahead* of it now, and comes by there again
 //! and again, so that the kernel takes these pages for used and those of others instead. So it is remembered from pass to pass, and from
-//! containment to containment, how far it was ([`Rounds`]). What lies ahead is dropped up to where all that have the file open had been at an
-//! earlier look, and to the end of the file once the reader has read so much since that it must have passed by there (`rchar`). This is done
-//! once each time that it is contained: what it reads then counts elsewhere. Whoever goes back for another reason reads from the disk what
-//! it had read before.
+//! containment to containment, how far in a file all were that had it open ([`Rounds`]), and what lies ahead is dropped up to there: to
+//! the end once a single process was seen further back, and has read so much in between that it has passed by the end (`rchar`; what it
+//! read elsewhere counts as well). Each part is dropped once each time that the reader is contained: what it reads then counts
+//! elsewhere. Whoever goes back for another reason reads from the disk what it had read before.
 //!
 //! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
 //! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
@@ -129,27 +129,38 @@ pub(super) struct Rounds {
 }
 
 /// How far a reader has come in one file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Way {
-    /// All that had it open were here, or further, at some look.
+    /// All that had it open were here, or further, at some look; or one was, that has begun anew since.
     reached: u64,
-    /// Where the hindmost of them was at the last look …
-    at: u64,
-    /// … and what its processes had read by then, of all files, if they told.
-    read: Option<u64>,
-    /// It has passed by the end since.
-    has_ended: bool,
-    /// What lies ahead was dropped since the reader was contained.
-    is_dropped: bool,
+    /// The last look at a single process that has it open.
+    anchor: Option<Anchor>,
+    /// Ahead of the reader, and dropped since it was contained.
+    dropped: Option<Range<u64>>,
     /// The look at which it was seen last.
     seen: u64,
+}
+
+/// Where a process was in a file, and what it had read by then, of all files.
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    process: Single,
+    at: u64,
+}
+
+/// What a single process has read so far, of all files.
+#[derive(Clone, Copy, Debug)]
+struct Single {
+    pid: i32,
+    start_ticks: u64,
+    read: u64,
 }
 
 impl Rounds {
     /// The reader is contained once more: what it has left behind meanwhile can be dropped.
     pub(super) fn begin(&mut self) {
         for way in self.ways.values_mut() {
-            way.is_dropped = false;
+            way.dropped = None;
         }
     }
 
@@ -158,9 +169,9 @@ impl Rounds {
         self.ways.keys().any(|(_, known, ..)| *known == inode)
     }
 
-    /// Notes where those are that have a file of this size open, and what the reader has read so far, of all files. `is_alone`: it has no other
-    /// file open of which it has read anything.
-    fn note(&mut self, file: Identity, size: u64, at: Positions, read: Option<u64>, is_alone: bool) {
+    /// Notes where those are that have a file of this size open; and who that is, if it is one process that has read much of one file
+    /// only, of those that it has open.
+    fn note(&mut self, file: Identity, size: u64, at: Positions, single: Option<Single>) {
         self.looks += 1;
         if self.ways.len() >= ROUNDS_MAX && !self.ways.contains_key(&file) {
             let oldest = self.ways.iter().min_by_key(|(_, way)| way.seen);
@@ -168,42 +179,72 @@ impl Rounds {
                 self.ways.remove(&oldest);
             }
         }
+        let anchor = single.map(|process| Anchor {
+            process,
+            at: at.hindmost,
+        });
         let begins = Way {
             reached: at.hindmost,
-            at: at.hindmost,
-            read,
-            has_ended: false,
-            is_dropped: false,
+            anchor,
+            dropped: None,
             seen: self.looks,
         };
-        let way = self.ways.entry(file).or_insert(begins);
+        let way = self.ways.entry(file).or_insert_with(|| begins.clone());
         if way.reached > size.saturating_add(STEP) {
             // It has been cut since.
             *way = begins;
             return;
         }
-        let has_read = read
-            .zip(way.read)
-            .map_or(0, |(now, then)| now.saturating_sub(then));
-        let to_the_end_and_here = size.saturating_sub(way.at).saturating_add(at.hindmost);
-        let is_back = at.foremost.saturating_add(STEP) < way.at;
-        way.has_ended |= (is_back || is_alone) && has_read >= to_the_end_and_here;
         way.reached = at.hindmost.max(way.reached);
-        (way.at, way.read, way.seen) = (at.hindmost, read, self.looks);
-    }
-
-    /// How far a file was read that lies ahead of all that have it open, if that is to be dropped.
-    fn ahead(&self, file: Identity, at: Positions) -> Option<u64> {
-        let way = self.ways.get(&file).filter(|way| !way.is_dropped)?;
-        let to = if way.has_ended { u64::MAX } else { way.reached };
-        (at.foremost.saturating_add(STEP) < to).then_some(to)
-    }
-
-    /// What lies ahead in a file was dropped: all of it, if the reader had read it to the end.
-    fn dropped(&mut self, file: Identity) {
-        if let Some(way) = self.ways.get_mut(&file) {
-            way.is_dropped = way.has_ended;
+        way.seen = self.looks;
+        if let (Some(then), Some(now)) = (way.anchor, anchor)
+            && then.has_passed_the_end(&now, size)
+        {
+            way.reached = size;
         }
+        // One that does not tell leaves what was known.
+        way.anchor = anchor.or(way.anchor);
+    }
+
+    /// What lies ahead of all that have a file open, was read before, and is to be dropped yet.
+    fn ahead(&self, file: Identity, size: u64, at: Positions) -> Option<Range<u64>> {
+        let way = self.ways.get(&file)?;
+        if at.foremost.saturating_add(STEP) >= way.reached {
+            return None;
+        }
+        let from = behind(at.foremost).saturating_add(AHEAD);
+        let to = behind(way.reached.min(size));
+        let range = match &way.dropped {
+            // It has been seen further ahead since.
+            Some(dropped) if to > dropped.end => from.max(dropped.end)..to,
+            Some(dropped) => from..to.min(dropped.start),
+            None => from..to,
+        };
+        (range.start < range.end).then_some(range)
+    }
+
+    /// A part of what lies ahead was dropped; they come from behind.
+    fn note_dropped(&mut self, file: Identity, part: Range<u64>) {
+        let Some(way) = self.ways.get_mut(&file) else {
+            return;
+        };
+        match &mut way.dropped {
+            Some(dropped) if part.end == dropped.start => dropped.start = part.start,
+            Some(dropped) if part.start == dropped.end => dropped.end = part.end,
+            dropped => *dropped = Some(part),
+        }
+    }
+}
+
+impl Anchor {
+    /// Whether the same process is further back now, and has read so much that it has come by the end of a file of this size. (Where it is
+    /// and what it has read are not told in one moment.)
+    fn has_passed_the_end(&self, now: &Self, size: u64) -> bool {
+        let is_same =
+            (self.process.pid, self.process.start_ticks) == (now.process.pid, now.process.start_ticks);
+        let has_read = now.process.read.saturating_sub(self.process.read);
+        let needed = size.saturating_sub(self.at).saturating_add(now.at);
+        is_same && now.at.saturating_add(STEP) < self.at && has_read.saturating_add(AHEAD) >= needed
     }
 }
 
@@ -227,13 +268,14 @@ struct Candidate {
 
 impl Candidate {
     /// Meets what lies behind the reader, and ahead of it if it was read before.
-    fn aim(&mut self, rounds: &mut Rounds, at: Positions, read: Option<u64>, is_alone: bool) {
-        self.to = behind(at.hindmost).min(self.size).max(self.to);
-        let Some(identity) = self.identity else { return };
-        rounds.note(identity, self.length, at, read, is_alone);
-        let from = behind(at.foremost).saturating_add(AHEAD);
-        let to = rounds.ahead(identity, at).map(|to| behind(to).min(self.size));
-        self.ahead = to.filter(|to| *to > from).map(|to| from..to);
+    fn aim(&mut self, rounds: &mut Rounds, at: Positions, single: Option<Single>) {
+        let to = behind(at.hindmost).min(self.size);
+        if let Some(identity) = self.identity {
+            rounds.note(identity, self.length, at, single);
+            self.ahead = rounds.ahead(identity, self.length, at);
+        }
+        // Where it has turned round since it was looked at first, what is being read ahead for it stays.
+        self.to = if self.ahead.is_some() { to } else { to.max(self.to) };
     }
 
     /// Parts that are still to be dropped.
@@ -336,10 +378,10 @@ pub(super) struct GivingBack {
     positions_now: BTreeMap<u64, Positions>,
     /// … and on which mounts these are.
     mounts_now: BTreeSet<(u64, u64)>,
-    /// What its processes have read so far, of all files, if all of them told …
-    read: Option<u64>,
+    /// What each of its processes has read so far, of all files …
+    doings: Vec<Single>,
     /// … and the second time.
-    read_now: Option<u64>,
+    doings_now: Vec<Single>,
     /// How far it was before.
     rounds: Rounds,
     /// Files of which also what lies ahead was dropped.
@@ -374,8 +416,8 @@ impl GivingBack {
             positions: BTreeMap::new(),
             positions_now: BTreeMap::new(),
             mounts_now: BTreeSet::new(),
-            read: Some(0),
-            read_now: Some(0),
+            doings: Vec::new(),
+            doings_now: Vec::new(),
             rounds,
             rounds_dropped: 0,
             not_only_read: BTreeSet::new(),
@@ -434,7 +476,7 @@ impl GivingBack {
             hindmost: 0,
             foremost: 0,
         };
-        self.rounds.note((1, 1, 1, 1), 0, at, None, true);
+        self.rounds.note((1, 1, 1, 1), 0, at, None);
     }
 
     #[cfg(test)]
@@ -475,10 +517,10 @@ impl GivingBack {
         }
         if self.others.is_none() {
             // Only now it is known how far the last of its processes is.
-            let is_alone = is_alone(&self.positions);
+            let single = single(&self.positions, &self.doings);
             for (inode, file) in &mut self.files {
                 if let Some(at) = self.positions.get(inode) {
-                    file.aim(&mut self.rounds, *at, self.read, is_alone);
+                    file.aim(&mut self.rounds, *at, single);
                 }
             }
             self.files.retain(|_, file| file.parts() > 0);
@@ -534,7 +576,7 @@ impl GivingBack {
             *self.left.entry(why.to_owned()).or_default() += count;
         }
         note(&mut self.positions, look.positions);
-        self.read = self.read.zip(look.read).map(|(all, one)| all.saturating_add(one));
+        self.doings.extend(look.doings);
         for (inode, found) in look.files {
             let file = Arc::new(found.file);
             self.held.0.push(Arc::clone(&file));
@@ -557,17 +599,14 @@ impl GivingBack {
         note(&mut self.positions_now, look.positions);
         self.mounts_now.extend(look.mounts);
         self.leave_what_is_not_only_read(look.not_only_read);
-        self.read_now = self
-            .read_now
-            .zip(look.read)
-            .map(|(all, one)| all.saturating_add(one));
+        self.doings_now.extend(look.doings);
         if self.again.is_empty() {
-            let is_alone = is_alone(&self.positions_now);
+            let single = single(&self.positions_now, &self.doings_now);
             for (inode, file) in &mut self.files {
                 // One that was closed since tells nothing, nor does another file of that number.
                 let is_open = self.mounts_now.contains(&(*inode, file.mount));
                 if let Some(now) = self.positions_now.get(inode).filter(|_| is_open) {
-                    file.aim(&mut self.rounds, *now, self.read_now, is_alone);
+                    file.aim(&mut self.rounds, *now, single);
                 }
             }
         }
@@ -596,6 +635,7 @@ impl GivingBack {
         let Some(candidate) = self.files.get_mut(&inode) else {
             return Ok(true);
         };
+        let is_ahead = candidate.to == 0;
         let Some((from, length)) = candidate.next() else {
             return Ok(true);
         };
@@ -613,11 +653,9 @@ impl GivingBack {
             return Ok(false);
         }
         self.given = self.given.saturating_add(length.get());
-        if candidate.parts() == 0 && candidate.ahead.is_some() {
-            self.rounds_dropped += 1;
-            if let Some(identity) = candidate.identity {
-                self.rounds.dropped(identity);
-            }
+        if let Some(identity) = candidate.identity.filter(|_| is_ahead) {
+            self.rounds_dropped += usize::from(candidate.parts() == 0);
+            self.rounds.note_dropped(identity, from..from + length.get());
         }
         Ok(false)
     }
@@ -632,8 +670,8 @@ struct Look {
     positions: Vec<(u64, u64)>,
     /// Inodes that it has open on a disk, with the mount of each.
     mounts: Vec<(u64, u64)>,
-    /// What it has read so far, of all files, in bytes.
-    read: Option<u64>,
+    /// What it has read so far, of all files, if it tells.
+    doings: Option<Single>,
     not_only_read: BTreeSet<u64>,
     left: BTreeMap<&'static str, u64>,
     looked_at: usize,
@@ -655,10 +693,7 @@ fn look_at_reader(
     most: usize,
     rounds: &Rounds,
 ) -> Result<Look, Obstacle> {
-    let mut look = Look {
-        read: Some(0),
-        ..Look::default()
-    };
+    let mut look = Look::default();
     let mut read = Vec::new();
     // Before anything is opened: to open a file of another machine may take as long as that likes.
     let mounts = Mounts::of(root, pid).map_err(|why| Obstacle::Mounts { pid, why });
@@ -687,8 +722,11 @@ fn look_at_reader(
         look.not_only_read.insert(inode);
     })?;
     look.looked_at = open + mapped;
-    let io = fs::read(root.path(&format!("/proc/{pid}/io"))).unwrap_or_default();
-    look.read = counted(&io, b"rchar:");
+    look.doings = Doings::read(root, pid).map(|doings| Single {
+        pid,
+        start_ticks: doings.start_ticks,
+        read: doings.reads.1,
+    });
     for (number, inode, mount) in read {
         if look.files.contains_key(&inode) {
             continue;
@@ -723,9 +761,13 @@ fn note(all: &mut BTreeMap<u64, Positions>, positions: Vec<(u64, u64)>) {
     }
 }
 
-/// Whether the reader has read much of one file at most, of those that it has open.
-fn is_alone(positions: &BTreeMap<u64, Positions>) -> bool {
-    positions.values().filter(|at| behind(at.foremost) > 0).count() <= 1
+/// The one process of a reader that has read much of one file at most, of those that it has open.
+fn single(positions: &BTreeMap<u64, Positions>, doings: &[Single]) -> Option<Single> {
+    let read = positions.values().filter(|at| behind(at.foremost) > 0).count();
+    match doings {
+        [one] if read <= 1 => Some(*one),
+        _ => None,
+    }
 }
 
 /// Opens what a process has open as that inode once more, if it is a regular file. With it: its length.
@@ -1090,8 +1132,8 @@ mod tests {
             (41, 61, 60),
             (41, 300, 98),
             (41, 39, 40),
-            (41, 5, 40 + 20),
-            (41, 0, 40 + 24),
+            (41, 5, 4 + 20),
+            (41, 0, 24),
         ] {
             let moved = |path: &Path| scene.opens(READER, 3, path, to * MIB, READS);
             assert_eq!(chosen_when_it_moves(&scene, from, moved), (vec![chosen], vec![]));
@@ -1178,6 +1220,7 @@ mod tests {
             let own = open.iter().map(|(pid, ..)| *pid).collect();
             for (pid, number, at, read) in *open {
                 scene.opens(*pid, *number, &big, at * MIB, READS);
+                scene.has_done(*pid, 7, 5, 5);
                 scene.has_read(*pid, read * MIB);
             }
             let mut giving = GivingBack::new(own, Seen::default(), std::mem::take(rounds));
@@ -1187,8 +1230,9 @@ mod tests {
                     break;
                 }
             }
-            let meant = giving.files.values().filter(|c| c.parts() > 0);
-            passes.push(meant.map(|c| (c.to / MIB, c.ahead.as_ref().map(in_mib))).last());
+            let inode = fs::metadata(&big).unwrap().ino();
+            let meant = giving.files.get(&inode).filter(|c| c.parts() > 0);
+            passes.push(meant.map(|c| (c.to / MIB, c.ahead.as_ref().map(in_mib))));
             *rounds = giving.take_rounds();
             for (pid, ..) in *open {
                 let _ = fs::remove_dir_all(scene.root.path(&format!("/proc/{pid}")));
@@ -1219,20 +1263,19 @@ mod tests {
             Some((120, Some(136..198))),
         ];
         assert_eq!(seen, expected);
-        // Back, but it has not read so much: what it was seen to have read.
-        let seen = looks(&[&at(161, 161), &at(21, 200)]);
+        // Back, but it has not read so much: what it was seen to have read. A little less is for what is not told in one moment.
+        let seen = looks(&[&at(161, 161), &at(21, 161 + 60 - 17)]);
         assert_eq!(seen[1], Some((20, Some(36..160))));
-        // Further on, with all of the file in between.
-        let seen = looks(&[&at(21, 21), &at(41, 241), &at(181, 300)]);
-        assert_eq!(seen[1], Some((40, Some(56..198))));
-        let seen = looks(&[&at(21, 21), &at(41, 240)]);
-        assert_eq!(seen[1], Some((40, None)));
-        // A little back is no round; what was never seen further on has nothing ahead.
-        let seen = looks(&[&at(41, 41), &at(40, 600), &at(0, 0)]);
-        assert_eq!(seen[0], Some((40, None)));
-        assert_eq!(looks(&[&at(0, 0), &at(0, 0)]), [None, None]);
-        // Another process of the same reader begins anew when the first has ended, also where nothing is open in between.
-        let second = [(SECOND, 3, 21, 21)];
+        let seen = looks(&[&at(161, 161), &at(21, 161 + 60 - 16)]);
+        assert_eq!(seen[1], Some((20, Some(36..198))));
+        // Further on is no round, whatever it has read; nor is a little back.
+        assert_eq!(looks(&[&at(21, 21), &at(41, 600)])[1], Some((40, None)));
+        assert_eq!(looks(&[&at(41, 41), &at(40, 600)])[1], Some((38, None)));
+        // What was never seen further on has nothing ahead.
+        assert_eq!(looks(&[&at(0, 0), &at(0, 600)]), [None, None]);
+        // Another process of the same reader begins anew when the first has ended, also where nothing is open in between, and
+        // whatever it has read before.
+        let second = [(SECOND, 3, 21, 900)];
         assert_eq!(looks(&[&at(161, 161), &second])[1], Some((20, Some(36..160))));
         assert_eq!(
             looks(&[&at(161, 161), &[], &second])[2],
@@ -1241,54 +1284,82 @@ mod tests {
         // While the first goes on, what it has brought is of use to the second.
         let both = [(READER, 3, 171, 171), (SECOND, 3, 21, 21)];
         assert_eq!(looks(&[&at(161, 161), &both])[1], Some((20, None)));
+        // Two processes: which of them has read what is not known.
+        let both = |a, b, read| [(READER, 3, a, read), (SECOND, 3, b, read)];
+        let seen = looks(&[&both(161, 171, 200), &both(21, 31, 900)]);
+        assert_eq!(seen[1], Some((20, Some(46..160))));
         // Two that read a half each: the hindmost counts for what all have read, and the foremost for what lies ahead.
-        let halves = |a, b, read| [(READER, 3, a, read), (READER, 4, b, read)];
-        let seen = looks(&[&halves(91, 191, 182), &halves(11, 111, 222), &halves(11, 31, 222)]);
-        assert_eq!(
-            seen,
-            [Some((90, None)), Some((10, None)), Some((10, Some(46..90)))]
-        );
+        let halves = |a, b| [(READER, 3, a, 182), (READER, 4, b, 182)];
+        let seen = looks(&[&halves(91, 191), &halves(11, 111), &halves(11, 31)]);
+        let expected = [Some((90, None)), Some((10, None)), Some((10, Some(46..90)))];
+        assert_eq!(seen, expected);
         // With a second file there is no saying of which it has read so much.
         let other = scene.file("other", 200);
         let mut rounds = Rounds::default();
-        passes(&scene, &mut rounds, &[&at(21, 21)]);
+        passes(&scene, &mut rounds, &[&at(161, 161)]);
         scene.opens(READER, 4, &other, 41 * MIB, READS);
-        let seen = passes(&scene, &mut rounds, &[&at(41, 400)]);
-        assert_eq!(seen, [Some((40, None))]);
+        let seen = passes(&scene, &mut rounds, &[&at(21, 900)]);
+        assert_eq!(seen, [Some((20, Some(36..160)))]);
     }
 
     #[test]
     fn another_file_of_that_number_was_not_gone_round() {
+        const SIZE: u64 = 200 * MIB;
         let file = |born| (1, 7, born, 0);
         let at = |mib| Positions {
             hindmost: mib * MIB,
             foremost: mib * MIB,
         };
+        let in_mib = |range: Option<Range<u64>>| range.map(|range| range.start / MIB..range.end / MIB);
         let mut rounds = Rounds::default();
-        rounds.note(file(1), 200 * MIB, at(161), None, true);
-        rounds.note(file(1), 200 * MIB, at(21), None, true);
-        assert_eq!(rounds.ahead(file(1), at(21)), Some(161 * MIB));
-        rounds.note(file(2), 200 * MIB, at(21), None, true);
-        assert_eq!(rounds.ahead(file(2), at(21)), None);
+        rounds.note(file(1), SIZE, at(161), None);
+        rounds.note(file(1), SIZE, at(21), None);
+        assert_eq!(in_mib(rounds.ahead(file(1), SIZE, at(21))), Some(36..160));
+        rounds.note(file(2), SIZE, at(21), None);
+        assert_eq!(rounds.ahead(file(2), SIZE, at(21)), None);
         assert!(rounds.knows(7) && !rounds.knows(8));
         // It was cut, and has grown again.
-        rounds.note(file(1), 100 * MIB, at(21), None, true);
-        assert_eq!(rounds.ahead(file(1), at(1)), Some(21 * MIB));
-        // What was read to its end and dropped is not dropped again before the reader is contained the next time.
-        rounds.note(file(2), 200 * MIB, at(161), Some(161 * MIB), true);
-        rounds.note(file(2), 200 * MIB, at(21), Some(400 * MIB), true);
-        assert_eq!(rounds.ahead(file(2), at(21)), Some(u64::MAX));
-        rounds.dropped(file(2));
-        assert_eq!(rounds.ahead(file(2), at(21)), None);
-        rounds.begin();
-        assert_eq!(rounds.ahead(file(2), at(21)), Some(u64::MAX));
+        rounds.note(file(1), 100 * MIB, at(21), None);
+        assert_eq!(in_mib(rounds.ahead(file(1), SIZE, at(1))), Some(16..20));
         // What was seen last is kept.
         for inode in 0..2 * ROUNDS_MAX as u64 {
-            rounds.note((2, inode, 0, 0), MIB, at(1), None, true);
+            rounds.note((2, inode, 0, 0), MIB, at(1), None);
         }
         assert_eq!(rounds.ways.len(), ROUNDS_MAX);
         let last = 2 * ROUNDS_MAX as u64 - 1;
         assert!(rounds.knows(last) && !rounds.knows(100));
+    }
+
+    #[test]
+    fn what_lies_ahead_is_dropped_once_while_the_reader_is_contained() {
+        const FILE: Identity = (1, 7, 1, 1);
+        const SIZE: u64 = 400 * MIB;
+        let at = |mib| Positions {
+            hindmost: mib * MIB,
+            foremost: mib * MIB,
+        };
+        let mut rounds = Rounds::default();
+        rounds.note(FILE, SIZE, at(201), None);
+        rounds.note(FILE, SIZE, at(21), None);
+        let ahead = |rounds: &Rounds, mib| {
+            let range = rounds.ahead(FILE, SIZE, at(mib));
+            range.map(|range| range.start / MIB..range.end / MIB)
+        };
+        assert_eq!(ahead(&rounds, 21), Some(36..200));
+        // A pass that is cut off goes on where it was.
+        rounds.note_dropped(FILE, 136 * MIB..200 * MIB);
+        rounds.note_dropped(FILE, 72 * MIB..136 * MIB);
+        assert_eq!(ahead(&rounds, 21), Some(36..72));
+        rounds.note_dropped(FILE, 36 * MIB..72 * MIB);
+        assert_eq!(ahead(&rounds, 21), None);
+        // It was seen further ahead since: that much.
+        rounds.note(FILE, SIZE, at(301), None);
+        assert_eq!(ahead(&rounds, 21), Some(200..300));
+        rounds.note_dropped(FILE, 236 * MIB..300 * MIB);
+        assert_eq!(ahead(&rounds, 21), Some(36..236));
+        // Contained anew: all of it.
+        rounds.begin();
+        assert_eq!(ahead(&rounds, 21), Some(36..300));
     }
 
     #[test]
@@ -1504,7 +1575,6 @@ mod tests {
         let (round, other) = (scene.file("round", 201), scene.file("other", 100));
         scene.opens(READER, 3, &round, 161 * MIB, READS);
         scene.opens(READER, 4, &other, 21 * MIB, READS);
-        scene.has_read(READER, 161 * MIB);
         let reader = &mut Reader::default();
         let pass = |rounds, reader: &mut Reader| {
             let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), rounds);
@@ -1527,20 +1597,18 @@ mod tests {
         let (rounds, given, dropped, _) = pass(Rounds::default(), reader);
         assert_eq!((given, dropped), (160 + 20, 0));
         fs::remove_dir_all(scene.root.path(&format!("/proc/{READER}"))).unwrap();
-        scene.opens(READER, 3, &round, 81 * MIB, READS);
+        scene.opens(READER, 3, &round, 21 * MIB, READS);
         scene.opens(READER, 4, &other, 41 * MIB, READS);
-        scene.has_read(READER, 400 * MIB);
-        // 80 and 40 behind, 96 to 200 ahead.
-        let (mut rounds, given, dropped, left) = pass(rounds, reader);
-        assert_eq!((given, dropped), (80 + 40 + 104, 1));
-        assert_eq!(left, [5, 4, 3, 2, 1, 0]);
+        // 20 and 40 behind, 36 to 160 ahead.
+        let (rounds, given, dropped, left) = pass(rounds, reader);
+        assert_eq!((given, dropped), (20 + 40 + 124, 1));
+        assert_eq!(left, [4, 3, 2, 1, 0]);
         // It is not gone through again before the reader is contained once more.
-        let (again, given, dropped, _) = pass(rounds.clone(), reader);
-        assert_eq!((given, dropped), (80 + 40, 0));
-        rounds = again;
+        let (mut rounds, given, dropped, _) = pass(rounds, reader);
+        assert_eq!((given, dropped), (20 + 40, 0));
         rounds.begin();
         let (_, given, dropped, _) = pass(rounds, reader);
-        assert_eq!((given, dropped), (80 + 40 + 104, 1));
+        assert_eq!((given, dropped), (20 + 40 + 124, 1));
     }
 
     #[test]
