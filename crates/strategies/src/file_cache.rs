@@ -58,7 +58,7 @@
 //! its reading is little beside the memory.
 //!
 //! A reader that is moved into a group of its own leaves behind what it was charged for, and the group that it came from, or one
-//! above it with a limit, may stay full of that. Where one is, what the reader has read before, and has behind it, is dropped
+//! above it with a limit, may stay full of that. Where one is, what the reader was seen to have read before is dropped
 //! when it is contained (`give_back`): only of files that it has open for reading, on a disk of this machine, that no other
 //! process has open or mapped. Where not all processes can be looked at, nothing is dropped.
 //!

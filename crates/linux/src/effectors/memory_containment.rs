@@ -11,7 +11,7 @@
 //! with others is refused there, and everywhere one in a container, in a delegated group, or in a group with limits that
 //! somebody chose. **Undo** moves back what is in our group and removes it, or sets the limit found.
 //!
-//! With the argument `give_back` = 1 what a reader that was moved had brought before, and has behind it, is dropped afterwards
+//! With the argument `give_back` = 1 what a reader that was moved was seen to have read before is dropped afterwards
 //! ([`giving_back`](super::giving_back)): these pages stay counted in the group that it came from. That has no undo and needs
 //! none. (A limit on the reader's own group reaches them by itself.)
 //!
