@@ -14,7 +14,7 @@
 //! memory, with the pages of files that nobody has used lately.
 //!
 //! What is read is counted by the pages that are not in memory, the ones between them that were never there included: a part of 128 KiB is
-//! read whole. Where next to nothing is left, that is dropped and read anew ([`lost_parts`]). Files that the program reads past the file cache (`O_DIRECT`) have lost nothing there: what was taken of them
+//! read whole. Where half of 2 MiB was taken, the rest is dropped and all of it read as a unit ([`lost_parts`]). Files that the program reads past the file cache (`O_DIRECT`) have lost nothing there: what was taken of them
 //! somebody else brought, such as a backup. The same may be so of other files, of which what the reader brought and what the program did
 //! look alike.
 //!
@@ -25,9 +25,7 @@
 use super::fetcher::{FetchError, Fetcher, Wish};
 use super::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ended};
 use super::identity::ProcessStat;
-use super::lost_parts::{
-    self, DIVISIONS, Identity, Known, Part, choose, is_gone, run, taken_of, to_be_dropped,
-};
+use super::lost_parts::{self, DIVISIONS, Identity, Known, Part, choose, is_gone, run, taken_of};
 use super::memory_group::{MemoryGroup, hands_off, is_delegated};
 use super::mounts::Mounts;
 use super::page_dropping::{Held, has_lease, open_held, regular};
@@ -76,6 +74,8 @@ const UNTOLD: &str = "file that is not brought back: the kernel does not tell wh
 const TOO_LARGE: &str = "file of which a part is not looked at: the program has more than is looked at";
 const IN_ANOTHER_GROUP: &str =
     "process whose files are not brought back: its memory counts in another group than that of the first";
+/// A unit is read where so much is free beside it: the kernel pushes nobody out for it, and ends nobody.
+const TO_SPARE: u64 = 8 << 20;
 const NO_ROOM: &str = "part of a file that is not brought back: there is no room for it";
 const TOO_LONG: &str = "part of a file that is not brought back: it took too long";
 const REFUSED: &str = "part of a file that is not brought back: it cannot be read";
@@ -97,8 +97,8 @@ enum Hindrance {
 struct Found {
     file: Arc<OwnedFd>,
     identity: Identity,
-    /// How far ahead what is left of it may be dropped, if it may.
-    ahead: Option<u64>,
+    /// The kernel keeps it in large units.
+    in_units: bool,
     size: u64,
     /// Up to here it has been looked at.
     looked: u64,
@@ -180,8 +180,6 @@ pub(super) struct BringingBack {
     sent: VecDeque<Vec<Part>>,
     /// Who was to read it has ended once, and another one is asked.
     is_another: bool,
-    /// The file that is read now, by its number here, and up to where what is left of it has been dropped.
-    dropped: (i32, u64),
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
@@ -225,7 +223,6 @@ impl BringingBack {
             no_room: 0,
             sent: VecDeque::new(),
             is_another: false,
-            dropped: (-1, 0),
             left: BTreeMap::new(),
             steps: 0,
             held: Held::default(),
@@ -320,9 +317,9 @@ impl BringingBack {
                 found.looked += RANGE;
                 self.ranges += 1;
                 let file = Arc::clone(&found.file);
-                let ahead = found.ahead.filter(|_| self.is_first);
+                let in_units = found.in_units && self.is_first;
                 let first = self.parts.len();
-                let told = taken_of(&file, ahead, range.clone(), &DIVISIONS, 0, &mut self.parts);
+                let told = taken_of(&file, in_units, range.clone(), &DIVISIONS, 0, &mut self.parts);
                 let (known, parts) = (&self.known, &mut self.parts);
                 let told = told.and_then(|()| known.add_missing(&file, found.identity, &range, first, parts));
                 match told {
@@ -389,7 +386,7 @@ impl BringingBack {
         let (Some((group, _)), false) = (&self.group, parts.is_empty()) else {
             return Ok(Step::Over);
         };
-        let (chosen, too_many) = choose(parts, room(root, group).min(self.most));
+        let (chosen, too_many) = choose(parts, room(root, group, true).min(self.most));
         self.known.note(&chosen);
         self.leave(NO_ROOM, too_many);
         self.stage = Stage::Fetching(chosen);
@@ -453,7 +450,8 @@ impl BringingBack {
             parts.clear();
         }
         // Others have grown meanwhile, the program itself among them: what it works on is not pushed out for what it has lost.
-        let mut room = room(root, group).saturating_sub(answers.waiting_bytes);
+        let room_for = |unused| room(root, group, unused).saturating_sub(answers.waiting_bytes);
+        let (mut room, mut free) = (room_for(true), room_for(false));
         while let Some(part) = parts.last() {
             let (next, count) = run(parts, part);
             let length = next.end - next.start;
@@ -466,24 +464,17 @@ impl BringingBack {
                 break;
             }
             let file = Arc::clone(&part.file);
-            let of = file.as_raw_fd();
-            let done = if self.dropped.0 == of { self.dropped.1 } else { 0 };
             // Nothing is dropped for which there may be no room any more.
-            if let Some(range) = to_be_dropped(parts, next.end, done, is_gone)
-                && range.end.saturating_sub(next.start) <= room
-            {
-                let end = range.end;
-                if !fetcher.ask(&file, &Wish::Drop(range))? {
-                    break;
-                }
-                self.dropped = (of, end);
-                self.sent.push_back(Vec::new());
-                waiting += 1;
-                continue;
-            }
-            if !fetcher.ask(&file, &Wish::Read(next))? {
+            let as_unit = part.is_unit() && free >= length + TO_SPARE && is_gone(part);
+            let wish = if as_unit {
+                Wish::AsUnit(next)
+            } else {
+                Wish::Read(next)
+            };
+            if !fetcher.ask(&file, &wish)? {
                 break;
             }
+            free = free.saturating_sub(length);
             room -= length;
             let sent = parts.split_off(parts.len() - count);
             for part in &sent {
@@ -596,7 +587,7 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
             let found = Found {
                 file: Arc::new(file),
                 identity,
-                ahead: lost_parts::ahead(root, kind, stat.st_dev),
+                in_units: lost_parts::has_large_units(root, kind),
                 size,
                 looked: 0,
             };
@@ -646,19 +637,20 @@ fn is_memory(held: &OwnedFd) -> bool {
 }
 
 /// How much can be brought into a group before the kernel takes what is in use: what the machine and the limits of the group, and
-/// of all above it, leave, with the pages of files that nobody has used lately.
-fn room(root: &Root, group: &MemoryGroup) -> u64 {
+/// of all above it, leave; with the pages of files that nobody has used lately, or without those.
+fn room(root: &Root, group: &MemoryGroup, with_unused: bool) -> u64 {
     let text = fs::read(root.path("/proc/meminfo")).unwrap_or_default();
     let kib = |name: &[u8]| {
         let line = lines(&text).find_map(|line| line.strip_prefix(name))?;
         let value = line.trim_ascii().split(|b| *b == b' ').next()?;
         number(value)
     };
-    let machine = kib(b"MemFree:").unwrap_or(0) + kib(b"Inactive(file):").unwrap_or(0);
+    let unused = |bytes: u64| if with_unused { bytes } else { 0 };
+    let machine = kib(b"MemFree:").unwrap_or(0) + unused(kib(b"Inactive(file):").unwrap_or(0));
     std::iter::successors(Some(group.clone()), MemoryGroup::above)
         .filter_map(|group| {
             let (used, limit) = group.used_of_limit(root)?;
-            Some(limit.saturating_sub(used) + group.unused_files(root).unwrap_or(0))
+            Some(limit.saturating_sub(used) + unused(group.unused_files(root).unwrap_or(0)))
         })
         .fold(machine << 10, u64::min)
 }

@@ -4,7 +4,7 @@
 //! by the process and not by the thread. What a program lost and homeostat has read for it must count where it did before: to
 //! homeostat's group the program's pages do not belong, and a limit that somebody gave to the program would no longer hold for
 //! them. So a process that does nothing else is moved into the program's group, is given open files one after another with the
-//! part that is wanted, reads it (or drops what is left of it before), and is moved back. It is started before it is needed: when memory
+//! part that is wanted, reads it, and is moved back. It is started before it is needed: when memory
 //! is short, nothing is.
 //!
 //! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
@@ -12,10 +12,14 @@
 //!
 //! **It ends nobody**, as far as the pages go. A plain read of a page that is not there asks for memory in a way that has the kernel end a
 //! process of the group where there is none. To read ahead does not: the kernel gives up. So it only reads what is in memory already (`RWF_NOWAIT`, which has
-//! the kernel read ahead what is not: `filemap_get_pages` in Linux `mm/filemap.c`), and asks again until it is.
+//! the kernel read ahead what is not: `filemap_get_pages` in Linux `mm/filemap.c`), and asks again until it is. What is read as a unit
+//! ([`read_as_unit`]) is a fault on a mapping: that reads ahead first, too, but asks for a single page in the first way where this gave nothing. So
+//! it is done only where every limit above leaves room that nobody has to be pushed out of
+//! ([`bringing_back`](super::bringing_back)): the kernel ends somebody only when nothing at all is left to be taken, and what was read just before can be.
 
 use super::memory_group::MemoryGroup;
 use crate::Root;
+use crate::sys::cache::read_as_unit;
 use homeostat_model::ActionId;
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, OwnedFd};
@@ -44,7 +48,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 const MESSAGE: usize = 3 * size_of::<u64>();
 /// Which wishes there are.
 const TO_READ: u64 = 0;
-const TO_DROP: u64 = 1;
+const AS_UNIT: u64 = 1;
 /// Read at one time.
 const CHUNK: usize = 256 << 10;
 /// Between two looks whether what is read ahead is there.
@@ -58,8 +62,6 @@ const COMING_NO_MORE: Duration = Duration::from_millis(20);
 const READ: u8 = 0;
 const CANNOT: u8 = 1;
 const NO_ROOM: u8 = 2;
-/// … or it is left as it is.
-const LEFT: u8 = 3;
 /// Processes that were ended and that the disk still keeps; no more are started then.
 const ENDED_MAX: usize = 4;
 
@@ -197,13 +199,11 @@ impl Fetcher {
             .is_some_and(|running| running.away.as_ref().is_some_and(|(whose, _)| *whose == action))
     }
 
-    /// Has a part of a file read or dropped; false: it has enough to do. One that has ended is forgotten: the next one is another
+    /// Has a part of a file read; false: it has enough to do. One that has ended is forgotten: the next one is another
     /// process.
     pub(super) fn ask(&mut self, file: &OwnedFd, wish: &Wish) -> Result<bool, FetchError> {
-        let length = match wish {
-            Wish::Read(range) => range.end.saturating_sub(range.start),
-            Wish::Drop(_) => 0,
-        };
+        let (Wish::Read(range) | Wish::AsUnit(range)) = wish;
+        let length = range.end.saturating_sub(range.start);
         let running = self.running.as_mut().ok_or(FetchError::Ended)?;
         let bytes: u64 = running.waiting.iter().sum();
         let is_full = running.waiting.len() >= WINDOW || bytes.saturating_add(length) > WINDOW_BYTES;
@@ -364,19 +364,20 @@ pub fn serve() -> io::Result<()> {
         let wished = file
             .filter(|_| received.bytes == MESSAGE)
             .and_then(|file| Some((file, understood(&message)?)));
-        let answer = match wished {
-            Some((file, Wish::Read(range))) => match read_all(&file, &range, &mut buffer, coming) {
-                Ok(()) => READ,
-                Err(Errno::AGAIN) => NO_ROOM,
-                Err(_) => CANNOT,
-            },
+        let read = wished.map(|(file, wish)| {
+            let (Wish::Read(range) | Wish::AsUnit(range)) = &wish;
             // What is dropped must come back: not where the last one did not.
-            Some((file, Wish::Drop(range))) if is_well => {
-                drop_pages(&file, &range);
-                READ
+            if matches!(wish, Wish::AsUnit(_)) && is_well {
+                drop_pages(&file, range);
+                // Where that does not work it is read like any other part.
+                let _ = read_as_unit(&file, range.start);
             }
-            Some((_, Wish::Drop(_))) => LEFT,
-            None => CANNOT,
+            read_all(&file, range, &mut buffer, coming)
+        });
+        let answer = match read {
+            Some(Ok(())) => READ,
+            Some(Err(Errno::AGAIN)) => NO_ROOM,
+            Some(Err(_)) | None => CANNOT,
         };
         is_well = answer == READ;
         coming = match answer {
@@ -393,15 +394,15 @@ pub fn serve() -> io::Result<()> {
 pub(super) enum Wish {
     /// It is read.
     Read(Range<u64>),
-    /// What is in memory of it is dropped, unless what was wished before it did not come.
-    Drop(Range<u64>),
+    /// What is in memory of it is dropped, and it is read as a unit; where what was wished before did not come, it is read.
+    AsUnit(Range<u64>),
 }
 
 /// A wish as it is told …
 fn told(wish: &Wish) -> [u8; MESSAGE] {
     let (which, range) = match wish {
         Wish::Read(range) => (TO_READ, range),
-        Wish::Drop(range) => (TO_DROP, range),
+        Wish::AsUnit(range) => (AS_UNIT, range),
     };
     let mut message = [0; MESSAGE];
     let numbers = [which, range.start, range.end];
@@ -419,13 +420,13 @@ fn understood(message: &[u8; MESSAGE]) -> Option<Wish> {
     let (which, start, end) = (numbers.next()?, numbers.next()?, numbers.next()?);
     match which {
         TO_READ => Some(Wish::Read(start..end)),
-        TO_DROP => Some(Wish::Drop(start..end)),
+        AS_UNIT => Some(Wish::AsUnit(start..end)),
         _ => None,
     }
 }
 
 /// Drops what is in memory of a part of a file. What is mapped, being read or waits to be written stays (`mapping_evict_folio` in
-/// Linux `mm/truncate.c`), as pages that were not used lately; that it does is no failure: then the part is read as it is. The kernel forgets as well
+/// Linux `mm/truncate.c`), as pages that were not used lately; that it does is no failure: then the part is read in smaller units. The kernel forgets as well
 /// what it had taken of that part.
 fn drop_pages(file: &OwnedFd, range: &Range<u64>) {
     // A length of zero would mean up to the end of the file.
@@ -499,7 +500,7 @@ mod tests {
 
     #[test]
     fn what_is_told_is_understood() {
-        for wish in [Wish::Read(1 << 40..(1 << 40) + 7), Wish::Drop(3..5)] {
+        for wish in [Wish::Read(1 << 40..(1 << 40) + 7), Wish::AsUnit(3..5)] {
             assert_eq!(understood(&told(&wish)), Some(wish));
         }
         assert_eq!(understood(&[7; MESSAGE]), None);

@@ -51,6 +51,53 @@ pub fn residency(file: impl AsFd, from: u64, length: u64) -> io::Result<Vec<bool
     }
 }
 
+/// The largest unit (folio) that is read by [`read_as_unit`] where pages are of 4 KiB, in bytes: what one entry of the second-last table of
+/// pages maps.
+pub const UNIT: u64 = 2 << 20;
+
+/// Has a part of a file of [`UNIT`] bytes, which begins at a multiple of that, read as one unit of memory, as far as nothing of it is there: a
+/// mapping for which large pages are wanted (`MADV_HUGEPAGE`) has the kernel read the whole unit when its first page is needed
+/// (`do_sync_mmap_readahead` in Linux `mm/filemap.c`, since 5.18), where otherwise it reads ahead in units that begin small. Where something of it is there, or there is no
+/// unit of memory to be had, it is read in smaller ones, or only that first page is there afterwards. Waits for the disk.
+///
+/// The page is asked for by `MADV_POPULATE_READ` (Linux 5.14), and never touched: beyond the end of a file that was cut meanwhile that is
+/// an error, where touching it would be a signal.
+///
+/// # Errors
+/// As `mmap(2)` and `madvise(2)`: `EINVAL` where the kernel knows no such advice, `EFAULT` where it cannot be read.
+pub fn read_as_unit(file: impl AsFd, from: u64) -> io::Result<()> {
+    let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
+    let size = usize::try_from(UNIT).map_err(|_| too_large())?;
+    let offset = libc::off_t::try_from(from).map_err(|_| too_large())?;
+    // SAFETY: a new mapping at an address that the kernel chooses; no memory of ours is touched, and nothing is ever read or
+    // written through it.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            size,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_fd().as_raw_fd(),
+            offset,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let advised = |length: usize, advice: libc::c_int| {
+        // SAFETY: a range of the mapping just made, to which nothing else refers; none of these advices changes what it contains.
+        let answer = unsafe { libc::madvise(address, length, advice) };
+        (answer == 0).then_some(()).ok_or_else(io::Error::last_os_error)
+    };
+    let answer = advised(size, libc::MADV_HUGEPAGE)
+        // One unit, and not the next one with it.
+        .and_then(|()| advised(size, libc::MADV_RANDOM))
+        .and_then(|()| advised(rustix::param::page_size(), libc::MADV_POPULATE_READ));
+    // SAFETY: the mapping made above, which nobody else knows of.
+    unsafe { libc::munmap(address, size) };
+    answer
+}
+
 /// How many pages of a part of a file are in memory, and how many the kernel has taken from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
