@@ -74,8 +74,13 @@ const UNTOLD: &str = "file that is not brought back: the kernel does not tell wh
 const TOO_LARGE: &str = "file of which a part is not looked at: the program has more than is looked at";
 const IN_ANOTHER_GROUP: &str =
     "process whose files are not brought back: its memory counts in another group than that of the first";
-/// A unit is read where so much is free beside it: the kernel pushes nobody out for it, and ends nobody.
+/// A unit is read where so much is free beside it.
 const TO_SPARE: u64 = 8 << 20;
+/// So many units are on their way at most: what is known of them is to be still so when they are dropped.
+const UNITS_MAX: usize = 16;
+/// After so many of one file it is opened anew: the kernel counts with an open file how often a page of it was not there when it was needed, and
+/// reads nothing ahead after a hundred (`mmap_miss`, for such mappings since Linux 6.19 or so).
+const UNITS_OF_A_FILE: u32 = 64;
 const NO_ROOM: &str = "part of a file that is not brought back: there is no room for it";
 const TOO_LONG: &str = "part of a file that is not brought back: it took too long";
 const REFUSED: &str = "part of a file that is not brought back: it cannot be read";
@@ -180,6 +185,8 @@ pub(super) struct BringingBack {
     sent: VecDeque<Vec<Part>>,
     /// Who was to read it has ended once, and another one is asked.
     is_another: bool,
+    /// The file that is read in units now, as it was opened for that, and how many of it were.
+    unit_file: Option<(Arc<OwnedFd>, Arc<OwnedFd>, u32)>,
     /// What is left as it is, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
@@ -223,6 +230,7 @@ impl BringingBack {
             no_room: 0,
             sent: VecDeque::new(),
             is_another: false,
+            unit_file: None,
             left: BTreeMap::new(),
             steps: 0,
             held: Held::default(),
@@ -317,7 +325,7 @@ impl BringingBack {
                 found.looked += RANGE;
                 self.ranges += 1;
                 let file = Arc::clone(&found.file);
-                let in_units = found.in_units && self.is_first;
+                let in_units = found.in_units && self.is_first && !self.mapped.contains(&found.identity.1);
                 let first = self.parts.len();
                 let told = taken_of(&file, in_units, range.clone(), &DIVISIONS, 0, &mut self.parts);
                 let (known, parts) = (&self.known, &mut self.parts);
@@ -405,6 +413,24 @@ impl BringingBack {
         }
     }
 
+    /// A file as it is read in units: opened anew now and then.
+    fn opened_for_units(
+        unit_file: &mut Option<(Arc<OwnedFd>, Arc<OwnedFd>, u32)>,
+        file: &Arc<OwnedFd>,
+    ) -> Arc<OwnedFd> {
+        match unit_file {
+            Some((of, opened, units)) if Arc::ptr_eq(of, file) && *units < UNITS_OF_A_FILE => {
+                *units += 1;
+                Arc::clone(opened)
+            }
+            _ => {
+                let opened = open_held(file).map_or_else(|| Arc::clone(file), Arc::new);
+                *unit_file = Some((Arc::clone(file), Arc::clone(&opened), 1));
+                opened
+            }
+        }
+    }
+
     /// Has as many parts read as the disk takes now.
     fn fetch(&mut self, root: &Root, fetcher: &mut Fetcher) -> Result<Step, Hindrance> {
         let (Stage::Fetching(parts), Some((group, inode))) = (&mut self.stage, &self.group) else {
@@ -466,12 +492,16 @@ impl BringingBack {
             let file = Arc::clone(&part.file);
             // Nothing is dropped for which there may be no room any more.
             let as_unit = part.is_unit() && free >= length + TO_SPARE && is_gone(part);
-            let wish = if as_unit {
-                Wish::AsUnit(next)
+            let asked = if as_unit {
+                if waiting >= UNITS_MAX {
+                    break;
+                }
+                let opened = Self::opened_for_units(&mut self.unit_file, &file);
+                fetcher.ask(&opened, &Wish::AsUnit(next))?
             } else {
-                Wish::Read(next)
+                fetcher.ask(&file, &Wish::Read(next))?
             };
-            if !fetcher.ask(&file, &wish)? {
+            if !asked {
                 break;
             }
             free = free.saturating_sub(length);
@@ -646,7 +676,16 @@ fn room(root: &Root, group: &MemoryGroup, with_unused: bool) -> u64 {
         number(value)
     };
     let unused = |bytes: u64| if with_unused { bytes } else { 0 };
-    let machine = kib(b"MemFree:").unwrap_or(0) + unused(kib(b"Inactive(file):").unwrap_or(0));
+    let free = kib(b"MemFree:").unwrap_or(0);
+    let machine = if with_unused {
+        free + kib(b"Inactive(file):").unwrap_or(0)
+    } else {
+        // What the kernel keeps for itself, and begins to take pages for, is counted as free.
+        let kept = fs::read_to_string(root.path("/proc/sys/vm/min_free_kbytes")).unwrap_or_default();
+        kept.trim()
+            .parse::<u64>()
+            .map_or(0, |kept| free.saturating_sub(kept.saturating_mul(2)))
+    };
     std::iter::successors(Some(group.clone()), MemoryGroup::above)
         .filter_map(|group| {
             let (used, limit) = group.used_of_limit(root)?;

@@ -14,8 +14,9 @@
 //! process of the group where there is none. To read ahead does not: the kernel gives up. So it only reads what is in memory already (`RWF_NOWAIT`, which has
 //! the kernel read ahead what is not: `filemap_get_pages` in Linux `mm/filemap.c`), and asks again until it is. What is read as a unit
 //! ([`read_as_unit`]) is a fault on a mapping: that reads ahead first, too, but asks for a single page in the first way where this gave nothing. So
-//! it is done only where every limit above leaves room that nobody has to be pushed out of
-//! ([`bringing_back`](super::bringing_back)): the kernel ends somebody only when nothing at all is left to be taken, and what was read just before can be.
+//! it is done only where the machine and every limit above leave room to spare
+//! ([`bringing_back`](super::bringing_back)): the kernel ends somebody only when nothing at all can be taken, and what was read just before can be. It
+//! would end somebody for the program's own next page then.
 
 use super::memory_group::MemoryGroup;
 use crate::Root;
@@ -340,7 +341,7 @@ pub fn serve() -> io::Result<()> {
         },
     );
     let mut buffer = vec![0; CHUNK];
-    let (mut coming, mut is_well) = (COMING, true);
+    let (mut coming, mut is_well, mut units_work) = (COMING, true, true);
     loop {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -367,10 +368,14 @@ pub fn serve() -> io::Result<()> {
         let read = wished.map(|(file, wish)| {
             let (Wish::Read(range) | Wish::AsUnit(range)) = &wish;
             // What is dropped must come back: not where the last one did not.
-            if matches!(wish, Wish::AsUnit(_)) && is_well {
-                drop_pages(&file, range);
-                // Where that does not work it is read like any other part.
-                let _ = read_as_unit(&file, range.start);
+            if matches!(wish, Wish::AsUnit(_)) && is_well && units_work {
+                match read_as_unit(&file, range.start, || drop_pages(&file, range)) {
+                    // To read it once more would have the kernel read ahead what follows.
+                    Ok(true) if is_told_of(&file) => return Ok(()),
+                    Ok(_) => {}
+                    // Nothing was dropped. It is not tried again with the next one.
+                    Err(_) => units_work = false,
+                }
             }
             read_all(&file, range, &mut buffer, coming)
         });
@@ -423,6 +428,12 @@ fn understood(message: &[u8; MESSAGE]) -> Option<Wish> {
         AS_UNIT => Some(Wish::AsUnit(start..end)),
         _ => None,
     }
+}
+
+/// Whether the kernel tells this process which pages of a file are in memory: without capabilities, of its own files. Of others it says that all
+/// are.
+fn is_told_of(file: &OwnedFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
 }
 
 /// Drops what is in memory of a part of a file. What is mapped, being read or waits to be written stays (`mapping_evict_folio` in

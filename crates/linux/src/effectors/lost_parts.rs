@@ -11,7 +11,8 @@
 //! kernel forgets with them what it had taken, so:
 //!
 //! * only when the reader is contained, and where all that is missing fits, with room to spare;
-//! * only in files of which the kernel keeps large units ([`has_large_units`]);
+//! * only in files of which the kernel keeps large units ([`has_large_units`]), and that the program has not mapped, for what is mapped
+//!   is not dropped;
 //! * only what is still so in the moment in which it is asked for, and nothing that waits to be written;
 //! * what was to be read is [remembered](Known): what was dropped and not read, for whatever reason, a later pass of the same
 //!   containment or of the same trial reads.
@@ -68,11 +69,15 @@ impl Part {
 pub(super) fn has_large_units(root: &Root, kind: &[u8]) -> bool {
     let since = LARGE_UNITS.iter().find(|(name, _)| *name == kind);
     let version = kernel_version(&kernel_release(root));
-    // A kernel without large pages has no large units, either.
-    since
-        .zip(version)
-        .is_some_and(|((_, since), version)| version >= *since)
-        && root.path("/sys/kernel/mm/transparent_hugepage").exists()
+    // A kernel without large pages has no large units, either, and the one that it reads must be of this size.
+    let size = root.path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+    let size = std::fs::read_to_string(size)
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok());
+    size == Some(UNIT)
+        && since
+            .zip(version)
+            .is_some_and(|((_, since), version)| version >= *since)
 }
 
 /// Adds the parts of a range of which the kernel has taken pages.
@@ -137,6 +142,7 @@ pub(super) fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
     let mut too_many = 0;
     let is_all = all <= room.min(BLIND_MAX);
     if !is_all {
+        parts = parts.into_iter().flat_map(divided).collect();
         parts.retain(|part| part.near > 0);
         // The sort is stable: of equal ones what the program opened first comes first.
         parts.sort_by_key(|part| std::cmp::Reverse(part.near));
@@ -151,13 +157,35 @@ pub(super) fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
     }
     // In the order in which they lie: a disk with a head reads them in one go.
     parts.sort_by_key(|part| std::cmp::Reverse((part.file.as_raw_fd(), part.range.start)));
-    if !is_all {
-        // What is left in places are perhaps the pages that it uses most.
-        for part in &mut parts {
-            part.as_unit = false;
-        }
-    }
     (parts, too_many)
+}
+
+/// The parts of a unit that are read by themselves: where room is short what is left in places are perhaps the pages that the program
+/// uses most, and much of the rest it has never used.
+fn divided(unit: Part) -> Vec<Part> {
+    if !unit.as_unit {
+        return vec![unit];
+    }
+    let mut parts = Vec::new();
+    match taken_of(
+        &unit.file,
+        false,
+        unit.range.clone(),
+        &[PART],
+        unit.near,
+        &mut parts,
+    ) {
+        Ok(()) => {
+            for part in &mut parts {
+                part.near = unit.near;
+            }
+            parts
+        }
+        Err(_) => vec![Part {
+            as_unit: false,
+            ..unit
+        }],
+    }
 }
 
 /// Whether a part begins where another one of that file ends, and both are read in one go.
@@ -401,8 +429,9 @@ mod tests {
         let parts = || (0..8).map(|at| unit(&file, at)).collect::<Vec<_>>();
         let (chosen, _) = choose(parts(), 8 * NEIGHBOURHOOD);
         assert_eq!(chosen.iter().filter(|part| part.is_unit()).count(), 8);
+        // Of these the kernel tells nothing (a device), so nothing of them is known to be lost any more.
         let (chosen, _) = choose(parts(), 7 * NEIGHBOURHOOD);
-        assert_eq!((chosen.len(), chosen.iter().any(Part::is_unit)), (7, false));
+        assert!(!chosen.iter().any(Part::is_unit));
     }
 
     #[test]
@@ -506,8 +535,12 @@ mod tests {
         };
         assert!(!has_large_units(&root, b"ext4"), "the kernel is not known");
         write("proc/sys/kernel/osrelease", "6.16.0-1-amd64\n");
-        write("sys/kernel/mm/transparent_hugepage/enabled", "never\n");
+        write("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
         assert!(has_large_units(&root, b"ext4") && has_large_units(&root, b"xfs"));
+        // Pages of 16 KiB.
+        write("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "33554432\n");
+        assert!(!has_large_units(&root, b"ext4") && !has_large_units(&root, b"xfs"));
+        write("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
         for kind in [&b"ext2"[..], b"btrfs", b"f2fs", b""] {
             assert!(!has_large_units(&root, kind));
         }

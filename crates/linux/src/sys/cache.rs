@@ -51,21 +51,23 @@ pub fn residency(file: impl AsFd, from: u64, length: u64) -> io::Result<Vec<bool
     }
 }
 
-/// The largest unit (folio) that is read by [`read_as_unit`] where pages are of 4 KiB, in bytes: what one entry of the second-last table of
-/// pages maps.
+/// The unit (folio) that is read by [`read_as_unit`], in bytes. The kernel reads what one entry of the second-last table of pages maps, so that has to be
+/// as large (`/sys/kernel/mm/transparent_hugepage/hpage_pmd_size`); with pages of 16 and 64 KiB it is more.
 pub const UNIT: u64 = 2 << 20;
 
 /// Has a part of a file of [`UNIT`] bytes, which begins at a multiple of that, read as one unit of memory, as far as nothing of it is there: a
 /// mapping for which large pages are wanted (`MADV_HUGEPAGE`) has the kernel read the whole unit when its first page is needed
 /// (`do_sync_mmap_readahead` in Linux `mm/filemap.c`, since 5.18), where otherwise it reads ahead in units that begin small. Where something of it is there, or there is no
-/// unit of memory to be had, it is read in smaller ones, or only that first page is there afterwards. Waits for the disk.
+/// unit of memory to be had, it is read in smaller ones, or only that first page is there afterwards: so what is there can be dropped by `before`, which is
+/// called when nothing but reading is left to be done. Waits for the disk. False: not all of it is there (or cannot be read); of a file that the caller may neither own nor write
+/// the kernel says that all is there.
 ///
 /// The page is asked for by `MADV_POPULATE_READ` (Linux 5.14), and never touched: beyond the end of a file that was cut meanwhile that is
 /// an error, where touching it would be a signal.
 ///
 /// # Errors
-/// As `mmap(2)` and `madvise(2)`: `EINVAL` where the kernel knows no such advice, `EFAULT` where it cannot be read.
-pub fn read_as_unit(file: impl AsFd, from: u64) -> io::Result<()> {
+/// As `mmap(2)` and `madvise(2)`, before `before` was called: `EINVAL` where the kernel knows no such advice, `EACCES` where the file may not be mapped.
+pub fn read_as_unit(file: impl AsFd, from: u64, before: impl FnOnce()) -> io::Result<bool> {
     let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
     let size = usize::try_from(UNIT).map_err(|_| too_large())?;
     let offset = libc::off_t::try_from(from).map_err(|_| too_large())?;
@@ -89,10 +91,18 @@ pub fn read_as_unit(file: impl AsFd, from: u64) -> io::Result<()> {
         let answer = unsafe { libc::madvise(address, length, advice) };
         (answer == 0).then_some(()).ok_or_else(io::Error::last_os_error)
     };
+    let page = rustix::param::page_size();
     let answer = advised(size, libc::MADV_HUGEPAGE)
         // One unit, and not the next one with it.
         .and_then(|()| advised(size, libc::MADV_RANDOM))
-        .and_then(|()| advised(rustix::param::page_size(), libc::MADV_POPULATE_READ));
+        .map(|()| {
+            before();
+            let mut there = vec![0u8; size / page];
+            let is_read = advised(page, libc::MADV_POPULATE_READ).is_ok();
+            // SAFETY: the range is the mapping just made, and `there` has one byte for each of its pages.
+            let is_told = unsafe { libc::mincore(address, size, there.as_mut_ptr()) } == 0;
+            is_read && is_told && there.iter().all(|page| page & 1 == 1)
+        });
     // SAFETY: the mapping made above, which nobody else knows of.
     unsafe { libc::munmap(address, size) };
     answer
@@ -198,6 +208,43 @@ mod tests {
             Pages::default(),
             "nothing, and not all"
         );
+    }
+
+    #[test]
+    fn one_unit_is_read_whole_and_nothing_else() {
+        let beside = std::env::current_exe().unwrap();
+        let directory = beside.parent().unwrap();
+        /// `EXT4_SUPER_MAGIC` (include/uapi/linux/magic.h), since Linux 6.16 (`lost_parts`).
+        const EXT4: u64 = 0xEF53;
+        let kind = rustix::fs::statfs(directory).unwrap().f_type as u64;
+        let since = crate::sensors::topology::kernel_version(&crate::sensors::topology::kernel_release(
+            &crate::Root::default(),
+        ));
+        let size = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+        if kind != EXT4 || since < Some((6, 16)) || size.ok().as_deref() != Some("2097152\n") {
+            eprintln!("skipped: the tests do not lie on an ext4 that keeps large units");
+            return;
+        }
+        let mut file = tempfile::tempfile_in(directory).unwrap();
+        file.write_all(&vec![1; 3 * UNIT as usize + 4096]).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let there = |unit: u64| {
+            let pages = residency(&file, unit * UNIT, UNIT).unwrap();
+            pages.iter().filter(|there| **there).count() as u64 * rustix::param::page_size() as u64
+        };
+        assert_eq!([there(0), there(1), there(2)], [0; 3]);
+        let mut is_called = false;
+        assert!(read_as_unit(&file, UNIT, || is_called = true).unwrap() && is_called);
+        // Without the advices it is one page, or what is read around it.
+        assert_eq!([there(0), there(1), there(2)], [0, UNIT, 0]);
+        // Beyond the end there is nothing to be read, and nobody is sent a signal.
+        file.set_len(UNIT).unwrap();
+        assert!(!read_as_unit(&file, UNIT, || ()).unwrap());
+        // Where it cannot be mapped nothing is done before.
+        let called = || unreachable!("nothing can be read");
+        assert!(read_as_unit(&file, 1 << 63, called).is_err());
+        assert!(read_as_unit(std::fs::File::open("/proc/version").unwrap(), 0, called).is_err());
     }
 
     #[test]
