@@ -67,13 +67,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(10);
 /// … and later, while it is.
 const LONGEST_AGAIN: Duration = Duration::from_secs(60);
-
-const TOO_MANY: &str = "file that is not brought back: the program has more files open than are looked at";
-const UNSEEN: &str = "process whose files are not brought back: it cannot be looked at now";
-const UNTOLD: &str = "file that is not brought back: the kernel does not tell what was taken of it";
-const TOO_LARGE: &str = "file of which a part is not looked at: the program has more than is looked at";
-const IN_ANOTHER_GROUP: &str =
-    "process whose files are not brought back: its memory counts in another group than that of the first";
 /// A unit is read where so much is free beside it.
 const TO_SPARE: u64 = 8 << 20;
 /// So many units are on their way at most: what is known of them is to be still so when they are dropped.
@@ -81,6 +74,13 @@ const UNITS_MAX: usize = 16;
 /// After so many of one file it is opened anew: the kernel counts with an open file how often a page of it was not there when it was needed, and
 /// reads nothing ahead after a hundred (`mmap_miss`, for such mappings since Linux 6.19 or so).
 const UNITS_OF_A_FILE: u32 = 64;
+
+const TOO_MANY: &str = "file that is not brought back: the program has more files open than are looked at";
+const UNSEEN: &str = "process whose files are not brought back: it cannot be looked at now";
+const UNTOLD: &str = "file that is not brought back: the kernel does not tell what was taken of it";
+const TOO_LARGE: &str = "file of which a part is not looked at: the program has more than is looked at";
+const IN_ANOTHER_GROUP: &str =
+    "process whose files are not brought back: its memory counts in another group than that of the first";
 const NO_ROOM: &str = "part of a file that is not brought back: there is no room for it";
 const TOO_LONG: &str = "part of a file that is not brought back: it took too long";
 const REFUSED: &str = "part of a file that is not brought back: it cannot be read";
@@ -394,7 +394,7 @@ impl BringingBack {
         let (Some((group, _)), false) = (&self.group, parts.is_empty()) else {
             return Ok(Step::Over);
         };
-        let (chosen, too_many) = choose(parts, room(root, group, true).min(self.most));
+        let (chosen, too_many) = choose(parts, room(root, group).all.min(self.most));
         self.known.note(&chosen);
         self.leave(NO_ROOM, too_many);
         self.stage = Stage::Fetching(chosen);
@@ -476,8 +476,9 @@ impl BringingBack {
             parts.clear();
         }
         // Others have grown meanwhile, the program itself among them: what it works on is not pushed out for what it has lost.
-        let room_for = |unused| room(root, group, unused).saturating_sub(answers.waiting_bytes);
-        let (mut room, mut free) = (room_for(true), room_for(false));
+        let there = room(root, group);
+        let mut room = there.all.saturating_sub(answers.waiting_bytes);
+        let mut free = there.free.saturating_sub(answers.waiting_bytes);
         while let Some(part) = parts.last() {
             let (next, count) = run(parts, part);
             let length = next.end - next.start;
@@ -491,7 +492,7 @@ impl BringingBack {
             }
             let file = Arc::clone(&part.file);
             // Nothing is dropped for which there may be no room any more.
-            let as_unit = part.is_unit() && free >= length + TO_SPARE && is_gone(part);
+            let as_unit = part.as_unit && free >= length + TO_SPARE && is_gone(part);
             let asked = if as_unit {
                 if waiting >= UNITS_MAX {
                     break;
@@ -666,32 +667,44 @@ fn is_memory(held: &OwnedFd) -> bool {
     !found.is_ok_and(|found| !found.stx_attributes.contains(StatxAttributes::DAX))
 }
 
-/// How much can be brought into a group before the kernel takes what is in use: what the machine and the limits of the group, and
-/// of all above it, leave; with the pages of files that nobody has used lately, or without those.
-fn room(root: &Root, group: &MemoryGroup, with_unused: bool) -> u64 {
+/// How much can be brought into a group, in bytes.
+struct Room {
+    /// Before the kernel takes what is in use.
+    all: u64,
+    /// Of that, what nothing has to be taken for.
+    free: u64,
+}
+
+/// What the machine and the limits of the group, and of all above it, leave, with the pages of files that nobody has used lately.
+fn room(root: &Root, group: &MemoryGroup) -> Room {
     let text = fs::read(root.path("/proc/meminfo")).unwrap_or_default();
     let kib = |name: &[u8]| {
         let line = lines(&text).find_map(|line| line.strip_prefix(name))?;
         let value = line.trim_ascii().split(|b| *b == b' ').next()?;
         number(value)
     };
-    let unused = |bytes: u64| if with_unused { bytes } else { 0 };
     let free = kib(b"MemFree:").unwrap_or(0);
-    let machine = if with_unused {
-        free + kib(b"Inactive(file):").unwrap_or(0)
-    } else {
-        // What the kernel keeps for itself, and begins to take pages for, is counted as free.
-        let kept = fs::read_to_string(root.path("/proc/sys/vm/min_free_kbytes")).unwrap_or_default();
-        kept.trim()
-            .parse::<u64>()
-            .map_or(0, |kept| free.saturating_sub(kept.saturating_mul(2)))
+    // What the kernel keeps for itself, and begins to take pages for, is counted as free.
+    let kept = fs::read_to_string(root.path("/proc/sys/vm/min_free_kbytes")).unwrap_or_default();
+    let kept = kept
+        .trim()
+        .parse::<u64>()
+        .map_or(free, |kept| kept.saturating_mul(2));
+    let machine = Room {
+        all: (free + kib(b"Inactive(file):").unwrap_or(0)) << 10,
+        free: free.saturating_sub(kept) << 10,
     };
     std::iter::successors(Some(group.clone()), MemoryGroup::above)
         .filter_map(|group| {
             let (used, limit) = group.used_of_limit(root)?;
-            Some(limit.saturating_sub(used) + unused(group.unused_files(root).unwrap_or(0)))
+            let free = limit.saturating_sub(used);
+            let all = free + group.unused_files(root).unwrap_or(0);
+            Some(Room { all, free })
         })
-        .fold(machine << 10, u64::min)
+        .fold(machine, |least, room| Room {
+            all: least.all.min(room.all),
+            free: least.free.min(room.free),
+        })
 }
 
 #[cfg(test)]

@@ -56,13 +56,7 @@ pub(super) struct Part {
     /// Pages of its neighbourhood that are.
     near: u64,
     /// It is a neighbourhood of which at least half was taken: what is left is dropped, and all of it read as a unit.
-    as_unit: bool,
-}
-
-impl Part {
-    pub(super) fn is_unit(&self) -> bool {
-        self.as_unit
-    }
+    pub(super) as_unit: bool,
 }
 
 /// Whether the kernel keeps files of this kind of file system in large units.
@@ -428,10 +422,10 @@ mod tests {
         let file = file();
         let parts = || (0..8).map(|at| unit(&file, at)).collect::<Vec<_>>();
         let (chosen, _) = choose(parts(), 8 * NEIGHBOURHOOD);
-        assert_eq!(chosen.iter().filter(|part| part.is_unit()).count(), 8);
+        assert_eq!(chosen.iter().filter(|part| part.as_unit).count(), 8);
         // Of these the kernel tells nothing (a device), so nothing of them is known to be lost any more.
         let (chosen, _) = choose(parts(), 7 * NEIGHBOURHOOD);
-        assert!(!chosen.iter().any(Part::is_unit));
+        assert!(!chosen.iter().any(|part| part.as_unit));
     }
 
     #[test]

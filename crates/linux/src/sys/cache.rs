@@ -6,6 +6,62 @@ use std::io;
 /// Longest range of one question, in bytes: an answer of 256 KiB, and some ten milliseconds.
 pub const RANGE_MAX: u64 = 1 << 30;
 
+/// A part of a file that is mapped, and never touched by us: it goes with this.
+struct Mapping {
+    address: *mut libc::c_void,
+    size: usize,
+}
+
+impl Mapping {
+    /// Maps so many bytes from there on, both whole pages.
+    fn new(file: impl AsFd, from: u64, bytes: u64, protection: libc::c_int) -> io::Result<Self> {
+        let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
+        let size = usize::try_from(bytes).map_err(|_| too_large())?;
+        let offset = libc::off_t::try_from(from).map_err(|_| too_large())?;
+        // SAFETY: a new mapping at an address that the kernel chooses: no memory of ours is touched, and nothing is ever read
+        // or written through it.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                protection,
+                libc::MAP_SHARED,
+                file.as_fd().as_raw_fd(),
+                offset,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { address, size })
+    }
+
+    /// Of each of its pages whether it is in memory.
+    fn residency(&self) -> io::Result<Vec<bool>> {
+        let mut answer = vec![0u8; self.size / rustix::param::page_size()];
+        // SAFETY: the range is the mapping, and `answer` has one byte for each of its pages.
+        let asked = unsafe { libc::mincore(self.address, self.size, answer.as_mut_ptr()) };
+        match asked {
+            0 => Ok(answer.into_iter().map(|b| b & 1 == 1).collect()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Advises the kernel of its first bytes, so many.
+    fn advise(&self, length: usize, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: a range of the mapping, to which nothing else refers, and which is never read or written.
+        let answer = unsafe { libc::madvise(self.address, length.min(self.size), advice) };
+        (answer == 0).then_some(()).ok_or_else(io::Error::last_os_error)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made, which nobody else knows of.
+        unsafe { libc::munmap(self.address, self.size) };
+    }
+}
+
 /// Of each page of a part of a file whether it is in memory (`mincore(2)` of a mapping that nobody touches). `from` and
 /// `length` are rounded to whole pages outwards; of a range that is longer than [`RANGE_MAX`] the beginning is told.
 ///
@@ -21,34 +77,7 @@ pub fn residency(file: impl AsFd, from: u64, length: u64) -> io::Result<Vec<bool
     if bytes == 0 {
         return Ok(Vec::new());
     }
-    let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
-    let size = usize::try_from(bytes).map_err(|_| too_large())?;
-    let offset = libc::off_t::try_from(start).map_err(|_| too_large())?;
-    let mut answer = vec![0u8; size / page as usize];
-    // SAFETY: a new mapping at an address that the kernel chooses, without access rights: no memory of ours is touched, and
-    // nothing is ever read through it.
-    let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            size,
-            libc::PROT_NONE,
-            libc::MAP_SHARED,
-            file.as_fd().as_raw_fd(),
-            offset,
-        )
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the range is the mapping just made, and `answer` has one byte for each of its pages.
-    let asked = unsafe { libc::mincore(address, size, answer.as_mut_ptr()) };
-    let failed = (asked != 0).then(io::Error::last_os_error);
-    // SAFETY: the mapping made above, which nobody else knows of.
-    unsafe { libc::munmap(address, size) };
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(answer.into_iter().map(|b| b & 1 == 1).collect()),
-    }
+    Mapping::new(file, start, bytes, libc::PROT_NONE)?.residency()
 }
 
 /// The unit (folio) that is read by [`read_as_unit`], in bytes. The kernel reads what one entry of the second-last table of pages maps, so that has to be
@@ -68,44 +97,18 @@ pub const UNIT: u64 = 2 << 20;
 /// # Errors
 /// As `mmap(2)` and `madvise(2)`, before `before` was called: `EINVAL` where the kernel knows no such advice, `EACCES` where the file may not be mapped.
 pub fn read_as_unit(file: impl AsFd, from: u64, before: impl FnOnce()) -> io::Result<bool> {
-    let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
-    let size = usize::try_from(UNIT).map_err(|_| too_large())?;
-    let offset = libc::off_t::try_from(from).map_err(|_| too_large())?;
-    // SAFETY: a new mapping at an address that the kernel chooses; no memory of ours is touched, and nothing is ever read or
-    // written through it.
-    let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            size,
-            libc::PROT_READ,
-            libc::MAP_SHARED,
-            file.as_fd().as_raw_fd(),
-            offset,
-        )
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let advised = |length: usize, advice: libc::c_int| {
-        // SAFETY: a range of the mapping just made, to which nothing else refers; none of these advices changes what it contains.
-        let answer = unsafe { libc::madvise(address, length, advice) };
-        (answer == 0).then_some(()).ok_or_else(io::Error::last_os_error)
-    };
-    let page = rustix::param::page_size();
-    let answer = advised(size, libc::MADV_HUGEPAGE)
-        // One unit, and not the next one with it.
-        .and_then(|()| advised(size, libc::MADV_RANDOM))
-        .map(|()| {
-            before();
-            let mut there = vec![0u8; size / page];
-            let is_read = advised(page, libc::MADV_POPULATE_READ).is_ok();
-            // SAFETY: the range is the mapping just made, and `there` has one byte for each of its pages.
-            let is_told = unsafe { libc::mincore(address, size, there.as_mut_ptr()) } == 0;
-            is_read && is_told && there.iter().all(|page| page & 1 == 1)
-        });
-    // SAFETY: the mapping made above, which nobody else knows of.
-    unsafe { libc::munmap(address, size) };
-    answer
+    let mapping = Mapping::new(file, from, UNIT, libc::PROT_READ)?;
+    mapping.advise(mapping.size, libc::MADV_HUGEPAGE)?;
+    // One unit, and not the next one with it.
+    mapping.advise(mapping.size, libc::MADV_RANDOM)?;
+    before();
+    let is_read = mapping
+        .advise(rustix::param::page_size(), libc::MADV_POPULATE_READ)
+        .is_ok();
+    Ok(is_read
+        && mapping
+            .residency()
+            .is_ok_and(|pages| pages.into_iter().all(|there| there)))
 }
 
 /// How many pages of a part of a file are in memory, and how many the kernel has taken from it.
