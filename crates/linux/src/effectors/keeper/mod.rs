@@ -25,50 +25,28 @@
 //! What the kernel does for that is done on these threads: some 4 % of a CPU beside a reader of 3.3 GB/s (docs/file-cache.md). Under a
 //! limit that stays the reader does it itself.
 
-use super::memory_group::{MemoryGroup, UNLIMITED_FROM};
+mod look;
+mod pace;
+
+use super::memory_group::MemoryGroup;
 use crate::Root;
 use crate::platform::MonotonicClock;
 use crate::sys::interrupt::{interrupt, own_number};
 use homeostat_model::ActionId;
 use homeostat_platform::Clock;
+pub(super) use look::is_of_a_moment;
+use look::{Files, GROWTH, Look, Moment, View, allowed, allowed_when_stuck, moment};
+use pace::{PAUSE_MIN, Pace, REST, STUCK_AFTER, STUCK_MAX, STUCK_MIN, found_nothing, rest};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A group is to grow by this share of its limit from one moment to the next: what lies between that and the limit is taken away.
-const GROWTH: u64 = 4;
-/// By how much it has grown most is forgotten by this share with each moment.
-const FORGOTTEN: u64 = 16;
-/// Between two moments at least: with 4 ms a reader of 3.3 GB/s whose disk reads 8 MiB ahead came to 56 MiB in nearly every tenth of a
-/// second, where 37 are meant, with this to 40, for no more CPU time …
-const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// … and at most: who does nothing now may begin to read.
-const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// One is longer than the one before by this share of it at most.
-const LONGER: u32 = 4;
 /// Memory that cannot be dropped is looked at so often …
 const HELD_EVERY: Duration = Duration::from_millis(200);
 /// … and so often where the group is above what it is allowed: it may be that which has grown, and that is not to be swapped out.
 const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
-/// Where all that is there has just been read ahead, the kernel finds nothing for some milliseconds (measured: seven times a second beside
-/// a reader of 3.3 GB/s whose disk reads 8 MiB ahead, which comes to 100 MiB where it is let go for 50 ms each time). Only when it
-/// has found nothing so often on end …
-const STUCK_AFTER: u32 = 4;
-/// … what it did not find is left to the group for so long, and twice as long each time that nothing is found again …
-const STUCK_MIN: Duration = Duration::from_millis(50);
-/// … and this at most.
-const STUCK_MAX: Duration = Duration::from_secs(3);
-/// After a look there is a rest of so many times the CPU time that it took: a third of a CPU at most for each group. (With a fifth a
-/// reader of 3.3 GB/s had time to come to 60 MiB several times a second.)
-const REST: u32 = 2;
-/// Beside that the kernel waits for what is being written, the thread for a CPU, and a daemon may have been stopped in the middle
-/// (`SIGSTOP`, the freezer).
-/// So much of that counts at most: other groups are to have their turn, and nobody is let go for minutes.
-const WAITED_MAX: Duration = Duration::from_secs(1);
 /// Who has been at a group for so long is gone on for by the other thread, which looks as often whether there is somebody.
 const LATE: Duration = Duration::from_millis(5);
 /// The one who does it, and the one who stands by.
@@ -77,14 +55,6 @@ const THREADS: usize = 2;
 const LONG: Duration = Duration::from_millis(100);
 /// At the end it is waited for so long.
 const END: Duration = Duration::from_secs(2);
-const MIB: u64 = 1 << 20;
-/// What ends a limit in version 1.
-const UNLIMITED: &[u8] = b"-1";
-
-/// What is written as a limit is so much less than whole MiB, which hardly anybody else does: a page, since the kernel rounds to pages.
-fn less() -> u64 {
-    rustix::param::page_size() as u64
-}
 
 /// The groups that are kept small, and the threads that do it.
 #[derive(Default)]
@@ -93,10 +63,23 @@ pub(super) struct Keeper {
     threads: Vec<JoinHandle<()>>,
 }
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// [`moment`]; another one in a test, which has it take as long as it wants.
+    moment: Box<OneMoment>,
+}
+
+type OneMoment = dyn Fn(&Files, &View) -> io::Result<Moment> + Send + Sync;
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            moment: Box::new(moment),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -159,112 +142,6 @@ struct Kept {
     stuck_for: Duration,
 }
 
-/// What is read and written again and again stays open.
-struct Files {
-    usage: File,
-    limit: File,
-}
-
-/// What a group is left with that may grow to `allowed`, holds so much that cannot be dropped, and has grown by so much at a time.
-fn tight(allowed: u64, held: u64, limit: u64, growth: u64) -> u64 {
-    let least = limit / GROWTH;
-    let most = allowed.saturating_sub(held).saturating_sub(least).max(least);
-    (allowed.saturating_sub(growth.clamp(least, most)) / MIB * MIB).saturating_sub(less())
-}
-
-/// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
-pub(super) fn is_of_a_moment(found: u64) -> bool {
-    // What version 1 shows where nothing limits is a page less than whole MiB as well.
-    found < UNLIMITED_FROM && (found + less()).is_multiple_of(MIB)
-}
-
-/// How fast a group grows.
-#[derive(Clone, Copy)]
-struct Pace {
-    /// When it was looked at last, and what it used then.
-    at: Instant,
-    used: u64,
-    pause: Duration,
-    /// By how much it has grown from one look to the next lately: the most of it, and ever less.
-    growth: u64,
-}
-
-impl Pace {
-    fn new(now: Instant) -> Self {
-        Self {
-            at: now,
-            used: 0,
-            pause: PAUSE_MIN,
-            growth: 0,
-        }
-    }
-
-    /// After a look that found so much, when so much is left.
-    fn next(&mut self, now: Instant, found: u64, left: u64, limit: u64) -> Duration {
-        let seconds = now.saturating_duration_since(self.at).as_secs_f64().max(1e-4);
-        let grown = found.saturating_sub(self.used);
-        let rate = grown as f64 / seconds;
-        // What it had used before it was looked at for the first time is no growth.
-        if self.used > 0 {
-            self.growth = grown.max(self.growth - self.growth / FORGOTTEN);
-        }
-        let room = (limit / GROWTH) as f64;
-        // Who has stood still begins slowly, too; and a disk that reads ahead delivers in leaps, between which the group stands still.
-        let wanted = if rate > 0.0 {
-            Duration::try_from_secs_f64(room / rate).unwrap_or(PAUSE_MAX)
-        } else {
-            PAUSE_MAX
-        };
-        self.pause = wanted
-            .min(self.pause + self.pause / LONGER)
-            .clamp(PAUSE_MIN, PAUSE_MAX);
-        (self.at, self.used) = (now, left);
-        self.pause
-    }
-}
-
-impl Files {
-    fn open(root: &Root, group: &MemoryGroup) -> io::Result<Self> {
-        let path = |leaf: &str| root.path(&format!("{}/{leaf}", group.path));
-        Ok(Self {
-            usage: File::open(path("memory.usage_in_bytes"))?,
-            limit: OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(path("memory.limit_in_bytes"))?,
-        })
-    }
-
-    fn number(file: &File) -> io::Result<u64> {
-        let mut text = [0; 32];
-        let length = loop {
-            match file.read_at(&mut text, 0) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                read => break read?,
-            }
-        };
-        let text = text.get(..length).unwrap_or_default();
-        crate::sensors::bytes::number(text.trim_ascii())
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no number"))
-    }
-
-    /// Takes memory away until no more than this is left; false where the kernel finds nothing more.
-    fn take(&self, bytes: u64) -> io::Result<bool> {
-        match self.limit.write_at(bytes.to_string().as_bytes(), 0) {
-            Ok(_) => {}
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Ok(false),
-            // It has taken what it could until then, and set nothing.
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(true),
-            Err(e) => return Err(e),
-        }
-        // Lifted also when a signal comes now, and where it cannot be read; not where somebody else has set another one in between.
-        if Self::number(&self.limit).map_or(true, |now| now == bytes) {
-            self.limit.write_all_at(UNLIMITED, 0)?;
-        }
-        Ok(true)
-    }
-}
-
 impl Keeper {
     /// Keeps a group to this limit from now on.
     ///
@@ -281,8 +158,8 @@ impl Keeper {
         let files: [Arc<Files>; THREADS] = [open()?, open()?];
         // A daemon that was killed in such a moment has left it.
         let [first, ..] = &files;
-        if is_of_a_moment(Files::number(&first.limit)?) {
-            first.limit.write_all_at(UNLIMITED, 0)?;
+        if is_of_a_moment(first.limit()?) {
+            first.lift()?;
         }
         while self.threads.len() < THREADS {
             let (shared, thread) = (Arc::clone(&self.shared), self.threads.len());
@@ -459,7 +336,7 @@ impl Shared {
         });
         drop(state);
         let before = cpu_time();
-        let looked = moment(&files, &view);
+        let looked = (self.moment)(&files, &view);
         let spent = cpu_time().saturating_sub(before);
         let now = Instant::now();
         let mut state = self.hold();
@@ -530,45 +407,9 @@ impl Shared {
     }
 }
 
-/// How often on end the kernel has found nothing more, with this look, which took what it had not found before if it is `is_bare`.
-fn found_nothing(before: u32, look: &Look, is_bare: bool, lasted: Duration) -> u32 {
-    if look.is_stuck && lasted >= STUCK_MIN {
-        // It has waited for what is being written: that is not what has just been read ahead.
-        STUCK_AFTER
-    } else if look.is_stuck {
-        before.saturating_add(1)
-    } else if look.left < look.found && is_bare {
-        0
-    } else {
-        // Nothing was to be taken, which says nothing.
-        before
-    }
-}
-
-/// How long a group is left alone after a look that used so much CPU time and was over after so long.
-fn rest(spent: Duration, lasted: Duration, has_others: bool) -> Duration {
-    let waited = lasted.saturating_sub(spent).min(WAITED_MAX);
-    (spent * REST).max(if has_others { waited * REST } else { waited })
-}
-
 /// What this thread has used of CPU time so far.
 fn cpu_time() -> Duration {
     Duration::from_nanos(MonotonicClock.cpu_time().0)
-}
-
-/// What a look needs to know.
-struct View {
-    root: Root,
-    group: MemoryGroup,
-    limit: u64,
-    allowed: u64,
-    held: u64,
-    growth: u64,
-    /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed or left with little.
-    asks: bool,
-    asks_above: bool,
-    /// What the kernel did not find is to be looked for again.
-    forgets: bool,
 }
 
 impl Kept {
@@ -589,113 +430,11 @@ impl Kept {
     }
 }
 
-/// What a group may use of which so much cannot be dropped: that is left to it besides, where it is much.
-fn allowed(held: u64, limit: u64) -> u64 {
-    if held > limit / 2 {
-        held.saturating_add(limit)
-    } else {
-        limit
-    }
-}
-
-/// What a group may use when the kernel found nothing more and has left so much. What has just been read ahead cannot be dropped for
-/// some milliseconds: where as much as half of the limit is free beside it, all is well, and [`tight`] leaves a quarter beside it.
-fn allowed_when_stuck(allowed: u64, left: u64, limit: u64) -> u64 {
-    if left.saturating_add(limit / 2) > allowed {
-        left.saturating_add(limit)
-    } else {
-        allowed
-    }
-}
-
-/// What has come of one moment.
-enum Moment {
-    Look(Look),
-    /// A limit is in force, perhaps that of the other thread.
-    Limited {
-        is_of_a_moment: bool,
-    },
-}
-
-/// What one moment has found.
-struct Look {
-    found: u64,
-    left: u64,
-    /// What cannot be dropped, if that was looked at.
-    held: Option<u64>,
-    /// Whether the kernel found nothing to take any more before all was taken that should be.
-    is_stuck: bool,
-}
-
-/// Looks at a group and takes away what it has too much, unless somebody limits it.
-fn moment(files: &Files, view: &View) -> io::Result<Moment> {
-    let found = Files::number(&files.usage)?;
-    let limit = Files::number(&files.limit)?;
-    if limit < UNLIMITED_FROM {
-        let is_of_a_moment = is_of_a_moment(limit);
-        return Ok(Moment::Limited { is_of_a_moment });
-    }
-    // Whoever is left with little is asked as often as who is above: what is left has to be more than what cannot be dropped.
-    let is_tight = view.growth > view.limit / GROWTH;
-    let asks = view.asks || view.asks_above && (found > view.allowed || is_tight);
-    let held = asks.then(|| view.group.held(&view.root)).flatten();
-    let now_allowed = held.map_or(view.allowed, |held| allowed(held, view.limit));
-    // What the kernel did not find before is not looked for again at once.
-    let (least_held, least_allowed) = if view.forgets {
-        (0, 0)
-    } else {
-        (view.held, view.allowed)
-    };
-    let wanted = tight(
-        now_allowed.max(least_allowed),
-        held.map_or(view.held, |held| held.max(least_held)),
-        view.limit,
-        view.growth,
-    );
-    let mut look = Look {
-        found,
-        left: found,
-        held,
-        is_stuck: false,
-    };
-    if found > wanted {
-        look.is_stuck = !files.take(wanted)?;
-        look.left = Files::number(&files.usage)?;
-    }
-    Ok(Moment::Look(look))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::look::MIB;
     use super::*;
-
-    #[test]
-    fn what_is_written_for_a_moment_is_no_limit_that_a_person_writes() {
-        for limit in [16, 33, 37, 48] {
-            for held in [0, 5, limit / 2, limit / 2 + 1, 100, 1000] {
-                for growth in [0, 9, 20, 5000] {
-                    let (limit, held) = (limit * MIB, held * MIB);
-                    let allowed = allowed(held, limit);
-                    let tight = tight(allowed, held, limit, growth * MIB);
-                    assert!(is_of_a_moment(tight) && tight <= allowed - limit / 4);
-                    assert!(
-                        tight + 2 * MIB >= held + limit / 4,
-                        "who grows finds something to drop"
-                    );
-                }
-            }
-        }
-        for theirs in [
-            50_000_000,
-            64 << 20,
-            150 << 20,
-            1 << 30,
-            (1 << 20) + 4096,
-            (1 << 63) - 4096,
-        ] {
-            assert!(!is_of_a_moment(theirs), "{theirs}");
-        }
-    }
+    use std::fs::File;
 
     #[test]
     fn a_group_that_is_left_with_more_than_meant_counts_as_above_also_while_that_is_allowed() {
@@ -723,35 +462,6 @@ mod tests {
     }
 
     #[test]
-    fn only_a_group_of_which_nothing_is_found_time_after_time_is_left_with_more() {
-        let look = |found, left, is_stuck| Look {
-            found,
-            left,
-            held: None,
-            is_stuck,
-        };
-        let mut times = 0;
-        for _ in 1..STUCK_AFTER {
-            times = found_nothing(times, &look(56, 24, true), true, LATE / 5);
-            assert!(times < STUCK_AFTER);
-        }
-        // Nothing to be taken in between.
-        times = found_nothing(times, &look(20, 20, false), true, LATE / 5);
-        assert_eq!(
-            found_nothing(times, &look(56, 24, true), true, LATE / 5),
-            STUCK_AFTER
-        );
-        // What was read ahead is there; what was taken beside what is left to it tells nothing.
-        assert_eq!(found_nothing(times, &look(56, 20, false), true, LATE / 5), 0);
-        assert_eq!(found_nothing(times, &look(56, 20, false), false, LATE / 5), times);
-        // What is being written takes longer.
-        assert_eq!(
-            found_nothing(0, &look(56, 24, true), true, LATE * 20),
-            STUCK_AFTER
-        );
-    }
-
-    #[test]
     fn who_is_late_is_gone_on_for_by_the_other_wherever_something_is_due() {
         let begun = Instant::now();
         let ms = |ms| begun + Duration::from_millis(ms);
@@ -769,12 +479,7 @@ mod tests {
             allowed: 37 * MIB,
             meant: 37 * MIB,
             held: 0,
-            files: [(); THREADS].map(|()| {
-                Arc::new(Files {
-                    usage: file(),
-                    limit: file(),
-                })
-            }),
+            files: [(); THREADS].map(|()| Arc::new(Files::of(file(), file()))),
             pace: Pace::new(begun),
             looks: 0,
             due: ms(3),
@@ -813,77 +518,78 @@ mod tests {
         assert_eq!(state.next(0, ms(5)), Some((Some(ActionId(2)), ms(4))));
     }
 
-    #[test]
-    fn who_grows_fast_is_looked_at_often_and_who_stands_still_within_fifty_milliseconds() {
+    /// Waits for what the threads do; they have long enough on any machine.
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         let begun = Instant::now();
-        let mut pace = Pace::new(begun);
-        let limit = 40 << 20;
-        let mut at = begun;
-        // Nothing read: ever more rarely, within four tenths of a second.
-        for _ in 0..20 {
-            at += pace.next(at, 0, 0, limit);
+        while !is_so() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "not in a minute: {what}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(pace.pause, PAUSE_MAX);
-        assert!(at - begun < Duration::from_millis(400), "{:?}", at - begun);
-        // 100 MB/s: a quarter of the limit lasts for 0.1 s.
-        at += PAUSE_MAX;
-        assert_eq!(pace.next(at, 5_000_000, 0, limit), PAUSE_MAX);
-        // 1 GB/s: 10 ms.
-        at += PAUSE_MAX;
-        let pause = pace.next(at, 50_000_000, 0, limit).as_secs_f64();
-        assert!((pause - 0.0105).abs() < 0.001, "{pause}");
-        // More than can be followed.
-        at += PAUSE_MIN;
-        assert_eq!(pace.next(at, 1 << 30, 0, limit), PAUSE_MIN);
-        // 3.3 GB/s: a quarter of the limit lasts for 3 ms.
-        at += Duration::from_millis(3);
-        let pause = pace.next(at, 9_900_000, 0, limit);
-        assert!(pause <= Duration::from_millis(4), "{pause:?}");
     }
 
     #[test]
-    fn a_look_that_used_or_waited_for_much_is_followed_by_a_rest_and_one_that_was_stopped_by_a_short_one() {
-        let ms = Duration::from_millis;
-        assert_eq!(rest(ms(1), ms(1), false), ms(2));
-        // The kernel waits for what is being written: as long as that, and others have two thirds of the time.
-        assert_eq!(rest(ms(1), ms(101), false), ms(100));
-        assert_eq!(rest(ms(1), ms(101), true), ms(200));
-        // Stopped for an hour.
-        assert_eq!(rest(ms(1), ms(3_600_000), false), ms(1_000));
-        assert_eq!(rest(ms(1), ms(3_600_000), true), ms(2_000));
-    }
-
-    #[test]
-    fn a_reader_is_left_with_more_where_the_kernel_leaves_more_than_half_and_always_with_something_to_drop() {
-        let limit = 37 * MIB;
-        for left in 0..=80 {
-            for growth in [0, 9, 17, 5000] {
-                let left = left * MIB;
-                let wanted = tight(allowed_when_stuck(limit, left, limit), left, limit, growth * MIB);
-                assert!(wanted + 2 * MIB >= left + limit / GROWTH, "{left}: {wanted}");
-            }
-        }
-        // What is being read ahead, 16 MiB, and no more.
-        assert_eq!(allowed_when_stuck(limit, 16 * MIB, limit), limit);
-        assert_eq!(allowed_when_stuck(limit, 19 * MIB, limit), 56 * MIB);
-        assert_eq!(allowed_when_stuck(limit, 50 * MIB, limit), 87 * MIB);
-    }
-
-    #[test]
-    fn a_reader_that_leaps_is_left_with_so_much_less_that_it_comes_to_its_limit() {
-        let mut pace = Pace::new(Instant::now());
-        let (limit, leap) = (37 * MIB, 16 * MIB);
-        let mut left = 28 * MIB;
-        for moment in 0..50 {
-            let found = left + leap;
-            left = found.min(tight(limit, 3 * MIB, limit, pace.growth));
-            pace.next(pace.at + PAUSE_MIN, found, left, limit);
-            assert!(moment < 3 || found <= limit + MIB, "{moment}: {found}");
-        }
-        // It slows down.
-        for _ in 0..50 {
-            pace.next(pace.at + PAUSE_MIN, left + MIB, left, limit);
-        }
-        assert_eq!(tight(limit, 3 * MIB, limit, pace.growth), 27 * MIB - less());
+    fn while_one_thread_is_kept_waiting_the_other_takes_over_and_what_the_late_one_found_does_not_count() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::write(tree.path().join("memory.usage_in_bytes"), "0").unwrap();
+        std::fs::write(tree.path().join("memory.limit_in_bytes"), u64::MAX.to_string()).unwrap();
+        let group = MemoryGroup {
+            path: String::new(),
+            version: super::super::memory_group::Version::One,
+        };
+        // The first look comes back when it is let go, and has found more than any other.
+        let (let_go, is_let_go) = std::sync::mpsc::channel::<()>();
+        let is_let_go = Mutex::new(Some(is_let_go));
+        let who = Arc::new(Mutex::new(Vec::new()));
+        let looks = Arc::clone(&who);
+        let moment = move |_: &Files, _: &View| {
+            looks.lock().unwrap().push(std::thread::current().id());
+            let first = is_let_go.lock().unwrap().take();
+            let found = first.map_or(10 * MIB, |is_let_go| {
+                is_let_go.recv().unwrap();
+                1000 * MIB
+            });
+            Ok(Moment::Look(Look {
+                found,
+                left: found,
+                held: None,
+                is_stuck: false,
+            }))
+        };
+        let mut keeper = Keeper {
+            shared: Arc::new(Shared {
+                moment: Box::new(moment),
+                ..Shared::default()
+            }),
+            threads: Vec::new(),
+        };
+        let root = Root::new(tree.path());
+        keeper.hold(&root, ActionId(1), &group, 37 * MIB).unwrap();
+        until("somebody begins", || !who.lock().unwrap().is_empty());
+        let late = who.lock().unwrap()[0];
+        until("the other one goes on", || keeper.counts().looks >= 5);
+        assert!(
+            who.lock().unwrap().iter().skip(1).all(|one| *one != late),
+            "one thread is late"
+        );
+        assert_eq!(
+            keeper
+                .shared
+                .hold()
+                .busy
+                .iter()
+                .filter(|busy| busy.thread == 0)
+                .count(),
+            1
+        );
+        let before = who.lock().unwrap().len();
+        let_go.send(()).unwrap();
+        until("the first one does it again", || {
+            who.lock().unwrap()[before..].contains(&late)
+        });
+        until("its look is over", || keeper.counts().looks > 10);
+        assert_eq!(keeper.counts().above, 0, "what the late one found is old");
     }
 }
