@@ -47,6 +47,7 @@ pub fn page(loads_count: u64, seed: u64, threads: usize) -> Page {
     of_the_figures(&mut text, &sufficient, &insufficient);
     margins.tell(&mut text);
     of_the_loads(&mut text, &cases, seed);
+    text.push_str(STABILITY);
     text.push_str(LIMITS);
     Page {
         text,
@@ -78,6 +79,9 @@ fn introduction(command: &str) -> String {
          evidence for the rules, not for Linux.\n"
     )
 }
+
+/// What runs on Linux, over random loads: made by a test of the strategies, which says how.
+const STABILITY: &str = include_str!("stability.md");
 
 const LIMITS: &str = "\n## What this does not show\n\n\
     * The source gives no sizes and no speed of its disk; those here were fitted to the one time that it gives (about a \
