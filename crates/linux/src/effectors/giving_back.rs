@@ -393,6 +393,8 @@ pub(super) struct GivingBack {
     looked_at: usize,
     given: u64,
     steps: u64,
+    /// A step is waited for so long; in a test that has much to look at, longer.
+    patience: Duration,
     /// What was seen of others before …
     before: Seen,
     /// … and this time.
@@ -425,6 +427,7 @@ impl GivingBack {
             looked_at: 0,
             given: 0,
             steps: 0,
+            patience: PATIENCE,
         }
     }
 
@@ -508,7 +511,7 @@ impl GivingBack {
         if let Some(pid) = self.own.pop() {
             let (of, most) = (root.clone(), FILES_MAX.saturating_sub(self.files.len()));
             let rounds = self.rounds.clone();
-            let look = reader.run(pid, PATIENCE, move || {
+            let look = reader.run(pid, self.patience, move || {
                 look_at_reader(&of, pid, room, most, &rounds)
             })??;
             self.looked_at += look.looked_at;
@@ -539,7 +542,7 @@ impl GivingBack {
         if let Some(pid) = others.pop() {
             let (of, before) = (root.clone(), self.before.processes.remove(&pid));
             let (doings, held, looked_at) =
-                reader.run(pid, PATIENCE, move || held_by(&of, pid, before, room))??;
+                reader.run(pid, self.patience, move || held_by(&of, pid, before, room))??;
             self.looked_at += looked_at;
             for inode in &held {
                 if self.files.remove(inode).is_some() {
@@ -554,7 +557,7 @@ impl GivingBack {
         if let Some(pid) = self.again.pop() {
             let of = root.clone();
             let nothing = Rounds::default();
-            match reader.run(pid, PATIENCE, move || {
+            match reader.run(pid, self.patience, move || {
                 look_at_reader(&of, pid, LOOKED_AT_MAX, 0, &nothing)
             }) {
                 Ok(Ok(look)) => self.see_again(look),
@@ -643,7 +646,7 @@ impl GivingBack {
         // It is the disk that may keep it waiting, and not the process: that one can be asked again.
         let own = -candidate.pid;
         let dropped = reader
-            .run(own, PATIENCE, move || {
+            .run(own, self.patience, move || {
                 fadvise(&*file, from, Some(length), Advice::DontNeed)
             })
             .map_err(|_| Obstacle::Disk)?;
@@ -1567,6 +1570,63 @@ mod tests {
         assert!(look.files.is_empty() && look.not_only_read.len() == 1);
         let (_, held, _) = held_by(&scene.root, 5_000_099, None, 7).unwrap();
         assert!(held.is_empty(), "a process that has ended");
+    }
+
+    #[test]
+    fn of_ten_thousand_open_files_a_few_are_given_back_and_none_that_another_process_has_open() {
+        const FILES: i32 = 10_000;
+        let Some(scene) = Scene::new() else { return };
+        let (mut paths, mut shared) = (BTreeMap::new(), BTreeSet::new());
+        for number in 3..3 + FILES {
+            let path = scene.file(&number.to_string(), 6);
+            let inode = fs::metadata(&path).unwrap().ino();
+            scene.opens(READER, number, &path, 5 * MIB, READS);
+            if number % 2 == 0 {
+                scene.opens(OTHER, number, &path, 0, READS);
+                shared.insert(inode);
+            }
+            paths.insert(inode, path);
+        }
+        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), Rounds::default());
+        // However busy the machine is.
+        giving.patience = Duration::from_secs(3600);
+        let mut reader = Reader::default();
+        // All are looked at, and no more are opened than are kept in mind.
+        assert!(!giving.step(&scene.root, &mut reader).unwrap());
+        assert_eq!(
+            (giving.looked_at, giving.files.len(), giving.held.0.len()),
+            (FILES as usize, FILES_MAX, FILES_MAX)
+        );
+        let chosen: BTreeSet<u64> = giving.files.keys().copied().collect();
+        // Of each of these a page is in memory.
+        let is_there = |inode: &u64| {
+            let file = fs::File::open(&paths[inode]).unwrap();
+            let pages = crate::sys::cache::residency(&file, 0, 1).unwrap();
+            pages.contains(&true)
+        };
+        for inode in &chosen {
+            let file = fs::File::open(&paths[inode]).unwrap();
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut [0; 1], 0).unwrap();
+            assert!(is_there(inode));
+        }
+        let left = loop {
+            if let Some((left, _)) = giving.go_on(&scene.root, &mut reader) {
+                break left;
+            }
+            assert!(giving.files.len() <= FILES_MAX);
+        };
+        let (theirs, alone): (BTreeSet<u64>, BTreeSet<u64>) =
+            chosen.into_iter().partition(|inode| shared.contains(inode));
+        assert!(giving.files.keys().eq(&alone));
+        assert!(theirs.iter().all(is_there), "what the other one has open stays");
+        assert!(!alone.iter().any(is_there));
+        assert_eq!(giving.given(), 4 * MIB * alone.len() as u64);
+        let told = |why: &str| left.get(why).copied().unwrap_or(0);
+        assert_eq!(told(TOO_MANY), FILES as u64 - FILES_MAX as u64);
+        assert_eq!(told(OF_OTHERS), theirs.len() as u64);
+        // A slice may end after each of them: the reader, the list of the others, the other one, the reader once more, each
+        // file that is dropped, and the last.
+        assert_eq!(giving.steps, 4 + alone.len() as u64 + 1);
     }
 
     #[test]

@@ -961,6 +961,36 @@ mod tests {
     }
 
     #[test]
+    fn the_processes_of_a_unit_that_was_delegated_are_left_alone() {
+        let (_keep, root) = tree(&[
+            ("sys/fs/cgroup/cgroup.controllers", "memory\n"),
+            ("sys/fs/cgroup/backup.service/memory.high", "max\n"),
+            ("sys/fs/cgroup/backup.service/cgroup.procs", "7\n"),
+            ("proc/7/cgroup", "0::/backup.service\n"),
+            (
+                "proc/7/stat",
+                "7 (tar) S 1 7 7 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 1 9 9 9 1 2 3 0\n",
+            ),
+        ]);
+        let action = record(&[]).action;
+        let effector = MemoryContainment::new(root.clone());
+        assert_eq!(effector.survey(&action).unwrap().group.path, GROUP);
+        let is_noted = ["trusted.delegate", "user.delegate"].iter().any(|name| {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(root.path(GROUP), *name, b"1", flags).is_ok()
+        });
+        if !is_noted {
+            eprintln!("skipped: that it was delegated cannot be noted of a directory here");
+            return;
+        }
+        let refused = effector.survey(&action);
+        let Err(PlatformError::Unsupported { why, .. }) = &refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(why, "/sys/fs/cgroup/backup.service was delegated to somebody");
+    }
+
+    #[test]
     fn a_record_with_a_damaged_inode_is_malformed_and_one_without_is_of_an_earlier_version() {
         let found = [("group", GROUP), ("version", "2")];
         assert_eq!(plan_of(&record(&found)).unwrap().inode, None);

@@ -432,4 +432,87 @@ mod tests {
         assert!(hands_off(&root, 7).unwrap().contains("docker"));
         assert_eq!(hands_off(&root, 8), None);
     }
+
+    /// The names by which systemd notes that a group was delegated: as root, and as a user.
+    const NOTES: [&str; 2] = ["trusted.delegate", "user.delegate"];
+
+    /// Notes that of a group; false where the file system takes no such notes.
+    fn delegate(root: &Root, path: &str, name: &str, value: &[u8]) -> bool {
+        let noted = rustix::fs::setxattr(root.path(path), name, value, rustix::fs::XattrFlags::empty());
+        if let Err(e) = noted {
+            eprintln!("skipped: {name} cannot be noted of a directory here: {e}");
+        }
+        noted.is_ok()
+    }
+
+    #[test]
+    fn what_was_delegated_is_told_by_a_note_on_its_group_or_on_one_above() {
+        for name in NOTES {
+            let (_keep, root) = tree(&[
+                ("sys/fs/cgroup/cgroup.controllers", "cpu memory io\n"),
+                ("sys/fs/cgroup/a.slice/cgroup.procs", "10\n"),
+                ("sys/fs/cgroup/a.slice/m.service/cgroup.procs", "7\n"),
+                ("sys/fs/cgroup/a.slice/m.service/in/deep/cgroup.procs", "8\n"),
+                ("sys/fs/cgroup/a.slice/m.service2/cgroup.procs", "9\n"),
+                ("proc/7/cgroup", "0::/a.slice/m.service\n"),
+                ("proc/8/cgroup", "0::/a.slice/m.service/in/deep\n"),
+                ("proc/9/cgroup", "0::/a.slice/m.service2\n"),
+                ("proc/10/cgroup", "0::/a.slice\n"),
+            ]);
+            let told = || {
+                [7, 8, 9, 10].map(|pid| {
+                    let group = MemoryGroup::of(&root, pid).unwrap();
+                    is_delegated(&root, pid, &group)
+                })
+            };
+            assert_eq!(told(), [false; 4]);
+            let delegate = |value: &[u8]| {
+                let group = "/sys/fs/cgroup/a.slice/m.service";
+                delegate(&root, group, name, value)
+            };
+            // Somebody's note of that name that says something else, a long one also.
+            for other in [&b"0"[..], b"", b"11", b"1 of many words"] {
+                if delegate(other) {
+                    assert_eq!(told(), [false; 4], "{name} {other:?}");
+                }
+            }
+            // Its own processes and those of all groups below it, and nobody beside it or above.
+            if delegate(b"1") {
+                assert_eq!(told(), [true, true, false, false], "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn with_version_one_the_note_may_be_in_another_hierarchy_than_that_of_memory() {
+        for name in NOTES {
+            for (mount, line) in [("systemd", "1:name=systemd:"), ("unified", "0::")] {
+                let unit = "/a.slice/m.service";
+                let inside = format!("4:memory:/apart\n{line}{unit}/x.scope\n");
+                // A name that leads out of our own view of the groups, and back to the same one.
+                let outside = format!("4:memory:/apart\n{line}/../{mount}{unit}/x.scope\n");
+                let of_another = format!("4:memory:/apart\n7:name=other,cpu:{unit}/x.scope\n");
+                let (_keep, root) = tree(ONE.iter().chain(&[
+                    ("sys/fs/cgroup/memory/apart/cgroup.procs", "7\n"),
+                    ("proc/7/cgroup", inside.as_str()),
+                    ("proc/8/cgroup", outside.as_str()),
+                    ("proc/9/cgroup", of_another.as_str()),
+                ]));
+                let noted = format!("/sys/fs/cgroup/{mount}{unit}");
+                fs::create_dir_all(root.path(&format!("{noted}/x.scope"))).unwrap();
+                // Of a process that has ended only its group of memory is known.
+                const ENDED: i32 = 10;
+                let group = MemoryGroup::of(&root, 7).unwrap();
+                let told = || [7, 8, 9, ENDED].map(|pid| is_delegated(&root, pid, &group));
+                assert_eq!(told(), [false; 4]);
+                if delegate(&root, &noted, name, b"1") {
+                    assert_eq!(told(), [true, false, false, false], "{name} {mount}");
+                }
+                // By somebody who made the group of memory himself.
+                if delegate(&root, &group.path, name, b"1") {
+                    assert_eq!(told(), [true; 4], "{name} {mount}");
+                }
+            }
+        }
+    }
 }

@@ -447,6 +447,7 @@ impl Effector for PageDropping {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::tree;
     use super::*;
     use homeostat_model::Bytes;
     use std::io::Write;
@@ -655,6 +656,59 @@ mod tests {
         }
         assert!(effector.in_force.is_empty());
         effector.tick();
+    }
+
+    #[test]
+    fn of_ten_thousand_open_files_a_few_are_followed() {
+        const FILES: i32 = 10_000;
+        let who = ProcessId {
+            pid: 7,
+            start_ticks: 1,
+        };
+        let (_keep, root) = tree(&[
+            (
+                "proc/7/stat",
+                "7 (tar) S 1 7 7 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 1 9 9 9 1 2 3 0\n",
+            ),
+            ("proc/7/mountinfo", "1 0 98:0 / / rw - ext4 /dev/x rw\n"),
+        ]);
+        // All of them are one file, of holes: the number is what counts.
+        let path = root.path("/file");
+        fs::File::create(&path).unwrap().set_len(mib(8)).unwrap();
+        for directory in ["fd", "fdinfo"] {
+            fs::create_dir(root.path(&format!("/proc/7/{directory}"))).unwrap();
+        }
+        let is_at = |number: i32, at: u64| {
+            let text = format!("pos:\t{at}\nflags:\t0100000\nmnt_id:\t1\nino:\t9\n");
+            fs::write(root.path(&format!("/proc/7/fdinfo/{number}")), text).unwrap();
+        };
+        for number in 3..3 + FILES {
+            is_at(number, 0);
+            std::os::unix::fs::symlink(&path, root.path(&format!("/proc/7/fd/{number}"))).unwrap();
+        }
+        let action = action(vec![who], "victim");
+        let mut following = Following {
+            reader: checked_target(&action).unwrap().clone(),
+            victim: action.workload.clone(),
+            members: vec![who],
+            files: BTreeMap::new(),
+            over: None,
+        };
+        following.look(&root, Instant::now().checked_sub(SLICE).unwrap());
+        assert!(following.files.is_empty(), "the slice is over");
+        // However busy the machine is.
+        let in_time = Instant::now() + Duration::from_secs(3600);
+        following.look(&root, in_time);
+        assert_eq!(following.files.len(), FILES_MAX);
+        let opened = |following: &Following| following.files.values().filter(|f| f.file.is_some()).count();
+        assert_eq!(opened(&following), 0);
+        let numbers: Vec<i32> = following.files.keys().map(|(_, number)| *number).collect();
+        for number in numbers {
+            is_at(number, mib(6));
+        }
+        following.look(&root, in_time);
+        assert_eq!(following.files.len(), FILES_MAX);
+        assert!((1..=FILES_MAX).contains(&opened(&following)));
     }
 
     #[test]
