@@ -81,6 +81,12 @@ pub struct Memory {
     pub swap_total_bytes: u64,
     /// Swap in use.
     pub swap_used_bytes: u64,
+    /// Memory that programs were promised, whether they use it yet or not.
+    #[serde(default)]
+    pub committed_bytes: u64,
+    /// What may be promised where the kernel promises no more than it has (`vm.overcommit_memory` = 2).
+    #[serde(default)]
+    pub commit_limit_bytes: u64,
     /// Share of the time in which at least one program stood still for memory; `null` without PSI.
     pub stalled_some: Option<f64>,
     /// Share of the time in which all did.
@@ -123,6 +129,9 @@ pub struct Pusher {
     pub name: String,
     /// Bytes per second that it brings in: read from storage on its behalf, or its growth where that is more.
     pub brings_bytes_per_s: f64,
+    /// Bytes per second by which the pages of files in its control group grew; `null` where it has none to itself.
+    #[serde(default)]
+    pub file_grows_bytes_per_s: Option<f64>,
 }
 
 /// A workload whose own memory (anonymous) has grown for long, and may leak.
@@ -195,17 +204,47 @@ pub struct Group {
     pub file_active_bytes: u64,
     /// … and not.
     pub file_inactive_bytes: u64,
+    /// Bytes per second by which its pages of files grew; less than zero where they shrank.
+    #[serde(default)]
+    pub file_grows_bytes_per_s: f64,
     /// Shared memory, and files in memory.
     pub shared_bytes: u64,
-    /// Pages that wait to be written.
+    /// Pages that wait to be written, or are being written.
     pub unwritten_bytes: u64,
+    /// … of which wait …
+    #[serde(default)]
+    pub dirty_bytes: u64,
+    /// … and are being written.
+    #[serde(default)]
+    pub writeback_bytes: u64,
     /// Pages of files a second that were needed again after they had been taken from it.
     pub refaults_file_per_s: f64,
     /// Pages of programs, likewise: most of them are read from swap.
     pub refaults_anonymous_per_s: f64,
+    /// Faults per second of its programs that waited for storage.
+    #[serde(default)]
+    pub faults_major_per_s: f64,
+    /// Pages per second read from swap; `null` in version 1, before Linux 6.13, and where the group was seen only once.
+    #[serde(default)]
+    pub swapped_in_per_s: Option<f64>,
+    /// Pages per second written to swap, likewise.
+    #[serde(default)]
+    pub swapped_out_per_s: Option<f64>,
+    /// Pages of it per second looked at to find some that can be taken; `null` in version 1, and where it was seen only once.
+    #[serde(default)]
+    pub scanned_per_s: Option<f64>,
+    /// Pages per second taken from it, likewise.
+    #[serde(default)]
+    pub stolen_per_s: Option<f64>,
+    /// Pages looked at for each that was taken, likewise; also `null` where next to none was.
+    #[serde(default)]
+    pub scans_per_steal: Option<f64>,
     /// What of it is in swap.
     #[serde(default)]
     pub swap_bytes: u64,
+    /// … of which is in memory, too; `null` where the kernel does not tell.
+    #[serde(default)]
+    pub swap_cached_bytes: Option<u64>,
     /// Share of the time in which at least one of its programs stood still for memory; `null` in version 1 and without PSI.
     #[serde(default)]
     pub stalled_some: Option<f64>,
@@ -303,6 +342,8 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
         unwritten_bytes: used.unwritten.0,
         swap_total_bytes: used.swap_total.0,
         swap_used_bytes: used.swap_used.0,
+        committed_bytes: used.committed.0,
+        commit_limit_bytes: used.commit_limit.0,
         stalled_some,
         stalled_full: share(snapshot.machine.pressure_memory.full),
         rates,
@@ -323,13 +364,19 @@ fn groups(root: &Root, snapshot: &Snapshot) -> BTreeMap<WorkloadId, GroupMemory>
         .collect()
 }
 
-/// A group, and what came back in it since it was looked at before.
+/// A group, and what happened in it since it was looked at before.
 fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group {
     let before = before.filter(|b| b.path == now.path);
     let per_s = |of: fn(&GroupCounts) -> u64| match before {
         Some(before) if seconds > 0.0 => of(&now.counts).saturating_sub(of(&before.counts)) as f64 / seconds,
         _ => 0.0,
     };
+    // What was not counted, or not looked at twice, is not known to be nothing.
+    let if_counted = |of: fn(&GroupCounts) -> Option<u64>| {
+        let count = of(&now.counts)?.saturating_sub(of(&before?.counts)?);
+        (seconds > 0.0).then(|| count as f64 / seconds)
+    };
+    let (scanned, stolen) = (if_counted(|c| c.scanned), if_counted(|c| c.stolen));
     let stalled = before.and_then(|b| {
         let (now, before) = (now.stalled?, b.stalled?);
         let share = |time: Nanoseconds| (time.as_secs_f64() / seconds).clamp(0.0, 1.0);
@@ -343,11 +390,27 @@ fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group
         file_bytes: counts.file.0,
         file_active_bytes: counts.file_active.0,
         file_inactive_bytes: counts.file_inactive.0,
+        file_grows_bytes_per_s: match before {
+            Some(before) if seconds > 0.0 => (counts.file.0 as f64 - before.counts.file.0 as f64) / seconds,
+            _ => 0.0,
+        },
         shared_bytes: counts.shared.0,
-        unwritten_bytes: counts.unwritten.0,
+        unwritten_bytes: counts.unwritten().0,
+        dirty_bytes: counts.dirty.0,
+        writeback_bytes: counts.writeback.0,
         refaults_file_per_s: per_s(|c| c.refaults_file),
         refaults_anonymous_per_s: per_s(|c| c.refaults_anonymous),
+        faults_major_per_s: per_s(|c| c.faults_major),
+        swapped_in_per_s: if_counted(|c| c.swapped_in),
+        swapped_out_per_s: if_counted(|c| c.swapped_out),
+        scanned_per_s: scanned,
+        stolen_per_s: stolen,
+        scans_per_steal: scanned
+            .zip(stolen)
+            .filter(|(_, stolen)| *stolen >= STEALS_MIN)
+            .map(|(scanned, stolen)| scanned / stolen),
         swap_bytes: counts.swap.0,
+        swap_cached_bytes: counts.swap_cached.map(|size| size.0),
         stalled_some: stalled.map(|s| s.0),
         stalled_full: stalled.map(|s| s.1),
         limit_bytes: now.limit.map(|limit| limit.0),
@@ -402,6 +465,11 @@ fn pushed_out(rates: &Rates, total: u64, workloads: &[WorkloadMemory]) -> Vec<Pu
             .map(|w| Pusher {
                 name: w.name.clone(),
                 brings_bytes_per_s: brings(w),
+                file_grows_bytes_per_s: w
+                    .group
+                    .as_ref()
+                    .filter(|group| !shared(&group.path))
+                    .map(|group| group.file_grows_bytes_per_s),
             })
             .collect();
         by.sort_by(|a, b| b.brings_bytes_per_s.total_cmp(&a.brings_bytes_per_s));
@@ -641,7 +709,7 @@ mod tests {
 
     #[test]
     fn who_brings_the_most_into_the_memory_that_is_full_pushes_out_who_waits() {
-        let all = [
+        let mut all = [
             in_group(waiting(), "/both", 900.0, Some("/both")),
             in_group(reader("tar", 50e6), "/both/tar", 9e5, Some("/both")),
             in_group(reader("grep", 90e6), "/both/grep", 0.0, Some("/both")),
@@ -649,6 +717,9 @@ mod tests {
             in_group(reader("elsewhere", 900e6), "/elsewhere", 9e5, Some("/elsewhere")),
             in_group(reader("contained", 900e6), "/both/own", 9e5, Some("/both/own")),
         ];
+        if let Some(group) = &mut all[2].group {
+            group.file_grows_bytes_per_s = 80e6;
+        }
         let told = pushed_out(&quiet(), 1000, &all);
         assert_eq!(
             told.len(),
@@ -666,6 +737,11 @@ mod tests {
         );
         let by: Vec<&str> = told[0].by.iter().map(|p| p.name.as_str()).collect();
         assert_eq!(by, ["grep", "tar"]);
+        assert_eq!(told[0].by[0].file_grows_bytes_per_s, Some(80e6));
+        // What grows in a group of several is nobody's own.
+        all[4] = in_group(reader("beside", 1e5), "/both/grep", 0.0, Some("/both"));
+        let told = pushed_out(&quiet(), 1000, &all);
+        assert_eq!(told[0].by[0].file_grows_bytes_per_s, None);
     }
 
     #[test]
@@ -714,6 +790,53 @@ mod tests {
                 "moved meanwhile"
             );
         }
+    }
+
+    #[test]
+    fn what_a_kernel_does_not_count_of_a_group_is_not_told_to_be_nothing() {
+        let group = |stat: &[u8]| GroupMemory {
+            path: "/a".into(),
+            counts: group_memory::parse(stat),
+            limit: None,
+            stalled: None,
+            full: None,
+        };
+        let before = group(b"file 9437184\npswpin 5\npswpout 5\npgscan 1000\npgsteal 500\npgmajfault 1\n");
+        let now = group(
+            b"file 1048576\nfile_dirty 8192\nfile_writeback 4096\nswapcached 12288\npswpin 25\npswpout 5\n\
+              pgscan 1400\npgsteal 600\npgmajfault 201\n",
+        );
+        let told = since(&now, Some(&before), 2.0);
+        assert_eq!(
+            (
+                told.faults_major_per_s,
+                told.swapped_in_per_s,
+                told.swapped_out_per_s
+            ),
+            (100.0, Some(10.0), Some(0.0))
+        );
+        assert_eq!(told.scanned_per_s, Some(200.0));
+        assert_eq!(told.stolen_per_s, Some(50.0));
+        assert_eq!(told.scans_per_steal, Some(4.0));
+        assert_eq!(told.file_grows_bytes_per_s, -4_194_304.0, "shrank");
+        assert_eq!(
+            (told.dirty_bytes, told.writeback_bytes, told.unwritten_bytes),
+            (8192, 4096, 12288)
+        );
+        assert_eq!(told.swap_cached_bytes, Some(12288));
+        let idle = since(&before, Some(&before), 2.0);
+        assert_eq!((idle.stolen_per_s, idle.scans_per_steal), (Some(0.0), None));
+        let moved = since(&now, None, 2.0);
+        assert_eq!((moved.scanned_per_s, moved.file_grows_bytes_per_s), (None, 0.0));
+        let version_one = |faults: u64| {
+            let stat = format!("pgpgin 7\npgmajfault {faults}\ntotal_cache 4096\ntotal_dirty 4096\n");
+            group(stat.as_bytes())
+        };
+        let told = since(&version_one(50), Some(&version_one(10)), 2.0);
+        assert_eq!((told.faults_major_per_s, told.dirty_bytes), (20.0, 4096));
+        assert_eq!((told.scanned_per_s, told.stolen_per_s), (None, None));
+        assert_eq!((told.swapped_in_per_s, told.swapped_out_per_s), (None, None));
+        assert_eq!(told.scans_per_steal, None);
     }
 
     #[test]

@@ -2,9 +2,12 @@
 
 use super::heading;
 use super::text::{Look, bytes, plural, table, wrap};
-use homeostat_daemon::memory::{Group, Memory};
+use homeostat_daemon::memory::{Group, Memory, Pusher};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+
+/// Bytes, and bytes a second, below which nothing is told of what happens within a group: it would be told of nearly all.
+const TOLD_MIN: u64 = 1024 * 1024;
 
 /// Whether memory is short and why, what it is used for, and the workloads.
 pub fn memory(m: &Memory, look: &Look) -> String {
@@ -30,6 +33,16 @@ pub fn memory(m: &Memory, look: &Look) -> String {
     }
     for (name, size) in rows {
         let _ = writeln!(out, "  {name:<30} {:>10}", bytes(size));
+    }
+    let most = m.total_bytes.saturating_add(m.swap_total_bytes);
+    if m.committed_bytes > most {
+        let text = format!(
+            "programs were promised {}, memory and swap are {}: if they use all of what they were promised, the kernel \
+             ends some",
+            bytes(m.committed_bytes),
+            bytes(most)
+        );
+        out.push_str(&wrap(&text, "  ", look.width));
     }
     heading("Taken and brought back", look, &mut out);
     let r = &m.rates;
@@ -115,10 +128,7 @@ fn pushed_out(m: &Memory, look: &Look, out: &mut String) {
             Some(group) => format!("{} ({group})", bytes(p.within_bytes)),
             None => format!("the memory of the machine ({})", bytes(p.within_bytes)),
         };
-        let by: Vec<String> =
-            p.by.iter()
-                .map(|by| format!("{} brings in {}/s", by.name, bytes(by.brings_bytes_per_s as u64)))
-                .collect();
+        let by: Vec<String> = p.by.iter().map(brings).collect();
         let by = if by.is_empty() {
             format!("it has too little for itself in {within}: nobody else brings in much")
         } else {
@@ -135,6 +145,19 @@ fn pushed_out(m: &Memory, look: &Look, out: &mut String) {
         "  ",
         look.width,
     ));
+}
+
+/// What one brings in, and by how much the pages of files in its group grow meanwhile: what is read and stays.
+fn brings(by: &Pusher) -> String {
+    let mut text = format!("{} brings in {}/s", by.name, bytes(by.brings_bytes_per_s as u64));
+    if let Some(grows) = by.file_grows_bytes_per_s.filter(|x| *x >= TOLD_MIN as f64) {
+        let _ = write!(
+            text,
+            " (pages of files in its group grow by {}/s)",
+            bytes(grows as u64)
+        );
+    }
+    text
 }
 
 /// Whose memory grows and grows, where a daemon has watched.
@@ -168,14 +191,8 @@ fn groups(m: &Memory, look: &Look, out: &mut String) {
     let rows: Vec<Vec<String>> = all
         .values()
         .map(|(g, names)| {
-            let shown = names.first().copied().unwrap_or_default();
-            let more = names.len().saturating_sub(1);
             let mut row = vec![
-                if more > 0 {
-                    format!("{shown} and {more} more")
-                } else {
-                    shown.to_owned()
-                },
+                of_whom(names),
                 bytes(g.anonymous_bytes),
                 bytes(g.file_active_bytes),
                 bytes(g.file_inactive_bytes),
@@ -210,13 +227,66 @@ fn groups(m: &Memory, look: &Look, out: &mut String) {
         legend.push_str(" STALLED: share of the time in which one of its programs stood still for memory.");
     }
     out.push_str(&wrap(&legend, "  ", look.width));
+    let within: Vec<String> = all
+        .values()
+        .map(|(g, names)| (of_whom(names), happens(g)))
+        .filter(|(_, told)| !told.is_empty())
+        .map(|(name, told)| format!("{name}: {}", told.join("; ")))
+        .collect();
+    if within.is_empty() {
+        return;
+    }
+    heading("Within their control groups", look, out);
+    for line in within {
+        out.push_str(&wrap(&line, "  ", look.width));
+    }
+}
+
+/// Whose group it is, where there is little room.
+fn of_whom(names: &[&str]) -> String {
+    let first = names.first().copied().unwrap_or_default();
+    match names.len() {
+        0 | 1 => first.to_owned(),
+        n => format!("{first} and {} more", n - 1),
+    }
+}
+
+/// What happens within a group, in the words that are used of the machine; nothing of what does not happen or is not counted.
+fn happens(g: &Group) -> Vec<String> {
+    let mut told = Vec::new();
+    for (rate, what) in [
+        (Some(g.faults_major_per_s), "faults that waited for storage"),
+        (g.swapped_in_per_s, "pages from swap"),
+        (g.swapped_out_per_s, "pages to swap"),
+    ] {
+        // What is less is written as 0.
+        if let Some(rate) = rate.filter(|x| *x > 0.5) {
+            told.push(format!("{rate:.0} {what} a second"));
+        }
+    }
+    if let Some(ratio) = g.scans_per_steal {
+        told.push(format!(
+            "{ratio:.1} pages looked at for one taken (1 to 2 is healthy)"
+        ));
+    }
+    let grows = g.file_grows_bytes_per_s;
+    if grows.abs() >= TOLD_MIN as f64 {
+        let how = if grows > 0.0 { "grow" } else { "shrink" };
+        told.push(format!("pages of files {how} by {}/s", bytes(grows.abs() as u64)));
+    }
+    for (size, what) in [(g.dirty_bytes, "dirty"), (g.writeback_bytes, "in writeback")] {
+        if size >= TOLD_MIN {
+            told.push(format!("{} {what}", bytes(size)));
+        }
+    }
+    told
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::text::Look;
     use super::*;
-    use homeostat_daemon::memory::{Growing, PushedOut, Pusher, Rates, WorkloadMemory};
+    use homeostat_daemon::memory::{Growing, PushedOut, Rates, WorkloadMemory};
 
     fn seen(workloads: Vec<WorkloadMemory>) -> Memory {
         Memory {
@@ -237,6 +307,8 @@ mod tests {
             unwritten_bytes: 0,
             swap_total_bytes: 0,
             swap_used_bytes: 0,
+            committed_bytes: 0,
+            commit_limit_bytes: 0,
             stalled_some: None,
             stalled_full: None,
             rates: Rates {
@@ -272,11 +344,21 @@ mod tests {
                 file_bytes: 12 << 20,
                 file_active_bytes: 5 << 20,
                 file_inactive_bytes: 7 << 20,
+                file_grows_bytes_per_s: 0.0,
                 shared_bytes: 0,
                 unwritten_bytes: 0,
+                dirty_bytes: 0,
+                writeback_bytes: 0,
                 refaults_file_per_s: 40.0,
                 refaults_anonymous_per_s: 2.0,
+                faults_major_per_s: 0.0,
+                swapped_in_per_s: None,
+                swapped_out_per_s: None,
+                scanned_per_s: None,
+                stolen_per_s: None,
+                scans_per_steal: None,
                 swap_bytes: 0,
+                swap_cached_bytes: None,
                 stalled_some: None,
                 stalled_full: None,
                 limit_bytes: None,
@@ -310,6 +392,54 @@ mod tests {
     }
 
     #[test]
+    fn what_happens_within_a_group_is_told_where_something_does() {
+        let look = Look {
+            width: 300,
+            color: false,
+            now_unix: 0,
+        };
+        let quiet = workload("web", Some("/y"));
+        assert!(!memory(&seen(vec![quiet.clone()]), &look).contains("Within"));
+        let mut busy = workload("db", Some("/x"));
+        busy.group = busy.group.map(|group| Group {
+            faults_major_per_s: 120.4,
+            swapped_in_per_s: Some(30.0),
+            swapped_out_per_s: Some(0.2),
+            scans_per_steal: Some(3.12),
+            file_grows_bytes_per_s: -12.0 * 1048576.0,
+            dirty_bytes: 4 << 20,
+            writeback_bytes: 4096,
+            ..group
+        });
+        let text = memory(&seen(vec![busy, quiet]), &look);
+        let within = text.split_once("Within their control groups\n").unwrap().1;
+        assert_eq!(
+            within,
+            "  db: 120 faults that waited for storage a second; 30 pages from swap a second; 3.1 pages looked at for one taken \
+             (1 to 2 is healthy); pages of files shrink by 12.0 MiB/s; 4.0 MiB dirty\n"
+        );
+    }
+
+    #[test]
+    fn a_promise_of_more_than_there_is_is_told() {
+        let look = Look {
+            width: 200,
+            color: false,
+            now_unix: 0,
+        };
+        let mut m = seen(Vec::new());
+        m.swap_total_bytes = 1 << 30;
+        m.committed_bytes = 2 << 30;
+        assert!(!memory(&m, &look).contains("promised"));
+        m.committed_bytes = 3 << 30;
+        let text = memory(&m, &look);
+        assert!(
+            text.contains("programs were promised 3.00 GiB, memory and swap are 2.00 GiB"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn who_pushes_whom_out_and_who_grows_is_told_where_there_is_somebody() {
         let look = Look {
             width: 200,
@@ -331,6 +461,7 @@ mod tests {
                 .map(|name| Pusher {
                     name: (*name).into(),
                     brings_bytes_per_s: 450.0 * 1048576.0,
+                    file_grows_bytes_per_s: Some(430.0 * 1048576.0),
                 })
                 .collect(),
         };
@@ -343,7 +474,7 @@ mod tests {
         let text = memory(&m, &look);
         for part in [
             "db waits for storage 146 times a second and needs 900 pages a second again; within 256.0 MiB (/both) tar brings in \
-             450.0 MiB/s",
+             450.0 MiB/s (pages of files in its group grow by 430.0 MiB/s)",
             "it has too little for itself in the memory of the machine (256.0 MiB): nobody else brings in much",
             "web: its own memory has grown",
         ] {

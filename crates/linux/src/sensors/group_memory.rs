@@ -1,11 +1,13 @@
-//! What a control group counts of memory (`memory.stat`): its own memory, its pages of files, and what came back that had
-//! been taken from it; how long its programs stood still for memory, and whether it, or a group above it, is full.
+//! What a control group counts of memory (`memory.stat`): its own memory, its pages of files, what came back that had
+//! been taken from it, and what its programs waited for; how long they stood still for memory, and whether it, or a group above
+//! it, is full.
 //!
 //! Sources: Linux `Documentation/admin-guide/cgroup-v2.rst` (Memory Interface Files), `cgroup-v1/memory.rst` (5.2). In both
 //! versions what is in the groups below is counted in (`total_…` in version 1), and pages of files hold shared memory, which is
-//! taken off here. What came back is that of the group alone in version 1, so that a program is not told to lose what a reader in
-//! a group below it loses; in version 2 a group with processes has no such groups below it. A name that a kernel lacks counts
-//! nothing.
+//! taken off here. What came back, and faults, are those of the group alone in version 1, so that a program is not told to lose
+//! what a reader in a group below it loses; in version 2 a group with processes has no such groups below it. A name that a kernel
+//! lacks counts nothing, or is `None` where whole versions lack it: in version 1 `pgscan`, `pgsteal`, `pswpin` and `pswpout` (its
+//! `pgpgin` and `pgpgout` are pages charged and no longer charged, which says nothing of swap).
 
 use super::bytes::{lines, number, words};
 use super::files;
@@ -27,14 +29,35 @@ pub struct GroupCounts {
     pub file_inactive: Bytes,
     /// Shared memory, and files in memory.
     pub shared: Bytes,
-    /// Pages that wait to be written, or are being written.
-    pub unwritten: Bytes,
+    /// Pages of files that wait to be written …
+    pub dirty: Bytes,
+    /// … and pages that are being written, to swap as well.
+    pub writeback: Bytes,
     /// What is in swap, in version 1 (version 2 tells it elsewhere).
     pub swap: Bytes,
+    /// What is in swap and still, or again, in memory; older kernels do not tell.
+    pub swap_cached: Option<Bytes>,
     /// Pages of files that were needed again after they had been taken, since the group was made.
     pub refaults_file: u64,
     /// Pages of programs, likewise.
     pub refaults_anonymous: u64,
+    /// Faults of its programs that waited for storage. The kernel does not tell their causes apart.
+    pub faults_major: u64,
+    /// Pages read from swap; version 2 alone tells, since Linux 6.13.
+    pub swapped_in: Option<u64>,
+    /// Pages written to swap, likewise.
+    pub swapped_out: Option<u64>,
+    /// Pages of it looked at to find some that can be taken; version 2 alone tells.
+    pub scanned: Option<u64>,
+    /// Pages taken from it, likewise.
+    pub stolen: Option<u64>,
+}
+
+impl GroupCounts {
+    /// Pages that wait to be written, or are being written.
+    pub fn unwritten(&self) -> Bytes {
+        self.dirty + self.writeback
+    }
 }
 
 /// A group that counts memory.
@@ -73,29 +96,26 @@ pub fn parse(stat: &[u8]) -> GroupCounts {
         let (Some(name), Some(count)) = (parts.next(), parts.next().and_then(number)) else {
             continue;
         };
-        let field = match name {
-            b"anon" | b"total_rss" => &mut out.anonymous,
-            b"file" | b"total_cache" => &mut out.file,
-            b"active_file" | b"total_active_file" => &mut out.file_active,
-            b"inactive_file" | b"total_inactive_file" => &mut out.file_inactive,
-            b"shmem" | b"total_shmem" => &mut out.shared,
-            b"total_swap" => &mut out.swap,
-            b"file_dirty" | b"file_writeback" | b"total_dirty" | b"total_writeback" => {
-                out.unwritten = Bytes(out.unwritten.0.saturating_add(count));
-                continue;
-            }
-            b"workingset_refault_file" => {
-                out.refaults_file = count;
-                continue;
-            }
-            b"workingset_refault_anon" => {
-                out.refaults_anonymous = count;
-                continue;
-            }
-            _ => continue,
-        };
         // Version 1 has each twice; the sum over the groups below comes second.
-        *field = Bytes(count);
+        match name {
+            b"anon" | b"total_rss" => out.anonymous = Bytes(count),
+            b"file" | b"total_cache" => out.file = Bytes(count),
+            b"active_file" | b"total_active_file" => out.file_active = Bytes(count),
+            b"inactive_file" | b"total_inactive_file" => out.file_inactive = Bytes(count),
+            b"shmem" | b"total_shmem" => out.shared = Bytes(count),
+            b"file_dirty" | b"total_dirty" => out.dirty = Bytes(count),
+            b"file_writeback" | b"total_writeback" => out.writeback = Bytes(count),
+            b"total_swap" => out.swap = Bytes(count),
+            b"swapcached" | b"total_swapcached" => out.swap_cached = Some(Bytes(count)),
+            b"workingset_refault_file" => out.refaults_file = count,
+            b"workingset_refault_anon" => out.refaults_anonymous = count,
+            b"pgmajfault" => out.faults_major = count,
+            b"pswpin" => out.swapped_in = Some(count),
+            b"pswpout" => out.swapped_out = Some(count),
+            b"pgscan" => out.scanned = Some(count),
+            b"pgsteal" => out.stolen = Some(count),
+            _ => {}
+        }
     }
     out.file = out.file.saturating_sub(out.shared);
     out
@@ -144,10 +164,13 @@ mod tests {
 
     #[test]
     fn version_two_counts_by_its_names() {
+        // Names and their order as in Linux 6.13.
         let counts = parse(
-            b"anon 1000\nfile 900\nkernel 7\nshmem 100\nfile_mapped 5\nfile_dirty 30\nfile_writeback 12\n\
-              inactive_anon 1\nactive_anon 2\ninactive_file 500\nactive_file 300\nworkingset_refault_anon 4\n\
-              workingset_refault_file 9\n",
+            b"anon 1000\nfile 900\nkernel 7\nkernel_stack 1\nshmem 100\nfile_mapped 5\nfile_dirty 30\nfile_writeback 12\n\
+              swapcached 8\ninactive_anon 1\nactive_anon 2\ninactive_file 500\nactive_file 300\nunevictable 0\n\
+              workingset_refault_anon 4\nworkingset_refault_file 9\nworkingset_nodereclaim 0\npswpin 6\npswpout 7\n\
+              pgscan 31\npgsteal 22\npgscan_kswapd 20\npgscan_direct 11\npgscan_khugepaged 0\npgsteal_kswapd 15\n\
+              pgsteal_direct 7\npgsteal_khugepaged 0\npgfault 5000\npgmajfault 13\npgrefill 3\n",
         );
         let b = Bytes;
         assert_eq!(
@@ -156,18 +179,26 @@ mod tests {
         );
         assert_eq!((counts.file_active, counts.file_inactive), (b(300), b(500)));
         assert_eq!(
-            (counts.unwritten, counts.refaults_file, counts.refaults_anonymous),
-            (b(42), 9, 4)
+            (counts.dirty, counts.writeback, counts.unwritten()),
+            (b(30), b(12), b(42))
         );
+        assert_eq!((counts.refaults_file, counts.refaults_anonymous), (9, 4));
+        assert_eq!((counts.faults_major, counts.swap_cached), (13, Some(b(8))));
+        assert_eq!((counts.swapped_in, counts.swapped_out), (Some(6), Some(7)));
+        assert_eq!((counts.scanned, counts.stolen), (Some(31), Some(22)));
+        let older = parse(b"pgscan 31\npgsteal 22\npgmajfault 13\n");
+        assert_eq!((older.swapped_in, older.swapped_out), (None, None));
     }
 
     #[test]
     fn version_one_counts_what_lies_below_too() {
         let counts = parse(
-            b"cache 100\nrss 10\nshmem 0\ndirty 0\nworkingset_refault_file 1\ninactive_file 3\nactive_file 4\n\
-              hierarchical_memory_limit 9\ntotal_cache 1000\ntotal_rss 70\ntotal_shmem 200\ntotal_swap 4096\ntotal_dirty 5\n\
-              total_writeback 6\ntotal_workingset_refault_anon 2\ntotal_workingset_refault_file 8\n\
-              total_inactive_file 500\ntotal_active_file 300\n",
+            b"cache 100\nrss 10\nrss_huge 0\nshmem 0\nmapped_file 2\ndirty 0\nwriteback 0\nworkingset_refault_anon 0\n\
+              workingset_refault_file 1\nswap 0\nswapcached 0\npgpgin 42915\npgpgout 37830\npgfault 54314\npgmajfault 3\n\
+              inactive_file 3\nactive_file 4\nhierarchical_memory_limit 9\ntotal_cache 1000\ntotal_rss 70\ntotal_shmem 200\n\
+              total_dirty 5\ntotal_writeback 6\ntotal_workingset_refault_anon 2\ntotal_workingset_refault_file 8\n\
+              total_swap 4096\ntotal_swapcached 64\ntotal_pgpgin 9082075\ntotal_pgpgout 8750939\ntotal_pgfault 9807189\n\
+              total_pgmajfault 1444\ntotal_inactive_file 500\ntotal_active_file 300\n",
         );
         let b = Bytes;
         assert_eq!(
@@ -176,11 +207,29 @@ mod tests {
         );
         assert_eq!((counts.file_active, counts.file_inactive), (b(300), b(500)));
         assert_eq!(
-            (counts.unwritten, counts.refaults_file, counts.refaults_anonymous),
-            (b(11), 1, 0),
-            "what came back to the groups below is theirs"
+            (counts.dirty, counts.writeback, counts.unwritten()),
+            (b(5), b(6), b(11))
         );
-        assert_eq!(counts.swap, b(4096));
+        assert_eq!(
+            (
+                counts.refaults_file,
+                counts.refaults_anonymous,
+                counts.faults_major
+            ),
+            (1, 0, 3),
+            "what came back to the groups below is theirs, and so are their faults"
+        );
+        assert_eq!((counts.swap, counts.swap_cached), (b(4096), Some(b(64))));
+        assert_eq!(
+            (
+                counts.scanned,
+                counts.stolen,
+                counts.swapped_in,
+                counts.swapped_out
+            ),
+            (None, None, None, None),
+            "not counted by group, which is not the same as nothing"
+        );
     }
 
     #[test]

@@ -84,6 +84,10 @@ pub struct MemoryUse {
     pub swap_total: Bytes,
     /// Swap in use.
     pub swap_used: Bytes,
+    /// Memory that programs were promised, whether they use it yet or not (`Committed_AS`).
+    pub committed: Bytes,
+    /// What may be promised where the kernel promises no more than it has (`CommitLimit`; `vm.overcommit_memory` = 2).
+    pub commit_limit: Bytes,
 }
 
 /// Parses `/proc/meminfo`; what it lacks is zero.
@@ -103,6 +107,8 @@ pub fn parse_use(meminfo: &[u8]) -> MemoryUse {
         unwritten: kib("Dirty") + kib("Writeback"),
         swap_total: kib("SwapTotal"),
         swap_used: kib("SwapTotal").saturating_sub(kib("SwapFree")),
+        committed: kib("Committed_AS"),
+        commit_limit: kib("CommitLimit"),
     }
 }
 
@@ -143,12 +149,17 @@ mod tests {
     fn shared_memory_is_not_a_page_of_a_file() {
         let used = parse_use(
             b"MemTotal: 1000 kB\nMemFree: 100 kB\nBuffers: 50 kB\nCached: 400 kB\nShmem: 150 kB\n\
-              Active(file): 120 kB\nSwapTotal: 80 kB\nSwapFree: 30 kB\nDirty: 4 kB\nWriteback: 2 kB\n",
+              Active(file): 120 kB\nSwapTotal: 80 kB\nSwapFree: 30 kB\nDirty: 4 kB\nWriteback: 2 kB\n\
+              CommitLimit: 580 kB\nCommitted_AS: 2000 kB\n",
         );
         assert_eq!(used.file, Bytes::from_kib(300));
         assert_eq!(used.swap_used, Bytes::from_kib(50));
         assert_eq!(used.unwritten, Bytes::from_kib(6));
         assert_eq!(used.file_active, Bytes::from_kib(120));
+        assert_eq!(
+            (used.committed, used.commit_limit),
+            (Bytes::from_kib(2000), Bytes::from_kib(580))
+        );
     }
 
     proptest! {

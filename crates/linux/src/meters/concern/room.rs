@@ -89,7 +89,7 @@ fn left(root: &Root, directory: &str, version_one: bool) -> Option<u64> {
     let counts = group_memory::parse(&stat);
     let file = counts.file_active.0.saturating_add(counts.file_inactive.0);
     // What waits to be written cannot be taken back at once.
-    let free = file.saturating_sub(counts.unwritten.0);
+    let free = file.saturating_sub(counts.unwritten().0);
     Some(most.saturating_sub(used.saturating_sub(free)))
 }
 
