@@ -210,8 +210,29 @@ fn the_duty_is_a_share_of_cpu_time() {
 }
 
 #[test]
+fn programs_that_pause_work_for_a_tenth_of_a_second_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("index");
+    let path = file.to_str().unwrap();
+    let programs: [(&str, &[&str]); 2] = [
+        (MEMORY_WRITER, &["2", "2", "--pause", "900"]),
+        (FILE_WORKER, &["2", "2", "--pause", "900", "--file", path]),
+    ];
+    for (program, arguments) in programs {
+        let mut running = Running::start(program, arguments);
+        let (rest, status) = running.rest();
+        assert!(status.success(), "{program}");
+        let summary = words(rest.lines().last().unwrap());
+        assert!(number(&summary, "work") > 0.0, "{program}: {rest}");
+        let share = number(&summary, "cpu_s") / number(&summary, "seconds");
+        // Two bursts of 100 ms in two seconds. A busy machine makes it less, nothing makes it much more.
+        assert!(share > 0.0 && share < 0.25, "{program}: {rest}");
+    }
+}
+
+#[test]
 fn impossible_arguments_are_refused_with_a_reason() {
-    let cases: [(&str, &[&str], &str); 7] = [
+    let cases: [(&str, &[&str], &str); 8] = [
         (LATENCY, &["1", "12", "1", "1"], "multiple of 8"),
         (LATENCY, &["0", "64", "1", "1"], "invalid value"),
         (LATENCY, &["1", "64", "257", "1"], "invalid value"),
@@ -226,6 +247,7 @@ fn impossible_arguments_are_refused_with_a_reason() {
             "not a possible size",
         ),
         (MEMORY_WRITER, &["1", "1", "--duty", "0"], "invalid value"),
+        (MEMORY_WRITER, &["1", "1", "--pause", "0"], "invalid value"),
         (COLLAPSE, &["2147483647", "on"], "cannot find process"),
     ];
     for (program, arguments, reason) in cases {

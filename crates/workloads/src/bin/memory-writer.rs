@@ -10,10 +10,12 @@ use homeostat_workloads::{
 };
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Words written between two updates of the progress counter: 256 KiB, some tens of microseconds.
 const WORDS_PER_BATCH: usize = 32 * 1024;
+/// Work between two pauses.
+const BURST: Duration = Duration::from_millis(100);
 
 /// Rewrites all of its memory, again and again; each thread has its own part.
 ///
@@ -33,6 +35,10 @@ struct Arguments {
     /// CPU time to use, in percent of one CPU, per thread.
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
     duty: u32,
+    /// Pause for so many milliseconds after every 100 ms of work, each thread by itself, as a program does that waits for people.
+    /// Memory that is written all the time may stay; what lies idle meanwhile may go to swap.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pause: Option<u64>,
     /// Kind of memory.
     #[arg(long, value_enum, default_value = "anon")]
     shared: Backing,
@@ -70,6 +76,7 @@ fn run(arguments: &Arguments) -> Result<(), WriterError> {
         let mut duty = Duty::new(arguments.duty);
         let own = words.chunks(part).nth(thread).unwrap_or_default();
         let mut pass = 1;
+        let mut burst = Instant::now();
         while !session.stopping() && !own.is_empty() {
             for batch in own.chunks(WORDS_PER_BATCH) {
                 for word in batch {
@@ -77,6 +84,12 @@ fn run(arguments: &Arguments) -> Result<(), WriterError> {
                 }
                 work.add(thread, batch.len() as u64 * 8);
                 duty.rest();
+                if let Some(pause) = arguments.pause
+                    && burst.elapsed() >= BURST
+                {
+                    std::thread::sleep(Duration::from_millis(pause));
+                    burst = Instant::now();
+                }
                 if session.stopping() {
                     break;
                 }
