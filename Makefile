@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
-# Length of one A/A recording in seconds, and arguments of the measurement (see tools/bench-large-pages --help).
+# Length of one A/A recording in seconds, and arguments of a measurement (see tools/bench-large-pages and tools/bench-meters --help).
 AA_SECONDS ?= 3600
 BENCH_ARGS ?=
 # Arguments of vm/file-cache-speed (see its --help).
@@ -19,6 +19,9 @@ BUILD := $(CARGO) build --release --locked
 # PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
 	javac:default-jdk-headless cc:gcc
+# What the table of meters needs besides.
+METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
+	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3
 # What the emulated machines need; the kernel comes from a Debian package, too, unpacked and not installed.
 VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl numastat:numactl \
 	taskset:util-linux strip:binutils
@@ -27,7 +30,7 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools root-tools vm-tools-if-any vm-machines test-tools announce demo bench aa install uninstall fuzz clean
+.PHONY: help build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +43,9 @@ run: build ## build and start the daemon in the foreground (as root)
 
 demo: build ## a real gain, proven live on a real process, in under five minutes (as root)
 	$(PROGRAM) demo
+
+demo-file-cache: build ## a big reader pushes a program's pages out of memory, and is contained, in under five minutes (as root)
+	$(PROGRAM) demo file-cache
 
 test: announce test-tools vm-tools-if-any check unit vm-machines ## formatting, lints, tests, emulated machines; installs what is missing (as root)
 
@@ -76,6 +82,13 @@ test-tools: ## install the Debian packages that the tests need and that are miss
 
 bench: build test-tools ## measure large pages on real workloads (as root; hours); BENCH_ARGS are passed on
 	tools/bench-large-pages $(BENCH_ARGS)
+
+meter-tools: test-tools
+	@tools/install-test-tools $(METER_TOOLS)
+
+bench-meters: build meter-tools ## measure how well work is counted, of all programs, and what that costs (as root; some five hours; goes on where it was interrupted); BENCH_ARGS are passed on
+	$(BUILD) -p homeostat-linux --example probe_readings
+	tools/bench-meters --everything $(BENCH_ARGS)
 
 aa: build test-tools ## record undisturbed workloads for the A/A tests (an hour)
 	tools/record-traces --seconds $(AA_SECONDS)
