@@ -303,7 +303,7 @@ impl From<&homeostat_model::WitnessAccount> for Witness {
     }
 }
 
-/// The error of discovered points over all trials that another meter judged.
+/// The error of discovered points over all trials of the history in which they were counted beside the meter that judged.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WitnessError {
     /// Trials in which both counted.
@@ -319,11 +319,11 @@ pub struct WitnessError {
 }
 
 impl WitnessError {
-    /// Of these experiments; `None` where no second meter counted in any.
-    pub fn of(experiments: &[PastExperiment]) -> Option<Self> {
-        let all: Vec<&Effect> = experiments
-            .iter()
-            .filter_map(|e| e.witness.as_ref().map(|w| &w.difference))
+    /// Of what second meters said; `None` where none counted.
+    pub fn of<'w>(witnesses: impl IntoIterator<Item = &'w Witness>) -> Option<Self> {
+        let all: Vec<&Effect> = witnesses
+            .into_iter()
+            .map(|w| &w.difference)
             .filter(|d| d.estimate.is_some())
             .collect();
         let mut sizes: Vec<f64> = all.iter().filter_map(|d| d.estimate.map(f64::abs)).collect();
@@ -347,7 +347,8 @@ pub struct Past {
     pub schema: u32,
     /// Experiments, newest first.
     pub experiments: Vec<PastExperiment>,
-    /// The error of discovered points over those of them in which they were counted beside the meter that judged.
+    /// The error of discovered points over all experiments in which they were counted beside the meter that judged, however many are
+    /// listed: of the workload that was asked for, or of all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witnesses: Option<WitnessError>,
 }

@@ -269,6 +269,7 @@ impl Engine {
             Event::LocalityInspected(id, result) => self.on_locality(&id, result),
             Event::MetersFound(id, result) => self.on_meters(&id, result),
             Event::MeterOpened(id, meter, result) => self.on_meter_opened(&id, &meter, result),
+            Event::MeterLost(id, meter, fault) => self.on_meter_lost(&id, &meter, &fault),
             Event::Advanced(action, direction, progress) => self.on_advanced(action, direction, &progress),
             Event::Settled(action, direction, result) => self.on_settled(action, direction, result),
             Event::Unseen => self.on_nothing_seen(),
@@ -1163,8 +1164,11 @@ impl Engine {
         meter: &homeostat_model::MeterId,
         result: Result<(), Fault>,
     ) {
-        let Err(fault) = result else { return };
         let Some(w) = self.workloads.get_mut(id) else {
+            return;
+        };
+        let Err(fault) = result else {
+            w.lost.remove(meter);
             return;
         };
         w.open.retain(|m| m != meter);
@@ -1172,6 +1176,31 @@ impl Engine {
             c.refused = Some(fault.text.clone());
         }
         self.note_unread(id, meter, &fault.text);
+    }
+
+    /// A trial that is judged by it ends with the next sample. Who only looks on in a trial is told; while none runs, what becomes of it
+    /// shows in what is read.
+    fn on_meter_lost(&mut self, id: &WorkloadId, meter: &MeterId, fault: &Fault) {
+        let Some(w) = self.workloads.get_mut(id).filter(|w| !w.gone) else {
+            return;
+        };
+        w.lost.insert(meter.clone(), fault.text.clone());
+        self.note_unread(id, meter, &fault.text);
+        let told: Vec<String> = self
+            .experiments
+            .values()
+            .filter_map(|e| {
+                let what = e.looks_on_by(id, meter)?;
+                let trial = e.setup.id;
+                Some(format!(
+                    "the meter {meter}, {what} in experiment {trial}, was lost: {}",
+                    fault.text
+                ))
+            })
+            .collect();
+        for text in told {
+            self.narrate(id, text, false);
+        }
     }
 
     fn judge_meters(&mut self, id: &WorkloadId) {

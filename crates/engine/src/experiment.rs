@@ -835,7 +835,7 @@ impl Experiment {
     }
 
     /// Ends the experiment for a reason that lies in the change or the load.
-    fn give_up(&mut self, now: Nanoseconds, why: String) -> Need {
+    pub(crate) fn give_up(&mut self, now: Nanoseconds, why: String) -> Need {
         self.own_end = true;
         self.conclude(now, Verdict::Aborted, why)
     }
@@ -904,6 +904,24 @@ impl Experiment {
             .panel
             .workloads()
             .chain(self.rails.iter().map(Guardrail::workload))
+    }
+
+    /// What a meter of a workload does in a trial that it does not judge; `None` where it does nothing. (Of kinds that are read beside
+    /// kernel work the account tells.)
+    pub(crate) fn looks_on_by(&self, id: &WorkloadId, meter: &MeterId) -> Option<&'static str> {
+        let is_over = matches!(self.phase, Phase::Concluding);
+        let is_witness = self.setup.panel.lead().workload == *id
+            && self.witness.as_ref().is_some_and(|w| w.meter() == meter);
+        let guards = |r: &Guardrail| r.is_neighbour() && r.workload() == id && r.member().meter == *meter;
+        if is_over {
+            None
+        } else if is_witness {
+            Some("which looked on")
+        } else if self.rails.iter().any(guards) {
+            Some("by which harm to it was to be seen")
+        } else {
+            None
+        }
     }
 
     /// The workloads whose spans are to be followed.

@@ -78,6 +78,8 @@ pub enum Event {
     MetersFound(WorkloadId, Result<Vec<MeterCandidate>, Fault>),
     /// A meter was opened.
     MeterOpened(WorkloadId, MeterId, Result<(), Fault>),
+    /// An open meter can be read no more, and is closed. Comes before the sample that found it out.
+    MeterLost(WorkloadId, MeterId, Fault),
     /// A slice of an action was carried out; more to do.
     Advanced(ActionId, Direction, Progress),
     /// An action reached the state it was sent to, or cannot. After a failed `Apply` the undo is still owed

@@ -432,6 +432,9 @@ impl Engine {
     /// Starts the trial of what is proposed for these workloads, as one change; if that cannot be measured, of what is
     /// proposed for `best` alone.
     fn start_trial(&mut self, ids: &[WorkloadId], best: &WorkloadId) {
+        if self.refuse_unread(ids) {
+            return;
+        }
         let proposals: Vec<(WorkloadId, StrategyId, Proposal)> = ids
             .iter()
             .filter_map(|id| {
@@ -642,6 +645,9 @@ impl Engine {
     }
 
     pub(crate) fn start_placebo(&mut self, id: &WorkloadId) {
+        if self.refuse_unread(std::slice::from_ref(id)) {
+            return;
+        }
         let Some(panel) = self.panel_of(std::slice::from_ref(id)) else {
             return;
         };
@@ -1037,6 +1043,9 @@ impl Engine {
     pub(crate) fn poll_experiments(&mut self) {
         let ids: Vec<ExperimentId> = self.experiments.keys().copied().collect();
         for id in ids {
+            if self.ends_by_a_lost_meter(id) {
+                continue;
+            }
             self.join_guardrails(id);
             self.note_unseen_spans(id);
             let Some(e) = self.experiments.get_mut(&id) else {
@@ -1051,6 +1060,50 @@ impl Engine {
             let need = e.poll(self.now, &gauge, series);
             self.meet(id, need);
         }
+    }
+
+    /// The members whose work can be read no more, since the meter that judges it was lost, and why.
+    fn lost_meters(&self, panel: &Panel) -> Vec<(WorkloadId, String)> {
+        let lost = |m: &Member| {
+            let (id, meter) = (&m.workload, &m.meter);
+            let why = self.workloads.get(id)?.lost.get(meter)?;
+            Some((id.clone(), format!("{id}: the meter {meter} was lost: {why}")))
+        };
+        panel.members().iter().filter_map(lost).collect()
+    }
+
+    /// Refuses those of whom nothing can be read any more. Whether there are any.
+    fn refuse_unread(&mut self, ids: &[WorkloadId]) -> bool {
+        let Some(panel) = self.panel_of(ids) else {
+            return false;
+        };
+        let lost = self.lost_meters(&panel);
+        for (id, why) in &lost {
+            self.refuse(id, Declined::because(format!("not tried: {why}")), false);
+        }
+        !lost.is_empty()
+    }
+
+    /// Ends a trial that is judged by a meter that was lost: no block can be measured any more, and what was read last may have been too
+    /// little already. Whether it does.
+    fn ends_by_a_lost_meter(&mut self, id: ExperimentId) -> bool {
+        let now = self.now;
+        let lost = match self.experiments.get(&id) {
+            Some(e) if !matches!(e.phase, Phase::Concluding) => self.lost_meters(&e.setup.panel),
+            _ => return false,
+        };
+        let (Some((_, why)), Some(e)) = (lost.first().cloned(), self.experiments.get_mut(&id)) else {
+            return false;
+        };
+        e.blamed.extend(lost.into_iter().map(|(workload, _)| workload));
+        let need = if e.setup.panel.is_joint() {
+            // The others are not to blame, and are tried as one again.
+            e.conclude(now, Verdict::Aborted, why)
+        } else {
+            e.give_up(now, why)
+        };
+        self.meet(id, need);
+        true
     }
 
     fn meet(&mut self, id: ExperimentId, need: Need) {
@@ -1806,7 +1859,12 @@ impl Engine {
         // The strategy itself may know of another place.
         let except = (!self.another_place_is_open(workload, &e.setup.strategy)).then_some(&e.setup.strategy);
         let own_end = verdict != Verdict::Aborted || e.own_end;
+        let is_read = self
+            .workloads
+            .get(workload)
+            .is_some_and(|w| !w.has_lost_its_meter());
         let on = own_end
+            && is_read
             && !self.paused
             && self.stopping.is_none()
             && self.policy.mode == Mode::Act

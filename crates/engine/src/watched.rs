@@ -55,6 +55,8 @@ pub(crate) struct Watched {
     /// Since when the readings of this tier count.
     pub(crate) judging_since: Nanoseconds,
     pub(crate) open: Vec<MeterId>,
+    /// Those that were lost since they were opened last, and why.
+    pub(crate) lost: BTreeMap<MeterId, String>,
     pub(crate) assessed: BTreeMap<MeterId, Assessment>,
     pub(crate) meter: Option<Chosen>,
     /// The other kind of kernel work by whose constant ratio that one qualified, if it is kernel work.
@@ -131,6 +133,7 @@ impl Watched {
             tier: 0,
             judging_since: now,
             open: Vec::new(),
+            lost: BTreeMap::new(),
             assessed: BTreeMap::new(),
             meter: None,
             confirming: None,
@@ -248,6 +251,12 @@ impl Watched {
             .map(|c| c.id.clone())
     }
 
+    /// Whether the meter that judges it can be read no more, so that nothing can be tried until another is found.
+    pub(crate) fn has_lost_its_meter(&self) -> bool {
+        let judge = self.meter.as_ref();
+        judge.is_some_and(|m| self.lost.contains_key(&m.candidate.id))
+    }
+
     /// Whether its meter was taken in a loss and may judge nothing else yet.
     pub(crate) fn judges_a_loss_only(&self) -> bool {
         self.meter.as_ref().is_some_and(|m| m.in_a_loss)
@@ -259,6 +268,7 @@ impl Watched {
         self.candidates.clear();
         self.finding = false;
         self.tier = 0;
+        self.lost.clear();
         self.assessed.clear();
         self.meter = None;
         self.confirming = None;

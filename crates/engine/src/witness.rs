@@ -52,6 +52,11 @@ impl Witness {
         arm.push(Both { judge, witness });
     }
 
+    /// By what it counts.
+    pub(crate) fn meter(&self) -> &MeterId {
+        &self.witness.meter
+    }
+
     /// Whether it has counted in any block.
     pub(crate) fn has_seen(&self) -> bool {
         !self.on.is_empty() || !self.off.is_empty()

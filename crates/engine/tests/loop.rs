@@ -3309,6 +3309,11 @@ fn what_goes_in_and_out_can_be_written_down_and_read_back() {
         }
     }
     assert!(events.len() > 125);
+    let fault = Fault {
+        kind: FaultKind::Vanished,
+        text: "the meter has ended".into(),
+    };
+    events.push(Event::MeterLost("good".into(), "progress".into(), fault));
     for event in &events {
         let text = serde_json::to_string(event).unwrap();
         assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), *event);
@@ -3499,4 +3504,185 @@ fn switches_are_no_witness_and_the_account_says_so() {
     world.run(900);
     assert_eq!(world.verdict("server"), Verdict::Accepted);
     assert!(world.records[0].meanings.is_empty());
+}
+
+impl World {
+    /// A meter of a plant can be read no more.
+    fn lose(&mut self, name: &'static str, meter: &str) {
+        let id = WorkloadId::new(name);
+        self.open.entry(id.clone()).or_default().remove(meter);
+        let fault = Fault {
+            kind: FaultKind::Unsupported,
+            text: "its code was made anew".into(),
+        };
+        self.step(Event::MeterLost(id, meter.into(), fault));
+    }
+
+    /// The lines of the story with this in them.
+    fn told(&self, text: &str) -> usize {
+        self.stories.iter().filter(|s| s.contains(text)).count()
+    }
+}
+
+#[test]
+fn a_meter_that_is_lost_ends_the_trial_with_its_reason() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.recorded = Some(vec![]);
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(20);
+    assert!(world.records.is_empty() && !world.on.is_empty());
+    world.lose("good", "progress");
+    world.run(2);
+    assert_eq!(world.verdict("good"), Verdict::Aborted);
+    assert!(world.on.is_empty(), "and what was changed is undone");
+    let why = "good: the meter progress was lost: its code was made anew";
+    assert_eq!(world.records[0].reason, why);
+    let text = format!("aborted by experiment 1: {why}; the change was undone");
+    assert_eq!(world.told(&text), 1, "{:#?}", world.stories);
+    let explained = world.engine.view();
+    let story = &explained.workloads[0].decisions;
+    assert!(story.iter().any(|d| d.text == text), "{story:#?}");
+    assert_eq!(world.stage("good"), Stage::Declined, "nothing else can be tried");
+    // A meter is looked for anew; the change itself waits, as after any trial that could not be measured.
+    world.run(700);
+    let measured = "its work is measured in operations by progress";
+    assert_eq!(world.told(measured), 2, "{:#?}", world.stories);
+    assert_eq!(world.verdicts.len(), 1, "{:#?}", world.stories);
+    let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
+    let mut trace = Vec::new();
+    for (second, event) in world.recorded.unwrap() {
+        let event: Event = serde_json::from_str(&event).unwrap();
+        let commands = again.step(Nanoseconds::from_secs(second), 1_000_000 + second, event);
+        trace.extend(commands.iter().map(|c| format!("{second} {c:?}")));
+    }
+    assert_eq!(trace, world.trace);
+}
+
+#[test]
+fn a_rollout_whose_meter_is_lost_is_undone_part_by_part() {
+    let mut world = one_way(0.40, 0.03, 3, 42);
+    while world.on.len() < 2 {
+        world.run(1);
+        assert!(world.second < 5000, "{:#?}", world.stories);
+    }
+    let made: Vec<ActionId> = world.on.keys().rev().copied().collect();
+    world.lose("far", "progress");
+    world.run(30);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    assert_eq!(world.closed, made);
+    let record = &world.records[0];
+    assert_eq!(record.verdict, Some(Verdict::Aborted));
+    assert!(record.reason.contains("progress was lost"), "{}", record.reason);
+}
+
+#[test]
+fn when_the_meter_of_one_is_lost_in_the_trial_the_others_are_tried_again() {
+    let mut world = crowd(&["a", "b", "c"], 0.10);
+    while world.on.is_empty() {
+        world.run(1);
+    }
+    world.run(10);
+    world.lose("b", "progress");
+    world.run(400);
+    let first = &world.records[0];
+    assert_eq!(first.verdict, Some(Verdict::Aborted));
+    assert!(
+        first.reason.starts_with("b: the meter progress was lost"),
+        "{}",
+        first.reason
+    );
+    let last = world.records.last().unwrap();
+    assert_eq!(last.verdict, Some(Verdict::Accepted), "{:#?}", world.stories);
+    let others: Vec<&str> = last.others.iter().map(|(w, _)| w.as_str()).collect();
+    assert_eq!((last.workload.as_str(), others), ("a", vec!["c"]), "as one again");
+    assert_eq!(world.stage("b"), Stage::Declined);
+}
+
+#[test]
+fn a_meter_that_only_looks_on_is_told_when_it_is_lost_and_the_trial_goes_on() {
+    // Progress points beside the program's own counter.
+    let checked = Policy {
+        independent_check: true,
+        ..policy()
+    };
+    let mut world = World::new(vec![plant("good", 0.12)], checked, Memory::default());
+    world.points = true;
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(5);
+    world.lose("good", "points");
+    world.run(900);
+    assert_eq!(world.verdict("good"), Verdict::Accepted);
+    let text = "the meter points, which looked on in experiment 1, was lost: its code was made anew";
+    assert_eq!(world.told(text), 1, "{:#?}", world.stories);
+
+    // The second kind of kernel work, which would end the trial if it were read.
+    let mut world = two_kinds(TwoKinds { changed: 0.5, ..KEPT }, 42);
+    while world.stages_missing("server", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(2);
+    world.lose("server", "io.write_calls");
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let account = &world.records[0].meanings[0];
+    let why = "io.write_calls, by which it qualified, cannot be read: its code was made anew";
+    assert_eq!(account.unwatched.as_deref(), Some(why));
+
+    // That of a neighbour.
+    let placement = custom("place", vec![cpus(0..2)]);
+    let mut mover = plant("m", 0.0);
+    mover.gains = vec![("place", 0.15, 2.0)];
+    let mut world = World::with(
+        vec![Box::new(Sparing(placement, "hopeless"))],
+        vec![plant("hopeless", 0.0), mover],
+        policy(),
+        Memory::default(),
+    );
+    while world.stages_missing("m", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(5);
+    world.lose("hopeless", "progress");
+    world.run(600);
+    assert_eq!(world.verdict("m"), Verdict::Accepted);
+    let text = "the meter progress, by which harm to it was to be seen in experiment 1, was lost";
+    assert_eq!(world.told(text), 1, "{:#?}", world.stories);
+}
+
+#[test]
+fn a_meter_that_is_lost_while_nothing_is_tried_shows_in_what_is_read() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Observed) {
+        world.run(1);
+    }
+    world.lose("good", "progress");
+    world.run(1);
+    assert_eq!(world.stage("good"), Stage::Observed);
+    world.run(250);
+    assert_eq!(
+        world.told("the meter progress delivered"),
+        1,
+        "{:#?}",
+        world.stories
+    );
+    assert_eq!(world.told("was lost"), 0);
+    assert!(world.verdicts.is_empty() && world.on.is_empty());
+
+    // What waits for its turn is not tried.
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.step(Event::Operator(OperatorRequest::Pause));
+    while world.stages_missing("good", Stage::Proposed) {
+        world.run(1);
+    }
+    world.run(60);
+    world.lose("good", "progress");
+    world.step(Event::Operator(OperatorRequest::Resume));
+    world.run(2);
+    assert_eq!(world.told("not tried: good: the meter progress was lost"), 1);
+    assert_eq!(world.stage("good"), Stage::Declined);
+    assert!(world.records.is_empty() && world.on.is_empty());
 }

@@ -13,7 +13,7 @@ use homeostat_model::{
     Action, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds, Progress,
     Snapshot, UndoRecord, WorkloadId,
 };
-use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_platform::{Clock, Effectors, LostMeter, PlatformError, SampleRequest, Sensors};
 use homeostat_statistics::simulation::Random;
 use homeostat_store::history::HISTORY_FILE;
 use homeostat_store::journal::{FaultHook, JOURNAL_FILE};
@@ -940,6 +940,10 @@ impl<P: Sensors, C: Clock> Sensors for Faulty<P, C> {
         if !self.faults.lock().call_begins() {
             self.inner.close_meter(workload, meter);
         }
+    }
+
+    fn take_lost_meters(&mut self) -> Vec<LostMeter> {
+        self.inner.take_lost_meters()
     }
 }
 

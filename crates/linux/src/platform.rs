@@ -2,6 +2,7 @@
 
 use crate::effectors::fetcher::Launch;
 use crate::effectors::{self, KeepCounts, Registry};
+use crate::meters::common::lives;
 use crate::meters::{Follower, Meter, MeterKind, MeterSettings};
 use crate::sensors::bytes::{number, words};
 use crate::sensors::counters::HardwareCounters;
@@ -22,7 +23,7 @@ use homeostat_model::{
     MeterId, MeterReading, Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload,
     WorkloadId, WorkloadSample,
 };
-use homeostat_platform::{Clock, Effectors, PlatformError, Reached, SampleRequest, Sensors};
+use homeostat_platform::{Clock, Effectors, LostMeter, PlatformError, Reached, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 
@@ -120,6 +121,8 @@ pub struct LinuxPlatform {
     other_tuners: Vec<String>,
     kinds: Vec<Box<dyn MeterKind>>,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
+    /// Those that the last sample has lost.
+    lost: Vec<LostMeter>,
     /// Whose spans are followed.
     spans: BTreeMap<WorkloadId, Follower>,
     rollups: BTreeMap<ProcessId, Rollup>,
@@ -187,6 +190,7 @@ impl LinuxPlatform {
             other_tuners: Vec::new(),
             kinds: crate::meters::kinds(settings),
             meters: BTreeMap::new(),
+            lost: Vec::new(),
             spans: BTreeMap::new(),
             rollups: BTreeMap::new(),
             glances: BTreeMap::new(),
@@ -563,11 +567,26 @@ impl LinuxPlatform {
                     }
                 }
                 Err(PlatformError::Busy { .. }) => open.last = None,
-                Err(_) => ended.push(id.clone()),
+                Err(e) => ended.push((id.clone(), e)),
             }
         }
-        for id in ended {
-            self.meters.remove(&(workload.id.clone(), id));
+        if ended.is_empty() {
+            return;
+        }
+        // With its main process a workload ends, and its meters with it: that is not told here.
+        let is_there = workload
+            .processes
+            .first()
+            .is_some_and(|main| lives(&self.root, *main));
+        for (id, why) in ended {
+            self.meters.remove(&(workload.id.clone(), id.clone()));
+            if is_there {
+                self.lost.push(LostMeter {
+                    workload: workload.id.clone(),
+                    meter: id,
+                    why,
+                });
+            }
         }
     }
 }
@@ -585,6 +604,7 @@ impl Sensors for LinuxPlatform {
     }
 
     fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
+        self.lost.clear();
         let at = self.clock.now();
         let own_cpu_total = read_clock(ClockId::ProcessCPUTime);
         let mut machine = self.host.sample(request.scan)?;
@@ -704,6 +724,10 @@ impl Sensors for LinuxPlatform {
     fn close_meter(&mut self, workload: &WorkloadId, meter: &MeterId) {
         self.meters.remove(&(workload.clone(), meter.clone()));
     }
+
+    fn take_lost_meters(&mut self) -> Vec<LostMeter> {
+        std::mem::take(&mut self.lost)
+    }
 }
 
 impl Effectors for LinuxPlatform {
@@ -739,4 +763,111 @@ fn reads_perhaps(sample: &WorkloadSample) -> bool {
 
 fn uses_cpu(sample: &WorkloadSample, share: f64) -> bool {
     sample.cpu.as_secs_f64() >= share * sample.interval.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Answering<F>(F);
+
+    impl<F: FnMut() -> Result<f64, PlatformError>> Meter for Answering<F> {
+        fn read(&mut self, _: &Workload) -> Result<f64, PlatformError> {
+            (self.0)()
+        }
+    }
+
+    /// A meter that answers in this way.
+    fn answering(answer: impl FnMut() -> Result<f64, PlatformError> + 'static) -> Box<dyn Meter> {
+        Box::new(Answering(answer))
+    }
+
+    const PROGRAM: &str = "p10[10]";
+
+    /// A machine with one process.
+    fn host() -> tempfile::TempDir {
+        let host = tempfile::tempdir().unwrap();
+        let proc = host.path().join("proc");
+        std::fs::create_dir_all(proc.join("10")).unwrap();
+        for (file, text) in [
+            ("meminfo", "MemTotal: 1000000 kB\n"),
+            ("uptime", "1000.00 1.00\n"),
+            (
+                "10/stat",
+                "10 (p10) S 1 10 10 0 -1 0 0 0 0 0 50 0 0 0 20 0 1 0 100 1 4000 0 1 1 200\n",
+            ),
+        ] {
+            std::fs::write(proc.join(file), text).unwrap();
+        }
+        std::os::unix::fs::symlink("/bin/p", proc.join("10/exe")).unwrap();
+        host
+    }
+
+    /// Has these meters of the process read once: those that are open then, and what was lost.
+    fn read(
+        platform: &mut LinuxPlatform,
+        meters: Vec<(&'static str, Box<dyn Meter>)>,
+    ) -> (Vec<String>, Vec<LostMeter>) {
+        let mut request = SampleRequest {
+            scan: true,
+            detail: vec![],
+        };
+        platform.sample(&request).unwrap();
+        for (id, meter) in meters {
+            let open = OpenMeter { meter, last: None };
+            platform.meters.insert((PROGRAM.into(), id.into()), open);
+        }
+        request.scan = false;
+        request.detail.push(PROGRAM.into());
+        platform.sample(&request).unwrap();
+        let open = platform.meters.keys().map(|(_, id)| id.to_string()).collect();
+        (open, platform.take_lost_meters())
+    }
+
+    #[test]
+    fn a_meter_that_is_lost_is_closed_and_told_once_with_its_reason() {
+        let host = host();
+        let mut platform = LinuxPlatform::new(Root::new(host.path()));
+        let anew = || PlatformError::Unsupported {
+            what: "meter points".into(),
+            why: "its code was made anew".into(),
+        };
+        let not_now = || PlatformError::Busy {
+            what: "meter paused".into(),
+            why: "it is traced".into(),
+        };
+        let (open, lost) = read(
+            &mut platform,
+            vec![
+                ("kept", answering(|| Ok(1.0))),
+                ("paused", answering(move || Err(not_now()))),
+                ("points", answering(move || Err(anew()))),
+            ],
+        );
+        assert_eq!(open, ["kept", "paused"]);
+        let expected = LostMeter {
+            workload: PROGRAM.into(),
+            meter: "points".into(),
+            why: anew(),
+        };
+        assert_eq!(lost, [expected]);
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open.len(), lost), (2, vec![]));
+    }
+
+    #[test]
+    fn a_meter_that_ends_with_its_workload_is_not_lost() {
+        let host = host();
+        let mut platform = LinuxPlatform::new(Root::new(host.path()));
+        let process = host.path().join("proc/10");
+        // The process ends while its meter is read.
+        let ends = move || {
+            std::fs::remove_dir_all(&process).unwrap();
+            Err(PlatformError::Vanished {
+                target: "process 10".into(),
+            })
+        };
+        let (open, lost) = read(&mut platform, vec![("progress", answering(ends))]);
+        assert_eq!((open.len(), lost), (0, vec![]));
+    }
 }

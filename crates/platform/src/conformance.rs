@@ -80,6 +80,10 @@ pub fn sensing(platform: &mut dyn Sensors) -> Vec<String> {
         platform.inspect_locality(&"no such workload".into()).is_err(),
         "inspect_locality of an unknown workload is an error",
     );
+    check(
+        platform.take_lost_meters().is_empty(),
+        "a meter that was never opened is not lost",
+    );
     broken.extend(placing(platform));
     broken
 }

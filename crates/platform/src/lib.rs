@@ -58,6 +58,22 @@ pub trait Sensors {
     fn open_meter(&mut self, workload: &WorkloadId, meter: &MeterId) -> Result<(), PlatformError>;
     /// Closes a meter; no error when it is not open.
     fn close_meter(&mut self, workload: &WorkloadId, meter: &MeterId);
+    /// The meters that the last sample could not read, and never will again: they are closed. Each is told once, with the reason. One
+    /// that cannot be read for a moment is not lost; neither are those of a workload that has ended, which the next scan tells.
+    fn take_lost_meters(&mut self) -> Vec<LostMeter> {
+        Vec::new()
+    }
+}
+
+/// An open meter that can be read no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostMeter {
+    /// Whose work it counted.
+    pub workload: WorkloadId,
+    /// Which.
+    pub meter: MeterId,
+    /// Why.
+    pub why: PlatformError,
 }
 
 /// How far an earlier process got with an action, as far as the journal knows.

@@ -336,7 +336,14 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         self.looked_at = now;
         self.platform.look_at_reads(plan.reads);
         self.platform.follow_spans(&plan.spans);
-        match self.platform.sample(&request) {
+        let looked = self.platform.sample(&request);
+        // First what can be read no more: what was read tells nothing of it.
+        for lost in self.platform.take_lost_meters() {
+            let why = fault(&lost.why);
+            self.events
+                .push_back(Event::MeterLost(lost.workload, lost.meter, why));
+        }
+        match looked {
             Ok(snapshot) => {
                 self.unseen = None;
                 self.events.push_back(Event::Sampled(Box::new(snapshot)));

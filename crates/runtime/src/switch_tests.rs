@@ -7,7 +7,7 @@ use homeostat_model::{
     Action, ActionId, Bytes, Direction, Locality, Machine, MemoryMap, MeterCandidate, MeterId, Nanoseconds,
     Progress, Snapshot, UndoRecord, WorkloadId,
 };
-use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
+use homeostat_platform::{Clock, Effectors, LostMeter, PlatformError, SampleRequest, Sensors};
 use homeostat_store::journal::{self, OwedState};
 use homeostat_store::{HistoryOptions, Journal, JournalOptions, ResilientHistory};
 use std::cell::{Cell, RefCell};
@@ -38,6 +38,8 @@ struct Asking {
     directory: PathBuf,
     said: Rc<RefCell<Vec<(Direction, OwedState)>>>,
     forgotten: Rc<Cell<u32>>,
+    /// What the next sample has lost.
+    lost: Rc<RefCell<Vec<LostMeter>>>,
 }
 
 fn nobody() -> PlatformError {
@@ -78,6 +80,9 @@ impl Sensors for Asking {
         Err(nobody())
     }
     fn close_meter(&mut self, _: &WorkloadId, _: &MeterId) {}
+    fn take_lost_meters(&mut self) -> Vec<LostMeter> {
+        self.lost.take()
+    }
 }
 
 impl Effectors for Asking {
@@ -175,6 +180,29 @@ fn that_a_change_was_put_back_is_on_disk_until_just_before_it_is_made_again() {
     assert!(matches!(
         runtime.events.front(),
         Some(Event::Settled(ID, Direction::Apply, Err(fault))) if fault.kind == FaultKind::Journal
+    ));
+}
+
+#[test]
+fn the_mind_hears_of_a_lost_meter_with_its_reason_before_the_sample() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut runtime, machine) = runtime(directory.path(), &Arc::default());
+    machine.lost.borrow_mut().push(LostMeter {
+        workload: "w".into(),
+        meter: "m".into(),
+        why: PlatformError::Unsupported {
+            what: "meter m".into(),
+            why: "its code was made anew".into(),
+        },
+    });
+    runtime.sample_if_due(Nanoseconds::ZERO);
+    assert!(matches!(
+        runtime.events.make_contiguous(),
+        [Event::MeterLost(id, meter, fault), Event::Unseen]
+            if id.as_str() == "w"
+                && meter.as_str() == "m"
+                && fault.kind == FaultKind::Unsupported
+                && fault.text.contains("made anew")
     ));
 }
 

@@ -154,6 +154,14 @@ fn events() -> Vec<Event> {
             text: "a \"quoted\" reason,\nin two lines".into(),
         }),
     ));
+    events.push(Event::MeterLost(
+        "program[7]".into(),
+        "progress".into(),
+        Fault {
+            kind: FaultKind::Unsupported,
+            text: "its code was made anew".into(),
+        },
+    ));
     events.push(Event::Operator(OperatorRequest::Configure(Box::default())));
     events.push(Event::Operator(OperatorRequest::Stop { keep: false }));
     events

@@ -720,27 +720,28 @@ impl History {
     fn witness(&self, id: ExperimentId) -> rusqlite::Result<Option<WitnessAccount>> {
         self.connection
             .prepare_cached("SELECT * FROM experiment_witnesses WHERE experiment = ?1")?
-            .query_row([bits(id.0)], |r| {
-                let effect = |prefix: &str| -> rusqlite::Result<Effect> {
-                    let end = |part: &str| -> rusqlite::Result<f64> {
-                        Ok(real(r.get(format!("{prefix}_{part}").as_str())?))
-                    };
-                    Ok(Effect {
-                        estimate: end("estimate")?,
-                        lower: end("lower")?,
-                        upper: end("upper")?,
-                        confidence: end("confidence")?,
-                    })
-                };
-                Ok(WitnessAccount {
-                    meter: MeterId::new(r.get::<_, String>("meter")?),
-                    blocks: r.get("blocks")?,
-                    effect: effect("effect")?,
-                    judge: effect("judge")?,
-                    difference: effect("difference")?,
-                })
-            })
+            .query_row([bits(id.0)], read_witness)
             .optional()
+    }
+
+    /// What a second meter said in every experiment in which one counted beside the meter that judged, newest first; of one workload (by
+    /// its name at the time) or of all. At most [`ROWS_MAX`].
+    ///
+    /// # Errors
+    /// About the file.
+    pub fn witnesses(&self, workload: Option<&WorkloadId>) -> Result<Vec<WitnessAccount>, HistoryError> {
+        let query = || -> rusqlite::Result<Vec<_>> {
+            self.connection
+                .prepare_cached(
+                    "SELECT experiment_witnesses.* FROM experiment_witnesses
+                     JOIN experiments ON experiments.id = experiment_witnesses.experiment
+                     WHERE ?1 IS NULL OR experiments.workload_name = ?1
+                     ORDER BY experiments.id DESC LIMIT ?2",
+                )?
+                .query_map(params![workload.map(WorkloadId::as_str), ROWS_MAX], read_witness)?
+                .collect()
+        };
+        query().map_err(|e| self.error(e))
     }
 
     fn blocks(&self, id: ExperimentId) -> rusqlite::Result<Vec<BlockRecord>> {
@@ -1379,6 +1380,26 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
     )?
     .execute(params![bits(e.id.0), positions])?;
     Ok(())
+}
+
+fn read_witness(r: &Row<'_>) -> rusqlite::Result<WitnessAccount> {
+    let effect = |prefix: &str| -> rusqlite::Result<Effect> {
+        let end =
+            |part: &str| -> rusqlite::Result<f64> { Ok(real(r.get(format!("{prefix}_{part}").as_str())?)) };
+        Ok(Effect {
+            estimate: end("estimate")?,
+            lower: end("lower")?,
+            upper: end("upper")?,
+            confidence: end("confidence")?,
+        })
+    };
+    Ok(WitnessAccount {
+        meter: MeterId::new(r.get::<_, String>("meter")?),
+        blocks: r.get("blocks")?,
+        effect: effect("effect")?,
+        judge: effect("judge")?,
+        difference: effect("difference")?,
+    })
 }
 
 fn read_experiment(

@@ -444,6 +444,37 @@ fn filters_choose_and_the_newest_come_first() {
 }
 
 #[test]
+fn what_second_meters_said_is_known_of_all_experiments_however_many_are_listed() {
+    let mut history = History::in_memory(HistoryOptions::default()).unwrap();
+    for id in 1..=60 {
+        let mut e = experiment(id);
+        if id > 50 {
+            e.workload = "other".into();
+        }
+        if let Some(witness) = &mut e.witness {
+            witness.blocks = u32::try_from(id).unwrap();
+        }
+        history.record_experiment(&e).unwrap();
+    }
+    let listed = history
+        .experiments(&ExperimentFilter {
+            limit: 20,
+            ..ExperimentFilter::default()
+        })
+        .unwrap();
+    assert_eq!(listed.iter().filter(|e| e.witness.is_some()).count(), 10);
+    let all = history.witnesses(None).unwrap();
+    let blocks = |of: &[WitnessAccount]| -> Vec<u32> { of.iter().map(|w| w.blocks).collect() };
+    let even_from = |most: u32| -> Vec<u32> { (1..=most / 2).rev().map(|half| 2 * half).collect() };
+    assert_eq!(blocks(&all), even_from(60));
+    // Exactly what is stored with the experiment, the newest first.
+    assert_eq!(Some(&all[0]), listed[0].witness.as_ref());
+    let of_one = history.witnesses(Some(&"redis-server.service".into())).unwrap();
+    assert_eq!(blocks(&of_one), even_from(50));
+    assert!(history.witnesses(Some(&"nobody".into())).unwrap().is_empty());
+}
+
+#[test]
 fn decisions_and_windows_come_back_exactly() {
     let mut history = History::in_memory(HistoryOptions::default()).unwrap();
     let mut host = decision(20);

@@ -453,7 +453,7 @@ fn the_past_is_listed_and_shown_block_by_block() {
     };
     let both = homeostat_daemon::report::Past {
         schema: 1,
-        witnesses: homeostat_daemon::report::WitnessError::of(std::slice::from_ref(&one)),
+        witnesses: homeostat_daemon::report::WitnessError::of(&one.witness),
         experiments: vec![unfinished, one],
     };
     insta::assert_snapshot!("past", super::past(&both, &look()));

@@ -110,6 +110,21 @@ pub(crate) fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, P
     }
 }
 
+/// Whether a process runs still: one that was killed and that nobody has waited for does not.
+pub(crate) fn lives(root: &Root, process: ProcessId) -> bool {
+    let Ok(dir) = open_process(root, process) else {
+        return false;
+    };
+    let mut buffer = [0u8; 1024];
+    let Ok(n) = read_at(&dir, "stat", &mut buffer) else {
+        return false;
+    };
+    let stat = buffer.get(..n).unwrap_or_default();
+    let after_name = stat.iter().rposition(|&c| c == b')');
+    let state = after_name.and_then(|at| stat.get(at + 2));
+    !matches!(state, None | Some(b'Z' | b'X'))
+}
+
 /// Field 22 of the text of a `stat` file.
 pub(crate) fn start_ticks(stat: &[u8]) -> Option<u64> {
     let after_name = stat.iter().rposition(|&c| c == b')')? + 1;

@@ -16,7 +16,7 @@ use super::super::tasks::Counted;
 use super::super::uprobe::source;
 use super::{Breakpoint, CODE, Entry, Owed, record};
 use crate::Root;
-use crate::meters::common::{open_process, read_at};
+use crate::meters::common::lives;
 use crate::sys::bpf::{Counters, PLACES_MAX};
 use crate::sys::perf::Scope;
 use homeostat_model::ProcessId;
@@ -119,21 +119,6 @@ pub fn mend(state_directory: &Path) -> Mended {
         }
     }
     mended
-}
-
-/// Whether a process runs still: one that was killed and that nobody has waited for does not.
-fn lives(root: &Root, process: ProcessId) -> bool {
-    let Ok(dir) = open_process(root, process) else {
-        return false;
-    };
-    let mut buffer = [0u8; 1024];
-    let Ok(n) = read_at(&dir, "stat", &mut buffer) else {
-        return false;
-    };
-    let stat = buffer.get(..n).unwrap_or_default();
-    let after_name = stat.iter().rposition(|&c| c == b')');
-    let state = after_name.and_then(|at| stat.get(at + 2));
-    !matches!(state, None | Some(b'Z' | b'X'))
 }
 
 /// Whether a breakpoint of these may be in the memory of one of the processes that they were put into. Where it is not known what
