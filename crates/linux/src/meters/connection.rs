@@ -1,9 +1,11 @@
 //! A connection that never hangs the loop: every wait is bounded, and so is what is read.
 
+use super::network;
+use homeostat_model::ProcessId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
 };
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Endpoint {
+pub(super) enum Address {
     /// A path as the server sees it, below that process's root directory.
     Path {
         /// Process whose root the path is below.
@@ -24,12 +26,43 @@ pub(super) enum Endpoint {
     /// An address.
     Tcp(SocketAddr),
 }
+
+impl Address {
+    /// Whether it means something else in another network. A path leads there from any.
+    pub(super) fn belongs_to_a_network(&self) -> bool {
+        !matches!(self, Self::Path { .. })
+    }
+}
+
+/// Where a server can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Endpoint {
+    /// Where it listens.
+    pub(super) address: Address,
+    /// The process whose network that is in, where it is another than ours.
+    pub(super) network: Option<ProcessId>,
+}
+
+impl Endpoint {
+    /// In our network.
+    pub(super) fn here(address: Address) -> Self {
+        Self {
+            address,
+            network: None,
+        }
+    }
+}
+
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Path { path, .. } => f.write_str(path),
-            Self::Abstract(name) => write!(f, "@{}", String::from_utf8_lossy(name)),
-            Self::Tcp(address) => address.fmt(f),
+        match &self.address {
+            Address::Path { path, .. } => f.write_str(path),
+            Address::Abstract(name) => write!(f, "@{}", String::from_utf8_lossy(name)),
+            Address::Tcp(address) => address.fmt(f),
+        }?;
+        match self.network {
+            Some(process) => write!(f, " in the network of process {process}"),
+            None => Ok(()),
         }
     }
 }
@@ -73,9 +106,16 @@ impl Connection {
     /// Connects.
     pub(super) fn open(endpoint: &Endpoint, deadline: Deadline) -> Result<Self, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let unix = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let (fd, connected) = match endpoint {
-            Endpoint::Path { pid, path } => {
+        let socket = |family: AddressFamily, protocol: Option<Protocol>| {
+            let make = move || rustix::net::socket_with(family, SocketType::STREAM, flags, protocol);
+            match endpoint.network {
+                None => make(),
+                Some(process) => network::within(process, make),
+            }
+        };
+        let unix = || socket(AddressFamily::UNIX, None);
+        let (fd, connected) = match &endpoint.address {
+            Address::Path { pid, path } => {
                 use rustix::fs::{Mode, OFlags, ResolveFlags};
                 let open = OFlags::PATH | OFlags::CLOEXEC;
                 let root = rustix::fs::open(format!("/proc/{pid}/root"), open, Mode::empty())?;
@@ -87,18 +127,18 @@ impl Connection {
                 let connected = rustix::net::connect(&fd, &SocketAddrUnix::new(name)?);
                 (fd, connected)
             }
-            Endpoint::Abstract(name) => {
+            Address::Abstract(name) => {
                 let fd = unix()?;
                 let connected = rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?);
                 (fd, connected)
             }
-            Endpoint::Tcp(address) => {
+            Address::Tcp(address) => {
                 let family = if address.is_ipv4() {
                     AddressFamily::INET
                 } else {
                     AddressFamily::INET6
                 };
-                let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+                let fd = socket(family, Some(ipproto::TCP))?;
                 // Small questions and answers: never wait to fill a segment.
                 sockopt::set_tcp_nodelay(&fd, true)?;
                 let connected = rustix::net::connect(&fd, address);

@@ -1,7 +1,8 @@
 //! The sockets on which a process listens: inodes of its descriptors, looked up in its network tables.
 
 use super::common::{ENTRIES_MAX, numbers_in, open_process, read_full};
-use super::connection::Endpoint;
+use super::connection::{Address, Endpoint};
+use super::network::{Fault, Network};
 use crate::Root;
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
@@ -17,8 +18,9 @@ const TABLE_MAX: usize = 1024 * 1024;
 pub(super) struct Listeners {
     /// In the order in which to try them.
     pub(super) endpoints: Vec<Endpoint>,
-    /// TCP sockets that are out of reach because the process lives in another network namespace.
-    pub(super) out_of_reach: usize,
+    /// Why others of its sockets are out of reach, if there are any: the process lives in another network namespace, and that
+    /// cannot be entered.
+    pub(super) out_of_reach: Option<String>,
 }
 
 /// Finds the listening stream sockets of a process.
@@ -27,10 +29,10 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     let target = format!("process {process}");
     let inodes =
         socket_inodes(&dir).map_err(|e| super::common::fault(e, &target, &format!("/proc/{process}/fd")))?;
-    let mut endpoints = Vec::new();
     let unix = String::from_utf8_lossy(&table(&dir, "net/unix")).into_owned();
-    endpoints.extend(unix_listeners(&unix, &inodes, process.pid));
+    let mut addresses = unix_listeners(&unix, &inodes, process.pid);
     let mut tcp = Vec::new();
+    // Of its own network, whichever that is.
     for name in ["net/tcp", "net/tcp6"] {
         tcp.extend(tcp_listeners(
             &String::from_utf8_lossy(&table(&dir, name)),
@@ -39,18 +41,45 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     }
     // The client port comes before ports derived from it (a Redis cluster bus is at port + 10 000).
     tcp.sort_by_key(|address| (!address.ip().is_loopback(), address.port(), address.is_ipv6()));
-    let same_network = namespace(&dir).is_some_and(|theirs| Some(theirs) == own_namespace());
-    let out_of_reach = if same_network { 0 } else { tcp.len() };
-    if same_network {
-        endpoints.extend(tcp.into_iter().map(Endpoint::Tcp));
-    } else {
-        // Abstract names belong to the network namespace as well.
-        endpoints.retain(|e| matches!(e, Endpoint::Path { .. }));
+    addresses.extend(tcp.into_iter().map(Address::Tcp));
+    let mut network = None;
+    let mut out_of_reach = None;
+    if addresses.iter().any(Address::belongs_to_a_network) {
+        match other_network(&dir, process) {
+            Ok(other) => network = other,
+            Err(e @ Fault::Thread(_)) => {
+                return Err(PlatformError::Busy {
+                    what: format!("asking {target} in its network namespace"),
+                    why: e.to_string(),
+                });
+            }
+            Err(e) => {
+                addresses.retain(|address| !address.belongs_to_a_network());
+                out_of_reach = Some(e.to_string());
+            }
+        }
     }
+    let endpoints = addresses
+        .into_iter()
+        .map(|address| Endpoint {
+            network: network.filter(|_| address.belongs_to_a_network()),
+            address,
+        })
+        .collect();
     Ok(Listeners {
         endpoints,
         out_of_reach,
     })
+}
+
+/// The process, if its network is another than ours and can be entered; none if it is ours.
+fn other_network(dir: &OwnedFd, process: ProcessId) -> Result<Option<ProcessId>, Fault> {
+    let network = Network::of(dir).map_err(Fault::Entering)?;
+    if network.is_ours() {
+        return Ok(None);
+    }
+    // Whether it may be entered is known when it was.
+    network.make(|| Ok(())).map(|()| Some(process))
 }
 
 /// Sockets of one server that are tried.
@@ -70,18 +99,17 @@ pub(super) fn first_that_answers<T>(
         return Err(refusal(&what, "this is a captured tree, not the running machine"));
     }
     let found = of_process(root, process)?;
-    let mut why = if found.out_of_reach > 0 {
-        refusal(
+    let mut why = match found.out_of_reach {
+        Some(why) => refusal(
             &what,
             &format!(
-                "its TCP socket is in another network namespace; give the server a Unix socket ({unix_socket})"
+                "its socket is in another network namespace, and {why}; give the server a Unix socket ({unix_socket})"
             ),
-        )
-    } else {
-        refusal(
+        ),
+        None => refusal(
             &what,
             "it listens on no stream socket; open one for the local host",
-        )
+        ),
     };
     for endpoint in found.endpoints.into_iter().take(TRIED_MAX) {
         match ask(endpoint) {
@@ -121,20 +149,6 @@ fn socket_inode(link: &str) -> Option<u64> {
     link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether a process shares our network namespace.
-pub(super) fn shares_network(process: &OwnedFd) -> bool {
-    namespace(process).is_some_and(|n| Some(n) == own_namespace())
-}
-
-fn namespace(process: &OwnedFd) -> Option<(u64, u64)> {
-    let stat = rustix::fs::statat(process, "ns/net", rustix::fs::AtFlags::empty()).ok()?;
-    Some((stat.st_dev, stat.st_ino))
-}
-fn own_namespace() -> Option<(u64, u64)> {
-    let stat = rustix::fs::stat("/proc/self/ns/net").ok()?;
-    Some((stat.st_dev, stat.st_ino))
-}
-
 /// A network table of a process; empty where the kernel has none (no IPv6).
 fn table(process: &OwnedFd, name: &str) -> Vec<u8> {
     let Ok(file) = rustix::fs::openat(process, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
@@ -154,8 +168,8 @@ fn table(process: &OwnedFd, name: &str) -> Vec<u8> {
 
 /// Lines `Num: RefCount Protocol Flags Type St Inode Path`; bit 16 of the flags: it listens
 /// (include/linux/net.h, `__SO_ACCEPTCON`); type 1: stream.
-pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Endpoint> {
-    let mut found: BTreeMap<u64, Endpoint> = BTreeMap::new();
+pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Address> {
+    let mut found: BTreeMap<u64, Address> = BTreeMap::new();
     for line in text.lines().skip(1) {
         let mut rest = line;
         let mut field = || {
@@ -177,11 +191,11 @@ pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Ve
             continue;
         }
         if let Some(name) = path.strip_prefix('@') {
-            found.insert(inode, Endpoint::Abstract(name.as_bytes().to_vec()));
+            found.insert(inode, Address::Abstract(name.as_bytes().to_vec()));
         } else if path.starts_with('/') {
             found.insert(
                 inode,
-                Endpoint::Path {
+                Address::Path {
                     pid,
                     path: path.to_owned(),
                 },
@@ -283,11 +297,11 @@ mod tests {
         assert_eq!(
             unix_listeners(text, &all, 9),
             [
-                Endpoint::Path {
+                Address::Path {
                     pid: 9,
                     path: "/run/my redis/r.sock".into()
                 },
-                Endpoint::Abstract(b"abstract".to_vec())
+                Address::Abstract(b"abstract".to_vec())
             ]
         );
     }
@@ -300,16 +314,16 @@ mod tests {
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let own = super::super::tests::own();
         let found = of_process(&Root::default(), own.processes[0]).unwrap();
-        assert!(
-            found
-                .endpoints
-                .contains(&Endpoint::Tcp(tcp.local_addr().unwrap()))
-        );
-        assert!(found.endpoints.iter().any(|e| *e
-            == Endpoint::Path {
+        for address in [
+            Address::Tcp(tcp.local_addr().unwrap()),
+            Address::Path {
                 pid: own.processes[0].pid,
-                path: path.to_str().unwrap().to_owned()
-            }));
-        assert_eq!(found.out_of_reach, 0);
+                path: path.to_str().unwrap().to_owned(),
+            },
+        ] {
+            let endpoint = Endpoint::here(address);
+            assert!(found.endpoints.contains(&endpoint), "{endpoint}");
+        }
+        assert_eq!(found.out_of_reach, None);
     }
 }

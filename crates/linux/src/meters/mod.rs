@@ -15,6 +15,7 @@ mod kernel;
 mod known;
 mod listeners;
 mod memcached;
+mod network;
 mod owed;
 pub(crate) mod parsers;
 mod patient;
@@ -102,7 +103,7 @@ pub trait Meter {
     /// and gone since the meter was opened.
     ///
     /// # Errors
-    /// `Vanished` when it can no longer be read: the sensor closes it.
+    /// `Busy` when it cannot be read for a moment; any other says that it can be read no more, and why: the sensor closes it.
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError>;
     /// Share of the time before the last reading in which work was really counted, 0..=1; the rest of that reading is estimated
     /// from it. `None`: in too little of it for the reading to say anything of the time since the one before.

@@ -5,7 +5,7 @@
 //! `/etc/hosts` only: a name server could keep the loop waiting for seconds.
 
 use super::common::{not_mine, refused, usable};
-use super::connection::{Connection, Deadline, Endpoint};
+use super::connection::{Address, Connection, Deadline, Endpoint};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
@@ -199,7 +199,7 @@ impl From<Errno> for Http {
 
 fn fetch(address: SocketAddr, host: &str, path: &str) -> Result<Vec<u8>, Http> {
     let deadline = Deadline::after(WAIT);
-    let mut connection = Connection::open(&Endpoint::Tcp(address), deadline)?;
+    let mut connection = Connection::open(&Endpoint::here(Address::Tcp(address)), deadline)?;
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: homeostat\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
     );

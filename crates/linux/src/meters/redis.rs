@@ -145,6 +145,12 @@ impl RedisMeter {
         let mut connection = match server.connection.take() {
             Some(c) => c,
             None => {
+                // Who rules that network may lead what is said there to somebody else.
+                if self.password.is_some() && server.endpoint.network.is_some() {
+                    let why = "its password is not told in another network namespace; give the server a Unix \
+                               socket (unixsocket in its configuration)";
+                    return Err(Fault::Password(why.to_owned()));
+                }
                 let mut c = Connection::open(&server.endpoint, deadline)?;
                 if let Some(file) = &self.password {
                     let words = password(file, &server.users)?;
@@ -381,6 +387,7 @@ fn password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connection::Address;
     use super::*;
 
     #[test]
@@ -426,7 +433,7 @@ mod tests {
 
     #[test]
     fn refusals_name_the_remedy() {
-        let e = Endpoint::Abstract(b"x".to_vec());
+        let e = Endpoint::here(Address::Abstract(b"x".to_vec()));
         let say = |text: &str| Fault::Error(text.to_owned()).into_platform(&e).to_string();
         assert!(say("NOAUTH Authentication required.").contains("redis_password_files"));
         assert!(say("DENIED Redis is running in protected mode").contains("redis_password_files"));

@@ -1,10 +1,12 @@
 //! Traffic of the workload's TCP connections, from the kernel's socket diagnostics (netlink `sock_diag`,
 //! `struct tcp_info`): bytes acknowledged and received, and segments with data received (about one per request
 //! in a conversation of question and answer). Unix sockets have no such counters. What a connection carries
-//! between the last reading and its close is not seen: a meter for connections that last.
+//! between the last reading and its close is not seen: a meter for connections that last. The kernel answers for one
+//! network namespace, so it is asked in each that a process of the workload is in.
 
-use super::common::{Cumulative, PROCESSES_MAX, not_mine, open_process, refused, usable};
-use super::listeners::{shares_network, socket_inodes};
+use super::common::{Cumulative, PROCESSES_MAX, fault, lives, not_mine, open_process, refused, usable};
+use super::listeners::socket_inodes;
+use super::network::{Fault, Identity, Network};
 use super::{Meter, MeterKind};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
@@ -12,11 +14,14 @@ use homeostat_platform::PlatformError;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
-/// Most connections of the machine that are looked at in one reading (about 1 µs each).
+/// Most connections of a network that are looked at in one reading (about 1 µs each).
 const CONNECTIONS_MAX: usize = 20_000;
+/// Most networks that one workload may be in.
+const NETWORKS_MAX: usize = 16;
 /// Most messages of one answer, as a bound that does not depend on the kernel.
 const MESSAGES_MAX: usize = 10_000;
 
@@ -39,10 +44,9 @@ pub(super) struct Sockets;
 
 impl MeterKind for Sockets {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
-        let tried = workload_sockets(root, workload)
-            .and_then(|inodes| {
-                let diagnostics = Diagnostics::open()?;
-                let connections = diagnostics.connections(&inodes)?;
+        let tried = Inquiry::new(root)
+            .connections(workload)
+            .and_then(|connections| {
                 if connections.is_empty() {
                     // It may have one at the next look.
                     return Err(PlatformError::Busy {
@@ -74,9 +78,8 @@ impl MeterKind for Sockets {
             .find(|(_, name, _)| *name == id.as_str())
             .ok_or_else(|| not_mine(id))?;
         let mut meter = SocketMeter {
-            root: root.clone(),
             count,
-            diagnostics: Diagnostics::open()?,
+            inquiry: Inquiry::new(root),
             first: true,
             sum: Cumulative::new(),
         };
@@ -95,12 +98,19 @@ fn unsupported(why: &str) -> PlatformError {
     }
 }
 
-/// Socket inodes of all processes of the workload.
-fn workload_sockets(root: &Root, workload: &Workload) -> Result<BTreeSet<u64>, PlatformError> {
+/// The sockets of a workload.
+struct SocketsOf {
+    inodes: BTreeSet<u64>,
+    /// Where they may be: the networks of its processes that have sockets, each with the directory of one.
+    networks: BTreeMap<Identity, OwnedFd>,
+}
+
+fn workload_sockets(root: &Root, workload: &Workload) -> Result<SocketsOf, PlatformError> {
     if !root.is_live() {
         return Err(unsupported("this is a captured tree, not the running machine"));
     }
     let mut inodes = BTreeSet::new();
+    let mut networks = BTreeMap::new();
     let mut seen = false;
     for process in workload.processes.iter().take(PROCESSES_MAX) {
         let dir = match open_process(root, *process) {
@@ -108,29 +118,35 @@ fn workload_sockets(root: &Root, workload: &Workload) -> Result<BTreeSet<u64>, P
             Err(PlatformError::Vanished { .. }) => continue,
             Err(e) => return Err(e),
         };
-        if !shares_network(&dir) {
-            return Err(unsupported(
-                "the workload has a network namespace of its own, whose sockets are not visible from here; use a \
-                 counter of its own",
-            ));
-        }
-        match socket_inodes(&dir) {
-            Ok(more) => {
+        let found = Identity::of(&dir).and_then(|network| Ok((network, socket_inodes(&dir)?)));
+        match found {
+            Ok((network, more)) => {
                 seen = true;
+                if more.is_empty() {
+                    continue;
+                }
                 inodes.extend(more);
+                networks.entry(network).or_insert(dir);
+                if networks.len() > NETWORKS_MAX {
+                    return Err(unsupported(&format!(
+                        "the workload is in more than {NETWORKS_MAX} network namespaces; use a counter of its own"
+                    )));
+                }
             }
             Err(Errno::NOENT | Errno::SRCH) => {}
+            // What the kernel says of a process that ends in the middle of the look, too.
+            Err(Errno::ACCESS) if !lives(root, *process) => {}
             Err(e) => {
-                return Err(super::common::fault(
+                return Err(fault(
                     e,
                     &format!("process {process}"),
-                    &format!("/proc/{process}/fd"),
+                    &format!("the sockets of process {process}"),
                 ));
             }
         }
     }
     if seen {
-        Ok(inodes)
+        Ok(SocketsOf { inodes, networks })
     } else {
         Err(PlatformError::Vanished {
             target: workload.id.to_string(),
@@ -138,10 +154,52 @@ fn workload_sockets(root: &Root, workload: &Workload) -> Result<BTreeSet<u64>, P
     }
 }
 
-struct SocketMeter {
+/// Asks for the connections of a workload.
+struct Inquiry {
     root: Root,
+    /// In each of its networks, as long as it is there.
+    open: BTreeMap<Identity, Diagnostics>,
+}
+
+impl Inquiry {
+    fn new(root: &Root) -> Self {
+        Self {
+            root: root.clone(),
+            open: BTreeMap::new(),
+        }
+    }
+
+    fn connections(&mut self, workload: &Workload) -> Result<Vec<Connection>, PlatformError> {
+        let sockets = workload_sockets(&self.root, workload)?;
+        self.open
+            .retain(|network, _| sockets.networks.contains_key(network));
+        let mut found = Vec::new();
+        for (network, process) in &sockets.networks {
+            let diagnostics = match self.open.entry(*network) {
+                Entry::Occupied(open) => open.into_mut(),
+                Entry::Vacant(place) => place.insert(Diagnostics::open(&enter(*network, process)?)?),
+            };
+            found.extend(diagnostics.connections(&sockets.inodes)?);
+        }
+        Ok(found)
+    }
+}
+
+/// The network in which the process of that directory was seen a moment ago.
+fn enter(seen: Identity, process: &OwnedFd) -> Result<Network, PlatformError> {
+    match Network::of(process) {
+        Ok(network) if network.identity() == seen => Ok(network),
+        Ok(_) | Err(Errno::NOENT | Errno::SRCH | Errno::ACCESS) => Err(PlatformError::Busy {
+            what: COUNTING.to_owned(),
+            why: "a process has just ended, or gone to another network namespace".to_owned(),
+        }),
+        Err(e) => Err(fault(e, "a process of the workload", "its network namespace")),
+    }
+}
+
+struct SocketMeter {
     count: Count,
-    diagnostics: Diagnostics,
+    inquiry: Inquiry,
     first: bool,
     /// By inode: the kernel reuses a number only long after.
     sum: Cumulative<u64>,
@@ -149,8 +207,7 @@ struct SocketMeter {
 
 impl Meter for SocketMeter {
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        let inodes = workload_sockets(&self.root, workload)?;
-        let connections = self.diagnostics.connections(&inodes)?;
+        let connections = self.inquiry.connections(workload)?;
         let mut living = BTreeSet::new();
         for c in connections {
             let value = match self.count {
@@ -174,7 +231,7 @@ pub(super) struct Connection {
     segments: u64,
 }
 
-/// A netlink socket to the kernel's socket diagnostics.
+/// A netlink socket to the kernel's socket diagnostics of one network.
 struct Diagnostics(OwnedFd);
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -195,17 +252,26 @@ const DIAGNOSTIC_SIZE: usize = 72;
 const DIAGNOSTIC_INODE: usize = 68;
 
 impl Diagnostics {
-    fn open() -> Result<Self, PlatformError> {
-        let fd = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC,
-            Some(netlink::SOCK_DIAG),
-        )
-        .map_err(|e| {
-            unsupported(&format!(
+    fn open(network: &Network) -> Result<Self, PlatformError> {
+        let socket = || {
+            rustix::net::socket_with(
+                AddressFamily::NETLINK,
+                SocketType::DGRAM,
+                SocketFlags::CLOEXEC,
+                Some(netlink::SOCK_DIAG),
+            )
+        };
+        let fd = network.make(socket).map_err(|e| match e {
+            Fault::Entering(_) => unsupported(&format!(
+                "the workload has a network namespace of its own, and {e}; use a counter of its own"
+            )),
+            Fault::Thread(_) => PlatformError::Busy {
+                what: COUNTING.to_owned(),
+                why: format!("the workload has a network namespace of its own, and {e}"),
+            },
+            Fault::Making(e) => unsupported(&format!(
                 "the kernel has no socket diagnostics ({e}); it needs CONFIG_INET_DIAG"
-            ))
+            )),
         })?;
         // The kernel answers at once; the limit is against surprises.
         rustix::net::sockopt::set_socket_timeout(
@@ -231,11 +297,11 @@ impl Diagnostics {
             })
             .map_err(|e| match e {
                 Errno::TIMEDOUT | Errno::AGAIN | Errno::NOBUFS | Errno::INTR => PlatformError::Busy {
-                    what: "listing the machine's connections".to_owned(),
+                    what: "listing the connections of a network".to_owned(),
                     why: e.to_string(),
                 },
                 Errno::TOOBIG => unsupported(&format!(
-                    "the machine has more than {CONNECTIONS_MAX} connections, too many to list for each reading; use a \
+                    "its network has more than {CONNECTIONS_MAX} connections, too many to list for each reading; use a \
                      counter of its own"
                 )),
                 e => unsupported(&format!("the kernel says {e}; it needs CONFIG_INET_DIAG")),
@@ -352,7 +418,8 @@ mod tests {
         };
         use std::os::unix::fs::MetadataExt;
         let wanted = BTreeSet::from([inode(&client)]);
-        let diagnostics = Diagnostics::open().unwrap();
+        let directory = open_process(&root, own.processes[0]).unwrap();
+        let diagnostics = Diagnostics::open(&Network::of(&directory).unwrap()).unwrap();
         let before = diagnostics.connections(&wanted).unwrap();
         let mut buffer = [0u8; 1000];
         for _ in 0..7 {

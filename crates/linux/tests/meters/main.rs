@@ -9,6 +9,7 @@
 
 mod costs;
 mod kernel;
+mod networks;
 mod points;
 mod probes;
 mod progress;
