@@ -21,6 +21,9 @@ pub struct KnownMeter {
 /// What an emulated instruction costs; a function that begins with another is moved or costs ten times as much.
 const PROBE_COST: &str = "0.8 to 1.3 µs a count (10 µs where its first instruction has to be stepped)";
 
+/// What progress points cost.
+const POINTS_COST: &str = "at most 0.5 % of its CPU time; the search at most 1 s of it";
+
 fn own(
     programs: &[&'static str],
     meter: &str,
@@ -70,6 +73,22 @@ pub fn known_meters() -> Vec<KnownMeter> {
              Prometheus counter of the program",
         ),
         own(
+            &["node", "nodejs"],
+            "io.*, sockets.*, points",
+            "kernel work, or turn of its work",
+            POINTS_COST,
+            "nothing of its own since version 16, which has no static probes: what its connections carry, where a second \
+             kind of kernel work confirms that, else places in its code; name a Prometheus counter of the program",
+        ),
+        own(
+            &["python3"],
+            "points",
+            "turn of its work",
+            POINTS_COST,
+            "nothing of CPython's own: places in the loop of its interpreter that follow its work, in a program of one \
+             process whose interpreter nobody else runs; others publish a counter",
+        ),
+        own(
             &["(any)"],
             "prometheus:URL#METRIC",
             "count",
@@ -89,7 +108,7 @@ pub fn known_meters() -> Vec<KnownMeter> {
         &["(any)"],
         "points",
         "turn of its work",
-        "at most 0.5 % of its CPU time; the search at most 1 s of it",
+        POINTS_COST,
         "places in its own code that follow its work, looked for when nothing else will do: compiled programs, Go, \
          interpreters; and code that a compiler makes while it runs (Java, Node, .NET), where its units are no more \
          than some 10,000 a second",
@@ -131,6 +150,15 @@ mod tests {
             assert!(
                 !m.programs.is_empty() && !m.unit.is_empty() && m.remark.len() > 15,
                 "{m:?}"
+            );
+        }
+        // Of programs that many run, also where they tell nothing and have no function that is known.
+        for program in ["python3", "node"] {
+            assert!(
+                table
+                    .iter()
+                    .any(|m| m.programs.contains(&program) && m.remark.contains("nothing of")),
+                "{program}"
             );
         }
         let mut names: Vec<(&str, &[&str])> = table

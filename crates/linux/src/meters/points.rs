@@ -38,7 +38,8 @@ const REDIS: &[&str] = &[
     "valkey-check-rdb",
 ];
 
-/// Servers written in Go that answer through its `net/http`.
+/// Servers written in Go whose work is to answer through its `net/http`. Not every Go program that has that server in it: most have
+/// one, for their metrics or their health, and whoever asks for these once a second is steady enough to be taken for their work.
 const GO_SERVERS: &[&str] = &[
     "caddy",
     "traefik",
@@ -120,7 +121,8 @@ const POINTS: &[KnownPoint] = &[
         programs: GO_SERVERS,
         place: Place::Function("net/http.serverHandler.ServeHTTP"),
         unit: "HTTP request",
-        remark: "once per HTTP request of Go's own server; found in stripped programs, too, which keep Go's table of functions",
+        remark: "once per HTTP request of Go's own server; found in stripped programs, too, which keep Go's table of functions. Of \
+                 other Go servers name it: uprobe:BINARY:net/http.serverHandler.ServeHTTP",
     },
     KnownPoint {
         programs: ROCKSDB,
