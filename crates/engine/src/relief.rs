@@ -44,10 +44,10 @@ const HURRY: Nanoseconds = Nanoseconds::from_secs(300);
 pub(crate) const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Faults that wait for storage, per second, from which a program counts as using memory that is not resident …
 const FAULTS_MIN: f64 = 5.0;
-/// … or bytes per second that it reads from storage.
-const READS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// … or bytes per second that it reads from storage: 64 single pages, which a disk that turns gives beside a reader.
+const READS_MIN: f64 = 256.0 * 1024.0;
 /// Bytes per second that a program gets by read calls and not from storage, from which it works on what is in memory of its files.
-const FROM_MEMORY_MIN: f64 = 32.0 * 1024.0 * 1024.0;
+const FROM_MEMORY_MIN: f64 = 8.0 * 1024.0 * 1024.0;
 /// For so long after that it counts as doing so, whatever it does.
 const USES_FILES_FOR: Nanoseconds = Nanoseconds::from_secs(300);
 /// For the sake of one workload so many readers are contained at most.

@@ -100,11 +100,12 @@ const FAULTS_MIN: Setting = Setting {
 const LOSS_MIN: Setting = Setting {
     strategy: ID,
     name: "loss_min_mib_per_s",
-    default: 2.0,
+    default: 0.25,
     classic: 2.0,
     low: 0.01,
     high: 1e6,
-    help: "MiB per second that a workload reads from storage here and there from which it loses its pages",
+    help: "MiB per second that a workload reads from storage here and there from which it loses its pages; .25 are 64 single \
+           pages, which a disk that turns gives beside a reader",
 };
 const STREAM_MIN: Setting = Setting {
     strategy: ID,
@@ -350,8 +351,8 @@ fn loss(seen: &Seen<'_>) -> Result<String, String> {
         return Ok(format!("it reads {mib:.1} MiB/s from storage here and there"));
     }
     Err(format!(
-        "it loses no pages: {faults:.1} faults a second wait for storage (at least {:.0}), {mib:.1} MiB/s are read from \
-         storage here and there (at least {:.0})",
+        "it loses no pages: {faults:.1} faults a second wait for storage (at least {:.0}), {mib:.2} MiB/s are read from \
+         storage here and there (at least {:.2})",
         FAULTS_MIN.value(seen.policy),
         LOSS_MIN.value(seen.policy)
     ))
@@ -580,6 +581,20 @@ mod tests {
             };
         });
         assert!(by_calls.proposal(&FileCache).hypothesis.contains("40.0 MiB/s"));
+        // On a disk that turns eighty single pages a second are all that it gets beside a reader.
+        let slow_disk = |kib: u64| {
+            scene().with(move |s| {
+                s.sample.faults_major = 0;
+                s.sample.reads = Reads {
+                    from_storage: Bytes(kib << 10),
+                    called: Bytes(kib << 10),
+                    calls: kib / 4,
+                    ..Reads::default()
+                };
+            })
+        };
+        slow_disk(320).proposal(&FileCache);
+        assert!(slow_disk(160).reason(&FileCache).contains("0.16 MiB/s"));
         // Many small files: positions tell nothing, the size of the calls does.
         let small_files = scene().with(|s| reader(s).reads.in_sequence = Bytes::ZERO);
         small_files.proposal(&FileCache);
