@@ -1006,7 +1006,12 @@ impl Engine {
         if w.gone || self.stopping.is_some() {
             return;
         }
-        match w.stage {
+        let (stage, retry_at) = (w.stage, w.retry_at);
+        // Without it nobody can watch what is in force.
+        if w.reopening.is_due(self.now) && self.guards.any(id) {
+            self.open_own_meter(id);
+        }
+        match stage {
             Stage::Ignored => self.consider(id),
             Stage::Considered => self.judge_meters(id),
             Stage::Observed => self.observe(id),
@@ -1019,7 +1024,6 @@ impl Engine {
                 }
             }
             Stage::Declined => {
-                let retry_at = w.retry_at;
                 if self.seek_relief(id) {
                     return;
                 }
@@ -1164,27 +1168,65 @@ impl Engine {
         meter: &homeostat_model::MeterId,
         result: Result<(), Fault>,
     ) {
+        let (now, unix) = (self.now, self.unix);
+        let longest = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
+        let judges = w.is_judged_by(meter);
+        let candidate = w.candidates.iter_mut().find(|c| c.id == *meter);
         let Err(fault) = result else {
-            w.lost.remove(meter);
+            let was_lost = w.lost.remove(meter).is_some();
+            if judges {
+                w.reopening.note_opened(now);
+                // It was chosen without one: what kept it from being opened again is over.
+                if let Some(c) = candidate {
+                    c.refused = None;
+                }
+                if was_lost {
+                    w.note(unix, format!("the meter {meter}, which was lost, is read again"));
+                }
+            }
             return;
         };
         w.open.retain(|m| m != meter);
-        if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
+        if let Some(c) = candidate {
             c.refused = Some(fault.text.clone());
+        }
+        if judges {
+            w.reopening.put_off(now, longest);
         }
         self.note_unread(id, meter, &fault.text);
     }
 
     /// A trial that is judged by it ends with the next sample. Who only looks on in a trial is told; while none runs, what becomes of it
-    /// shows in what is read.
+    /// shows in what is read. The meter that a guard goes by is opened again after a while.
     fn on_meter_lost(&mut self, id: &WorkloadId, meter: &MeterId, fault: &Fault) {
+        let (now, unix) = (self.now, self.unix);
+        let longest = Nanoseconds::from_secs_f64(self.policy.reconsider_s);
+        let is_guarded = self.guards.any(id);
         let Some(w) = self.workloads.get_mut(id).filter(|w| !w.gone) else {
             return;
         };
+        // It is closed already.
+        w.open.retain(|m| m != meter);
         w.lost.insert(meter.clone(), fault.text.clone());
+        if w.stage == Stage::Considered
+            && let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter)
+        {
+            // Of what is not open nothing else will say why it does not do.
+            c.refused = Some(format!("it was lost: {}", fault.text));
+        }
+        if w.is_judged_by(meter) {
+            w.reopening.put_off(now, longest);
+            if is_guarded {
+                let text = format!(
+                    "the meter {meter}, by which what is in force is watched, was lost, and is opened again in a while: {}",
+                    fault.text
+                );
+                w.note(unix, text);
+            }
+        }
         self.note_unread(id, meter, &fault.text);
         let told: Vec<String> = self
             .experiments

@@ -10,7 +10,8 @@
 //!
 //! While nobody works whose change it is, nothing can be learnt and probes wait; now and then one is made all the same,
 //! since it may be the change that keeps a program from its work. A change that works and cannot be measured any more, pair
-//! after pair, is undone: nothing stays that nobody can watch.
+//! after pair, is undone: nothing stays that nobody can watch. Until then a meter that was lost is opened again and again
+//! ([`crate::watched::Reopening`]), since one hiccup is no reason to give up what was proven.
 //!
 //! Parts that followed the tried part are switched together with it, so the guard's evidence covers them too, as long
 //! as the whole can be switched within the longest washout; else only the tried part is probed, and `status` says so.

@@ -122,6 +122,7 @@ impl Engine {
             .filter(|(id, w)| {
                 w.stage == Stage::Proposed
                     && !w.gone
+                    && !w.reopens_its_meter()
                     && !self.something_leaves(id)
                     && !self.awaits_company(id, w)
             })
@@ -196,6 +197,7 @@ impl Engine {
                 && !o.gone
                 && !self.tried_alone(o)
                 && o.meter.is_some()
+                && !o.reopens_its_meter()
                 && !self.something_leaves(other)
                 && !self.stale(other)
                 && o.proposed.as_ref().is_some_and(|q| {
@@ -929,7 +931,8 @@ impl Engine {
         }
     }
 
-    /// Opens the meters of neighbours for which nothing is planned, so that the trial sees whether it harms them.
+    /// Opens the meters of neighbours for which nothing is planned, so that the trial sees whether it harms them. Not what was lost: for
+    /// them another is looked for before long.
     pub(crate) fn borrow_meters(&mut self, panel: &Panel) -> Vec<(WorkloadId, MeterId)> {
         let least = self.policy.cpu_min;
         let mut idle: Vec<(f64, WorkloadId, MeterId)> = self
@@ -939,6 +942,7 @@ impl Engine {
                 w.stage == Stage::Declined
                     && !w.gone
                     && w.open.is_empty()
+                    && !w.has_lost_its_meter()
                     && w.load.cpus >= least
                     && !panel.has(id)
             })
@@ -1014,7 +1018,7 @@ impl Engine {
     }
 
     /// The neighbours whose work is measured, those that use most CPU first. Not by what was taken in a loss: who varies so much would
-    /// show no harm, and others would have less of the level.
+    /// show no harm, and others would have less of the level. Nor by what was lost, which shows nothing.
     pub(crate) fn bystanders(&self, panel: &Panel) -> Vec<Member> {
         let mut bystanders: Vec<Member> = self
             .workloads
@@ -1022,6 +1026,7 @@ impl Engine {
             .filter(|(id, w)| {
                 !w.gone
                     && !w.open.is_empty()
+                    && !w.has_lost_its_meter()
                     && !w.judges_a_loss_only()
                     && !panel.has(id)
                     && w.load.cpus >= self.policy.cpu_min

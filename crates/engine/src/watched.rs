@@ -15,6 +15,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Decisions kept per workload for `explain`.
 const DECISIONS_MAX: usize = 48;
+/// A meter that judges and was lost is opened again after so long …
+const REOPEN: Nanoseconds = Nanoseconds::from_secs(60);
+/// … and after twice as long each time that this fails or it is lost again soon, so many times at most.
+const REOPEN_DOUBLINGS: u32 = 10;
 
 /// The meter that judges.
 #[derive(Clone, Debug)]
@@ -33,6 +37,42 @@ pub(crate) struct Proposed {
     pub(crate) proposal: Proposal,
     /// When it was made.
     pub(crate) at: Nanoseconds,
+}
+
+/// When the meter that judges is opened again, after it was lost or could not be opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reopening {
+    /// When the next try is due.
+    at: Option<Nanoseconds>,
+    /// How often it was lost or could not be opened since it was read for long.
+    failures: u32,
+    /// When it was opened last; `None` since it was lost.
+    opened_at: Option<Nanoseconds>,
+}
+
+impl Reopening {
+    /// It was lost, or could not be opened. `longest`: no wait is longer, and what was read for so long was not lost soon.
+    pub(crate) fn put_off(&mut self, now: Nanoseconds, longest: Nanoseconds) {
+        let longest = longest.max(REOPEN);
+        if self.opened_at.is_some_and(|at| now - at >= longest) {
+            self.failures = 0;
+        }
+        let wait = REOPEN * (1 << self.failures.min(REOPEN_DOUBLINGS));
+        self.failures = self.failures.saturating_add(1);
+        self.at = Some(now + wait.min(longest));
+        self.opened_at = None;
+    }
+
+    /// It is open.
+    pub(crate) fn note_opened(&mut self, now: Nanoseconds) {
+        self.at = None;
+        self.opened_at = Some(now);
+    }
+
+    /// Whether it is to be opened again now.
+    pub(crate) fn is_due(&self, now: Nanoseconds) -> bool {
+        self.at.is_some_and(|at| now >= at)
+    }
 }
 
 /// State of one workload.
@@ -57,6 +97,8 @@ pub(crate) struct Watched {
     pub(crate) open: Vec<MeterId>,
     /// Those that were lost since they were opened last, and why.
     pub(crate) lost: BTreeMap<MeterId, String>,
+    /// When that which judges is opened again; this is done where something is in force.
+    pub(crate) reopening: Reopening,
     pub(crate) assessed: BTreeMap<MeterId, Assessment>,
     pub(crate) meter: Option<Chosen>,
     /// The other kind of kernel work by whose constant ratio that one qualified, if it is kernel work.
@@ -134,6 +176,7 @@ impl Watched {
             judging_since: now,
             open: Vec::new(),
             lost: BTreeMap::new(),
+            reopening: Reopening::default(),
             assessed: BTreeMap::new(),
             meter: None,
             confirming: None,
@@ -251,10 +294,21 @@ impl Watched {
             .map(|c| c.id.clone())
     }
 
-    /// Whether the meter that judges it can be read no more, so that nothing can be tried until another is found.
+    /// Whether that meter judges it.
+    pub(crate) fn is_judged_by(&self, meter: &MeterId) -> bool {
+        self.meter.as_ref().is_some_and(|m| m.candidate.id == *meter)
+    }
+
+    /// Whether the meter that judges it can be read no more, so that nothing can be tried until it is opened again or another is found.
     pub(crate) fn has_lost_its_meter(&self) -> bool {
         let judge = self.meter.as_ref();
         judge.is_some_and(|m| self.lost.contains_key(&m.candidate.id))
+    }
+
+    /// Whether that one is being opened again, and the answer has not come yet.
+    pub(crate) fn reopens_its_meter(&self) -> bool {
+        let judge = self.meter.as_ref().filter(|_| self.has_lost_its_meter());
+        judge.is_some_and(|m| self.open.contains(&m.candidate.id))
     }
 
     /// Whether its meter was taken in a loss and may judge nothing else yet.
@@ -269,6 +323,7 @@ impl Watched {
         self.finding = false;
         self.tier = 0;
         self.lost.clear();
+        self.reopening = Reopening::default();
         self.assessed.clear();
         self.meter = None;
         self.confirming = None;
@@ -291,6 +346,42 @@ fn skeleton(text: &str) -> String {
 mod tests {
     use super::*;
     use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, WorkloadKind};
+
+    #[test]
+    fn a_meter_that_is_lost_again_and_again_is_opened_again_ever_more_seldom() {
+        let (minute, longest) = (Nanoseconds::from_secs(60), Nanoseconds::from_secs(600));
+        let mut now = Nanoseconds::from_secs(1000);
+        // Seconds until the next try.
+        let wait = |reopening: &Reopening, now: Nanoseconds| {
+            let is_due = |s: &u64| reopening.is_due(now + Nanoseconds::from_secs(*s));
+            (0..10_000).find(is_due).unwrap()
+        };
+        let mut reopening = Reopening::default();
+        let mut waits = Vec::new();
+        for _ in 0..6 {
+            reopening.put_off(now, longest);
+            let seconds = wait(&reopening, now);
+            now += Nanoseconds::from_secs(seconds);
+            waits.push(seconds);
+        }
+        assert_eq!(waits, [60, 120, 240, 480, 600, 600]);
+        // It is open, and lost again soon …
+        reopening.note_opened(now);
+        assert!(!reopening.is_due(now + longest * 9));
+        now += minute;
+        reopening.put_off(now, longest);
+        assert_eq!(wait(&reopening, now), 600);
+        // … and after long.
+        reopening.note_opened(now + longest);
+        now += longest * 2;
+        reopening.put_off(now, longest);
+        assert_eq!(wait(&reopening, now), 60);
+        // However often, and however soon what was refused is looked at again.
+        for _ in 0..100 {
+            reopening.put_off(now, Nanoseconds::ZERO);
+            assert_eq!(wait(&reopening, now), 60);
+        }
+    }
 
     #[test]
     fn the_story_does_not_repeat_itself() {

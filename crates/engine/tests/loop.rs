@@ -374,6 +374,8 @@ struct World {
     kernel: Option<TwoKinds>,
     /// A meter that cannot be opened any more once something is tried.
     unreadable: Option<&'static str>,
+    /// A meter that cannot be opened.
+    shut: Option<&'static str>,
     finished: bool,
     fail_undo: bool,
     /// A change that cannot be undone.
@@ -455,6 +457,7 @@ impl World {
             points: false,
             kernel: None,
             unreadable: None,
+            shut: None,
             finished: false,
             fail_undo: false,
             stuck: None,
@@ -531,6 +534,13 @@ impl World {
                 let fault = Fault {
                     kind: FaultKind::Denied,
                     text: "no permission to read /proc/100/io".into(),
+                };
+                self.pending.push(Event::MeterOpened(id, meter, Err(fault)));
+            }
+            Command::OpenMeter(id, meter) if self.shut == Some(meter.as_str()) => {
+                let fault = Fault {
+                    kind: FaultKind::Unsupported,
+                    text: "its file is gone".into(),
                 };
                 self.pending.push(Event::MeterOpened(id, meter, Err(fault)));
             }
@@ -3522,6 +3532,33 @@ impl World {
     fn told(&self, text: &str) -> usize {
         self.stories.iter().filter(|s| s.contains(text)).count()
     }
+
+    /// The lines with this in them that a person is shown who asks.
+    fn explained(&self, text: &str) -> usize {
+        let view = self.engine.view();
+        let story = view.workloads[0].decisions.iter();
+        story.filter(|d| d.text.contains(text)).count()
+    }
+
+    /// When meters were opened.
+    fn openings(&self) -> Vec<u64> {
+        let opened = self.trace.iter().filter(|l| l.contains(" OpenMeter("));
+        opened
+            .map(|l| l.split(' ').next().unwrap().parse().unwrap())
+            .collect()
+    }
+
+    /// What was recorded is decided again in the same way.
+    fn assert_decided_again(&self) {
+        let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
+        let mut trace = Vec::new();
+        for (second, event) in self.recorded.as_ref().unwrap() {
+            let event: Event = serde_json::from_str(event).unwrap();
+            let commands = again.step(Nanoseconds::from_secs(*second), 1_000_000 + second, event);
+            trace.extend(commands.iter().map(|c| format!("{second} {c:?}")));
+        }
+        assert_eq!(trace, self.trace);
+    }
 }
 
 #[test]
@@ -3550,14 +3587,7 @@ fn a_meter_that_is_lost_ends_the_trial_with_its_reason() {
     let measured = "its work is measured in operations by progress";
     assert_eq!(world.told(measured), 2, "{:#?}", world.stories);
     assert_eq!(world.verdicts.len(), 1, "{:#?}", world.stories);
-    let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
-    let mut trace = Vec::new();
-    for (second, event) in world.recorded.unwrap() {
-        let event: Event = serde_json::from_str(&event).unwrap();
-        let commands = again.step(Nanoseconds::from_secs(second), 1_000_000 + second, event);
-        trace.extend(commands.iter().map(|c| format!("{second} {c:?}")));
-    }
-    assert_eq!(trace, world.trace);
+    world.assert_decided_again();
 }
 
 #[test]
@@ -3685,4 +3715,98 @@ fn a_meter_that_is_lost_while_nothing_is_tried_shows_in_what_is_read() {
     assert_eq!(world.told("not tried: good: the meter progress was lost"), 1);
     assert_eq!(world.stage("good"), Stage::Declined);
     assert!(world.records.is_empty() && world.on.is_empty());
+}
+
+/// A change was accepted and is watched over.
+fn guarded() -> World {
+    let mut world = World::new(vec![plant("good", 0.10)], policy(), Memory::default());
+    world.recorded = Some(vec![]);
+    world.run_until(900, |world| world.engine.view().in_force.len() == 1);
+    assert_eq!(world.stage("good"), Stage::Improved, "{:#?}", world.stories);
+    world
+}
+
+#[test]
+fn a_change_whose_meter_is_lost_once_stays_and_is_watched_by_it_again() {
+    let mut world = guarded();
+    let at = world.second;
+    world.lose("good", "progress");
+    world.run(600);
+    let again: Vec<u64> = world.openings().into_iter().filter(|then| *then >= at).collect();
+    assert_eq!(again, [at + 60], "once, after a while");
+    // As long as it would take to give it up.
+    world.run(6 * 3600);
+    assert_eq!(world.openings().len(), 2, "{:?}", world.openings());
+    assert_eq!(world.verdicts.len(), 1, "{:#?}", world.stories);
+    let in_force = world.engine.view().in_force;
+    assert_eq!(in_force.len(), 1, "{:#?}", world.stories);
+    // Its probes are read.
+    let guard = &in_force[0].guard;
+    assert!(
+        guard.contains(", the last ") && guard.contains(" show +"),
+        "{guard}"
+    );
+    assert_eq!(
+        world.explained("the meter progress, by which what is in force is watched, was lost"),
+        1
+    );
+    assert_eq!(
+        world.explained("the meter progress, which was lost, is read again"),
+        1
+    );
+    world.assert_decided_again();
+}
+
+#[test]
+fn a_change_whose_meter_is_lost_for_good_is_given_up_since_nobody_can_watch_it() {
+    let mut world = guarded();
+    let at = world.second;
+    world.shut = Some("progress");
+    world.lose("good", "progress");
+    world.run_until(12 * 3600, |world| world.engine.view().in_force.is_empty());
+    world.run(2);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    let record = world.records.last().unwrap();
+    assert_eq!(record.verdict, Some(Verdict::Inconclusive));
+    let why = "its work could not be measured in 24 probe pairs in a row: nobody can watch it any more";
+    assert!(record.reason.contains(why), "{}", record.reason);
+    assert_eq!(world.stage("good"), Stage::Declined);
+    // Asked for ever more seldom meanwhile.
+    let again = world.openings().into_iter().filter(|then| *then >= at);
+    let after: Vec<u64> = again.take(6).map(|then| then - at).collect();
+    assert_eq!(after, [60, 180, 420, 900, 1500, 2100]);
+}
+
+#[test]
+fn what_was_refused_for_a_lost_meter_is_tried_when_that_is_read_again() {
+    let mut good = plant("good", 0.0);
+    good.gains = vec![("base", 0.10, 2.0), ("upon", 0.10, 2.0)];
+    let strategies: Vec<Box<dyn Strategy>> = vec![
+        Box::new(custom("base", vec![cpus(0..2)])),
+        Box::new(Custom {
+            after: Some("base"),
+            ..custom("upon", vec![cpus(2..4)])
+        }),
+    ];
+    // So that the second one waits for its turn.
+    let sparing = Policy {
+        experiments_per_hour_max: 1,
+        ..policy()
+    };
+    let mut world = World::with(strategies, vec![good], sparing, Memory::default());
+    world.run_until(900, |world| world.engine.view().in_force.len() == 1);
+    world.run_until(900, |world| world.stage("good") == Stage::Proposed);
+    assert_eq!(world.stage("good"), Stage::Proposed, "{:#?}", world.stories);
+    world.lose("good", "progress");
+    world.step(Event::Operator(OperatorRequest::Configure(Box::new(policy()))));
+    world.run(2);
+    let refused = "not tried: good: the meter progress was lost";
+    assert_eq!(world.told(refused), 1, "{:#?}", world.stories);
+    assert_eq!(world.stage("good"), Stage::Improved);
+    world.run(2400);
+    assert_eq!(world.told(refused), 1, "{:#?}", world.stories);
+    let order: Vec<&str> = world.records.iter().map(|r| r.strategy.as_str()).collect();
+    assert_eq!(order, ["base", "upon"], "{:#?}", world.stories);
+    assert!(world.records.iter().all(|r| r.verdict == Some(Verdict::Accepted)));
+    assert_eq!(world.engine.view().in_force.len(), 2);
 }
