@@ -51,6 +51,10 @@ const READER_CPU: f64 = 0.01;
 const COUNTED_CPU: f64 = 0.05;
 /// Most meters that are open at one time.
 const METERS_MAX: usize = 256;
+/// An open meter is lost when it could not be read so often on end …
+const FAILURES_MIN: u32 = 3;
+/// … and for so long: a server that is busy for a moment, or an endpoint that is started anew, ends no trial.
+const FAILING_MIN: Nanoseconds = Nanoseconds::from_secs(10);
 
 /// CLOCK_MONOTONIC, CPU time of the calling thread, and the calendar for people.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,6 +88,37 @@ impl Clock for MonotonicClock {
 struct OpenMeter {
     meter: Box<dyn Meter>,
     last: Option<(f64, Nanoseconds)>,
+    /// How often on end it could not be read, and since when.
+    failing: Option<(u32, Nanoseconds)>,
+}
+
+impl OpenMeter {
+    /// One with this first reading.
+    fn new(meter: Box<dyn Meter>, last: Option<(f64, Nanoseconds)>) -> Self {
+        Self {
+            meter,
+            last,
+            failing: None,
+        }
+    }
+
+    /// Notes that it could not be read. Whether it never will be again.
+    fn fail(&mut self, why: &PlatformError, now: Nanoseconds) -> bool {
+        // Whatever comes of it, the next interval begins anew.
+        self.last = None;
+        if matches!(why, PlatformError::Busy { .. }) {
+            // It says itself that it will be back.
+            self.failing = None;
+            return false;
+        }
+        let (times, since) = self
+            .failing
+            .map_or((1, now), |(times, since)| (times.saturating_add(1), since));
+        self.failing = Some((times, since));
+        matches!(why, PlatformError::Vanished { .. })
+            || self.meter.is_over()
+            || (times >= FAILURES_MIN && now.saturating_sub(since) >= FAILING_MIN)
+    }
 }
 
 /// The kinds of memory of a process, as they were read last.
@@ -400,6 +435,11 @@ impl LinuxPlatform {
         self.counters.retain(|workload| living.contains_key(workload));
         self.meters
             .retain(|(workload, _), _| living.contains_key(workload));
+        for ((owner, _), open) in &mut self.meters {
+            if let Some(workload) = living.get(owner) {
+                open.meter.forget_ended(workload);
+            }
+        }
         self.spans.retain(|workload, _| living.contains_key(workload));
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
@@ -548,6 +588,7 @@ impl LinuxPlatform {
             }
             match open.meter.read(workload) {
                 Ok(count) => {
+                    open.failing = None;
                     let at = self.clock.now();
                     let counted = open.meter.counted();
                     if let Some((before, then)) = open.last.replace((count, at))
@@ -566,8 +607,11 @@ impl LinuxPlatform {
                         }
                     }
                 }
-                Err(PlatformError::Busy { .. }) => open.last = None,
-                Err(e) => ended.push((id.clone(), e)),
+                Err(e) => {
+                    if open.fail(&e, self.clock.now()) {
+                        ended.push((id.clone(), e));
+                    }
+                }
             }
         }
         if ended.is_empty() {
@@ -712,7 +756,7 @@ impl Sensors for LinuxPlatform {
                 Err(PlatformError::Busy { .. }) => None,
                 Err(e) => return Err(e),
             };
-            self.meters.insert(key, OpenMeter { meter: open, last });
+            self.meters.insert(key, OpenMeter::new(open, last));
             return Ok(());
         }
         Err(PlatformError::Unsupported {
@@ -769,17 +813,35 @@ fn uses_cpu(sample: &WorkloadSample, share: f64) -> bool {
 mod tests {
     use super::*;
 
-    struct Answering<F>(F);
+    struct Answering<F> {
+        answer: F,
+        over: bool,
+    }
 
     impl<F: FnMut() -> Result<f64, PlatformError>> Meter for Answering<F> {
         fn read(&mut self, _: &Workload) -> Result<f64, PlatformError> {
-            (self.0)()
+            (self.answer)()
+        }
+        fn is_over(&self) -> bool {
+            self.over
         }
     }
 
     /// A meter that answers in this way.
     fn answering(answer: impl FnMut() -> Result<f64, PlatformError> + 'static) -> Box<dyn Meter> {
-        Box::new(Answering(answer))
+        Box::new(Answering { answer, over: false })
+    }
+
+    /// The same, and every error is its last word.
+    fn over(answer: impl FnMut() -> Result<f64, PlatformError> + 'static) -> Box<dyn Meter> {
+        Box::new(Answering { answer, over: true })
+    }
+
+    fn refused() -> PlatformError {
+        PlatformError::Unsupported {
+            what: "asking its server".into(),
+            why: "it has too many clients".into(),
+        }
     }
 
     const PROGRAM: &str = "p10[10]";
@@ -814,7 +876,7 @@ mod tests {
         };
         platform.sample(&request).unwrap();
         for (id, meter) in meters {
-            let open = OpenMeter { meter, last: None };
+            let open = OpenMeter::new(meter, None);
             platform.meters.insert((PROGRAM.into(), id.into()), open);
         }
         request.scan = false;
@@ -840,8 +902,8 @@ mod tests {
             &mut platform,
             vec![
                 ("kept", answering(|| Ok(1.0))),
-                ("paused", answering(move || Err(not_now()))),
-                ("points", answering(move || Err(anew()))),
+                ("paused", over(move || Err(not_now()))),
+                ("points", over(move || Err(anew()))),
             ],
         );
         assert_eq!(open, ["kept", "paused"]);
@@ -853,6 +915,82 @@ mod tests {
         assert_eq!(lost, [expected]);
         let (open, lost) = read(&mut platform, vec![]);
         assert_eq!((open.len(), lost), (2, vec![]));
+    }
+
+    #[test]
+    fn a_meter_that_fails_once_is_kept_and_one_that_fails_for_ten_seconds_is_lost() {
+        let host = host();
+        let mut platform = LinuxPlatform::new(Root::new(host.path()));
+        let mut readings = 0.0;
+        // It fails in the second reading only.
+        let hiccup = move || {
+            readings += 1.0;
+            if readings == 2.0 {
+                Err(refused())
+            } else {
+                Ok(readings)
+            }
+        };
+        let meters = vec![
+            ("hiccup", answering(hiccup)),
+            ("refused", answering(|| Err(refused()))),
+        ];
+        let (open, lost) = read(&mut platform, meters);
+        assert_eq!((open.len(), lost), (2, vec![]));
+        let key = |id: &str| -> (WorkloadId, MeterId) { (PROGRAM.into(), id.into()) };
+        assert!(platform.meters[&key("hiccup")].last.is_some());
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open.len(), lost), (2, vec![]));
+        let hiccup = &platform.meters[&key("hiccup")];
+        assert!(hiccup.last.is_none() && hiccup.failing.is_some_and(|(times, _)| times == 1));
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open.len(), lost), (2, vec![]), "three times, but not for long");
+        let hiccup = &platform.meters[&key("hiccup")];
+        assert!(hiccup.last.is_some() && hiccup.failing.is_none());
+        // As if the first time had been ten seconds ago.
+        let refused_one = platform.meters.get_mut(&key("refused")).unwrap();
+        let (times, since) = refused_one.failing.unwrap();
+        assert_eq!(times, 3);
+        refused_one.failing = Some((times, since.saturating_sub(FAILING_MIN)));
+        let expected = LostMeter {
+            workload: PROGRAM.into(),
+            meter: "refused".into(),
+            why: refused(),
+        };
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open, lost), (vec!["hiccup".to_owned()], vec![expected]));
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open.len(), lost), (1, vec![]), "told once");
+    }
+
+    #[test]
+    fn it_is_lost_when_it_has_failed_three_times_on_end_and_for_ten_seconds() {
+        let seconds = Nanoseconds::from_secs;
+        let mut open = OpenMeter::new(answering(|| Ok(0.0)), None);
+        for (at, lost) in [(100, false), (101, false), (109, false), (110, true)] {
+            assert_eq!(open.fail(&refused(), seconds(at)), lost, "{at}");
+        }
+        let mut seldom = OpenMeter::new(answering(|| Ok(0.0)), None);
+        for (at, lost) in [(100, false), (160, false), (220, true)] {
+            assert_eq!(seldom.fail(&refused(), seconds(at)), lost, "{at}");
+        }
+        // What says that it will be back is not counted, and ends the row.
+        let not_now = PlatformError::Busy {
+            what: "asking its server".into(),
+            why: "no answer in time".into(),
+        };
+        assert!(!open.fail(&not_now, seconds(300)));
+        assert!(!open.fail(&refused(), seconds(301)));
+        let gone = PlatformError::Vanished {
+            target: "process 10".into(),
+        };
+        let mut ended = OpenMeter::new(answering(|| Ok(0.0)), None);
+        assert!(
+            ended.fail(&gone, seconds(1)),
+            "nothing can be read of it ever again"
+        );
+        let mut last_word = OpenMeter::new(over(|| Ok(0.0)), None);
+        assert!(last_word.fail(&refused(), seconds(1)));
     }
 
     #[test]

@@ -92,37 +92,52 @@ pub(super) fn now_ticks(root: &Root) -> u64 {
 /// read through the descriptor are then of that process, or do not exist.
 pub(crate) fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, PlatformError> {
     let path = root.path(&format!("/proc/{}", process.pid));
-    let vanished = || PlatformError::Vanished {
-        target: format!("process {process}"),
-    };
+    let target = format!("process {process}");
+    let failed = |e| fault(e, &target, &path.display().to_string());
     let dir = rustix::fs::open(
         &path,
         OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )
-    .map_err(|e| fault(e, &format!("process {process}"), &path.display().to_string()))?;
+    .map_err(failed)?;
     let mut buffer = [0u8; 1024];
-    let n = read_at(&dir, "stat", &mut buffer).map_err(|_| vanished())?;
+    let n = read_at(&dir, "stat", &mut buffer).map_err(failed)?;
     if start_ticks(&buffer[..n]) == Some(process.start_ticks) {
         Ok(dir)
     } else {
-        Err(vanished())
+        Err(PlatformError::Vanished { target })
     }
 }
 
-/// Whether a process runs still: one that was killed and that nobody has waited for does not.
-pub(crate) fn lives(root: &Root, process: ProcessId) -> bool {
-    let Ok(dir) = open_process(root, process) else {
-        return false;
-    };
+/// The same on the running machine, for who knows errors of the kernel only.
+pub(super) fn directory_of(process: ProcessId) -> Result<OwnedFd, Errno> {
+    open_process(&Root::default(), process).map_err(|e| match e {
+        PlatformError::Vanished { .. } => Errno::NOENT,
+        PlatformError::Denied { .. } => Errno::ACCESS,
+        _ => Errno::AGAIN,
+    })
+}
+
+/// Makes sure that a process runs still: one that was killed and that nobody has waited for does not.
+///
+/// # Errors
+/// `Vanished`: it does not. Any other says that this could not be seen.
+pub(super) fn living(root: &Root, process: ProcessId) -> Result<(), PlatformError> {
+    let dir = open_process(root, process)?;
+    let target = format!("process {process}");
     let mut buffer = [0u8; 1024];
-    let Ok(n) = read_at(&dir, "stat", &mut buffer) else {
-        return false;
-    };
+    let n = read_at(&dir, "stat", &mut buffer).map_err(|e| fault(e, &target, "its stat file"))?;
     let stat = buffer.get(..n).unwrap_or_default();
     let after_name = stat.iter().rposition(|&c| c == b')');
-    let state = after_name.and_then(|at| stat.get(at + 2));
-    !matches!(state, None | Some(b'Z' | b'X'))
+    match after_name.and_then(|at| stat.get(at + 2)) {
+        None | Some(b'Z' | b'X') => Err(PlatformError::Vanished { target }),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Whether a process runs still. One that cannot be looked at for a moment, because something is short here, is taken to.
+pub(crate) fn lives(root: &Root, process: ProcessId) -> bool {
+    !matches!(living(root, process), Err(PlatformError::Vanished { .. }))
 }
 
 /// Field 22 of the text of a `stat` file.
@@ -213,6 +228,22 @@ pub(super) fn is_ordinary_storage(fd: &OwnedFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|s| ORDINARY.contains(&(s.f_type as u64 & 0xffff_ffff)))
 }
 
+/// Whether an error of the kernel says that something is short here and now, and nothing of what it was asked about.
+pub(super) fn is_shortage(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOMEM
+            | Errno::NOBUFS
+            | Errno::INTR
+            | Errno::BUSY
+            | Errno::ADDRNOTAVAIL
+            | Errno::AGAIN
+            | Errno::TIMEDOUT
+    )
+}
+
 /// An error of the kernel about a process, in the words of the seam.
 pub(super) fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
     match errno {
@@ -223,7 +254,7 @@ pub(super) fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
             what: what.to_owned(),
             needs: "run homeostat as root".to_owned(),
         },
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::TIMEDOUT => PlatformError::Busy {
+        _ if is_shortage(errno) => PlatformError::Busy {
             what: what.to_owned(),
             why: errno.to_string(),
         },
@@ -311,6 +342,35 @@ mod tests {
         assert_eq!(c.total(), 53.0);
         c.set(&1, 4.0, false);
         assert_eq!(c.total(), 54.0);
+    }
+
+    #[test]
+    fn only_who_is_gone_has_vanished() {
+        let say = |errno| fault(errno, "process 7", "its file");
+        for gone in [Errno::NOENT, Errno::SRCH] {
+            assert!(matches!(say(gone), PlatformError::Vanished { .. }), "{gone}");
+        }
+        for short in [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::NOBUFS,
+            Errno::BUSY,
+        ] {
+            assert!(matches!(say(short), PlatformError::Busy { .. }), "{short}");
+        }
+        assert!(matches!(say(Errno::IO), PlatformError::Unsupported { .. }));
+        let own = super::super::tests::own().processes[0];
+        assert_eq!(living(&Root::default(), own), Ok(()));
+        let later = ProcessId {
+            start_ticks: own.start_ticks + 1,
+            ..own
+        };
+        assert!(matches!(
+            living(&Root::default(), later),
+            Err(PlatformError::Vanished { .. })
+        ));
+        assert!(!lives(&Root::default(), later));
     }
 
     #[test]

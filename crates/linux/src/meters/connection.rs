@@ -1,14 +1,17 @@
 //! A connection that never hangs the loop: every wait is bounded, and so is what is read.
 
+use super::common::directory_of;
 use super::network;
+use super::patient::patiently;
 use homeostat_model::ProcessId;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
 };
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Where a server listens.
@@ -17,7 +20,7 @@ pub(super) enum Address {
     /// A path as the server sees it, below that process's root directory.
     Path {
         /// Process whose root the path is below.
-        pid: i32,
+        process: ProcessId,
         /// The path.
         path: String,
     },
@@ -76,6 +79,20 @@ impl Deadline {
         Self(Instant::now() + time)
     }
 
+    /// The same, but so long from now at most.
+    pub(super) fn at_most(self, time: Duration) -> Self {
+        Self(self.0.min(Instant::now() + time))
+    }
+
+    /// Whether there is time left: whoever has always something ready is not waited for, and would never come to an end.
+    fn check(self) -> Result<(), Errno> {
+        if Instant::now() < self.0 {
+            Ok(())
+        } else {
+            Err(Errno::TIMEDOUT)
+        }
+    }
+
     /// Waits until the socket is ready.
     fn wait(self, fd: &OwnedFd, flags: PollFlags) -> Result<(), Errno> {
         loop {
@@ -102,33 +119,47 @@ pub(super) struct Connection {
     pending: Vec<u8>,
 }
 
+fn stream_socket(family: AddressFamily, protocol: Option<Protocol>) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, protocol)
+}
+
+/// A socket, and what came of connecting it.
+type Begun = (OwnedFd, Result<(), Errno>);
+
+/// Connects to a path below the root directory of a process: of that one, not of a later one with its number.
+fn begin_by_path(process: ProcessId, path: &str) -> Result<Begun, Errno> {
+    let open = OFlags::PATH | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(directory_of(process)?, "root", open, Mode::empty())?;
+    let relative = path.trim_start_matches('/');
+    // Through a descriptor: a socket address holds 108 bytes, and the name may be in a container.
+    let file = rustix::fs::openat2(&root, relative, open, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let fd = stream_socket(AddressFamily::UNIX, None)?;
+    let connected = rustix::net::connect(&fd, &SocketAddrUnix::new(name)?);
+    Ok((fd, connected))
+}
+
 impl Connection {
     /// Connects.
     pub(super) fn open(endpoint: &Endpoint, deadline: Deadline) -> Result<Self, Errno> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = |family: AddressFamily, protocol: Option<Protocol>| {
-            let make = move || rustix::net::socket_with(family, SocketType::STREAM, flags, protocol);
+            let make = move || stream_socket(family, protocol);
             match endpoint.network {
                 None => make(),
                 Some(process) => network::within(process, make),
             }
         };
-        let unix = || socket(AddressFamily::UNIX, None);
         let (fd, connected) = match &endpoint.address {
-            Address::Path { pid, path } => {
-                use rustix::fs::{Mode, OFlags, ResolveFlags};
-                let open = OFlags::PATH | OFlags::CLOEXEC;
-                let root = rustix::fs::open(format!("/proc/{pid}/root"), open, Mode::empty())?;
-                let relative = path.trim_start_matches('/');
-                // Through a descriptor: a socket address holds 108 bytes, and the name may be in a container.
-                let file = rustix::fs::openat2(&root, relative, open, Mode::empty(), ResolveFlags::IN_ROOT)?;
-                let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-                let fd = unix()?;
-                let connected = rustix::net::connect(&fd, &SocketAddrUnix::new(name)?);
-                (fd, connected)
+            Address::Path { process, path } => {
+                let (process, path) = (*process, path.clone());
+                // The path is looked up on whatever file systems the process has there: one that does not answer (FUSE, a dead
+                // server) keeps the thread that waits for it, not us.
+                patiently(process.pid, move || begin_by_path(process, &path))
+                    .map_err(|_| Errno::TIMEDOUT)??
             }
             Address::Abstract(name) => {
-                let fd = unix()?;
+                let fd = socket(AddressFamily::UNIX, None)?;
                 let connected = rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?);
                 (fd, connected)
             }
@@ -160,6 +191,11 @@ impl Connection {
         })
     }
 
+    /// The user who listens at the other end of a Unix socket, as the kernel noted it when the listening began.
+    pub(super) fn peer_user(&self) -> Result<u32, Errno> {
+        Ok(sockopt::socket_peercred(&self.fd)?.uid.as_raw())
+    }
+
     /// A connection on which this has been received, and that has ended.
     pub(super) fn received(bytes: &[u8]) -> Result<Self, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -173,6 +209,7 @@ impl Connection {
     /// Sends all of it.
     pub(super) fn send(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<(), Errno> {
         while !bytes.is_empty() {
+            deadline.check()?;
             match rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(Errno::AGAIN) => deadline.wait(&self.fd, PollFlags::OUT)?,
@@ -187,6 +224,7 @@ impl Connection {
     fn receive(&mut self, deadline: Deadline) -> Result<usize, Errno> {
         let mut chunk = [0u8; 16 * 1024];
         loop {
+            deadline.check()?;
             match rustix::net::recv(&self.fd, &mut chunk, RecvFlags::empty()) {
                 Ok((n, _)) => {
                     self.pending.extend_from_slice(&chunk[..n]);

@@ -74,6 +74,7 @@ impl Functions {
             looked: None,
             at_liberty: None,
             disturbed: false,
+            strange: false,
             children: Children::default(),
         };
         let how = Beginning {
@@ -115,6 +116,10 @@ impl Meter for Functions {
     fn counted(&self) -> Option<f64> {
         self.counting.share()
     }
+
+    fn is_over(&self) -> bool {
+        self.counting.is_over()
+    }
 }
 
 fn failed(id: &str, e: OpenError) -> PlatformError {
@@ -153,6 +158,8 @@ struct Sites {
     at_liberty: Option<Instant>,
     /// Somebody has: all is looked at before anything is counted again.
     disturbed: bool,
+    /// At the last look somebody else ran the program.
+    strange: bool,
     children: Children,
 }
 
@@ -173,14 +180,21 @@ impl Sites {
             Refusal::Now(why) => Lost::Paused(why),
             Refusal::Lasting(why) => Lost::Changed(why),
         })?;
-        if let Whose::Everybody(program) = self.plan.whose
-            && let Some(pid) = super::uprobe::stranger_of(&self.root, workload, program)
-        {
-            return Err(Lost::Vanished(PlatformError::Vanished {
-                target: format!(
-                    "the workload's sole use of its program (process {pid} runs it too), so its meter"
-                ),
-            }));
+        if let Whose::Everybody(program) = self.plan.whose {
+            let stranger = super::uprobe::stranger_of(&self.root, workload, program);
+            let again = std::mem::replace(&mut self.strange, stranger.is_some());
+            if let Some(pid) = stranger {
+                // It may be a child of the workload's whose parent has ended, in the moment before it executes another program.
+                return Err(if again {
+                    Lost::Vanished(PlatformError::Vanished {
+                        target: format!(
+                            "the workload's sole use of its program (process {pid} runs it too), so its meter"
+                        ),
+                    })
+                } else {
+                    Lost::Paused(format!("process {pid} runs its program, too"))
+                });
+            }
         }
         self.looked = Some((Instant::now(), workload.processes.clone()));
         self.disturbed = false;

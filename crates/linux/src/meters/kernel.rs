@@ -11,6 +11,7 @@ use super::{Meter, MeterKind};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 
 /// Most threads of a workload whose switches are added up: each costs a file of about 15 µs per reading.
@@ -129,7 +130,9 @@ impl Meter for KernelMeter {
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         let processes: BTreeSet<ProcessId> = workload.processes.iter().take(PROCESSES_MAX).copied().collect();
         let mut why = None;
+        let mut not_now = None;
         let mut living = BTreeSet::new();
+        let mut unread = BTreeSet::new();
         let mut parts = 0;
         for process in &processes {
             match read_process(&self.root, *process, self.count) {
@@ -147,11 +150,24 @@ impl Meter for KernelMeter {
                 }
                 // Ended since the last scan: what it had counted stays.
                 Err(PlatformError::Vanished { .. }) => {}
-                Err(e) => why = Some(e),
+                Err(e) => {
+                    unread.insert(*process);
+                    if matches!(e, PlatformError::Busy { .. }) {
+                        not_now = Some(e);
+                    } else {
+                        why = Some(e);
+                    }
+                }
             }
         }
-        self.sum.retain(|key| living.contains(key));
+        // What could not be read has not ended: forgotten, it would be counted whole when it can be read again.
+        self.sum
+            .retain(|key| living.contains(key) || unread.contains(&key.0));
         self.seen.retain(|p| processes.contains(p));
+        // What is lacking now would be told with the next reading.
+        if let Some(e) = not_now {
+            return Err(e);
+        }
         if living.is_empty() {
             return Err(why.unwrap_or_else(|| PlatformError::Vanished {
                 target: workload.id.to_string(),
@@ -179,9 +195,12 @@ fn read_process(root: &Root, process: ProcessId, count: Count) -> Result<Vec<(i3
     let (tids, _) = numbers_in(&dir, "task", ENTRIES_MAX).map_err(|e| fault(e, &target, &path("task")))?;
     let mut counts = Vec::with_capacity(tids.len());
     for tid in tids {
-        // A thread may end while we look.
-        let Ok(n) = read_at(&dir, &format!("task/{tid}/status"), &mut buffer) else {
-            continue;
+        let file = format!("task/{tid}/status");
+        let n = match read_at(&dir, &file, &mut buffer) {
+            Ok(n) => n,
+            // A thread may end while we look.
+            Err(Errno::NOENT | Errno::SRCH) => continue,
+            Err(e) => return Err(fault(e, &target, &path(&file))),
         };
         if let Some(value) = parse_switches(&String::from_utf8_lossy(&buffer[..n])) {
             counts.push((tid, value));
@@ -285,6 +304,23 @@ mod tests {
         assert_eq!(meter.read(&workload(&[(11, 6), (10, 99)])).unwrap(), 30.0);
         std::fs::remove_dir_all(dir.path().join("proc")).unwrap();
         assert!(matches!(meter.read(&both), Err(PlatformError::Vanished { .. })));
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_read_for_a_moment_is_not_counted_anew() {
+        let dir = tree(&[(10, 5, IO), (11, 6, IO)]);
+        let root = Root::new(dir.path());
+        let both = workload(&[(10, 5), (11, 6)]);
+        let mut meter = Kernel
+            .open(&root, &both, &MeterId::from("io.write_calls"))
+            .unwrap();
+        let write = |text: &str| std::fs::write(dir.path().join("proc/10/io"), text).unwrap();
+        write(&IO.replace("syscw: 20", "syscw: 25"));
+        assert_eq!(meter.read(&both).unwrap(), 5.0);
+        write("nonsense");
+        assert_eq!(meter.read(&both).unwrap(), 5.0);
+        write(&IO.replace("syscw: 20", "syscw: 26"));
+        assert_eq!(meter.read(&both).unwrap(), 6.0);
     }
 
     #[test]

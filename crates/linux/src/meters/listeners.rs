@@ -1,12 +1,13 @@
 //! The sockets on which a process listens: inodes of its descriptors, looked up in its network tables.
 
-use super::common::{ENTRIES_MAX, numbers_in, open_process, read_full};
+use super::common::{ENTRIES_MAX, fault, is_shortage, numbers_in, open_process, read_full};
 use super::connection::{Address, Endpoint};
-use super::network::{Fault, Network};
+use super::network::{Fault, Identity, Network};
 use crate::Root;
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -21,23 +22,24 @@ pub(super) struct Listeners {
     /// Why others of its sockets are out of reach, if there are any: the process lives in another network namespace, and that
     /// cannot be entered.
     pub(super) out_of_reach: Option<String>,
+    /// It has more descriptors than are looked at.
+    pub(super) more: bool,
 }
 
 /// Finds the listening stream sockets of a process.
 pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
-    let inodes =
-        socket_inodes(&dir).map_err(|e| super::common::fault(e, &target, &format!("/proc/{process}/fd")))?;
-    let unix = String::from_utf8_lossy(&table(&dir, "net/unix")).into_owned();
-    let mut addresses = unix_listeners(&unix, &inodes, process.pid);
-    let mut tcp = Vec::new();
+    let failed = |e| fault(e, &target, &format!("the sockets of {target}"));
+    let (inodes, more) = socket_inodes(&dir).map_err(failed)?;
+    let unix = table(&dir, "net/unix").map_err(failed)?;
+    let mut addresses = unix_listeners(&String::from_utf8_lossy(&unix), &inodes, process);
+    let mut tcp: Vec<SocketAddr> = Vec::new();
     // Of its own network, whichever that is.
     for name in ["net/tcp", "net/tcp6"] {
-        tcp.extend(tcp_listeners(
-            &String::from_utf8_lossy(&table(&dir, name)),
-            &inodes,
-        ));
+        let text = table(&dir, name).map_err(failed)?;
+        let found = tcp_listeners(&String::from_utf8_lossy(&text), &inodes);
+        tcp.extend(found.into_iter().map(|(_, address)| address));
     }
     // The client port comes before ports derived from it (a Redis cluster bus is at port + 10 000).
     tcp.sort_by_key(|address| (!address.ip().is_loopback(), address.port(), address.is_ipv6()));
@@ -47,13 +49,12 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     if addresses.iter().any(Address::belongs_to_a_network) {
         match other_network(&dir, process) {
             Ok(other) => network = other,
-            Err(e @ Fault::Thread(_)) => {
-                return Err(PlatformError::Busy {
-                    what: format!("asking {target} in its network namespace"),
-                    why: e.to_string(),
-                });
-            }
             Err(e) => {
+                if let Some(passing) =
+                    e.passing(&target, &format!("asking {target} in its network namespace"))
+                {
+                    return Err(passing);
+                }
                 addresses.retain(|address| !address.belongs_to_a_network());
                 out_of_reach = Some(e.to_string());
             }
@@ -69,7 +70,31 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     Ok(Listeners {
         endpoints,
         out_of_reach,
+        more,
     })
+}
+
+/// The sockets of a process that listen at this address of our own network now. None where the process is in another.
+pub(super) fn sockets_at(
+    root: &Root,
+    process: ProcessId,
+    address: SocketAddr,
+) -> Result<BTreeSet<u64>, PlatformError> {
+    let dir = open_process(root, process)?;
+    let target = format!("process {process}");
+    let failed = |e| fault(e, &target, &format!("the sockets of {target}"));
+    if Identity::of(&dir).map_err(failed)? != Identity::ours().map_err(failed)? {
+        return Ok(BTreeSet::new());
+    }
+    let (inodes, _) = socket_inodes(&dir).map_err(failed)?;
+    let name = if address.is_ipv4() { "net/tcp" } else { "net/tcp6" };
+    let text = table(&dir, name).map_err(failed)?;
+    let found = tcp_listeners(&String::from_utf8_lossy(&text), &inodes);
+    Ok(found
+        .into_iter()
+        .filter(|(_, at)| *at == address)
+        .map(|(inode, _)| inode)
+        .collect())
 }
 
 /// The process, if its network is another than ours and can be entered; none if it is ours.
@@ -106,6 +131,13 @@ pub(super) fn first_that_answers<T>(
                 "its socket is in another network namespace, and {why}; give the server a Unix socket ({unix_socket})"
             ),
         ),
+        None if found.more => refusal(
+            &what,
+            &format!(
+                "it listens on no stream socket among its first {ENTRIES_MAX} descriptors, and no more are looked at; open one \
+                 for the local host when it starts"
+            ),
+        ),
         None => refusal(
             &what,
             "it listens on no stream socket; open one for the local host",
@@ -120,9 +152,10 @@ pub(super) fn first_that_answers<T>(
     Err(why)
 }
 
-/// Socket inodes among the descriptors of a process.
-pub(super) fn socket_inodes(process: &OwnedFd) -> Result<BTreeSet<u64>, rustix::io::Errno> {
-    let (fds, _) = numbers_in(process, "fd", ENTRIES_MAX)?;
+/// Socket inodes among the descriptors of a process: of its lowest, which those on which it listens usually are. The flag says
+/// whether there are more.
+pub(super) fn socket_inodes(process: &OwnedFd) -> Result<(BTreeSet<u64>, bool), Errno> {
+    let (fds, more) = numbers_in(process, "fd", ENTRIES_MAX)?;
     let list = rustix::fs::openat(
         process,
         "fd",
@@ -133,42 +166,50 @@ pub(super) fn socket_inodes(process: &OwnedFd) -> Result<BTreeSet<u64>, rustix::
     let mut buffer = Vec::with_capacity(64);
     for fd in fds {
         buffer.clear();
-        // A descriptor may be closed while we look.
-        let Ok(link) = rustix::fs::readlinkat(&list, fd.to_string(), std::mem::take(&mut buffer)) else {
-            continue;
+        let link = match rustix::fs::readlinkat(&list, fd.to_string(), std::mem::take(&mut buffer)) {
+            Ok(link) => link,
+            Err(e) if is_shortage(e) => return Err(e),
+            // A descriptor may be closed while we look.
+            Err(_) => continue,
         };
         if let Some(inode) = link.to_str().ok().and_then(socket_inode) {
             inodes.insert(inode);
         }
         buffer = link.into_bytes();
     }
-    Ok(inodes)
+    Ok((inodes, more))
 }
 
 fn socket_inode(link: &str) -> Option<u64> {
     link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// A network table of a process; empty where the kernel has none (no IPv6).
-fn table(process: &OwnedFd, name: &str) -> Vec<u8> {
-    let Ok(file) = rustix::fs::openat(process, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
-        return vec![];
+/// A network table of a process; empty where the kernel has none (no IPv6) or does not show it.
+fn table(process: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
+    let file = match rustix::fs::openat(process, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => file,
+        Err(e) if is_shortage(e) => return Err(e),
+        Err(_) => return Ok(Vec::new()),
     };
     let mut text = vec![0; 16 * 1024];
     let mut used = 0;
-    while let Ok(n @ 1..) = read_full(&file, &mut text[used..]) {
-        used += n;
+    loop {
+        match read_full(&file, &mut text[used..]) {
+            Ok(n @ 1..) => used += n,
+            Err(e) if is_shortage(e) => return Err(e),
+            Ok(0) | Err(_) => break,
+        }
         if used == text.len() && used < TABLE_MAX {
             text.resize(used * 2, 0);
         }
     }
     text.truncate(used);
-    text
+    Ok(text)
 }
 
 /// Lines `Num: RefCount Protocol Flags Type St Inode Path`; bit 16 of the flags: it listens
 /// (include/linux/net.h, `__SO_ACCEPTCON`); type 1: stream.
-pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Vec<Address> {
+pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, process: ProcessId) -> Vec<Address> {
     let mut found: BTreeMap<u64, Address> = BTreeMap::new();
     for line in text.lines().skip(1) {
         let mut rest = line;
@@ -196,7 +237,7 @@ pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Ve
             found.insert(
                 inode,
                 Address::Path {
-                    pid,
+                    process,
                     path: path.to_owned(),
                 },
             );
@@ -206,19 +247,21 @@ pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, pid: i32) -> Ve
 }
 
 /// Lines `sl local remote st … inode …` with the address in hexadecimal words of the machine's byte order; state
-/// 0A listens (include/net/tcp_states.h).
-pub(super) fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<SocketAddr> {
+/// 0A listens (include/net/tcp_states.h). Inodes and addresses.
+pub(super) fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<(u64, SocketAddr)> {
     let mut found = Vec::new();
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         let (Some(local), Some(&state), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9)) else {
             continue;
         };
-        if state != "0A" || !inode.parse().is_ok_and(|i| inodes.contains(&i)) {
+        let Some(inode) = inode.parse::<u64>().ok().filter(|i| inodes.contains(i)) else {
             continue;
-        }
-        if let Some(address) = parse_address(local) {
-            found.push(address);
+        };
+        if state == "0A"
+            && let Some(address) = parse_address(local)
+        {
+            found.push((inode, address));
         }
     }
     found
@@ -268,8 +311,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                "127.0.0.1:6379".parse().unwrap(),
-                "127.0.0.1:6380".parse().unwrap()
+                (77, "127.0.0.1:6379".parse().unwrap()),
+                (78, "127.0.0.1:6380".parse().unwrap())
             ]
         );
         assert!(tcp_listeners(text, &BTreeSet::from([79])).is_empty());
@@ -294,11 +337,15 @@ mod tests {
                     0000000000000000: 00000002 00000000 00010000 0005 01 503 /run/seqpacket\n\
                     0000000000000000: 00000003 00000000 00000000 0001 03 504\n";
         let all = (500..=504).collect();
+        let process = ProcessId {
+            pid: 9,
+            start_ticks: 1,
+        };
         assert_eq!(
-            unix_listeners(text, &all, 9),
+            unix_listeners(text, &all, process),
             [
                 Address::Path {
-                    pid: 9,
+                    process,
                     path: "/run/my redis/r.sock".into()
                 },
                 Address::Abstract(b"abstract".to_vec())
@@ -312,12 +359,13 @@ mod tests {
         let path = dir.path().join("s");
         let _unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let own = super::super::tests::own();
-        let found = of_process(&Root::default(), own.processes[0]).unwrap();
+        let own = super::super::tests::own().processes[0];
+        let root = Root::default();
+        let found = of_process(&root, own).unwrap();
         for address in [
             Address::Tcp(tcp.local_addr().unwrap()),
             Address::Path {
-                pid: own.processes[0].pid,
+                process: own,
                 path: path.to_str().unwrap().to_owned(),
             },
         ] {
@@ -325,5 +373,11 @@ mod tests {
             assert!(found.endpoints.contains(&endpoint), "{endpoint}");
         }
         assert_eq!(found.out_of_reach, None);
+        let address = tcp.local_addr().unwrap();
+        let listening = sockets_at(&root, own, address).unwrap();
+        assert_eq!(listening.len(), 1);
+        assert_eq!(sockets_at(&root, own, address), Ok(listening));
+        drop(tcp);
+        assert_eq!(sockets_at(&root, own, address), Ok(BTreeSet::new()));
     }
 }

@@ -1,19 +1,16 @@
 //! memcached: the `cmd_*` and result counters of its `stats` command, over a connection that stays open.
 
-use super::common::{Cumulative, is_program, not_mine, refused, usable};
+use super::common::{is_program, is_shortage, not_mine, refused, usable};
 use super::connection::{Connection, Deadline, Endpoint};
+use super::servers::{Ask, Servers, WAIT};
 use super::{Meter, MeterKind, listeners};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 const ID: &str = "memcached";
 const UNIT: &str = "operation";
-const WAIT: Duration = Duration::from_millis(200);
-const SERVERS_MAX: usize = 16;
 /// Most lines of an answer; `stats` has about 90.
 const LINES_MAX: usize = 1000;
 /// Each operation is counted in exactly one of these (memcached doc/protocol.txt); `cas` is counted as a set.
@@ -37,7 +34,7 @@ impl MeterKind for Memcached {
         if !is_program(workload, &["memcached"]) {
             return vec![];
         }
-        match MemcachedMeter::open(root, workload) {
+        match Servers::open(root, workload, Client { root: root.clone() }) {
             Ok(_) => vec![usable(ID, MeterClass::Application, UNIT)],
             Err(e) => vec![refused(ID, MeterClass::Application, UNIT, e.to_string())],
         }
@@ -52,7 +49,8 @@ impl MeterKind for Memcached {
         if id.as_str() != ID {
             return Err(not_mine(id));
         }
-        Ok(Box::new(MemcachedMeter::open(root, workload)?))
+        let client = Client { root: root.clone() };
+        Ok(Box::new(Servers::open(root, workload, client)?))
     }
 }
 
@@ -61,82 +59,53 @@ struct Server {
     connection: Option<Connection>,
 }
 
-struct MemcachedMeter {
+/// How servers are asked.
+struct Client {
     root: Root,
-    servers: BTreeMap<ProcessId, Server>,
-    sum: Cumulative<ProcessId>,
 }
 
-impl MemcachedMeter {
-    fn open(root: &Root, workload: &Workload) -> Result<Self, PlatformError> {
-        let mut meter = Self {
-            root: root.clone(),
-            servers: BTreeMap::new(),
-            sum: Cumulative::new(),
-        };
-        meter.read(workload)?;
-        Ok(meter)
-    }
+impl Ask for Client {
+    type Server = Server;
 
-    fn find(&self, process: ProcessId) -> Result<(Server, u64), PlatformError> {
+    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), PlatformError> {
         listeners::first_that_answers(&self.root, process, refusal, "option -s", |endpoint| {
             let mut server = Server {
                 endpoint,
                 connection: None,
             };
-            let count = ask(&mut server)?;
+            let count = ask(&mut server, deadline)?;
             Ok((server, count))
         })
     }
-}
 
-impl Meter for MemcachedMeter {
-    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        let processes: BTreeSet<ProcessId> = workload.processes.iter().take(SERVERS_MAX).copied().collect();
-        self.servers.retain(|p, _| processes.contains(p));
-        self.sum.retain(|p| processes.contains(p));
-        let mut why = None;
-        for process in &processes {
-            let count = match self.servers.get_mut(process) {
-                Some(server) => ask(server),
-                None => self.find(*process).map(|(server, count)| {
-                    self.servers.insert(*process, server);
-                    count
-                }),
-            };
-            match count {
-                Ok(count) => self.sum.set(process, count as f64, false),
-                Err(e @ PlatformError::Busy { .. }) => return Err(e),
-                Err(e) => {
-                    self.servers.remove(process);
-                    why = Some(e);
-                }
-            }
-        }
-        if self.servers.is_empty() {
-            return Err(why.unwrap_or_else(|| PlatformError::Vanished {
-                target: workload.id.to_string(),
-            }));
-        }
-        Ok(self.sum.total())
+    fn ask(&mut self, _: ProcessId, server: &mut Server, deadline: Deadline) -> Result<u64, PlatformError> {
+        ask(server, deadline)
     }
 }
 
 /// Asks; reconnects once when the connection was lost.
-fn ask(server: &mut Server) -> Result<u64, PlatformError> {
+fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, PlatformError> {
+    let deadline = deadline.at_most(WAIT);
     let had = server.connection.is_some();
-    match ask_once(server) {
-        Err(Errno::CONNRESET | Errno::PIPE) if had => ask_once(server),
+    let answer = match ask_once(server, deadline) {
+        Err(Errno::CONNRESET | Errno::PIPE) if had => ask_once(server, deadline),
         other => other,
-    }
-    .map_err(|e| {
+    };
+    answer.map_err(|e| {
         let what = format!("the server at {}", server.endpoint);
         match e {
             Errno::TIMEDOUT | Errno::AGAIN => PlatformError::Busy {
                 what: format!("asking {what}"),
-                why: format!("no answer within {} ms", WAIT.as_millis()),
+                why: format!("no answer in time ({e})"),
             },
-            Errno::CONNREFUSED | Errno::NOENT => PlatformError::Vanished { target: what },
+            e if is_shortage(e) => PlatformError::Busy {
+                what: format!("asking {what}"),
+                why: e.to_string(),
+            },
+            Errno::CONNREFUSED | Errno::NOENT => refusal(
+                &what,
+                &format!("nobody takes connections there ({e}); let it listen again"),
+            ),
             _ => refusal(
                 &what,
                 "it does not answer `stats` in text (TLS, SASL or binary protocol only?); open a plain Unix socket \
@@ -146,8 +115,7 @@ fn ask(server: &mut Server) -> Result<u64, PlatformError> {
     })
 }
 
-fn ask_once(server: &mut Server) -> Result<u64, Errno> {
-    let deadline = Deadline::after(WAIT);
+fn ask_once(server: &mut Server, deadline: Deadline) -> Result<u64, Errno> {
     let mut connection = match server.connection.take() {
         Some(c) => c,
         None => Connection::open(&server.endpoint, deadline)?,

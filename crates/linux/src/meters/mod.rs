@@ -25,6 +25,7 @@ mod processor;
 mod progress;
 mod prometheus;
 mod redis;
+mod servers;
 mod settings;
 mod sockets;
 mod spans;
@@ -103,8 +104,17 @@ pub trait Meter {
     /// and gone since the meter was opened.
     ///
     /// # Errors
-    /// `Busy` when it cannot be read for a moment; any other says that it can be read no more, and why: the sensor closes it.
+    /// `Busy` when it cannot be read for a moment. `Vanished`, or any other when [`Meter::is_over`]: it can be read no more, and
+    /// why; the sensor closes it. Any other may pass as well: the sensor closes a meter that tells nothing else for a while.
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError>;
+    /// Whether its last error was its last word: nothing will ever be read of it again.
+    fn is_over(&self) -> bool {
+        false
+    }
+    /// Lets go of what it holds of processes that the workload has no more. Told at each scan, also where nobody reads it.
+    fn forget_ended(&mut self, workload: &Workload) {
+        let _ = workload;
+    }
     /// Share of the time before the last reading in which work was really counted, 0..=1; the rest of that reading is estimated
     /// from it. `None`: in too little of it for the reading to say anything of the time since the one before.
     fn counted(&self) -> Option<f64> {

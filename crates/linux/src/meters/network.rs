@@ -5,8 +5,7 @@
 //! A socket that is open keeps its namespace there, and so the devices that were moved into it: it is to be closed as soon as
 //! the process is gone.
 
-use super::common::open_process;
-use crate::Root;
+use super::common::{directory_of, is_shortage};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
@@ -41,7 +40,8 @@ impl Identity {
         rustix::fs::statat(process, FILE, AtFlags::empty()).map(|stat| Self::from(&stat))
     }
 
-    fn ours() -> Result<Self, Errno> {
+    /// That of our own.
+    pub(super) fn ours() -> Result<Self, Errno> {
         rustix::fs::stat("/proc/self/ns/net").map(|stat| Self::from(&stat))
     }
 }
@@ -58,7 +58,10 @@ pub(super) struct Network {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
     /// Its namespace may not be entered, or is gone.
-    #[error("it cannot be entered ({0}): homeostat must be root of the machine, with CAP_SYS_ADMIN")]
+    #[error(
+        "it cannot be entered ({0}): homeostat must be root of the machine, with CAP_SYS_ADMIN, and RestrictNamespaces= of its \
+         service must not forbid it"
+    )]
     Entering(Errno),
     /// There is none to go there. It may be there at the next try.
     #[error("no thread can be had to enter it ({0})")]
@@ -66,6 +69,23 @@ pub(super) enum Fault {
     /// It was entered, and there it cannot be made.
     #[error("{0}")]
     Making(Errno),
+}
+
+impl Fault {
+    /// The error of doing something there for a process, where it says nothing lasting of its network: the process is gone, or
+    /// something is short here.
+    pub(super) fn passing(&self, process: &str, what: &str) -> Option<PlatformError> {
+        match self {
+            Self::Entering(Errno::NOENT | Errno::SRCH) => Some(PlatformError::Vanished {
+                target: process.to_owned(),
+            }),
+            Self::Entering(e) | Self::Making(e) if !is_shortage(*e) => None,
+            Self::Entering(_) | Self::Making(_) | Self::Thread(_) => Some(PlatformError::Busy {
+                what: what.to_owned(),
+                why: self.to_string(),
+            }),
+        }
+    }
 }
 
 impl Network {
@@ -116,15 +136,12 @@ pub(super) fn within<T: Send>(
     process: ProcessId,
     make: impl FnOnce() -> Result<T, Errno> + Send,
 ) -> Result<T, Errno> {
-    let directory = open_process(&Root::default(), process).map_err(|e| match e {
-        PlatformError::Vanished { .. } => Errno::NOENT,
-        PlatformError::Denied { .. } => Errno::ACCESS,
-        _ => Errno::AGAIN,
-    })?;
-    Network::of(&directory)?.make(make).map_err(|fault| match fault {
-        Fault::Entering(e) | Fault::Making(e) => e,
-        Fault::Thread(_) => Errno::AGAIN,
-    })
+    Network::of(&directory_of(process)?)?
+        .make(make)
+        .map_err(|fault| match fault {
+            Fault::Entering(e) | Fault::Making(e) => e,
+            Fault::Thread(_) => Errno::AGAIN,
+        })
 }
 
 #[cfg(test)]

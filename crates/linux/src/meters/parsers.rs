@@ -5,6 +5,7 @@ use super::{
     code_file, concern, discovery, elf, elf64, go, kernel, listeners, memcached, prometheus, redis, sockets,
 };
 use crate::parsers::Parser;
+use homeostat_model::ProcessId;
 use homeostat_points::code::Function;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -45,7 +46,12 @@ pub(crate) const ALL: &[Parser] = &[
         let _ = listeners::tcp_listeners(&String::from_utf8_lossy(bytes), &BTreeSet::from([0, 1, 12345]));
     }),
     ("unix-listeners", |bytes| {
-        let _ = listeners::unix_listeners(&String::from_utf8_lossy(bytes), &BTreeSet::from([0, 1, 12345]), 1);
+        let process = ProcessId {
+            pid: 1,
+            start_ticks: 1,
+        };
+        let inodes = BTreeSet::from([0, 1, 12345]);
+        let _ = listeners::unix_listeners(&String::from_utf8_lossy(bytes), &inodes, process);
     }),
     ("code-mappings", |bytes| {
         let _ = code_file::code_mappings(&String::from_utf8_lossy(bytes));

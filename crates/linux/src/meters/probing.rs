@@ -40,13 +40,22 @@ pub(super) struct Plan {
 /// A question to the thread, and where the answer goes.
 struct Question {
     workload: Workload,
-    answer: SyncSender<Result<f64, PlatformError>>,
+    answer: SyncSender<Answer>,
+}
+
+/// What the thread answers.
+struct Answer {
+    reading: Result<f64, PlatformError>,
+    /// Nothing will ever be read again.
+    over: bool,
 }
 
 /// The meter. Its end is that of the thread.
 pub(super) struct Probing {
     id: String,
     ask: SyncSender<Question>,
+    /// As the last answer said.
+    over: bool,
 }
 
 impl Probing {
@@ -76,7 +85,7 @@ impl Probing {
                 what: format!("meter {id}"),
                 why: e.to_string(),
             })?;
-        Ok(Self { id, ask })
+        Ok(Self { id, ask, over: false })
     }
 
     fn busy(&self) -> PlatformError {
@@ -103,16 +112,28 @@ impl Meter for Probing {
             Err(TrySendError::Disconnected(_)) => return Err(gone()),
         }
         match reply.recv_timeout(PATIENCE) {
-            Ok(reading) => reading,
+            Ok(Answer { reading, over }) => {
+                self.over = over;
+                reading
+            }
             Err(RecvTimeoutError::Timeout) => Err(self.busy()),
             Err(RecvTimeoutError::Disconnected) => Err(gone()),
         }
+    }
+
+    fn is_over(&self) -> bool {
+        self.over
     }
 }
 
 enum Counters {
     Threads(TaskCounters),
-    Cpus { counters: CpuCounters, readings: u32 },
+    Cpus {
+        counters: CpuCounters,
+        readings: u32,
+        /// At the last look somebody else ran the program.
+        strange: bool,
+    },
 }
 
 enum State {
@@ -160,8 +181,10 @@ impl Worker {
             match asked.recv_timeout(wait) {
                 Ok(question) => {
                     self.workload = question.workload;
+                    let reading = self.read();
+                    let over = matches!(self.state, State::Over(_));
                     // Who asked may have stopped to wait.
-                    let _ = question.answer.try_send(self.read());
+                    let _ = question.answer.try_send(Answer { reading, over });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -218,9 +241,14 @@ impl Worker {
             allowed.unwrap_or_else(|| Err(Refusal::Now("the look at whom it concerns broke off".to_owned())));
         let what = format!("meter {}", self.plan.id);
         match (&mut self.state, allowed) {
-            (State::Trying { .. }, Ok(())) => {
+            (State::Trying { since, .. }, Ok(())) => {
+                let since = *since;
                 self.state = match self.open() {
                     Ok(counters) => State::Counting { counters },
+                    // For a lack of memory or descriptors, or of somebody who goes on, the next try may do better.
+                    Err(PlatformError::Busy { why, .. }) if since.elapsed() < TRY_MAX => {
+                        State::Trying { since, why }
+                    }
                     Err(e) => State::Over(e),
                 };
             }
@@ -233,13 +261,21 @@ impl Worker {
             }
             (State::Counting { counters }, Ok(())) => {
                 self.new = false;
-                if let Counters::Threads(counters) = counters
-                    && let Err(e) = counters.attach_new(&self.workload)
-                {
-                    self.state = State::Over(e);
+                if let Counters::Threads(counters) = counters {
+                    match counters.attach_new(&self.workload) {
+                        // Where nothing may be had for the moment, the next look tries again.
+                        Ok(()) | Err(PlatformError::Busy { .. }) => {}
+                        Err(e) => self.state = State::Over(e),
+                    }
                 }
             }
             // The end of the counters takes the probes off, as soon as nobody has to be waited for.
+            (State::Counting { .. }, Err(Refusal::Now(why))) => {
+                self.state = State::Trying {
+                    since: Instant::now(),
+                    why,
+                };
+            }
             (State::Counting { .. }, Err(refusal)) => self.state = State::Over(refusal.error(&what)),
             (State::Over(_), _) => {}
         }
@@ -288,6 +324,7 @@ impl Worker {
             None => Counters::Cpus {
                 counters: CpuCounters::open_probes(root, workload, events, files, on)?,
                 readings: 0,
+                strange: false,
             },
         })
     }
@@ -309,17 +346,32 @@ impl Worker {
                 self.new |= counters.lacks(&self.workload);
                 counters.read_attached(&self.workload)
             }
-            Counters::Cpus { counters, readings } => {
+            Counters::Cpus {
+                counters,
+                readings,
+                strange,
+            } => {
                 *readings = readings.wrapping_add(1);
-                if readings.is_multiple_of(EXCLUSIVE_CHECK_EVERY)
-                    && let Some(pid) =
-                        super::uprobe::stranger_of(&self.root, &self.workload, self.plan.program)
-                {
-                    return Err(PlatformError::Vanished {
-                        target: format!(
-                            "the workload's sole use of its program (process {pid} runs it too), so its meter"
-                        ),
-                    });
+                if *strange || readings.is_multiple_of(EXCLUSIVE_CHECK_EVERY) {
+                    let stranger = super::uprobe::stranger_of(&self.root, &self.workload, self.plan.program);
+                    let again = std::mem::replace(strange, stranger.is_some());
+                    if let Some(pid) = stranger {
+                        if again {
+                            let over = PlatformError::Vanished {
+                                target: format!(
+                                    "the workload's sole use of its program (process {pid} runs it too), so its meter"
+                                ),
+                            };
+                            self.state = State::Over(over.clone());
+                            return Err(over);
+                        }
+                        // It may be a child of the workload's whose parent has ended, in the moment before it executes another
+                        // program. Until that is known its hits are not told.
+                        return Err(PlatformError::Busy {
+                            what: format!("meter {}", self.plan.id),
+                            why: format!("process {pid} runs its program, too"),
+                        });
+                    }
                 }
                 counters.read()
             }

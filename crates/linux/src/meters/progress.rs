@@ -5,8 +5,8 @@
 //! start time. It is read, never mapped: a file that shrinks cannot hurt.
 
 use super::common::{
-    Cumulative, fault, is_ordinary_storage, not_mine, now_ticks, open_process, read_at, refused, usable,
-    user_ids,
+    Cumulative, fault, is_ordinary_storage, is_shortage, not_mine, now_ticks, open_process, read_at, refused,
+    usable, user_ids,
 };
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
@@ -129,6 +129,7 @@ impl File {
         let fd = match opened {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
+            Err(e) if is_shortage(e) => return Err(fault(e, &target, "its progress file")),
             Err(e) => return Err(refuse(process, &format!("the file cannot be opened: {e}"))),
         };
         let stat = rustix::fs::fstat(&fd).map_err(|e| refuse(process, &e.to_string()))?;
@@ -224,11 +225,14 @@ impl Meter for ProgressMeter {
         self.files.retain(|p, _| processes.contains(p));
         self.sum.retain(|p| processes.contains(p));
         let mut why = None;
+        let mut gone = true;
         for process in &processes {
             if self.files.contains_key(process) {
                 continue;
             }
-            match File::open(&self.root, &self.directory, *process) {
+            let opened = File::open(&self.root, &self.directory, *process);
+            gone &= matches!(opened, Err(PlatformError::Vanished { .. }));
+            match opened {
                 Ok(Some(file)) => {
                     if let Ok(sum) = file.sum(&mut self.buffer) {
                         self.sum
@@ -236,14 +240,21 @@ impl Meter for ProgressMeter {
                         self.files.insert(*process, file);
                     }
                 }
-                Ok(None) => {}
+                Ok(None) | Err(PlatformError::Vanished { .. }) => {}
                 Err(e) => why = Some(e),
             }
         }
         if self.files.is_empty() {
-            return Err(why.unwrap_or_else(|| PlatformError::Vanished {
-                target: format!("the progress counter of {}", workload.id),
-            }));
+            let target = format!("the progress counter of {}", workload.id);
+            return Err(match why {
+                Some(why) => why,
+                None if gone => PlatformError::Vanished { target },
+                // A worker that is started anew may publish its own in a moment.
+                None => PlatformError::Unsupported {
+                    what: target,
+                    why: "none of its processes publishes one now; let one publish it anew".to_owned(),
+                },
+            });
         }
         Ok(self.sum.total())
     }
@@ -260,5 +271,27 @@ mod tests {
         assert_eq!(user_ids(status), [1, 2, 3, 4]);
         assert_eq!(innermost_pid("Name: x"), None);
         assert!(user_ids("").is_empty());
+    }
+
+    #[test]
+    fn who_lives_and_publishes_nothing_may_yet() {
+        let empty = tempfile::tempdir().unwrap();
+        let mut meter = ProgressMeter {
+            root: Root::default(),
+            directory: empty.path().to_owned(),
+            opened: 0,
+            files: std::collections::BTreeMap::new(),
+            sum: Cumulative::new(),
+            buffer: Vec::new(),
+        };
+        let gone = ProcessId {
+            pid: i32::MAX,
+            start_ticks: 1,
+        };
+        let own = super::super::tests::own().processes[0];
+        let mut read = |processes| meter.read(&super::super::tests::workload("w", processes));
+        let none = read(vec![own, gone]).unwrap_err();
+        assert!(matches!(none, PlatformError::Unsupported { .. }), "{none}");
+        assert!(matches!(read(vec![gone]), Err(PlatformError::Vanished { .. })));
     }
 }

@@ -2,9 +2,10 @@
 //! commands, over a connection that stays open. One question per reading, answered in about 50 µs by the server.
 
 use super::common::{
-    Cumulative, fault, is_program, not_mine, open_process, read_at, refused, usable, user_ids,
+    fault, is_program, is_shortage, living, not_mine, open_process, read_at, refused, usable, user_ids,
 };
-use super::connection::{Connection, Deadline, Endpoint};
+use super::connection::{Address, Connection, Deadline, Endpoint};
+use super::servers::{Ask, Servers, WAIT};
 use super::{Meter, MeterKind, MeterSettings, listeners};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
@@ -13,7 +14,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 const ID: &str = "redis";
 const UNIT: &str = "command";
@@ -25,10 +25,6 @@ const PROGRAMS: [&str; 6] = [
     "redis-check-rdb",
     "valkey-check-rdb",
 ];
-/// Longest wait for a connection, and for one answer.
-const WAIT: Duration = Duration::from_millis(200);
-/// Most servers of one workload that are asked.
-const SERVERS_MAX: usize = 16;
 /// Most bytes of an answer: `INFO stats` has about 2 KiB.
 const ANSWER_MAX: usize = 256 * 1024;
 
@@ -43,6 +39,17 @@ impl Redis {
             settings: settings.clone(),
         }
     }
+
+    fn meter(&self, root: &Root, workload: &Workload) -> Result<Servers<Client>, PlatformError> {
+        let client = Client {
+            access: Access {
+                root: root.clone(),
+                password: self.settings.redis_password_file(workload).cloned(),
+            },
+            tallies: BTreeMap::new(),
+        };
+        Servers::open(root, workload, client)
+    }
 }
 
 impl MeterKind for Redis {
@@ -50,8 +57,7 @@ impl MeterKind for Redis {
         if !is_program(workload, &PROGRAMS) {
             return vec![];
         }
-        let password = self.settings.redis_password_file(workload).cloned();
-        match RedisMeter::open(root, workload, password) {
+        match self.meter(root, workload) {
             Ok(_) => vec![usable(ID, MeterClass::Application, UNIT)],
             Err(e) => vec![refused(ID, MeterClass::Application, UNIT, e.to_string())],
         }
@@ -66,63 +72,168 @@ impl MeterKind for Redis {
         if id.as_str() != ID {
             return Err(not_mine(id));
         }
-        let password = self.settings.redis_password_file(workload).cloned();
-        Ok(Box::new(RedisMeter::open(root, workload, password)?))
+        Ok(Box::new(self.meter(root, workload)?))
     }
 }
 
 struct Server {
-    /// Whom the password may be told to.
-    users: Vec<u32>,
     endpoint: Endpoint,
     connection: Option<Connection>,
-    /// Commands of ours that the server has counted or will have counted before the next answer.
+}
+
+/// What is known of the commands of a process, on whichever of its sockets.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Commands of ours that it has counted or will have counted before the next answer.
     own: u64,
+    /// All that it had counted at the last answer.
+    all: u64,
+    /// Those of them that were not ours.
+    others: u64,
 }
 
-struct RedisMeter {
-    root: Root,
-    password: Option<PathBuf>,
-    servers: BTreeMap<ProcessId, Server>,
-    /// Processes without a server socket (a child that saves the data set).
-    silent: BTreeSet<ProcessId>,
-    sum: Cumulative<ProcessId>,
-}
-
-impl RedisMeter {
-    fn open(root: &Root, workload: &Workload, password: Option<PathBuf>) -> Result<Self, PlatformError> {
-        let mut meter = Self {
-            root: root.clone(),
-            password,
-            servers: BTreeMap::new(),
-            silent: BTreeSet::new(),
-            sum: Cumulative::new(),
-        };
-        meter.read(workload)?;
-        Ok(meter)
+impl Tally {
+    /// Takes an answer in which so many of our commands are counted: the commands of others.
+    fn take(&mut self, all: u64, own: u64) -> u64 {
+        if all < self.all {
+            // It was told to count anew (CONFIG RESETSTAT). Of ours it counts the one that asked for this.
+            *self = Self {
+                own: 1,
+                all,
+                others: all,
+            };
+        } else {
+            // What it has not counted after all was not ours either; no command is taken back for that.
+            self.all = all;
+            self.others = self.others.max(all.saturating_sub(own));
+        }
+        self.others
     }
+}
 
-    /// Finds the socket of a process on which a Redis answers.
-    fn find(&self, process: ProcessId) -> Result<(Server, u64), PlatformError> {
+/// How servers are asked.
+struct Client {
+    access: Access,
+    tallies: BTreeMap<ProcessId, Tally>,
+}
+
+impl Ask for Client {
+    type Server = Server;
+
+    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), PlatformError> {
+        let Self { access, tallies } = self;
+        let access = &*access;
+        let tally = tallies.entry(process).or_default();
         let hint = "unixsocket in its configuration";
-        let users = self.users(process)?;
-        listeners::first_that_answers(&self.root, process, refusal, hint, |endpoint| {
+        listeners::first_that_answers(&access.root, process, refusal, hint, |endpoint| {
             let mut server = Server {
-                users: users.clone(),
                 endpoint,
                 connection: None,
-                own: 0,
             };
-            let count = self.ask(&mut server)?;
+            let count = access.ask(process, &mut server, tally, deadline)?;
             Ok((server, count))
         })
     }
 
-    /// Whom the password may be told to, if there is one: the users that the process runs as.
-    fn users(&self, process: ProcessId) -> Result<Vec<u32>, PlatformError> {
-        if self.password.is_none() {
-            return Ok(Vec::new());
+    fn ask(
+        &mut self,
+        process: ProcessId,
+        server: &mut Server,
+        deadline: Deadline,
+    ) -> Result<u64, PlatformError> {
+        let tally = self.tallies.entry(process).or_default();
+        self.access.ask(process, server, tally, deadline)
+    }
+
+    fn keep(&mut self, processes: &BTreeSet<ProcessId>) {
+        self.tallies.retain(|p, _| processes.contains(p));
+    }
+}
+
+/// The way to a server.
+struct Access {
+    root: Root,
+    password: Option<PathBuf>,
+}
+
+impl Access {
+    /// Commands that the server has processed for others. Reconnects once when the connection was lost.
+    fn ask(
+        &self,
+        process: ProcessId,
+        server: &mut Server,
+        tally: &mut Tally,
+        deadline: Deadline,
+    ) -> Result<u64, PlatformError> {
+        let deadline = deadline.at_most(WAIT);
+        let had = server.connection.is_some();
+        let answer = match self.ask_once(process, server, tally, deadline) {
+            Err(Fault::Connection(Errno::CONNRESET | Errno::PIPE)) if had => {
+                self.ask_once(process, server, tally, deadline)
+            }
+            other => other,
+        };
+        answer.map_err(|fault| fault.into_platform(&server.endpoint))
+    }
+
+    fn ask_once(
+        &self,
+        process: ProcessId,
+        server: &mut Server,
+        tally: &mut Tally,
+        deadline: Deadline,
+    ) -> Result<u64, Fault> {
+        let mut connection = match server.connection.take() {
+            Some(c) => c,
+            None => self.connect(process, &server.endpoint, tally, deadline)?,
+        };
+        // The answer is written before its own question is counted.
+        let own = tally.own;
+        let text = say(&mut connection, &[b"INFO", b"stats"], tally, deadline)?;
+        let count = commands(&String::from_utf8_lossy(&text)).ok_or(Fault::Stranger)?;
+        // Kept only after a whole answer: a late one must not be taken for the next.
+        server.connection = Some(connection);
+        Ok(tally.take(count, own))
+    }
+
+    /// Connects, and tells the password if there is one: to nobody but the server that it is for. It may have ended, and another
+    /// have taken its port or its name, also between a look and the connection; so it is looked before and after.
+    fn connect(
+        &self,
+        process: ProcessId,
+        endpoint: &Endpoint,
+        tally: &mut Tally,
+        deadline: Deadline,
+    ) -> Result<Connection, Fault> {
+        let Some(file) = &self.password else {
+            return Connection::open(endpoint, deadline).map_err(Fault::Connection);
+        };
+        // Who rules that network may lead what is said there to somebody else.
+        if endpoint.network.is_some() {
+            let why = "its password is not told in another network namespace; give the server a Unix socket \
+                       (unixsocket in its configuration)";
+            return Err(Fault::Password(why.to_owned()));
         }
+        let users = self.users(process)?;
+        let words = password(file, &users)?;
+        let before = self.listening(process, endpoint)?;
+        let mut connection = Connection::open(endpoint, deadline)?;
+        living(&self.root, process)?;
+        let is_it = match &endpoint.address {
+            Address::Path { .. } | Address::Abstract(_) => users.contains(&connection.peer_user()?),
+            Address::Tcp(_) => !self.listening(process, endpoint)?.is_disjoint(&before),
+        };
+        if !is_it {
+            return Err(Fault::Gone);
+        }
+        let mut command = vec![b"AUTH".as_slice()];
+        command.extend(words.iter().map(Vec::as_slice));
+        say(&mut connection, &command, tally, deadline)?;
+        Ok(connection)
+    }
+
+    /// Whom the password may be told to: the users that the process runs as.
+    fn users(&self, process: ProcessId) -> Result<Vec<u32>, PlatformError> {
         let target = format!("process {process}");
         let dir = open_process(&self.root, process)?;
         let mut buffer = [0u8; 8192];
@@ -130,101 +241,34 @@ impl RedisMeter {
         Ok(user_ids(&String::from_utf8_lossy(&buffer[..n])))
     }
 
-    /// Commands that the server has processed for others. Reconnects once when the connection was lost.
-    fn ask(&self, server: &mut Server) -> Result<u64, PlatformError> {
-        let had = server.connection.is_some();
-        match self.ask_once(server) {
-            Err(Fault::Connection(_)) if had => self.ask_once(server),
-            other => other,
+    /// The sockets of the process that listen there, where that is told by their address.
+    fn listening(&self, process: ProcessId, endpoint: &Endpoint) -> Result<BTreeSet<u64>, PlatformError> {
+        match endpoint.address {
+            Address::Tcp(address) => listeners::sockets_at(&self.root, process, address),
+            Address::Path { .. } | Address::Abstract(_) => Ok(BTreeSet::new()),
         }
-        .map_err(|fault| fault.into_platform(&server.endpoint))
-    }
-
-    fn ask_once(&self, server: &mut Server) -> Result<u64, Fault> {
-        let deadline = Deadline::after(WAIT);
-        let mut connection = match server.connection.take() {
-            Some(c) => c,
-            None => {
-                // Who rules that network may lead what is said there to somebody else.
-                if self.password.is_some() && server.endpoint.network.is_some() {
-                    let why = "its password is not told in another network namespace; give the server a Unix \
-                               socket (unixsocket in its configuration)";
-                    return Err(Fault::Password(why.to_owned()));
-                }
-                let mut c = Connection::open(&server.endpoint, deadline)?;
-                if let Some(file) = &self.password {
-                    let words = password(file, &server.users)?;
-                    let mut command = vec![b"AUTH".as_slice()];
-                    command.extend(words.iter().map(Vec::as_slice));
-                    server.own += 1;
-                    c.send(&request(&command), deadline)?;
-                    answer(&mut c, deadline)?;
-                }
-                c
-            }
-        };
-        connection.send(&request(&[b"INFO", b"stats"]), deadline)?;
-        let text = answer(&mut connection, deadline)?;
-        let count = commands(&String::from_utf8_lossy(&text)).ok_or(Fault::Stranger)?;
-        // Kept only after a whole answer: a late one must not be taken for the next.
-        server.connection = Some(connection);
-        // The answer was written before its own question was counted.
-        let others = count.saturating_sub(server.own);
-        server.own += 1;
-        Ok(others)
     }
 }
 
-impl Meter for RedisMeter {
-    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        let processes: BTreeSet<ProcessId> = workload.processes.iter().take(SERVERS_MAX).copied().collect();
-        self.servers.retain(|p, _| processes.contains(p));
-        self.silent.retain(|p| processes.contains(p));
-        self.sum.retain(|p| processes.contains(p));
-        let mut why = None;
-        let mut answered = 0;
-        let mut servers = std::mem::take(&mut self.servers);
-        for process in &processes {
-            let count = match servers.get_mut(process) {
-                Some(server) => self.ask(server),
-                None if self.silent.contains(process) => continue,
-                None => self.find(*process).map(|(server, count)| {
-                    servers.insert(*process, server);
-                    count
-                }),
-            };
-            match count {
-                Ok(count) => {
-                    answered += 1;
-                    self.sum.set(process, count as f64, false);
-                }
-                // One server that does not answer in time spoils the sum of this interval.
-                Err(e @ PlatformError::Busy { .. }) => {
-                    self.servers = servers;
-                    return Err(e);
-                }
-                Err(e) => {
-                    if servers.remove(process).is_none() {
-                        self.silent.insert(*process);
-                    }
-                    // The main process speaks for the workload.
-                    if why.is_none() || Some(process) == workload.processes.first() {
-                        why = Some(e);
-                    }
-                }
-            }
-        }
-        self.servers = servers;
-        if answered == 0 {
-            return Err(why.unwrap_or_else(|| PlatformError::Vanished {
-                target: workload.id.to_string(),
-            }));
-        }
-        Ok(self.sum.total())
+/// Sends a command of ours and waits for the answer.
+fn say(
+    connection: &mut Connection,
+    words: &[&[u8]],
+    tally: &mut Tally,
+    deadline: Deadline,
+) -> Result<Vec<u8>, Fault> {
+    connection.send(&request(words), deadline)?;
+    // It is counted, if late; unless the server refuses it, or has closed the connection.
+    tally.own += 1;
+    let said = answer(connection, deadline);
+    if said.as_ref().is_err_and(|fault| !fault.is_late()) {
+        tally.own -= 1;
     }
+    said
 }
 
 /// What can go wrong in one question.
+#[derive(Debug)]
 pub(super) enum Fault {
     Connection(Errno),
     /// The server's own words.
@@ -232,22 +276,43 @@ pub(super) enum Fault {
     /// Not the protocol of Redis.
     Stranger,
     Password(String),
+    /// Somebody else has taken the connection.
+    Gone,
+    /// The process cannot be looked at.
+    Process(PlatformError),
 }
 impl From<Errno> for Fault {
     fn from(e: Errno) -> Self {
         Self::Connection(e)
     }
 }
+impl From<PlatformError> for Fault {
+    fn from(e: PlatformError) -> Self {
+        Self::Process(e)
+    }
+}
 
 impl Fault {
+    /// Whether the answer may come yet.
+    fn is_late(&self) -> bool {
+        matches!(self, Self::Connection(e) if is_shortage(*e))
+    }
+
     fn into_platform(self, endpoint: &Endpoint) -> PlatformError {
         let what = format!("the server at {endpoint}");
         match self {
             Self::Connection(e @ (Errno::TIMEDOUT | Errno::AGAIN)) => PlatformError::Busy {
                 what: format!("asking {what}"),
-                why: format!("no answer within {} ms ({e})", WAIT.as_millis()),
+                why: format!("no answer in time ({e})"),
             },
-            Self::Connection(Errno::CONNREFUSED | Errno::NOENT) => PlatformError::Vanished { target: what },
+            Self::Connection(e) if is_shortage(e) => PlatformError::Busy {
+                what: format!("asking {what}"),
+                why: e.to_string(),
+            },
+            Self::Connection(e @ (Errno::CONNREFUSED | Errno::NOENT)) => refusal(
+                &what,
+                &format!("nobody takes connections there ({e}); let it listen again"),
+            ),
             Self::Connection(Errno::CONNRESET | Errno::PIPE) => refusal(
                 &what,
                 "it closed the connection (a TLS port?); open a plain port or a Unix socket for the local host",
@@ -258,6 +323,8 @@ impl Fault {
                 "it does not answer like a Redis (a TLS port?); open a plain port or a Unix socket for the local host",
             ),
             Self::Password(why) => refusal(&what, &why),
+            Self::Gone => PlatformError::Vanished { target: what },
+            Self::Process(e) => e,
             Self::Error(text) => {
                 let remedy = if text.starts_with("NOAUTH") || text.starts_with("DENIED") {
                     "name a file with its password under redis_password_files in the configuration"
@@ -353,7 +420,13 @@ fn password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
         OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
         Mode::empty(),
     )
-    .map_err(|e| fail(format!("{e}; correct the path in the configuration")))?;
+    .map_err(|e| {
+        if is_shortage(e) {
+            Fault::Connection(e)
+        } else {
+            fail(format!("{e}; correct the path in the configuration"))
+        }
+    })?;
     let stat = rustix::fs::fstat(&fd).map_err(|e| fail(e.to_string()))?;
     if stat.st_mode & 0o007 != 0 {
         return Err(fail("every user may access it; chmod 600 it".to_owned()));
@@ -387,8 +460,11 @@ fn password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connection::Address;
+    use super::super::tests::own;
     use super::*;
+    use std::io::{Read, Write};
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn the_protocol() {
@@ -432,6 +508,128 @@ mod tests {
     }
 
     #[test]
+    fn commands_of_ours_are_taken_off_and_nobodys_are_taken_back() {
+        let mut tally = Tally::default();
+        assert_eq!(tally.take(100, 0), 100);
+        tally.own = 1;
+        assert_eq!(tally.take(111, 1), 110);
+        // Three questions that were taken for late and were never counted.
+        assert_eq!(tally.take(112, 4), 110);
+        assert_eq!(tally.take(120, 5), 115);
+        // It counts anew.
+        assert_eq!(tally.take(7, 6), 7);
+        assert_eq!(tally.own, 1);
+        assert_eq!(tally.take(9, 1), 8);
+    }
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start(user: Option<u32>) -> Self {
+            use std::os::unix::process::CommandExt;
+            let mut command = Command::new("sleep");
+            command.arg("600");
+            if let Some(user) = user {
+                command.uid(user);
+            }
+            Self(command.spawn().unwrap())
+        }
+
+        fn process(&self) -> ProcessId {
+            let stat = std::fs::read(format!("/proc/{}/stat", self.0.id())).unwrap();
+            ProcessId {
+                pid: i32::try_from(self.0.id()).unwrap(),
+                start_ticks: super::super::common::start_ticks(&stat).unwrap(),
+            }
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// What comes of connecting to that process there, as soon as it is not late.
+    fn connect(access: &Access, process: ProcessId, endpoint: &Endpoint) -> Result<Connection, Fault> {
+        let begun = Instant::now();
+        loop {
+            let deadline = Deadline::after(Duration::from_secs(60));
+            let connected = access.connect(process, endpoint, &mut Tally::default(), deadline);
+            match connected {
+                Err(fault) if fault.is_late() && begun.elapsed() < Duration::from_secs(120) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn the_password_is_told_to_nobody_but_the_server_that_it_is_for() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("p");
+        std::fs::write(&file, "secret\n").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let access = Access {
+            root: Root::default(),
+            password: Some(file.clone()),
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::here(Address::Tcp(listener.local_addr().unwrap()));
+        let told = std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0u8; 256];
+                let n = stream.read(&mut request).unwrap();
+                stream.write_all(b"+OK\r\n").unwrap();
+                String::from_utf8_lossy(&request[..n]).into_owned()
+            });
+            connect(&access, own().processes[0], &endpoint).unwrap();
+            server.join().unwrap()
+        });
+        assert!(told.contains("AUTH") && told.contains("secret"), "{told}");
+
+        // Another has taken the port of this server, which runs still, as the same user.
+        let server = Sleeper::start(None);
+        let refused = connect(&access, server.process(), &endpoint);
+        assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"");
+        // Or it has ended.
+        let gone = server.process();
+        drop(server);
+        let refused = connect(&access, gone, &endpoint);
+        assert!(
+            matches!(refused, Err(Fault::Process(PlatformError::Vanished { .. }))),
+            "{refused:?}"
+        );
+
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can start a server as another user");
+            return;
+        }
+        let user = 65_534;
+        let server = Sleeper::start(Some(user));
+        std::os::unix::fs::chown(&file, Some(user), None).unwrap();
+        let path = dir.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let endpoint = Endpoint::here(Address::Path {
+            process: server.process(),
+            path: path.to_str().unwrap().to_owned(),
+        });
+        let refused = connect(&access, server.process(), &endpoint);
+        assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"");
+    }
+
+    #[test]
     fn refusals_name_the_remedy() {
         let e = Endpoint::here(Address::Abstract(b"x".to_vec()));
         let say = |text: &str| Fault::Error(text.to_owned()).into_platform(&e).to_string();
@@ -442,6 +640,16 @@ mod tests {
         assert!(matches!(
             Fault::Error("LOADING Redis is loading".into()).into_platform(&e),
             PlatformError::Busy { .. }
+        ));
+        for errno in [Errno::TIMEDOUT, Errno::MFILE, Errno::ADDRNOTAVAIL] {
+            let error = Fault::Connection(errno).into_platform(&e);
+            assert!(matches!(error, PlatformError::Busy { .. }), "{error}");
+        }
+        let refused = Fault::Connection(Errno::CONNREFUSED).into_platform(&e);
+        assert!(matches!(refused, PlatformError::Unsupported { .. }), "{refused}");
+        assert!(matches!(
+            Fault::Gone.into_platform(&e),
+            PlatformError::Vanished { .. }
         ));
         assert!(Fault::Stranger.into_platform(&e).to_string().contains("TLS"));
     }

@@ -2,15 +2,20 @@
 //! `struct tcp_info`): bytes acknowledged and received, and segments with data received (about one per request
 //! in a conversation of question and answer). Unix sockets have no such counters. What a connection carries
 //! between the last reading and its close is not seen: a meter for connections that last. The kernel answers for one
-//! network namespace, so it is asked in each that a process of the workload is in.
+//! network namespace, so it is asked in each that a process of the workload is in; and in ours, where a service manager may have
+//! made the socket that a process in a network of its own was started with.
 
-use super::common::{Cumulative, PROCESSES_MAX, fault, lives, not_mine, open_process, refused, usable};
+use super::common::{
+    Cumulative, ENTRIES_MAX, PROCESSES_MAX, fault, is_shortage, lives, not_mine, open_process, refused,
+    usable,
+};
 use super::listeners::socket_inodes;
 use super::network::{Fault, Identity, Network};
 use super::{Meter, MeterKind};
 use crate::Root;
-use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
@@ -18,10 +23,10 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
-/// Most connections of a network that are looked at in one reading (about 1 µs each).
+/// Most connections that are looked at in one reading, of all networks together (about 1 µs each).
 const CONNECTIONS_MAX: usize = 20_000;
 /// Most networks that one workload may be in.
-const NETWORKS_MAX: usize = 16;
+const NETWORKS_MAX: usize = 4;
 /// Most messages of one answer, as a bound that does not depend on the kernel.
 const MESSAGES_MAX: usize = 10_000;
 
@@ -45,16 +50,13 @@ pub(super) struct Sockets;
 impl MeterKind for Sockets {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
         let tried = Inquiry::new(root)
-            .connections(workload)
-            .and_then(|connections| {
-                if connections.is_empty() {
+            .connections(workload, unsupported)
+            .and_then(|found| {
+                if found.connections.is_empty() {
                     // It may have one at the next look.
-                    return Err(PlatformError::Busy {
-                        what: COUNTING.to_owned(),
-                        why: "the workload has no TCP connection (Unix sockets have no counters); use a counter of its \
-                              own"
-                            .to_owned(),
-                    });
+                    return Err(busy(
+                        "the workload has no TCP connection (Unix sockets have no counters); use a counter of its own",
+                    ));
                 }
                 Ok(())
             })
@@ -83,7 +85,7 @@ impl MeterKind for Sockets {
             first: true,
             sum: Cumulative::new(),
         };
-        meter.read(workload)?;
+        meter.count(workload, unsupported)?;
         Ok(Box::new(meter))
     }
 }
@@ -98,19 +100,38 @@ fn unsupported(why: &str) -> PlatformError {
     }
 }
 
+fn busy(why: &str) -> PlatformError {
+    PlatformError::Busy {
+        what: COUNTING.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// How it is told that there are more than are looked at: who asks for a meter is refused; one that is open waits until there are
+/// fewer.
+type TooMany = fn(&str) -> PlatformError;
+
 /// The sockets of a workload.
 struct SocketsOf {
     inodes: BTreeSet<u64>,
-    /// Where they may be: the networks of its processes that have sockets, each with the directory of one.
-    networks: BTreeMap<Identity, OwnedFd>,
+    /// Where they may be.
+    networks: BTreeMap<Identity, There>,
 }
 
-fn workload_sockets(root: &Root, workload: &Workload) -> Result<SocketsOf, PlatformError> {
+/// Who is in a network.
+struct There {
+    /// The directory of one of them below `/proc`.
+    directory: OwnedFd,
+    /// Processes of the workload that have sockets.
+    processes: BTreeSet<ProcessId>,
+}
+
+fn workload_sockets(root: &Root, workload: &Workload, too_many: TooMany) -> Result<SocketsOf, PlatformError> {
     if !root.is_live() {
         return Err(unsupported("this is a captured tree, not the running machine"));
     }
     let mut inodes = BTreeSet::new();
-    let mut networks = BTreeMap::new();
+    let mut networks: BTreeMap<Identity, There> = BTreeMap::new();
     let mut seen = false;
     for process in workload.processes.iter().take(PROCESSES_MAX) {
         let dir = match open_process(root, *process) {
@@ -120,15 +141,25 @@ fn workload_sockets(root: &Root, workload: &Workload) -> Result<SocketsOf, Platf
         };
         let found = Identity::of(&dir).and_then(|network| Ok((network, socket_inodes(&dir)?)));
         match found {
-            Ok((network, more)) => {
+            Ok((_, (_, true))) => {
+                return Err(too_many(&format!(
+                    "process {process} has more than {ENTRIES_MAX} descriptors, too many to look through for each reading; \
+                     use a counter of its own"
+                )));
+            }
+            Ok((network, (sockets, false))) => {
                 seen = true;
-                if more.is_empty() {
+                if sockets.is_empty() {
                     continue;
                 }
-                inodes.extend(more);
-                networks.entry(network).or_insert(dir);
+                inodes.extend(sockets);
+                let there = networks.entry(network).or_insert_with(|| There {
+                    directory: dir,
+                    processes: BTreeSet::new(),
+                });
+                there.processes.insert(*process);
                 if networks.len() > NETWORKS_MAX {
-                    return Err(unsupported(&format!(
+                    return Err(too_many(&format!(
                         "the workload is in more than {NETWORKS_MAX} network namespaces; use a counter of its own"
                     )));
                 }
@@ -145,13 +176,32 @@ fn workload_sockets(root: &Root, workload: &Workload) -> Result<SocketsOf, Platf
             }
         }
     }
-    if seen {
-        Ok(SocketsOf { inodes, networks })
-    } else {
-        Err(PlatformError::Vanished {
+    if !seen {
+        return Err(PlatformError::Vanished {
             target: workload.id.to_string(),
-        })
+        });
     }
+    let failed = |e| fault(e, "homeostat", "our own network namespace");
+    let ours = Identity::ours().map_err(failed)?;
+    if networks.keys().any(|network| *network != ours)
+        && let Entry::Vacant(place) = networks.entry(ours)
+    {
+        // A socket that was made in ours and handed over (socket activation) stays in ours, with all that it accepts.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        place.insert(There {
+            directory: rustix::fs::open("/proc/self", flags, Mode::empty()).map_err(failed)?,
+            processes: BTreeSet::new(),
+        });
+    }
+    Ok(SocketsOf { inodes, networks })
+}
+
+/// What was found of a workload.
+struct Found {
+    /// Its sockets, of whatever kind.
+    inodes: BTreeSet<u64>,
+    /// Its connections among them.
+    connections: Vec<Connection>,
 }
 
 /// Asks for the connections of a workload.
@@ -159,6 +209,8 @@ struct Inquiry {
     root: Root,
     /// In each of its networks, as long as it is there.
     open: BTreeMap<Identity, Diagnostics>,
+    /// Who was in these networks when they were last asked.
+    processes: BTreeMap<Identity, BTreeSet<ProcessId>>,
 }
 
 impl Inquiry {
@@ -166,22 +218,50 @@ impl Inquiry {
         Self {
             root: root.clone(),
             open: BTreeMap::new(),
+            processes: BTreeMap::new(),
         }
     }
 
-    fn connections(&mut self, workload: &Workload) -> Result<Vec<Connection>, PlatformError> {
-        let sockets = workload_sockets(&self.root, workload)?;
+    fn connections(&mut self, workload: &Workload, too_many: TooMany) -> Result<Found, PlatformError> {
+        let sockets = workload_sockets(&self.root, workload, too_many)?;
         self.open
             .retain(|network, _| sockets.networks.contains_key(network));
-        let mut found = Vec::new();
-        for (network, process) in &sockets.networks {
+        self.processes = sockets
+            .networks
+            .iter()
+            .map(|(network, there)| (*network, there.processes.clone()))
+            .collect();
+        let mut connections = Vec::new();
+        let mut looked = 0;
+        for (network, there) in &sockets.networks {
             let diagnostics = match self.open.entry(*network) {
                 Entry::Occupied(open) => open.into_mut(),
-                Entry::Vacant(place) => place.insert(Diagnostics::open(&enter(*network, process)?)?),
+                Entry::Vacant(place) => place.insert(Diagnostics::open(&enter(*network, &there.directory)?)?),
             };
-            found.extend(diagnostics.connections(&sockets.inodes)?);
+            match diagnostics.connections(&sockets.inodes, &mut looked, too_many) {
+                Ok(found) => connections.extend(found),
+                Err(e) => {
+                    // What is left of its answer would be taken for that to the next question.
+                    self.open.remove(network);
+                    return Err(e);
+                }
+            }
         }
-        Ok(found)
+        Ok(Found {
+            inodes: sockets.inodes,
+            connections,
+        })
+    }
+
+    /// Lets go of the networks in which no process of the workload is left that was seen there.
+    fn forget_ended(&mut self, workload: &Workload) {
+        let left: BTreeSet<ProcessId> = workload.processes.iter().copied().collect();
+        let processes = &self.processes;
+        self.open.retain(|network, _| {
+            processes
+                .get(network)
+                .is_some_and(|were| !were.is_disjoint(&left))
+        });
     }
 }
 
@@ -189,10 +269,9 @@ impl Inquiry {
 fn enter(seen: Identity, process: &OwnedFd) -> Result<Network, PlatformError> {
     match Network::of(process) {
         Ok(network) if network.identity() == seen => Ok(network),
-        Ok(_) | Err(Errno::NOENT | Errno::SRCH | Errno::ACCESS) => Err(PlatformError::Busy {
-            what: COUNTING.to_owned(),
-            why: "a process has just ended, or gone to another network namespace".to_owned(),
-        }),
+        Ok(_) | Err(Errno::NOENT | Errno::SRCH | Errno::ACCESS) => Err(busy(
+            "a process has just ended, or gone to another network namespace",
+        )),
         Err(e) => Err(fault(e, "a process of the workload", "its network namespace")),
     }
 }
@@ -205,22 +284,37 @@ struct SocketMeter {
     sum: Cumulative<u64>,
 }
 
-impl Meter for SocketMeter {
-    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        let connections = self.inquiry.connections(workload)?;
-        let mut living = BTreeSet::new();
-        for c in connections {
+impl SocketMeter {
+    fn count(&mut self, workload: &Workload, too_many: TooMany) -> Result<f64, PlatformError> {
+        let found = self.inquiry.connections(workload, too_many)?;
+        Ok(self.add(found))
+    }
+
+    fn add(&mut self, mut found: Found) -> f64 {
+        for c in &found.connections {
             let value = match self.count {
                 Count::Bytes => c.bytes,
                 Count::Segments => c.segments,
             };
             // A connection that came after the opening of the meter counts whole.
             self.sum.set(&c.inode, value as f64, !self.first);
-            living.insert(c.inode);
         }
-        self.sum.retain(|inode| living.contains(inode));
+        // The kernel goes through its table while that changes, and may leave one out: a connection whose socket is there still has
+        // not ended, and would be counted whole once more.
+        found.inodes.extend(found.connections.iter().map(|c| c.inode));
+        self.sum.retain(|inode| found.inodes.contains(inode));
         self.first = false;
-        Ok(self.sum.total())
+        self.sum.total()
+    }
+}
+
+impl Meter for SocketMeter {
+    fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
+        self.count(workload, busy)
+    }
+
+    fn forget_ended(&mut self, workload: &Workload) {
+        self.inquiry.forget_ended(workload);
     }
 }
 
@@ -261,17 +355,16 @@ impl Diagnostics {
                 Some(netlink::SOCK_DIAG),
             )
         };
-        let fd = network.make(socket).map_err(|e| match e {
-            Fault::Entering(_) => unsupported(&format!(
-                "the workload has a network namespace of its own, and {e}; use a counter of its own"
-            )),
-            Fault::Thread(_) => PlatformError::Busy {
-                what: COUNTING.to_owned(),
-                why: format!("the workload has a network namespace of its own, and {e}"),
-            },
-            Fault::Making(e) => unsupported(&format!(
-                "the kernel has no socket diagnostics ({e}); it needs CONFIG_INET_DIAG"
-            )),
+        let fd = network.make(socket).map_err(|e| {
+            e.passing("a process of the workload", COUNTING)
+                .unwrap_or_else(|| match &e {
+                    Fault::Making(e) => unsupported(&format!(
+                        "the kernel has no socket diagnostics ({e}); it needs CONFIG_INET_DIAG"
+                    )),
+                    Fault::Entering(_) | Fault::Thread(_) => unsupported(&format!(
+                        "the workload has a network namespace of its own, and {e}; use a counter of its own"
+                    )),
+                })
         })?;
         // The kernel answers at once; the limit is against surprises.
         rustix::net::sockopt::set_socket_timeout(
@@ -283,25 +376,29 @@ impl Diagnostics {
         Ok(Self(fd))
     }
 
-    /// The TCP connections among those inodes.
-    fn connections(&self, inodes: &BTreeSet<u64>) -> Result<Vec<Connection>, PlatformError> {
+    /// The TCP connections among those inodes. `looked`: so many connections were looked at before, and are after.
+    fn connections(
+        &self,
+        inodes: &BTreeSet<u64>,
+        looked: &mut usize,
+        too_many: TooMany,
+    ) -> Result<Vec<Connection>, PlatformError> {
         let mut found = Vec::new();
-        let mut looked = 0;
         for family in [AddressFamily::INET, AddressFamily::INET6] {
             self.dump(family.as_raw() as u8, |c| {
-                looked += 1;
+                *looked += 1;
                 if inodes.contains(&c.inode) {
                     found.push(c);
                 }
-                looked <= CONNECTIONS_MAX
+                *looked <= CONNECTIONS_MAX
             })
             .map_err(|e| match e {
-                Errno::TIMEDOUT | Errno::AGAIN | Errno::NOBUFS | Errno::INTR => PlatformError::Busy {
+                e if is_shortage(e) => PlatformError::Busy {
                     what: "listing the connections of a network".to_owned(),
                     why: e.to_string(),
                 },
-                Errno::TOOBIG => unsupported(&format!(
-                    "its network has more than {CONNECTIONS_MAX} connections, too many to list for each reading; use a \
+                Errno::TOOBIG => too_many(&format!(
+                    "where it is there are more than {CONNECTIONS_MAX} connections, too many to list for each reading; use a \
                      counter of its own"
                 )),
                 e => unsupported(&format!("the kernel says {e}; it needs CONFIG_INET_DIAG")),
@@ -420,7 +517,8 @@ mod tests {
         let wanted = BTreeSet::from([inode(&client)]);
         let directory = open_process(&root, own.processes[0]).unwrap();
         let diagnostics = Diagnostics::open(&Network::of(&directory).unwrap()).unwrap();
-        let before = diagnostics.connections(&wanted).unwrap();
+        let ask = || diagnostics.connections(&wanted, &mut 0, unsupported).unwrap();
+        let before = ask();
         let mut buffer = [0u8; 1000];
         for _ in 0..7 {
             client.write_all(&[1; 1000]).unwrap();
@@ -429,7 +527,7 @@ mod tests {
             client.read_exact(&mut buffer[..10]).unwrap();
         }
         // The last answer acknowledged everything the client had sent.
-        let after = diagnostics.connections(&wanted).unwrap();
+        let after = ask();
         assert_eq!(before.len(), 1);
         assert_eq!(after[0].bytes - before[0].bytes, 7 * 1010);
         assert_eq!(after[0].segments - before[0].segments, 7);
@@ -443,6 +541,58 @@ mod tests {
         assert!(again >= first, "a closed connection stays in the sum");
         again = meter.read(&own).unwrap();
         assert!(again >= first);
+    }
+
+    #[test]
+    fn a_connection_that_a_list_leaves_out_is_not_counted_twice() {
+        let mut meter = SocketMeter {
+            count: Count::Bytes,
+            inquiry: Inquiry::new(&Root::default()),
+            first: true,
+            sum: Cumulative::new(),
+        };
+        let mut add = |inodes: &[u64], connections: &[(u64, u64)]| {
+            meter.add(Found {
+                inodes: inodes.iter().copied().collect(),
+                connections: connections
+                    .iter()
+                    .map(|&(inode, bytes)| Connection {
+                        inode,
+                        bytes,
+                        segments: 0,
+                    })
+                    .collect(),
+            })
+        };
+        assert_eq!(add(&[7], &[(7, 100)]), 0.0);
+        assert_eq!(
+            add(&[7, 8], &[(7, 150), (8, 1000)]),
+            1050.0,
+            "who comes counts whole"
+        );
+        assert_eq!(add(&[7, 8], &[(7, 160)]), 1060.0);
+        assert_eq!(add(&[7, 8], &[(7, 160), (8, 1010)]), 1070.0);
+        // What has ended stays in the sum.
+        assert_eq!(add(&[7], &[(7, 160)]), 1070.0);
+    }
+
+    #[test]
+    fn more_connections_than_are_looked_at_are_too_many_for_all_networks_together() {
+        let own = super::super::tests::own();
+        let root = Root::default();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let directory = open_process(&root, own.processes[0]).unwrap();
+        let diagnostics = Diagnostics::open(&Network::of(&directory).unwrap()).unwrap();
+        let mut looked = CONNECTIONS_MAX;
+        let refused = diagnostics
+            .connections(&BTreeSet::new(), &mut looked, unsupported)
+            .unwrap_err();
+        assert!(matches!(refused, PlatformError::Unsupported { .. }), "{refused}");
+        let later = diagnostics
+            .connections(&BTreeSet::new(), &mut looked, busy)
+            .unwrap_err();
+        assert!(matches!(later, PlatformError::Busy { .. }), "{later}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! runs, which is right for a probe on a program that only this workload runs.
 
 use super::code_file::CodeFile;
-use super::common::{PROCESSES_MAX, numbers_in, open_process};
+use super::common::{PROCESSES_MAX, fault, numbers_in, open_process};
 use super::concern::Files;
 use super::concern::keeper::Held;
 use super::owed::On;
@@ -182,7 +182,8 @@ impl TaskCounters {
         let vanished = || PlatformError::Vanished {
             target: format!("process {process}"),
         };
-        let (threads, more) = numbers_in(&dir, "task", self.limits.counters).map_err(|_| vanished())?;
+        let (threads, more) = numbers_in(&dir, "task", self.limits.counters)
+            .map_err(|e| fault(e, &format!("process {process}"), "the list of its threads"))?;
         let have: usize = self.attached.values().map(Vec::len).sum();
         if more || have + threads.len() * self.events.len() > self.limits.counters {
             return Err(PlatformError::Unsupported {
@@ -237,8 +238,10 @@ impl TaskCounters {
 
     /// Counts new processes from now on, some of them at a time.
     pub(super) fn attach_new(&mut self, workload: &Workload) -> Result<(), PlatformError> {
-        // When the limit is reached the rest is not counted; the engine sees it as a meter out of proportion.
         match self.attach(workload, self.limits.attach) {
+            // Without them nothing is counted at all.
+            Err(e) if self.attached.is_empty() => Err(e),
+            // When the limit is reached the rest is not counted; the engine sees it as a meter out of proportion.
             Ok(()) | Err(PlatformError::Unsupported { .. } | PlatformError::Busy { .. }) => Ok(()),
             Err(e) => Err(e),
         }
@@ -287,9 +290,9 @@ fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
     let mut total = 0.0;
     let mut time = Count::default();
     for counter in counters {
-        let count = counter.read().map_err(|e| PlatformError::Vanished {
-            target: format!("a perf counter ({e})"),
-        })?;
+        let count = counter
+            .read()
+            .map_err(|e| fault(e, "a perf counter", "reading a perf counter"))?;
         total += count.scaled();
         time.enabled_ns = time.enabled_ns.saturating_add(count.enabled_ns);
         time.running_ns = time.running_ns.saturating_add(count.running_ns);

@@ -26,6 +26,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Longest wait for what is busy for a moment: far longer than it ever takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Identity of a running process.
 fn process(pid: u32) -> ProcessId {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -90,6 +93,29 @@ impl Meters {
             .refused
             .unwrap_or_default()
     }
+    /// The same, once nothing is in the way that passes: a server that is not given a CPU in time.
+    fn lasting_refusal(&mut self, w: &Workload, id: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            let why = self.refusal(w, id);
+            if !why.contains("is not possible now") || begun.elapsed() > PATIENCE {
+                return why;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    /// Opens a meter as soon as nothing is in the way that passes.
+    fn open_patiently(&mut self, w: &Workload, id: &str) -> Result<Box<dyn Meter>, PlatformError> {
+        let begun = Instant::now();
+        loop {
+            match self.open(w, id) {
+                Err(PlatformError::Busy { .. }) if begun.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => return other,
+            }
+        }
+    }
     fn open(&mut self, w: &Workload, id: &str) -> Result<Box<dyn Meter>, PlatformError> {
         let mut last = None;
         for kind in &mut self.0 {
@@ -102,7 +128,7 @@ impl Meters {
             // Its probes are put on by a thread of its own.
             let begun = Instant::now();
             while let Err(e) = meter.read(w) {
-                if !matches!(e, PlatformError::Busy { .. }) || begun.elapsed() > Duration::from_secs(120) {
+                if !matches!(e, PlatformError::Busy { .. }) || begun.elapsed() > PATIENCE {
                     return Err(e);
                 }
                 std::thread::sleep(Duration::from_millis(5));
@@ -117,7 +143,7 @@ fn reading(meter: &mut dyn Meter, w: &Workload) -> Result<f64, PlatformError> {
     let begun = Instant::now();
     loop {
         match meter.read(w) {
-            Err(PlatformError::Busy { .. }) if begun.elapsed() < Duration::from_secs(120) => {
+            Err(PlatformError::Busy { .. }) if begun.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             other => return other,

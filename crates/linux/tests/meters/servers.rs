@@ -76,30 +76,34 @@ fn commands_of_a_redis_are_counted_exactly() {
     let Some(server) = Server::redis(&[]) else { return };
     let w = server.workload("redis-server");
     let mut meters = Meters::plain();
-    assert_eq!(meters.refusal(&w, "redis"), "");
-    let mut m = meters.open(&w, "redis").unwrap();
-    let before = m.read(&w).unwrap();
-    assert_eq!(m.read(&w).unwrap(), before, "our own questions are not work");
+    assert_eq!(meters.lasting_refusal(&w, "redis"), "");
+    let mut m = meters.open_patiently(&w, "redis").unwrap();
+    let before = reading(&mut *m, &w).unwrap();
+    assert_eq!(
+        reading(&mut *m, &w).unwrap(),
+        before,
+        "our own questions are not work"
+    );
     converse(&server.socket, b"PING\r\n", b"+PONG\r\n", 3000);
-    assert_eq!(m.read(&w).unwrap() - before, 3000.0);
+    assert_eq!(reading(&mut *m, &w).unwrap() - before, 3000.0);
     for _ in 0..5 {
-        assert_eq!(m.read(&w).unwrap() - before, 3000.0);
+        assert_eq!(reading(&mut *m, &w).unwrap() - before, 3000.0);
     }
     converse(&server.socket, b"SET a 1\r\n", b"+OK\r\n", 17);
-    assert_eq!(m.read(&w).unwrap() - before, 3017.0);
+    assert_eq!(reading(&mut *m, &w).unwrap() - before, 3017.0);
 }
 
 #[test]
 fn a_redis_that_drops_our_connection_is_asked_again() {
     let Some(server) = Server::redis(&[]) else { return };
     let w = server.workload("redis-server");
-    let mut m = Meters::plain().open(&w, "redis").unwrap();
-    let before = m.read(&w).unwrap();
+    let mut m = Meters::plain().open_patiently(&w, "redis").unwrap();
+    let before = reading(&mut *m, &w).unwrap();
     // Closes every other client; counts as one command.
     converse(&server.socket, b"CLIENT KILL TYPE normal\r\n", b":1\r\n", 1);
-    assert_eq!(m.read(&w).unwrap() - before, 1.0);
+    assert_eq!(reading(&mut *m, &w).unwrap() - before, 1.0);
     converse(&server.socket, b"PING\r\n", b"+PONG\r\n", 10);
-    assert_eq!(m.read(&w).unwrap() - before, 11.0);
+    assert_eq!(reading(&mut *m, &w).unwrap() - before, 11.0);
 }
 
 #[test]
@@ -139,18 +143,18 @@ fn a_redis_over_tcp_is_found() {
     };
     let w = server.workload("redis-server");
     let mut meters = Meters::plain();
-    let mut m = meters.open(&w, "redis").unwrap();
-    let mut bytes = meters.open(&w, "sockets.segments").unwrap();
-    let before = (m.read(&w).unwrap(), bytes.read(&w).unwrap());
+    let mut m = meters.open_patiently(&w, "redis").unwrap();
+    let mut bytes = meters.open_patiently(&w, "sockets.segments").unwrap();
+    let before = (reading(&mut *m, &w).unwrap(), reading(&mut *bytes, &w).unwrap());
     let mut answer = [0u8; 7];
     for _ in 0..200 {
         client.write_all(b"PING\r\n").unwrap();
         client.read_exact(&mut answer).unwrap();
     }
-    assert_eq!(m.read(&w).unwrap() - before.0, 200.0);
-    // 200 questions and the two of the meter above (its socket is of this server as well).
-    let segments = bytes.read(&w).unwrap() - before.1;
-    assert!((200.0..=204.0).contains(&segments), "{segments}");
+    assert_eq!(reading(&mut *m, &w).unwrap() - before.0, 200.0);
+    // 200 questions and those of the meter above (its socket is of this server as well): two, some more where the server was late.
+    let segments = reading(&mut *bytes, &w).unwrap() - before.1;
+    assert!((200.0..300.0).contains(&segments), "{segments}");
 }
 
 #[test]
@@ -160,7 +164,7 @@ fn a_redis_with_a_password_wants_a_file() {
         return;
     };
     let w = server.workload("redis-server");
-    let why = Meters::plain().refusal(&w, "redis");
+    let why = Meters::plain().lasting_refusal(&w, "redis");
     assert!(why.contains("redis_password_files"), "{why}");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("password");
@@ -171,22 +175,22 @@ fn a_redis_with_a_password_wants_a_file() {
         .redis_password_files
         .insert("redis-*".to_owned(), file.clone());
     let mut meters = Meters::new(&settings);
-    let why = meters.refusal(&w, "redis");
+    let why = meters.lasting_refusal(&w, "redis");
     assert!(why.contains("correct the password"), "{why}");
     std::fs::write(&file, "hunter2\n").unwrap();
-    let mut m = meters.open(&w, "redis").unwrap();
-    let before = m.read(&w).unwrap();
-    assert_eq!(m.read(&w).unwrap(), before);
+    let mut m = meters.open_patiently(&w, "redis").unwrap();
+    let before = reading(&mut *m, &w).unwrap();
+    assert_eq!(reading(&mut *m, &w).unwrap(), before);
     converse(&server.socket, b"AUTH hunter2\r\n", b"+OK\r\n", 5);
-    assert_eq!(m.read(&w).unwrap() - before, 5.0);
+    assert_eq!(reading(&mut *m, &w).unwrap() - before, 5.0);
 }
 
 #[test]
 fn a_stopped_redis_is_busy_and_an_ended_one_gone() {
     let Some(server) = Server::redis(&[]) else { return };
     let w = server.workload("redis-server");
-    let mut m = Meters::plain().open(&w, "redis").unwrap();
-    m.read(&w).unwrap();
+    let mut m = Meters::plain().open_patiently(&w, "redis").unwrap();
+    reading(&mut *m, &w).unwrap();
     let pid = server.child.id().to_string();
     assert!(
         Command::new("kill")
@@ -210,7 +214,10 @@ fn a_stopped_redis_is_busy_and_an_ended_one_gone() {
         assert!(start.elapsed() < Duration::from_secs(60));
     }
     drop(server);
-    assert!(matches!(m.read(&w), Err(PlatformError::Vanished { .. })));
+    assert!(matches!(
+        reading(&mut *m, &w),
+        Err(PlatformError::Vanished { .. })
+    ));
 }
 
 #[test]
@@ -227,14 +234,14 @@ fn operations_of_a_memcached_are_counted_exactly() {
     };
     let w = server.workload("memcached");
     let mut meters = Meters::plain();
-    assert_eq!(meters.refusal(&w, "memcached"), "");
-    let mut m = meters.open(&w, "memcached").unwrap();
-    let before = m.read(&w).unwrap();
+    assert_eq!(meters.lasting_refusal(&w, "memcached"), "");
+    let mut m = meters.open_patiently(&w, "memcached").unwrap();
+    let before = reading(&mut *m, &w).unwrap();
     converse(&server.socket, b"set a 0 0 1\r\n1\r\n", b"STORED\r\n", 100);
     converse(&server.socket, b"get a\r\n", b"VALUE a 0 1\r\n1\r\nEND\r\n", 1000);
     converse(&server.socket, b"incr a 0\r\n", b"1\r\n", 10);
     converse(&server.socket, b"delete b\r\n", b"NOT_FOUND\r\n", 1);
-    assert_eq!(m.read(&w).unwrap() - before, 1111.0);
+    assert_eq!(reading(&mut *m, &w).unwrap() - before, 1111.0);
 }
 
 #[test]

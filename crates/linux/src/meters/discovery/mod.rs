@@ -400,6 +400,14 @@ impl Meter for PointsMeter {
         }
     }
 
+    fn is_over(&self) -> bool {
+        match &self.state {
+            State::Searching { .. } => false,
+            State::Active(active) => active.is_over(),
+            State::Over(_) => true,
+        }
+    }
+
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         if !matches!(self.state, State::Over(_))
             && let Some(why) = self.strangers.as_ref().and_then(|s| why_not(s, &self.root))
@@ -563,6 +571,7 @@ mod tests {
         assert!(matches!(told, PlatformError::Unsupported { .. }), "{told:?}");
         assert!(told.to_string().contains("user 1002"), "{told}");
         assert!(stop.load(Ordering::Relaxed), "the search ends, too");
+        assert!(watched.is_over());
         assert!(matches!(
             watched.read(&workload),
             Err(PlatformError::Unsupported { .. })
@@ -574,6 +583,7 @@ mod tests {
             Err(PlatformError::Busy { .. })
         ));
         assert!(!stop.load(Ordering::Relaxed));
+        assert!(!asked_for.is_over());
     }
 
     fn workload_of(processes: Vec<ProcessId>) -> Workload {

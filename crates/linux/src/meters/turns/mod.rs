@@ -57,8 +57,9 @@ const CPUS_MIN: f64 = 0.2;
 pub(super) const WORKED: f64 = 0.02;
 /// Where nobody reads, a turn ends after this time (seconds).
 const READING_MAX: f64 = 1.5;
-/// Longest time in which nothing may be counted, after which it is given up.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Longest time in which nothing may be counted, after which it is given up: several times that for which a process is left alone
+/// that let somebody wait who looked at it ([`reader`](crate::sensors::reader), 30 s).
+const PAUSE_MAX: Duration = Duration::from_secs(180);
 /// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
 /// (seconds): it is known by thread, and dear to know.
 const BESIDE_FIRST: f64 = 0.02;
@@ -308,6 +309,11 @@ impl Counting {
         let _ = self.read.try_send(());
         self.share = told.share;
         Ok(Some(told.work))
+    }
+
+    /// Whether it is lost: nothing will be counted any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.shared.hold().lost.is_some()
     }
 
     /// Share of the CPU time before the last reading in which it was counted; `None`: too little for that reading to say anything.
@@ -798,7 +804,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // A pause, which ends by itself: after a minute it is told that it is over.
+        // A pause, which ends by itself: after three minutes it is told that it is over.
         let told = counting.read(&workload()).unwrap_err();
         assert!(
             matches!(&told, Lost::Paused(why) if why.contains("debugger")),
