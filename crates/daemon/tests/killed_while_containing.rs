@@ -22,6 +22,7 @@ use homeostat_platform::Effectors;
 use homeostat_runtime::RecoveryReport;
 use homeostat_store::journal::{self, OwedState};
 use homeostat_store::{Journal, JournalOptions};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
@@ -39,7 +40,11 @@ const READS: &str = "HOMEOSTAT_TEST_READS";
 const STATE: &str = "HOMEOSTAT_TEST_STATE";
 /// … and the process that it contains.
 const CONTAINS: &str = "HOMEOSTAT_TEST_CONTAINS";
-/// What it says when it has.
+/// Names the process of the test, with which both end. It may be gone before they look for the first time who has started them.
+const TEST: &str = "HOMEOSTAT_TEST_PROCESS";
+/// Begins the names of the groups and of the directory of a test; the number of its process follows.
+const OURS: &str = "homeostat-test-killed-";
+/// What the daemon says when it has contained it.
 const CONTAINED: &str = "contained";
 /// Twice what is left to the reader.
 const FILE_BYTES: u64 = 64 << 20;
@@ -49,16 +54,21 @@ const KILLS: usize = 6;
 /// Nothing here takes long; a busy machine may.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The process of the test that has started this one.
+fn test_process() -> u32 {
+    std::env::var(TEST).unwrap().parse().unwrap()
+}
+
 /// Reads a file over and over as long as the test lives; an error ends it.
 #[test]
 fn the_reader_that_is_contained() {
     let Some(path) = std::env::var_os(READS) else {
         return;
     };
-    let parent = parent_id();
+    let test = test_process();
     let mut file = fs::File::open(path).unwrap();
     let mut buffer = vec![0; 256 << 10];
-    while parent_id() == parent {
+    while parent_id() == test {
         if file.read(&mut buffer).unwrap() == 0 {
             file.rewind().unwrap();
         }
@@ -71,7 +81,7 @@ fn the_daemon_that_is_killed() {
     let (Some(state), Ok(reader)) = (std::env::var_os(STATE), std::env::var(CONTAINS)) else {
         return;
     };
-    let parent = parent_id();
+    let test = test_process();
     let begun = Instant::now();
     let wait = |time: Duration| {
         assert!(begun.elapsed() < PATIENCE, "it is not contained");
@@ -108,7 +118,7 @@ fn the_daemon_that_is_killed() {
         wait(Duration::from_millis(5));
     }
     println!("\n{CONTAINED}");
-    while parent_id() == parent {
+    while parent_id() == test {
         effectors.tick();
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -119,6 +129,7 @@ fn again(test: &str) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program
         .args(["--exact", test, "--nocapture"])
+        .env(TEST, std::process::id().to_string())
         .stdin(Stdio::null());
     program
 }
@@ -132,6 +143,73 @@ fn process(pid: u32) -> ProcessId {
     }
 }
 
+/// What tests have left in this directory that were killed themselves, as far as nobody has the number of their process now.
+fn left_in(place: &Path) -> Vec<PathBuf> {
+    let maker = |path: &Path| -> Option<u32> {
+        let name = path.file_name()?.to_str()?.strip_prefix(OURS)?;
+        name.split('-').next()?.parse().ok()
+    };
+    let is_gone = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
+    let entries = fs::read_dir(place).into_iter().flatten().flatten();
+    entries
+        .map(|e| e.path())
+        .filter(|path| path.is_dir() && maker(path).is_some_and(is_gone))
+        .collect()
+}
+
+/// A group and all below it, the lowest first.
+fn with_those_below(group: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(group).into_iter().flatten().flatten();
+    let below = entries.map(|e| e.path()).filter(|p| p.is_dir());
+    let mut all: Vec<PathBuf> = below.flat_map(|group| with_those_below(&group)).collect();
+    all.push(group.to_owned());
+    all
+}
+
+/// Removes the groups of a test that was killed. A reader of it that is still there is ended; where anybody else is in one of them
+/// they stay.
+fn remove_left(group: &Path) {
+    let groups = with_those_below(group);
+    let mut readers = Vec::new();
+    for group in &groups {
+        let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        for line in text.lines() {
+            let held = line.parse().ok().and_then(Pid::from_raw).and_then(|pid| {
+                // Held first: what is looked at then is what is ended, or nothing is.
+                let held = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+                is_reader(pid).then_some(held)
+            });
+            let Some(held) = held else {
+                eprintln!("{} stays: process {line} is in it", group.display());
+                return;
+            };
+            readers.push(held);
+        }
+    }
+    for reader in readers {
+        let _ = pidfd_send_signal(&reader, Signal::KILL);
+    }
+    for _ in 0..100 {
+        let left = groups
+            .iter()
+            .filter(|group| fs::remove_dir(group).is_err() && group.exists());
+        if left.count() == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    eprintln!("{} stays: it cannot be removed", group.display());
+}
+
+/// Whether a process is the reader of such a test, by what it was started with.
+fn is_reader(pid: Pid) -> bool {
+    let words = |file: &str| fs::read(format!("/proc/{}/{file}", pid.as_raw_nonzero())).unwrap_or_default();
+    let has = |words: &[u8], is_it: &dyn Fn(&[u8]) -> bool| words.split(|byte| *byte == 0).any(is_it);
+    let begins = format!("{READS}=");
+    has(&words("environ"), &|word| word.starts_with(begins.as_bytes()))
+        && has(&words("cmdline"), &|word| word == b"the_reader_that_is_contained")
+}
+
 /// A group of version 1, below another one; both are gone on drop.
 struct Groups {
     above: PathBuf,
@@ -141,7 +219,10 @@ struct Groups {
 impl Groups {
     /// `None` where the machine has no such groups, or they cannot be written.
     fn new() -> Option<Self> {
-        let above = Path::new(VERSION_ONE).join(format!("homeostat-test-killed-{}", std::process::id()));
+        for left in left_in(Path::new(VERSION_ONE)) {
+            remove_left(&left);
+        }
+        let above = Path::new(VERSION_ONE).join(format!("{OURS}{}", std::process::id()));
         let group = above.join("programs");
         if !Path::new(VERSION_ONE).join("memory.stat").exists() || fs::create_dir_all(&group).is_err() {
             eprintln!("skipped: needs root and control groups of version 1 that count memory");
@@ -294,13 +375,17 @@ impl Drop for Daemon {
 
 #[test]
 fn a_killed_daemon_leaves_its_reader_unlimited_and_what_it_owed_is_put_back_from_the_disk() {
-    let beside = std::env::current_exe().unwrap();
-    let disk = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let beside = program.parent().unwrap();
+    for left in left_in(beside) {
+        let _ = fs::remove_dir_all(left);
+    }
+    let name = format!("{OURS}{}-", std::process::id());
+    let disk = tempfile::Builder::new().prefix(&name).tempdir_in(beside).unwrap();
     let Some(mut scene) = Scene::new(disk.path()) else {
         return;
     };
-    let directory = tempfile::tempdir().unwrap();
-    let state = directory.path().join("state");
+    let state = disk.path().join("state");
     let page = rustix::param::page_size() as u64;
     let mut limited = 0;
     for _ in 0..KILLS {

@@ -835,17 +835,19 @@ impl Victim {
     /// emptied the marks go as well.)
     fn loses(&self) -> Loss {
         let mut losses = Vec::new();
-        for _ in 0..5 {
-            let loss = self.loses_once();
-            if loss.known >= 20 {
+        // How much is to be taken for the kernel to tell it depends on what else goes on: on a busy machine 24 MiB were too few five times on end.
+        for attempt in 0..20 {
+            let loss = self.loses_once(24 + 4 * (attempt % 4));
+            if loss.left < 70 && loss.known >= 20 {
                 return loss;
             }
             losses.push(loss);
         }
-        panic!("the kernel forgets what it takes: {losses:?}");
+        panic!("the kernel takes too little, or forgets what it takes: {losses:?}");
     }
 
-    fn loses_once(&self) -> Loss {
+    /// Beside a reader in a group of so many MiB.
+    fn loses_once(&self, mib: u64) -> Loss {
         let limit = |text: &str| fs::write(self.above.join("memory.limit_in_bytes"), text).unwrap();
         let reads = |group: &Path, file: &Path| {
             let script = "echo $$ > \"$0/cgroup.procs\" && cat \"$1\" > /dev/null";
@@ -857,11 +859,10 @@ impl Victim {
         };
         reads(&self.group, &self.file);
         // Also of what was read twice, and counts as used: less than the file has.
-        limit(&(24u64 << 20).to_string());
+        limit(&(mib << 20).to_string());
         reads(&self.above.join("programs"), &self.big);
         limit("-1");
         let left = in_memory(&self.file, 0, Self::MIB);
-        assert!(left < 70, "the kernel does not take it: {left} % left");
         let big = fs::File::open(&self.big).unwrap();
         rustix::fs::fadvise(&big, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let known = self.is_known_to_have_lost();

@@ -1587,46 +1587,52 @@ mod tests {
             }
             paths.insert(inode, path);
         }
-        let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), Rounds::default());
-        // However busy the machine is.
-        giving.patience = Duration::from_secs(3600);
-        let mut reader = Reader::default();
-        // All are looked at, and no more are opened than are kept in mind.
-        assert!(!giving.step(&scene.root, &mut reader).unwrap());
-        assert_eq!(
-            (giving.looked_at, giving.files.len(), giving.held.0.len()),
-            (FILES as usize, FILES_MAX, FILES_MAX)
-        );
-        let chosen: BTreeSet<u64> = giving.files.keys().copied().collect();
-        // Of each of these a page is in memory.
+        // Whether the first page of a file is in memory.
         let is_there = |inode: &u64| {
             let file = fs::File::open(&paths[inode]).unwrap();
             let pages = crate::sys::cache::residency(&file, 0, 1).unwrap();
             pages.contains(&true)
         };
-        for inode in &chosen {
-            let file = fs::File::open(&paths[inode]).unwrap();
-            std::os::unix::fs::FileExt::read_exact_at(&file, &mut [0; 1], 0).unwrap();
-            assert!(is_there(inode));
-        }
-        let left = loop {
-            if let Some((left, _)) = giving.go_on(&scene.root, &mut reader) {
-                break left;
+        // Gives back once; whether what the other one has open is there before and after that.
+        let gives_back = || {
+            let mut giving = GivingBack::new(BTreeSet::from([READER]), Seen::default(), Rounds::default());
+            // However busy the machine is.
+            giving.patience = Duration::from_secs(3600);
+            let mut reader = Reader::default();
+            // All are looked at, and no more are opened than are kept in mind.
+            assert!(!giving.step(&scene.root, &mut reader).unwrap());
+            assert_eq!(
+                (giving.looked_at, giving.files.len(), giving.held.0.len()),
+                (FILES as usize, FILES_MAX, FILES_MAX)
+            );
+            let chosen: BTreeSet<u64> = giving.files.keys().copied().collect();
+            for inode in &chosen {
+                let file = fs::File::open(&paths[inode]).unwrap();
+                std::os::unix::fs::FileExt::read_exact_at(&file, &mut [0; 1], 0).unwrap();
             }
-            assert!(giving.files.len() <= FILES_MAX);
+            let (theirs, alone): (BTreeSet<u64>, BTreeSet<u64>) =
+                chosen.into_iter().partition(|inode| shared.contains(inode));
+            let were_there = theirs.iter().chain(&alone).all(is_there);
+            let left = loop {
+                if let Some((left, _)) = giving.go_on(&scene.root, &mut reader) {
+                    break left;
+                }
+                assert!(giving.files.len() <= FILES_MAX);
+            };
+            assert!(giving.files.keys().eq(&alone));
+            assert!(!alone.iter().any(is_there));
+            assert_eq!(giving.given(), 4 * MIB * alone.len() as u64);
+            let told = |why: &str| left.get(why).copied().unwrap_or(0);
+            assert_eq!(told(TOO_MANY), FILES as u64 - FILES_MAX as u64);
+            assert_eq!(told(OF_OTHERS), theirs.len() as u64);
+            // A slice may end after each of them: the reader, the list of the others, the other one, the reader once more, each
+            // file that is dropped, and the last.
+            assert_eq!(giving.steps, 4 + alone.len() as u64 + 1);
+            were_there && theirs.iter().all(is_there)
         };
-        let (theirs, alone): (BTreeSet<u64>, BTreeSet<u64>) =
-            chosen.into_iter().partition(|inode| shared.contains(inode));
-        assert!(giving.files.keys().eq(&alone));
-        assert!(theirs.iter().all(is_there), "what the other one has open stays");
-        assert!(!alone.iter().any(is_there));
-        assert_eq!(giving.given(), 4 * MIB * alone.len() as u64);
-        let told = |why: &str| left.get(why).copied().unwrap_or(0);
-        assert_eq!(told(TOO_MANY), FILES as u64 - FILES_MAX as u64);
-        assert_eq!(told(OF_OTHERS), theirs.len() as u64);
-        // A slice may end after each of them: the reader, the list of the others, the other one, the reader once more, each
-        // file that is dropped, and the last.
-        assert_eq!(giving.steps, 4 + alone.len() as u64 + 1);
+        // Where memory is short the kernel may take one of these pages meanwhile. What is dropped is gone each time. (To keep them mapped
+        // would show nothing: what is mapped is not dropped.)
+        assert!((0..5).any(|_| gives_back()), "what the other one has open stays");
     }
 
     #[test]
