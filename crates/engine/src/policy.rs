@@ -61,7 +61,7 @@ pub struct Policy {
     pub age_min_s: f64,
     /// … uses at least this many CPUs on average (1.0 = one CPU busy all the time).
     pub cpu_min: f64,
-    /// … and has at least this much resident memory (MiB), or gets 8 MiB a second by read calls from files in memory.
+    /// … and has at least this much resident memory (MiB), or gets 32 MiB a second by read calls from files in memory.
     pub memory_min_mib: u64,
     /// Seconds between scans of all processes at rest. Stretched when a scan costs more than `own_cpu_rest`.
     pub scan_interval_s: f64,

@@ -44,10 +44,12 @@ const HURRY: Nanoseconds = Nanoseconds::from_secs(300);
 pub(crate) const AGAIN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Faults that wait for storage, per second, from which a program counts as using memory that is not resident …
 const FAULTS_MIN: f64 = 5.0;
-/// … or bytes per second that it reads from storage: 64 single pages, which a disk that turns gives beside a reader.
-const READS_MIN: f64 = 256.0 * 1024.0;
+/// … or bytes per second that it reads from storage …
+const READS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
+/// … or here and there: 256 single pages.
+const PAGES_MIN: f64 = 1024.0 * 1024.0;
 /// Bytes per second that a program gets by read calls and not from storage, from which it works on what is in memory of its files.
-const FROM_MEMORY_MIN: f64 = 8.0 * 1024.0 * 1024.0;
+const FROM_MEMORY_MIN: f64 = 32.0 * 1024.0 * 1024.0;
 /// For so long after that it counts as doing so, whatever it does.
 const USES_FILES_FOR: Nanoseconds = Nanoseconds::from_secs(300);
 /// For the sake of one workload so many readers are contained at most.
@@ -130,10 +132,15 @@ impl Engine {
     /// Whether a workload uses memory that is not resident in it: it reads files, or waits for pages that were taken.
     pub(crate) fn lives_on_the_file_cache(&self, sample: &WorkloadSample) -> bool {
         let seconds = sample.interval.as_secs_f64();
+        let reads = &sample.reads;
+        // As the strategy counts what a program loses: what was read by somebody who has ended, or in order, is none.
+        let own = reads.from_storage.saturating_sub(reads.by_ended);
+        let here_and_there = own.saturating_sub(reads.in_sequence);
         self.short_of_memory()
             && seconds > 0.0
             && (sample.faults_major as f64 >= FAULTS_MIN * seconds
-                || sample.reads.from_storage.0 as f64 >= READS_MIN * seconds)
+                || reads.from_storage.0 as f64 >= READS_MIN * seconds
+                || here_and_there.0 as f64 >= PAGES_MIN * seconds)
     }
 
     /// Whether a workload works on pages of files that are in memory, which are not resident in it: it gets much by read calls, and

@@ -705,7 +705,7 @@ fn a_reader_that_finds_its_file_in_memory_for_a_while_is_not_looked_at_anew_each
 
 #[test]
 fn a_program_that_works_on_files_in_memory_has_a_meter_before_memory_is_short() {
-    for (from_memory, is_known) in [(100, true), (10, true), (6, false)] {
+    for (from_memory, is_known) in [(100, true), (10, false)] {
         let mut world = World::new(0.95, 0.0);
         world.from_memory = from_memory;
         world.run(90);

@@ -100,12 +100,12 @@ const FAULTS_MIN: Setting = Setting {
 const LOSS_MIN: Setting = Setting {
     strategy: ID,
     name: "loss_min_mib_per_s",
-    default: 0.25,
+    default: 1.0,
     classic: 2.0,
     low: 0.01,
     high: 1e6,
-    help: "MiB per second that a workload reads from storage here and there from which it loses its pages; .25 are 64 single \
-           pages, which a disk that turns gives beside a reader",
+    help: "MiB per second that a workload reads from storage here and there from which it loses its pages; 1 are 256 single \
+           pages. A disk that turns gives fewer beside a reader",
 };
 const STREAM_MIN: Setting = Setting {
     strategy: ID,
@@ -581,7 +581,7 @@ mod tests {
             };
         });
         assert!(by_calls.proposal(&FileCache).hypothesis.contains("40.0 MiB/s"));
-        // On a disk that turns eighty single pages a second are all that it gets beside a reader.
+        // On a slow disk some hundred single pages a second are all that it gets beside a reader.
         let slow_disk = |kib: u64| {
             scene().with(move |s| {
                 s.sample.faults_major = 0;
@@ -593,8 +593,8 @@ mod tests {
                 };
             })
         };
-        slow_disk(320).proposal(&FileCache);
-        assert!(slow_disk(160).reason(&FileCache).contains("0.16 MiB/s"));
+        slow_disk(1280).proposal(&FileCache);
+        assert!(slow_disk(640).reason(&FileCache).contains("0.62 MiB/s"));
         // Many small files: positions tell nothing, the size of the calls does.
         let small_files = scene().with(|s| reader(s).reads.in_sequence = Bytes::ZERO);
         small_files.proposal(&FileCache);
