@@ -53,6 +53,8 @@ const LIMIT: Bytes = Bytes::from_mib(32);
 const KILLS: usize = 6;
 /// Nothing here takes long; a busy machine may.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// A directory that is older than this is no longer that of a test.
+const LEFT_AFTER: Duration = Duration::from_secs(3600);
 
 /// The process of the test that has started this one.
 fn test_process() -> u32 {
@@ -155,6 +157,13 @@ fn left_in(place: &Path) -> Vec<PathBuf> {
         .map(|e| e.path())
         .filter(|path| path.is_dir() && maker(path).is_some_and(is_gone))
         .collect()
+}
+
+/// Whether a directory is older than any that a test still uses: its process may live where we do not see it, in another container
+/// with the same disk.
+fn is_old(directory: &Path) -> bool {
+    let changed = fs::metadata(directory).and_then(|about| about.modified());
+    changed.is_ok_and(|then| then.elapsed().is_ok_and(|age| age > LEFT_AFTER))
 }
 
 /// A group and all below it, the lowest first.
@@ -377,7 +386,7 @@ impl Drop for Daemon {
 fn a_killed_daemon_leaves_its_reader_unlimited_and_what_it_owed_is_put_back_from_the_disk() {
     let program = std::env::current_exe().unwrap();
     let beside = program.parent().unwrap();
-    for left in left_in(beside) {
+    for left in left_in(beside).into_iter().filter(|left| is_old(left)) {
         let _ = fs::remove_dir_all(left);
     }
     let name = format!("{OURS}{}-", std::process::id());

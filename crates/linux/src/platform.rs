@@ -55,6 +55,8 @@ const METERS_MAX: usize = 256;
 const FAILURES_MIN: u32 = 3;
 /// … and for so long: a server that is busy for a moment, or an endpoint that is started anew, ends no trial.
 const FAILING_MIN: Nanoseconds = Nanoseconds::from_secs(10);
+/// … and for so long where it says each time that it will be back.
+const BUSY_MIN: Nanoseconds = Nanoseconds::from_secs(300);
 
 /// CLOCK_MONOTONIC, CPU time of the calling thread, and the calendar for people.
 #[derive(Clone, Copy, Debug, Default)]
@@ -88,8 +90,10 @@ impl Clock for MonotonicClock {
 struct OpenMeter {
     meter: Box<dyn Meter>,
     last: Option<(f64, Nanoseconds)>,
-    /// How often on end it could not be read, and since when.
+    /// How often it could not be read since the last reading, and since when.
     failing: Option<(u32, Nanoseconds)>,
+    /// The same of those times at which it said that it will be back.
+    busy: Option<(u32, Nanoseconds)>,
 }
 
 impl OpenMeter {
@@ -99,6 +103,7 @@ impl OpenMeter {
             meter,
             last,
             failing: None,
+            busy: None,
         }
     }
 
@@ -106,18 +111,17 @@ impl OpenMeter {
     fn fail(&mut self, why: &PlatformError, now: Nanoseconds) -> bool {
         // Whatever comes of it, the next interval begins anew.
         self.last = None;
-        if matches!(why, PlatformError::Busy { .. }) {
-            // It says itself that it will be back.
-            self.failing = None;
-            return false;
-        }
-        let (times, since) = self
-            .failing
-            .map_or((1, now), |(times, since)| (times.saturating_add(1), since));
-        self.failing = Some((times, since));
-        matches!(why, PlatformError::Vanished { .. })
-            || self.meter.is_over()
-            || (times >= FAILURES_MIN && now.saturating_sub(since) >= FAILING_MIN)
+        // What says itself that it will be back is believed for longer, and does not make good what failed before it.
+        let is_busy = matches!(why, PlatformError::Busy { .. });
+        let (row, least) = if is_busy {
+            (&mut self.busy, BUSY_MIN)
+        } else {
+            (&mut self.failing, FAILING_MIN)
+        };
+        let (times, since) = row.map_or((1, now), |(times, since)| (times.saturating_add(1), since));
+        *row = Some((times, since));
+        let for_good = !is_busy && (matches!(why, PlatformError::Vanished { .. }) || self.meter.is_over());
+        for_good || (times >= FAILURES_MIN && now.saturating_sub(since) >= least)
     }
 }
 
@@ -589,6 +593,7 @@ impl LinuxPlatform {
             match open.meter.read(workload) {
                 Ok(count) => {
                     open.failing = None;
+                    open.busy = None;
                     let at = self.clock.now();
                     let counted = open.meter.counted();
                     if let Some((before, then)) = open.last.replace((count, at))
@@ -964,6 +969,51 @@ mod tests {
     }
 
     #[test]
+    fn a_meter_that_is_busy_for_five_minutes_is_lost_with_what_it_said_last() {
+        let host = host();
+        let mut platform = LinuxPlatform::new(Root::new(host.path()));
+        let mut readings = 0;
+        let said = |times: i32| PlatformError::Busy {
+            what: "meter busy".into(),
+            why: format!("said {times} times"),
+        };
+        let busy = move || {
+            readings += 1;
+            Err(said(readings))
+        };
+        let mut once = 0;
+        // It was busy as well, until it was read.
+        let back = move || {
+            once += 1;
+            if once == 3 { Ok(1.0) } else { Err(said(once)) }
+        };
+        let meters = vec![("back", answering(back)), ("busy", answering(busy))];
+        let (open, lost) = read(&mut platform, meters);
+        assert_eq!((open.len(), lost), (2, vec![]));
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open.len(), lost), (2, vec![]));
+        for open in platform.meters.values_mut() {
+            let (times, since) = open.busy.unwrap();
+            assert_eq!(times, 2);
+            if since < BUSY_MIN {
+                println!("skipped: this machine has not run for five minutes yet");
+                return;
+            }
+            // As if the first time had been five minutes ago.
+            open.busy = Some((times, since.saturating_sub(BUSY_MIN)));
+        }
+        let expected = LostMeter {
+            workload: PROGRAM.into(),
+            meter: "busy".into(),
+            why: said(3),
+        };
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open, lost), (vec!["back".to_owned()], vec![expected]));
+        let (open, lost) = read(&mut platform, vec![]);
+        assert_eq!((open.len(), lost), (1, vec![]), "it has begun anew");
+    }
+
+    #[test]
     fn it_is_lost_when_it_has_failed_three_times_on_end_and_for_ten_seconds() {
         let seconds = Nanoseconds::from_secs;
         let mut open = OpenMeter::new(answering(|| Ok(0.0)), None);
@@ -974,13 +1024,26 @@ mod tests {
         for (at, lost) in [(100, false), (160, false), (220, true)] {
             assert_eq!(seldom.fail(&refused(), seconds(at)), lost, "{at}");
         }
-        // What says that it will be back is not counted, and ends the row.
+        // What says that it will be back is not counted, and does not end the row.
         let not_now = PlatformError::Busy {
             what: "asking its server".into(),
             why: "no answer in time".into(),
         };
-        assert!(!open.fail(&not_now, seconds(300)));
-        assert!(!open.fail(&refused(), seconds(301)));
+        let mut between = OpenMeter::new(answering(|| Ok(0.0)), None);
+        for (why, at, lost) in [
+            (&refused(), 100, false),
+            (&not_now, 101, false),
+            (&refused(), 102, false),
+            (&not_now, 120, false),
+            (&refused(), 121, true),
+        ] {
+            assert_eq!(between.fail(why, seconds(at)), lost, "{at}");
+        }
+        // Nor is it believed for ever.
+        let mut busy = OpenMeter::new(over(|| Ok(0.0)), None);
+        for (at, lost) in [(100, false), (101, false), (399, false), (400, true)] {
+            assert_eq!(busy.fail(&not_now, seconds(at)), lost, "{at}");
+        }
         let gone = PlatformError::Vanished {
             target: "process 10".into(),
         };

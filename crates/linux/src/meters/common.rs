@@ -238,7 +238,6 @@ pub(super) fn is_shortage(errno: Errno) -> bool {
             | Errno::NOBUFS
             | Errno::INTR
             | Errno::BUSY
-            | Errno::ADDRNOTAVAIL
             | Errno::AGAIN
             | Errno::TIMEDOUT
     )
@@ -359,7 +358,12 @@ mod tests {
         ] {
             assert!(matches!(say(short), PlatformError::Busy { .. }), "{short}");
         }
-        assert!(matches!(say(Errno::IO), PlatformError::Unsupported { .. }));
+        for lasting in [Errno::IO, Errno::ADDRNOTAVAIL] {
+            assert!(
+                matches!(say(lasting), PlatformError::Unsupported { .. }),
+                "{lasting}"
+            );
+        }
         let own = super::super::tests::own().processes[0];
         assert_eq!(living(&Root::default(), own), Ok(()));
         let later = ProcessId {

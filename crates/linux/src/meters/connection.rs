@@ -1,8 +1,8 @@
 //! A connection that never hangs the loop: every wait is bounded, and so is what is read.
 
-use super::common::directory_of;
+use super::common::{directory_of, is_shortage};
 use super::network;
-use super::patient::patiently;
+use super::patient::look_up;
 use homeostat_model::ProcessId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -34,6 +34,18 @@ impl Address {
     /// Whether it means something else in another network. A path leads there from any.
     pub(super) fn belongs_to_a_network(&self) -> bool {
         !matches!(self, Self::Path { .. })
+    }
+
+    /// Whether an error of asking there says that something is short here and now, and nothing of who is asked.
+    pub(super) fn is_shortage(&self, errno: Errno) -> bool {
+        match self {
+            // No port is left for our end. Elsewhere it may as well be that this machine has no such address, as long as it runs:
+            // of `::1` where IPv6 is switched off.
+            Self::Tcp(address) if errno == Errno::ADDRNOTAVAIL => {
+                address.is_ipv4() && address.ip().is_loopback()
+            }
+            Self::Path { .. } | Self::Abstract(_) | Self::Tcp(_) => is_shortage(errno),
+        }
     }
 }
 
@@ -143,6 +155,8 @@ fn begin_by_path(process: ProcessId, path: &str) -> Result<Begun, Errno> {
 impl Connection {
     /// Connects.
     pub(super) fn open(endpoint: &Endpoint, deadline: Deadline) -> Result<Self, Errno> {
+        // The look-up of a path has a time of its own: none begins when there is none left.
+        deadline.check()?;
         let socket = |family: AddressFamily, protocol: Option<Protocol>| {
             let make = move || stream_socket(family, protocol);
             match endpoint.network {
@@ -155,8 +169,7 @@ impl Connection {
                 let (process, path) = (*process, path.clone());
                 // The path is looked up on whatever file systems the process has there: one that does not answer (FUSE, a dead
                 // server) keeps the thread that waits for it, not us.
-                patiently(process.pid, move || begin_by_path(process, &path))
-                    .map_err(|_| Errno::TIMEDOUT)??
+                look_up(process.pid, move || begin_by_path(process, &path)).map_err(|_| Errno::TIMEDOUT)??
             }
             Address::Abstract(name) => {
                 let fd = socket(AddressFamily::UNIX, None)?;

@@ -4,8 +4,8 @@
 //! judge from the readings.
 
 use super::common::{
-    Cumulative, ENTRIES_MAX, PROCESSES_MAX, fault, not_mine, now_ticks, numbers_in, open_process, read_at,
-    refused, usable,
+    Cumulative, ENTRIES_MAX, PROCESSES_MAX, fault, lives, not_mine, now_ticks, numbers_in, open_process,
+    read_at, refused, usable,
 };
 use super::{Meter, MeterKind};
 use crate::Root;
@@ -130,7 +130,7 @@ impl Meter for KernelMeter {
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         let processes: BTreeSet<ProcessId> = workload.processes.iter().take(PROCESSES_MAX).copied().collect();
         let mut why = None;
-        let mut not_now = None;
+        let mut spoilt = None;
         let mut living = BTreeSet::new();
         let mut unread = BTreeSet::new();
         let mut parts = 0;
@@ -150,10 +150,11 @@ impl Meter for KernelMeter {
                 }
                 // Ended since the last scan: what it had counted stays.
                 Err(PlatformError::Vanished { .. }) => {}
+                Err(_) if !lives(&self.root, *process) => {}
                 Err(e) => {
                     unread.insert(*process);
-                    if matches!(e, PlatformError::Busy { .. }) {
-                        not_now = Some(e);
+                    if matches!(e, PlatformError::Busy { .. }) || self.seen.contains(process) {
+                        spoilt = Some(e);
                     } else {
                         why = Some(e);
                     }
@@ -164,8 +165,8 @@ impl Meter for KernelMeter {
         self.sum
             .retain(|key| living.contains(key) || unread.contains(&key.0));
         self.seen.retain(|p| processes.contains(p));
-        // What is lacking now would be told with the next reading.
-        if let Some(e) = not_now {
+        // What is lacking now would be told with the next reading. Of a process that was never read nothing is.
+        if let Some(e) = spoilt {
             return Err(e);
         }
         if living.is_empty() {
@@ -307,20 +308,21 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_cannot_be_read_for_a_moment_is_not_counted_anew() {
-        let dir = tree(&[(10, 5, IO), (11, 6, IO)]);
+    fn a_process_that_cannot_be_read_for_a_moment_spoils_the_sum_and_is_not_counted_anew() {
+        // The third one is never read.
+        let dir = tree(&[(10, 5, IO), (11, 6, IO), (12, 7, "nonsense")]);
         let root = Root::new(dir.path());
-        let both = workload(&[(10, 5), (11, 6)]);
+        let all = workload(&[(10, 5), (11, 6), (12, 7)]);
         let mut meter = Kernel
-            .open(&root, &both, &MeterId::from("io.write_calls"))
+            .open(&root, &all, &MeterId::from("io.write_calls"))
             .unwrap();
         let write = |text: &str| std::fs::write(dir.path().join("proc/10/io"), text).unwrap();
         write(&IO.replace("syscw: 20", "syscw: 25"));
-        assert_eq!(meter.read(&both).unwrap(), 5.0);
+        assert_eq!(meter.read(&all).unwrap(), 5.0);
         write("nonsense");
-        assert_eq!(meter.read(&both).unwrap(), 5.0);
+        assert!(matches!(meter.read(&all), Err(PlatformError::Malformed { .. })));
         write(&IO.replace("syscw: 20", "syscw: 26"));
-        assert_eq!(meter.read(&both).unwrap(), 6.0);
+        assert_eq!(meter.read(&all).unwrap(), 6.0);
     }
 
     #[test]

@@ -110,21 +110,96 @@ fn other_network(dir: &OwnedFd, process: ProcessId) -> Result<Option<ProcessId>,
 /// Sockets of one server that are tried.
 const TRIED_MAX: usize = 3;
 
+/// What an error of asking a process says of its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Says {
+    /// There is none: the process listens on nothing, or who answers there is something else.
+    NoServer,
+    /// Neither that there is one nor that there is none.
+    Nothing,
+    /// It is there, and does not allow to be asked.
+    NotAllowed,
+    /// It may answer in a moment.
+    NotNow,
+}
+
+/// Why a process was asked in vain.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    /// What that says.
+    pub(super) says: Says,
+    /// For people.
+    pub(super) error: PlatformError,
+}
+
+impl Unanswered {
+    /// With what it says, unless it is `Busy`, which says so itself.
+    pub(super) fn new(says: Says, error: PlatformError) -> Self {
+        let is_busy = matches!(error, PlatformError::Busy { .. });
+        Self {
+            says: if is_busy { Says::NotNow } else { says },
+            error,
+        }
+    }
+
+    /// Of the errors of several sockets the one with the highest is told.
+    fn rank(&self) -> Says {
+        self.says.max(Says::Nothing)
+    }
+}
+
+impl From<PlatformError> for Unanswered {
+    fn from(error: PlatformError) -> Self {
+        Self::new(Says::Nothing, error)
+    }
+}
+
+/// Of the errors of two sockets of a process the one that is told: of two that are worth the same the first. That there is no server
+/// it says only where both do.
+fn more_telling(one: Unanswered, other: Unanswered) -> Unanswered {
+    if other.rank() > one.rank() {
+        return other;
+    }
+    Unanswered {
+        says: one.says.max(other.says),
+        ..one
+    }
+}
+
 /// Asks on the sockets of a process until one answers. `refusal` makes the error of this kind of server from what was
 /// asked and why it failed; `unix_socket` says how the server is given a Unix socket.
+///
+/// # Errors
+/// Where several have failed, the most telling one: a port of its own for something else, or one in a family of addresses that is
+/// switched off, does not hide that the server wants a password.
 pub(super) fn first_that_answers<T>(
     root: &Root,
     process: ProcessId,
     refusal: fn(&str, &str) -> PlatformError,
     unix_socket: &str,
-    mut ask: impl FnMut(Endpoint) -> Result<T, PlatformError>,
-) -> Result<T, PlatformError> {
+    mut ask: impl FnMut(Endpoint) -> Result<T, Unanswered>,
+) -> Result<T, Unanswered> {
     let what = format!("process {process}");
     if !root.is_live() {
-        return Err(refusal(&what, "this is a captured tree, not the running machine"));
+        return Err(refusal(&what, "this is a captured tree, not the running machine").into());
     }
     let found = of_process(root, process)?;
-    let mut why = match found.out_of_reach {
+    let mut failed: Option<Unanswered> = None;
+    for endpoint in found.endpoints.into_iter().take(TRIED_MAX) {
+        match ask(endpoint) {
+            Ok(answer) => return Ok(answer),
+            Err(e) => {
+                failed = Some(match failed {
+                    Some(before) => more_telling(before, e),
+                    None => e,
+                });
+            }
+        }
+    }
+    if let Some(failed) = failed {
+        return Err(failed);
+    }
+    let none = match found.out_of_reach {
         Some(why) => refusal(
             &what,
             &format!(
@@ -143,13 +218,7 @@ pub(super) fn first_that_answers<T>(
             "it listens on no stream socket; open one for the local host",
         ),
     };
-    for endpoint in found.endpoints.into_iter().take(TRIED_MAX) {
-        match ask(endpoint) {
-            Ok(answer) => return Ok(answer),
-            Err(e) => why = e,
-        }
-    }
-    Err(why)
+    Err(Unanswered::new(Says::NoServer, none))
 }
 
 /// Socket inodes among the descriptors of a process: of its lowest, which those on which it listens usually are. The flag says
@@ -351,6 +420,43 @@ mod tests {
                 Address::Abstract(b"abstract".to_vec())
             ]
         );
+    }
+
+    #[test]
+    fn of_several_errors_the_most_telling_one_is_told() {
+        let unsupported = |why: &str| PlatformError::Unsupported {
+            what: "asking it".to_owned(),
+            why: why.to_owned(),
+        };
+        let busy = || PlatformError::Busy {
+            what: "asking it".to_owned(),
+            why: "late".to_owned(),
+        };
+        let stranger = || Unanswered::new(Says::NoServer, unsupported("a stranger"));
+        let nobody = || Unanswered::from(unsupported("nobody"));
+        let password = || Unanswered::new(Says::NotAllowed, unsupported("a password"));
+        let late = || Unanswered::from(busy());
+        let told = |one: Unanswered, other: Unanswered| {
+            let told = more_telling(one, other);
+            (told.says, told.error)
+        };
+        assert_eq!(
+            told(password(), nobody()),
+            (Says::NotAllowed, unsupported("a password"))
+        );
+        assert_eq!(
+            told(stranger(), password()),
+            (Says::NotAllowed, unsupported("a password"))
+        );
+        assert_eq!(told(password(), late()), (Says::NotNow, busy()));
+        assert_eq!(told(late(), password()), (Says::NotNow, busy()));
+        // The first one, and yet there may be a server.
+        assert_eq!(
+            told(stranger(), nobody()),
+            (Says::Nothing, unsupported("a stranger"))
+        );
+        assert_eq!(told(nobody(), stranger()), (Says::Nothing, unsupported("nobody")));
+        assert_eq!(told(stranger(), stranger()).0, Says::NoServer);
     }
 
     #[test]

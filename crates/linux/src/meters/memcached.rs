@@ -1,7 +1,8 @@
 //! memcached: the `cmd_*` and result counters of its `stats` command, over a connection that stays open.
 
-use super::common::{is_program, is_shortage, not_mine, refused, usable};
+use super::common::{is_program, not_mine, refused, usable};
 use super::connection::{Connection, Deadline, Endpoint};
+use super::listeners::{Says, Unanswered};
 use super::servers::{Ask, Servers, WAIT};
 use super::{Meter, MeterKind, listeners};
 use crate::Root;
@@ -67,7 +68,7 @@ struct Client {
 impl Ask for Client {
     type Server = Server;
 
-    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), PlatformError> {
+    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), Unanswered> {
         listeners::first_that_answers(&self.root, process, refusal, "option -s", |endpoint| {
             let mut server = Server {
                 endpoint,
@@ -78,13 +79,13 @@ impl Ask for Client {
         })
     }
 
-    fn ask(&mut self, _: ProcessId, server: &mut Server, deadline: Deadline) -> Result<u64, PlatformError> {
+    fn ask(&mut self, _: ProcessId, server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
         ask(server, deadline)
     }
 }
 
 /// Asks; reconnects once when the connection was lost.
-fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, PlatformError> {
+fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
     let deadline = deadline.at_most(WAIT);
     let had = server.connection.is_some();
     let answer = match ask_once(server, deadline) {
@@ -93,12 +94,17 @@ fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, PlatformError> {
     };
     answer.map_err(|e| {
         let what = format!("the server at {}", server.endpoint);
-        match e {
+        let says = match e {
+            // It closed the connection, or did not answer like a memcached.
+            Errno::CONNRESET | Errno::PIPE | Errno::PROTO | Errno::MSGSIZE => Says::NoServer,
+            _ => Says::Nothing,
+        };
+        let error = match e {
             Errno::TIMEDOUT | Errno::AGAIN => PlatformError::Busy {
                 what: format!("asking {what}"),
                 why: format!("no answer in time ({e})"),
             },
-            e if is_shortage(e) => PlatformError::Busy {
+            e if server.endpoint.address.is_shortage(e) => PlatformError::Busy {
                 what: format!("asking {what}"),
                 why: e.to_string(),
             },
@@ -111,7 +117,8 @@ fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, PlatformError> {
                 "it does not answer `stats` in text (TLS, SASL or binary protocol only?); open a plain Unix socket \
                  (option -s)",
             ),
-        }
+        };
+        Unanswered::new(says, error)
     })
 }
 

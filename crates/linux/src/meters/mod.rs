@@ -104,8 +104,9 @@ pub trait Meter {
     /// and gone since the meter was opened.
     ///
     /// # Errors
-    /// `Busy` when it cannot be read for a moment. `Vanished`, or any other when [`Meter::is_over`]: it can be read no more, and
-    /// why; the sensor closes it. Any other may pass as well: the sensor closes a meter that tells nothing else for a while.
+    /// `Busy` when it cannot be read for a moment; the sensor closes a meter that says nothing else for minutes. `Vanished`, or any
+    /// other when [`Meter::is_over`]: it can be read no more, and why; the sensor closes it. Any other may pass as well: the sensor
+    /// closes a meter that tells nothing else for a while.
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError>;
     /// Whether its last error was its last word: nothing will ever be read of it again.
     fn is_over(&self) -> bool {

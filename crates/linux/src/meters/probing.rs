@@ -74,6 +74,9 @@ impl Probing {
                 since: Instant::now(),
                 why: "its probes are being put on".to_owned(),
             },
+            base: 0.0,
+            told: 0.0,
+            torn: false,
             looking: None,
             looked: None,
             new: false,
@@ -144,6 +147,9 @@ enum State {
     },
     Counting {
         counters: Counters,
+        /// The last look has refused it for the moment. One that broke off, or found something short, says nothing of whom the
+        /// probes concern: it takes two on end.
+        doubtful: bool,
     },
     Over(PlatformError),
 }
@@ -154,6 +160,12 @@ struct Worker {
     workload: Workload,
     plan: Plan,
     state: State,
+    /// What the counters before these had counted when it was told last.
+    base: f64,
+    /// What was told last.
+    told: f64,
+    /// Probes have been off since.
+    torn: bool,
     /// Where the answer of a look comes from that is being taken: readings do not wait for it.
     looking: Option<Receiver<Result<(), Refusal>>>,
     /// When the last look ended.
@@ -196,6 +208,7 @@ impl Worker {
     fn due(&self) -> Duration {
         let every = match &self.state {
             State::Trying { .. } => TRY_EVERY,
+            State::Counting { doubtful: true, .. } => TRY_EVERY,
             State::Counting { .. } if self.new => TRY_EVERY,
             State::Counting { .. } | State::Over(_) => LOOK_EVERY,
         };
@@ -244,7 +257,10 @@ impl Worker {
             (State::Trying { since, .. }, Ok(())) => {
                 let since = *since;
                 self.state = match self.open() {
-                    Ok(counters) => State::Counting { counters },
+                    Ok(counters) => State::Counting {
+                        counters,
+                        doubtful: false,
+                    },
                     // For a lack of memory or descriptors, or of somebody who goes on, the next try may do better.
                     Err(PlatformError::Busy { why, .. }) if since.elapsed() < TRY_MAX => {
                         State::Trying { since, why }
@@ -259,8 +275,9 @@ impl Worker {
                     why: refusal.to_string(),
                 });
             }
-            (State::Counting { counters }, Ok(())) => {
+            (State::Counting { counters, doubtful }, Ok(())) => {
                 self.new = false;
+                *doubtful = false;
                 if let Counters::Threads(counters) = counters {
                     match counters.attach_new(&self.workload) {
                         // Where nothing may be had for the moment, the next look tries again.
@@ -269,8 +286,11 @@ impl Worker {
                     }
                 }
             }
+            (State::Counting { doubtful, .. }, Err(Refusal::Now(_))) if !*doubtful => *doubtful = true,
             // The end of the counters takes the probes off, as soon as nobody has to be waited for.
             (State::Counting { .. }, Err(Refusal::Now(why))) => {
+                self.base = self.told;
+                self.torn = true;
                 self.state = State::Trying {
                     since: Instant::now(),
                     why,
@@ -333,18 +353,19 @@ impl Worker {
         let counters = match &mut self.state {
             State::Over(e) => return Err(e.clone()),
             State::Trying { why, .. } => {
+                self.torn = false;
                 return Err(PlatformError::Busy {
                     what: format!("meter {}", self.plan.id),
                     why: why.clone(),
                 });
             }
-            State::Counting { counters } => counters,
+            State::Counting { counters, .. } => counters,
         };
-        match counters {
+        let counted = match counters {
             Counters::Threads(counters) => {
                 // Those that are new are counted after the next look.
                 self.new |= counters.lacks(&self.workload);
-                counters.read_attached(&self.workload)
+                counters.read_attached(&self.workload)?
             }
             Counters::Cpus {
                 counters,
@@ -373,8 +394,18 @@ impl Worker {
                         });
                     }
                 }
-                counters.read()
+                counters.read()?
             }
+        };
+        let count = self.base + counted;
+        self.told = count;
+        if std::mem::take(&mut self.torn) {
+            // They went and came back since the last reading: this interval would lack what was done meanwhile.
+            return Err(PlatformError::Busy {
+                what: format!("meter {}", self.plan.id),
+                why: "its probes were off for a moment".to_owned(),
+            });
         }
+        Ok(count)
     }
 }

@@ -4,7 +4,7 @@
 //! The endpoint is asked by a plain HTTP/1.1 GET with a bound on time and size. Host names are looked up in
 //! `/etc/hosts` only: a name server could keep the loop waiting for seconds.
 
-use super::common::{is_shortage, not_mine, refused, usable};
+use super::common::{not_mine, refused, usable};
 use super::connection::{Address, Connection, Deadline, Endpoint};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
@@ -124,7 +124,7 @@ impl Series {
                 what: format!("asking {}", self.address),
                 why: format!("no whole answer within {} ms ({e})", WAIT.as_millis()),
             },
-            Http::Connection(e) if is_shortage(e) => PlatformError::Busy {
+            Http::Connection(e) if Address::Tcp(self.address).is_shortage(e) => PlatformError::Busy {
                 what: format!("asking {}", self.address),
                 why: e.to_string(),
             },

@@ -5,6 +5,7 @@ use super::common::{
     fault, is_program, is_shortage, living, not_mine, open_process, read_at, refused, usable, user_ids,
 };
 use super::connection::{Address, Connection, Deadline, Endpoint};
+use super::listeners::{Says, Unanswered};
 use super::servers::{Ask, Servers, WAIT};
 use super::{Meter, MeterKind, MeterSettings, listeners};
 use crate::Root;
@@ -120,7 +121,7 @@ struct Client {
 impl Ask for Client {
     type Server = Server;
 
-    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), PlatformError> {
+    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), Unanswered> {
         let Self { access, tallies } = self;
         let access = &*access;
         let tally = tallies.entry(process).or_default();
@@ -140,7 +141,7 @@ impl Ask for Client {
         process: ProcessId,
         server: &mut Server,
         deadline: Deadline,
-    ) -> Result<u64, PlatformError> {
+    ) -> Result<u64, Unanswered> {
         let tally = self.tallies.entry(process).or_default();
         self.access.ask(process, server, tally, deadline)
     }
@@ -164,7 +165,7 @@ impl Access {
         server: &mut Server,
         tally: &mut Tally,
         deadline: Deadline,
-    ) -> Result<u64, PlatformError> {
+    ) -> Result<u64, Unanswered> {
         let deadline = deadline.at_most(WAIT);
         let had = server.connection.is_some();
         let answer = match self.ask_once(process, server, tally, deadline) {
@@ -173,7 +174,7 @@ impl Access {
             }
             other => other,
         };
-        answer.map_err(|fault| fault.into_platform(&server.endpoint))
+        answer.map_err(|fault| Unanswered::new(fault.says(), fault.into_platform(&server.endpoint)))
     }
 
     fn ask_once(
@@ -298,6 +299,15 @@ impl Fault {
         matches!(self, Self::Connection(e) if is_shortage(*e))
     }
 
+    /// What it says of the server. In words of its own it says what it does not allow.
+    fn says(&self) -> Says {
+        match self {
+            Self::Stranger | Self::Connection(Errno::CONNRESET | Errno::PIPE) => Says::NoServer,
+            Self::Error(_) | Self::Password(_) => Says::NotAllowed,
+            Self::Connection(_) | Self::Gone | Self::Process(_) => Says::Nothing,
+        }
+    }
+
     fn into_platform(self, endpoint: &Endpoint) -> PlatformError {
         let what = format!("the server at {endpoint}");
         match self {
@@ -305,7 +315,7 @@ impl Fault {
                 what: format!("asking {what}"),
                 why: format!("no answer in time ({e})"),
             },
-            Self::Connection(e) if is_shortage(e) => PlatformError::Busy {
+            Self::Connection(e) if endpoint.address.is_shortage(e) => PlatformError::Busy {
                 what: format!("asking {what}"),
                 why: e.to_string(),
             },
@@ -323,7 +333,11 @@ impl Fault {
                 "it does not answer like a Redis (a TLS port?); open a plain port or a Unix socket for the local host",
             ),
             Self::Password(why) => refusal(&what, &why),
-            Self::Gone => PlatformError::Vanished { target: what },
+            // The process lives: it may listen again.
+            Self::Gone => refusal(
+                &what,
+                "somebody else answers there, who is not told the password; let the server listen there again",
+            ),
             Self::Process(e) => e,
             Self::Error(text) => {
                 let remedy = if text.starts_with("NOAUTH") || text.starts_with("DENIED") {
@@ -463,7 +477,9 @@ mod tests {
     use super::super::tests::own;
     use super::*;
     use std::io::{Read, Write};
+    use std::net::TcpStream;
     use std::process::{Child, Command};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -566,6 +582,27 @@ mod tests {
         }
     }
 
+    /// What was said by those who have come, one at least: whoever was late came again.
+    fn heard<S: Read>(
+        wait: impl Fn(bool) -> std::io::Result<()>,
+        accept: impl Fn() -> std::io::Result<S>,
+    ) -> Vec<u8> {
+        let mut said = Vec::new();
+        wait(true).unwrap();
+        let mut came = accept().unwrap();
+        wait(false).unwrap();
+        loop {
+            came.read_to_end(&mut said).unwrap();
+            match accept() {
+                Ok(another) => came = another,
+                Err(e) => {
+                    assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock, "{e}");
+                    return said;
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_password_is_told_to_nobody_but_the_server_that_it_is_for() {
         use std::os::unix::fs::PermissionsExt;
@@ -579,16 +616,30 @@ mod tests {
         };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Endpoint::here(Address::Tcp(listener.local_addr().unwrap()));
+        let connected = AtomicBool::new(false);
         let told = std::thread::scope(|scope| {
             let server = scope.spawn(|| {
-                let (mut stream, _) = listener.accept().unwrap();
-                let mut request = [0u8; 256];
-                let n = stream.read(&mut request).unwrap();
-                stream.write_all(b"+OK\r\n").unwrap();
-                String::from_utf8_lossy(&request[..n]).into_owned()
+                let mut told = String::new();
+                // Whoever was late comes again.
+                loop {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    if connected.load(Ordering::Acquire) {
+                        return told;
+                    }
+                    let mut request = [0u8; 256];
+                    let n = stream.read(&mut request).unwrap_or(0);
+                    told.push_str(&String::from_utf8_lossy(&request[..n]));
+                    // It may have stopped to wait.
+                    let _ = stream.write_all(b"+OK\r\n");
+                }
             });
-            connect(&access, own().processes[0], &endpoint).unwrap();
-            server.join().unwrap()
+            let came = connect(&access, own().processes[0], &endpoint);
+            connected.store(true, Ordering::Release);
+            // Nobody comes any more: this ends it.
+            drop(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            let told = server.join().unwrap();
+            came.unwrap();
+            told
         });
         assert!(told.contains("AUTH") && told.contains("secret"), "{told}");
 
@@ -596,10 +647,11 @@ mod tests {
         let server = Sleeper::start(None);
         let refused = connect(&access, server.process(), &endpoint);
         assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut heard = Vec::new();
-        stream.read_to_end(&mut heard).unwrap();
-        assert_eq!(heard, b"");
+        let said = heard(
+            |wait| listener.set_nonblocking(!wait),
+            || listener.accept().map(|(stream, _)| stream),
+        );
+        assert_eq!(said, b"");
         // Or it has ended.
         let gone = server.process();
         drop(server);
@@ -624,9 +676,11 @@ mod tests {
         });
         let refused = connect(&access, server.process(), &endpoint);
         assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.read_to_end(&mut heard).unwrap();
-        assert_eq!(heard, b"");
+        let said = heard(
+            |wait| listener.set_nonblocking(!wait),
+            || listener.accept().map(|(stream, _)| stream),
+        );
+        assert_eq!(said, b"");
     }
 
     #[test]
@@ -641,15 +695,24 @@ mod tests {
             Fault::Error("LOADING Redis is loading".into()).into_platform(&e),
             PlatformError::Busy { .. }
         ));
-        for errno in [Errno::TIMEDOUT, Errno::MFILE, Errno::ADDRNOTAVAIL] {
+        for errno in [Errno::TIMEDOUT, Errno::MFILE] {
             let error = Fault::Connection(errno).into_platform(&e);
             assert!(matches!(error, PlatformError::Busy { .. }), "{error}");
         }
+        // No port is left here; but `::1` may be no address of this machine at all.
+        let no_address = |at: &str| {
+            let endpoint = Endpoint::here(Address::Tcp(at.parse().unwrap()));
+            Fault::Connection(Errno::ADDRNOTAVAIL).into_platform(&endpoint)
+        };
+        let short = no_address("127.0.0.1:6379");
+        assert!(matches!(short, PlatformError::Busy { .. }), "{short}");
+        let lasting = no_address("[::1]:6379");
+        assert!(matches!(lasting, PlatformError::Unsupported { .. }), "{lasting}");
         let refused = Fault::Connection(Errno::CONNREFUSED).into_platform(&e);
         assert!(matches!(refused, PlatformError::Unsupported { .. }), "{refused}");
         assert!(matches!(
             Fault::Gone.into_platform(&e),
-            PlatformError::Vanished { .. }
+            PlatformError::Unsupported { .. }
         ));
         assert!(Fault::Stranger.into_platform(&e).to_string().contains("TLS"));
     }

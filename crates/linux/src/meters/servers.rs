@@ -1,13 +1,14 @@
 //! Servers of a workload's processes, each of which is asked at every reading how much it has done.
 
 use super::Meter;
-use super::common::{Cumulative, living};
+use super::common::{Cumulative, lives, living};
 use super::connection::Deadline;
+use super::listeners::{Says, Unanswered};
 use crate::Root;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time that a reading takes, however many are asked.
 const READING: Duration = Duration::from_millis(400);
@@ -15,20 +16,22 @@ const READING: Duration = Duration::from_millis(400);
 pub(super) const WAIT: Duration = Duration::from_millis(200);
 /// Most servers of one workload that are asked.
 const SERVERS_MAX: usize = 16;
+/// A process that was no server is asked again so long after.
+const SILENT: Duration = Duration::from_secs(30);
 
 /// How a kind of server is found and asked. `Busy`: it may answer in a moment.
 pub(super) trait Ask {
     /// What is kept of one.
     type Server;
     /// Finds the socket of a process on which such a server answers, and what it has done.
-    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Self::Server, u64), PlatformError>;
+    fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Self::Server, u64), Unanswered>;
     /// What it has done since.
     fn ask(
         &mut self,
         process: ProcessId,
         server: &mut Self::Server,
         deadline: Deadline,
-    ) -> Result<u64, PlatformError>;
+    ) -> Result<u64, Unanswered>;
     /// Forgets all processes but these.
     fn keep(&mut self, processes: &BTreeSet<ProcessId>) {
         let _ = processes;
@@ -40,8 +43,8 @@ pub(super) struct Servers<A: Ask> {
     root: Root,
     asker: A,
     found: BTreeMap<ProcessId, A::Server>,
-    /// Processes without a server (a child that saves the data set), while others answer.
-    silent: BTreeSet<ProcessId>,
+    /// Processes without a server (a child that saves the data set), while others answer: until when they are not asked.
+    silent: BTreeMap<ProcessId, Instant>,
     sum: Cumulative<ProcessId>,
 }
 
@@ -55,7 +58,7 @@ impl<A: Ask> Servers<A> {
             root: root.clone(),
             asker,
             found: BTreeMap::new(),
-            silent: BTreeSet::new(),
+            silent: BTreeMap::new(),
             sum: Cumulative::new(),
         };
         servers.read(workload)?;
@@ -64,9 +67,20 @@ impl<A: Ask> Servers<A> {
 
     fn keep(&mut self, processes: &BTreeSet<ProcessId>) {
         self.found.retain(|p, _| processes.contains(p));
-        self.silent.retain(|p| processes.contains(p));
+        self.silent.retain(|p, _| processes.contains(p));
         self.sum.retain(|p| processes.contains(p));
         self.asker.keep(processes);
+    }
+}
+
+/// The error of asking a process that lives: whatever of it is gone, it is not, and may be asked again.
+fn of_the_living(process: ProcessId, error: PlatformError) -> PlatformError {
+    match error {
+        PlatformError::Vanished { target } => PlatformError::Unsupported {
+            what: format!("asking the server of process {process}"),
+            why: format!("{target} is gone; let it listen again"),
+        },
+        other => other,
     }
 }
 
@@ -83,37 +97,49 @@ impl<A: Ask> Meter for Servers<A> {
         let mut why = None;
         let mut answered = false;
         for process in &processes {
+            let is_silent = self
+                .silent
+                .get(process)
+                .is_some_and(|until| Instant::now() < *until);
             let count = match self.found.get_mut(process) {
                 Some(server) => self.asker.ask(*process, server, deadline),
-                None if self.silent.contains(process) => continue,
+                None if is_silent => continue,
                 None => self.asker.find(*process, deadline).map(|(server, count)| {
                     self.found.insert(*process, server);
                     count
                 }),
             };
-            let failed = match count {
+            let Unanswered { says, error } = match count {
                 Ok(count) => {
                     answered = true;
+                    self.silent.remove(process);
                     self.sum.set(process, count as f64, false);
                     continue;
                 }
-                // One server that does not answer in time spoils the sum of this interval.
-                Err(e @ PlatformError::Busy { .. }) => return Err(e),
-                // The end of the process explains whatever its connection says.
-                Err(e) => match living(&self.root, *process) {
-                    Err(gone @ PlatformError::Vanished { .. }) => gone,
-                    Ok(()) | Err(_) => e,
-                },
+                Err(e) => e,
             };
-            self.found.remove(process);
-            if !self.sum.knows(process) {
-                self.silent.insert(*process);
-            } else if !matches!(failed, PlatformError::Vanished { .. }) {
-                // So does one that has answered before and answers otherwise now: it is looked for anew at the next reading.
-                return Err(failed);
+            // One server that does not answer in time spoils the sum of this interval.
+            if matches!(error, PlatformError::Busy { .. }) {
+                return Err(error);
             }
-            // The main process speaks for the workload.
-            if why.is_none() || Some(process) == workload.processes.first() {
+            // The end of the process explains whatever its connection says.
+            let failed = match living(&self.root, *process) {
+                Err(gone @ PlatformError::Vanished { .. }) => gone,
+                Ok(()) => of_the_living(*process, error),
+                Err(_) => error,
+            };
+            let is_gone = matches!(failed, PlatformError::Vanished { .. });
+            self.found.remove(process);
+            if self.sum.knows(process) {
+                // So does one that has answered before and answers otherwise now: it is looked for anew at the next reading.
+                if !is_gone {
+                    return Err(failed);
+                }
+            } else if is_gone || says == Says::NoServer {
+                self.silent.insert(*process, Instant::now() + SILENT);
+            }
+            // The main process speaks for the workload, as long as it is there.
+            if !is_gone && (why.is_none() || Some(process) == workload.processes.first()) {
                 why = Some(failed);
             }
         }
@@ -122,9 +148,16 @@ impl<A: Ask> Meter for Servers<A> {
         }
         // Without any, whoever was silent is asked again at the next reading.
         self.silent.clear();
-        Err(why.unwrap_or_else(|| PlatformError::Vanished {
-            target: workload.id.to_string(),
-        }))
+        let target = workload.id.to_string();
+        Err(match why {
+            Some(why) => why,
+            // One that is started anew in place of one that has ended is found by the next scan.
+            None if workload.processes.iter().any(|p| lives(&self.root, *p)) => PlatformError::Unsupported {
+                what: format!("asking the servers of {target}"),
+                why: "those that answered have ended; wait until another one runs".to_owned(),
+            },
+            None => PlatformError::Vanished { target },
+        })
     }
 
     fn forget_ended(&mut self, workload: &Workload) {
@@ -144,7 +177,7 @@ mod tests {
         }
     }
 
-    /// What the next questions are answered, by process; without: refused.
+    /// What the next questions are answered, by process; without, it is no server.
     #[derive(Default)]
     struct Fake {
         answers: BTreeMap<ProcessId, Result<u64, PlatformError>>,
@@ -152,21 +185,21 @@ mod tests {
     }
 
     impl Fake {
-        fn answer(&self, process: ProcessId) -> Result<u64, PlatformError> {
-            self.answers
-                .get(&process)
-                .cloned()
-                .unwrap_or_else(|| Err(refused()))
+        fn answer(&self, process: ProcessId) -> Result<u64, Unanswered> {
+            match self.answers.get(&process) {
+                Some(answer) => answer.clone().map_err(Unanswered::from),
+                None => Err(Unanswered::new(Says::NoServer, refused())),
+            }
         }
     }
 
     impl Ask for Fake {
         type Server = ();
-        fn find(&mut self, process: ProcessId, _: Deadline) -> Result<((), u64), PlatformError> {
+        fn find(&mut self, process: ProcessId, _: Deadline) -> Result<((), u64), Unanswered> {
             self.sought += 1;
             self.answer(process).map(|count| ((), count))
         }
-        fn ask(&mut self, process: ProcessId, _: &mut (), _: Deadline) -> Result<u64, PlatformError> {
+        fn ask(&mut self, process: ProcessId, _: &mut (), _: Deadline) -> Result<u64, Unanswered> {
             self.answer(process)
         }
     }
@@ -237,11 +270,65 @@ mod tests {
         let (w, here, gone) = two();
         let mut servers = Servers::open(&Root::default(), &w, with(&[(gone, 1)])).unwrap();
         servers.asker.answers.clear();
-        // Silent so far, it is asked once the other is gone.
-        assert!(servers.read(&w).is_err());
+        // Silent so far, it is asked once the other is gone; it lives, so the workload does.
+        let none = servers.read(&w);
+        assert!(matches!(none, Err(PlatformError::Unsupported { .. })), "{none:?}");
         servers.asker.answers.insert(here, Ok(5));
         assert_eq!(servers.read(&w), Ok(0.0));
         servers.forget_ended(&workload("two", vec![gone]));
         assert!(servers.found.is_empty());
+    }
+
+    #[test]
+    fn a_workload_is_gone_with_its_last_process() {
+        let (_, _, gone) = two();
+        let w = workload("one", vec![gone]);
+        let mut servers = Servers::open(&Root::default(), &w, with(&[(gone, 1)])).unwrap();
+        servers.asker.answers.clear();
+        let target = w.id.to_string();
+        assert_eq!(servers.read(&w), Err(PlatformError::Vanished { target }));
+    }
+
+    #[test]
+    fn whatever_is_gone_of_a_process_that_lives_may_come_back() {
+        let (w, here, gone) = two();
+        let answers = with(&[(here, 100), (gone, 1000)]);
+        let mut servers = Servers::open(&Root::default(), &w, answers).unwrap();
+        let vanished = PlatformError::Vanished {
+            target: "the server".to_owned(),
+        };
+        servers.asker.answers = with(&[(gone, 1001)]).answers;
+        servers.asker.answers.insert(here, Err(vanished));
+        for _ in 0..2 {
+            let told = servers.read(&w);
+            assert!(
+                matches!(&told, Err(PlatformError::Unsupported { why, .. }) if why.contains("the server")),
+                "{told:?}"
+            );
+        }
+        servers.asker.answers.insert(here, Ok(103));
+        assert_eq!(servers.read(&w), Ok(4.0));
+    }
+
+    #[test]
+    fn who_was_no_server_is_asked_again_after_a_while_and_who_refused_at_once() {
+        let (w, here, gone) = two();
+        let mut servers = Servers::open(&Root::default(), &w, with(&[(gone, 1)])).unwrap();
+        servers.asker.answers.insert(here, Ok(50));
+        assert_eq!(servers.read(&w), Ok(0.0));
+        assert!(servers.silent.contains_key(&here), "it is not asked yet");
+        servers.silent.insert(here, Instant::now());
+        assert_eq!(servers.read(&w), Ok(0.0));
+        servers.asker.answers.insert(here, Ok(52));
+        assert_eq!(servers.read(&w), Ok(2.0));
+
+        let mut answers = with(&[(gone, 1)]);
+        answers.answers.insert(here, Err(refused()));
+        let mut servers = Servers::open(&Root::default(), &w, answers).unwrap();
+        assert!(servers.silent.is_empty());
+        servers.asker.answers.insert(here, Ok(50));
+        assert_eq!(servers.read(&w), Ok(0.0));
+        servers.asker.answers.insert(here, Ok(53));
+        assert_eq!(servers.read(&w), Ok(3.0));
     }
 }

@@ -107,7 +107,7 @@ fn busy(why: &str) -> PlatformError {
     }
 }
 
-/// How it is told that there are more than are looked at: who asks for a meter is refused; one that is open waits until there are
+/// How it is told that there are more than are looked at: who asks for a meter is refused; one that is open waits a while for there to be
 /// fewer.
 type TooMany = fn(&str) -> PlatformError;
 
@@ -253,14 +253,16 @@ impl Inquiry {
         })
     }
 
-    /// Lets go of the networks in which no process of the workload is left that was seen there.
+    /// Lets go of the networks in which no process of the workload is left that was seen there. Ours is there anyhow.
     fn forget_ended(&mut self, workload: &Workload) {
         let left: BTreeSet<ProcessId> = workload.processes.iter().copied().collect();
+        let ours = Identity::ours().ok();
         let processes = &self.processes;
         self.open.retain(|network, _| {
-            processes
-                .get(network)
-                .is_some_and(|were| !were.is_disjoint(&left))
+            Some(*network) == ours
+                || processes
+                    .get(network)
+                    .is_some_and(|were| !were.is_disjoint(&left))
         });
     }
 }

@@ -36,7 +36,7 @@ impl Server {
         };
         let start = Instant::now();
         while UnixStream::connect(&server.socket).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(60), "{name} does not start");
+            assert!(start.elapsed() < PATIENCE, "{name} does not start");
             std::thread::sleep(Duration::from_millis(10));
         }
         Some(server)
@@ -137,7 +137,7 @@ fn a_redis_over_tcp_is_found() {
     let mut client = loop {
         match std::net::TcpStream::connect(address) {
             Ok(c) => break c,
-            Err(_) => assert!(start.elapsed() < Duration::from_secs(60), "redis does not start"),
+            Err(_) => assert!(start.elapsed() < PATIENCE, "redis does not start"),
         }
         std::thread::sleep(Duration::from_millis(10));
     };
@@ -211,7 +211,7 @@ fn a_stopped_redis_is_busy_and_an_ended_one_gone() {
     // It goes on afterwards, with the late answer thrown away with its connection.
     let start = Instant::now();
     while m.read(&w).is_err() {
-        assert!(start.elapsed() < Duration::from_secs(60));
+        assert!(start.elapsed() < PATIENCE);
     }
     drop(server);
     assert!(matches!(
