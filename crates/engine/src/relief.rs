@@ -133,14 +133,11 @@ impl Engine {
     pub(crate) fn lives_on_the_file_cache(&self, sample: &WorkloadSample) -> bool {
         let seconds = sample.interval.as_secs_f64();
         let reads = &sample.reads;
-        // As the strategy counts what a program loses: what was read by somebody who has ended, or in order, is none.
-        let own = reads.from_storage.saturating_sub(reads.by_ended);
-        let here_and_there = own.saturating_sub(reads.in_sequence);
         self.short_of_memory()
             && seconds > 0.0
             && (sample.faults_major as f64 >= FAULTS_MIN * seconds
                 || reads.from_storage.0 as f64 >= READS_MIN * seconds
-                || here_and_there.0 as f64 >= PAGES_MIN * seconds)
+                || reads.here_and_there().0 as f64 >= PAGES_MIN * seconds)
     }
 
     /// Whether a workload works on pages of files that are in memory, which are not resident in it: it gets much by read calls, and

@@ -124,6 +124,16 @@ pub struct Reads {
     pub by_ended: Bytes,
 }
 
+impl Reads {
+    /// What it reads from storage here and there, as one does whose pages were taken: not in order, and not by processes that have ended.
+    #[must_use]
+    pub fn here_and_there(&self) -> Bytes {
+        self.from_storage
+            .saturating_sub(self.by_ended)
+            .saturating_sub(self.in_sequence)
+    }
+}
+
 /// Whether there is nothing to tell: recordings are long enough.
 fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()

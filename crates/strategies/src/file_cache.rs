@@ -343,10 +343,7 @@ fn loss(seen: &Seen<'_>) -> Result<String, String> {
         return Ok(format!("it waits for storage {faults:.0} times a second"));
     }
     // What somebody else has read that has ended is no loss of this one.
-    let reads = &seen.sample.reads;
-    let own = reads.from_storage.saturating_sub(reads.by_ended);
-    let here_and_there = own.saturating_sub(reads.in_sequence);
-    let mib = per_s(here_and_there.0 as f64) / MIB;
+    let mib = per_s(seen.sample.reads.here_and_there().0 as f64) / MIB;
     if mib >= LOSS_MIN.value(seen.policy) {
         return Ok(format!("it reads {mib:.1} MiB/s from storage here and there"));
     }
