@@ -64,16 +64,20 @@ fn platform(settings: &Settings) -> LinuxPlatform {
 /// Name of the command by which this program is started to read files in the control groups of others.
 pub const FETCHER: &str = "fetch-for-daemon";
 
-/// Whether it may be needed: where the strategy that has files read works and is on, and the kernel tells what was lost.
-fn may_fetch(machine: &Machine, strategies: &[Box<dyn Strategy>], settings: &Settings) -> bool {
+/// Whether programs may be protected from readers: where the strategy that does it works and is on.
+fn may_protect(machine: &Machine, strategies: &[Box<dyn Strategy>], settings: &Settings) -> bool {
     const STRATEGY: &str = "file_cache";
     let policy = &settings.policy;
-    let told = machine.capability("memory.taken");
-    told.is_some_and(|c| c.state == CapabilityState::Available)
-        && policy.strategies.get(STRATEGY) != Some(&false)
+    policy.strategies.get(STRATEGY) != Some(&false)
         && strategies
             .iter()
             .any(|s| s.id().as_str() == STRATEGY && s.usable(machine, policy.profile).is_ok())
+}
+
+/// Whether what they lost may be read for them: where the kernel tells what that is.
+fn may_fetch(machine: &Machine) -> bool {
+    let told = machine.capability("memory.taken");
+    told.is_some_and(|c| c.state == CapabilityState::Available)
 }
 
 /// How this program is started for that: by what runs, whatever lies under its name by now.
@@ -217,13 +221,16 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     let strategies = homeostat_strategies::all();
     // Before recovery, which may take its time.
     let machine = platform.machine().map_err(StartError::from)?;
-    // Before memory is short. Without it everything else works, and what is not brought back says so.
-    if may_fetch(&machine, &strategies, &settings)
-        && let Err(why) = platform.start_fetcher(&fetcher())
-    {
-        notes.push(format!(
-            "what a program loses to a reader cannot be read for it: {why}"
-        ));
+    // Before memory is short. Without the process everything else works, and what is not brought back says so.
+    if may_protect(&machine, &strategies, &settings) {
+        platform.stand_by();
+        if may_fetch(&machine)
+            && let Err(why) = platform.start_fetcher(&fetcher())
+        {
+            notes.push(format!(
+                "what a program loses to a reader cannot be read for it: {why}"
+            ));
+        }
     }
     for story in greeting::lines(&loaded, &machine, &strategies) {
         let line = StoryLine::new(clock.unix_seconds(), &story);

@@ -5,6 +5,7 @@ use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
+use crate::losses::{Losses, lost_per_s};
 use crate::meters::{self, Assessment, NoiseLimit};
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
@@ -148,6 +149,8 @@ pub struct Engine {
     pub(crate) priors: BTreeMap<(Fingerprint, StrategyId), Prior>,
     /// Tries that ended for a neighbour's sake.
     pub(crate) hindered: Hindered,
+    /// How much was lost when a protection was tried and refused.
+    pub(crate) losses: Losses,
     pub(crate) discovery: Discovery,
     pub(crate) next_experiment: u64,
     pub(crate) next_action: u64,
@@ -215,6 +218,7 @@ impl Engine {
                 .map(|p| ((p.fingerprint.clone(), p.strategy.clone()), p))
                 .collect(),
             hindered: Hindered::new(),
+            losses: Losses::new(),
             discovery,
             next_experiment: memory.next_experiment.max(1),
             next_action: memory.next_action.max(1),
@@ -852,8 +856,10 @@ impl Engine {
         w.load = w.series.load(self.now, self.machine.cpus.len());
         let (id, anonymous) = (sample.id.clone(), sample.anonymous);
         self.recall.note_read(&id, sample.reads.from_storage);
+        w.rereads = [w.rereads[1], lost_per_s(&sample, self.machine.page_size)];
         w.sample = Some(sample);
         self.note_growth(&id, anonymous);
+        self.note_loss(&id);
     }
 
     /// Sends finished observation windows to the history.
@@ -1864,6 +1870,12 @@ impl Engine {
 
     /// Why a strategy is not asked about a workload: switched off, not applicable, or known not to help.
     pub(crate) fn strategy_refusal(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<String> {
+        self.switched_off(id, strategy)
+            .or_else(|| self.back_off_told(id, strategy))
+    }
+
+    /// Why a strategy is never asked about a workload, as things are: switched off, or not applicable.
+    pub(crate) fn switched_off(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<String> {
         let w = self.workloads.get(id)?;
         if let Some(why) = self.refusals.get(strategy) {
             return Some(format!("{strategy}: {why}"));
@@ -1881,6 +1893,12 @@ impl Engine {
                 rule.pattern
             ));
         }
+        None
+    }
+
+    /// That a strategy was tried for such a workload without a gain, not long ago.
+    pub(crate) fn back_off_told(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<String> {
+        let w = self.workloads.get(id)?;
         let key = (w.workload.fingerprint.clone(), strategy.clone());
         let (prior, left) = self.backs_off(&key)?;
         if self.may_try_again(&key) || self.another_place_is_open(id, strategy) {

@@ -186,6 +186,8 @@ pub(crate) struct Experiment {
     pub(crate) blamed: BTreeSet<WorkloadId>,
     /// It ended because a neighbour lost by it.
     pub(crate) hindered: bool,
+    /// The most that its workload lost in a sample, of a protection from a loss (bytes a second).
+    pub(crate) most_lost: f64,
     /// Its change could not be made now, and may be later.
     pub(crate) not_now: bool,
     /// Whether the change was sent off and on before the first block.
@@ -237,6 +239,7 @@ impl Experiment {
             orphans: BTreeSet::new(),
             blamed: BTreeSet::new(),
             hindered: false,
+            most_lost: 0.0,
             not_now: false,
             rehearsal: false,
             begun: 0,

@@ -33,6 +33,7 @@ mod experiment;
 mod growth;
 mod guard;
 mod hindered;
+mod losses;
 mod meaning;
 mod meters;
 mod panel;

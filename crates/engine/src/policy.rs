@@ -92,7 +92,7 @@ pub struct Policy {
     pub discovery: Rule,
     /// The sequential test.
     pub trial: TrialParameters,
-    /// Wait after a rejected try, doubling with each (seconds).
+    /// Wait after a rejected try, doubling with each (seconds). A program that loses far more memory than then is tried before.
     pub backoff_rejected_s: f64,
     /// Wait after an inconclusive or aborted try (seconds).
     pub backoff_inconclusive_s: f64,

@@ -110,7 +110,7 @@ impl Engine {
             && self
                 .strategies
                 .iter()
-                .any(|s| s.relieves() && self.strategy_refusal(id, &s.id()).is_none())
+                .any(|s| s.relieves() && self.relief_refusal(id, &s.id()).is_none())
     }
 
     /// Whether somebody is protected in a trial that runs.
@@ -180,7 +180,7 @@ impl Engine {
                 continue;
             }
             let strategy = self.strategies[index].id();
-            if self.strategy_refusal(id, &strategy).is_some() {
+            if self.relief_refusal(id, &strategy).is_some() {
                 continue;
             }
             let proposal = match self.opinion(id, index) {
@@ -305,7 +305,11 @@ impl Engine {
 
     fn propose_relief(&mut self, id: &WorkloadId, strategy: StrategyId, proposal: Proposal) {
         let now = self.now;
-        let text = proposal.hypothesis.clone();
+        let mut text = proposal.hypothesis.clone();
+        if let Some(why) = self.tried_again(id, &strategy) {
+            text.push_str("; ");
+            text.push_str(&why);
+        }
         let advice = proposal.advice.clone();
         self.open_own_meter(id);
         let Some(w) = self.workloads.get_mut(id) else {
@@ -323,16 +327,17 @@ impl Engine {
         self.decide(id, Stage::Proposed, text, false);
     }
 
-    /// The workload for whose sake something urgent waits to be tried.
+    /// The workload for whose sake something urgent waits to be tried: of several, that which loses most.
     pub(crate) fn relief_waits(&self) -> Option<WorkloadId> {
         self.workloads
             .iter()
-            .find(|(id, w)| {
+            .filter(|(id, w)| {
                 w.stage == Stage::Proposed
                     && !w.gone
                     && w.proposed.as_ref().is_some_and(|p| p.proposal.urgent)
                     && !self.something_leaves(id)
             })
+            .max_by(|(a, _), (b, _)| self.loses_per_s(a).total_cmp(&self.loses_per_s(b)))
             .map(|(id, _)| id.clone())
     }
 

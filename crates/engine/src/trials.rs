@@ -92,8 +92,8 @@ impl Engine {
     // ---- starting -----------------------------------------------------------------------------------------------
 
     /// The arbiter: at most one real trial at a time on the host, since last-level cache, memory bandwidth and free
-    /// memory are shared by all workloads; protection from a loss first, then known gains, then the largest predicted gain
-    /// in CPUs.
+    /// memory are shared by all workloads; protection from a loss first, then known gains, then the largest loss, or predicted
+    /// gain in CPUs.
     pub(crate) fn start_next(&mut self) {
         if self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act {
             return;
@@ -104,17 +104,19 @@ impl Engine {
             }
             return;
         }
-        let rank = |w: &crate::watched::Watched| {
+        let rank = |id: &WorkloadId, w: &Watched| {
             let p = w.proposed.as_ref()?;
             let known = self
                 .priors
                 .get(&(w.workload.fingerprint.clone(), p.strategy.clone()))
                 .is_some_and(|p| p.verdict == Verdict::Accepted);
-            Some((
-                p.proposal.urgent,
-                known,
-                p.proposal.predicted.estimate * w.load.cpus,
-            ))
+            // What is lost is not what is used: a program that lost everything waits, and uses next to no CPU.
+            let size = if p.proposal.urgent {
+                self.loses_per_s(id)
+            } else {
+                p.proposal.predicted.estimate * w.load.cpus
+            };
+            Some((p.proposal.urgent, known, size))
         };
         let best = self
             .workloads
@@ -126,7 +128,7 @@ impl Engine {
                     && !self.something_leaves(id)
                     && !self.awaits_company(id, w)
             })
-            .filter_map(|(id, w)| rank(w).map(|r| (r, id.clone())))
+            .filter_map(|(id, w)| rank(id, w).map(|r| (r, id.clone())))
             .max_by(|(a, _), (b, _)| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
         let Some(((urgent, _, _), id)) = best else {
             return;
@@ -768,6 +770,7 @@ impl Engine {
             self.probes_since_trial = 0;
         }
         let mut experiment = Experiment::new(setup, breaker);
+        experiment.most_lost = self.loses_per_s(&experiment.setup.panel.lead().workload);
         experiment.rails = rails;
         experiment.spans = self.span_rails(&experiment);
         experiment.span_rise_max = self.policy.span_rise_max;
@@ -1746,6 +1749,7 @@ impl Engine {
             }
         }
         self.note_hindered(&e, &living);
+        self.note_refused_loss(&e);
     }
 
     /// The change stays, under guard.
@@ -2048,9 +2052,11 @@ impl Engine {
         for fingerprint in fingerprints {
             let key = (fingerprint.clone(), strategy.clone());
             self.hindered.remove(&key);
+            // One that is tried again for a far larger loss is no failure of the same thing.
+            let is_another_loss = self.losses.contains_key(&key) && self.backs_off(&key).is_some();
             let failures = match verdict {
                 Verdict::Accepted => 0,
-                _ if same_round => self.priors.get(&key).map_or(1, |p| p.failures.max(1)),
+                _ if same_round || is_another_loss => self.priors.get(&key).map_or(1, |p| p.failures.max(1)),
                 _ => self.priors.get(&key).map_or(0, |p| p.failures) + 1,
             };
             self.priors.insert(

@@ -149,6 +149,8 @@ pub(crate) struct Watched {
     pub(crate) used_files_at: Option<Nanoseconds>,
     /// When it waited for storage last while memory was short.
     pub(crate) lost_at: Option<Nanoseconds>,
+    /// What it read again of what was taken from it, by its last two samples, the last one last (bytes a second).
+    pub(crate) rereads: [f64; 2],
     /// Until when strategies that have something in force are not asked for a further step, since one was refused.
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Places that were refused, by who proposed them.
@@ -204,6 +206,7 @@ impl Watched {
             window_from: now,
             used_files_at: None,
             lost_at: None,
+            rereads: [0.0; 2],
             no_steps_until: BTreeMap::new(),
             refused_places: BTreeMap::new(),
             growth: Growth::default(),

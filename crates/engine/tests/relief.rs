@@ -4,7 +4,7 @@
 
 use homeostat_engine::{
     Command, Declined, Engine, Event, Fault, FaultKind, Memory, Neighbour, OperatorRequest, Opinion, Policy,
-    Proposal, Seen, Stage, Strategy, WorkloadRule,
+    Prior, Proposal, Seen, Stage, Strategy, WorkloadRule,
 };
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
@@ -162,6 +162,10 @@ struct World {
     noise: u64,
     /// What the program gets by read calls in a second from files in memory (MiB), of which nothing is resident in it.
     from_memory: u64,
+    /// Faults of the program that wait for storage, in a second in which it loses its pages.
+    faults: u64,
+    /// The same of the third program, which uses its CPU all the same.
+    third_faults: u64,
     /// By how much its work swings about what it is: while it loses its pages, and while it does not.
     rough_loss: f64,
     rough: f64,
@@ -209,6 +213,8 @@ impl World {
             pending: vec![],
             noise: 1,
             from_memory: 0,
+            faults: 300,
+            third_faults: 0,
             rough_loss: 1.0,
             rough: 1.0,
         }
@@ -296,7 +302,11 @@ impl World {
                 cpu_busiest: Nanoseconds::from_secs_f64(0.9),
                 runqueue_wait: Nanoseconds::ZERO,
                 faults_minor: 0,
-                faults_major: if waits { 300 } else { 0 },
+                faults_major: match i {
+                    _ if waits => self.faults,
+                    2 if loses => self.third_faults,
+                    _ => 0,
+                },
                 churn: 0,
                 resident: Bytes::from_mib(if waits || is_reader || (i == 0 && self.from_memory > 0) {
                     5
@@ -675,6 +685,123 @@ fn what_helps_nobody_goes() {
         "{verdict:?} {reason}"
     );
     assert!(!world.is_contained());
+}
+
+#[test]
+fn who_was_refused_for_a_small_loss_is_protected_from_a_large_one() {
+    let mut world = World::new(0.0, 0.0);
+    world.run(90);
+    world.reads = true;
+    world.run(2000);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert!(
+        matches!(verdict, Verdict::Rejected | Verdict::Inconclusive),
+        "{verdict:?} {reason}"
+    );
+    // Three times the loss is not another matter …
+    let attempts = world.attempts();
+    world.faults = 900;
+    world.run(600);
+    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+    // … five times is: it is tried again, for nothing.
+    world.faults = 1500;
+    world.run(10);
+    assert!(world.is_contained(), "{}", world.story("program"));
+    let told = "tried again although it was refused: 5.9 MiB/s are lost, and at most 1.2 MiB/s were when it was tried";
+    assert!(
+        world.story("program").contains(told),
+        "{}",
+        world.story("program")
+    );
+    world.run(2000);
+    assert!(!world.is_contained());
+    // That loss is known by now.
+    let attempts = world.attempts();
+    world.run(4000);
+    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+    // In the night everything is lost, to a reader that is over in the middle of its trial …
+    world.faults = 10_000;
+    world.loss = 0.95;
+    world.run(10);
+    assert!(world.is_contained(), "{}", world.story("program"));
+    world.reads = false;
+    world.run(120);
+    assert!(!world.is_contained());
+    // … which says nothing, so that the next one is tried as well.
+    world.reads = true;
+    world.run(10);
+    assert!(world.is_contained(), "{}", world.story("program"));
+    world.run(600);
+    let last = world.verdicts.iter().rev().find(|v| v.1 == "protect").unwrap();
+    assert_eq!(last.2, Verdict::Accepted, "{}", last.3);
+}
+
+#[test]
+fn who_loses_most_is_protected_first() {
+    let mut world = World::new(0.95, 0.0);
+    world.third = true;
+    world.third_faults = 20;
+    world.run(90);
+    world.reads = true;
+    world.run_until(World::is_contained);
+    // It waits, so that it uses a hundredth of a CPU; the third program uses all of one.
+    assert_eq!(world.stage("program"), Stage::Trying, "{}", world.story("third"));
+}
+
+#[test]
+fn what_was_harmful_is_not_tried_again_for_a_larger_loss() {
+    // It does twice its work while the reader reads.
+    let mut world = World::new(-1.0, 0.0);
+    world.run(90);
+    world.reads = true;
+    world.run(600);
+    let (verdict, reason) = world.verdict_of("protect").unwrap();
+    assert_eq!(verdict, Verdict::Harmful, "{reason}");
+    let attempts = world.attempts();
+    world.faults = 10_000;
+    world.run(600);
+    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+}
+
+#[test]
+fn after_a_restart_the_back_off_counts_whatever_is_lost() {
+    let mut world = World::new(0.95, 0.0);
+    let prior = Prior {
+        fingerprint: Fingerprint::new("program"),
+        strategy: "protect".into(),
+        verdict: Verdict::Rejected,
+        effect: None,
+        unix_seconds: 0,
+        failures: 1,
+    };
+    world.engine = Engine::new(
+        machine(),
+        vec![Box::new(Other), Box::new(Protect)],
+        world.policy.clone(),
+        Memory {
+            priors: vec![prior],
+            ..Memory::default()
+        },
+    );
+    world.faults = 10_000;
+    world.run(90);
+    world.reads = true;
+    world.run(600);
+    assert_eq!(world.attempts(), 0, "{:?}", world.applied);
+}
+
+#[test]
+fn what_a_reader_lost_by_is_not_tried_again_for_a_larger_loss() {
+    let mut world = World::new(0.95, 0.5);
+    world.run(90);
+    world.reads = true;
+    world.run(600);
+    let (_, reason) = world.verdict_of("protect").unwrap();
+    assert!(reason.contains("reader lost"), "{reason}");
+    let attempts = world.attempts();
+    world.faults = 10_000;
+    world.run(600);
+    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
 }
 
 #[test]

@@ -251,6 +251,11 @@ impl LinuxPlatform {
         }
     }
 
+    /// Starts what a protection from readers needs when memory is short, so that nothing has to be started then.
+    pub fn stand_by(&mut self) {
+        self.effectors.stand_by();
+    }
+
     /// Starts the process that reads in the control groups of others what programs lost; without it nothing is brought back.
     ///
     /// # Errors

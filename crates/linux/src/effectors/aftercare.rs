@@ -95,8 +95,8 @@ pub(super) struct Account {
     /// Bytes of the reader's files that were gone through to have them dropped, and of how many files also what lies ahead of it; `None`:
     /// nothing was to be given back.
     given: Option<(u64, usize)>,
-    /// Bytes that were asked for, for the program; `None`: nothing was to be brought back.
-    brought: Option<u64>,
+    /// Bytes that were asked for, for the program, and how many of them in large units; `None`: nothing was to be brought back.
+    brought: Option<(u64, u64)>,
     /// What was left as it is, by reason: the last time.
     left: BTreeMap<String, u64>,
 }
@@ -111,7 +111,7 @@ impl Account {
             (one, other) => one.or(other),
         };
         self.brought = match (self.brought, later.brought) {
-            (Some(all), Some(bytes)) => Some(all + bytes),
+            (Some((all, units)), Some((bytes, more))) => Some((all + bytes, units + more)),
             (one, other) => one.or(other),
         };
         self.left = later.left;
@@ -125,9 +125,12 @@ impl Account {
             passes => format!("it still waited for storage beside {reader}, {passes} times"),
         };
         match self.brought {
-            Some(0) => text.push_str("; nothing that it lost was to be read again"),
-            Some(bytes) => {
+            Some((0, _)) => text.push_str("; nothing that it lost was to be read again"),
+            Some((bytes, units)) => {
                 let _ = write!(text, "; {} that it lost were read again", Bytes(bytes));
+                if units > 0 {
+                    let _ = write!(text, ", {} of that in large units", Bytes(units));
+                }
             }
             None => {}
         }
@@ -160,7 +163,7 @@ struct Work {
     /// Steps of what is over.
     past: u64,
     given: Option<(u64, usize)>,
-    brought: Option<u64>,
+    brought: Option<(u64, u64)>,
     left: BTreeMap<String, u64>,
 }
 
@@ -231,7 +234,7 @@ impl Aftercare {
             begun: Instant::now(),
             is_first,
             given: giving.is_some().then_some((0, 0)),
-            brought: bringing.is_some().then_some(0),
+            brought: bringing.is_some().then_some((0, 0)),
             giving,
             bringing,
             past: 0,
@@ -263,7 +266,7 @@ impl Aftercare {
             if let Some(watch) = self.watches.get_mut(&action) {
                 watch.allowed = watch.allowed.saturating_sub(bringing.asked());
             }
-            work.brought = Some(bringing.asked());
+            work.brought = Some((bringing.asked(), bringing.asked_in_units()));
             self.memory.entry(action).or_default().known = bringing.take_known();
             work.bringing = None;
             work.left.extend(left);
@@ -555,7 +558,7 @@ mod tests {
             passes: 1,
             took: Duration::from_millis(300),
             given: Some((3 << 20, usize::from(is_first))),
-            brought: Some(brought),
+            brought: Some((brought, if is_first { brought / 5 * 4 } else { 0 })),
             left: BTreeMap::new(),
         };
         let reader = WorkloadId::from("tar[7]");
@@ -568,8 +571,8 @@ mod tests {
         };
         let action = ActionId(1);
         aftercare.note_down(action, pass(true, 5 << 20));
-        let expected = "tar[7] is contained; 5.0 MiB that it lost were read again; what is in memory of 3.0 MiB that the reader had read \
-            was dropped, also ahead of it where it has begun anew; 0.3 s";
+        let expected = "tar[7] is contained; 5.0 MiB that it lost were read again, 4.0 MiB of that in large units; what is in memory of 3.0 MiB \
+            that the reader had read was dropped, also ahead of it where it has begun anew; 0.3 s";
         assert_eq!(told(&mut aftercare), [expected]);
         aftercare.note_down(action, pass(false, 0));
         aftercare.note_down(action, pass(false, 1 << 20));

@@ -171,6 +171,8 @@ pub(super) struct BringingBack {
     most: u64,
     /// … and so much was asked for.
     asked: u64,
+    /// … of that in units.
+    asked_in_units: u64,
     /// So long it may take.
     longest: Duration,
     /// Since when it is read by the process that is asked now …
@@ -223,6 +225,7 @@ impl BringingBack {
             parts: Vec::new(),
             most: limits.most,
             asked: 0,
+            asked_in_units: 0,
             longest: limits.longest,
             since: None,
             begun: None,
@@ -278,6 +281,11 @@ impl BringingBack {
     /// How much was asked for so far, in bytes.
     pub(super) fn asked(&self) -> u64 {
         self.asked
+    }
+
+    /// How much of that as units.
+    pub(super) fn asked_in_units(&self) -> u64 {
+        self.asked_in_units
     }
 
     /// Steps done, and how many there are in all as far as is known.
@@ -408,6 +416,9 @@ impl BringingBack {
         if let Stage::Fetching(parts) = &mut self.stage {
             for part in std::mem::take(&mut self.sent).into_iter().rev().flatten() {
                 self.asked = self.asked.saturating_sub(part.absent);
+                if part.as_unit {
+                    self.asked_in_units = self.asked_in_units.saturating_sub(part.absent);
+                }
                 parts.push(part);
             }
         }
@@ -510,6 +521,9 @@ impl BringingBack {
             let sent = parts.split_off(parts.len() - count);
             for part in &sent {
                 self.asked = self.asked.saturating_add(part.absent);
+                if as_unit {
+                    self.asked_in_units = self.asked_in_units.saturating_add(part.absent);
+                }
             }
             self.sent.push_back(sent);
             waiting += 1;

@@ -37,7 +37,7 @@ use super::identity::{
     NAMESPACES, ProcessStat, boot_id, malformed, namespaces, of_another_boot, require_namespaces,
 };
 use super::keeper::{KeepCounts, Keeper, is_of_a_moment};
-use super::memory_group::{MemoryGroup, Version, hands_off, is_delegated};
+use super::memory_group::{MemoryGroup, Version, hands_off, hierarchy, is_delegated};
 use crate::Root;
 use crate::sensors::grouping::OWN_GROUP;
 use homeostat_model::action::{FileReader, Target};
@@ -585,6 +585,12 @@ impl Effector for MemoryContainment {
 
     fn kept_small(&self) -> Option<KeepCounts> {
         Some(self.keeper.counts())
+    }
+
+    fn stand_by(&mut self) {
+        if hierarchy(&self.root).is_some_and(|(_, is_version_one)| is_version_one) {
+            let _ = self.keeper.stand_by();
+        }
     }
 
     fn start_fetcher(&mut self, launch: Launch) -> Result<(), String> {

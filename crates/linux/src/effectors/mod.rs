@@ -75,6 +75,9 @@ pub trait Effector {
     }
     /// At every sample: goes on with changes that are work and no state. At most some 20 ms.
     fn tick(&mut self) {}
+    /// Starts the threads that it needs when memory is short, if it needs any. Where none can be had they are started when they
+    /// are needed.
+    fn stand_by(&mut self) {}
     /// Starts the process that reads files in the control groups of others, if this effector has use for one. The error is for
     /// people.
     fn start_fetcher(&mut self, launch: fetcher::Launch) -> Result<(), String> {
@@ -140,6 +143,11 @@ impl Registry {
                 Box::new(thread_placement::ThreadPlacement::new(root.clone())),
             ],
         }
+    }
+
+    /// Starts what is needed when memory is short, so that nothing has to be started then.
+    pub fn stand_by(&mut self) {
+        self.effectors.iter_mut().for_each(|effector| effector.stand_by());
     }
 
     /// Starts the process that reads in the control groups of others what programs lost; without it nothing is brought back.

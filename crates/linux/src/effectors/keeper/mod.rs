@@ -143,6 +143,24 @@ struct Kept {
 }
 
 impl Keeper {
+    /// Starts the threads, to be there when memory is short: then a new one may have to wait for memory itself.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub(super) fn stand_by(&mut self) -> io::Result<()> {
+        while self.threads.len() < THREADS {
+            let (shared, thread) = (Arc::clone(&self.shared), self.threads.len());
+            let builder = std::thread::Builder::new().name("keeper".into());
+            match builder.spawn(move || shared.run(thread)) {
+                Ok(handle) => self.threads.push(handle),
+                Err(why) if self.threads.is_empty() => return Err(why),
+                // The first one is alone until the next group is held.
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
     /// Keeps a group to this limit from now on.
     ///
     /// # Errors
@@ -161,16 +179,7 @@ impl Keeper {
         if is_of_a_moment(first.limit()?) {
             first.lift()?;
         }
-        while self.threads.len() < THREADS {
-            let (shared, thread) = (Arc::clone(&self.shared), self.threads.len());
-            let builder = std::thread::Builder::new().name("keeper".into());
-            match builder.spawn(move || shared.run(thread)) {
-                Ok(handle) => self.threads.push(handle),
-                Err(why) if self.threads.is_empty() => return Err(why),
-                // Nobody stands by.
-                Err(_) => break,
-            }
-        }
+        self.stand_by()?;
         // Of a group that was kept before, much may be what cannot be dropped.
         let held = group.held(root).unwrap_or(limit / 2);
         let now = Instant::now();
