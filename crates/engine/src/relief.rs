@@ -315,6 +315,7 @@ impl Engine {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
+        w.lost_when_proposed = w.rereads[0].max(w.rereads[1]);
         w.proposed = Some(Proposed {
             strategy,
             proposal,

@@ -770,7 +770,11 @@ impl Engine {
             self.probes_since_trial = 0;
         }
         let mut experiment = Experiment::new(setup, breaker);
-        experiment.most_lost = self.loses_per_s(&experiment.setup.panel.lead().workload);
+        // What led to it belongs to it, though it may be over by now.
+        experiment.most_lost = self
+            .workloads
+            .get(&experiment.setup.panel.lead().workload)
+            .map_or(0.0, |w| w.lost_when_proposed);
         experiment.rails = rails;
         experiment.spans = self.span_rails(&experiment);
         experiment.span_rise_max = self.policy.span_rise_max;

@@ -151,6 +151,8 @@ pub(crate) struct Watched {
     pub(crate) lost_at: Option<Nanoseconds>,
     /// What it read again of what was taken from it, by its last two samples, the last one last (bytes a second).
     pub(crate) rereads: [f64; 2],
+    /// The larger of these when its protection was proposed last.
+    pub(crate) lost_when_proposed: f64,
     /// Until when strategies that have something in force are not asked for a further step, since one was refused.
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Places that were refused, by who proposed them.
@@ -207,6 +209,7 @@ impl Watched {
             used_files_at: None,
             lost_at: None,
             rereads: [0.0; 2],
+            lost_when_proposed: 0.0,
             no_steps_until: BTreeMap::new(),
             refused_places: BTreeMap::new(),
             growth: Growth::default(),
