@@ -175,6 +175,11 @@ const NAMES: [&str; 4] = ["program", "reader", "third", "other reader"];
 
 impl World {
     fn new(loss: f64, price: f64) -> Self {
+        Self::remembering(loss, price, Memory::default())
+    }
+
+    /// With what an earlier run knew.
+    fn remembering(loss: f64, price: f64, memory: Memory) -> Self {
         let policy = Policy {
             seed: 7,
             observe_min_s: 20.0,
@@ -187,7 +192,7 @@ impl World {
                 machine(),
                 vec![Box::new(Other), Box::new(Protect)],
                 policy.clone(),
-                Memory::default(),
+                memory,
             ),
             policy,
             second: 0,
@@ -479,6 +484,32 @@ impl World {
             .map(|v| (v.2, v.3.clone()))
     }
 
+    /// The reader has read for so long, beside a program that was alone before.
+    fn beside_the_reader(loss: f64, price: f64, seconds: u64) -> Self {
+        let mut world = Self::new(loss, price);
+        world.run(90);
+        world.reads = true;
+        world.run(seconds);
+        world
+    }
+
+    /// A protection was tried and did not help.
+    fn assert_it_did_not_help(&self) {
+        let (verdict, reason) = self.verdict_of("protect").unwrap();
+        assert!(
+            matches!(verdict, Verdict::Rejected | Verdict::Inconclusive),
+            "{verdict:?} {reason}"
+        );
+    }
+
+    /// However many pages it loses, nobody is to be contained for so long.
+    fn assert_no_attempt(&mut self, faults: u64, seconds: u64) {
+        let attempts = self.attempts();
+        self.faults = faults;
+        self.run(seconds);
+        assert_eq!(self.attempts(), attempts, "{:?}", self.applied);
+    }
+
     /// What the blocks of the trial discard of their beginning (s).
     fn washout_s(&self) -> f64 {
         self.engine.view().experiments[0].washout_s
@@ -674,35 +705,18 @@ fn a_program_that_never_ceases_to_lose_is_not_looked_at_for_ever() {
 
 #[test]
 fn what_helps_nobody_goes() {
-    let mut world = World::new(0.0, 0.0);
-    world.run(90);
-    world.reads = true;
     // It waits for pages, but not because of the reader.
-    world.run(2000);
-    let (verdict, reason) = world.verdict_of("protect").unwrap();
-    assert!(
-        matches!(verdict, Verdict::Rejected | Verdict::Inconclusive),
-        "{verdict:?} {reason}"
-    );
+    let world = World::beside_the_reader(0.0, 0.0, 2000);
+    world.assert_it_did_not_help();
     assert!(!world.is_contained());
 }
 
 #[test]
 fn who_was_refused_for_a_small_loss_is_protected_from_a_large_one() {
-    let mut world = World::new(0.0, 0.0);
-    world.run(90);
-    world.reads = true;
-    world.run(2000);
-    let (verdict, reason) = world.verdict_of("protect").unwrap();
-    assert!(
-        matches!(verdict, Verdict::Rejected | Verdict::Inconclusive),
-        "{verdict:?} {reason}"
-    );
+    let mut world = World::beside_the_reader(0.0, 0.0, 2000);
+    world.assert_it_did_not_help();
     // Three times the loss is not another matter …
-    let attempts = world.attempts();
-    world.faults = 900;
-    world.run(600);
-    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+    world.assert_no_attempt(900, 600);
     // … five times is: it is tried again, for nothing.
     world.faults = 1500;
     world.run(10);
@@ -716,9 +730,7 @@ fn who_was_refused_for_a_small_loss_is_protected_from_a_large_one() {
     world.run(2000);
     assert!(!world.is_contained());
     // That loss is known by now.
-    let attempts = world.attempts();
-    world.run(4000);
-    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+    world.assert_no_attempt(1500, 4000);
     // In the night everything is lost, to a reader that is over in the middle of its trial …
     world.faults = 10_000;
     world.loss = 0.95;
@@ -751,21 +763,14 @@ fn who_loses_most_is_protected_first() {
 #[test]
 fn what_was_harmful_is_not_tried_again_for_a_larger_loss() {
     // It does twice its work while the reader reads.
-    let mut world = World::new(-1.0, 0.0);
-    world.run(90);
-    world.reads = true;
-    world.run(600);
+    let mut world = World::beside_the_reader(-1.0, 0.0, 600);
     let (verdict, reason) = world.verdict_of("protect").unwrap();
     assert_eq!(verdict, Verdict::Harmful, "{reason}");
-    let attempts = world.attempts();
-    world.faults = 10_000;
-    world.run(600);
-    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+    world.assert_no_attempt(10_000, 600);
 }
 
 #[test]
 fn after_a_restart_the_back_off_counts_whatever_is_lost() {
-    let mut world = World::new(0.95, 0.0);
     let prior = Prior {
         fingerprint: Fingerprint::new("program"),
         strategy: "protect".into(),
@@ -774,15 +779,11 @@ fn after_a_restart_the_back_off_counts_whatever_is_lost() {
         unix_seconds: 0,
         failures: 1,
     };
-    world.engine = Engine::new(
-        machine(),
-        vec![Box::new(Other), Box::new(Protect)],
-        world.policy.clone(),
-        Memory {
-            priors: vec![prior],
-            ..Memory::default()
-        },
-    );
+    let memory = Memory {
+        priors: vec![prior],
+        ..Memory::default()
+    };
+    let mut world = World::remembering(0.95, 0.0, memory);
     world.faults = 10_000;
     world.run(90);
     world.reads = true;
@@ -792,24 +793,15 @@ fn after_a_restart_the_back_off_counts_whatever_is_lost() {
 
 #[test]
 fn what_a_reader_lost_by_is_not_tried_again_for_a_larger_loss() {
-    let mut world = World::new(0.95, 0.5);
-    world.run(90);
-    world.reads = true;
-    world.run(600);
+    let mut world = World::beside_the_reader(0.95, 0.5, 600);
     let (_, reason) = world.verdict_of("protect").unwrap();
     assert!(reason.contains("reader lost"), "{reason}");
-    let attempts = world.attempts();
-    world.faults = 10_000;
-    world.run(600);
-    assert_eq!(world.attempts(), attempts, "{:?}", world.applied);
+    world.assert_no_attempt(10_000, 600);
 }
 
 #[test]
 fn a_reader_that_loses_by_it_is_seen_although_nobody_knew_its_meter() {
-    let mut world = World::new(0.95, 0.5);
-    world.run(90);
-    world.reads = true;
-    world.run(600);
+    let world = World::beside_the_reader(0.95, 0.5, 600);
     let (verdict, reason) = world.verdict_of("protect").unwrap();
     assert_eq!(verdict, Verdict::Inconclusive, "{reason}");
     assert!(reason.contains("reader lost"), "{reason}");
@@ -848,10 +840,7 @@ fn a_program_that_works_on_files_in_memory_has_a_meter_before_memory_is_short() 
 #[test]
 fn a_reader_may_lose_what_the_program_is_sure_to_gain_and_no_more() {
     // A backup that gets a tenth slower for a database that comes back.
-    let mut world = World::new(0.95, 0.11);
-    world.run(90);
-    world.reads = true;
-    world.run(400);
+    let mut world = World::beside_the_reader(0.95, 0.11, 400);
     let (verdict, reason) = world.verdict_of("protect").unwrap();
     assert_eq!(verdict, Verdict::Accepted, "{reason}");
     assert!(reason.contains("reader lost 1"), "the price is told: {reason}");
