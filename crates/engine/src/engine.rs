@@ -5,7 +5,7 @@ use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
-use crate::losses::{Losses, lost_per_s};
+use crate::losses::{Losses, Rereads};
 use crate::meters::{self, Assessment, NoiseLimit};
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
@@ -856,7 +856,7 @@ impl Engine {
         w.load = w.series.load(self.now, self.machine.cpus.len());
         let (id, anonymous) = (sample.id.clone(), sample.anonymous);
         self.recall.note_read(&id, sample.reads.from_storage);
-        w.rereads = [w.rereads[1], lost_per_s(&sample, self.machine.page_size)];
+        w.rereads = [w.rereads[1], Rereads::of(&sample, self.machine.page_size)];
         w.sample = Some(sample);
         self.note_growth(&id, anonymous);
         self.note_loss(&id);

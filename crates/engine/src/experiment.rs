@@ -5,6 +5,7 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
+use crate::losses::Rereads;
 use crate::meaning::Meaning;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::places::Places;
@@ -186,8 +187,8 @@ pub(crate) struct Experiment {
     pub(crate) blamed: BTreeSet<WorkloadId>,
     /// It ended because a neighbour lost by it.
     pub(crate) hindered: bool,
-    /// The most that its workload lost in a sample, of a protection from a loss (bytes a second).
-    pub(crate) most_lost: f64,
+    /// The most that its workload lost, of a protection from a loss (`losses.rs`).
+    pub(crate) most_lost: Rereads,
     /// Its change could not be made now, and may be later.
     pub(crate) not_now: bool,
     /// Whether the change was sent off and on before the first block.
@@ -239,7 +240,7 @@ impl Experiment {
             orphans: BTreeSet::new(),
             blamed: BTreeSet::new(),
             hindered: false,
-            most_lost: 0.0,
+            most_lost: Rereads::default(),
             not_now: false,
             rehearsal: false,
             begun: 0,

@@ -315,7 +315,7 @@ impl Engine {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
-        w.lost_when_proposed = w.rereads[0].max(w.rereads[1]);
+        w.lost_when_proposed = w.lost_lately();
         w.proposed = Some(Proposed {
             strategy,
             proposal,
@@ -338,7 +338,7 @@ impl Engine {
                     && w.proposed.as_ref().is_some_and(|p| p.proposal.urgent)
                     && !self.something_leaves(id)
             })
-            .max_by(|(a, _), (b, _)| self.loses_per_s(a).total_cmp(&self.loses_per_s(b)))
+            .max_by(|(a, _), (b, _)| self.loses(a).total_cmp(&self.loses(b)))
             .map(|(id, _)| id.clone())
     }
 

@@ -92,8 +92,8 @@ impl Engine {
     // ---- starting -----------------------------------------------------------------------------------------------
 
     /// The arbiter: at most one real trial at a time on the host, since last-level cache, memory bandwidth and free
-    /// memory are shared by all workloads; protection from a loss first, then known gains, then the largest loss, or predicted
-    /// gain in CPUs.
+    /// memory are shared by all workloads; protection from a loss first, then known gains, then who loses most, or the largest
+    /// predicted gain in CPUs.
     pub(crate) fn start_next(&mut self) {
         if self.paused || self.stopping.is_some() || self.policy.mode != Mode::Act {
             return;
@@ -112,7 +112,7 @@ impl Engine {
                 .is_some_and(|p| p.verdict == Verdict::Accepted);
             // What is lost is not what is used: a program that lost everything waits, and uses next to no CPU.
             let size = if p.proposal.urgent {
-                self.loses_per_s(id)
+                self.loses(id)
             } else {
                 p.proposal.predicted.estimate * w.load.cpus
             };
@@ -774,7 +774,8 @@ impl Engine {
         experiment.most_lost = self
             .workloads
             .get(&experiment.setup.panel.lead().workload)
-            .map_or(0.0, |w| w.lost_when_proposed);
+            .map(|w| w.lost_when_proposed)
+            .unwrap_or_default();
         experiment.rails = rails;
         experiment.spans = self.span_rails(&experiment);
         experiment.span_rise_max = self.policy.span_rise_max;

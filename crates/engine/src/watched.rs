@@ -2,6 +2,7 @@
 
 use crate::blocks::Objective;
 use crate::growth::Growth;
+use crate::losses::Rereads;
 use crate::meters::Assessment;
 use crate::places::Refused;
 use crate::series::Series;
@@ -149,10 +150,10 @@ pub(crate) struct Watched {
     pub(crate) used_files_at: Option<Nanoseconds>,
     /// When it waited for storage last while memory was short.
     pub(crate) lost_at: Option<Nanoseconds>,
-    /// What it read again of what was taken from it, by its last two samples, the last one last (bytes a second).
-    pub(crate) rereads: [f64; 2],
-    /// The larger of these when its protection was proposed last.
-    pub(crate) lost_when_proposed: f64,
+    /// What it read again of what was taken from it, by its last two samples, the last one last.
+    pub(crate) rereads: [Rereads; 2],
+    /// What it lost when its protection was proposed last.
+    pub(crate) lost_when_proposed: Rereads,
     /// Until when strategies that have something in force are not asked for a further step, since one was refused.
     pub(crate) no_steps_until: BTreeMap<StrategyId, Nanoseconds>,
     /// Places that were refused, by who proposed them.
@@ -164,6 +165,11 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
+    /// What it loses by both of its last two samples: one may be a lump.
+    pub(crate) fn lost_lately(&self) -> Rereads {
+        self.rereads[0].least(self.rereads[1])
+    }
+
     pub(crate) fn new(workload: Workload, now: Nanoseconds) -> Self {
         Self {
             workload,
@@ -208,8 +214,8 @@ impl Watched {
             window_from: now,
             used_files_at: None,
             lost_at: None,
-            rereads: [0.0; 2],
-            lost_when_proposed: 0.0,
+            rereads: [Rereads::default(); 2],
+            lost_when_proposed: Rereads::default(),
             no_steps_until: BTreeMap::new(),
             refused_places: BTreeMap::new(),
             growth: Growth::default(),

@@ -295,16 +295,21 @@ impl World {
             });
             let rests = self.pauses && self.second % 40 >= 20;
             let mib = |n: u64| Bytes::from_mib(if is_reader && !rests { n } else { 0 });
-            // A program that waits uses next to no CPU, and its pages are not resident any more.
+            // A program that waits uses as much less CPU as it does less work, and its pages are not resident any more.
             let waits = i == 0 && loses;
+            let cpu = if waits {
+                0.9 * (1.0 - self.loss).clamp(0.01, 1.0)
+            } else {
+                0.9
+            };
             samples.push(WorkloadSample {
                 id: id.clone(),
                 interval: second,
                 age: Nanoseconds::from_secs(self.second + 100),
                 processes: 1,
                 threads: 1,
-                cpu: Nanoseconds::from_secs_f64(if waits { 0.01 } else { 0.9 }),
-                cpu_busiest: Nanoseconds::from_secs_f64(0.9),
+                cpu: Nanoseconds::from_secs_f64(cpu),
+                cpu_busiest: Nanoseconds::from_secs_f64(cpu),
                 runqueue_wait: Nanoseconds::ZERO,
                 faults_minor: 0,
                 faults_major: match i {
@@ -721,7 +726,8 @@ fn who_was_refused_for_a_small_loss_is_protected_from_a_large_one() {
     world.faults = 1500;
     world.run(10);
     assert!(world.is_contained(), "{}", world.story("program"));
-    let told = "tried again although it was refused: 5.9 MiB/s are lost, and at most 1.2 MiB/s were when it was tried";
+    let told = "tried again although it was refused: it reads 6.5 MiB again for each second of its CPU time (5.9 MiB/s), and read \
+                1.3 MiB at most when it was tried";
     assert!(
         world.story("program").contains(told),
         "{}",
@@ -731,8 +737,9 @@ fn who_was_refused_for_a_small_loss_is_protected_from_a_large_one() {
     assert!(!world.is_contained());
     // That loss is known by now.
     world.assert_no_attempt(1500, 4000);
-    // In the night everything is lost, to a reader that is over in the middle of its trial …
-    world.faults = 10_000;
+    // In the night everything is lost, to a reader that is over in the middle of its trial. It waits for storage nearly all
+    // the time, which gives it less in a second than before, when it waited now and then …
+    world.faults = 1200;
     world.loss = 0.95;
     world.run(10);
     assert!(world.is_contained(), "{}", world.story("program"));
@@ -749,14 +756,42 @@ fn who_was_refused_for_a_small_loss_is_protected_from_a_large_one() {
 }
 
 #[test]
+fn who_idles_and_reads_a_little_is_not_tried_again_for_that() {
+    let mut world = World::beside_the_reader(0.0, 0.0, 2000);
+    world.assert_it_did_not_help();
+    // Eight MiB for a second of CPU time that it hardly uses, and .08 MiB a second.
+    world.loss = 0.99;
+    world.assert_no_attempt(20, 600);
+    world.faults = 300;
+    world.run(10);
+    assert!(world.is_contained(), "{}", world.story("program"));
+}
+
+#[test]
+fn a_lump_while_it_is_tried_is_not_what_it_lost() {
+    let mut world = World::beside_the_reader(0.0, 0.0, 0);
+    world.run_until(World::is_contained);
+    world.run_until(|w| !w.is_contained());
+    world.faults = 100_000;
+    world.run(1);
+    world.faults = 300;
+    world.run(2000);
+    world.assert_it_did_not_help();
+    world.faults = 1500;
+    world.run(10);
+    assert!(world.is_contained(), "{}", world.story("program"));
+}
+
+#[test]
 fn who_loses_most_is_protected_first() {
     let mut world = World::new(0.95, 0.0);
     world.third = true;
-    world.third_faults = 20;
+    // More by the clock, and a tenth of it for a second of its CPU time.
+    world.third_faults = 400;
     world.run(90);
     world.reads = true;
     world.run_until(World::is_contained);
-    // It waits, so that it uses a hundredth of a CPU; the third program uses all of one.
+    // It waits, so that it uses a twentieth of a CPU; the third program uses all of one.
     assert_eq!(world.stage("program"), Stage::Trying, "{}", world.story("third"));
 }
 
