@@ -1,7 +1,7 @@
-//! Reads one meter of a program once a second and prints each reading as a line of JSON; what to do comes line by line on its
+//! Reads one meter of a program once a second, or every so many, and prints each reading as a line of JSON; what to do comes line by line on its
 //! input, so that a benchmark can go to and fro between counting all the time, in turns and not at all (`tools/bench-turns`).
 //!
-//! `cargo run -p homeostat-linux --example probe_readings -- PID METER`, then `open COST_MAX`, `close`, `open` (once more what was
+//! `cargo run -p homeostat-linux --example probe_readings -- PID METER [SECONDS]`, then `open COST_MAX`, `close`, `open` (once more what was
 //! open, without another search for points) or `quit`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
@@ -48,10 +48,11 @@ fn orders() -> Receiver<String> {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [pid, meter] = arguments.as_slice() else {
-        println!("of which process, and what? probe_readings PID METER");
+    let [pid, meter, every @ ..] = arguments.as_slice() else {
+        println!("of which process, and what? probe_readings PID METER [SECONDS]");
         return;
     };
+    let every = every.first().map_or(1.0, |s| s.parse().expect("seconds"));
     let (pid, meter) = (pid.parse().expect("a process id"), MeterId::new(meter.as_str()));
     let orders = orders();
     let (mut platform, mut workload) = platform_of(pid, 0.005);
@@ -79,10 +80,10 @@ fn main() {
         }
         number += 1;
         std::thread::sleep(
-            (begun + Duration::from_secs(u64::from(number))).saturating_duration_since(Instant::now()),
+            (begun + Duration::from_secs_f64(every * f64::from(number))).saturating_duration_since(Instant::now()),
         );
         let Ok(seen) = platform.sample(&SampleRequest {
-            scan: number.is_multiple_of(5),
+            scan: number.is_multiple_of((5.0 / every) as u32),
             detail: vec![workload.clone()],
         }) else {
             return;
