@@ -80,7 +80,8 @@ fn main() {
         }
         number += 1;
         std::thread::sleep(
-            (begun + Duration::from_secs_f64(every * f64::from(number))).saturating_duration_since(Instant::now()),
+            (begun + Duration::from_secs_f64(every * f64::from(number)))
+                .saturating_duration_since(Instant::now()),
         );
         let Ok(seen) = platform.sample(&SampleRequest {
             scan: number.is_multiple_of((5.0 / every) as u32),
