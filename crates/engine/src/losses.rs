@@ -11,8 +11,9 @@
 //! that lost everything waits, and reads what its storage gives to one who waits, which may be less than it reads where it
 //! waits now and then (measured: docs/file-cache.md). More load is more of both, and the same intensity; a program that idles
 //! and reads a little has a high one, so storage is to work a good part as hard as it did, too. The reading itself takes CPU
-//! time, so no intensity is above what a CPU can read: where a unit of work is as cheap as a read (a lookup of a microsecond),
-//! four times a small loss is nearly all. A thread that computes or spins beside those that wait hides their loss.
+//! time, so no intensity is above what a CPU can read; and beside a large reader a read takes longer than beside a small one, so
+//! four times the intensity of a small loss may be nearly all. A thread that computes or spins beside those that wait hides
+//! their loss.
 //!
 //! What was harmful stays refused, and so does what ended because the reader, or another neighbour, lost too much by it. A
 //! program for which another reader is contained is left alone: in a probe of that one's guard it loses much. What is known of
