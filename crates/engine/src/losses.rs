@@ -199,25 +199,9 @@ mod tests {
 
     fn sample(seconds: f64, cpu: f64, faults: u64) -> WorkloadSample {
         WorkloadSample {
-            id: WorkloadId::new("program"),
-            interval: Nanoseconds::from_secs_f64(seconds),
-            age: Nanoseconds::from_secs(100),
-            processes: 1,
-            threads: 1,
             cpu: Nanoseconds::from_secs_f64(cpu),
-            cpu_busiest: Nanoseconds::from_secs_f64(cpu),
-            runqueue_wait: Nanoseconds::ZERO,
-            faults_minor: 0,
             faults_major: faults,
-            churn: 0,
-            resident: Bytes::ZERO,
-            anonymous: Bytes::ZERO,
-            shared: Bytes::ZERO,
-            huge: None,
-            meters: Vec::new(),
-            reads: Reads::default(),
-            spans: None,
-            executions: 0,
+            ..WorkloadSample::empty(WorkloadId::new("program"), Nanoseconds::from_secs_f64(seconds))
         }
     }
 

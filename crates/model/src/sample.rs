@@ -278,6 +278,34 @@ pub struct WorkloadSample {
     pub executions: u32,
 }
 
+impl WorkloadSample {
+    /// One in which nothing was seen of a workload; who sees something fills it in.
+    #[must_use]
+    pub fn empty(id: WorkloadId, interval: Nanoseconds) -> Self {
+        Self {
+            id,
+            interval,
+            age: Nanoseconds::ZERO,
+            processes: 0,
+            threads: 0,
+            cpu: Nanoseconds::ZERO,
+            cpu_busiest: Nanoseconds::ZERO,
+            runqueue_wait: Nanoseconds::ZERO,
+            faults_minor: 0,
+            faults_major: 0,
+            churn: 0,
+            resident: Bytes::ZERO,
+            anonymous: Bytes::ZERO,
+            shared: Bytes::ZERO,
+            huge: None,
+            meters: Vec::new(),
+            reads: Reads::default(),
+            spans: None,
+            executions: 0,
+        }
+    }
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0

@@ -24,7 +24,7 @@ use super::reader::{self, Reader};
 use super::{host, tuners};
 use crate::Root;
 use crate::sys::probe::process_cpu_time;
-use homeostat_model::{Bytes, Nanoseconds, ProcessId, Reads, Workload, WorkloadId, WorkloadSample};
+use homeostat_model::{Bytes, Nanoseconds, ProcessId, Workload, WorkloadId, WorkloadSample};
 use homeostat_platform::PlatformError;
 use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -822,32 +822,14 @@ impl ProcessTable {
             .map_or(Nanoseconds::ZERO, |t| now - t);
         account.sampled = Some(now);
         let churn = std::mem::take(&mut account.churn);
-        let mut sample = WorkloadSample {
-            id: workload.id.clone(),
-            interval: since,
-            age: Nanoseconds::ZERO,
-            processes: 0,
-            threads: 0,
-            cpu: Nanoseconds::ZERO,
-            cpu_busiest: Nanoseconds::ZERO,
-            runqueue_wait: Nanoseconds::ZERO,
-            faults_minor: 0,
-            faults_major: 0,
-            churn,
-            resident: Bytes::ZERO,
-            anonymous: Bytes::ZERO,
-            shared: Bytes::ZERO,
-            huge: None,
-            meters: Vec::new(),
-            reads: Reads::default(),
-            spans: None,
-            executions: workload
-                .processes
-                .first()
-                .filter(|main| self.is_known(**main))
-                .and_then(|main| self.entries.get(&main.pid))
-                .map_or(0, |main| main.executions),
-        };
+        let mut sample = WorkloadSample::empty(workload.id.clone(), since);
+        sample.churn = churn;
+        sample.executions = workload
+            .processes
+            .first()
+            .filter(|main| self.is_known(**main))
+            .and_then(|main| self.entries.get(&main.pid))
+            .map_or(0, |main| main.executions);
         let mut own_pages: u64 = 0;
         let mut shared_pages: u64 = 0;
         for process in &workload.processes {
