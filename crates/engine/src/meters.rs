@@ -444,8 +444,8 @@ pub(crate) fn choose<'a>(
 }
 
 /// Kernel work gives way to other work of its kind that costs less of the workload's CPU time, in steps of this share. (Of MariaDB
-/// through a Unix socket three `recvfrom` a statement cost 1.0 %, the one `sendto` 0.3 %, on another machine 2.1 and 0.7 %,
-/// and both are as steady.)
+/// through a Unix socket three calls that received for each statement cost 1.0 %, the one that sent 0.3 %, on another machine 2.1 and
+/// 0.7 %, and both were as steady.)
 const KERNEL_COST_STEP: f64 = 0.005;
 
 /// Order of preference among qualified meters: class, then kind of kernel work, then how dear that is, then noise.
@@ -468,7 +468,7 @@ fn preference(candidate: &MeterCandidate, assessment: &Assessment) -> (u8, u8, u
         1
     } else if id.starts_with("io.") {
         2
-    } else if id.starts_with("syscalls") {
+    } else if id.starts_with("messages") {
         3
     } else {
         4
@@ -828,7 +828,7 @@ mod tests {
     #[test]
     fn kernel_work_that_keeps_to_a_known_function_may_vary_as_much_as_one() {
         let (send, switches, probe) = (
-            candidate("syscalls.sendto", MeterClass::Kernel, 0),
+            candidate("messages.sent", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
             candidate("uprobe:f", MeterClass::Probe, 1),
         );
@@ -838,7 +838,7 @@ mod tests {
                 let n = 1000.0 * (1.0 + 0.2 * (((t - 1) / 4) % 3) as f64);
                 let by_function = if probe_too { n } else { 1000.0 };
                 vec![
-                    ("syscalls.sendto", n),
+                    ("messages.sent", n),
                     ("switches.voluntary", n),
                     ("uprobe:f", by_function),
                 ]
@@ -860,18 +860,18 @@ mod tests {
     }
 
     #[test]
-    fn of_system_calls_that_say_the_same_those_are_taken_that_cost_less() {
-        // As seen of MariaDB: a statement is three calls that receive and one that sends.
+    fn of_messages_that_say_the_same_those_are_taken_that_cost_less() {
+        // As seen of MariaDB: for each statement it receives three times and sends once.
         let (receive, send, probe) = (
-            candidate("syscalls.recvfrom", MeterClass::Kernel, 0),
-            candidate("syscalls.sendto", MeterClass::Kernel, 0),
+            candidate("messages.received", MeterClass::Kernel, 0),
+            candidate("messages.sent", MeterClass::Kernel, 0),
             candidate("uprobe:f", MeterClass::Probe, 1000),
         );
         let s = series(|t| {
             let n = 7000.0 + (t % 3) as f64;
             vec![
-                ("syscalls.recvfrom", 3.0 * n),
-                ("syscalls.sendto", n),
+                ("messages.received", 3.0 * n),
+                ("messages.sent", n),
                 ("uprobe:f", n),
             ]
         });
@@ -887,12 +887,12 @@ mod tests {
             ];
             choose(assessed, &s, Nanoseconds::ZERO).map(|(c, _)| c.id.to_string())
         };
-        assert_eq!(chosen(0.0099, 0.0033).as_deref(), Some("syscalls.sendto"));
-        // Beside more CPU time that goes into calls both are dear.
-        assert_eq!(chosen(0.0214, 0.0072).as_deref(), Some("syscalls.sendto"));
+        assert_eq!(chosen(0.0099, 0.0033).as_deref(), Some("messages.sent"));
+        // Where more of the CPU time goes into messages both are dear.
+        assert_eq!(chosen(0.0214, 0.0072).as_deref(), Some("messages.sent"));
         assert_eq!(
             chosen(0.0030, 0.0010).as_deref(),
-            Some("syscalls.recvfrom"),
+            Some("messages.received"),
             "both cost little: the steadier"
         );
     }

@@ -323,6 +323,17 @@ impl List {
             .into_iter()
             .find(|p| files::names(root, &format!("{p}/events")).len() > 1);
         let seen = match tracing {
+            Some(path)
+                if !root
+                    .path(&format!("{path}/events/sock/sock_send_length"))
+                    .exists() =>
+            {
+                Seen::new(
+                    Missing,
+                    format!("{path}/events has no sock:sock_send_length"),
+                    "Linux 6.3 or later",
+                )
+            }
             Some(path) => Seen::new(Available, format!("{path}/events can be listed"), ""),
             None if root.is_live() && trace_events::nowhere(root).is_ok() => Seen::new(
                 Available,
@@ -337,7 +348,7 @@ impl List {
         };
         self.add(
             "tracefs",
-            "system calls of a process cannot be counted as work",
+            "messages through Unix sockets cannot be counted as work",
             seen,
         );
         self.counters(root, &level);

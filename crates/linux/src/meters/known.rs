@@ -99,9 +99,9 @@ pub fn known_meters() -> Vec<KnownMeter> {
     all.extend(known_points().iter().map(known_point));
     all.push(own(
         &["(any)"],
-        "io.*, sockets.*, syscalls.*, switches.voluntary",
+        "io.*, sockets.*, messages.*, switches.voluntary",
         "kernel work",
-        "nothing (system calls: at most 0.23 µs a count)",
+        "nothing (messages: 0.2 µs a count)",
         "used when two kinds of it keep a constant ratio to each other",
     ));
     all.push(own(

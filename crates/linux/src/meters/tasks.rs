@@ -16,6 +16,7 @@ use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_backgro
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::sync::Arc;
 
 /// What is counted, owned.
@@ -28,7 +29,11 @@ pub(super) enum Counted {
         offset: u64,
         semaphore: u32,
     },
-    Tracepoint(u64),
+    Tracepoint {
+        number: u64,
+        /// Which passages are counted.
+        filter: &'static CStr,
+    },
     Instructions,
     Cycles,
 }
@@ -47,7 +52,10 @@ impl Counted {
                 offset: *offset,
                 semaphore: *semaphore,
             },
-            Self::Tracepoint(id) => Event::Tracepoint(*id),
+            Self::Tracepoint { number, filter } => Event::Tracepoint {
+                number: *number,
+                filter: Some(filter),
+            },
             Self::Instructions => Event::Instructions,
             Self::Cycles => Event::Cycles,
         }
@@ -57,7 +65,7 @@ impl Counted {
         Counter::open(self.event(), scope).map_err(|e| {
             let what = match self {
                 Self::Uprobe { .. } => "counting through a uprobe",
-                Self::Tracepoint(_) => "counting through a tracepoint",
+                Self::Tracepoint { .. } => "counting through a tracepoint",
                 Self::Instructions | Self::Cycles => "counting through the processor's counters",
             }
             .to_owned();

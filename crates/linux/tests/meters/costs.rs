@@ -20,7 +20,7 @@ fn costs_of_reading() {
         "switches.voluntary",
         "sockets.bytes",
         "instructions",
-        "syscalls.sendto",
+        "messages.sent",
     ] {
         report(&mut meters, &own, id);
     }

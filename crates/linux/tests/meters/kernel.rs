@@ -6,16 +6,12 @@ const PROGRAM: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 int main(void)
 {
     char line[64], block[100] = {0};
-    int pair[2];
     int null = open("/dev/null", O_WRONLY);
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
-        return 1;
     while (fgets(line, sizeof line, stdin)) {
         unsigned long i, n = strtoul(line + 1, NULL, 10);
         struct timespec t = {0, 1000};
@@ -24,8 +20,6 @@ int main(void)
                 return 1;
             if (line[0] == 's')
                 nanosleep(&t, NULL);
-            if (line[0] == 'n' && (send(pair[0], block, 10, 0) != 10 || recv(pair[1], block, 10, 0) != 10))
-                return 1;
         }
         printf("done\n");
         fflush(stdout);
@@ -84,27 +78,95 @@ fn processor_counters_count_or_say_why_not() {
     }
 }
 
+/// Orders: `m` sends a message and takes it, `w` does so by `write` and `read`, `p` looks at one that waits, `e` asks where there is none,
+/// `g` does nothing but ask who its parent is.
+const TALKER: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static int pair[2];
+static char line[64], block[100];
+static void *answer(void *p)
+{
+    unsigned long i, n = strtoul(line + 1, NULL, 10);
+    for (i = 0; i < n; i++) {
+        if (line[0] == 'm' && (send(pair[0], block, 10, 0) != 10 || recv(pair[1], block, 10, 0) != 10))
+            exit(1);
+        if (line[0] == 'w' && (write(pair[0], block, 10) != 10 || read(pair[1], block, 10) != 10))
+            exit(1);
+        if (line[0] == 'p' && recv(pair[1], block, 10, MSG_PEEK | MSG_DONTWAIT) != 10)
+            exit(1);
+        if (line[0] == 'e' && recv(pair[1], block, 10, MSG_DONTWAIT) != -1)
+            exit(1);
+        if (line[0] == 'g' && getppid() == 0)
+            exit(1);
+    }
+    return p;
+}
+int main(void)
+{
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
+        return 1;
+    while (fgets(line, sizeof line, stdin)) {
+        if (line[0] == 't') {
+            /* In a thread that is made while it is counted. */
+            pthread_t thread;
+            line[0] = 'm';
+            if (pthread_create(&thread, NULL, answer, NULL) != 0 || pthread_join(thread, NULL) != 0)
+                return 1;
+        } else if (line[0] == 'p') {
+            if (send(pair[0], block, 10, 0) != 10)
+                return 1;
+            answer(NULL);
+            if (recv(pair[1], block, 10, 0) != 10)
+                return 1;
+        } else {
+            answer(NULL);
+        }
+        printf("done\n");
+        fflush(stdout);
+    }
+    return 0;
+}
+"#;
+
 #[test]
-fn tracepoints_count_or_say_why_not() {
+fn messages_are_counted_that_carried_something_or_it_is_said_why_not() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(program) = compile(dir.path(), "caller", PROGRAM, &["-O2"]) else {
+    let Some(program) = compile(dir.path(), "talker", TALKER, &["-O2", "-pthread"]) else {
         return;
     };
     let mut c = Servant::start(&mut Command::new(program));
-    assert_eq!(c.order("w0"), "done");
-    let w = workload("caller", &[c.pid()]);
+    assert_eq!(c.order("m0"), "done");
+    let w = workload("talker", &[c.pid()]);
     let mut meters = Meters::plain();
-    let why = meters.refusal(&w, "syscalls.sendto");
-    if why.is_empty() {
-        let mut m = meters.open(&w, "syscalls.sendto").unwrap();
-        let mut other = meters.open(&w, "syscalls.recvfrom").unwrap();
-        assert_eq!(m.read(&w).unwrap(), 0.0, "the program has sent nothing");
-        assert_eq!(c.order("n321"), "done");
-        assert_eq!(c.order("w10"), "done");
-        assert_eq!(m.read(&w).unwrap(), 321.0);
-        assert_eq!(other.read(&w).unwrap(), 321.0);
-    } else {
+    let why = meters.refusal(&w, "messages.sent");
+    if !why.is_empty() {
         println!("refused here: {why}");
-        assert!(why.contains("tracefs") || why.contains("CONFIG_FTRACE_SYSCALLS") || why.contains("root"));
+        assert!(why.contains("tracefs") || why.contains("Linux 6.3") || why.contains("root"));
+        return;
     }
+    let mut sent = meters.open(&w, "messages.sent").unwrap();
+    let mut received = meters.open(&w, "messages.received").unwrap();
+    let mut seen = |c: &mut Servant, order: &str| {
+        let before = (sent.read(&w).unwrap(), received.read(&w).unwrap());
+        assert_eq!(c.order(order), "done");
+        (
+            sent.read(&w).unwrap() - before.0,
+            received.read(&w).unwrap() - before.1,
+        )
+    };
+    assert_eq!(seen(&mut c, "m321"), (321.0, 321.0));
+    assert_eq!(
+        seen(&mut c, "w45"),
+        (45.0, 45.0),
+        "however they are sent and received"
+    );
+    assert_eq!(seen(&mut c, "t67"), (67.0, 67.0), "by a thread that is new");
+    // The one that was looked at is taken in the end.
+    assert_eq!(seen(&mut c, "p89"), (1.0, 1.0), "looked at and not taken");
+    assert_eq!(seen(&mut c, "e10"), (0.0, 0.0), "nothing was there");
+    assert_eq!(seen(&mut c, "g10"), (0.0, 0.0), "other calls");
 }
