@@ -26,6 +26,8 @@ use std::time::Duration;
 
 /// CPU time of a window.
 const WINDOW: Duration = Duration::from_millis(100);
+/// What a thread of ours may take until it counts.
+const OPENING: Duration = Duration::from_millis(50);
 /// What the kernel may take until nothing is counted any more.
 const CLOSING: Duration = Duration::from_millis(150);
 /// Calls between two looks at the clock.
@@ -128,7 +130,12 @@ impl Drop for Servant {
 
 fn open(workload: &Workload, id: &str) -> Box<dyn Meter> {
     let id = MeterId::new(id);
-    kinds(&MeterSettings::default())
+    let settings = MeterSettings {
+        // All the time, whatever it costs.
+        probe_cost_max: 1.0,
+        ..MeterSettings::default()
+    };
+    kinds(&settings)
         .iter_mut()
         .find_map(|kind| kind.open(&Root::default(), workload, &id).ok())
         .unwrap()
@@ -173,10 +180,11 @@ fn main() {
         for k in 0..pairs {
             let mut with = |counted: &mut Servant, other: &mut Servant| {
                 let mut meter = open(&workload, "messages.sent");
+                std::thread::sleep(OPENING);
                 let cost = if of_counted { &mut *counted } else { other }.window(what);
                 hits += meter.read(&workload).unwrap();
                 drop(meter);
-                // It is closed in the background.
+                // A thread of ours does that.
                 std::thread::sleep(CLOSING);
                 cost
             };

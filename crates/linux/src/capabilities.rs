@@ -7,7 +7,7 @@
 use crate::Root;
 use crate::effectors;
 use crate::effectors::prefetch::control::{self, Obstacle};
-use crate::meters::trace_events;
+use crate::meters::messages;
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
@@ -319,36 +319,21 @@ impl List {
             "functions and static probes of programs cannot be counted",
             seen,
         );
-        let tracing = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
-            .into_iter()
-            .find(|p| files::names(root, &format!("{p}/events")).len() > 1);
-        let seen = match tracing {
-            Some(path)
-                if !root
-                    .path(&format!("{path}/events/sock/sock_send_length"))
-                    .exists() =>
-            {
-                Seen::new(
-                    Missing,
-                    format!("{path}/events has no sock:sock_send_length"),
-                    "Linux 6.3 or later",
-                )
-            }
-            Some(path) => Seen::new(Available, format!("{path}/events can be listed"), ""),
-            None if root.is_live() && trace_events::nowhere(root).is_ok() => Seen::new(
+        let seen = match messages::try_out(root) {
+            Ok(()) => Seen::new(
                 Available,
-                "not mounted; its list is read from one that is mounted at no place",
+                "a program was attached to tracepoints of sockets for a moment",
                 "",
             ),
-            None => Seen::new(
+            Err(why) => Seen::new(
                 Missing,
-                "no events directory below /sys/kernel/tracing or /sys/kernel/debug/tracing",
-                "mount -t tracefs tracefs /sys/kernel/tracing",
+                why,
+                "Linux 6.3 or later, and root in the first PID namespace",
             ),
         };
         self.add(
-            "tracefs",
-            "messages through Unix sockets cannot be counted as work",
+            "messages",
+            "messages cannot be counted as work: of servers on Unix sockets only known functions and progress points can",
             seen,
         );
         self.counters(root, &level);

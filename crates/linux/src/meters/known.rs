@@ -101,7 +101,7 @@ pub fn known_meters() -> Vec<KnownMeter> {
         &["(any)"],
         "io.*, sockets.*, messages.*, switches.voluntary",
         "kernel work",
-        "nothing (messages: 0.2 µs a count)",
+        "nothing (messages: 0.13 µs each, at most 0.5 % of its CPU time)",
         "used when two kinds of it keep a constant ratio to each other",
     ));
     all.push(own(

@@ -2,95 +2,169 @@
 //! either for each request in servers. Counted where the kernel hands them over, by tracepoints of its sockets (Linux 6.3).
 //!
 //! Not by tracepoints of system calls: while one of those is counted for anybody, every call of every program on the machine takes
-//! the way of calls that are traced (docs/meters.md has what that costs). These are passed by messages only, and whoever is not
-//! counted finds out at once.
-//!
-//! Where tracefs is not mounted the numbers are read from one that is mounted at no place ([`trace_events`]).
+//! the way of calls that are traced. Nor by a perf event for each thread, which the kernel loads and puts away each time that the thread
+//! is given a CPU, at some 2 µs: a database that waits for each statement lost 11 % of its work by two of them. A BPF program at the
+//! tracepoint costs neither, but everybody's messages pass through it. So they are counted in turns where that comes to more
+//! than counting may cost, and others' messages are charged like own ones ([`turns`](super::turns)). What was measured is in docs/meters.md.
 
-use super::common::{not_mine, refused, usable};
-use super::tasks::{Counted, Limits, TaskCounters, threads};
-use super::{Meter, MeterKind, trace_events};
+use super::common::{PROCESSES_MAX, not_mine, open_process, refused, usable};
+use super::concern::Refusal;
+use super::turns::{Beginning, COUNTED, Counting, Hits, Lost, Subject, Unpaid, WITNESS, Window};
+use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
-use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, Workload};
+use crate::sys::bpf::{Link, OWN, Passages, REST};
+use crate::sys::perf::OpenError;
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
-use std::collections::BTreeMap;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
-use std::fs::File;
-use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
-/// A server that makes a thread or a process for each connection has hundreds. Each has a descriptor here.
-const LIMITS: Limits = Limits {
-    counters: 256,
-    attach: 16,
-};
-/// Cost of one count: 185 ± 21 ns (two standard errors) of CPU time in `examples/message_cost.rs`; no less than its upper end.
-const COST: Nanoseconds = Nanoseconds(210);
-const DIRECTORIES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// Cost of one passage (`examples/message_cost.rs`).
+const COST: Nanoseconds = Nanoseconds(130);
+/// Cost in a turn (seconds of CPU time) that nobody minds: a thousandth of a CPU.
+const ALLOWANCE: f64 = 0.001;
+/// Number of the first namespace of processes, in which the kernel tells its programs who runs (`PROC_PID_INIT_INO`).
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// One of the two.
+#[derive(Clone, Copy)]
 struct Direction {
     id: &'static str,
-    /// Tracepoint, of the kernel's group `sock`.
-    event: &'static str,
-    /// What is a message: something was handed over (the tracepoint also tells of calls that failed, as of a socket that has nothing
-    /// to read) and taken, not only looked at (`MSG_PEEK`, 2).
-    filter: &'static CStr,
+    tracepoint: &'static CStr,
 }
 
 const DIRECTIONS: [Direction; 2] = [
     Direction {
         id: "messages.sent",
-        event: "sock_send_length",
-        filter: c"ret > 0",
+        tracepoint: c"sock_send_length",
     },
     Direction {
         id: "messages.received",
-        event: "sock_recv_length",
-        filter: c"ret > 0 && !(flags & 2)",
+        tracepoint: c"sock_recv_length",
     },
 ];
 
 /// The kind.
-#[derive(Default)]
 pub(super) struct Messages {
-    /// Numbers of tracepoints that are known; they stay as long as the kernel runs.
-    known: BTreeMap<&'static str, u64>,
+    /// Share of a program's CPU time that counting may cost.
+    cost_max: f64,
+    /// Why this machine cannot count them, or that it can; found out once.
+    known: BTreeMap<&'static str, Result<(), String>>,
 }
 
 impl Messages {
-    fn number(&mut self, root: &Root, event: &'static str) -> Result<u64, String> {
+    pub(super) fn new(settings: &MeterSettings) -> Self {
+        Self {
+            cost_max: settings.probe_cost_max,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it can be done here.
+    fn possible(&mut self, root: &Root, direction: Direction) -> Result<(), String> {
         if !root.is_live() {
             return Err("this is a captured tree, not the running machine".to_owned());
         }
-        if let Some(number) = self.known.get(event) {
-            return Ok(*number);
+        if let Some(known) = self.known.get(direction.id) {
+            return known.clone();
         }
-        let number = number(root, event).map_err(|why| why.words(event))?;
-        self.known.insert(event, number);
-        Ok(number)
+        let tried = try_one(root, direction);
+        self.known.insert(direction.id, tried.clone());
+        tried
+    }
+}
+
+/// Counts in both directions for a moment, nobody's messages.
+///
+/// # Errors
+/// Why that cannot be done here, for people.
+pub(crate) fn try_out(root: &Root) -> Result<(), String> {
+    if !root.is_live() {
+        return Err("this is a captured tree, not the running machine".to_owned());
+    }
+    DIRECTIONS.into_iter().try_for_each(|d| try_one(root, d))
+}
+
+fn try_one(root: &Root, direction: Direction) -> Result<(), String> {
+    in_first_namespace(root)?;
+    Passages::new(1)
+        .and_then(|passages| passages.attach(direction.tracepoint))
+        .map(drop)
+        .map_err(|e| words(e, direction.tracepoint))
+}
+
+/// The kernel's programs see numbers of processes as the first namespace has them.
+fn in_first_namespace(root: &Root) -> Result<(), String> {
+    match std::fs::metadata(root.path("/proc/self/ns/pid")) {
+        Ok(namespace) if namespace.ino() == FIRST_NAMESPACE => Ok(()),
+        Ok(_) => Err(
+            "homeostat runs in a PID namespace of its own, and the kernel tells only numbers of the first; run it \
+             outside of the container, or in one with the host's (docker run --pid=host)"
+                .to_owned(),
+        ),
+        Err(e) => Err(format!("/proc/self/ns/pid: {e}")),
+    }
+}
+
+fn words(e: OpenError, tracepoint: &CStr) -> String {
+    match e {
+        OpenError::Unsupported(Errno::NOENT) => format!(
+            "the kernel has no tracepoint {}; it needs Linux 6.3 or later",
+            tracepoint.to_string_lossy()
+        ),
+        OpenError::Denied(errno) => {
+            format!("run homeostat as root, or with CAP_BPF and CAP_PERFMON ({errno})")
+        }
+        other => format!("{other}; choose another meter"),
+    }
+}
+
+fn failed(id: &str, e: OpenError, tracepoint: &CStr) -> PlatformError {
+    let what = format!("meter {id}");
+    match e {
+        OpenError::Denied(_) => PlatformError::Denied {
+            what,
+            needs: words(e, tracepoint),
+        },
+        OpenError::Busy(errno) => PlatformError::Busy {
+            what,
+            why: errno.to_string(),
+        },
+        OpenError::Vanished | OpenError::Unsupported(_) => PlatformError::Unsupported {
+            what,
+            why: words(e, tracepoint),
+        },
     }
 }
 
 impl MeterKind for Messages {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
-        let many = threads(root, workload, LIMITS.counters) > LIMITS.counters;
         DIRECTIONS
-            .iter()
-            .map(|&Direction { id, event, .. }| {
-                let unit = "message";
-                if many {
-                    let why = format!(
-                        "the workload has more than {} threads, and each needs a counter; use a counter of its own",
-                        LIMITS.counters
-                    );
-                    return refused(id, MeterClass::Kernel, unit, why);
+            .into_iter()
+            .map(|direction| {
+                let (id, unit) = (direction.id, "message");
+                let refused = |why: String| refused(id, MeterClass::Kernel, unit, why);
+                if workload.processes.len() > PROCESSES_MAX {
+                    return refused(format!(
+                        "the workload has more than {PROCESSES_MAX} processes; use a counter of its own"
+                    ));
                 }
-                if workload.processes.first().is_none_or(|p| super::common::open_process(root, *p).is_err()) {
-                    return refused(id, MeterClass::Kernel, unit, "its main process is gone; wait for a scan");
+                if workload
+                    .processes
+                    .first()
+                    .is_none_or(|p| open_process(root, *p).is_err())
+                {
+                    return refused("its main process is gone; wait for a scan".to_owned());
                 }
-                match self.number(root, event) {
-                    Ok(_) => MeterCandidate { cost_per_count: COST, ..usable(id, MeterClass::Kernel, unit) },
-                    Err(why) => refused(id, MeterClass::Kernel, unit, why),
+                match self.possible(root, direction) {
+                    Ok(()) => MeterCandidate {
+                        cost_per_count: COST,
+                        ..usable(id, MeterClass::Kernel, unit)
+                    },
+                    Err(why) => refused(why),
                 }
             })
             .collect()
@@ -103,85 +177,182 @@ impl MeterKind for Messages {
         id: &MeterId,
     ) -> Result<Box<dyn Meter>, PlatformError> {
         let direction = DIRECTIONS
-            .iter()
+            .into_iter()
             .find(|d| d.id == id.as_str())
             .ok_or_else(|| not_mine(id))?;
-        let number = self
-            .number(root, direction.event)
-            .map_err(|why| PlatformError::Unsupported {
-                what: format!("meter {id}"),
-                why,
-            })?;
-        let event = Counted::Tracepoint {
-            number,
-            filter: direction.filter,
+        let unsupported = |why| PlatformError::Unsupported {
+            what: format!("meter {id}"),
+            why,
         };
-        let counters = TaskCounters::open(root, workload, vec![event], LIMITS)?;
-        Ok(Box::new(MessageMeter(counters)))
+        self.possible(root, direction).map_err(unsupported)?;
+        let main = workload.processes.first().ok_or_else(|| vanished(workload))?;
+        open_process(root, *main)?;
+        let passages = Arc::new(
+            Passages::new(PROCESSES_MAX as u32).map_err(|e| failed(direction.id, e, direction.tracepoint))?,
+        );
+        let socket = Sockets {
+            direction,
+            passages: passages.clone(),
+            included: BTreeSet::new(),
+            link: None,
+        };
+        let how = Beginning {
+            counters: passages,
+            hit_cost: COST.as_secs_f64(),
+            cost_max: self.cost_max,
+            // What it costs shows in the first turn, which ends when that is much.
+            share: 1.0,
+            cpus: 0.0,
+        };
+        Ok(Box::new(MessageMeter {
+            id: direction.id,
+            counting: Counting::begin(workload, socket, how)?,
+        }))
     }
 }
 
-/// Why a tracepoint has no number.
-#[derive(Debug)]
-enum Unnumbered {
-    Missing,
-    Unreadable,
-    Refused(String),
-    /// There is no tracefs.
-    NoList(String),
-}
-
-/// The kernel's number of a tracepoint of sockets.
-fn number(root: &Root, event: &str) -> Result<u64, Unnumbered> {
-    let mut why = None;
-    for directory in DIRECTORIES {
-        if !root.path(&format!("{directory}/events")).exists() {
-            continue;
-        }
-        match read_number(File::open(root.path(&format!("{directory}/{}", path_of(event))))) {
-            Ok(number) => return Ok(number),
-            Err(e) => why = Some(e),
-        }
-    }
-    if let Some(why) = why {
-        return Err(why);
-    }
-    let list = trace_events::nowhere(root).map_err(|e| Unnumbered::NoList(e.to_string()))?;
-    read_number(trace_events::open_below(&list, &path_of(event)))
-}
-
-fn path_of(event: &str) -> String {
-    format!("events/sock/{event}/id")
-}
-
-fn read_number(file: io::Result<File>) -> Result<u64, Unnumbered> {
-    let mut text = String::new();
-    match file.and_then(|mut file| file.read_to_string(&mut text)) {
-        Ok(_) => text.trim().parse().map_err(|_| Unnumbered::Unreadable),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Unnumbered::Missing),
-        Err(e) => Err(Unnumbered::Refused(e.to_string())),
+fn vanished(workload: &Workload) -> PlatformError {
+    PlatformError::Vanished {
+        target: workload.id.to_string(),
     }
 }
 
-impl Unnumbered {
-    fn words(&self, event: &str) -> String {
-        match self {
-            Self::Missing => {
-                format!("the kernel has no tracepoint sock:{event}; it needs Linux 6.3 or later")
-            }
-            Self::Unreadable => format!("the number of {event} is not readable"),
-            Self::Refused(e) => format!("the number of {event} cannot be read: {e}; run homeostat as root"),
-            Self::NoList(e) => format!(
-                "tracefs is not mounted, and cannot be looked at otherwise ({e}); mount it (mount -t tracefs tracefs /sys/kernel/tracing)"
-            ),
-        }
-    }
+/// The meter.
+struct MessageMeter {
+    id: &'static str,
+    counting: Counting,
 }
-
-struct MessageMeter(TaskCounters);
 
 impl Meter for MessageMeter {
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        self.0.read(workload)
+        let busy = |why: String| PlatformError::Busy {
+            what: format!("meter {}", self.id),
+            why,
+        };
+        match self.counting.read(workload) {
+            Ok(Some(work)) => Ok(work),
+            Ok(None) => Err(busy("counting begins".to_owned())),
+            Err(Lost::Paused(why)) => Err(busy(why)),
+            Err(Lost::Vanished(e)) => Err(e),
+            Err(Lost::Changed(why)) => Err(PlatformError::Unsupported {
+                what: format!("meter {}", self.id),
+                why,
+            }),
+        }
+    }
+
+    fn counted(&self) -> Option<f64> {
+        self.counting.share()
+    }
+
+    fn is_over(&self) -> bool {
+        self.counting.is_over()
+    }
+}
+
+impl Hits for Passages {
+    fn hits(&self) -> [u64; 2] {
+        let mut hits = [0; 2];
+        // What others pass through it costs them as much, and is charged.
+        for (place, number) in [(COUNTED, OWN), (WITNESS, REST)] {
+            if let Some(hit) = hits.get_mut(place as usize) {
+                *hit = self.read(number).unwrap_or(0);
+            }
+        }
+        hits
+    }
+}
+
+/// What is counted: what passes through a tracepoint of sockets.
+struct Sockets {
+    direction: Direction,
+    passages: Arc<Passages>,
+    /// Processes whose messages are own ones.
+    included: BTreeSet<ProcessId>,
+    link: Option<Link>,
+}
+
+impl Subject for Sockets {
+    fn name(&self) -> &str {
+        self.direction.id
+    }
+
+    fn check(&mut self, _workload: &Workload) -> Result<(), Lost> {
+        // Nothing of the program is changed, so nobody has to be asked.
+        Ok(())
+    }
+
+    fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError> {
+        let failed = |errno: Errno| PlatformError::Busy {
+            what: format!("meter {}", self.direction.id),
+            why: format!("the list of processes: {errno}"),
+        };
+        let there: BTreeSet<ProcessId> = processes.iter().copied().take(PROCESSES_MAX).collect();
+        if there.is_empty() {
+            return Err(PlatformError::Vanished {
+                target: "the workload".to_owned(),
+            });
+        }
+        // Those that are gone first: one that has come may have the number of one of them.
+        for gone in self.included.difference(&there) {
+            match self.passages.leave_out(gone.pid) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        for new in there.difference(&self.included) {
+            self.passages.include(new.pid).map_err(failed)?;
+        }
+        self.included = there;
+        if self.link.is_none() {
+            let link = self.passages.attach(self.direction.tracepoint);
+            self.link =
+                Some(link.map_err(|e| self::failed(self.direction.id, e, self.direction.tracepoint))?);
+        }
+        Ok(())
+    }
+
+    fn off(&mut self) -> Result<(), Refusal> {
+        self.link = None;
+        Ok(())
+    }
+
+    fn at_liberty(&mut self) -> bool {
+        true
+    }
+
+    fn judge(&mut self, _window: &Window) -> Result<(), String> {
+        // Whether the program sends anything is judged from the readings.
+        Ok(())
+    }
+
+    fn unpaid(&mut self, _processes: &[ProcessId]) -> Unpaid {
+        // All passages are counted, whoever made them.
+        Unpaid::default()
+    }
+
+    fn allowance(&self) -> f64 {
+        ALLOWANCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_say_what_is_missing() {
+        let of = |e| words(e, c"sock_send_length");
+        let old = of(OpenError::Unsupported(Errno::NOENT));
+        assert!(
+            old.contains("sock_send_length") && old.contains("Linux 6.3"),
+            "{old}"
+        );
+        assert!(of(OpenError::Denied(Errno::PERM)).contains("CAP_BPF"));
+        let captured = Root::new("/nowhere");
+        let mut kind = Messages::new(&MeterSettings::default());
+        let why = kind.possible(&captured, DIRECTIONS[0]).unwrap_err();
+        assert!(why.contains("captured"), "{why}");
+        assert!(kind.known.is_empty(), "of another machine nothing is kept");
     }
 }

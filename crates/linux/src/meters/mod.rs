@@ -15,7 +15,7 @@ mod kernel;
 mod known;
 mod listeners;
 mod memcached;
-mod messages;
+pub(crate) mod messages;
 mod network;
 mod owed;
 pub(crate) mod parsers;
@@ -32,7 +32,6 @@ mod sockets;
 mod spans;
 mod strangers;
 mod tasks;
-pub(crate) mod trace_events;
 mod turns;
 mod unclaimed;
 mod uprobe;
@@ -134,7 +133,7 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
         Box::new(uprobe::Uprobe::new(settings)),
         Box::new(kernel::Kernel),
         Box::new(sockets::Sockets),
-        Box::new(messages::Messages::default()),
+        Box::new(messages::Messages::new(settings)),
         Box::new(discovery::Points::new(settings)),
         Box::new(processor::Processor),
         Box::new(unclaimed::Unclaimed::new(settings)),

@@ -313,7 +313,7 @@ impl Worker {
             Counted::Uprobe {
                 offset, semaphore, ..
             } => Some((*offset, *semaphore)),
-            Counted::Tracepoint { .. } | Counted::Instructions | Counted::Cycles => None,
+            Counted::Instructions | Counted::Cycles => None,
         });
         let places: Vec<(u64, u32)> = places.collect();
         let targets = self.plan.files.targets.iter();

@@ -16,7 +16,6 @@ use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_backgro
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
-use std::ffi::CStr;
 use std::sync::Arc;
 
 /// What is counted, owned.
@@ -28,11 +27,6 @@ pub(super) enum Counted {
         file: Arc<CodeFile>,
         offset: u64,
         semaphore: u32,
-    },
-    Tracepoint {
-        number: u64,
-        /// Which passages are counted.
-        filter: &'static CStr,
     },
     Instructions,
     Cycles,
@@ -52,10 +46,6 @@ impl Counted {
                 offset: *offset,
                 semaphore: *semaphore,
             },
-            Self::Tracepoint { number, filter } => Event::Tracepoint {
-                number: *number,
-                filter: Some(filter),
-            },
             Self::Instructions => Event::Instructions,
             Self::Cycles => Event::Cycles,
         }
@@ -65,7 +55,6 @@ impl Counted {
         Counter::open(self.event(), scope).map_err(|e| {
             let what = match self {
                 Self::Uprobe { .. } => "counting through a uprobe",
-                Self::Tracepoint { .. } => "counting through a tracepoint",
                 Self::Instructions | Self::Cycles => "counting through the processor's counters",
             }
             .to_owned();

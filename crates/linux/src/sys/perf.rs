@@ -4,7 +4,7 @@
 //! goes first, flexible ones take turns, and what a turn misses is extrapolated with its error
 //! ([`Count::relative_error`]).
 //!
-//! Closing a counter on a uprobe or tracepoint waits for the kernel to be sure that no CPU is inside it: 75 to
+//! Closing a counter on a uprobe waits for the kernel to be sure that no CPU is inside it: 75 to
 //! 95 ms each, one after the other (measured on Linux 6.18). [`close_in_background`] keeps that out of the loop.
 
 use rustix::io::Errno;
@@ -24,13 +24,6 @@ pub enum Event<'a> {
         offset: u64,
         /// Offset of the probe's semaphore in the file; 0 = it has none. The kernel raises it while counting.
         semaphore: u32,
-    },
-    /// Passages of a kernel tracepoint.
-    Tracepoint {
-        /// Its number, from its `id` file.
-        number: u64,
-        /// Which of them are counted, in the kernel's own words about the tracepoint's fields; else all.
-        filter: Option<&'a CStr>,
     },
     /// Instructions completed in user mode.
     Instructions,
@@ -230,7 +223,6 @@ const _: () = assert!(size_of::<Attributes>() == 112);
 
 const PERF_TYPE_HARDWARE: u32 = 0;
 pub(super) const PERF_TYPE_SOFTWARE: u32 = 1;
-const PERF_TYPE_TRACEPOINT: u32 = 2;
 const PERF_TYPE_HW_CACHE: u32 = 3;
 /// Raw events of the processor's own cores.
 pub const PERF_TYPE_RAW: u32 = 4;
@@ -248,8 +240,6 @@ const FLAG_INHERIT_THREAD: u64 = 1 << 35;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
 const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
-/// `_IOW('$', 6, char *)`.
-const PERF_EVENT_IOC_SET_FILTER: libc::c_ulong = 0x4008_2406;
 
 const TIMES: u64 = PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING;
 
@@ -277,10 +267,6 @@ fn open_event(
             attributes.config = u64::from(semaphore) << 32;
             attributes.config1 = file.as_ptr() as u64;
             attributes.config2 = offset;
-        }
-        Event::Tracepoint { number, .. } => {
-            attributes.kind = PERF_TYPE_TRACEPOINT;
-            attributes.config = number;
         }
         Event::Instructions => attributes.encode(Encoding::INSTRUCTIONS),
         Event::Cycles => attributes.encode(Encoding::CYCLES),
@@ -447,24 +433,7 @@ impl Counter {
     /// # Errors
     /// [`OpenError`].
     pub fn open(event: Event<'_>, scope: Scope) -> Result<Self, OpenError> {
-        let Event::Tracepoint {
-            filter: Some(filter), ..
-        } = event
-        else {
-            return open_event(event, scope, TIMES, 0, None).map(Self);
-        };
-        // Begun when it knows what to count: until then it would count everything.
-        let counter = open_event(event, scope, TIMES, FLAG_DISABLED, None)?;
-        // SAFETY: a text that ends with a zero and is alive across the call, on our own descriptor; the kernel copies it.
-        let set = unsafe { libc::ioctl(counter.as_raw_fd(), PERF_EVENT_IOC_SET_FILTER, filter.as_ptr()) };
-        if set != 0 {
-            let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
-            return Err(classify(errno, scope));
-        }
-        // SAFETY: an ioctl without argument on our own descriptor. It cannot fail on a perf event, and if it did, the
-        // counter would count nothing in no time, which its readings say.
-        unsafe { libc::ioctl(counter.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) };
-        Ok(Self(counter))
+        open_event(event, scope, TIMES, 0, None).map(Self)
     }
 
     /// Reads it.
