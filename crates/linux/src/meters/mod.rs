@@ -26,6 +26,7 @@ mod processor;
 mod progress;
 mod prometheus;
 mod redis;
+mod runs;
 mod servers;
 mod settings;
 mod sockets;
