@@ -443,13 +443,8 @@ pub(crate) fn choose<'a>(
     Some(exact.copied().unwrap_or(best))
 }
 
-/// Kernel work gives way to other work of its kind that costs less of the workload's CPU time, in steps of this share. (Of MariaDB
-/// through a Unix socket three calls that received for each statement cost 1.0 %, the one that sent 0.3 %, on another machine 2.1 and
-/// 0.7 %, and both were as steady.)
-const KERNEL_COST_STEP: f64 = 0.005;
-
-/// Order of preference among qualified meters: class, then kind of kernel work, then how dear that is, then noise.
-fn preference(candidate: &MeterCandidate, assessment: &Assessment) -> (u8, u8, u64, u64) {
+/// Order of preference among qualified meters: class, then kind of kernel work, then noise.
+fn preference(candidate: &MeterCandidate, assessment: &Assessment) -> (u8, u8, u64) {
     let class = match candidate.class {
         MeterClass::Application => 0,
         MeterClass::Probe => 1,
@@ -468,16 +463,10 @@ fn preference(candidate: &MeterCandidate, assessment: &Assessment) -> (u8, u8, u
         1
     } else if id.starts_with("io.") {
         2
-    } else if id.starts_with("messages") {
-        3
     } else {
-        4
+        3
     };
-    let dear = match candidate.class {
-        MeterClass::Kernel => (assessment.cost / KERNEL_COST_STEP) as u64,
-        _ => 0,
-    };
-    (class, kernel, dear, (assessment.noise * 1e6) as u64)
+    (class, kernel, (assessment.noise * 1e6) as u64)
 }
 
 /// What was measured in one interval, for [`judge_meters`].
@@ -828,7 +817,7 @@ mod tests {
     #[test]
     fn kernel_work_that_keeps_to_a_known_function_may_vary_as_much_as_one() {
         let (send, switches, probe) = (
-            candidate("messages.sent", MeterClass::Kernel, 0),
+            candidate("sockets.segments", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
             candidate("uprobe:f", MeterClass::Probe, 1),
         );
@@ -838,7 +827,7 @@ mod tests {
                 let n = 1000.0 * (1.0 + 0.2 * (((t - 1) / 4) % 3) as f64);
                 let by_function = if probe_too { n } else { 1000.0 };
                 vec![
-                    ("messages.sent", n),
+                    ("sockets.segments", n),
                     ("switches.voluntary", n),
                     ("uprobe:f", by_function),
                 ]
@@ -857,44 +846,6 @@ mod tests {
         }
         // A second kind of kernel work is needed all the same.
         assert!(refused(&[&probe], true).is_some_and(|why| why.contains("constant ratio")));
-    }
-
-    #[test]
-    fn of_messages_that_say_the_same_those_are_taken_that_cost_less() {
-        // As seen of MariaDB: for each statement it receives three times and sends once.
-        let (receive, send, probe) = (
-            candidate("messages.received", MeterClass::Kernel, 0),
-            candidate("messages.sent", MeterClass::Kernel, 0),
-            candidate("uprobe:f", MeterClass::Probe, 1000),
-        );
-        let s = series(|t| {
-            let n = 7000.0 + (t % 3) as f64;
-            vec![
-                ("messages.received", 3.0 * n),
-                ("messages.sent", n),
-                ("uprobe:f", n),
-            ]
-        });
-        let costs = |cost, noise| Assessment {
-            cost,
-            ..good(noise, 1.0)
-        };
-        let chosen = |dear: f64, cheap: f64| {
-            let assessed = [
-                (&receive, &costs(dear, 0.010)),
-                (&send, &costs(cheap, 0.011)),
-                (&probe, &good(0.03, 0.2)),
-            ];
-            choose(assessed, &s, Nanoseconds::ZERO).map(|(c, _)| c.id.to_string())
-        };
-        assert_eq!(chosen(0.0099, 0.0033).as_deref(), Some("messages.sent"));
-        // Where more of the CPU time goes into messages both are dear.
-        assert_eq!(chosen(0.0214, 0.0072).as_deref(), Some("messages.sent"));
-        assert_eq!(
-            chosen(0.0030, 0.0010).as_deref(),
-            Some("messages.received"),
-            "both cost little: the steadier"
-        );
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Reads one meter of a program once a second, or every so many, and prints each reading as a line of JSON; what to do comes line by line on its
 //! input, so that a benchmark can go to and fro between counting all the time, in turns and not at all (`tools/bench-turns`).
 //!
-//! `cargo run -p homeostat-linux --example probe_readings -- PID METER[,METER…] [SECONDS]`: the first of several is told, the others are
-//! read beside it. Then `open COST_MAX`, `close`, `open` (once more what was
+//! `cargo run -p homeostat-linux --example probe_readings -- PID METER [SECONDS]`, then `open COST_MAX`, `close`, `open` (once more what was
 //! open, without another search for points) or `quit`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
@@ -50,13 +49,11 @@ fn orders() -> Receiver<String> {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [pid, meter, every @ ..] = arguments.as_slice() else {
-        println!("of which process, and what? probe_readings PID METER[,METER…] [SECONDS]");
+        println!("of which process, and what? probe_readings PID METER [SECONDS]");
         return;
     };
     let every = every.first().map_or(1.0, |s| s.parse().expect("seconds"));
-    let pid = pid.parse().expect("a process id");
-    let meters: Vec<MeterId> = meter.split(',').map(MeterId::new).collect();
-    let Some(meter) = meters.first() else { return };
+    let (pid, meter) = (pid.parse().expect("a process id"), MeterId::new(meter.as_str()));
     let orders = orders();
     let (mut platform, mut workload) = platform_of(pid, 0.005);
     let (begun, mut number) = (Instant::now(), 0u32);
@@ -70,12 +67,12 @@ fn main() {
                     }
                     let opened = platform
                         .find_meters(&workload)
-                        .and_then(|_| meters.iter().try_for_each(|m| platform.open_meter(&workload, m)));
+                        .and_then(|_| platform.open_meter(&workload, &meter));
                     if let Err(e) = opened {
                         println!("{}", serde_json::json!({ "error": e.to_string() }));
                     }
                 }
-                ["close"] => meters.iter().for_each(|m| platform.close_meter(&workload, m)),
+                ["close"] => platform.close_meter(&workload, &meter),
                 _ => return,
             },
             Err(TryRecvError::Disconnected) => return,
@@ -95,7 +92,7 @@ fn main() {
         let Some(sample) = seen.samples.iter().find(|s| s.id == workload) else {
             return;
         };
-        let reading = sample.meters.iter().find(|m| m.meter == *meter);
+        let reading = sample.meters.iter().find(|m| m.meter == meter);
         println!(
             "{}",
             serde_json::json!({

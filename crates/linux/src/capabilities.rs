@@ -7,7 +7,6 @@
 use crate::Root;
 use crate::effectors;
 use crate::effectors::prefetch::control::{self, Obstacle};
-use crate::meters::messages;
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
@@ -317,23 +316,6 @@ impl List {
         self.add(
             "uprobe",
             "functions and static probes of programs cannot be counted",
-            seen,
-        );
-        let seen = match messages::try_out(root) {
-            Ok(()) => Seen::new(
-                Available,
-                "a program was attached to tracepoints of sockets for a moment",
-                "",
-            ),
-            Err(why) => Seen::new(
-                Missing,
-                why,
-                "Linux 6.3 or later, and root in the first PID namespace",
-            ),
-        };
-        self.add(
-            "messages",
-            "messages cannot be counted as work: of servers on Unix sockets only known functions and progress points can",
             seen,
         );
         self.counters(root, &level);

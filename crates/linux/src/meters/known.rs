@@ -99,9 +99,9 @@ pub fn known_meters() -> Vec<KnownMeter> {
     all.extend(known_points().iter().map(known_point));
     all.push(own(
         &["(any)"],
-        "io.*, sockets.*, messages.*, switches.voluntary",
+        "io.*, sockets.*, switches.voluntary",
         "kernel work",
-        "nothing (messages: 0.13 µs each, at most 0.5 % of its CPU time)",
+        "nothing",
         "used when two kinds of it keep a constant ratio to each other",
     ));
     all.push(own(

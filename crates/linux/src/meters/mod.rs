@@ -15,7 +15,6 @@ mod kernel;
 mod known;
 mod listeners;
 mod memcached;
-pub(crate) mod messages;
 mod network;
 mod owed;
 pub(crate) mod parsers;
@@ -26,7 +25,6 @@ mod processor;
 mod progress;
 mod prometheus;
 mod redis;
-mod runs;
 mod servers;
 mod settings;
 mod sockets;
@@ -134,7 +132,6 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
         Box::new(uprobe::Uprobe::new(settings)),
         Box::new(kernel::Kernel),
         Box::new(sockets::Sockets),
-        Box::new(messages::Messages::new(settings)),
         Box::new(discovery::Points::new(settings)),
         Box::new(processor::Processor),
         Box::new(unclaimed::Unclaimed::new(settings)),

@@ -1,8 +1,6 @@
-//! Counting by BPF programs of a dozen instructions (bpf(2)).
-//!
-//! [`Counters`]: executions of many instructions at once, at places of a file, through one `uprobe_multi` link (Linux 6.6). Each place has
-//! a number, its cookie; the program adds one to the counter of that number. [`Passages`]: what some processes, and all others, pass
-//! through a tracepoint of the kernel.
+//! Counting executions of many instructions at once: a BPF program of a dozen instructions, attached to places of a
+//! file through one `uprobe_multi` link (bpf(2); Linux 6.6). Each place has a number, its cookie; the program adds one
+//! to the counter of that number.
 //!
 //! Next to a perf event for each place ([`super::perf`]) this opens and closes in bulk: the kernel waits once for all
 //! of a link's places instead of once for each. Link, program and map live as long as their descriptors, so nothing
@@ -23,19 +21,13 @@ const CPUS_MAX: usize = 8192;
 
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
-const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
-const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_PROG_LOAD: libc::c_int = 5;
-const BPF_RAW_TRACEPOINT_OPEN: libc::c_int = 17;
 const BPF_LINK_CREATE: libc::c_int = 28;
-const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
-const BPF_PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
-/// `bpf_map_lookup_elem`, `bpf_get_current_pid_tgid` and `bpf_get_attach_cookie`.
+/// `bpf_map_lookup_elem` and `bpf_get_attach_cookie`.
 const HELPER_LOOKUP: i32 = 1;
-const HELPER_PROCESS: i32 = 14;
 const HELPER_COOKIE: i32 = 174;
 
 /// One instruction: operation, destination and source register, offset, number.
@@ -73,59 +65,6 @@ fn program(map: i32) -> Vec<u8> {
         // r0 = bpf_map_lookup_elem(r1, r2)
         Instruction(0x85, 0, 0, 0, HELPER_LOOKUP),
         // if r0 == 0 goto the end
-        Instruction(0x15, 0, 0, 2, 0),
-        // *(u64 *)r0 += 1, atomically
-        Instruction(0xb7, 1, 0, 0, 1),
-        Instruction(0xdb, 0, 1, 0, 0),
-        // return 0
-        Instruction(0xb7, 0, 0, 0, 0),
-        Instruction(0x95, 0, 0, 0, 0),
-    ]
-    .into_iter()
-    .flat_map(Instruction::encode)
-    .collect()
-}
-
-/// Numbers of the counters of [`Passages`].
-pub const OWN: u32 = 0;
-/// The same: whatever else passed.
-pub const REST: u32 = 1;
-/// `MSG_PEEK`: looked at, and left where it is.
-const PEEK: i32 = 2;
-
-/// The program at a tracepoint of sockets, whose arguments are the socket, what the call answered and its flags: `counters[it carried
-/// something, and processes has who did it ? OWN : REST] += 1`.
-fn message_program(processes: i32, counters: i32) -> Vec<u8> {
-    [
-        // r7 = REST
-        Instruction(0xb7, 7, 0, 0, REST as i32),
-        // if (i32)arguments[1] < 1 goto the count
-        Instruction(0x79, 0, 1, 8, 0),
-        Instruction(0x67, 0, 0, 0, 32),
-        Instruction(0xc7, 0, 0, 0, 32),
-        Instruction(0xc5, 0, 0, 12, 1),
-        // if arguments[2] & PEEK goto the count
-        Instruction(0x79, 0, 1, 16, 0),
-        Instruction(0x45, 0, 0, 10, PEEK),
-        // *(u32 *)(r10 - 4) = number of the process
-        Instruction(0x85, 0, 0, 0, HELPER_PROCESS),
-        Instruction(0x77, 0, 0, 0, 32),
-        Instruction(0x63, 10, 0, -4, 0),
-        // if processes has it r7 = OWN
-        Instruction(0x18, 1, 1, 0, processes),
-        Instruction(0, 0, 0, 0, 0),
-        Instruction(0xbf, 2, 10, 0, 0),
-        Instruction(0x07, 2, 0, 0, -4),
-        Instruction(0x85, 0, 0, 0, HELPER_LOOKUP),
-        Instruction(0x15, 0, 0, 1, 0),
-        Instruction(0xb7, 7, 0, 0, OWN as i32),
-        // The count: r0 = bpf_map_lookup_elem(counters, &r7)
-        Instruction(0x63, 10, 7, -8, 0),
-        Instruction(0x18, 1, 1, 0, counters),
-        Instruction(0, 0, 0, 0, 0),
-        Instruction(0xbf, 2, 10, 0, 0),
-        Instruction(0x07, 2, 0, 0, -8),
-        Instruction(0x85, 0, 0, 0, HELPER_LOOKUP),
         Instruction(0x15, 0, 0, 2, 0),
         // *(u64 *)r0 += 1, atomically
         Instruction(0xb7, 1, 0, 0, 1),
@@ -233,82 +172,23 @@ fn verdict(directory: Option<Errno>, nobody: Option<Errno>) -> Result<(), OpenEr
     }
 }
 
-/// Loads a program; `attached` says to what, where the kind does not.
-fn load(kind: u32, attached: u32, code: &[u8]) -> Result<OwnedFd, Errno> {
-    // The kernel asks for the licence of what it runs: both of this project's are compatible with its own.
-    let license = c"Dual MIT/GPL";
-    let attributes = Attributes::new()
-        .u32(0, kind)
-        .u32(4, (code.len() / 8) as u32)
-        .u64(8, code.as_ptr() as u64)
-        .u64(16, license.as_ptr() as u64)
-        .name(48, b"homeostat")
-        .u32(68, attached);
-    // SAFETY: code of the stated length and a text that ends with a zero, both alive here; it makes a program.
-    unsafe { descriptor(BPF_PROG_LOAD, &attributes) }
-}
-
-/// Counters by number, all zero at first. Each CPU has one of its own, so that a place that all of them reach at once costs no more than
-/// what the kernel itself needs for it; a reading is their sum.
+/// Counters by number, and the program that raises them. Each CPU has a counter of its own, so that a place that all of them
+/// reach at once costs no more than what the kernel itself needs for it; a reading is their sum.
 #[derive(Debug)]
-struct PerCpu {
+pub struct Counters {
     map: OwnedFd,
+    program: OwnedFd,
+    size: u32,
     /// Where a reading goes: room for more CPUs than any kernel can be built for.
     values: Mutex<Vec<u64>>,
     /// So many of them are looked at.
     cpus: usize,
 }
 
-/// Counters by number, and the program that raises them.
-#[derive(Debug)]
-pub struct Counters {
-    counters: PerCpu,
-    program: OwnedFd,
-    size: u32,
-}
-
 /// Places that are being counted; dropping it removes the breakpoints (one wait of some 40 ms for all of them).
 #[derive(Debug)]
 pub struct Link {
     _link: OwnedFd,
-}
-
-impl PerCpu {
-    fn new(size: u32) -> Result<Self, OpenError> {
-        let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")
-            .ok()
-            .and_then(|text| possible_cpus(&text))
-            .ok_or(OpenError::Unsupported(Errno::TOOBIG))?;
-        let attributes = Attributes::new()
-            .u32(0, BPF_MAP_TYPE_PERCPU_ARRAY)
-            .u32(4, 4)
-            .u32(8, 8)
-            .u32(12, size)
-            .name(28, b"homeostat");
-        // SAFETY: no addresses in them; it makes a map.
-        let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify)?;
-        Ok(Self {
-            map,
-            values: Mutex::new(vec![0; CPUS_MAX]),
-            cpus,
-        })
-    }
-
-    /// The present value of a counter. `NOENT` for a number beyond the size.
-    fn read(&self, number: u32) -> Result<u64, Errno> {
-        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
-        let attributes = Attributes::new()
-            .u32(0, self.map.as_raw_fd() as u32)
-            .u64(8, (&raw const number) as u64)
-            .u64(16, values.as_mut_ptr() as u64);
-        // SAFETY: a key of four bytes, and room for values of eight bytes of as many CPUs as a kernel can be built for (it
-        // writes one for each CPU that there may be, one after another). Held by the lock.
-        unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &attributes) }?;
-        Ok(values.iter().take(self.cpus).fold(0u64, |sum, value| {
-            // SAFETY: an element of the vector; read anew, because the kernel wrote it behind the compiler's back.
-            sum.wrapping_add(unsafe { std::ptr::read_volatile(value) })
-        }))
-    }
 }
 
 impl Counters {
@@ -318,14 +198,36 @@ impl Counters {
     /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON, `Unsupported` on a kernel before 6.6, and where
     /// there can be more CPUs than a reading has room for.
     pub fn new(size: u32) -> Result<Self, OpenError> {
-        let size = size.max(1);
-        let counters = PerCpu::new(size)?;
-        let code = program(counters.map.as_raw_fd());
-        let program = load(BPF_PROG_TYPE_KPROBE, BPF_TRACE_UPROBE_MULTI, &code).map_err(classify)?;
+        let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")
+            .ok()
+            .and_then(|text| possible_cpus(&text))
+            .ok_or(OpenError::Unsupported(Errno::TOOBIG))?;
+        let attributes = Attributes::new()
+            .u32(0, BPF_MAP_TYPE_PERCPU_ARRAY)
+            .u32(4, 4)
+            .u32(8, 8)
+            .u32(12, size.max(1))
+            .name(28, b"homeostat");
+        // SAFETY: no addresses in them; it makes a map.
+        let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify)?;
+        let code = program(map.as_raw_fd());
+        // The kernel asks for the licence of what it runs: both of this project's are compatible with its own.
+        let license = c"Dual MIT/GPL";
+        let attributes = Attributes::new()
+            .u32(0, BPF_PROG_TYPE_KPROBE)
+            .u32(4, (code.len() / 8) as u32)
+            .u64(8, code.as_ptr() as u64)
+            .u64(16, license.as_ptr() as u64)
+            .name(48, b"homeostat")
+            .u32(68, BPF_TRACE_UPROBE_MULTI);
+        // SAFETY: code of the stated length and a text that ends with a zero, both alive here; it makes a program.
+        let program = unsafe { descriptor(BPF_PROG_LOAD, &attributes) }.map_err(classify)?;
         Ok(Self {
-            counters,
+            map,
             program,
-            size,
+            size: size.max(1),
+            values: Mutex::new(vec![0; CPUS_MAX]),
+            cpus,
         })
     }
 
@@ -447,87 +349,18 @@ impl Counters {
     /// # Errors
     /// As `bpf(2)`: `NOENT` for a number beyond the size.
     pub fn read(&self, number: u32) -> Result<u64, Errno> {
-        self.counters.read(number)
-    }
-}
-
-/// Messages that pass through a tracepoint of the kernel's sockets: those of some processes, and all others.
-#[derive(Debug)]
-pub struct Passages {
-    counters: PerCpu,
-    processes: OwnedFd,
-    program: OwnedFd,
-}
-
-impl Passages {
-    /// Counts nobody's as yet; of up to so many processes later.
-    ///
-    /// # Errors
-    /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON.
-    pub fn new(processes_max: u32) -> Result<Self, OpenError> {
-        let counters = PerCpu::new(2)?;
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         let attributes = Attributes::new()
-            .u32(0, BPF_MAP_TYPE_HASH)
-            .u32(4, 4)
-            .u32(8, 4)
-            .u32(12, processes_max.max(1))
-            .name(28, b"homeostat");
-        // SAFETY: no addresses in them; it makes a map.
-        let processes = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify)?;
-        let code = message_program(processes.as_raw_fd(), counters.map.as_raw_fd());
-        let program = load(BPF_PROG_TYPE_RAW_TRACEPOINT, 0, &code).map_err(classify)?;
-        Ok(Self {
-            counters,
-            processes,
-            program,
-        })
-    }
-
-    /// Takes the messages of a process for own ones from now on.
-    ///
-    /// # Errors
-    /// As `bpf(2)`: `2BIG` when there are as many as there may be.
-    pub fn include(&self, process: i32) -> Result<(), Errno> {
-        let value = 0u32;
-        let attributes = self.of(&process).u64(16, (&raw const value) as u64);
-        // SAFETY: a key and a value of four bytes each, both alive here.
-        unsafe { bpf(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
-    }
-
-    /// No more.
-    ///
-    /// # Errors
-    /// As `bpf(2)`: `NOENT` when they were not.
-    pub fn leave_out(&self, process: i32) -> Result<(), Errno> {
-        // SAFETY: a key of four bytes that is alive here.
-        unsafe { bpf(BPF_MAP_DELETE_ELEM, &self.of(&process)) }.map(drop)
-    }
-
-    fn of(&self, process: &i32) -> Attributes {
-        Attributes::new()
-            .u32(0, self.processes.as_raw_fd() as u32)
-            .u64(8, std::ptr::from_ref(process) as u64)
-    }
-
-    /// Counts from now on, until the link is dropped.
-    ///
-    /// # Errors
-    /// [`OpenError`]: `Unsupported` when the kernel has no such tracepoint (`NOENT`), or one of fewer arguments (`INVAL`).
-    pub fn attach(&self, tracepoint: &CStr) -> Result<Link, OpenError> {
-        let attributes = Attributes::new()
-            .u64(0, tracepoint.as_ptr() as u64)
-            .u32(8, self.program.as_raw_fd() as u32);
-        // SAFETY: a text that ends with a zero and is alive here; it makes a link.
-        let link = unsafe { descriptor(BPF_RAW_TRACEPOINT_OPEN, &attributes) }.map_err(classify)?;
-        Ok(Link { _link: link })
-    }
-
-    /// How many passed so far while it was attached, by [`OWN`] or [`REST`].
-    ///
-    /// # Errors
-    /// As `bpf(2)`.
-    pub fn read(&self, number: u32) -> Result<u64, Errno> {
-        self.counters.read(number)
+            .u32(0, self.map.as_raw_fd() as u32)
+            .u64(8, (&raw const number) as u64)
+            .u64(16, values.as_mut_ptr() as u64);
+        // SAFETY: a key of four bytes, and room for values of eight bytes of as many CPUs as a kernel can be built for (it
+        // writes one for each CPU that there may be, one after another). Held by the lock.
+        unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &attributes) }?;
+        Ok(values.iter().take(self.cpus).fold(0u64, |sum, value| {
+            // SAFETY: an element of the vector; read anew, because the kernel wrote it behind the compiler's back.
+            sum.wrapping_add(unsafe { std::ptr::read_volatile(value) })
+        }))
     }
 }
 
@@ -541,23 +374,6 @@ mod tests {
         assert_eq!(code.len() % 8, 0);
         assert_eq!(code[2 * 8..2 * 8 + 8], [0x18, 0x11, 0, 0, 0x34, 0x12, 0, 0]);
         assert_eq!(code[code.len() - 8], 0x95);
-        let code = message_program(0x1234, 0x5678);
-        assert_eq!(code.len() % 8, 0);
-        let names: Vec<&[u8]> = code.chunks(8).filter(|i| i[0] == 0x18).collect();
-        assert_eq!(
-            names,
-            [
-                [0x18, 0x11, 0, 0, 0x34, 0x12, 0, 0],
-                [0x18, 0x11, 0, 0, 0x78, 0x56, 0, 0]
-            ]
-        );
-        // What leads to the count ends at the instruction that writes its number down.
-        for (at, instruction) in code.chunks(8).enumerate() {
-            if matches!(instruction[0], 0xc5 | 0x45) {
-                let to = at + 1 + usize::from(instruction[2]);
-                assert_eq!(code[to * 8..to * 8 + 2], [0x63, 0x7a]);
-            }
-        }
     }
 
     #[test]

@@ -20,7 +20,6 @@ fn costs_of_reading() {
         "switches.voluntary",
         "sockets.bytes",
         "instructions",
-        "messages.sent",
     ] {
         report(&mut meters, &own, id);
     }

@@ -12,11 +12,6 @@
 //!   hundredth of that.)
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
-//! * While probes are there a unit of work costs more CPU time than its hits explain (caches, the way to the breakpoint and back), so
-//!   that the rate of the rest is told too low. A server whose threads wait for each request is given a CPU once for each, whether
-//!   it is counted or not, so how often that was tells the rest better: *hits ÷ times on a CPU while counted × times in the rest*. Which of the
-//!   two is taken shows in the first windows: the one to which the hits keep much the steadier ratio. It stays then, since
-//!   a trial compares readings with each other.
 
 /// Of the CPU time that should have been counted this share is needed.
 const ENOUGH: f64 = 0.25;
@@ -24,14 +19,6 @@ const ENOUGH: f64 = 0.25;
 const NO_CPU: f64 = 0.0005;
 /// The probes cannot have taken more than this share of the time in which they were counted: the rest is the program's.
 const TAKEN_MAX: f64 = 0.5;
-
-/// After so many windows it is decided what the rest is told by …
-const WINDOWS: usize = 8;
-/// … how often the threads were given a CPU, where the ratio to that varies by no more than this share of what that to CPU time does. (Of
-/// equal variances one of twenty ratios of eight windows each is that small by chance.)
-const STEADIER: f64 = 0.5;
-/// Fewer times on a CPU than these in a window say nothing.
-const RUNS_MIN: u64 = 50;
 
 /// What the clocks and counters say at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -42,8 +29,6 @@ pub(in crate::meters) struct Moment {
     pub(in crate::meters) cpu: f64,
     /// Hits since then.
     pub(in crate::meters) hits: u64,
-    /// How often its threads were given a CPU since then; not always asked, or known.
-    pub(in crate::meters) runs: Option<u64>,
 }
 
 /// A sum of pieces of time.
@@ -52,9 +37,6 @@ struct Piece {
     seconds: f64,
     cpu: f64,
     hits: u64,
-    runs: u64,
-    /// How often its threads were given a CPU is not known of all of it.
-    blind: bool,
 }
 
 impl Piece {
@@ -62,10 +44,6 @@ impl Piece {
         self.seconds += (to.at - from.at).max(0.0);
         self.cpu += (to.cpu - from.cpu).max(0.0);
         self.hits = self.hits.saturating_add(to.hits.saturating_sub(from.hits));
-        match (from.runs, to.runs) {
-            (Some(from), Some(to)) => self.runs = self.runs.saturating_add(to.saturating_sub(from)),
-            _ => self.blind = true,
-        }
     }
 }
 
@@ -77,15 +55,6 @@ pub(in crate::meters) struct Told {
     /// Share of the CPU time since the reading before in which it was counted; the rest is estimated. `None`: too small a one to
     /// say anything, so that this reading is where the next begins.
     pub(in crate::meters) share: Option<f64>,
-}
-
-/// By what the rest is told.
-#[derive(Clone, Debug)]
-enum Auxiliary {
-    /// By CPU time as yet. Of each window so far: logarithms of hits for each second of CPU time, and for each time on a CPU.
-    Undecided(Vec<(f64, f64)>),
-    Cpu,
-    Runs,
 }
 
 /// The books of one meter.
@@ -102,7 +71,6 @@ pub(in crate::meters) struct Ledger {
     wanted: f64,
     /// Since the last reading not all was counted that ran while it was.
     lacking: bool,
-    auxiliary: Auxiliary,
 }
 
 impl Ledger {
@@ -116,13 +84,7 @@ impl Ledger {
             work: 0.0,
             wanted: 1.0,
             lacking: false,
-            auxiliary: Auxiliary::Undecided(Vec::new()),
         }
-    }
-
-    /// Whether it is to be asked how often the threads were given a CPU.
-    pub(in crate::meters) fn asks_for_runs(&self) -> bool {
-        !matches!(self.auxiliary, Auxiliary::Cpu)
     }
 
     fn advance(&mut self, now: Moment) {
@@ -161,9 +123,6 @@ impl Ledger {
         let passed = std::mem::take(&mut self.passed);
         let lacking = std::mem::take(&mut self.lacking);
         let told = self.between(&counted, &passed).filter(|_| !lacking);
-        if told.is_some() && passed.seconds > 0.0 {
-            self.learn(&counted);
-        }
         let share = told.map(|(work, share)| {
             self.work += work.max(0.0);
             share
@@ -195,54 +154,8 @@ impl Ledger {
         if counted.cpu < NO_CPU || counted.cpu < ENOUGH * self.wanted * cpu {
             return None;
         }
-        let rest = if matches!(self.auxiliary, Auxiliary::Runs) {
-            if counted.blind || passed.blind || counted.runs < RUNS_MIN {
-                return None;
-            }
-            hits / counted.runs as f64 * passed.runs as f64
-        } else {
-            hits / self.own(counted) * passed.cpu
-        };
-        Some((hits + rest, counted.cpu / cpu))
-    }
-
-    /// CPU time while it was counted without what the probes took.
-    fn own(&self, counted: &Piece) -> f64 {
-        (counted.cpu - counted.hits as f64 * self.hit_cost).max(TAKEN_MAX * counted.cpu)
-    }
-
-    /// Notes what a window has shown, and decides by what the rest is told when it has seen enough of them.
-    fn learn(&mut self, counted: &Piece) {
-        let own = self.own(counted);
-        let Auxiliary::Undecided(windows) = &mut self.auxiliary else {
-            return;
-        };
-        if counted.hits == 0 || counted.cpu < NO_CPU {
-            return;
-        }
-        let hits = counted.hits as f64;
-        let by_runs = if counted.blind || counted.runs < RUNS_MIN {
-            // Which is as unsteady as can be.
-            f64::INFINITY
-        } else {
-            (hits / counted.runs as f64).ln()
-        };
-        windows.push(((hits / own).ln(), by_runs));
-        if windows.len() < WINDOWS {
-            return;
-        }
-        let variation = |of: fn(&(f64, f64)) -> f64| {
-            let n = windows.len() as f64;
-            let mean = windows.iter().map(of).sum::<f64>() / n;
-            (windows.iter().map(|w| (of(w) - mean).powi(2)).sum::<f64>() / n).sqrt()
-        };
-        let (by_cpu, by_runs) = (variation(|w| w.0), variation(|w| w.1));
-        // One that is not a number is not small.
-        self.auxiliary = if by_runs <= STEADIER * by_cpu {
-            Auxiliary::Runs
-        } else {
-            Auxiliary::Cpu
-        };
+        let own = (counted.cpu - hits * self.hit_cost).max(TAKEN_MAX * counted.cpu);
+        Some((hits + hits / own * passed.cpu, counted.cpu / cpu))
     }
 }
 
@@ -251,82 +164,7 @@ mod tests {
     use super::*;
 
     fn at(at: f64, cpu: f64, hits: u64) -> Moment {
-        Moment {
-            at,
-            cpu,
-            hits,
-            runs: None,
-        }
-    }
-
-    /// Turns of a second, of which a fifth is counted: how much work is told for each unit that was really done, in the first turns and in
-    /// later ones. `units`: a second of CPU time is so many in the rest, and in a window; `runs`: times on a CPU for each unit.
-    fn told_for_each(units: impl Fn(usize) -> (f64, f64), runs: impl Fn(usize) -> f64) -> (f64, f64) {
-        let (mut ledger, mut now) = (Ledger::new(0.0), Moment::default());
-        now.runs = Some(0);
-        let (mut ratios, mut before) = (Vec::new(), 0.0);
-        for turn in 0..40 {
-            let (rest, counted) = units(turn);
-            let mut done = 0.0;
-            for (on, seconds, rate) in [(false, 0.3, rest), (true, 0.2, counted), (false, 0.5, rest)] {
-                ledger.switch(on, 0.2, now);
-                let work = seconds * rate;
-                done += work;
-                now.at += seconds;
-                now.cpu += seconds;
-                now.hits += if on { work.round() as u64 } else { 0 };
-                now.runs = now.runs.map(|n| n + (work * runs(turn)).round() as u64);
-            }
-            let told = ledger.read(now);
-            ratios.push((told.work - before) / done);
-            before = told.work;
-        }
-        let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
-        (mean(&ratios[..WINDOWS]), mean(&ratios[WINDOWS..]))
-    }
-
-    #[test]
-    fn a_server_that_is_given_a_cpu_for_each_request_is_told_by_that() {
-        // A window is a tenth slower than the rest, and moves by a few percent; each request is waited for.
-        let units = |turn: usize| (10_000.0, 9_000.0 * (1.0 + 0.03 * (turn as f64).sin()));
-        let (first, later) = told_for_each(units, |_| 1.0);
-        assert!((0.90..0.94).contains(&first), "by CPU time: {first}");
-        assert!((later - 1.0).abs() < 0.002, "by times on a CPU: {later}");
-    }
-
-    #[test]
-    fn one_that_works_through_what_has_come_is_told_by_its_cpu_time() {
-        // How much it finds when it wakes up differs from turn to turn; so it does of one that is hardly ever off its CPU.
-        for runs in [|turn: usize| 0.1 * (2.0 + (turn as f64).sin()), |_| 0.001] {
-            let (first, later) = told_for_each(|_| (10_000.0, 10_000.0), runs);
-            assert!(
-                (first - 1.0).abs() < 1e-9 && (later - 1.0).abs() < 1e-9,
-                "{first}, {later}"
-            );
-        }
-    }
-
-    #[test]
-    fn where_it_is_not_known_how_often_its_threads_ran_there_is_no_reading_of_what_is_told_by_that() {
-        let mut ledger = Ledger::new(0.0);
-        ledger.auxiliary = Auxiliary::Runs;
-        let moment = |seconds: f64, hits, runs| Moment {
-            runs,
-            ..at(seconds, seconds, hits)
-        };
-        ledger.switch(true, 0.2, moment(0.0, 0, Some(0)));
-        ledger.switch(false, 0.2, moment(0.2, 100, Some(100)));
-        assert_eq!(ledger.read(moment(1.0, 100, None)).share, None);
-        // Nor of what begins where it was not.
-        ledger.switch(true, 0.2, moment(1.0, 100, Some(500)));
-        ledger.switch(false, 0.2, moment(1.2, 200, Some(600)));
-        assert_eq!(ledger.read(moment(2.0, 200, Some(1_000))).share, None);
-        ledger.switch(true, 0.2, moment(2.0, 200, Some(1_000)));
-        ledger.switch(false, 0.2, moment(2.2, 300, Some(1_100)));
-        assert_eq!(ledger.read(moment(3.0, 300, Some(1_500))).work, 500.0);
-        ledger.switch(true, 0.2, moment(3.0, 300, Some(1_500)));
-        ledger.switch(false, 0.2, moment(3.2, 400, Some(1_510)));
-        assert_eq!(ledger.read(moment(4.0, 400, Some(1_600))).share, None, "too few");
+        Moment { at, cpu, hits }
     }
 
     #[test]

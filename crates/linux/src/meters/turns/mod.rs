@@ -21,8 +21,6 @@ mod schedule;
 mod urgency;
 
 use super::concern::Refusal;
-use super::runs::Runs;
-use crate::Root;
 use crate::sys::bpf::Counters;
 use crate::sys::probe::process_cpu_time;
 pub(super) use children::{Children, FORKS_MAX, Unpaid};
@@ -169,7 +167,6 @@ struct Tally {
     /// Processes to be counted, as the last reading said.
     workload: Workload,
     cpu: CpuTime,
-    runs: Runs,
     ledger: Ledger,
     /// Whether the probes have been on.
     begun: bool,
@@ -184,7 +181,6 @@ struct Shared {
     tally: Mutex<Tally>,
     counters: Arc<dyn Hits>,
     since: Instant,
-    root: Root,
 }
 
 impl Shared {
@@ -205,17 +201,7 @@ impl Shared {
             at: self.since.elapsed().as_secs_f64(),
             cpu,
             hits: hits[COUNTED as usize],
-            runs: None,
         };
-        (moment, hits)
-    }
-
-    /// The same for the books, with how often its threads were given a CPU where that is asked for.
-    fn moment_for_the_books(&self, tally: &mut Tally) -> (Moment, [u64; 2]) {
-        let (mut moment, hits) = self.moment(tally);
-        if tally.ledger.asks_for_runs() {
-            moment.runs = tally.runs.read(&self.root, &tally.workload.processes);
-        }
         (moment, hits)
     }
 }
@@ -256,7 +242,6 @@ impl Counting {
             tally: Mutex::new(Tally {
                 workload: workload.clone(),
                 cpu: CpuTime::default(),
-                runs: Runs::default(),
                 ledger: Ledger::new(how.hit_cost),
                 begun: false,
                 readings: 0,
@@ -265,7 +250,6 @@ impl Counting {
             }),
             counters: how.counters,
             since: Instant::now(),
-            root: Root::default(),
         });
         let turns = Turns {
             subject,
@@ -317,7 +301,7 @@ impl Counting {
         if !self.shared.counters.is_whole() {
             tally.ledger.lack();
         }
-        let (now, _) = self.shared.moment_for_the_books(&mut tally);
+        let (now, _) = self.shared.moment(&mut tally);
         let told = tally.ledger.read(now);
         tally.readings += 1;
         drop(tally);
@@ -477,7 +461,7 @@ impl<S: Subject> Turns<S> {
     /// Notes that the probes are on, or are about to go.
     fn switch(&self, on: bool) -> (Moment, [u64; 2]) {
         let mut tally = self.shared.hold();
-        let (moment, hits) = self.shared.moment_for_the_books(&mut tally);
+        let (moment, hits) = self.shared.moment(&mut tally);
         tally.ledger.switch(on, self.share.value(), moment);
         if on && !tally.begun {
             tally.begun = true;
@@ -590,7 +574,7 @@ impl<S: Subject> Turns<S> {
         }
         let mut tally = self.shared.hold();
         tally.paused = None;
-        let (moment, _) = self.shared.moment_for_the_books(&mut tally);
+        let (moment, _) = self.shared.moment(&mut tally);
         tally.ledger.forget(moment);
     }
 
@@ -834,7 +818,6 @@ mod tests {
             tally: Mutex::new(Tally {
                 workload: workload(),
                 cpu: CpuTime::default(),
-                runs: Runs::default(),
                 ledger: Ledger::new(1e-6),
                 begun: false,
                 readings: 0,
@@ -843,7 +826,6 @@ mod tests {
             }),
             counters: Arc::new(fake(true, 0.0)),
             since: Instant::now(),
-            root: Root::default(),
         });
         let mut turns = Turns {
             subject: fake(true, 0.04),

@@ -11,13 +11,14 @@
 mod breakpoints;
 mod few;
 mod pieces;
+mod runs;
 mod subject;
 
-pub(super) use super::super::runs::{Switches, runs};
 pub use breakpoints::cost;
 pub(super) use breakpoints::{Counted, PLACES_MAX, Set, Sets, known_cost, rehearse, switch_cost};
 pub(super) use few::best;
 pub(super) use pieces::Pieces;
+pub(super) use runs::{Switches, runs};
 pub(super) use subject::{Compiled, threads_of};
 
 use super::super::common::{fault, open_process};
