@@ -816,7 +816,7 @@ mod tests {
 
     #[test]
     fn kernel_work_that_keeps_to_a_known_function_may_vary_as_much_as_one() {
-        let (send, switches, probe) = (
+        let (segments, switches, probe) = (
             candidate("sockets.segments", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
             candidate("uprobe:f", MeterClass::Probe, 1),
@@ -834,7 +834,7 @@ mod tests {
             })
         };
         let refused =
-            |others: &[&MeterCandidate], probe_too| judge(&send, others, &varying(probe_too)).refused;
+            |others: &[&MeterCandidate], probe_too| judge(&segments, others, &varying(probe_too)).refused;
         assert_eq!(refused(&[&switches, &probe], true), None);
         for (others, probe_too) in [(&[&switches][..], true), (&[&switches, &probe][..], false)] {
             let why = refused(others, probe_too);

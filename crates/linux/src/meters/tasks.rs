@@ -12,7 +12,7 @@ use super::concern::keeper::Held;
 use super::owed::On;
 use crate::Root;
 use crate::sensors::counters::ERROR_MAX;
-use crate::sys::perf::{Count, Counter, Event, OpenError, Scope, close_in_background};
+use crate::sys::perf::{Count, Counter, Event, OpenError, Scope};
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
@@ -146,7 +146,7 @@ impl TaskCounters {
 
     fn close(&self, counters: Vec<Counter>) {
         match &self.probes {
-            None => close_in_background(counters),
+            None => drop(counters),
             Some((files, on)) => {
                 let processes: Vec<ProcessId> = self.attached.keys().copied().collect();
                 close_with_care(&self.root, files, &processes, counters, on.clone());

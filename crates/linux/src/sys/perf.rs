@@ -5,7 +5,7 @@
 //! ([`Count::relative_error`]).
 //!
 //! Closing a counter on a uprobe waits for the kernel to be sure that no CPU is inside it: 75 to
-//! 95 ms each, one after the other (measured on Linux 6.18). [`close_in_background`] keeps that out of the loop.
+//! 95 ms each, one after the other (measured on Linux 6.18). [`meters`](crate::meters) have a thread of their own take them off.
 
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -475,22 +475,6 @@ fn classify(errno: Errno, scope: Scope) -> OpenError {
 /// Why an event of a thread could not be opened.
 pub(super) fn classify_thread(errno: Errno) -> OpenError {
     classify(errno, Scope::Thread(0))
-}
-
-/// Closes counters on a thread of its own, for the reason given in the head of this file. They stop counting at
-/// once; their breakpoints go one after the other.
-pub fn close_in_background(counters: Vec<Counter>) {
-    if counters.is_empty() {
-        return;
-    }
-    for counter in &counters {
-        counter.disable();
-    }
-    // When no thread can be made, the closure, and with it the counters, is dropped here: slower, not wrong.
-    let _ = std::thread::Builder::new()
-        .name("perf-close".to_owned())
-        .stack_size(64 * 1024)
-        .spawn(move || drop(counters));
 }
 
 #[cfg(test)]
