@@ -21,7 +21,9 @@ TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql 
 	javac:default-jdk-headless cc:gcc
 # What the table of meters needs besides.
 METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
-	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3
+	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3 \
+	/usr/games/stockfish:stockfish ffmpeg:ffmpeg xz:xz-utils ruby:ruby f2py3:python3-numpy lighttpd:lighttpd apache2:apache2-bin \
+	squid:squid php:php-cli unbound:unbound
 # What the emulated machines need; the kernel comes from a Debian package, too, unpacked and not installed.
 VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl numastat:numactl \
 	taskset:util-linux strip:binutils
@@ -86,7 +88,7 @@ bench: build test-tools ## measure large pages on real workloads (as root; hours
 meter-tools: test-tools
 	@tools/install-test-tools $(METER_TOOLS)
 
-bench-meters: build meter-tools ## measure how well work is counted, of all programs, and what that costs (as root; some five hours; goes on where it was interrupted); BENCH_ARGS are passed on
+bench-meters: build meter-tools ## measure how well work is counted, of all programs, and what that costs (as root; some six hours; goes on where it was interrupted); BENCH_ARGS are passed on
 	$(BUILD) -p homeostat-linux --example probe_readings
 	tools/bench-meters --everything $(BENCH_ARGS)
 
