@@ -167,9 +167,10 @@ impl Context {
         self.lenient_settings().paths.run_directory
     }
 
-    /// What a person configured about meters.
-    pub fn meter_settings(&self) -> homeostat_daemon::settings::MeterSettings {
-        self.lenient_settings().meters
+    /// What a person configured about meters, and by which policy they are judged.
+    pub fn meter_settings(&self) -> (settings::MeterSettings, settings::Policy) {
+        let settings = self.lenient_settings();
+        (settings.meters, settings.policy)
     }
 
     /// The directory of the journal and the history.

@@ -3,7 +3,7 @@
 //! hold.
 
 use crate::api::{Effect, Found, SCHEMA, find_named};
-use homeostat_engine::{MeterInterval, Placebo, Policy, Unknown, judge_meters};
+use homeostat_engine::{JudgedMeter, MeterInterval, Placebo, Policy, Unknown, judge_meters};
 pub use homeostat_linux::meters::PointsWish;
 pub use homeostat_linux::meters::{Mended, end, mend, write_breakpoints_down_in};
 use homeostat_linux::meters::{MeterSettings, SpanBlocks, known_meters};
@@ -252,6 +252,7 @@ pub enum Choice {
 
 /// Looks at meters without a daemon. What it opens is closed when it is dropped.
 pub struct Observer {
+    policy: Policy,
     platform: LinuxPlatform,
     clock: MonotonicClock,
     workloads: Vec<Workload>,
@@ -259,12 +260,13 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Finds the workloads of this machine.
+    /// Finds the workloads of this machine; meters are judged by this policy.
     ///
     /// # Errors
     /// Its processes can not be listed.
-    pub fn begin(settings: &MeterSettings) -> Result<Self, PlatformError> {
+    pub fn begin(settings: &MeterSettings, policy: &Policy) -> Result<Self, PlatformError> {
         let mut observer = Self {
+            policy: policy.clone(),
             platform: LinuxPlatform::with_meters(Root::default(), settings),
             clock: MonotonicClock,
             workloads: Vec::new(),
@@ -354,7 +356,9 @@ impl Observer {
     }
 
     /// Opens all meters of a workload, reads them once a second, and judges them as the engine would. `seen` is told
-    /// of every reading; false ends it early. `classes`: only those, unless it is empty.
+    /// of every reading; false ends it early. `classes`: only those; where it is empty all that may be taken, so none of
+    /// [`MeterClass::Hardware`]: an event for each thread is loaded at each switch of threads, which costs a server that
+    /// waits several percent (docs/meters.md) and would spoil what the others say.
     ///
     /// # Errors
     /// The workload has gone.
@@ -367,7 +371,10 @@ impl Observer {
     ) -> Result<Test, PlatformError> {
         let workload = self.workload(id)?;
         let mut candidates = self.platform.find_meters(id)?;
-        candidates.retain(|c| classes.is_empty() || classes.iter().any(|k| k == class(c.class)));
+        candidates.retain(|c| match classes {
+            [] => c.class != MeterClass::Hardware,
+            some => some.iter().any(|k| k == class(c.class)),
+        });
         for candidate in candidates.iter_mut().filter(|c| c.refused.is_none()) {
             if let Err(e) = self.platform.open_meter(id, &candidate.id) {
                 candidate.refused = Some(e.to_string());
@@ -404,14 +411,14 @@ impl Observer {
                 self.platform.tells_pressure(),
             );
             course.threads = self.platform.threads_followed(id).or(course.threads);
-            go_on = seen(&Test::new(&workload, &candidates, &course));
+            go_on = seen(&Test::new(&workload, &candidates, &course, &self.policy));
         }
         for candidate in &candidates {
             self.platform.close_meter(id, &candidate.id);
         }
         self.platform.follow_spans(&[]);
         self.add_findings(id, &mut candidates);
-        let mut test = Test::new(&workload, &candidates, &course);
+        let mut test = Test::new(&workload, &candidates, &course, &self.policy);
         for (tried, candidate) in test.meters.iter_mut().zip(&candidates) {
             tried.story = self.platform.meter_story(id, &candidate.id);
         }
@@ -609,30 +616,58 @@ impl Candidate {
     }
 }
 
+/// Why a meter was taken or not; `counted_of`: in what percentage of the CPU time a meter was counted.
+fn why(judged: &JudgedMeter, taken: Option<&JudgedMeter>, counted_of: impl Fn(&MeterId) -> f64) -> String {
+    if let Some(why) = &judged.refused {
+        return why.clone();
+    }
+    let Some(taken) = taken else {
+        return "good, but another is closer to the work or steadier".to_owned();
+    };
+    match (&taken.stands_for, judged.chosen) {
+        (Some(function), true) => format!(
+            "taken: counted to the last unit, and keeps a constant ratio to {function}, which was counted in {:.0} % of the CPU time \
+             only",
+            counted_of(function)
+        ),
+        (None, true) => "taken: nothing closer to the work can be counted".to_owned(),
+        (Some(function), false) if *function == judged.id => format!(
+            "good, but it was counted in {:.0} % of the CPU time only, and {} says the same, counted to the last unit",
+            counted_of(function),
+            taken.id
+        ),
+        (Some(function), false) => format!(
+            "good, but {function} is closer to the work or steadier, and {} says the same as that",
+            taken.id
+        ),
+        (None, false) => format!("good, but {} is closer to the work or steadier", taken.id),
+    }
+}
+
 impl Test {
-    fn new(workload: &Workload, candidates: &[MeterCandidate], course: &Course) -> Self {
-        let policy = Policy::default();
+    fn new(workload: &Workload, candidates: &[MeterCandidate], course: &Course, policy: &Policy) -> Self {
         let (intervals, ends) = (&course.intervals, &course.ends);
         let seconds: f64 = intervals.iter().map(|i| i.seconds).sum();
-        let judged = judge_meters(candidates, intervals, &policy);
-        let taken = judged.iter().flatten().find(|j| j.chosen).map(|j| j.id.clone());
+        let judged = judge_meters(candidates, intervals, policy);
+        let taken = judged.iter().flatten().find(|j| j.chosen).cloned();
+        let counted_of = |id: &MeterId| {
+            let found = judged.iter().flatten().find(|j| j.id == *id);
+            found.map_or(1.0, |j| j.counted) * 100.0
+        };
+        let whys: Vec<Option<String>> = judged
+            .iter()
+            .map(|j| j.as_ref().map(|j| why(j, taken.as_ref(), counted_of)))
+            .collect();
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
         let meters = candidates
             .iter()
-            .zip(judged)
-            .map(|(c, judged)| {
+            .zip(&judged)
+            .zip(whys)
+            .map(|((c, judged), why)| {
                 let opened = c.refused.is_none();
-                let why = match &judged {
-                    None => format!("not judged yet: {} readings are needed", policy.meter_samples_min),
-                    Some(j) => match &j.refused {
-                        Some(why) => why.clone(),
-                        None if j.chosen => "taken: nothing closer to the work can be counted".to_owned(),
-                        None => format!(
-                            "good, but {} is closer to the work or steadier",
-                            taken.as_ref().map_or("another", |t| t.as_str())
-                        ),
-                    },
-                };
+                let why = why.unwrap_or_else(|| {
+                    format!("not judged yet: {} readings are needed", policy.meter_samples_min)
+                });
                 let rate = |work: f64| if seconds > 0.0 { work / seconds } else { 0.0 };
                 let counted = || {
                     intervals
@@ -862,7 +897,12 @@ mod tests {
             let samples: Vec<_> = (0..readings)
                 .map(|_| sample(&[("requests", 700.0)], None))
                 .collect();
-            Test::new(&workload, &candidates, &course(&samples, [true; 3]))
+            Test::new(
+                &workload,
+                &candidates,
+                &course(&samples, [true; 3]),
+                &Policy::default(),
+            )
         };
         for readings in [0, 3, 20, 44] {
             let test = test(readings);

@@ -13,7 +13,7 @@ pub mod muted;
 use crate::api::near_names;
 use crate::control::{GROUP_REMEDY, group_id};
 use crate::metrics;
-use homeostat_engine::Policy;
+pub use homeostat_engine::Policy;
 pub use homeostat_linux::meters::MeterSettings;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -601,6 +601,13 @@ fn crossed(settings: &Settings) -> Vec<Crossed> {
             policy.washout_max_s,
         ),
         ("policy.trial.gate", trial.gate, "policy.trial.delta", trial.delta),
+        // What is held to the one would be refused by the other.
+        (
+            "meters.probe_cost_max",
+            settings.meters.probe_cost_max,
+            "policy.meter_cost_max",
+            policy.meter_cost_max,
+        ),
     ]
     .into_iter()
     .filter(|(_, low, _, high)| low > high)
@@ -791,6 +798,11 @@ fn complaints_of_strategies(policy: &Policy) -> Vec<Complaint> {
     found
 }
 
+/// A name, or a whole path: what is between would be looked for in no directory.
+fn names_a_file(binary: &str) -> bool {
+    !binary.is_empty() && (binary.starts_with('/') || !binary.contains('/'))
+}
+
 fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {
     let Some((kind, rest)) = meter.split_once(':') else {
         return Some((
@@ -799,12 +811,21 @@ fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {
         ));
     };
     match kind {
-        "uprobe" => (!rest.starts_with('/') || rest.rsplit_once(':').is_none_or(|(_, s)| s.is_empty()))
-            .then_some(("is not a uprobe", "write uprobe:/path/of/the/program:function")),
-        "usdt" => (!rest.starts_with('/') || rest.split(':').count() != 3).then_some((
-            "is not a USDT probe",
-            "write usdt:/path/of/the/program:provider:probe",
-        )),
+        "uprobe" => (rest.rsplit_once(':').is_none_or(|(file, function)| !names_a_file(file) || function.is_empty()))
+            .then_some((
+                "is not a uprobe",
+                "write uprobe:BINARY:FUNCTION; BINARY is the name of the program or of a library that it has loaded, or the whole path of \
+                 either",
+            )),
+        "usdt" => {
+            let parts: Vec<&str> = rest.rsplitn(3, ':').collect();
+            let is_one = matches!(parts[..], [name, provider, file] if names_a_file(file) && !provider.is_empty() && !name.is_empty());
+            (!is_one).then_some((
+                "is not a USDT probe",
+                "write usdt:BINARY:PROVIDER:PROBE; BINARY is the name of the program or of a library that it has loaded, or the whole path \
+                 of either",
+            ))
+        }
         "prometheus" => (!rest.starts_with("http://") || !rest.contains('#')).then_some((
             "is not a Prometheus metric",
             "write prometheus:http://127.0.0.1:9090/metrics#name_of_the_metric",

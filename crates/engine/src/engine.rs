@@ -1275,9 +1275,9 @@ impl Engine {
                 .iter()
                 .filter(|c| class.is_none_or(|k| c.class == k))
                 .filter_map(|c| Some((c, assessed.get(&c.id)?)));
-            meters::choose(known, &w.series, w.judging_since).map(|(c, a)| Chosen {
-                candidate: c.clone(),
-                assessment: a.clone(),
+            meters::choose(known, &w.series, w.judging_since).map(|b| Chosen {
+                candidate: b.candidate.clone(),
+                assessment: b.assessment.clone(),
                 in_a_loss,
             })
         };
@@ -2059,12 +2059,15 @@ fn deciding(w: &Watched) -> bool {
 
 /// The sentence for a workload that cannot be measured.
 fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
-    let mut reasons: Vec<String> = candidates
+    // Points are the last resort: why there are none is what stands between this program and a meter. The rest is in `explain`.
+    let is_points = |c: &&homeostat_model::MeterCandidate| c.class == MeterClass::Points;
+    let reasons: Vec<String> = candidates
         .iter()
+        .filter(is_points)
+        .chain(candidates.iter().filter(|c| !is_points(c)))
         .filter_map(|c| c.refused.as_ref().map(|r| format!("{}: {r}", c.id)))
+        .take(2)
         .collect();
-    // The rest is in `explain`.
-    reasons.truncate(2);
     let detail = if reasons.is_empty() {
         "no meter fits it".to_owned()
     } else {

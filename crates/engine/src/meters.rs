@@ -221,7 +221,8 @@ fn varies_by_more(candidate: &MeterCandidate, noise: f64, noise_max: f64) -> Str
 
 fn too_dear(rate: f64, cost: f64, policy: &Policy) -> String {
     format!(
-        "would cost {:.1} % of the workload's CPU time at {rate:.0} counts per second (limit {:.1} %); choose a function called once per batch",
+        "would cost {:.1} % of the workload's CPU time at {rate:.0} counts per second (limit {:.1} %, policy.meter_cost_max); choose a \
+         function called once per batch",
         cost * 100.0,
         policy.meter_cost_max * 100.0
     )
@@ -425,22 +426,40 @@ pub(crate) fn choose<'a>(
     assessed: impl IntoIterator<Item = (&'a MeterCandidate, &'a Assessment)>,
     series: &Series,
     since: Nanoseconds,
-) -> Option<(&'a MeterCandidate, &'a Assessment)> {
+) -> Option<Best<'a>> {
     let mut good: Vec<(&MeterCandidate, &Assessment)> = assessed
         .into_iter()
         .filter(|(_, a)| a.refused.is_none())
         .collect();
     good.sort_by_key(|(c, a)| preference(c, a));
-    let best = *good.first()?;
-    if best.0.class != MeterClass::Probe || best.1.counted >= COUNTED_MIN {
+    let (candidate, assessment) = *good.first()?;
+    let best = Best {
+        candidate,
+        assessment,
+        stands_for: None,
+    };
+    if candidate.class != MeterClass::Probe || assessment.counted >= COUNTED_MIN {
         return Some(best);
     }
     let exact = good.iter().find(|(c, _)| {
         c.class == MeterClass::Kernel
             && !is_of_waiting(&c.id)
-            && ratio_variation(&best.0.id, &c.id, series, since) <= CONFIRMATION_NOISE_MAX
+            && ratio_variation(&candidate.id, &c.id, series, since) <= CONFIRMATION_NOISE_MAX
     });
-    Some(exact.copied().unwrap_or(best))
+    Some(exact.map_or(best, |(exact, assessment)| Best {
+        candidate: exact,
+        assessment,
+        stands_for: Some(&candidate.id),
+    }))
+}
+
+/// The meter to use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Best<'a> {
+    pub(crate) candidate: &'a MeterCandidate,
+    pub(crate) assessment: &'a Assessment,
+    /// The function that is nearer to the work, of which it says the same.
+    pub(crate) stands_for: Option<&'a MeterId>,
 }
 
 /// Order of preference among qualified meters: class, then kind of kernel work, then noise.
@@ -506,6 +525,8 @@ pub struct JudgedMeter {
     pub placebo: Result<Placebo, Unknown>,
     /// Whether it is the one that would be used.
     pub chosen: bool,
+    /// The function that is nearer to the work but counted for a small part of the time, for which it is used.
+    pub stands_for: Option<MeterId>,
     /// Why it does not qualify, with the remedy.
     pub refused: Option<String>,
 }
@@ -560,7 +581,8 @@ pub fn judge_meters(
         .iter()
         .zip(&assessed)
         .filter_map(|(c, a)| Some((c, a.as_ref()?)));
-    let chosen = choose(known, &series, Nanoseconds::ZERO).map(|(c, _)| &c.id);
+    let best = choose(known, &series, Nanoseconds::ZERO);
+    let is_best = |id: &MeterId| best.is_some_and(|b| b.candidate.id == *id);
     candidates
         .iter()
         .zip(&assessed)
@@ -574,7 +596,10 @@ pub fn judge_meters(
                 counted: 1.0,
                 linearity: Err(Unknown::Blocks { seen: 0 }),
                 placebo: Err(Unknown::Blocks { seen: 0 }),
-                chosen: chosen == Some(&candidate.id),
+                chosen: is_best(&candidate.id),
+                stands_for: best
+                    .filter(|b| b.candidate.id == candidate.id)
+                    .and_then(|b| b.stands_for.cloned()),
                 refused: candidate.refused.clone(),
             };
             let Some(a) = assessed else {
@@ -806,12 +831,14 @@ mod tests {
                 (&segments, &good(0.01, 1.0)),
                 (&probe, &good(0.03, counted)),
             ];
-            choose(assessed, s, Nanoseconds::ZERO).map(|(c, _)| c.id.to_string())
+            choose(assessed, s, Nanoseconds::ZERO)
+                .map(|b| (b.candidate.id.to_string(), b.stands_for.map(ToString::to_string)))
         };
-        assert_eq!(chosen(0.03, &in_step).as_deref(), Some("sockets.segments"));
-        assert_eq!(chosen(1.0, &in_step).as_deref(), Some("uprobe:f"));
+        let (segments, function) = ("sockets.segments".to_owned(), "uprobe:f".to_owned());
+        assert_eq!(chosen(0.03, &in_step), Some((segments, Some(function.clone()))));
+        assert_eq!(chosen(1.0, &in_step), Some((function.clone(), None)));
         // They do not say the same; switches do, and are not asked.
-        assert_eq!(chosen(0.03, &apart).as_deref(), Some("uprobe:f"));
+        assert_eq!(chosen(0.03, &apart), Some((function, None)));
     }
 
     #[test]
@@ -861,7 +888,7 @@ mod tests {
         let empty = Series::default();
         for last in 1..=all.len() {
             let some = all.iter().zip(&assessments).take(last);
-            let chosen = choose(some, &empty, Nanoseconds::ZERO).map(|(c, _)| c.id.as_str());
+            let chosen = choose(some, &empty, Nanoseconds::ZERO).map(|b| b.candidate.id.as_str());
             assert_eq!(chosen, Some(ids[last - 1]));
         }
     }

@@ -78,7 +78,9 @@ pub struct Policy {
     /// A meter is refused when the coefficient of variation of its objective over blocks exceeds this, except for what is done
     /// against a loss of pages that goes on while it is judged.
     pub meter_noise_max: f64,
-    /// A probe is closed when it costs the workload more than this share of its CPU time.
+    /// A meter is refused, and closed, when counting costs the workload more than this share of its CPU time. What can be counted in turns
+    /// stays below `meters.probe_cost_max` anyway; where the kernel cannot do that (before Linux 6.10) functions are counted all the time,
+    /// and this holds alone.
     pub meter_cost_max: f64,
     /// Shortest washout of a block (seconds).
     pub washout_min_s: f64,
@@ -153,7 +155,7 @@ impl Default for Policy {
             observe_min_s: 30.0,
             observe_max_s: 1200.0,
             meter_noise_max: 0.35,
-            meter_cost_max: 0.05,
+            meter_cost_max: 0.01,
             washout_min_s: 2.0,
             washout_max_s: 180.0,
             measured_candidates_s: vec![4, 6, 10, 20, 40, 80],

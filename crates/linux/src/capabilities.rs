@@ -721,6 +721,30 @@ impl List {
         );
         // Of a captured machine nobody can try it.
         if root.is_live() {
+            let seen = match crate::meters::why_not_in_turns() {
+                None if cfg!(target_arch = "x86_64") => Seen::new(
+                    Available,
+                    "the kernel counts many places of a file at once, by process (uprobe_multi)",
+                    "",
+                ),
+                None => Seen::new(
+                    Limited,
+                    "functions are counted in turns; points are found in code of x86-64 only",
+                    "name a meter in the configuration",
+                ),
+                Some(e) => Seen::new(
+                    Missing,
+                    format!("uprobe_multi by process: {e}"),
+                    "run as root with Linux 6.10 or later (or a stable 6.6 to 6.9 of then)",
+                )
+                .passing(matches!(e, OpenError::Busy(_))),
+            };
+            self.add(
+                "points.files",
+                "programs that tell nothing of their work are not measured by places in their files; functions that are known are counted \
+                 all the time, and not at all where that costs more than policy.meter_cost_max",
+                seen,
+            );
             let seen = match crate::meters::cost_in_compiled_code() {
                 Ok(seconds) => Seen::new(
                     Available,

@@ -46,7 +46,8 @@ enum What {
     /// Open all meters of a workload and judge them as the daemon would: rate, noise, smallest provable effect, cost.
     ///
     /// Progress points have to be found first, which takes some twenty seconds and about one second of the program's CPU
-    /// time.
+    /// time. Without --class all are opened that may be taken, so not `hardware` (instructions and cycles never judge, and
+    /// counting them may cost a server that waits several percent).
     #[command(after_help = "EXAMPLES
   homeostat meter test redis-server
   homeostat meter test 4711 --seconds 60
@@ -163,12 +164,12 @@ struct Tested<'a> {
 }
 
 fn begin(context: &Context, points: bool) -> Result<Observer, Failure> {
-    let mut settings = context.meter_settings();
+    let (mut settings, policy) = context.meter_settings();
     if points {
         settings.progress_points = PointsWish::Always;
     }
     meters::write_breakpoints_down_in(&context.state_directory());
-    Observer::begin(&settings).map_err(|e| Failure::from_error(&e))
+    Observer::begin(&settings, &policy).map_err(|e| Failure::from_error(&e))
 }
 
 /// Why the number is none of a program that works; `None` where it is one.

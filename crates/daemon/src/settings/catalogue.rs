@@ -31,7 +31,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     (
         "meters.configured",
         &[
-            "\"redis*\" = [\"uprobe:/usr/bin/redis-server:readQueryFromClient\"]",
+            "\"redis*\" = [\"uprobe:redis-server:readQueryFromClient\"]",
             "\"shop.service\" = [\"prometheus:http://127.0.0.1:9090/metrics#orders_total\"]",
         ],
     ),

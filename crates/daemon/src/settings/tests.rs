@@ -221,15 +221,27 @@ fn rules_that_contradict_themselves_and_odd_meters_are_refused() {
     assert!(e.problem.contains("both never and always"));
     for meter in [
         "redis",
-        "uprobe:redis:f",
+        "uprobe:f",
+        "uprobe::f",
+        "uprobe:bin/shop:f",
         "uprobe:/usr/bin/redis-server:",
         "usdt:/x:y",
+        "usdt:x::y",
         "prometheus:https://x",
     ] {
         let e = only_error(&format!("[meters.configured]\nshop = [\"{meter}\"]\n"));
         assert_eq!((e.line, e.key.as_str()), (2, "meters.configured.shop"), "{meter}");
     }
-    assert!(merged(&["[meters.configured]\nshop = [\"uprobe:/bin/shop:checkout\"]\n"]).is_ok());
+    // As `homeostat meter test` names them, too.
+    for meter in [
+        "uprobe:/bin/shop:checkout",
+        "uprobe:shop:checkout",
+        "usdt:postgres:postgresql:transaction__commit",
+        "usdt:/usr/lib/libshop.so:shop:done",
+    ] {
+        let text = format!("[meters.configured]\nshop = [\"{meter}\"]\n");
+        assert!(merged(&[&text]).is_ok(), "{meter}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Functions and static probes where the kernel counts many places at once by BPF: all the time, or in turns where that would cost
-//! the program too much ([`turns`](super::turns)). One link counts a whole workload; it comes and goes in milliseconds.
+//! the program too much ([`turns`](super::turns)). One link counts a whole workload; it comes and goes in milliseconds. It goes soon
+//! after somebody has begun to trace the first thread of a process of the workload, whichever that is, or to freeze it.
 
 use super::Meter;
 use super::code_file::CodeFile;
@@ -21,6 +22,10 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
 const LIBERTY_EVERY: Duration = Duration::from_millis(200);
+/// Most processes beside the main one that are looked at each time: a debugger is often put on one that serves a connection. Each takes
+/// the reading of a few small files (20 to 40 µs by estimate), so that the looks stay at a thousandth of a CPU for each workload. Of ten processes each
+/// is looked at every .6 s, of 64 every 3.2 s.
+const OTHERS_AT_ONCE: usize = 4;
 /// Most processes that get a link each.
 const LINKS_MAX: usize = 32;
 /// Cost in a turn (seconds of CPU time) that nobody minds: half of a hundredth of a CPU.
@@ -73,6 +78,7 @@ impl Functions {
             owed: None,
             looked: None,
             at_liberty: None,
+            round: Round::default(),
             disturbed: false,
             strange: false,
             children: Children::default(),
@@ -156,11 +162,34 @@ struct Sites {
     looked: Option<(Instant, Vec<ProcessId>)>,
     /// When it was looked last whether somebody has begun to look into the program.
     at_liberty: Option<Instant>,
-    /// Somebody has: all is looked at before anything is counted again.
+    round: Round,
+    /// Somebody has: all is looked at before anything is counted again, and nothing but that look says that it may be.
     disturbed: bool,
     /// At the last look somebody else ran the program.
     strange: bool,
     children: Children,
+}
+
+/// Which processes are looked at this time, so that each is some time.
+#[derive(Default)]
+struct Round {
+    /// Of those beside the main one, the first that is looked at next.
+    next: usize,
+}
+
+impl Round {
+    /// The main process, and of the others those whose time it is.
+    fn next_of(&mut self, processes: &[ProcessId]) -> Vec<ProcessId> {
+        let Some((main, others)) = processes.split_first() else {
+            return Vec::new();
+        };
+        // Where some have come or gone, everybody has been looked at since: it may begin anywhere.
+        let from = self.next.checked_rem(others.len()).unwrap_or(0);
+        let count = OTHERS_AT_ONCE.min(others.len());
+        self.next = from + count;
+        let those = others.iter().cycle().skip(from).take(count);
+        std::iter::once(main).chain(those).copied().collect()
+    }
 }
 
 impl Sites {
@@ -308,12 +337,21 @@ impl Subject for Sites {
     }
 
     fn at_liberty(&mut self) -> bool {
+        if self.disturbed {
+            // Those who are looked at next may be others, and say nothing of this one.
+            return false;
+        }
         if self.at_liberty.is_some_and(|then| then.elapsed() < LIBERTY_EVERY) {
             return true;
         }
         self.at_liberty = Some(Instant::now());
-        let main = self.looked.as_ref().and_then(|(_, processes)| processes.first());
-        self.disturbed = main.is_some_and(|main| threads::at_liberty(&self.root, *main).is_err());
+        // One that has ended is traced by nobody.
+        let now = match &self.looked {
+            Some((_, processes)) => self.round.next_of(processes),
+            None => Vec::new(),
+        };
+        let root = &self.root;
+        self.disturbed = now.iter().any(|p| threads::at_liberty(root, *p).is_err());
         !self.disturbed
     }
 
@@ -340,5 +378,42 @@ impl Subject for Sites {
 
     fn allowance(&self) -> f64 {
         ALLOWANCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn processes(count: i32) -> Vec<ProcessId> {
+        (1..=count).map(|pid| ProcessId { pid, start_ticks: 1 }).collect()
+    }
+
+    #[test]
+    fn the_main_process_is_looked_at_each_time_and_each_of_64_in_sixteen_looks() {
+        let all = processes(64);
+        let mut round = Round::default();
+        let mut seen = BTreeSet::new();
+        for _ in 0..16 {
+            let now = round.next_of(&all);
+            assert_eq!(now.first(), all.first());
+            assert!(now.len() <= 1 + OTHERS_AT_ONCE);
+            seen.extend(now);
+        }
+        assert_eq!(seen.len(), all.len());
+    }
+
+    #[test]
+    fn of_few_each_is_looked_at_each_time_and_once_also_after_others_have_gone() {
+        let all = processes(40);
+        let mut round = Round::default();
+        for count in [40, 40, 5, 2, 1, 0, 5] {
+            let mut now = round.next_of(&all[..count]);
+            assert_eq!(now.len(), count.min(1 + OTHERS_AT_ONCE));
+            now.sort_unstable();
+            now.dedup();
+            assert_eq!(now.len(), count.min(1 + OTHERS_AT_ONCE), "{now:?}");
+            assert!(now.iter().all(|p| all[..count].contains(p)), "{now:?}");
+        }
     }
 }

@@ -33,26 +33,21 @@ const MYSQL: &[&str] = &["mysqld", "mariadbd"];
 const REDIS: &[&str] = &[
     "redis-server",
     "valkey-server",
-    "keydb-server",
     "redis-check-rdb",
     "valkey-check-rdb",
 ];
 
 /// Servers written in Go whose work is to answer through its `net/http`. Not every Go program that has that server in it: most have
 /// one, for their metrics or their health, and whoever asks for these once a second is steady enough to be taken for their work.
+/// Not those that also work otherwise: Prometheus asks its targets itself, etcd, Consul and Nomad answer by RPC as well.
 const GO_SERVERS: &[&str] = &[
     "caddy",
     "traefik",
-    "prometheus",
-    "alertmanager",
     "grafana",
     "grafana-server",
-    "etcd",
     "minio",
     "gitea",
-    "consul",
     "vault",
-    "nomad",
     "influxd",
     "loki",
     "registry",
@@ -66,7 +61,7 @@ const POINTS: &[KnownPoint] = &[
         place: Place::Function("readQueryFromClient"),
         unit: "request batch",
         remark: "once per readable client and turn of the event loop: requests per second divided by the pipeline \
-                 depth, and fewer when the server is saturated",
+                 depth, and fewer when the server is saturated. (Debian's redis-server is a link to redis-check-rdb)",
     },
     KnownPoint {
         programs: POSTGRESQL,
@@ -128,13 +123,15 @@ const POINTS: &[KnownPoint] = &[
         programs: ROCKSDB,
         place: Place::FunctionContaining("7rocksdb6DBImpl9WriteImpl"),
         unit: "batch of writes",
-        remark: "once per batch that is written, where the engine is linked into the program and its symbols are there",
+        remark: "once per batch that is written, where the engine is linked into the program and its symbols are there; not tried with a real \
+                 program yet",
     },
     KnownPoint {
         programs: ROCKSDB,
         place: Place::FunctionContaining("7rocksdb6DBImpl7GetImpl"),
         unit: "read",
-        remark: "once per key that is read, where the engine is linked into the program and its symbols are there",
+        remark: "once per key that is read, where the engine is linked into the program and its symbols are there; not tried with a real \
+                 program yet",
     },
     KnownPoint {
         programs: &["node", "nodejs"],

@@ -60,7 +60,11 @@ impl<'de> Deserialize<'de> for PointsWish {
 #[serde(default, deny_unknown_fields)]
 pub struct MeterSettings {
     /// Further meters by workload: `uprobe:BINARY:SYMBOL`, `usdt:BINARY:PROVIDER:NAME`,
-    /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`.
+    /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`. On the left stands a workload's id or its program, as `homeostat list`
+    /// and `homeostat meter list` show them; `*` is any text, `?` one character. BINARY is the name of the program or of a library that it
+    /// has loaded, or the whole path of either. What a person names may be counted while others run the same file, and what one count
+    /// is only that person knows: it is called a hit where homeostat does not know the function either. A library is named by the file that is
+    /// mapped (`/proc/PID/maps`), a link to it by its whole path.
     pub configured: BTreeMap<String, Vec<String>>,
     /// File with the password of a Redis server, by workload: one line, `PASSWORD` or `USER PASSWORD`. The file must
     /// belong to the user that the server runs as (`chown redis`): a process chooses its own name, and only one of that
@@ -73,7 +77,7 @@ pub struct MeterSettings {
     /// second of it. `"auto"`: as long as nobody is here who may not become root (docs/security.md). `true`: always. `false`: such
     /// programs are not touched; `homeostat meter test --class points` looks all the same, when a person asks.
     pub progress_points: PointsWish,
-    /// Share of a program's CPU time that counting through breakpoints may cost it (0.0001 to 1): functions, static probes and
+    /// Share of a program's CPU time that counting through breakpoints may cost it (0.0001 to 1, at most `policy.meter_cost_max`): functions, static probes and
     /// progress points that would cost more are counted in turns, for a part of each second, and the rest is estimated
     /// (docs/meters.md).
     pub probe_cost_max: f64,

@@ -22,6 +22,7 @@ use super::concern::{Files, Looked, Others, Target};
 use super::crowd::Crowd;
 use super::elf::{self, ElfError, Site, Symbol};
 use super::owed::is_replaced;
+use super::patient::look_up;
 use super::points::{KnownPoint, Place, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
@@ -56,6 +57,21 @@ const CACHE_MAX: usize = 256;
 /// Whether an id is one of this kind.
 pub(super) fn is_mine(id: &str) -> bool {
     id.starts_with("uprobe:") || id.starts_with("usdt:")
+}
+
+/// Whether two ids name one place: the same function or probe of one file, by whichever of its names.
+fn is_same_place(root: &Root, workload: &Workload, a: &str, b: &str) -> bool {
+    if a == b {
+        return true;
+    }
+    let (Ok(a), Ok(b)) = (Wanted::parse(a), Wanted::parse(b)) else {
+        return false;
+    };
+    let file = |wanted: &Wanted| {
+        let found = Binary::find(root, workload, wanted.binary());
+        found.ok().map(|binary| binary.state.0)
+    };
+    a.place() == b.place() && file(&a).is_some_and(|it| file(&b) == Some(it))
 }
 
 /// What an id asks for.
@@ -110,6 +126,14 @@ impl Wanted {
     fn binary(&self) -> &str {
         match self {
             Self::Function { binary, .. } | Self::Static { binary, .. } => binary,
+        }
+    }
+
+    /// What is asked for, whatever file it is in: provider and name.
+    fn place(&self) -> (Option<&str>, &str) {
+        match self {
+            Self::Function { symbol, .. } => (None, symbol),
+            Self::Static { provider, name, .. } => (Some(provider), name),
         }
     }
 
@@ -272,9 +296,6 @@ fn plain_key(place: &Place, plain: &str) -> String {
 impl MeterKind for Uprobe {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
         let mut found: Vec<MeterCandidate> = Vec::new();
-        for point in known_points().iter().filter(|p| is_program(workload, p.programs)) {
-            found.push(self.known(root, workload, point));
-        }
         let configured: Vec<String> = self
             .settings
             .configured_for(workload)
@@ -283,8 +304,17 @@ impl MeterKind for Uprobe {
             .map(str::to_owned)
             .collect();
         for id in configured {
-            if found.iter().all(|c| c.id.as_str() != id) {
-                found.push(self.configured(root, workload, &id));
+            found.push(self.configured(root, workload, &id));
+        }
+        for point in known_points().iter().filter(|p| is_program(workload, p.programs)) {
+            let known = self.known(root, workload, point);
+            // What a person names may do more, but what it counts is known all the same.
+            match found
+                .iter_mut()
+                .find(|c| is_same_place(root, workload, c.id.as_str(), known.id.as_str()))
+            {
+                Some(configured) => configured.unit = known.unit,
+                None => found.push(known),
             }
         }
         if found.is_empty() {
@@ -558,6 +588,16 @@ impl Binary {
         Ok(Self::new(file, own_code(root, process)?, true))
     }
 
+    /// What a path leads to that is a link.
+    fn behind(root: &Root, process: ProcessId, name: &str) -> Option<String> {
+        if !root.is_live() || !name.starts_with('/') {
+            return None;
+        }
+        let path = root.path(name);
+        let found = look_up(process.pid, move || std::fs::canonicalize(path).ok());
+        found.ok()??.into_os_string().into_string().ok()
+    }
+
     /// The file that an id names: the main executable by name or path, or a mapped library.
     fn find(root: &Root, workload: &Workload, name: &str) -> Result<Self, String> {
         let executable = workload
@@ -569,15 +609,28 @@ impl Binary {
             return Self::main(root, workload);
         }
         let process = Self::process(root, workload)?;
-        let mapping = mappings(root, process)
-            .into_iter()
-            .find(|m| m.path == name || (!name.contains('/') && m.path.rsplit('/').next() == Some(name)))
-            .ok_or_else(|| {
-                format!(
-                    "process {process} has no code of {name} mapped that can be seen; name the program or one of its \
-                     libraries, and run homeostat as root"
-                )
-            })?;
+        let all = mappings(root, process);
+        let named = all
+            .iter()
+            .find(|m| m.path == name || (!name.contains('/') && m.path.rsplit('/').next() == Some(name)));
+        let mapping = if let Some(named) = named {
+            named.clone()
+        } else {
+            // The path that people know may be a link: Debian's redis-server is one to redis-check-rdb. It is looked up where homeostat
+            // runs, and only names what the process has mapped, which is opened through the process.
+            let behind = Self::behind(root, process, name);
+            if behind.as_deref() == Some(executable) {
+                return Self::main(root, workload);
+            }
+            all.into_iter()
+                .find(|m| behind.as_deref() == Some(m.path.as_str()))
+                .ok_or_else(|| {
+                    format!(
+                        "process {process} has no code of {name} mapped that can be seen; name the program or one of its libraries (by \
+                         its bare name where the path is a link inside a container), and run homeostat as root"
+                    )
+                })?
+        };
         let file = CodeFile::mapped(root, process, &mapping)?;
         Ok(Self::new(file, mapping, false))
     }

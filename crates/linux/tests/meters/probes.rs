@@ -170,6 +170,21 @@ fn run(program: &Path, threads: bool) -> Servant {
     s
 }
 
+/// Whether this kernel counts many places at once, by process; prints a reason where it does not. What searching for points needs is
+/// what counting in turns needs.
+fn counts_many_at_once(w: &Workload) -> bool {
+    let points = Meters::new(&MeterSettings {
+        progress_points: PointsWish::Always,
+        ..MeterSettings::default()
+    })
+    .refusal(w, "points");
+    let lacks = points.contains("counting many places at once needs");
+    if lacks {
+        println!("skipped: {points}");
+    }
+    !lacks
+}
+
 #[test]
 fn calls_of_a_function_are_counted_exactly() {
     let dir = tempfile::tempdir().unwrap();
@@ -372,6 +387,20 @@ fn a_known_function_is_not_counted_while_others_have_the_program_mapped() {
     let mut alone = run(&program, false);
     let w = workload("redis-server", &[alone.pid()]);
     let id = "uprobe:redis-server:readQueryFromClient";
+    // By whichever of its names a person knows the file, there is one meter of the function, and what it counts is known.
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&program, &link).unwrap();
+    for path in [&program, &link] {
+        let named = format!("uprobe:{}:readQueryFromClient", path.display());
+        let mut meters = Meters::configured("redis-server", &[&named]);
+        let found = meters.find(&w, &named).expect("it is found by this name");
+        assert_eq!(
+            (found.unit.as_str(), found.refused),
+            ("request batch", None),
+            "{named}"
+        );
+        assert!(meters.find(&w, id).is_none(), "{named} is there twice");
+    }
     // No person has named it: it is known.
     let mut m = match Meters::plain().open(&w, id) {
         Ok(m) => m,
@@ -406,14 +435,7 @@ fn a_function_that_would_cost_too_much_is_counted_in_turns_and_follows_the_work(
         return;
     };
     let w = workload("often", &[c.pid()]);
-    // What searching for points needs is what counting in turns needs.
-    let points = Meters::new(&MeterSettings {
-        progress_points: PointsWish::Always,
-        ..MeterSettings::default()
-    })
-    .refusal(&w, "points");
-    if points.contains("counting many places at once needs") {
-        println!("skipped: {points}");
+    if !counts_many_at_once(&w) {
         return;
     }
     let code = code_of_work(&dir.path().join("often"), c.pid());
@@ -524,13 +546,7 @@ fn what_stays_on_because_somebody_stands_still_is_paid_for() {
     };
     let (mut still, mut busy) = (run(&program, false), run(&program, false));
     let both = workload("payer", &[still.pid(), busy.pid()]);
-    let points = Meters::new(&MeterSettings {
-        progress_points: PointsWish::Always,
-        ..MeterSettings::default()
-    })
-    .refusal(&both, "points");
-    if points.contains("counting many places at once needs") {
-        println!("skipped: {points}");
+    if !counts_many_at_once(&both) {
         return;
     }
     let id = "uprobe:payer:work";
@@ -556,6 +572,77 @@ fn what_stays_on_because_somebody_stands_still_is_paid_for() {
         }
     });
     assert!(ended.contains("to make up for"), "{ended}");
+}
+
+/// Traces a process, which goes on meanwhile, until it is killed itself.
+const TRACER: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ptrace.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    int traces = argc == 2 && ptrace(PTRACE_SEIZE, (pid_t)atoi(argv[1]), NULL, NULL) == 0;
+    puts(traces ? "here" : "not permitted");
+    fflush(stdout);
+    while (traces)
+        pause();
+    return 0;
+}
+"#;
+
+#[test]
+fn whichever_process_is_traced_the_breakpoints_go_soon_and_come_back_after_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = build(dir.path(), "traced", &[]) else {
+        return;
+    };
+    let Some(tracing) = compile(dir.path(), "tracing", TRACER, &[]) else {
+        return;
+    };
+    // More than are looked at at once.
+    let mut all: Vec<Servant> = (0..20).map(|_| run(&program, false)).collect();
+    let pids: Vec<u32> = all.iter().map(Servant::pid).collect();
+    let w = workload("traced", &pids);
+    if !counts_many_at_once(&w) {
+        return;
+    }
+    let last = all.last_mut().unwrap();
+    let code = code_of_work(&program, last.pid());
+    let original = code();
+    let id = "uprobe:traced:work";
+    let mut m = Meters::configured("traced", &[id]).open(&w, id).unwrap();
+    // Everybody has been looked at just before counting begins, and is again five seconds later. Whoever is noticed long before that was
+    // looked for. What else runs on this machine may hold that up: once in some times is enough.
+    let mut took: Vec<Duration> = Vec::new();
+    while took.iter().all(|time| *time >= Duration::from_secs(2)) {
+        assert!(took.len() < 5, "the breakpoint stayed: {took:?}");
+        eventually("it is counted", || code() != original);
+        let begun = Instant::now();
+        let mut tracer = Servant::start(Command::new(&tracing).arg(last.pid().to_string()));
+        if tracer.answer() != "here" {
+            println!("skipped: nobody may trace a process here");
+            return;
+        }
+        eventually("the breakpoint goes from who is traced", || code() == original);
+        took.push(begun.elapsed());
+        eventually(
+            "it is told why nothing is counted",
+            || matches!(m.read(&w), Err(PlatformError::Busy { why, .. }) if why.contains("is being traced")),
+        );
+        // Others who are looked at are traced by nobody.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(code(), original, "it came back while somebody traces the process");
+    }
+    // The last tracer is gone.
+    eventually("it is counted again", || code() != original);
+    let mut told = reading(&mut *m, &w).unwrap();
+    eventually("what it does is told again, to the hit", || {
+        assert_eq!(last.order("w7"), "done");
+        let now = reading(&mut *m, &w).unwrap();
+        std::mem::replace(&mut told, now) + 7.0 == now
+    });
 }
 
 #[test]
