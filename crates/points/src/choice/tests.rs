@@ -21,6 +21,7 @@ fn program() -> Observation {
             .map(|w| if burdened(w) { 0.1 } else { 0.0 })
             .collect(),
         waiting: 0.0,
+        gathering: 0.0,
         points: vec![],
         signals: vec![],
     }
@@ -136,6 +137,31 @@ fn a_signal_from_outside_decides_between_requests_and_turns_of_the_event_loop() 
         // The turns wobble: the steadier cluster may be taken, but never the turns.
         Choice::Chosen(c) => assert_eq!(c.cluster, [2, 3]),
     }
+}
+
+#[test]
+fn in_a_program_that_waits_for_several_connections_only_a_signal_from_outside_decides() {
+    let mut seen = server();
+    // As in a server that is asked by as many clients as before: slowing it shows nothing.
+    let turns = work(900.0);
+    seen.points = vec![point(1, 0.95, &turns, 1.0), point(2, 0.9, &turns, 2.0)];
+    assert!(matches!(choose(&seen, Limits::default()), Choice::Chosen(_)));
+    seen.gathering = 0.9;
+    let none = |seen: &Observation| abstained(choose(seen, Limits::default()));
+    assert!(none(&seen).contains("several connections at once"));
+    let signal = |rate| Signal {
+        name: "TCP segments received".to_owned(),
+        weak: false,
+        counts: work(rate),
+    };
+    seen.signals = vec![signal(900.0)];
+    assert!(matches!(choose(&seen, Limits::default()), Choice::Chosen(_)));
+    // Eight requests in each turn, all the time: what runs less often than requests come may be turns, though the ratio is constant.
+    seen.signals = vec![signal(7_200.0)];
+    assert!(none(&seen).contains("several connections at once"));
+    // Of what keeps to both that is counted which runs for each.
+    seen.points.push(point(3, 0.9, &turns, 8.0));
+    assert_eq!(chosen(choose(&seen, Limits::default())).point, 2);
 }
 
 #[test]

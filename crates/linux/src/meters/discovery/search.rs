@@ -230,6 +230,8 @@ pub(super) struct Search<'a> {
     pub(super) spots: Vec<Spot>,
     /// Share of the samples that were in loops that wait.
     pub(super) waiting: f64,
+    /// Share of the waits of its busiest threads that are for several connections at once.
+    pub(super) gathering: f64,
     samples: usize,
     candidates: usize,
     pub(super) hits: u64,
@@ -291,6 +293,7 @@ impl<'a> Search<'a> {
             compiled: None,
             spots: Vec::new(),
             waiting: 0.0,
+            gathering: 0.0,
             samples: 0,
             candidates: 0,
             hits: 0,
@@ -380,11 +383,12 @@ impl<'a> Search<'a> {
 
     fn run(&mut self) -> Result<Found, Refusal> {
         let (cpu, begun) = (self.cpu(), Instant::now());
-        let threads = self.busiest()?;
+        let (threads, main) = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
-        let samples = self.sample(&threads, &atlas)?;
+        let samples = self.sample(&threads, threads.get(..main).unwrap_or_default(), &atlas)?;
         self.samples = samples.traces.len();
+        self.gathering = samples.waits.gathering();
         // Over the sampling, too: the longer the better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
         self.spots = if self.is_compiled(&atlas, &samples)? {

@@ -47,6 +47,7 @@ impl Search<'_> {
         let mut signals = Signals::open(self.root, self.workload);
         let mut observation = Observation {
             waiting: self.waiting,
+            gathering: self.gathering,
             points: self.spots.iter().take(points).map(point).collect(),
             signals: signals.names(),
             ..Observation::default()
