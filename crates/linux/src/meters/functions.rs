@@ -53,6 +53,8 @@ pub(super) struct Plan {
     /// Cost of a hit.
     pub(super) cost: Nanoseconds,
     /// Share of the program's CPU time that counting may cost.
+    /// What coming and going takes from the program beside the hits (seconds for each CPU that it uses).
+    pub(super) coming_and_going: f64,
     pub(super) cost_max: f64,
 }
 
@@ -374,6 +376,10 @@ impl Subject for Sites {
                 )
             },
         }
+    }
+
+    fn coming_and_going(&self) -> f64 {
+        self.plan.coming_and_going
     }
 
     fn allowance(&self) -> f64 {

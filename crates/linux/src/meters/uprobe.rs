@@ -23,7 +23,7 @@ use super::crowd::Crowd;
 use super::elf::{self, ElfError, Site, Symbol};
 use super::owed::is_replaced;
 use super::patient::look_up;
-use super::points::{KnownPoint, Place, known_points};
+use super::points::{KnownPoint, Place, coming_and_going, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
 use super::{Meter, MeterKind, MeterSettings, functions};
@@ -370,6 +370,7 @@ impl MeterKind for Uprobe {
                 },
                 cost: cost(&sites, crowd),
                 cost_max: self.settings.probe_cost_max,
+                coming_and_going: coming_and_going(workload),
             };
             return Ok(Box::new(functions::Functions::begin(root, workload, plan)?));
         }

@@ -134,6 +134,10 @@ pub(super) trait Subject: Send + 'static {
     fn beside(&mut self) -> f64 {
         0.0
     }
+    /// What the coming and going of the probes takes from the program beside their hits (seconds for each CPU that it uses).
+    fn coming_and_going(&self) -> f64 {
+        0.0
+    }
     /// Cost that nobody minds in a turn (seconds of CPU time), however little CPU time the program uses.
     fn allowance(&self) -> f64;
 }
@@ -441,6 +445,8 @@ impl<S: Subject> Turns<S> {
             hits_of(hits_before, hits),
             cpu,
             how == Ended::Whole,
+            // What stays on neither comes nor goes.
+            !always,
             told,
         )
     }
@@ -586,10 +592,12 @@ impl<S: Subject> Turns<S> {
         paid: u64,
         cpu: f64,
         whole: bool,
+        went: bool,
         told: &Receiver<()>,
     ) -> Result<bool, Lost> {
         let (cost, rest) = self.charge(processes, paid, cpu)?;
         self.share_of_the_next(cost, cpu, whole)?;
+        let rest = rest + self.rest_for_coming(went);
         if rest > 0.0 {
             self.off();
         }
@@ -614,6 +622,15 @@ impl<S: Subject> Turns<S> {
             ))
         })?;
         Ok((cost, rest))
+    }
+
+    /// How long nothing is to come after what has come and gone: shorter windows would not make up for that, fewer do (seconds).
+    fn rest_for_coming(&self, went: bool) -> f64 {
+        if went {
+            self.subject.coming_and_going() / self.cost_max.max(1e-6)
+        } else {
+            0.0
+        }
     }
 
     /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
@@ -718,6 +735,7 @@ mod tests {
         attached: Arc<AtomicU32>,
         attaches: bool,
         beside: f64,
+        coming: f64,
     }
 
     impl Hits for Fake {
@@ -758,6 +776,9 @@ mod tests {
         fn beside(&mut self) -> f64 {
             std::mem::take(&mut self.beside)
         }
+        fn coming_and_going(&self) -> f64 {
+            self.coming
+        }
         fn allowance(&self) -> f64 {
             0.0
         }
@@ -780,6 +801,7 @@ mod tests {
             attached: Arc::default(),
             attaches,
             beside,
+            coming: 0.0,
         }
     }
 
@@ -848,6 +870,11 @@ mod tests {
         assert!((cost - (CHARGED * 0.04 + 0.001)).abs() < 1e-9, "{cost}");
         assert!(rest > 5.0, "{rest}");
         assert_eq!(turns.charge(&[], 1_000, 1.0).unwrap().0, 0.001, "once");
+        // What coming and going takes is made up for by rest: two seconds' budget for ten milliseconds of each second's CPU time.
+        assert_eq!(turns.rest_for_coming(true), 0.0);
+        turns.subject.coming = 0.01;
+        assert!((turns.rest_for_coming(true) - 2.0).abs() < 1e-9);
+        assert_eq!(turns.rest_for_coming(false), 0.0, "what stays on");
     }
 
     #[test]
