@@ -105,12 +105,7 @@ pub(crate) fn assess(
         } else {
             0
         };
-        // What is counted in turns may have to rest between them.
-        let patience = match candidate.class {
-            MeterClass::Probe | MeterClass::Points => 6,
-            MeterClass::Application | MeterClass::Kernel | MeterClass::Hardware => 2,
-        };
-        if seen >= policy.meter_samples_min * patience + search {
+        if seen >= policy.meter_samples_min * 2 + search {
             return Some(Assessment {
                 rate: 0.0,
                 noise: f64::INFINITY,

@@ -53,9 +53,9 @@ pub(super) struct Plan {
     /// Cost of a hit.
     pub(super) cost: Nanoseconds,
     /// Share of the program's CPU time that counting may cost.
-    /// What coming and going takes from the program beside the hits (seconds for each CPU that it uses).
-    pub(super) coming_and_going: f64,
     pub(super) cost_max: f64,
+    /// Share of it that coming and going takes once a second, beside the hits.
+    pub(super) coming_and_going: f64,
 }
 
 /// The meter.

@@ -105,8 +105,10 @@ fn for_several(text: &[u8]) -> Option<bool> {
         232 | 281 | 441 | 208 | 333 | 299 => argument(2)? > 1,
         // poll, ppoll: how many are waited for. (A thread of MariaDB waits for its own connection.)
         7 | 271 => argument(1)? > 1,
-        // select, pselect6, io_uring_enter: not told.
-        23 | 270 | 426 => true,
+        // select, pselect6: the highest number of a file and one; none is a sleep.
+        23 | 270 => argument(0)? > 0,
+        // io_uring_enter: not told.
+        426 => true,
         _ => false,
     })
 }
@@ -465,6 +467,7 @@ mod tests {
                 Some(true),
             ),
             ("23 0x9 0x7ffd 0x0 0x0 0x0 0x0 0x7ffc 0x7f3a\n", Some(true)),
+            ("23 0x0 0x0 0x0 0x0 0x7ffd 0x0 0x7ffc 0x7f3a\n", Some(false)),
             // recvfrom and futex.
             ("45 0x5 0x55 0x4000 0x0 0x0 0x0 0x7ffc 0x7f3a\n", Some(false)),
             (

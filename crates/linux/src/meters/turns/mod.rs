@@ -134,7 +134,8 @@ pub(super) trait Subject: Send + 'static {
     fn beside(&mut self) -> f64 {
         0.0
     }
-    /// What the coming and going of the probes takes from the program beside their hits (seconds for each CPU that it uses).
+    /// Share of the program's CPU time that the coming and going of the probes takes once a second, beside their hits. Where that is more
+    /// than counting may cost it is not counted in turns.
     fn coming_and_going(&self) -> f64 {
         0.0
     }
@@ -445,8 +446,6 @@ impl<S: Subject> Turns<S> {
             hits_of(hits_before, hits),
             cpu,
             how == Ended::Whole,
-            // What stays on neither comes nor goes.
-            !always,
             told,
         )
     }
@@ -592,12 +591,10 @@ impl<S: Subject> Turns<S> {
         paid: u64,
         cpu: f64,
         whole: bool,
-        went: bool,
         told: &Receiver<()>,
     ) -> Result<bool, Lost> {
         let (cost, rest) = self.charge(processes, paid, cpu)?;
         self.share_of_the_next(cost, cpu, whole)?;
-        let rest = rest + self.rest_for_coming(went);
         if rest > 0.0 {
             self.off();
         }
@@ -622,15 +619,6 @@ impl<S: Subject> Turns<S> {
             ))
         })?;
         Ok((cost, rest))
-    }
-
-    /// How long nothing is to come after what has come and gone: shorter windows would not make up for that, fewer do (seconds).
-    fn rest_for_coming(&self, went: bool) -> f64 {
-        if went {
-            self.subject.coming_and_going() / self.cost_max.max(1e-6)
-        } else {
-            0.0
-        }
     }
 
     /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
@@ -663,6 +651,17 @@ impl<S: Subject> Turns<S> {
                 "counting at {} has come to cost {:.1} % of its CPU time (limit {:.1} %), too much even part of the time",
                 self.subject.name(),
                 cost * 100.0,
+                self.cost_max * 100.0
+            )));
+        }
+        let coming = self.subject.coming_and_going();
+        if !self.share.always() && coming > self.cost_max {
+            return Err(Lost::Changed(format!(
+                "counting at {} all the time would cost {:.1} % of its CPU time, and in turns {:.1} % of its CPU time for the coming and \
+                 going of the breakpoint alone (limit {:.1} %, meters.probe_cost_max); connections by TCP can be counted without",
+                self.subject.name(),
+                cost * 100.0,
+                coming * 100.0,
                 self.cost_max * 100.0
             )));
         }
@@ -870,11 +869,19 @@ mod tests {
         assert!((cost - (CHARGED * 0.04 + 0.001)).abs() < 1e-9, "{cost}");
         assert!(rest > 5.0, "{rest}");
         assert_eq!(turns.charge(&[], 1_000, 1.0).unwrap().0, 0.001, "once");
-        // What coming and going takes is made up for by rest: two seconds' budget for ten milliseconds of each second's CPU time.
-        assert_eq!(turns.rest_for_coming(true), 0.0);
+        // Whom coming and going costs more than counting may cost is not counted in turns, however little the hits would cost.
+        turns.share = Share::new(1.0);
         turns.subject.coming = 0.01;
-        assert!((turns.rest_for_coming(true) - 2.0).abs() < 1e-9);
-        assert_eq!(turns.rest_for_coming(false), 0.0, "what stays on");
+        assert!(turns.share_of_the_next(0.001, 1.0, true).is_ok(), "it stays on");
+        let over = |turns: &mut Turns<Fake>| turns.share_of_the_next(0.02, 1.0, false);
+        let why = over(&mut turns).unwrap_err();
+        assert!(
+            matches!(&why, Lost::Changed(why) if why.contains("1.0 % of its CPU time") && why.contains("probe_cost_max")),
+            "{why:?}"
+        );
+        turns.share = Share::new(1.0);
+        turns.subject.coming = 0.001;
+        assert!(over(&mut turns).is_ok() && !turns.share.always());
     }
 
     #[test]
