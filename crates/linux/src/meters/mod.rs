@@ -58,8 +58,7 @@ pub(crate) fn why_no_points(root: &Root) -> Option<String> {
 
 /// Why functions and places in files cannot be counted in turns, by BPF, on this machine and by this user.
 pub(crate) fn why_not_in_turns() -> Option<crate::sys::perf::OpenError> {
-    let found = crate::sys::bpf::Counters::new(1).and_then(|counters| counters.reliable());
-    found.err()
+    crate::sys::bpf::Counters::possible().err()
 }
 
 /// Waits until every breakpoint is taken out that a meter had needed, at most ten seconds: that is done by threads, which look

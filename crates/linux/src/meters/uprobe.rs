@@ -175,7 +175,7 @@ impl Uprobe {
         if let Some(known) = self.by_bpf {
             return known;
         }
-        let found = Counters::new(1).and_then(|counters| counters.reliable());
+        let found = Counters::possible();
         if !matches!(found, Err(OpenError::Busy(_))) {
             self.by_bpf = Some(found.is_ok());
         }

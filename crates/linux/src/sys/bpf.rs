@@ -231,6 +231,14 @@ impl Counters {
         })
     }
 
+    /// Whether this kernel and this user can count many places at once, and by process.
+    ///
+    /// # Errors
+    /// As of [`Self::new`] and [`Self::reliable`].
+    pub fn possible() -> Result<(), OpenError> {
+        Self::new(1)?.reliable()
+    }
+
     /// How many counters there are.
     pub fn size(&self) -> u32 {
         self.size
