@@ -220,7 +220,14 @@ impl Victim {
     /// Works, and counts in the file. It becomes `other` when it is told to.
     fn work(program: &Path, file: &Path, other: &Path) -> Self {
         let child = Command::new(program).arg("work").arg(file).arg(other).spawn();
-        Self(child.unwrap())
+        let this = Self(child.unwrap());
+        // `spawn` returns as soon as the memory of the new process is its own, before the program is mapped into it.
+        let begun = Instant::now();
+        while this.own_code(program).is_none() {
+            assert!(begun.elapsed() < PATIENCE, "it was never mapped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        this
     }
 
     fn become_another(&self) {
