@@ -6,8 +6,9 @@ use super::Meter;
 use super::code_file::CodeFile;
 use super::concern::keeper::Held;
 use super::concern::{Files, Refusal, threads};
+use super::kernel;
 use super::owed::{Entry, On, Owed};
-use super::turns::{Beginning, COUNTED, Children, Counting, Lost, Subject, Unpaid, Window};
+use super::turns::{Beginning, COUNTED, Children, Counting, Lost, Rest, Subject, Unpaid, Window};
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -54,7 +55,8 @@ pub(super) struct Plan {
     pub(super) cost: Nanoseconds,
     /// Share of the program's CPU time that counting may cost.
     pub(super) cost_max: f64,
-    /// Share of it that coming and going takes once a second, beside the hits.
+    /// CPU time that each coming and going takes beside the hits (seconds for each CPU that the program uses). Where that is something the
+    /// time between windows is told by how often its threads waited.
     pub(super) coming_and_going: f64,
 }
 
@@ -71,6 +73,14 @@ impl Functions {
     /// As of a meter that is opened.
     pub(super) fn begin(root: &Root, workload: &Workload, plan: Plan) -> Result<Self, PlatformError> {
         let counters = Arc::new(Counters::new(1).map_err(|e| failed(&plan.id, e))?);
+        let rest = if plan.coming_and_going > 0.0 {
+            Rest::ByWaits {
+                coming_and_going: plan.coming_and_going,
+                waits: kernel::waits(root, workload),
+            }
+        } else {
+            Rest::ByCpuTime
+        };
         let (id, hit_cost, cost_max) = (plan.id.clone(), plan.cost.as_secs_f64(), plan.cost_max);
         let sites = Sites {
             root: root.clone(),
@@ -92,6 +102,7 @@ impl Functions {
             // What it costs shows in the first turn, which ends when that is much.
             share: 1.0,
             cpus: 0.0,
+            rest,
         };
         Ok(Self {
             id,
@@ -376,10 +387,6 @@ impl Subject for Sites {
                 )
             },
         }
-    }
-
-    fn coming_and_going(&self) -> f64 {
-        self.plan.coming_and_going
     }
 
     fn allowance(&self) -> f64 {

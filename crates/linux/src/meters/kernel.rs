@@ -85,16 +85,18 @@ impl MeterKind for Kernel {
             .iter()
             .find(|(_, name, _)| *name == id.as_str())
             .ok_or_else(|| not_mine(id))?;
-        let mut meter = KernelMeter {
-            root: root.clone(),
-            count,
-            opened: now_ticks(root),
-            seen: BTreeSet::new(),
-            sum: Cumulative::new(),
-        };
-        meter.read(workload)?;
-        Ok(Box::new(meter))
+        Ok(Box::new(KernelMeter::begin(root, workload, count)?))
     }
+}
+
+/// How often all threads of a workload have waited: their voluntary context switches.
+///
+/// # Errors
+/// A sentence: it has too many threads, or they cannot be read.
+pub(super) fn waits(root: &Root, workload: &Workload) -> Result<Box<dyn Meter + Send>, String> {
+    switches_are_few(root, workload)?;
+    let meter = KernelMeter::begin(root, workload, Count::VoluntarySwitches);
+    Ok(Box::new(meter.map_err(|e| e.to_string())?))
 }
 
 fn switches_are_few(root: &Root, workload: &Workload) -> Result<(), String> {
@@ -124,6 +126,20 @@ struct KernelMeter {
     /// Processes read before: what their new threads count has all happened since.
     seen: BTreeSet<ProcessId>,
     sum: Cumulative<Key>,
+}
+
+impl KernelMeter {
+    fn begin(root: &Root, workload: &Workload, count: Count) -> Result<Self, PlatformError> {
+        let mut meter = Self {
+            root: root.clone(),
+            count,
+            opened: now_ticks(root),
+            seen: BTreeSet::new(),
+            sum: Cumulative::new(),
+        };
+        meter.read(workload)?;
+        Ok(meter)
+    }
 }
 
 impl Meter for KernelMeter {

@@ -1,7 +1,7 @@
 //! A progress point that is being counted: in turns, where counting it all the time would cost too much ([`turns`](super::super::turns)).
 
 use super::super::crowd::Crowd;
-use super::super::turns::{Beginning, Counting};
+use super::super::turns::{Beginning, Counting, Rest};
 use super::compiled::Compiled;
 use super::probes::Probes;
 use super::rehearsal::known_cost;
@@ -85,6 +85,7 @@ pub(super) fn open(
         cost_max,
         share: found.chosen.duty,
         cpus: found.cpus,
+        rest: Rest::ByCpuTime,
     };
     match &found.at {
         At::File { place, witness } => {

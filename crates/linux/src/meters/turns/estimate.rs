@@ -12,6 +12,11 @@
 //!   hundredth of that.)
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
+//!
+//! Of servers that wait once for each unit the rest is told by that instead ([`waits`](super::waits)): a window then speaks for the time
+//! until the next one, too.
+
+use super::waits::Calibration;
 
 /// Of the CPU time that should have been counted this share is needed.
 const ENOUGH: f64 = 0.25;
@@ -29,6 +34,8 @@ pub(in crate::meters) struct Moment {
     pub(in crate::meters) cpu: f64,
     /// Hits since then.
     pub(in crate::meters) hits: u64,
+    /// How often its threads have waited since then; not always asked, or known.
+    pub(in crate::meters) waits: Option<f64>,
 }
 
 /// A sum of pieces of time.
@@ -37,6 +44,9 @@ struct Piece {
     seconds: f64,
     cpu: f64,
     hits: u64,
+    waits: f64,
+    /// Of a part of it is not known how often its threads waited.
+    blind: bool,
 }
 
 impl Piece {
@@ -44,6 +54,10 @@ impl Piece {
         self.seconds += (to.at - from.at).max(0.0);
         self.cpu += (to.cpu - from.cpu).max(0.0);
         self.hits = self.hits.saturating_add(to.hits.saturating_sub(from.hits));
+        match (from.waits, to.waits) {
+            (Some(from), Some(to)) => self.waits += (to - from).max(0.0),
+            _ => self.blind = true,
+        }
     }
 }
 
@@ -71,6 +85,17 @@ pub(in crate::meters) struct Ledger {
     wanted: f64,
     /// Since the last reading not all was counted that ran while it was.
     lacking: bool,
+    by_waits: Option<ByWaits>,
+}
+
+/// What is known of the waits.
+#[derive(Clone, Debug, Default)]
+struct ByWaits {
+    calibration: Calibration,
+    /// The window so far, however many readings divide it.
+    window: Piece,
+    /// Not all was counted that ran in it.
+    lacking: bool,
 }
 
 impl Ledger {
@@ -84,12 +109,42 @@ impl Ledger {
             work: 0.0,
             wanted: 1.0,
             lacking: false,
+            by_waits: None,
         }
+    }
+
+    /// The same of a program whose waits tell the rest.
+    pub(in crate::meters) fn by_waits(hit_cost: f64) -> Self {
+        Self {
+            by_waits: Some(ByWaits::default()),
+            ..Self::new(hit_cost)
+        }
+    }
+
+    /// Whether waits tell the rest.
+    pub(in crate::meters) fn is_by_waits(&self) -> bool {
+        self.by_waits.is_some()
+    }
+
+    /// Whether the next moment is to say how often its threads have waited: not while it is counted all the time.
+    pub(in crate::meters) fn asks_for_waits(&self) -> bool {
+        self.by_waits.is_some() && self.wanted < 1.0
+    }
+
+    /// Whether the waits tell the rest, as far as the windows so far say.
+    ///
+    /// # Errors
+    /// A sentence: they do not.
+    pub(in crate::meters) fn judge_waits(&self) -> Result<(), String> {
+        self.by_waits.as_ref().map_or(Ok(()), |w| w.calibration.judge())
     }
 
     fn advance(&mut self, now: Moment) {
         if self.on {
             self.counted.add(&self.last, &now);
+            if let Some(waits) = &mut self.by_waits {
+                waits.window.add(&self.last, &now);
+            }
         } else {
             self.passed.add(&self.last, &now);
         }
@@ -99,6 +154,13 @@ impl Ledger {
     /// From now on it is counted, or not; so much of the CPU time is meant to be counted.
     pub(in crate::meters) fn switch(&mut self, on: bool, wanted: f64, now: Moment) {
         self.advance(now);
+        if let Some(waits) = &mut self.by_waits {
+            let window = std::mem::take(&mut waits.window);
+            let lacking = std::mem::take(&mut waits.lacking);
+            if self.on && !window.blind && !lacking {
+                waits.calibration.window(window.hits as f64, window.waits, now.at);
+            }
+        }
         self.on = on;
         self.wanted = wanted;
     }
@@ -114,6 +176,9 @@ impl Ledger {
     /// Not all was counted of what has run while it was counted: the next reading says nothing, and is where the one after begins.
     pub(in crate::meters) fn lack(&mut self) {
         self.lacking = true;
+        if let Some(waits) = &mut self.by_waits {
+            waits.lacking = true;
+        }
     }
 
     /// A reading: the next one begins here.
@@ -146,6 +211,11 @@ impl Ledger {
             // Nothing was done in no time, whether it was counted or not.
             return Some((0.0, 1.0));
         }
+        if let Some(waits) = &self.by_waits {
+            let ratio = waits.calibration.hits_per_wait(self.last.at)?;
+            let share = if cpu > 0.0 { counted.cpu / cpu } else { 0.0 };
+            return (!passed.blind).then_some((hits + ratio * passed.waits, share));
+        }
         if counted.cpu < NO_CPU && hits > 0.0 {
             // Processes did it that are not known yet, so their CPU time is not either: by the clock.
             let share = (counted.seconds / seconds).clamp(0.0, 1.0);
@@ -164,7 +234,12 @@ mod tests {
     use super::*;
 
     fn at(at: f64, cpu: f64, hits: u64) -> Moment {
-        Moment { at, cpu, hits }
+        Moment {
+            at,
+            cpu,
+            hits,
+            waits: None,
+        }
     }
 
     #[test]
@@ -266,5 +341,70 @@ mod tests {
         ledger.switch(false, 0.25, at(0.25, 0.0, 50));
         let told = ledger.read(at(1.0, 0.0, 50));
         assert_eq!((told.work, told.share), (200.0, Some(0.25)));
+    }
+
+    fn waited(at: f64, cpu: f64, hits: u64, waits: f64) -> Moment {
+        Moment {
+            waits: Some(waits),
+            ..self::at(at, cpu, hits)
+        }
+    }
+
+    #[test]
+    fn the_rest_is_told_by_waits_also_where_no_window_was() {
+        let mut ledger = Ledger::by_waits(1e-6);
+        assert!(ledger.is_by_waits() && !ledger.asks_for_waits() && ledger.judge_waits().is_ok());
+        ledger.switch(false, 0.1, waited(0.0, 0.0, 0, 0.0));
+        assert!(ledger.asks_for_waits());
+        // Nothing was ever counted.
+        assert_eq!(ledger.read(waited(1.0, 0.5, 0, 5_000.0)).share, None);
+        ledger.switch(true, 0.1, waited(1.2, 0.6, 0, 6_000.0));
+        // A reading in the middle of the first window: of it nothing is known yet, all of it tells the ratio.
+        assert_eq!(ledger.read(waited(1.25, 0.64, 500, 6_625.0)).share, None);
+        ledger.switch(false, 0.1, waited(1.3, 0.68, 1_000, 7_250.0));
+        // 8,000 of 10,000 waits: whatever CPU time that took.
+        let told = ledger.read(waited(2.25, 2.0, 1_000, 16_000.0));
+        assert!((told.work - (500.0 + 0.8 * 8_750.0)).abs() < 1e-6, "{told:?}");
+        assert!((told.share.unwrap() - 0.04 / 1.36).abs() < 1e-9);
+        // No window: none of the CPU time was counted, and the work is known.
+        let told = ledger.read(waited(3.25, 3.0, 1_000, 26_000.0));
+        assert!((told.work - (7_500.0 + 8_000.0)).abs() < 1e-6, "{told:?}");
+        assert_eq!(told.share, Some(0.0));
+        // Idle.
+        assert_eq!(ledger.read(waited(4.25, 3.0, 1_000, 26_000.0)).share, Some(1.0));
+        // How often it waited is not known of a part of it.
+        assert_eq!(ledger.read(at(5.25, 3.5, 1_000)).share, None);
+        assert_eq!(ledger.read(waited(6.25, 4.0, 1_000, 46_000.0)).share, None);
+        assert_eq!(ledger.read(waited(7.25, 4.5, 1_000, 56_000.0)).share, Some(0.0));
+        // The ratio is too old.
+        assert_eq!(ledger.read(waited(30.0, 9.0, 1_000, 99_000.0)).share, None);
+    }
+
+    #[test]
+    fn a_window_that_lacks_something_does_not_tell_the_ratio() {
+        let mut ledger = Ledger::by_waits(1e-6);
+        ledger.switch(true, 0.1, waited(0.0, 0.0, 0, 0.0));
+        ledger.switch(false, 0.1, waited(0.1, 0.1, 1_000, 1_000.0));
+        ledger.switch(true, 0.1, waited(4.0, 2.0, 1_000, 21_000.0));
+        ledger.lack();
+        ledger.switch(false, 0.1, waited(4.1, 2.1, 1_100, 22_000.0));
+        assert_eq!(ledger.read(waited(5.0, 3.0, 1_100, 32_000.0)).share, None);
+        let told = ledger.read(waited(6.0, 4.0, 1_100, 42_000.0));
+        assert!(
+            (told.work - 10_000.0).abs() < 1e-6,
+            "one for each wait still: {told:?}"
+        );
+        // It does several at one wait now.
+        ledger.switch(true, 0.1, waited(7.0, 5.0, 1_100, 52_000.0));
+        ledger.switch(false, 0.1, waited(7.1, 5.1, 3_100, 53_000.0));
+        assert!(ledger.judge_waits().unwrap_err().contains("2.00 times"));
+    }
+
+    #[test]
+    fn what_is_counted_all_the_time_needs_no_waits() {
+        let mut ledger = Ledger::by_waits(1e-6);
+        ledger.switch(true, 1.0, at(0.0, 0.0, 0));
+        let told = ledger.read(at(1.0, 0.5, 900));
+        assert_eq!((told.work, told.share), (900.0, Some(1.0)));
     }
 }

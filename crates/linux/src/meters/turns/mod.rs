@@ -5,7 +5,8 @@
 //! costs here) and held against all of the program's CPU time in the turn; the share of the next turn follows from that
 //! ([`schedule`]). So the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is
 //! ended early, and what it cost too much is made up for by a rest ([`debt`]). What children do that are not counted is taken to
-//! cost as much ([`children`]). What counting costs beside its hits ([`Subject::beside`]) is part of all that.
+//! cost as much ([`children`]). What counting costs beside its hits ([`Subject::beside`]) is part of all that. Whom each coming and going of
+//! the probes costs something as well has a window every few seconds only ([`Rest::ByWaits`]).
 //!
 //! A turn begins with a reading, and its window has ended before the next one is due; where it has not, the reading divides it. So
 //! what is told of the time between two readings ([`estimate`]) was counted within it. Where in the turn the window lies follows
@@ -19,7 +20,9 @@ mod debt;
 mod estimate;
 mod schedule;
 mod urgency;
+mod waits;
 
+use super::Meter;
 use super::concern::Refusal;
 use crate::sys::bpf::Counters;
 use crate::sys::probe::process_cpu_time;
@@ -61,6 +64,8 @@ const READING_MAX: f64 = 1.5;
 /// Longest time in which nothing may be counted, after which it is given up: several times that for which a process is left alone
 /// that let somebody wait who looked at it ([`reader`](crate::sensors::reader), 30 s).
 const PAUSE_MAX: Duration = Duration::from_secs(180);
+/// Longest time between two windows (seconds): several of them must be able to fail before [`waits::AGE_MAX`].
+const APART_MAX: f64 = 5.0;
 /// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
 /// (seconds): it is known by thread, and dear to know.
 const BESIDE_FIRST: f64 = 0.02;
@@ -134,11 +139,6 @@ pub(super) trait Subject: Send + 'static {
     fn beside(&mut self) -> f64 {
         0.0
     }
-    /// Share of the program's CPU time that the coming and going of the probes takes once a second, beside their hits. Where that is more
-    /// than counting may cost it is not counted in turns.
-    fn coming_and_going(&self) -> f64 {
-        0.0
-    }
     /// Cost that nobody minds in a turn (seconds of CPU time), however little CPU time the program uses.
     fn allowance(&self) -> f64;
 }
@@ -173,6 +173,8 @@ struct Tally {
     /// Processes to be counted, as the last reading said.
     workload: Workload,
     cpu: CpuTime,
+    /// How often its threads wait, where that tells the rest.
+    waits: Option<Box<dyn Meter + Send>>,
     ledger: Ledger,
     /// Whether the probes have been on.
     begun: bool,
@@ -207,9 +209,34 @@ impl Shared {
             at: self.since.elapsed().as_secs_f64(),
             cpu,
             hits: hits[COUNTED as usize],
+            waits: None,
         };
         (moment, hits)
     }
+
+    /// The same for the ledger, with how often its threads have waited where that is asked for.
+    fn moment_for_the_ledger(&self, tally: &mut Tally) -> (Moment, [u64; 2]) {
+        let (mut moment, hits) = self.moment(tally);
+        if tally.ledger.asks_for_waits()
+            && let Some(waits) = &mut tally.waits
+        {
+            moment.waits = waits.read(&tally.workload).ok();
+        }
+        (moment, hits)
+    }
+}
+
+/// By what is told what a program did while it was not counted.
+pub(super) enum Rest {
+    /// By its CPU time, in windows of each second.
+    ByCpuTime,
+    /// By how often its threads waited: for a program that each coming and going of the probes costs something.
+    ByWaits {
+        /// What it costs beside the hits (seconds of CPU time for each CPU that the program uses).
+        coming_and_going: f64,
+        /// Tells the waits; or why they cannot be told.
+        waits: Result<Box<dyn Meter + Send>, String>,
+    },
 }
 
 /// Something that is being counted. Its end is that of the thread, which takes the probes off.
@@ -231,6 +258,8 @@ pub(super) struct Beginning {
     pub(super) share: f64,
     /// CPUs that the program uses, as far as that is known.
     pub(super) cpus: f64,
+    /// What is told of the time in which it is not counted.
+    pub(super) rest: Rest,
 }
 
 impl Counting {
@@ -244,11 +273,25 @@ impl Counting {
         how: Beginning,
     ) -> Result<Self, PlatformError> {
         let what = format!("counting at {}", subject.name());
+        let (apart, waits, ledger) = match how.rest {
+            Rest::ByCpuTime => (Ok(0.0), None, Ledger::new(how.hit_cost)),
+            Rest::ByWaits {
+                coming_and_going,
+                waits,
+            } => {
+                let (apart, waits) = match waits {
+                    Ok(waits) => (apart(coming_and_going, how.cost_max), Some(waits)),
+                    Err(why) => (Err(why), None),
+                };
+                (apart, waits, Ledger::by_waits(how.hit_cost))
+            }
+        };
         let shared = Arc::new(Shared {
             tally: Mutex::new(Tally {
                 workload: workload.clone(),
                 cpu: CpuTime::default(),
-                ledger: Ledger::new(how.hit_cost),
+                waits,
+                ledger,
                 begun: false,
                 readings: 0,
                 lost: None,
@@ -264,6 +307,7 @@ impl Counting {
             cost_max: how.cost_max,
             share: Share::new(how.share),
             cpus: how.cpus,
+            apart,
             debt: Debt::default(),
             beside: 0.0,
             paused: None,
@@ -307,7 +351,7 @@ impl Counting {
         if !self.shared.counters.is_whole() {
             tally.ledger.lack();
         }
-        let (now, _) = self.shared.moment(&mut tally);
+        let (now, _) = self.shared.moment_for_the_ledger(&mut tally);
         let told = tally.ledger.read(now);
         tally.readings += 1;
         drop(tally);
@@ -349,6 +393,8 @@ struct Turns<S> {
     share: Share,
     /// CPUs that the program used in the last turn.
     cpus: f64,
+    /// How long nothing is on after each window (seconds); or why it cannot be counted in turns.
+    apart: Result<f64, String>,
     debt: Debt,
     /// What counting has cost beside its hits, and is not charged yet (seconds of CPU time).
     beside: f64,
@@ -440,6 +486,10 @@ impl<S: Subject> Turns<S> {
                 })
                 .map_err(Lost::Changed)?;
         }
+        if !always {
+            let judged = self.shared.hold().ledger.judge_waits();
+            judged.map_err(|why| Lost::Changed(self.not_in_turns(&why)))?;
+        }
         self.number += 1;
         self.pay(
             &workload.processes,
@@ -467,7 +517,7 @@ impl<S: Subject> Turns<S> {
     /// Notes that the probes are on, or are about to go.
     fn switch(&self, on: bool) -> (Moment, [u64; 2]) {
         let mut tally = self.shared.hold();
-        let (moment, hits) = self.shared.moment(&mut tally);
+        let (moment, hits) = self.shared.moment_for_the_ledger(&mut tally);
         tally.ledger.switch(on, self.share.value(), moment);
         if on && !tally.begun {
             tally.begun = true;
@@ -517,7 +567,7 @@ impl<S: Subject> Turns<S> {
                 let processes = tally.workload.processes.clone();
                 used = tally.cpu.read(&processes) - start.cpu;
                 // What follows a reading is all that the next one will have.
-                if tally.readings != readings && !divided {
+                if tally.readings != readings && !divided && !tally.ledger.is_by_waits() {
                     divided = true;
                     enough += used;
                 }
@@ -580,7 +630,7 @@ impl<S: Subject> Turns<S> {
         }
         let mut tally = self.shared.hold();
         tally.paused = None;
-        let (moment, _) = self.shared.moment(&mut tally);
+        let (moment, _) = self.shared.moment_for_the_ledger(&mut tally);
         tally.ledger.forget(moment);
     }
 
@@ -595,10 +645,24 @@ impl<S: Subject> Turns<S> {
     ) -> Result<bool, Lost> {
         let (cost, rest) = self.charge(processes, paid, cpu)?;
         self.share_of_the_next(cost, cpu, whole)?;
+        let apart = match &self.apart {
+            Ok(apart) if !self.share.always() => *apart,
+            _ => 0.0,
+        };
+        let rest = rest.max(apart);
         if rest > 0.0 {
             self.off();
         }
         Ok(self.make_up(processes, rest, told))
+    }
+
+    fn not_in_turns(&self, why: &str) -> String {
+        format!(
+            "counting at {} all the time would cost more than {:.1} % of its CPU time (meters.probe_cost_max), and in turns it cannot be \
+             counted: {why}; connections by TCP can be counted without",
+            self.subject.name(),
+            self.cost_max * 100.0
+        )
     }
 
     /// Charges so many hits, and what came beside them, while the program used so much CPU time: what that has cost (seconds of CPU
@@ -654,16 +718,10 @@ impl<S: Subject> Turns<S> {
                 self.cost_max * 100.0
             )));
         }
-        let coming = self.subject.coming_and_going();
-        if !self.share.always() && coming > self.cost_max {
-            return Err(Lost::Changed(format!(
-                "counting at {} all the time would cost {:.1} % of its CPU time, and in turns {:.1} % of its CPU time for the coming and \
-                 going of the breakpoint alone (limit {:.1} %, meters.probe_cost_max); connections by TCP can be counted without",
-                self.subject.name(),
-                cost * 100.0,
-                coming * 100.0,
-                self.cost_max * 100.0
-            )));
+        if let Err(why) = &self.apart
+            && !self.share.always()
+        {
+            return Err(Lost::Changed(self.not_in_turns(why)));
         }
         if always && !self.share.always() {
             // On again with the next turn, for its share.
@@ -676,6 +734,22 @@ impl<S: Subject> Turns<S> {
     fn off(&mut self) {
         self.switch(false);
         let _ = self.subject.off();
+    }
+}
+
+/// How long nothing is on after each window, of a program that each coming and going costs so much (seconds).
+///
+/// # Errors
+/// A sentence: so long that a window says nothing of the time until the next.
+fn apart(coming_and_going: f64, cost_max: f64) -> Result<f64, String> {
+    let apart = coming_and_going / cost_max.max(1e-9);
+    if apart <= APART_MAX {
+        Ok(apart)
+    } else {
+        Err(format!(
+            "each coming and going of its probe costs it {:.1} % of a second's CPU time, so {apart:.0} s would have to lie between two of them",
+            coming_and_going * 100.0
+        ))
     }
 }
 
@@ -734,7 +808,6 @@ mod tests {
         attached: Arc<AtomicU32>,
         attaches: bool,
         beside: f64,
-        coming: f64,
     }
 
     impl Hits for Fake {
@@ -775,9 +848,6 @@ mod tests {
         fn beside(&mut self) -> f64 {
             std::mem::take(&mut self.beside)
         }
-        fn coming_and_going(&self) -> f64 {
-            self.coming
-        }
         fn allowance(&self) -> f64 {
             0.0
         }
@@ -800,7 +870,6 @@ mod tests {
             attached: Arc::default(),
             attaches,
             beside,
-            coming: 0.0,
         }
     }
 
@@ -814,6 +883,7 @@ mod tests {
             cost_max: COST_MAX,
             share: 1.0,
             cpus: 1.0,
+            rest: Rest::ByCpuTime,
         };
         let mut counting = Counting::begin(&workload(), subject, how).unwrap();
         let begun = Instant::now();
@@ -840,6 +910,7 @@ mod tests {
             tally: Mutex::new(Tally {
                 workload: workload(),
                 cpu: CpuTime::default(),
+                waits: None,
                 ledger: Ledger::new(1e-6),
                 begun: false,
                 readings: 0,
@@ -856,6 +927,7 @@ mod tests {
             cost_max: COST_MAX,
             share: Share::new(1.0),
             cpus: 1.0,
+            apart: Ok(0.0),
             debt: Debt::default(),
             beside: 0.0,
             paused: None,
@@ -869,19 +941,28 @@ mod tests {
         assert!((cost - (CHARGED * 0.04 + 0.001)).abs() < 1e-9, "{cost}");
         assert!(rest > 5.0, "{rest}");
         assert_eq!(turns.charge(&[], 1_000, 1.0).unwrap().0, 0.001, "once");
-        // Whom coming and going costs more than counting may cost is not counted in turns, however little the hits would cost.
+        // Where waits cannot be told it is not counted in turns, and all the time it is.
+        turns.apart = Err("it has too many threads".to_owned());
         turns.share = Share::new(1.0);
-        turns.subject.coming = 0.01;
         assert!(turns.share_of_the_next(0.001, 1.0, true).is_ok(), "it stays on");
         let over = |turns: &mut Turns<Fake>| turns.share_of_the_next(0.02, 1.0, false);
         let why = over(&mut turns).unwrap_err();
         assert!(
-            matches!(&why, Lost::Changed(why) if why.contains("1.0 % of its CPU time") && why.contains("probe_cost_max")),
+            matches!(&why, Lost::Changed(why) if why.contains("too many threads") && why.contains("probe_cost_max")),
             "{why:?}"
         );
         turns.share = Share::new(1.0);
-        turns.subject.coming = 0.001;
+        turns.apart = Ok(0.0);
         assert!(over(&mut turns).is_ok() && !turns.share.always());
+    }
+
+    #[test]
+    fn what_each_coming_costs_is_made_up_for_by_the_time_between_windows() {
+        assert_eq!(apart(0.0, COST_MAX), Ok(0.0));
+        assert!((apart(0.015, 0.005).unwrap() - 3.0).abs() < 1e-9);
+        assert!(apart(0.015, 0.001).unwrap_err().contains("15 s"));
+        assert!(apart(0.015, 0.0).is_err());
+        const { assert!(waits::AGE_MAX > 3.0 * (APART_MAX + READING_MAX * TURN)) };
     }
 
     #[test]

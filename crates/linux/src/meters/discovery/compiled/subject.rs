@@ -309,7 +309,7 @@ impl Drop for Compiled {
 #[cfg(test)]
 mod tests {
     use super::super::super::super::common::start_ticks;
-    use super::super::super::super::turns::{Beginning, COST_MAX, Counting};
+    use super::super::super::super::turns::{Beginning, COST_MAX, Counting, Rest};
     use super::*;
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
@@ -436,6 +436,7 @@ int main(void)
             cost_max: COST_MAX,
             share: 1.0,
             cpus: 1.0,
+            rest: Rest::ByCpuTime,
         };
         let workload = Workload {
             id: "x".into(),
