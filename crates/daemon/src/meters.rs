@@ -885,6 +885,7 @@ mod tests {
             class: MeterClass::Application,
             unit: "requests".into(),
             cost_per_count: Nanoseconds::ZERO,
+            lag: Nanoseconds::ZERO,
             refused: refused.map(Into::into),
         };
         let candidates = [candidate("requests", None), candidate("other", Some("no"))];

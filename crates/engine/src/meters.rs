@@ -132,6 +132,7 @@ pub(crate) fn assess(
     let is_known = || {
         others.iter().any(|other| {
             other.class == MeterClass::Probe
+                && !is_by_waits(other)
                 && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
         })
     };
@@ -142,7 +143,10 @@ pub(crate) fn assess(
     } else {
         KERNEL_NOISE_MAX
     };
-    let lifted = limit == NoiseLimit::Lifted && noise.is_finite() && !is_of_waiting(&candidate.id);
+    let lifted = limit == NoiseLimit::Lifted
+        && noise.is_finite()
+        && !is_of_waiting(&candidate.id)
+        && !is_by_waits(candidate);
     let too_noisy = (noise > noise_max && !lifted).then(|| varies_by_more(candidate, noise, noise_max));
     let refused = if work <= 0.0 {
         Some(if candidate.class == MeterClass::Kernel {
@@ -418,6 +422,12 @@ pub(crate) fn is_of_waiting(id: &MeterId) -> bool {
     id.as_str().starts_with("switches")
 }
 
+/// Whether most of its work may be told by how often threads wait, by what was counted a moment before: it keeps a constant ratio to the
+/// latter, and whoever waits for its pages would be told as working.
+fn is_by_waits(candidate: &MeterCandidate) -> bool {
+    candidate.lag > Nanoseconds::ZERO
+}
+
 /// The meter to use, of those that qualify: the one nearest to the work. A function that can be counted for a small part of the time
 /// only is an estimate with noise of its own; where kernel work was confirmed and keeps a constant ratio to it, it is the same work
 /// and counted to the last unit, so that is taken. (nginx over three loads: the function, counted for 4 % of the time, was wrong by
@@ -644,6 +654,7 @@ mod tests {
             class,
             unit: "x".into(),
             cost_per_count: Nanoseconds(cost_us * 1000),
+            lag: Nanoseconds::ZERO,
             refused: None,
         }
     }

@@ -296,6 +296,7 @@ impl Engine {
         let (number, action) = (ExperimentId(self.next_experiment), ActionId(self.next_action));
         self.next_experiment += 1;
         self.next_action += 1;
+        let washout_min = self.washout_min(&panel);
         let setup = Setup {
             id: number,
             kind: ExperimentKind::Switchback,
@@ -306,8 +307,8 @@ impl Engine {
             predicted: proven.effect,
             seed: self.policy.seed,
             settling: proposal.settling,
-            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
-            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
+            washout_min: Nanoseconds::from_secs_f64(washout_min),
+            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s.max(washout_min)),
             measured: Nanoseconds::from_secs_f64(choice.measured_s),
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters: TrialParameters {

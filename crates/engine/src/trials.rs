@@ -404,6 +404,15 @@ impl Engine {
             .unwrap_or_default()
     }
 
+    /// What is left out of each block at least (seconds): what the policy says, and for as long as what the meters of these workloads say may
+    /// still be about the block before.
+    pub(crate) fn washout_min(&self, panel: &Panel) -> f64 {
+        let lag = |id: &WorkloadId| Some(self.workloads.get(id)?.meter.as_ref()?.candidate.lag);
+        let lags = panel.members().iter().filter_map(|member| lag(&member.workload));
+        lags.map(Nanoseconds::as_secs_f64)
+            .fold(self.policy.washout_min_s, f64::max)
+    }
+
     /// Chooses the block length from the passive history and the least gain that is predicted (log units); `Err` says why
     /// nothing can be proven now.
     fn design(
@@ -423,7 +432,7 @@ impl Engine {
             least,
             &seconds,
             interval,
-            self.policy.washout_min_s.max((settling * 3).as_secs_f64()),
+            self.washout_min(panel).max((settling * 3).as_secs_f64()),
             &candidates,
             &TrialParameters {
                 alpha,
@@ -525,7 +534,7 @@ impl Engine {
             launch.strategy,
             as_one(&launch.panel),
             choice.measured_s,
-            self.policy.washout_min_s
+            self.washout_min(&launch.panel)
         );
         let rest: Vec<Piece> = parts.drain(1..).flatten().collect();
         let pieces = parts.pop().unwrap_or_default();
@@ -551,7 +560,9 @@ impl Engine {
         let plan = rollout::plan(&Wish {
             seconds: &seconds,
             interval,
-            discard: self.policy.washout_min_s.max((launch.settling * 3).as_secs_f64()),
+            discard: self
+                .washout_min(&launch.panel)
+                .max((launch.settling * 3).as_secs_f64()),
             candidates: &self.policy.measured_candidates_s,
             shares: &shares,
             theta: panel::log_gain(launch.predicted.estimate),
@@ -743,6 +754,7 @@ impl Engine {
             let borrowed = self.borrow_meters(&panel);
             (self.guardrails(&panel, contained.as_ref()), borrowed)
         };
+        let washout_min = self.washout_min(&panel);
         let setup = Setup {
             id: experiment_id,
             kind,
@@ -753,8 +765,8 @@ impl Engine {
             predicted,
             seed: self.policy.seed,
             settling,
-            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
-            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
+            washout_min: Nanoseconds::from_secs_f64(washout_min),
+            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s.max(washout_min)),
             measured: Nanoseconds::from_secs_f64(choice.measured_s),
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters,

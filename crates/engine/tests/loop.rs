@@ -370,6 +370,8 @@ struct World {
     most_trials_at_once: usize,
     /// Whether progress points can be found in every plant.
     points: bool,
+    /// How long what the program's own counter tells may be of before.
+    lag: Nanoseconds,
     /// Every plant is measured by two kinds of kernel work instead.
     kernel: Option<TwoKinds>,
     /// A meter that cannot be opened any more once something is tried.
@@ -455,6 +457,7 @@ impl World {
             trials_at_once: 0,
             most_trials_at_once: 0,
             points: false,
+            lag: Nanoseconds::ZERO,
             kernel: None,
             unreadable: None,
             shut: None,
@@ -503,6 +506,7 @@ impl World {
                     class: MeterClass::Application,
                     unit: "operation".into(),
                     cost_per_count: Nanoseconds::ZERO,
+                    lag: self.lag,
                     refused: (!plant.metered).then(|| "it publishes nothing".to_owned()),
                 };
                 let mut candidates = vec![candidate];
@@ -513,6 +517,7 @@ impl World {
                             class: MeterClass::Kernel,
                             unit: "x".into(),
                             cost_per_count: Nanoseconds::ZERO,
+                            lag: Nanoseconds::ZERO,
                             refused: None,
                         })
                         .to_vec();
@@ -523,6 +528,7 @@ impl World {
                         class: MeterClass::Points,
                         unit: "turn of its work".into(),
                         cost_per_count: Nanoseconds(1_000),
+                        lag: Nanoseconds::ZERO,
                         refused: None,
                     });
                 }
@@ -942,6 +948,25 @@ fn server(gain: f64, spans: Spanned) -> World {
     world.recorded = Some(Vec::new());
     world.run(900);
     world
+}
+
+#[test]
+fn what_a_meter_may_tell_of_the_block_before_is_left_out_of_each() {
+    let washout = |lag| {
+        let mut world = World::new(vec![plant("db", 0.1)], policy(), Memory::default());
+        world.lag = Nanoseconds::from_secs(lag);
+        world.run(3600);
+        let record = world.records.first().cloned().unwrap();
+        assert_eq!(record.verdict, Some(Verdict::Accepted));
+        for pair in record.blocks.windows(2) {
+            assert!(pair[1].measured_from >= pair[0].measured_from + record.measured + record.washout);
+        }
+        record.washout
+    };
+    assert_eq!(washout(0), Nanoseconds::from_secs(2));
+    assert_eq!(washout(7), Nanoseconds::from_secs(7));
+    // Also where that is longer than what a change may take.
+    assert_eq!(washout(70), Nanoseconds::from_secs(70));
 }
 
 #[test]

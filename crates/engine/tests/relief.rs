@@ -389,6 +389,7 @@ impl World {
                         class: MeterClass::Application,
                         unit: "operation".into(),
                         cost_per_count: Nanoseconds::ZERO,
+                        lag: Nanoseconds::ZERO,
                         refused: None,
                     }]),
                 )),

@@ -222,6 +222,7 @@ impl World {
                     class: MeterClass::Application,
                     unit: "operation".into(),
                     cost_per_count: Nanoseconds::ZERO,
+                    lag: Nanoseconds::ZERO,
                     refused: None,
                 };
                 self.waiting.push_back(Event::MetersFound(id, Ok(vec![progress])));

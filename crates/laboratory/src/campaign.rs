@@ -2096,6 +2096,7 @@ mod tests {
                 class: MeterClass::Application,
                 unit: "operation".into(),
                 cost_per_count: Nanoseconds::ZERO,
+                lag: Nanoseconds::ZERO,
                 refused: None,
             }])
         }

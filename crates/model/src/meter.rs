@@ -36,6 +36,10 @@ pub struct MeterCandidate {
     pub unit: String,
     /// Cost to the workload of one count; zero when reading costs the workload nothing.
     pub cost_per_count: Nanoseconds,
+    /// After a change it may go on so long to tell some of the work by what was counted before it, so who compares leaves as long out. Zero:
+    /// what is told of a time was counted in it.
+    #[serde(default, skip_serializing_if = "is_none_at_all")]
+    pub lag: Nanoseconds,
     /// Why it can not be used here, with the remedy; `None` when it can be opened.
     pub refused: Option<String>,
 }
@@ -54,6 +58,11 @@ pub struct MeterReading {
     /// Share of the workload's CPU time in it during which work was really counted, 0 to 1; the rest of `work` is estimated.
     #[serde(default = "all_of_it", skip_serializing_if = "is_all_of_it")]
     pub counted: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_none_at_all(time: &Nanoseconds) -> bool {
+    *time == Nanoseconds::ZERO
 }
 
 /// Counted all the time.

@@ -734,6 +734,7 @@ impl Sensors for SimPlatform {
                 class: m.class,
                 unit: m.unit.clone(),
                 cost_per_count: Nanoseconds(m.cost_ns),
+                lag: Nanoseconds::ZERO,
                 refused: m.refused.clone(),
             })
             .collect();

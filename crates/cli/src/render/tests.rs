@@ -77,6 +77,7 @@ fn view() -> View {
             class: MeterClass::Application,
             unit: "command".into(),
             cost_per_count: Nanoseconds::ZERO,
+            lag: Nanoseconds::ZERO,
             refused: None,
         },
         MeterCandidate {
@@ -84,6 +85,7 @@ fn view() -> View {
             class: MeterClass::Application,
             unit: "operation".into(),
             cost_per_count: Nanoseconds::ZERO,
+            lag: Nanoseconds::ZERO,
             refused: Some("the program publishes no progress file; link the progress library".into()),
         },
     ];

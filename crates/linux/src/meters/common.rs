@@ -279,6 +279,7 @@ pub(super) fn usable(id: &str, class: MeterClass, unit: &str) -> MeterCandidate 
         class,
         unit: unit.to_owned(),
         cost_per_count: Nanoseconds::ZERO,
+        lag: Nanoseconds::ZERO,
         refused: None,
     }
 }

@@ -6,9 +6,9 @@ use super::Meter;
 use super::code_file::CodeFile;
 use super::concern::keeper::Held;
 use super::concern::{Files, Refusal, threads};
-use super::kernel;
 use super::owed::{Entry, On, Owed};
 use super::turns::{Beginning, COUNTED, Children, Counting, Lost, Rest, Subject, Unpaid, Window};
+use super::waits::Waits;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -76,7 +76,7 @@ impl Functions {
         let rest = if plan.coming_and_going > 0.0 {
             Rest::ByWaits {
                 coming_and_going: plan.coming_and_going,
-                waits: kernel::waits(root, workload),
+                waits: Waits::begin(root, workload),
             }
         } else {
             Rest::ByCpuTime

@@ -85,18 +85,16 @@ impl MeterKind for Kernel {
             .iter()
             .find(|(_, name, _)| *name == id.as_str())
             .ok_or_else(|| not_mine(id))?;
-        Ok(Box::new(KernelMeter::begin(root, workload, count)?))
+        let mut meter = KernelMeter {
+            root: root.clone(),
+            count,
+            opened: now_ticks(root),
+            seen: BTreeSet::new(),
+            sum: Cumulative::new(),
+        };
+        meter.read(workload)?;
+        Ok(Box::new(meter))
     }
-}
-
-/// How often all threads of a workload have waited: their voluntary context switches.
-///
-/// # Errors
-/// A sentence: it has too many threads, or they cannot be read.
-pub(super) fn waits(root: &Root, workload: &Workload) -> Result<Box<dyn Meter + Send>, String> {
-    switches_are_few(root, workload)?;
-    let meter = KernelMeter::begin(root, workload, Count::VoluntarySwitches);
-    Ok(Box::new(meter.map_err(|e| e.to_string())?))
 }
 
 fn switches_are_few(root: &Root, workload: &Workload) -> Result<(), String> {
@@ -126,20 +124,6 @@ struct KernelMeter {
     /// Processes read before: what their new threads count has all happened since.
     seen: BTreeSet<ProcessId>,
     sum: Cumulative<Key>,
-}
-
-impl KernelMeter {
-    fn begin(root: &Root, workload: &Workload, count: Count) -> Result<Self, PlatformError> {
-        let mut meter = Self {
-            root: root.clone(),
-            count,
-            opened: now_ticks(root),
-            seen: BTreeSet::new(),
-            sum: Cumulative::new(),
-        };
-        meter.read(workload)?;
-        Ok(meter)
-    }
 }
 
 impl Meter for KernelMeter {
@@ -192,6 +176,14 @@ impl Meter for KernelMeter {
         }
         Ok(self.sum.total())
     }
+}
+
+/// Voluntary context switches of each thread of a process.
+///
+/// # Errors
+/// It is gone, or cannot be read.
+pub(super) fn voluntary_switches(root: &Root, process: ProcessId) -> Result<Vec<(i32, u64)>, PlatformError> {
+    read_process(root, process, Count::VoluntarySwitches)
 }
 
 /// The counts of a process: one, or one per thread.

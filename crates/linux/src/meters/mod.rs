@@ -34,6 +34,7 @@ mod tasks;
 mod turns;
 mod unclaimed;
 mod uprobe;
+mod waits;
 
 pub use discovery::{PointsReport, cost_in_compiled_code, find_points};
 pub use known::{KnownMeter, known_meters};

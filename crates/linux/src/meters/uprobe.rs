@@ -26,6 +26,7 @@ use super::patient::look_up;
 use super::points::{KnownPoint, Place, coming_and_going, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
+use super::turns::lag;
 use super::{Meter, MeterKind, MeterSettings, functions};
 use crate::Root;
 use crate::sys::bpf::Counters;
@@ -248,7 +249,15 @@ impl Uprobe {
             }
             Err(why) => (plain, Err(why)),
         };
-        candidate(&id, point.unit, checked)
+        self.lagging(workload, candidate(&id, point.unit, checked))
+    }
+
+    /// With how long what it tells may be of before.
+    fn lagging(&self, workload: &Workload, candidate: MeterCandidate) -> MeterCandidate {
+        MeterCandidate {
+            lag: lag(coming_and_going(workload), self.settings.probe_cost_max),
+            ..candidate
+        }
     }
 
     fn configured(&mut self, root: &Root, workload: &Workload, id: &str) -> MeterCandidate {
@@ -259,7 +268,7 @@ impl Uprobe {
                 PlatformError::Unsupported { why, .. } => why,
                 other => other.to_string(),
             });
-        candidate(id, "hit", checked)
+        self.lagging(workload, candidate(id, "hit", checked))
     }
 
     fn prepare(&mut self, root: &Root, workload: &Workload, id: &str) -> Result<Prepared, PlatformError> {

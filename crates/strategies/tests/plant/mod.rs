@@ -493,6 +493,7 @@ impl Plant {
                         class: MeterClass::Application,
                         unit: "operation".into(),
                         cost_per_count: Nanoseconds::ZERO,
+                        lag: Nanoseconds::ZERO,
                         refused: None,
                     });
                     let found = found.into_iter().collect();

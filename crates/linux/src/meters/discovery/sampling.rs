@@ -92,7 +92,7 @@ impl Waits {
 
 /// Whether a thread waits for several connections at once, from its `/proc/PID/task/TID/syscall`: number of the call and its
 /// arguments. `None`: it runs, or waits for a page. Numbers of x86-64, whose code alone is looked into.
-fn for_several(text: &[u8]) -> Option<bool> {
+pub(in crate::meters) fn for_several(text: &[u8]) -> Option<bool> {
     let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
     let call: u16 = words.next()?.parse().ok()?;
     let mut argument = |which: usize| {

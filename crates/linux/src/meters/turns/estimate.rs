@@ -13,10 +13,10 @@
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
 //!
-//! Of servers that wait once for each unit the rest is told by that instead ([`waits`](super::waits)): a window then speaks for the time
-//! until the next one, too.
+//! Of servers that wait once for each unit the rest is told by that instead ([`calibration`](super::calibration)): a window then speaks
+//! for the time until the next one, too.
 
-use super::waits::Calibration;
+use super::calibration::{Calibration, Waited};
 
 /// Of the CPU time that should have been counted this share is needed.
 const ENOUGH: f64 = 0.25;
@@ -35,7 +35,7 @@ pub(in crate::meters) struct Moment {
     /// Hits since then.
     pub(in crate::meters) hits: u64,
     /// How often its threads have waited since then; not always asked, or known.
-    pub(in crate::meters) waits: Option<f64>,
+    pub(in crate::meters) waited: Option<Waited>,
 }
 
 /// A sum of pieces of time.
@@ -54,8 +54,8 @@ impl Piece {
         self.seconds += (to.at - from.at).max(0.0);
         self.cpu += (to.cpu - from.cpu).max(0.0);
         self.hits = self.hits.saturating_add(to.hits.saturating_sub(from.hits));
-        match (from.waits, to.waits) {
-            (Some(from), Some(to)) => self.waits += (to - from).max(0.0),
+        match (from.waited, to.waited) {
+            (Some(from), Some(to)) => self.waits += (to.waits - from.waits).max(0.0),
             _ => self.blind = true,
         }
     }
@@ -92,10 +92,8 @@ pub(in crate::meters) struct Ledger {
 #[derive(Clone, Debug, Default)]
 struct ByWaits {
     calibration: Calibration,
-    /// The window so far, however many readings divide it.
-    window: Piece,
-    /// Not all was counted that ran in it.
-    lacking: bool,
+    /// How often they had waited when the window began, and when that was.
+    begun: Option<(Waited, f64)>,
 }
 
 impl Ledger {
@@ -121,6 +119,11 @@ impl Ledger {
         }
     }
 
+    /// Whether it is counted now.
+    pub(in crate::meters) fn is_on(&self) -> bool {
+        self.on
+    }
+
     /// Whether waits tell the rest.
     pub(in crate::meters) fn is_by_waits(&self) -> bool {
         self.by_waits.is_some()
@@ -142,9 +145,6 @@ impl Ledger {
     fn advance(&mut self, now: Moment) {
         if self.on {
             self.counted.add(&self.last, &now);
-            if let Some(waits) = &mut self.by_waits {
-                waits.window.add(&self.last, &now);
-            }
         } else {
             self.passed.add(&self.last, &now);
         }
@@ -155,10 +155,13 @@ impl Ledger {
     pub(in crate::meters) fn switch(&mut self, on: bool, wanted: f64, now: Moment) {
         self.advance(now);
         if let Some(waits) = &mut self.by_waits {
-            let window = std::mem::take(&mut waits.window);
-            let lacking = std::mem::take(&mut waits.lacking);
-            if self.on && !window.blind && !lacking {
-                waits.calibration.window(window.hits as f64, window.waits, now.at);
+            let here = now.waited.map(|waited| (waited, now.at));
+            if on && !self.on {
+                waits.begun = here;
+            } else if self.on
+                && let Some((begun, ended)) = waits.begun.take().zip(here)
+            {
+                waits.calibration.window(begun, ended);
             }
         }
         self.on = on;
@@ -177,7 +180,7 @@ impl Ledger {
     pub(in crate::meters) fn lack(&mut self) {
         self.lacking = true;
         if let Some(waits) = &mut self.by_waits {
-            waits.lacking = true;
+            waits.begun = None;
         }
     }
 
@@ -238,7 +241,7 @@ mod tests {
             at,
             cpu,
             hits,
-            waits: None,
+            waited: None,
         }
     }
 
@@ -345,7 +348,11 @@ mod tests {
 
     fn waited(at: f64, cpu: f64, hits: u64, waits: f64) -> Moment {
         Moment {
-            waits: Some(waits),
+            waited: Some(Waited {
+                waits,
+                hits: hits as f64,
+                took: 0.001,
+            }),
             ..self::at(at, cpu, hits)
         }
     }
@@ -377,7 +384,7 @@ mod tests {
         assert_eq!(ledger.read(waited(6.25, 4.0, 1_000, 46_000.0)).share, None);
         assert_eq!(ledger.read(waited(7.25, 4.5, 1_000, 56_000.0)).share, Some(0.0));
         // The ratio is too old.
-        assert_eq!(ledger.read(waited(30.0, 9.0, 1_000, 99_000.0)).share, None);
+        assert_eq!(ledger.read(waited(12.0, 9.0, 1_000, 99_000.0)).share, None);
     }
 
     #[test]
@@ -395,8 +402,26 @@ mod tests {
             "one for each wait still: {told:?}"
         );
         // It does several at one wait now.
-        ledger.switch(true, 0.1, waited(7.0, 5.0, 1_100, 52_000.0));
-        ledger.switch(false, 0.1, waited(7.1, 5.1, 3_100, 53_000.0));
+        for n in 0..3u32 {
+            let (at, hits, waits) = (f64::from(n), u64::from(n) * 2_000, f64::from(n) * 11_000.0);
+            assert_eq!(ledger.judge_waits().is_ok(), n < 2, "of three windows two tell");
+            ledger.switch(
+                true,
+                0.1,
+                waited(7.0 + at, 5.0 + at, 1_100 + hits, 52_000.0 + waits),
+            );
+            ledger.switch(
+                false,
+                0.1,
+                waited(7.1 + at, 5.1 + at, 3_100 + hits, 53_000.0 + waits),
+            );
+            assert_eq!(
+                ledger
+                    .read(waited(7.5 + at, 5.5 + at, 3_100 + hits, 57_000.0 + waits))
+                    .share,
+                None
+            );
+        }
         assert!(ledger.judge_waits().unwrap_err().contains("2.00 times"));
     }
 

@@ -15,26 +15,27 @@
 //! Before anything is put on it is looked whom that concerns ([`concern`](super::concern)). While somebody stands still who would
 //! have to be waited for, what is on stays on, what is off stays off, and it is looked again.
 
+mod calibration;
 mod children;
 mod debt;
 mod estimate;
 mod schedule;
 mod urgency;
-mod waits;
 
-use super::Meter;
 use super::concern::Refusal;
+use super::waits::Waits;
 use crate::sys::bpf::Counters;
 use crate::sys::probe::process_cpu_time;
+use calibration::Waited;
 pub(super) use children::{Children, FORKS_MAX, Unpaid};
 use debt::Debt;
 use estimate::{Ledger, Moment};
-use homeostat_model::{ProcessId, Workload};
+use homeostat_model::{Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use schedule::{Share, TURN};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 pub(super) use urgency::Urgent;
 
@@ -64,7 +65,7 @@ const READING_MAX: f64 = 1.5;
 /// Longest time in which nothing may be counted, after which it is given up: several times that for which a process is left alone
 /// that let somebody wait who looked at it ([`reader`](crate::sensors::reader), 30 s).
 const PAUSE_MAX: Duration = Duration::from_secs(180);
-/// Longest time between two windows (seconds): several of them must be able to fail before [`waits::AGE_MAX`].
+/// Longest time between two windows (seconds): several of them must be able to fail before [`calibration::AGE_MAX`].
 const APART_MAX: f64 = 5.0;
 /// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
 /// (seconds): it is known by thread, and dear to know.
@@ -173,8 +174,6 @@ struct Tally {
     /// Processes to be counted, as the last reading said.
     workload: Workload,
     cpu: CpuTime,
-    /// How often its threads wait, where that tells the rest.
-    waits: Option<Box<dyn Meter + Send>>,
     ledger: Ledger,
     /// Whether the probes have been on.
     begun: bool,
@@ -183,10 +182,14 @@ struct Tally {
     lost: Option<Lost>,
     /// Why nothing may be counted now.
     paused: Option<String>,
+    /// Why its waits do not tell what it does.
+    no_waits: Option<String>,
 }
 
 struct Shared {
     tally: Mutex<Tally>,
+    /// How often its threads wait, where that tells the rest. Beside the tally: looking at all of them takes milliseconds.
+    waits: Mutex<Option<Waits>>,
     counters: Arc<dyn Hits>,
     since: Instant,
 }
@@ -209,20 +212,48 @@ impl Shared {
             at: self.since.elapsed().as_secs_f64(),
             cpu,
             hits: hits[COUNTED as usize],
-            waits: None,
+            waited: None,
         };
         (moment, hits)
     }
 
-    /// The same for the ledger, with how often its threads have waited where that is asked for.
-    fn moment_for_the_ledger(&self, tally: &mut Tally) -> (Moment, [u64; 2]) {
-        let (mut moment, hits) = self.moment(tally);
-        if tally.ledger.asks_for_waits()
-            && let Some(waits) = &mut tally.waits
-        {
-            moment.waits = waits.read(&tally.workload).ok();
+    /// The tally, and what clocks and counters say now, with how often its threads have waited where the ledger asks for that.
+    fn hold_for_the_ledger(&self) -> (MutexGuard<'_, Tally>, Moment, [u64; 2]) {
+        let asks = {
+            let tally = self.hold();
+            tally.ledger.asks_for_waits().then(|| tally.workload.clone())
+        };
+        let waited = asks.and_then(|workload| self.waited(&workload));
+        let mut tally = self.hold();
+        let (mut moment, hits) = self.moment(&mut tally);
+        moment.waited = waited;
+        (tally, moment, hits)
+    }
+
+    /// `None`: it is not known, or somebody else is looking.
+    fn waited(&self, workload: &Workload) -> Option<Waited> {
+        let mut waits = match self.waits.try_lock() {
+            Ok(waits) => waits,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let begun = Instant::now();
+        let before = self.hits()[COUNTED as usize];
+        let read = waits.as_mut()?.read(workload);
+        let after = self.hits()[COUNTED as usize];
+        match read {
+            Ok(waits) => Some(Waited {
+                waits,
+                hits: f64::midpoint(before as f64, after as f64),
+                took: begun.elapsed().as_secs_f64(),
+            }),
+            Err(e) => {
+                if let PlatformError::Unsupported { why, .. } = e {
+                    self.hold().no_waits = Some(why);
+                }
+                None
+            }
         }
-        (moment, hits)
     }
 }
 
@@ -235,7 +266,7 @@ pub(super) enum Rest {
         /// What it costs beside the hits (seconds of CPU time for each CPU that the program uses).
         coming_and_going: f64,
         /// Tells the waits; or why they cannot be told.
-        waits: Result<Box<dyn Meter + Send>, String>,
+        waits: Result<Waits, String>,
     },
 }
 
@@ -290,13 +321,14 @@ impl Counting {
             tally: Mutex::new(Tally {
                 workload: workload.clone(),
                 cpu: CpuTime::default(),
-                waits,
                 ledger,
                 begun: false,
                 readings: 0,
                 lost: None,
                 paused: None,
+                no_waits: None,
             }),
+            waits: Mutex::new(waits),
             counters: how.counters,
             since: Instant::now(),
         });
@@ -351,7 +383,8 @@ impl Counting {
         if !self.shared.counters.is_whole() {
             tally.ledger.lack();
         }
-        let (now, _) = self.shared.moment_for_the_ledger(&mut tally);
+        drop(tally);
+        let (mut tally, now, _) = self.shared.hold_for_the_ledger();
         let told = tally.ledger.read(now);
         tally.readings += 1;
         drop(tally);
@@ -487,7 +520,13 @@ impl<S: Subject> Turns<S> {
                 .map_err(Lost::Changed)?;
         }
         if !always {
-            let judged = self.shared.hold().ledger.judge_waits();
+            let judged = {
+                let tally = self.shared.hold();
+                tally
+                    .no_waits
+                    .clone()
+                    .map_or_else(|| tally.ledger.judge_waits(), Err)
+            };
             judged.map_err(|why| Lost::Changed(self.not_in_turns(&why)))?;
         }
         self.number += 1;
@@ -516,8 +555,7 @@ impl<S: Subject> Turns<S> {
 
     /// Notes that the probes are on, or are about to go.
     fn switch(&self, on: bool) -> (Moment, [u64; 2]) {
-        let mut tally = self.shared.hold();
-        let (moment, hits) = self.shared.moment_for_the_ledger(&mut tally);
+        let (mut tally, moment, hits) = self.shared.hold_for_the_ledger();
         tally.ledger.switch(on, self.share.value(), moment);
         if on && !tally.begun {
             tally.begun = true;
@@ -628,9 +666,8 @@ impl<S: Subject> Turns<S> {
         if self.paused.take().is_none() {
             return;
         }
-        let mut tally = self.shared.hold();
+        let (mut tally, moment, _) = self.shared.hold_for_the_ledger();
         tally.paused = None;
-        let (moment, _) = self.shared.moment_for_the_ledger(&mut tally);
         tally.ledger.forget(moment);
     }
 
@@ -650,10 +687,8 @@ impl<S: Subject> Turns<S> {
             _ => 0.0,
         };
         let rest = rest.max(apart);
-        if rest > 0.0 {
-            self.off();
-        }
-        Ok(self.make_up(processes, rest, told))
+        // What cannot be taken off now is hit meanwhile: the next turn looks again.
+        Ok((rest > 0.0 && self.off().is_err()) || self.make_up(processes, rest, told))
     }
 
     fn not_in_turns(&self, why: &str) -> String {
@@ -707,7 +742,13 @@ impl<S: Subject> Turns<S> {
         if cpu < WORKED {
             return Ok(());
         }
-        let cost = cost / cpu;
+        // A turn that was cut short by a late reading is followed by as long a rest as any.
+        let spread = if self.apart.as_ref().is_ok_and(|apart| *apart > 0.0) {
+            cpu.max(self.cpus * TURN)
+        } else {
+            cpu
+        };
+        let cost = cost / spread;
         let always = self.share.always();
         self.share = self.share.next(cost, self.cost_max, whole);
         if self.share.value() < SHARE_MIN / 2.0 {
@@ -724,16 +765,21 @@ impl<S: Subject> Turns<S> {
             return Err(Lost::Changed(self.not_in_turns(why)));
         }
         if always && !self.share.always() {
-            // On again with the next turn, for its share.
-            self.off();
+            // On again with the next turn, for its share. Where that cannot be done now, that one looks again.
+            let _ = self.off();
         }
         Ok(())
     }
 
-    /// Takes the probes off and notes it. Where that cannot be done now, the next turn looks again.
-    fn off(&mut self) {
-        self.switch(false);
-        let _ = self.subject.off();
+    /// Takes the probes off and notes it.
+    ///
+    /// # Errors
+    /// That cannot be done now.
+    fn off(&mut self) -> Result<(), Refusal> {
+        if self.shared.hold().ledger.is_on() {
+            self.switch(false);
+        }
+        self.subject.off()
     }
 }
 
@@ -750,6 +796,15 @@ fn apart(coming_and_going: f64, cost_max: f64) -> Result<f64, String> {
             "each coming and going of its probe costs it {:.1} % of a second's CPU time, so {apart:.0} s would have to lie between two of them",
             coming_and_going * 100.0
         ))
+    }
+}
+
+/// How long after a change its work may still be told by a window of before, of a program that each coming and going costs so much.
+pub(super) fn lag(coming_and_going: f64, cost_max: f64) -> Nanoseconds {
+    match apart(coming_and_going, cost_max) {
+        Ok(apart) if apart > 0.0 => Nanoseconds::from_secs_f64(apart + READING_MAX * TURN),
+        // Counted in each second; or all the time, or not at all.
+        Ok(_) | Err(_) => Nanoseconds::ZERO,
     }
 }
 
@@ -910,13 +965,14 @@ mod tests {
             tally: Mutex::new(Tally {
                 workload: workload(),
                 cpu: CpuTime::default(),
-                waits: None,
                 ledger: Ledger::new(1e-6),
                 begun: false,
                 readings: 0,
                 lost: None,
                 paused: None,
+                no_waits: None,
             }),
+            waits: Mutex::new(None),
             counters: Arc::new(fake(true, 0.0)),
             since: Instant::now(),
         });
@@ -962,7 +1018,10 @@ mod tests {
         assert!((apart(0.015, 0.005).unwrap() - 3.0).abs() < 1e-9);
         assert!(apart(0.015, 0.001).unwrap_err().contains("15 s"));
         assert!(apart(0.015, 0.0).is_err());
-        const { assert!(waits::AGE_MAX > 3.0 * (APART_MAX + READING_MAX * TURN)) };
+        assert_eq!(lag(0.015, 0.005), Nanoseconds::from_millis(4_500));
+        assert_eq!(lag(0.0, 0.005), Nanoseconds::ZERO);
+        assert_eq!(lag(0.015, 0.001), Nanoseconds::ZERO);
+        const { assert!(calibration::AGE_MAX > 1.5 * (APART_MAX + READING_MAX * TURN)) };
     }
 
     #[test]
