@@ -108,6 +108,8 @@ pub(crate) struct Setup {
     pub(crate) settling: Nanoseconds,
     pub(crate) washout_min: Nanoseconds,
     pub(crate) washout_max: Nanoseconds,
+    /// What the meters say may be about so long before: added to every washout.
+    pub(crate) lag: Nanoseconds,
     pub(crate) measured: Nanoseconds,
     pub(crate) budget: Nanoseconds,
     pub(crate) parameters: TrialParameters,
@@ -251,7 +253,7 @@ impl Experiment {
             prepared: 0.0,
             on: true,
             settled: false,
-            washout: setup.washout_min,
+            washout: setup.washout_min + setup.lag,
             stalled: Nanoseconds::ZERO,
             bloat: Bytes::ZERO,
             verdict: None,
@@ -569,7 +571,7 @@ impl Experiment {
             harm_margin: parameters.harm_margin * share,
             ..self.setup.parameters.clone()
         });
-        self.washout = self.setup.washout_min;
+        self.washout = self.setup.washout_min + self.setup.lag;
         self.slowest_switch = took;
         self.begin(now)
     }
@@ -811,7 +813,7 @@ impl Experiment {
                     format!("it needs {wanted} to take effect, more than the longest washout ({max}): not comparable"),
                 );
             }
-            self.washout = wanted.max(self.washout);
+            self.washout = (wanted + self.setup.lag).max(self.washout);
             self.coins.toss()
         } else {
             false

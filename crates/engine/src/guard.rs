@@ -502,7 +502,7 @@ fn probe_lengths(e: &Experiment, policy: &Policy) -> (Nanoseconds, Nanoseconds) 
         None => (e.washout, e.setup.measured),
         Some(settling) => (
             e.washout
-                .max(settling * SETTLING_CONSTANTS)
+                .max(settling * SETTLING_CONSTANTS + e.setup.lag)
                 .max(Nanoseconds::from_secs_f64(policy.washout_min_s)),
             e.setup.measured.max(PROBE_MEASURED_MIN),
         ),
@@ -1057,10 +1057,15 @@ impl Engine {
             .filter_map(|a| self.guard_of(a))
             .map(|o| (o.washout, o.effect.estimate, o.stall))
             .collect();
+        // Another meter may judge than when it was proven.
+        let least = Nanoseconds::from_secs_f64(self.policy.washout_min_s) + self.lag(&panel);
         let Some(g) = self.guards.get_mut(key) else {
             return (Finding::Nothing, None);
         };
-        g.washout = over.iter().map(|o| o.0).fold(g.washout, Nanoseconds::max);
+        g.washout = over
+            .iter()
+            .map(|o| o.0)
+            .fold(g.washout.max(least), Nanoseconds::max);
         g.over_gain = over.iter().map(|o| 1.0 + o.1.max(0.0)).product::<f64>() - 1.0;
         g.over_stall = over
             .iter()

@@ -82,7 +82,7 @@ pub struct Policy {
     /// stays below `meters.probe_cost_max` anyway; where the kernel cannot do that (before Linux 6.10) functions are counted all the time,
     /// and this holds alone.
     pub meter_cost_max: f64,
-    /// Shortest washout of a block (seconds).
+    /// Shortest washout of a block (seconds); longer where what a meter tells may still be about the block before.
     pub washout_min_s: f64,
     /// Longest washout: a change that needs more to take effect is not switched back and forth (seconds).
     pub washout_max_s: f64,

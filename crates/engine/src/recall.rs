@@ -296,7 +296,7 @@ impl Engine {
         let (number, action) = (ExperimentId(self.next_experiment), ActionId(self.next_action));
         self.next_experiment += 1;
         self.next_action += 1;
-        let washout_min = self.washout_min(&panel);
+        let lag = self.lag(&panel);
         let setup = Setup {
             id: number,
             kind: ExperimentKind::Switchback,
@@ -307,8 +307,9 @@ impl Engine {
             predicted: proven.effect,
             seed: self.policy.seed,
             settling: proposal.settling,
-            washout_min: Nanoseconds::from_secs_f64(washout_min),
-            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s.max(washout_min)),
+            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
+            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
+            lag,
             measured: Nanoseconds::from_secs_f64(choice.measured_s),
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters: TrialParameters {
@@ -324,7 +325,8 @@ impl Engine {
             places: Places::default(),
         };
         let mut e = Experiment::new(setup, Breaker::new(choice.scale_5s));
-        e.washout = proven.washout;
+        // Another meter may have judged then.
+        e.washout = e.washout.max(proven.washout);
         e.parts.push(vec![action]);
         let text = format!(
             "{}; it is contained at once, since a trial has proven that this {}; the change is guarded",

@@ -404,13 +404,29 @@ impl Engine {
             .unwrap_or_default()
     }
 
-    /// What is left out of each block at least (seconds): what the policy says, and for as long as what the meters of these workloads say may
-    /// still be about the block before.
-    pub(crate) fn washout_min(&self, panel: &Panel) -> f64 {
-        let lag = |id: &WorkloadId| Some(self.workloads.get(id)?.meter.as_ref()?.candidate.lag);
-        let lags = panel.members().iter().filter_map(|member| lag(&member.workload));
-        lags.map(Nanoseconds::as_secs_f64)
-            .fold(self.policy.washout_min_s, f64::max)
+    /// What the meters of these workloads say may be about so long before ([`MeterCandidate::lag`]).
+    pub(crate) fn lag(&self, panel: &Panel) -> Nanoseconds {
+        let lag = |member: &Member| {
+            Some(
+                self.workloads
+                    .get(&member.workload)?
+                    .meter
+                    .as_ref()?
+                    .candidate
+                    .lag,
+            )
+        };
+        panel
+            .members()
+            .iter()
+            .filter_map(lag)
+            .max()
+            .unwrap_or(Nanoseconds::ZERO)
+    }
+
+    /// What is left out of each block at least, of a change that settles so (seconds).
+    fn washout(&self, panel: &Panel, settling: Nanoseconds) -> f64 {
+        self.policy.washout_min_s.max((settling * 3).as_secs_f64()) + self.lag(panel).as_secs_f64()
     }
 
     /// Chooses the block length from the passive history and the least gain that is predicted (log units); `Err` says why
@@ -432,7 +448,7 @@ impl Engine {
             least,
             &seconds,
             interval,
-            self.washout_min(panel).max((settling * 3).as_secs_f64()),
+            self.washout(panel, settling),
             &candidates,
             &TrialParameters {
                 alpha,
@@ -530,11 +546,11 @@ impl Engine {
             return;
         }
         let text = format!(
-            "{}{} in randomised on/off blocks of {:.0} s, washout at least {:.0} s, at level {alpha:.4}",
+            "{}{} in randomised on/off blocks of {:.0} s, washout at least {} s, at level {alpha:.4}",
             launch.strategy,
             as_one(&launch.panel),
             choice.measured_s,
-            self.washout_min(&launch.panel)
+            self.washout(&launch.panel, Nanoseconds::ZERO)
         );
         let rest: Vec<Piece> = parts.drain(1..).flatten().collect();
         let pieces = parts.pop().unwrap_or_default();
@@ -560,9 +576,7 @@ impl Engine {
         let plan = rollout::plan(&Wish {
             seconds: &seconds,
             interval,
-            discard: self
-                .washout_min(&launch.panel)
-                .max((launch.settling * 3).as_secs_f64()),
+            discard: self.washout(&launch.panel, launch.settling),
             candidates: &self.policy.measured_candidates_s,
             shares: &shares,
             theta: panel::log_gain(launch.predicted.estimate),
@@ -754,7 +768,7 @@ impl Engine {
             let borrowed = self.borrow_meters(&panel);
             (self.guardrails(&panel, contained.as_ref()), borrowed)
         };
-        let washout_min = self.washout_min(&panel);
+        let lag = self.lag(&panel);
         let setup = Setup {
             id: experiment_id,
             kind,
@@ -765,8 +779,9 @@ impl Engine {
             predicted,
             seed: self.policy.seed,
             settling,
-            washout_min: Nanoseconds::from_secs_f64(washout_min),
-            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s.max(washout_min)),
+            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
+            washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
+            lag,
             measured: Nanoseconds::from_secs_f64(choice.measured_s),
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters,

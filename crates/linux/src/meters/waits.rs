@@ -13,26 +13,30 @@ use std::time::{Duration, Instant};
 
 /// Most threads: each costs a file of about 15 µs, also at both ends of a window of some 45 ms.
 const THREADS_MAX: usize = 128;
-/// What threads that have ended did since they were looked at last is not known: that may be this share of all.
-const ENDED_MAX: f64 = 0.01;
-/// What the busiest wait for is looked at so often at most …
+/// So many looks one after the other may find more of them.
+const CROWDED_MAX: u32 = 20;
+/// What threads that have ended, or come, did since they were looked at last is not known: that may be this share of all.
+const UNKNOWN_MAX: f64 = 0.01;
+/// Who waits how often, and for what, is looked at so often at most: of shorter times one wait more says too much.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// … of so many of them …
+/// So many of those that wait most are looked at …
 const LOOK_AT: usize = 8;
-/// … until so many were seen, the oldest forgotten by half; it is judged from half as many on.
-const SEEN_MAX: f64 = 128.0;
-/// Where a larger share of them waits for several connections at once, threads are not given to connections.
+/// … and what they wait for is judged from so many looks on, of which the older ones are forgotten by half.
+const LOOKS: u32 = 16;
+/// Where a larger share of the waits is for several connections at once, threads are not given to connections.
 const SEVERAL_MAX: f64 = 0.1;
 
 /// A thread.
 type Key = (ProcessId, i32);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Thread {
     waits: u64,
-    /// Since the look before (each second).
+    /// At the last look at who waits how often.
+    then: u64,
+    /// How often it waited before that (each second).
     rate: f64,
-    /// It was not there at the last look: it may have been overlooked, as threads come and go while they are listed.
+    /// It was not there the last time: it may have been overlooked, as threads come and go while they are listed.
     missed: bool,
 }
 
@@ -41,11 +45,13 @@ struct Thread {
 pub(super) struct Waits {
     root: Root,
     threads: BTreeMap<Key, Thread>,
-    /// When they were looked at last.
-    at: Option<Instant>,
     total: f64,
+    /// When it was read last.
+    at: Option<Instant>,
+    crowded: u32,
     looked: Option<Instant>,
-    /// Waits of the busiest that were looked at, and of these those for several connections at once.
+    looks: u32,
+    /// Waits of those that were looked at, and of these those for several connections at once.
     seen: (f64, f64),
 }
 
@@ -58,111 +64,149 @@ impl Waits {
         let mut this = Self {
             root: root.clone(),
             threads: BTreeMap::new(),
-            at: None,
             total: 0.0,
+            at: None,
+            crowded: 0,
             looked: None,
+            looks: 0,
             seen: (0.0, 0.0),
         };
         this.read(workload).map_err(|e| e.to_string())?;
         Ok(this)
     }
 
-    /// How often they have waited since the first look.
+    /// How often they have waited since the first time.
     ///
     /// # Errors
-    /// `Busy`: how often since the last look is not known; the next look goes on from here. `Unsupported`: it does not tell its work.
+    /// `Busy`: how often since the last time is not known; the next one goes on from here. `Unsupported`: it does not tell its work.
     pub(super) fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        let first = self.at.is_none();
         let mut now = BTreeMap::new();
         for process in workload.processes.iter().take(PROCESSES_MAX) {
             match voluntary_switches(&self.root, *process) {
                 Ok(threads) => now.extend(threads.into_iter().map(|(tid, waits)| ((*process, tid), waits))),
                 Err(PlatformError::Vanished { .. }) => {}
                 Err(e) => {
-                    // What has been done until it can be read again is not known.
-                    self.threads.clear();
                     self.at = None;
                     return Err(e);
                 }
             }
         }
         if now.len() > THREADS_MAX {
-            return Err(unsupported(format!(
+            self.at = None;
+            self.crowded += 1;
+            let why = format!(
                 "it has {} threads, and adding up how often each waits would cost too much (at most {THREADS_MAX})",
                 now.len()
-            )));
+            );
+            return Err(if self.crowded >= CROWDED_MAX {
+                unsupported(why)
+            } else {
+                busy(why)
+            });
         }
+        self.crowded = 0;
+        // What was done while it could not be read is not known.
         let before = self.at.replace(Instant::now());
-        let seconds = before.map_or(0.0, |then| then.elapsed().as_secs_f64()).max(1e-6);
-        let (mut grown, mut ended) = (0.0, 0.0);
+        if before.is_none() {
+            self.threads.clear();
+        }
+        let seconds = before.map_or(0.0, |then| then.elapsed().as_secs_f64());
+        let (grown, unknown) = self.take(now, seconds);
+        self.total += grown;
+        self.look()?;
+        if before.is_none() || unknown > UNKNOWN_MAX * grown {
+            return match before {
+                None => Ok(self.total),
+                Some(_) => Err(busy(format!(
+                    "threads have come or ended that did about {:.0} % of it",
+                    100.0 * unknown / (unknown + grown)
+                ))),
+            };
+        }
+        Ok(self.total)
+    }
+
+    /// Waits of those that were there before, and about how many others did that have ended or come in so many seconds.
+    fn take(&mut self, now: BTreeMap<Key, u64>, seconds: f64) -> (f64, f64) {
+        let (mut grown, mut unknown) = (0.0, 0.0);
         self.threads.retain(|key, thread| {
             if now.contains_key(key) {
                 return true;
             }
             let is_new = !std::mem::replace(&mut thread.missed, true);
             if is_new {
-                ended += thread.rate * seconds;
+                unknown += thread.rate * seconds;
             }
             is_new
         });
         for (key, waits) in now {
-            let known = self.threads.get(&key).map_or(0, |t| t.waits);
-            // What was before the first look is not ours; a thread that has come since has done all since.
-            let more = if first { 0 } else { waits.saturating_sub(known) };
-            grown += more as f64;
-            let thread = Thread {
-                waits,
-                rate: more as f64 / seconds,
-                missed: false,
-            };
-            self.threads.insert(key, thread);
+            if let Some(thread) = self.threads.get_mut(&key) {
+                grown += waits.saturating_sub(thread.waits) as f64;
+                thread.waits = waits;
+                thread.missed = false;
+            } else {
+                // Whether it is older than the last time is not known: it may have been overlooked then.
+                if seconds > 0.0 {
+                    unknown += waits as f64;
+                }
+                let thread = Thread {
+                    waits,
+                    then: waits,
+                    ..Thread::default()
+                };
+                self.threads.insert(key, thread);
+            }
         }
-        self.total += grown;
-        self.look()?;
-        if ended > ENDED_MAX * grown {
-            return Err(PlatformError::Busy {
-                what: "telling its work by how often it waits".to_owned(),
-                why: format!(
-                    "threads have ended that did {:.0} % of it",
-                    100.0 * ended / (ended + grown)
-                ),
-            });
-        }
-        Ok(self.total)
+        (grown, unknown)
     }
 
-    /// Looks what those wait for that wait most.
+    /// Looks who waits how often, and what those wait for that wait most.
     fn look(&mut self) -> Result<(), PlatformError> {
-        if self.looked.is_some_and(|then| then.elapsed() < LOOK_EVERY) {
+        let seconds = self.looked.map(|then| then.elapsed());
+        if seconds.is_some_and(|time| time < LOOK_EVERY) {
             return Ok(());
         }
         self.looked = Some(Instant::now());
-        let mut busiest: Vec<(&Key, f64)> = self.threads.iter().map(|(key, t)| (key, t.rate)).collect();
+        for thread in self.threads.values_mut() {
+            let more = thread.waits.saturating_sub(thread.then);
+            thread.then = thread.waits;
+            thread.rate = seconds.map_or(0.0, |time| more as f64 / time.as_secs_f64());
+        }
+        let mut busiest: Vec<(Key, f64)> = self.threads.iter().map(|(key, t)| (*key, t.rate)).collect();
         busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
         let mut buffer = [0u8; 256];
-        for ((process, tid), _) in busiest.into_iter().take(LOOK_AT).filter(|(_, rate)| *rate > 0.0) {
+        for ((process, tid), rate) in busiest.into_iter().take(LOOK_AT) {
             // Where it is not told, or the thread has ended, nothing is known of it.
-            let several = open_process(&self.root, *process)
+            let several = open_process(&self.root, process)
                 .ok()
                 .and_then(|dir| read_at(&dir, &format!("task/{tid}/syscall"), &mut buffer).ok())
                 .and_then(|n| waits_for_several(buffer.get(..n)?));
             if let Some(several) = several {
-                self.seen.0 += 1.0;
-                self.seen.1 += f64::from(u8::from(several));
+                self.seen.0 += rate;
+                self.seen.1 += if several { rate } else { 0.0 };
             }
         }
+        self.looks += 1;
         let (seen, several) = self.seen;
-        if seen >= SEEN_MAX {
-            self.seen = (seen / 2.0, several / 2.0);
-        }
-        if seen >= SEEN_MAX / 2.0 && several > SEVERAL_MAX * seen {
+        if self.looks >= LOOKS && several > SEVERAL_MAX * seen {
             return Err(unsupported(format!(
-                "its threads wait for several connections at once ({:.0} % of the waits of its busiest), as those of a pool do, so they do not wait \
-                 once for each command",
+                "its threads wait for several connections at once ({:.0} % of its waits), as those of a pool do, so they do not wait once for \
+                 each command",
                 100.0 * several / seen
             )));
         }
+        if self.looks >= 2 * LOOKS {
+            self.looks = LOOKS;
+            self.seen = (seen / 2.0, several / 2.0);
+        }
         Ok(())
+    }
+}
+
+fn busy(why: String) -> PlatformError {
+    PlatformError::Busy {
+        what: "telling its work by how often it waits".to_owned(),
+        why,
     }
 }
 
@@ -205,8 +249,10 @@ mod tests {
             std::fs::write(self.task(&format!("{thread}/status")), status).unwrap();
             std::fs::write(self.task(&format!("{thread}/syscall")), syscall).unwrap();
         }
-        fn end(&self, thread: usize) {
-            std::fs::remove_dir_all(self.task(&thread.to_string())).unwrap();
+        /// With these threads, which have not waited yet.
+        fn begin_with(&self, threads: &[usize]) -> Waits {
+            threads.iter().for_each(|thread| self.put(*thread, 0, ONE));
+            self.begin()
         }
         fn begin(&self) -> Waits {
             Waits::begin(&Root::new(self.0.path()), &workload()).unwrap()
@@ -230,77 +276,91 @@ mod tests {
     const SEVERAL: &str = "232 0x7 0x7f 0x400 0xffff 0x0 0x0 0x7ff 0x7fe\n";
 
     #[test]
-    fn waits_add_up_from_the_first_look_and_a_new_thread_has_done_all_since() {
+    fn waits_add_up_from_the_first_time_on() {
         let tree = Tree::new();
         tree.put(7, 1_000, ONE);
+        tree.put(8, 50, ONE);
         let mut waits = tree.begin();
         assert_eq!(waits.read(&workload()).unwrap(), 0.0);
         tree.put(7, 1_400, ONE);
-        tree.put(8, 30, ONE);
+        tree.put(8, 80, ONE);
         assert_eq!(waits.read(&workload()).unwrap(), 430.0);
     }
 
     #[test]
-    fn a_busy_thread_that_has_ended_takes_its_waits_along_and_one_that_was_overlooked_does_not() {
+    fn what_comes_or_ends_is_not_known_and_what_was_overlooked_is_known_again() {
         let tree = Tree::new();
-        for thread in [7, 8, 9] {
-            tree.put(thread, 0, ONE);
+        let mut waits = tree.begin_with(&[7, 8, 9]);
+        let key = |tid| (PROCESS, tid);
+        let mut take = |now: &[(i32, u64)]| {
+            let now = now.iter().map(|(tid, waits)| (key(*tid), *waits)).collect();
+            waits.take(now, 1.0)
+        };
+        assert_eq!(take(&[(7, 1_000), (8, 1_000), (9, 0)]), (2_000.0, 0.0));
+        // It did nothing when it was looked at last: nothing of it is missed.
+        assert_eq!(take(&[(7, 2_000), (8, 2_000)]), (2_000.0, 0.0));
+        // It was overlooked for a moment.
+        assert_eq!(take(&[(7, 3_000)]), (1_000.0, 0.0));
+        assert_eq!(take(&[(7, 4_000), (8, 3_500)]), (2_500.0, 0.0));
+        // One that has waited a million times is new, or was overlooked from the beginning.
+        assert_eq!(
+            take(&[(7, 5_000), (8, 4_500), (10, 1_000_000)]),
+            (2_000.0, 1_000_000.0)
+        );
+        assert_eq!(take(&[(7, 6_000), (8, 5_500), (10, 1_000_500)]), (2_500.0, 0.0));
+        for thread in waits.threads.values_mut() {
+            thread.rate = 500.0;
         }
-        let mut waits = tree.begin();
-        for (thread, done) in [(7, 1_000), (8, 1_000), (9, 1)] {
-            tree.put(thread, done, ONE);
-        }
-        assert_eq!(waits.read(&workload()).unwrap(), 2_001.0);
-        std::thread::sleep(Duration::from_millis(5));
-        // Whoever hardly did anything may end.
-        tree.put(7, 3_000, ONE);
-        tree.put(8, 3_000, ONE);
-        tree.end(9);
-        assert_eq!(waits.read(&workload()).unwrap(), 6_001.0);
-        std::thread::sleep(Duration::from_millis(5));
-        tree.put(7, 5_000, ONE);
-        tree.end(8);
+        let now = BTreeMap::from([(key(7), 7_000), (key(8), 6_500)]);
+        assert_eq!(waits.take(now, 2.0), (2_000.0, 1_000.0), "as often as before");
+    }
+
+    #[test]
+    fn a_second_in_which_busy_threads_came_is_not_told_and_the_next_one_is() {
+        let tree = Tree::new();
+        let mut waits = tree.begin_with(&[7]);
+        tree.put(7, 100, ONE);
+        tree.put(8, 50, ONE);
         let why = waits.read(&workload()).unwrap_err();
         assert!(
-            matches!(&why, PlatformError::Busy { why, .. } if why.contains("ended")),
+            matches!(&why, PlatformError::Busy { why, .. } if why.contains("33 %")),
             "{why}"
         );
-        // It was there all the time.
-        tree.put(8, 5_500, ONE);
-        assert_eq!(waits.read(&workload()).unwrap(), 10_501.0);
+        tree.put(8, 60, ONE);
+        assert_eq!(waits.read(&workload()).unwrap(), 110.0);
     }
 
     #[test]
     fn a_pool_of_threads_and_too_many_are_refused() {
         let tree = Tree::new();
-        tree.put(7, 0, SEVERAL);
-        tree.put(8, 0, ONE);
-        let mut waits = tree.begin();
-        let mut look = |done: u64| {
-            tree.put(7, done, SEVERAL);
-            tree.put(8, done, ONE);
-            waits.looked = None;
-            waits.read(&workload())
-        };
-        let mut done = 0;
-        let why = loop {
-            done += 10;
-            assert!(done < 10_000, "never refused");
-            match look(done) {
-                Ok(_) => {}
-                Err(e) => break e,
+        // A thread that accepts connections now and then waits for several, too.
+        let looked = |pool: u64| {
+            let mut waits = tree.begin_with(&[7, 8]);
+            for done in 1..=40 {
+                tree.put(7, done * 10 * pool, SEVERAL);
+                tree.put(8, done * 100, ONE);
+                waits.looked = waits.looked.and_then(|then| then.checked_sub(LOOK_EVERY));
+                match waits.read(&workload()) {
+                    Ok(_) => {}
+                    Err(e) => return Err((done, e.to_string())),
+                }
             }
+            Ok(())
         };
-        assert!(done > 100, "not by a few: {done}");
-        assert!(
-            matches!(&why, PlatformError::Unsupported { why, .. } if why.contains("pool") && why.contains("50 %")),
-            "{why}"
-        );
+        assert_eq!(looked(1), Ok(()));
+        let (done, why) = looked(10).unwrap_err();
+        assert!(done >= u64::from(LOOKS) - 1, "not by a few looks: {done}");
+        assert!(why.contains("pool") && why.contains("50 %"), "{why}");
+        let mut waits = tree.begin_with(&[7, 8]);
         (100..300).for_each(|thread| tree.put(thread, 1, ONE));
+        for _ in 1..CROWDED_MAX {
+            let why = waits.read(&workload()).unwrap_err();
+            assert!(matches!(why, PlatformError::Busy { .. }), "{why}");
+        }
+        let why = waits.read(&workload()).unwrap_err();
         assert!(
-            Waits::begin(&Root::new(tree.0.path()), &workload())
-                .unwrap_err()
-                .contains("202 threads")
+            matches!(&why, PlatformError::Unsupported { why, .. } if why.contains("202 threads")),
+            "{why}"
         );
     }
 }

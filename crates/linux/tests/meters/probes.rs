@@ -35,7 +35,7 @@ __attribute__((noinline)) void work(unsigned long n) { inner(n); inner(n + 1); _
                      "3: .balign 4\n.popsection\n")
 #endif
 
-static void go_on(char *path)
+static void go_on(char *path, int waits)
 {
     volatile unsigned long *count;
     unsigned long i, x = 1;
@@ -52,6 +52,10 @@ static void go_on(char *path)
             x = x * 2862933555777941757u + 3037000493u;
         work(x);
         (*count)++;
+        if (waits) {
+            sem_post(&go[0]);
+            sem_wait(&ready);
+        }
     }
 }
 
@@ -117,7 +121,10 @@ int main(void)
             }
             break;
         case 'm':
-            go_on(line + 1);
+            go_on(line + 1, 0);
+            break;
+        case 'a':
+            go_on(line + 1, 1);
             break;
         case 's':
             printf("%d\n", semaphore_of_two);
@@ -471,6 +478,72 @@ fn a_function_that_would_cost_too_much_is_counted_in_turns_and_follows_the_work(
     eventually("in its turn it is counted", || code() != original);
     drop(m);
     eventually("the breakpoint goes with the meter", || code() == original);
+}
+
+/// Where each coming and going of a breakpoint is known to cost something the time between windows is told by how often the threads
+/// waited: known is that by the name of the program.
+#[test]
+fn what_is_told_by_waits_follows_the_work_of_who_waits_for_each_unit_and_of_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = build(dir.path(), "mariadbd", &[]) else {
+        return;
+    };
+    for waits in [true, false] {
+        let mut c = run(&program, true);
+        let w = workload("mariadbd", &[c.pid()]);
+        if !counts_many_at_once(&w) {
+            return;
+        }
+        let id = "uprobe:mariadbd:work";
+        let file = dir.path().join(format!("count{waits}"));
+        let mut meters = Meters::configured("mariadbd", &[id]);
+        let lag = meters.find(&w, id).unwrap().lag;
+        assert!(lag.as_secs_f64() > 2.0, "a trial leaves that out: {lag}");
+        let mut m = meters.open(&w, id).unwrap();
+        writeln!(c.input, "{}{}", if waits { 'a' } else { 'm' }, file.display()).unwrap();
+        c.input.flush().unwrap();
+        eventually("it works", || file.metadata().is_ok_and(|f| f.len() == 8));
+        let truth = || u64::from_ne_bytes(std::fs::read(&file).unwrap().try_into().unwrap());
+        let mut ratios = Vec::new();
+        let mut last = None;
+        let begun = Instant::now();
+        let lost = loop {
+            std::thread::sleep(Duration::from_millis(500));
+            let now = match m.read(&w) {
+                Ok(count) => (truth(), count),
+                Err(PlatformError::Busy { .. }) => continue,
+                Err(e) => break Some(e.to_string()),
+            };
+            // Most readings have no window in them: they tell something all the same.
+            if let Some((done, count)) = last.replace(now)
+                && m.counted().is_some_and(|share| share < 0.001)
+            {
+                ratios.push((now.1 - count) / now.0.saturating_sub(done).max(1) as f64);
+            }
+            if ratios.len() == 9 {
+                break None;
+            }
+            if begun.elapsed() > Duration::from_secs(90) {
+                println!("skipped: on this machine it hardly runs: {ratios:?}");
+                return;
+            }
+        };
+        if waits && lost.is_none() {
+            ratios.sort_by(f64::total_cmp);
+            assert!((0.5..2.0).contains(&ratios[4]), "hits per call: {ratios:?}");
+        } else if waits {
+            // On a machine that is too busy: never for what it waits for.
+            println!("skipped: {lost:?}");
+            assert!(!lost.unwrap().contains("several connections"));
+        } else {
+            let why = lost.expect("nothing waits here for what it does");
+            assert!(why.contains("in turns it cannot be counted"), "{why}");
+            assert!(
+                ratios.is_empty(),
+                "nothing is told by waits that are none: {ratios:?}"
+            );
+        }
+    }
 }
 
 /// Opens a probe and waits to be killed: the other half of the next test.

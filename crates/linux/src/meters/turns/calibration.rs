@@ -4,8 +4,8 @@
 //! times the waits of the rest is what it did in the rest. That ratio hardly varies (of MariaDB .964 to .972 waits for a statement over three
 //! loads), so one short window in some seconds tells it, and each reading has something to say, also one with no window in it.
 //!
-//! It speaks for what comes after its window, so after a change it is that of before until the next window has ended ([`lag`]): who
-//! compares keeps so long a washout. Nothing of one window is added to the next, which may be of another arm of a trial.
+//! It speaks for what comes after its window, so after a change it is that of before until the next window has ended
+//! ([`lag`](super::lag)): who compares leaves that out. Nothing of one window is added to the next, which may be of another arm of a trial.
 //!
 //! An event loop, or a pool of threads, finds more requests at each wait the busier it is, and is busier while it is counted: the ratio of a
 //! window is not that of the rest. Who waits for several connections at once is refused by what it waits for
@@ -25,9 +25,6 @@ const THIN_MAX: u32 = 5;
 const LOOK_MAX: f64 = 0.2;
 /// So many windows together judge whether waits may stand for hits: of a single one that might be chance.
 const JUDGED: usize = 3;
-/// So long after its window the ratio still speaks (seconds).
-pub(super) const AGE_MAX: f64 = 10.0;
-
 /// How often the threads had waited at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::meters) struct Waited {
@@ -40,25 +37,38 @@ pub(in crate::meters) struct Waited {
 }
 
 /// Hits for each wait.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Calibration {
+    /// So long after its window the ratio still speaks (seconds): as long as who compares leaves out after a change ([`lag`](super::lag)).
+    speaks: f64,
     /// The last window that told it: the ratio, and when it ended.
     known: Option<(f64, f64)>,
     /// Hits and waits of the last windows, the newest last.
     last: Vec<(f64, f64)>,
-    /// Windows since then that had too few hits.
+    /// Windows since then that did not tell it, though the program worked.
     thin: u32,
 }
 
 impl Calibration {
+    pub(super) fn new(speaks: f64) -> Self {
+        Self {
+            speaks,
+            known: None,
+            last: Vec::new(),
+            thin: 0,
+        }
+    }
+
+    /// The last windows had few hits because the program rested, or because windows are growing.
+    pub(super) fn excuse(&mut self) {
+        self.thin = 0;
+    }
+
     /// A window has begun and ended so, at these moments (seconds).
     pub(super) fn window(&mut self, begun: (Waited, f64), ended: (Waited, f64)) {
         let ((from, begun), (to, ended)) = (begun, ended);
         let (hits, waits) = (to.hits - from.hits, to.waits - from.waits);
-        if from.took + to.took > LOOK_MAX * (ended - begun) {
-            return;
-        }
-        if hits < HITS_MIN {
+        if hits < HITS_MIN || from.took + to.took > LOOK_MAX * (ended - begun) {
             self.thin += 1;
             return;
         }
@@ -75,7 +85,7 @@ impl Calibration {
     /// What it is now, if anything that was counted lately says so.
     pub(super) fn hits_per_wait(&self, now: f64) -> Option<f64> {
         let (ratio, at) = self.known?;
-        (now - at <= AGE_MAX).then_some(ratio)
+        (now - at <= self.speaks).then_some(ratio)
     }
 
     /// Whether waits may stand for hits, as far as that is known.
@@ -85,7 +95,8 @@ impl Calibration {
     pub(super) fn judge(&self) -> Result<(), String> {
         if self.thin >= THIN_MAX {
             return Err(format!(
-                "it ran fewer than {HITS_MIN} times in each of {THIN_MAX} windows, which does not tell how often that is for each time that its threads wait"
+                "it ran fewer than {HITS_MIN} times in each of {THIN_MAX} windows, or adding up how often its threads waited took too long, so how often \
+                 it runs for each wait is not told"
             ));
         }
         if self.last.len() < JUDGED {
@@ -124,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_last_window_with_enough_hits_tells_the_ratio_for_a_while() {
-        let mut calibration = Calibration::default();
+        let mut calibration = Calibration::new(10.0);
         window(&mut calibration, 150.0, 160.0, 1.0);
         assert_eq!(calibration.hits_per_wait(1.0), None);
         window(&mut calibration, 500.0, 500.0, 2.0);
@@ -148,7 +159,7 @@ mod tests {
 
     #[test]
     fn windows_with_few_hits_are_not_waited_for_for_ever() {
-        let mut calibration = Calibration::default();
+        let mut calibration = Calibration::new(10.0);
         for at in 0..4 {
             window(&mut calibration, 100.0, 100.0, f64::from(at));
         }
@@ -159,12 +170,14 @@ mod tests {
             window(&mut calibration, 100.0, 100.0, f64::from(at));
         }
         assert!(calibration.judge().unwrap_err().contains("fewer than 300 times"));
+        calibration.excuse();
+        assert_eq!(calibration.judge(), Ok(()), "it was idle");
     }
 
     #[test]
     fn whoever_does_several_units_at_a_wait_is_told_by_three_windows_and_says_nothing_until_then() {
         let judged = |ratios: &[f64]| {
-            let mut calibration = Calibration::default();
+            let mut calibration = Calibration::new(10.0);
             for ratio in ratios {
                 window(&mut calibration, 1_000.0 * ratio, 1_000.0, 1.0);
             }
@@ -176,7 +189,7 @@ mod tests {
         assert_eq!(judged(&[1.2, 1.2]), (false, Ok(())), "not yet");
         assert!(judged(&[1.2, 1.2, 1.2]).1.unwrap_err().contains("1.20 times"));
         assert_eq!(judged(&[0.4, 0.4, 0.4]), (true, Ok(())));
-        let mut calibration = Calibration::default();
+        let mut calibration = Calibration::new(10.0);
         (0..3).for_each(|_| window(&mut calibration, 500.0, 5_000.0, 1.0));
         assert!(calibration.judge().unwrap_err().contains("0.10 times"));
     }

@@ -89,7 +89,7 @@ pub(in crate::meters) struct Ledger {
 }
 
 /// What is known of the waits.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct ByWaits {
     calibration: Calibration,
     /// How often they had waited when the window began, and when that was.
@@ -111,10 +111,13 @@ impl Ledger {
         }
     }
 
-    /// The same of a program whose waits tell the rest.
-    pub(in crate::meters) fn by_waits(hit_cost: f64) -> Self {
+    /// The same of a program whose waits tell the rest; so long after a window (seconds).
+    pub(in crate::meters) fn by_waits(hit_cost: f64, speaks: f64) -> Self {
         Self {
-            by_waits: Some(ByWaits::default()),
+            by_waits: Some(ByWaits {
+                calibration: Calibration::new(speaks),
+                begun: None,
+            }),
             ..Self::new(hit_cost)
         }
     }
@@ -142,7 +145,24 @@ impl Ledger {
         self.by_waits.as_ref().map_or(Ok(()), |w| w.calibration.judge())
     }
 
-    fn advance(&mut self, now: Moment) {
+    /// The last windows had few hits because the program rested, or because windows are growing.
+    pub(in crate::meters) fn excuse(&mut self) {
+        if let Some(waits) = &mut self.by_waits {
+            waits.calibration.excuse();
+        }
+    }
+
+    fn advance(&mut self, mut now: Moment) {
+        if let (Some(before), Some(waited)) = (self.last.waited, &mut now.waited) {
+            // Who looked before the other may come after it.
+            waited.waits = waited.waits.max(before.waits);
+        }
+        if now.waited.is_none()
+            && let Some(waits) = &mut self.by_waits
+        {
+            // The window would lack waits that were not known for a moment.
+            waits.begun = None;
+        }
         if self.on {
             self.counted.add(&self.last, &now);
         } else {
@@ -359,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_told_by_waits_also_where_no_window_was() {
-        let mut ledger = Ledger::by_waits(1e-6);
+        let mut ledger = Ledger::by_waits(1e-6, 10.0);
         assert!(ledger.is_by_waits() && !ledger.asks_for_waits() && ledger.judge_waits().is_ok());
         ledger.switch(false, 0.1, waited(0.0, 0.0, 0, 0.0));
         assert!(ledger.asks_for_waits());
@@ -389,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_window_that_lacks_something_does_not_tell_the_ratio() {
-        let mut ledger = Ledger::by_waits(1e-6);
+        let mut ledger = Ledger::by_waits(1e-6, 10.0);
         ledger.switch(true, 0.1, waited(0.0, 0.0, 0, 0.0));
         ledger.switch(false, 0.1, waited(0.1, 0.1, 1_000, 1_000.0));
         ledger.switch(true, 0.1, waited(4.0, 2.0, 1_000, 21_000.0));
@@ -427,7 +447,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_all_the_time_needs_no_waits() {
-        let mut ledger = Ledger::by_waits(1e-6);
+        let mut ledger = Ledger::by_waits(1e-6, 10.0);
         ledger.switch(true, 1.0, at(0.0, 0.0, 0));
         let told = ledger.read(at(1.0, 0.5, 900));
         assert_eq!((told.work, told.share), (900.0, Some(1.0)));

@@ -9,7 +9,7 @@
 //! the probes costs something as well has a window every few seconds only ([`Rest::ByWaits`]).
 //!
 //! A turn begins with a reading, and its window has ended before the next one is due; where it has not, the reading divides it. So
-//! what is told of the time between two readings ([`estimate`]) was counted within it. Where in the turn the window lies follows
+//! what is told of the time between two readings ([`estimate`]) was counted within it, but by waits. Where in the turn the window lies follows
 //! from the turn's number alone, not from what is being tried or found.
 //!
 //! Before anything is put on it is looked whom that concerns ([`concern`](super::concern)). While somebody stands still who would
@@ -65,8 +65,12 @@ const READING_MAX: f64 = 1.5;
 /// Longest time in which nothing may be counted, after which it is given up: several times that for which a process is left alone
 /// that let somebody wait who looked at it ([`reader`](crate::sensors::reader), 30 s).
 const PAUSE_MAX: Duration = Duration::from_secs(180);
-/// Longest time between two windows (seconds): several of them must be able to fail before [`calibration::AGE_MAX`].
+/// Longest time between two windows (seconds): who compares leaves as much out of each block.
 const APART_MAX: f64 = 5.0;
+/// … and what a turn may last until its window has ended: it waits for a reading after the one before, and begins somewhere in the first half.
+const APART_AND: f64 = 2.0;
+/// A share that grows by more than this from turn to turn has not come to its size.
+const GROWS: f64 = 1.2;
 /// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
 /// (seconds): it is known by thread, and dear to know.
 const BESIDE_FIRST: f64 = 0.02;
@@ -314,7 +318,8 @@ impl Counting {
                     Ok(waits) => (apart(coming_and_going, how.cost_max), Some(waits)),
                     Err(why) => (Err(why), None),
                 };
-                (apart, waits, Ledger::by_waits(how.hit_cost))
+                let speaks = lag(coming_and_going, how.cost_max).as_secs_f64();
+                (apart, waits, Ledger::by_waits(how.hit_cost, speaks))
             }
         };
         let shared = Arc::new(Shared {
@@ -339,6 +344,7 @@ impl Counting {
             cost_max: how.cost_max,
             share: Share::new(how.share),
             cpus: how.cpus,
+            share_before: 0.0,
             apart,
             debt: Debt::default(),
             beside: 0.0,
@@ -426,6 +432,8 @@ struct Turns<S> {
     share: Share,
     /// CPUs that the program used in the last turn.
     cpus: f64,
+    /// Its share in the turn before.
+    share_before: f64,
     /// How long nothing is on after each window (seconds); or why it cannot be counted in turns.
     apart: Result<f64, String>,
     debt: Debt,
@@ -520,8 +528,13 @@ impl<S: Subject> Turns<S> {
                 .map_err(Lost::Changed)?;
         }
         if !always {
+            let grows =
+                self.share.value() > GROWS * std::mem::replace(&mut self.share_before, self.share.value());
             let judged = {
-                let tally = self.shared.hold();
+                let mut tally = self.shared.hold();
+                if cpu < WORKED || grows {
+                    tally.ledger.excuse();
+                }
                 tally
                     .no_waits
                     .clone()
@@ -802,7 +815,7 @@ fn apart(coming_and_going: f64, cost_max: f64) -> Result<f64, String> {
 /// How long after a change its work may still be told by a window of before, of a program that each coming and going costs so much.
 pub(super) fn lag(coming_and_going: f64, cost_max: f64) -> Nanoseconds {
     match apart(coming_and_going, cost_max) {
-        Ok(apart) if apart > 0.0 => Nanoseconds::from_secs_f64(apart + READING_MAX * TURN),
+        Ok(apart) if apart > 0.0 => Nanoseconds::from_secs_f64(apart + APART_AND * TURN),
         // Counted in each second; or all the time, or not at all.
         Ok(_) | Err(_) => Nanoseconds::ZERO,
     }
@@ -983,6 +996,7 @@ mod tests {
             cost_max: COST_MAX,
             share: Share::new(1.0),
             cpus: 1.0,
+            share_before: 0.0,
             apart: Ok(0.0),
             debt: Debt::default(),
             beside: 0.0,
@@ -1018,10 +1032,10 @@ mod tests {
         assert!((apart(0.015, 0.005).unwrap() - 3.0).abs() < 1e-9);
         assert!(apart(0.015, 0.001).unwrap_err().contains("15 s"));
         assert!(apart(0.015, 0.0).is_err());
-        assert_eq!(lag(0.015, 0.005), Nanoseconds::from_millis(4_500));
+        assert_eq!(lag(0.015, 0.005), Nanoseconds::from_secs(5));
         assert_eq!(lag(0.0, 0.005), Nanoseconds::ZERO);
         assert_eq!(lag(0.015, 0.001), Nanoseconds::ZERO);
-        const { assert!(calibration::AGE_MAX > 1.5 * (APART_MAX + READING_MAX * TURN)) };
+        const { assert!(APART_AND >= READING_MAX + 0.5) };
     }
 
     #[test]
