@@ -714,16 +714,27 @@ mod tests {
             candidate("io.bytes", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
         );
+        let by_waits = MeterCandidate {
+            lag: Nanoseconds::from_secs(5),
+            ..candidate("uprobe:f", MeterClass::Probe, 0)
+        };
         let s = series(|t| {
-            ["progress", "io.read_calls", "io.bytes", "switches.voluntary"]
-                .map(|id| (id, swings(t)))
-                .to_vec()
+            [
+                "progress",
+                "io.read_calls",
+                "io.bytes",
+                "switches.voluntary",
+                "uprobe:f",
+            ]
+            .map(|id| (id, swings(t)))
+            .to_vec()
         });
         for (c, others, is_taken) in [
             (&own, vec![], true),
             (&read, vec![&bytes], true),
             (&read, vec![], false),
             (&switches, vec![&read], false),
+            (&by_waits, vec![], false),
         ] {
             assert!(!judge(c, &others, &s, NoiseLimit::Kept), "{}", c.id);
             assert_eq!(judge(c, &others, &s, NoiseLimit::Lifted), is_taken, "{}", c.id);
@@ -874,7 +885,16 @@ mod tests {
         let refused =
             |others: &[&MeterCandidate], probe_too| judge(&segments, others, &varying(probe_too)).refused;
         assert_eq!(refused(&[&switches, &probe], true), None);
-        for (others, probe_too) in [(&[&switches][..], true), (&[&switches, &probe][..], false)] {
+        // One that is told by switches keeps a ratio to them anyway.
+        let by_waits = MeterCandidate {
+            lag: Nanoseconds::from_secs(5),
+            ..probe.clone()
+        };
+        for (others, probe_too) in [
+            (&[&switches][..], true),
+            (&[&switches, &probe][..], false),
+            (&[&switches, &by_waits][..], true),
+        ] {
             let why = refused(others, probe_too);
             assert!(
                 why.as_ref()

@@ -249,13 +249,18 @@ impl Uprobe {
             }
             Err(why) => (plain, Err(why)),
         };
-        self.lagging(workload, candidate(&id, point.unit, checked))
+        let candidate = candidate(&id, point.unit, checked);
+        self.lagging(workload, candidate)
     }
 
-    /// With how long what it tells may be of before.
-    fn lagging(&self, workload: &Workload, candidate: MeterCandidate) -> MeterCandidate {
+    /// With how long what it tells may be of before, where it may be counted in turns.
+    fn lagging(&mut self, workload: &Workload, candidate: MeterCandidate) -> MeterCandidate {
+        let coming_and_going = coming_and_going(workload);
+        if coming_and_going == 0.0 || !self.by_bpf() {
+            return candidate;
+        }
         MeterCandidate {
-            lag: lag(coming_and_going(workload), self.settings.probe_cost_max),
+            lag: lag(coming_and_going, self.settings.probe_cost_max),
             ..candidate
         }
     }
@@ -268,7 +273,8 @@ impl Uprobe {
                 PlatformError::Unsupported { why, .. } => why,
                 other => other.to_string(),
             });
-        self.lagging(workload, candidate(id, "hit", checked))
+        let candidate = candidate(id, "hit", checked);
+        self.lagging(workload, candidate)
     }
 
     fn prepare(&mut self, root: &Root, workload: &Workload, id: &str) -> Result<Prepared, PlatformError> {
