@@ -25,6 +25,7 @@ const THIN_MAX: u32 = 5;
 const LOOK_MAX: f64 = 0.2;
 /// So many windows together judge whether waits may stand for hits: of a single one that might be chance.
 const JUDGED: usize = 3;
+
 /// How often the threads had waited at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::meters) struct Waited {
