@@ -37,7 +37,6 @@ use crate::sys::perf::OpenError;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload, WorkloadId};
 use homeostat_platform::PlatformError;
 use homeostat_points::choice::{Limits, Observation};
-pub(super) use sampling::for_several as waits_for_several;
 use search::{At, Ended, Found};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

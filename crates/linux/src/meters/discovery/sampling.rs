@@ -4,6 +4,7 @@
 
 use super::super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
 use super::super::concern::Refusal;
+use super::super::waits::waits_for_several;
 use super::atlas::{Atlas, Code, Frame};
 use super::compiled::{self, Memory, Pieces, Sets};
 use super::search::{Search, Seen, Spot, refusal};
@@ -50,32 +51,24 @@ pub(super) struct Samples {
     pub(super) traces: Vec<Trace>,
     /// Addresses at which an instruction was about to be executed.
     places: BTreeSet<(ProcessId, u64)>,
-    pub(super) waits: Waits,
+    pub(super) waited_for: WaitedFor,
 }
 
 /// What threads were seen to wait for in the kernel.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(super) struct WaitedFor {
     seen: usize,
     /// … of which for several connections at once.
     several: usize,
 }
 
-impl Waits {
+impl WaitedFor {
     /// Looks what each waits for now.
     fn look(&mut self, root: &Root, threads: &[(ProcessId, i32)]) {
-        let mut buffer = [0u8; 256];
-        for (process, thread) in threads {
-            // Where that is not told, or the thread has ended, nothing is known of it.
-            let Ok(dir) = open_process(root, *process) else {
-                continue;
-            };
-            let Ok(n) = read_at(&dir, &format!("task/{thread}/syscall"), &mut buffer) else {
-                continue;
-            };
-            let Some(several) = buffer.get(..n).and_then(for_several) else {
-                continue;
-            };
+        let known = threads
+            .iter()
+            .filter_map(|(process, thread)| waits_for_several(root, *process, *thread));
+        for several in known {
             self.seen += 1;
             self.several += usize::from(several);
         }
@@ -88,29 +81,6 @@ impl Waits {
         }
         self.several as f64 / self.seen as f64
     }
-}
-
-/// Whether a thread waits for several connections at once, from its `/proc/PID/task/TID/syscall`: number of the call and its
-/// arguments. `None`: it runs, or waits for a page. Numbers of x86-64, whose code alone is looked into.
-pub(in crate::meters) fn for_several(text: &[u8]) -> Option<bool> {
-    let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
-    let call: u16 = words.next()?.parse().ok()?;
-    let mut argument = |which: usize| {
-        let word = words.nth(which)?;
-        u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()
-    };
-    Some(match call {
-        // epoll_wait, epoll_pwait, epoll_pwait2, io_getevents, io_pgetevents, recvmmsg: how many are taken at most. (PostgreSQL takes
-        // one: its process serves one connection.)
-        232 | 281 | 441 | 208 | 333 | 299 => argument(2)? > 1,
-        // poll, ppoll: how many are waited for. (A thread of MariaDB waits for its own connection.)
-        7 | 271 => argument(1)? > 1,
-        // select, pselect6: the highest number of a file and one; none is a sleep.
-        23 | 270 => argument(0)? > 0,
-        // io_uring_enter: not told.
-        426 => true,
-        _ => false,
-    })
 }
 
 /// A sample, as far as it is about code.
@@ -269,7 +239,7 @@ impl Search<'_> {
             std::thread::sleep(Duration::from_millis(100));
             self.go_on()?;
             samples.take(&mut samplers, atlas);
-            samples.waits.look(self.root, main);
+            samples.waited_for.look(self.root, main);
         }
         if samples.traces.len() < SAMPLES_MIN {
             return Err(format!(
@@ -441,44 +411,6 @@ fn mostly_compiled(seen: impl Iterator<Item = Code>) -> Result<bool, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_waits_for_several_connections_is_told_by_the_call_and_its_arguments() {
-        for (text, several) in [
-            ("running\n", None),
-            // It waits for a page.
-            ("-1 0x7ffc58d0a1b8 0x7f3a0c1172f7\n", None),
-            ("", None),
-            // As of nginx, and of PostgreSQL.
-            (
-                "232 0x8 0x55d0c8 0x200 0xffffffff 0x0 0x0 0x7ffc 0x7f3a\n",
-                Some(true),
-            ),
-            (
-                "232 0x8 0x55d0c8 0x1 0xffffffff 0x0 0x0 0x7ffc 0x7f3a\n",
-                Some(false),
-            ),
-            (
-                "7 0x7f0c2e7fbb40 0x1 0xffffffff 0x0 0x0 0x0 0x7ffc 0x7f3a\n",
-                Some(false),
-            ),
-            (
-                "271 0x7f0c2e7fbb40 0x3 0x0 0x0 0x8 0x0 0x7ffc 0x7f3a\n",
-                Some(true),
-            ),
-            ("23 0x9 0x7ffd 0x0 0x0 0x0 0x0 0x7ffc 0x7f3a\n", Some(true)),
-            ("23 0x0 0x0 0x0 0x0 0x7ffd 0x0 0x7ffc 0x7f3a\n", Some(false)),
-            // recvfrom and futex.
-            ("45 0x5 0x55 0x4000 0x0 0x0 0x0 0x7ffc 0x7f3a\n", Some(false)),
-            (
-                "202 0x7f 0x189 0x0 0x0 0x0 0xffffffff 0x7ffc 0x7f3a\n",
-                Some(false),
-            ),
-            ("232 0x8\n", None),
-        ] {
-            assert_eq!(for_several(text.as_bytes()), several, "{text}");
-        }
-    }
 
     #[test]
     fn what_goes_through_a_table_is_as_often_on_the_stack_as_its_function() {

@@ -388,7 +388,7 @@ impl<'a> Search<'a> {
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
         let samples = self.sample(&threads, threads.get(..main).unwrap_or_default(), &atlas)?;
         self.samples = samples.traces.len();
-        self.gathering = samples.waits.gathering();
+        self.gathering = samples.waited_for.gathering();
         // Over the sampling, too: the longer the better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
         self.spots = if self.is_compiled(&atlas, &samples)? {
