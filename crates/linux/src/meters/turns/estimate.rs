@@ -7,9 +7,9 @@
 //!
 //! * Whatever was counted between two readings speaks for the time between these two and for no other: what is counted in one
 //!   block of an experiment never tells anything of the next.
-//! * What the probes themselves took is not in the rate: `hits + hits ÷ (CPU while counted − hits × cost of a hit) × CPU of the
-//!   rest`. (Left in, it would make the work of a program that pays 3 % while it is counted 3 % smaller, and its gain by a
-//!   hundredth of that.)
+//! * What the probes themselves took, that of the witness as well, is not in the rate: `hits + hits ÷ (CPU while counted − hits of
+//!   both × cost of a hit) × CPU of the rest`. (Left in, it would make the work of a program that pays 3 % while it is counted 3 %
+//!   smaller, and its gain by a hundredth of that.)
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
 //!
@@ -32,8 +32,10 @@ pub(in crate::meters) struct Moment {
     pub(in crate::meters) at: f64,
     /// CPU seconds of the program since then.
     pub(in crate::meters) cpu: f64,
-    /// Hits since then.
+    /// Hits since then of what is counted.
     pub(in crate::meters) hits: u64,
+    /// … and of its witness, which cost the program as much each, and tell nothing.
+    pub(in crate::meters) witnessed: u64,
     /// How often its threads have waited since then; not always asked, or known.
     pub(in crate::meters) waited: Option<Waited>,
 }
@@ -44,6 +46,7 @@ struct Piece {
     seconds: f64,
     cpu: f64,
     hits: u64,
+    witnessed: u64,
     waits: f64,
     /// Of a part of it is not known how often its threads waited.
     blind: bool,
@@ -54,6 +57,9 @@ impl Piece {
         self.seconds += (to.at - from.at).max(0.0);
         self.cpu += (to.cpu - from.cpu).max(0.0);
         self.hits = self.hits.saturating_add(to.hits.saturating_sub(from.hits));
+        self.witnessed = self
+            .witnessed
+            .saturating_add(to.witnessed.saturating_sub(from.witnessed));
         match (from.waited, to.waited) {
             (Some(from), Some(to)) => self.waits += (to.waits - from.waits).max(0.0),
             _ => self.blind = true,
@@ -247,7 +253,8 @@ impl Ledger {
         if counted.cpu < NO_CPU || counted.cpu < ENOUGH * self.wanted * cpu {
             return None;
         }
-        let own = (counted.cpu - hits * self.hit_cost).max(TAKEN_MAX * counted.cpu);
+        let taken = (hits + counted.witnessed as f64) * self.hit_cost;
+        let own = (counted.cpu - taken).max(TAKEN_MAX * counted.cpu);
         Some((hits + hits / own * passed.cpu, counted.cpu / cpu))
     }
 }
@@ -261,6 +268,7 @@ mod tests {
             at,
             cpu,
             hits,
+            witnessed: 0,
             waited: None,
         }
     }
@@ -301,6 +309,46 @@ mod tests {
         ledger.switch(false, 0.2, at(0.21, 0.21, 10_000));
         let told = ledger.read(at(1.01, 1.01, 10_000));
         assert!((told.work - 50_000.0).abs() < 1e-6, "{told:?}");
+    }
+
+    #[test]
+    fn what_the_witness_took_is_not_the_programs_either() {
+        // 20 µs of CPU time for a unit, and while it is counted 1 µs more for itself and 1 µs for each of three hits of its witness.
+        let mut ledger = Ledger::new(1e-6);
+        ledger.switch(true, 0.2, at(0.0, 0.0, 0));
+        let end = Moment {
+            witnessed: 30_000,
+            ..at(0.24, 0.24, 10_000)
+        };
+        ledger.switch(false, 0.2, end);
+        let told = ledger.read(Moment {
+            at: 1.04,
+            cpu: 1.04,
+            ..end
+        });
+        assert!((told.work - 50_000.0).abs() < 1e-6, "{told:?}");
+        // They are hits of the window, not of all time.
+        ledger.switch(
+            true,
+            0.2,
+            Moment {
+                at: 2.0,
+                cpu: 2.0,
+                ..end
+            },
+        );
+        let end = Moment {
+            witnessed: 60_000,
+            ..at(2.24, 2.24, 20_000)
+        };
+        ledger.switch(false, 0.2, end);
+        let told = ledger.read(Moment {
+            at: 3.04,
+            cpu: 3.04,
+            ..end
+        });
+        // 10,000 in the window, and 2 − .24 s of rest at 50,000 a second.
+        assert!((told.work - 50_000.0 - 98_000.0).abs() < 1e-6, "{told:?}");
     }
 
     #[test]

@@ -216,6 +216,7 @@ impl Shared {
             at: self.since.elapsed().as_secs_f64(),
             cpu,
             hits: hits[COUNTED as usize],
+            witnessed: hits[WITNESS as usize],
             waited: None,
         };
         (moment, hits)
