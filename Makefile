@@ -18,7 +18,7 @@ BUILD := $(CARGO) build --release --locked
 # What the tests and measurements need besides Rust: COMMAND:PACKAGE, installed only where the command is missing.
 # PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
-	javac:default-jdk-headless cc:gcc
+	javac:default-jdk-headless cc:gcc python3:python3
 # What the table of meters needs besides.
 METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
 	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3 \
@@ -61,6 +61,7 @@ check: ## formatting and lints
 
 unit: ## the tests alone
 	$(CARGO) test --workspace --locked
+	python3 -B -m unittest discover --start-directory tools/tests
 
 vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
 	$(CARGO) test --workspace --locked --no-run

@@ -128,10 +128,17 @@ pub(crate) fn assess(
         counted,
         noise,
     } = count(candidate, &readings, series, since);
-    // Where a function that is known says the same, what varies is the program or the machine, not the meter.
+    // Where a function that is known says the same, what varies is the program or the machine, not the meter. So it is where points do
+    // that: they may vary as much as a function, and were often chosen because they keep to kernel work, which tells of all the time.
+    // Kernel work is then taken in their place, so not switches, as in `choose`.
+    let may_confirm = |class| match class {
+        MeterClass::Probe => true,
+        MeterClass::Points => !is_of_waiting(&candidate.id),
+        _ => false,
+    };
     let is_known = || {
         others.iter().any(|other| {
-            other.class == MeterClass::Probe
+            may_confirm(other.class)
                 && !is_by_waits(other)
                 && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
         })
@@ -864,11 +871,17 @@ mod tests {
     }
 
     #[test]
-    fn kernel_work_that_keeps_to_a_known_function_may_vary_as_much_as_one() {
+    fn kernel_work_that_keeps_to_a_function_or_to_points_may_vary_as_much_as_these() {
+        for class in [MeterClass::Probe, MeterClass::Points] {
+            may_vary_as_much_as(class);
+        }
+    }
+
+    fn may_vary_as_much_as(class: MeterClass) {
         let (segments, switches, probe) = (
             candidate("sockets.segments", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
-            candidate("uprobe:f", MeterClass::Probe, 1),
+            candidate("uprobe:f", class, 1),
         );
         // Beside others a statement costs more CPU time at one time than at another.
         let varying = |probe_too: bool| {
@@ -902,6 +915,9 @@ mod tests {
                 "{why:?}"
             );
         }
+        // Points count better than switches would, which a function does not let itself be replaced by anyway.
+        let switches_too = judge(&switches, &[&segments, &probe], &varying(true)).refused;
+        assert_eq!(switches_too.is_some(), class == MeterClass::Points);
         // A second kind of kernel work is needed all the same.
         assert!(refused(&[&probe], true).is_some_and(|why| why.contains("constant ratio")));
     }

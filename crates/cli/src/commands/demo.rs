@@ -28,6 +28,11 @@ use std::time::{Duration, Instant};
 const VERDICT_UNTIL: Duration = Duration::from_secs(275);
 /// The least time that is worth beginning the second one for; a quiet host needs about so long.
 const REDIS_AT_LEAST: Duration = Duration::from_secs(60);
+/// A host that is too loud for a trial, as after a build, often is calm again within a minute: a program that is declined is looked at
+/// again so soon (seconds) …
+const RECONSIDER_S: u64 = 15;
+/// … for so long from its start. What is left is enough for the second program.
+const DECLINED_UNTIL: Duration = Duration::from_secs(120);
 /// Time between two looks at the daemon.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Without a terminal a progress line comes this often.
@@ -278,7 +283,7 @@ fn settings(scratch: &Path, programs: &[&Path]) -> String {
     let mut out = format!(
         "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[policy]\nage_min_s = 5\ncpu_min = 0.01\nscan_interval_s = 2\n\
          observe_min_s = 15\nmeter_samples_min = 8\nwashout_min_s = 1\nmeasured_candidates_s = [2, 3, 4]\n\
-         experiment_max_s = 240\nplacebo_every_s = 0\nprobation_pairs = 0\n\
+         experiment_max_s = 240\nreconsider_s = {RECONSIDER_S}\nplacebo_every_s = 0\nprobation_pairs = 0\n\
          discovery = {{ kind = \"fixed\", alpha = {LEVEL} }}\nbackoff_rejected_s = 600\n\
          backoff_inconclusive_s = 600\n",
         text(&scratch.join("state")),
@@ -389,6 +394,7 @@ impl Stage {
         };
         let mut told = Instant::now();
         let mut name = String::new();
+        let mut was_declined = false;
         let status = loop {
             let status = self.look()?;
             if let Some(why) = child.ended() {
@@ -422,12 +428,16 @@ impl Stage {
                 shown.blocks = outcome.blocks;
                 break status;
             }
-            // A change that is declined is not looked at again while the demo lasts.
-            if let Some(found) = found.filter(|w| w.stage == "declined") {
-                self.say(&format!("   declined: {}", found.summary));
+            // Why is in its story.
+            let declined = found.is_some_and(|w| w.stage == "declined");
+            if declined && begin.elapsed() > DECLINED_UNTIL.min(patience) {
                 shown.verdict = "declined".into();
                 break status;
             }
+            if declined && !was_declined {
+                self.say(&format!("   The daemon looks again in {RECONSIDER_S} s."));
+            }
+            was_declined = declined;
             if begin.elapsed() > patience {
                 let why = status
                     .workloads

@@ -1,0 +1,179 @@
+"""The arithmetic of tools/bench-meters, on readings that are made up: what it prints is what docs/meters.md claims."""
+
+import importlib.machinery
+import importlib.util
+import math
+import random
+import sys
+import unittest
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parent.parent
+# It imports what lies beside it, and leaves no compiled file there.
+sys.path.insert(0, str(TOOLS))
+sys.dont_write_bytecode = True
+loader = importlib.machinery.SourceFileLoader("bench_meters", str(TOOLS / "bench-meters"))
+bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_meters", loader))
+loader.exec_module(bench)
+
+UNITS_PER_S = 200.0
+
+
+def line(rate, begin, end, step=0.1):
+    """A counter that grows at that rate, read every so many seconds."""
+    return [(begin + i * step, rate * i * step) for i in range(int((end - begin) / step) + 1)]
+
+
+def record(begin=-1.0, end=100.0):
+    return bench.Record(line(UNITS_PER_S, begin, end), line(1.0, begin, end))
+
+
+def readings(per_unit, begin, end, cpu_per_s=1.0):
+    """One each second, of a meter that counts so many for each unit."""
+    return [
+        {"at_s": t + 1.0, "seconds": 1.0, "work": per_unit * UNITS_PER_S, "cpu_s": cpu_per_s}
+        for t in range(int(begin), int(end))
+    ]
+
+
+def meter(*levels, **more):
+    """Counts per unit in levels of twenty seconds."""
+    found = []
+    for i, per_unit in enumerate(levels):
+        found += readings(per_unit, 20 * i, 20 * i + 20)
+    return {"readings": found, "taken": True, "class": "points", **more}
+
+
+LEVELS = [(0, 20), (20, 40), (40, 60)]
+
+
+class ErrorUnderLoads(unittest.TestCase):
+    def test_is_the_largest_change_between_any_two_loads(self):
+        # Against the first alone it would be 2 %.
+        error = bench.error_of(meter(1.00, 1.02, 0.99), LEVELS, record())
+        self.assertAlmostEqual(error, 1.02 / 0.99 - 1, places=6)
+
+    def test_is_not_known_where_a_load_was_not_counted(self):
+        one = meter(1.0, 1.0)
+        self.assertIsNone(bench.error_of(one, LEVELS, record()))
+
+    def test_what_was_done_while_nothing_was_read_is_in_neither(self):
+        one = meter(1.0)
+        del one["readings"][5:9]
+        whole, _ = bench.ratios(one, 0, 20, record())
+        self.assertAlmostEqual(whole, 1.0, places=6)
+
+    def test_noise_is_that_of_blocks_of_five_seconds(self):
+        one = {"readings": readings(1.1, 0, 5) + readings(0.9, 5, 10) + readings(1.1, 10, 15) + readings(0.9, 15, 20)}
+        per_unit, error, noise = bench.figures(one, [(0, 20)], record())
+        self.assertAlmostEqual(per_unit, 1.0, places=6)
+        self.assertAlmostEqual(error, 0.0, places=6)
+        self.assertAlmostEqual(noise, 0.1 * math.sqrt(4 / 3), places=6)
+
+
+class Treatment(unittest.TestCase):
+    def blocks(self, pairs=8):
+        """Pairs of blocks of ten seconds, on and off."""
+        return [
+            {"pair": i // 2, "on": i % 2 == 0, "begin": 10.0 * i, "end": 10.0 * i + 10.0} for i in range(2 * pairs)
+        ]
+
+    def played(self, told, true, pairs=8):
+        """A change by which work grows to `true` times by truth and to `told` times by the meter."""
+        # As in a run it is read before the first block and after the last.
+        points, cpu, work, reads = [(-1.0, -UNITS_PER_S), (0.0, 0.0)], [(-1.0, -1.0), (0.0, 0.0)], 0.0, []
+        for block in self.blocks(pairs):
+            for second in range(10):
+                rate = UNITS_PER_S * (true if block["on"] else 1.0)
+                work += rate
+                at = block["begin"] + second + 1.0
+                points.append((at, work))
+                cpu.append((at, at))
+                said = UNITS_PER_S * (told if block["on"] else 1.0)
+                reads.append({"at_s": at, "seconds": 1.0, "work": said, "cpu_s": 1.0})
+        points.append((points[-1][0] + 1.0, work + UNITS_PER_S))
+        cpu.append((cpu[-1][0] + 1.0, cpu[-1][0] + 1.0))
+        return {"readings": reads}, self.blocks(pairs), bench.Record(points, cpu)
+
+    def test_a_meter_that_tells_it_rightly_is_within_the_goal(self):
+        found = bench.judged(bench.effects(*self.played(1.2, 1.2)))
+        self.assertEqual((found["goal"], found["pairs"]), ("yes", 8))
+        self.assertAlmostEqual(found["truth_percent"][0], 20.0, places=6)
+        self.assertAlmostEqual(found["error_points"][0], 0.0, places=6)
+
+    def test_one_that_is_three_points_off_is_not(self):
+        found = bench.judged(bench.effects(*self.played(1.23, 1.2)))
+        self.assertEqual(found["goal"], "no")
+        # Points of the work without the change: 23 % for 20 %.
+        self.assertAlmostEqual(found["error_points"][0], 3.0, places=6)
+
+    def test_one_that_scatters_across_a_point_is_open(self):
+        errors = [0.02, -0.02] * 4
+        found = bench.judged([{"truth": 0.1, "meter": 0.1 + e} for e in errors])
+        self.assertEqual(found["goal"], "open")
+
+    def test_as_many_pairs_begin_with_on_as_with_off(self):
+        for seed in range(20):
+            self.assertEqual(sum(bench.order(18, random.Random(seed))), 9)
+
+    def test_the_interval_is_that_of_student(self):
+        # By the table: t(.975) is 12.706 with one degree of freedom, 2.365 with seven.
+        self.assertAlmostEqual(bench.interval([0.0, 2.0])[1], 12.706, places=2)
+        mean, half = bench.interval([1.0, 3.0] * 4)
+        self.assertAlmostEqual(mean, 2.0)
+        self.assertAlmostEqual(half, 2.365 * math.sqrt(8 / 7) / math.sqrt(8), places=3)
+
+
+class Cost(unittest.TestCase):
+    def counting(self):
+        blocks = [
+            {"pair": i // 2, "on": i % 2 == 0, "counted": float(i % 2 == 0), "hits_per_cpu_s": 4000.0 * (i % 2 == 0)}
+            for i in range(8)
+        ]
+        return {"blocks": blocks, "effects": [math.log(0.98), math.log(0.97), math.log(0.98), math.log(0.97)]}
+
+    def test_fewer_hits_cost_so_much_less_and_a_loss_is_told_as_one(self):
+        mean, low, high = bench.slowed(self.counting(), 1000.0)
+        self.assertAlmostEqual(mean, -100 * math.expm1(math.log(0.98 * 0.97) / 2 / 4), places=6)
+        self.assertLess(low, mean)
+        self.assertGreater(high, mean)
+        self.assertGreater(low, 0.0)
+
+    def test_a_block_that_was_on_and_counted_nothing_says_nothing(self):
+        blocks = [
+            {"pair": 0, "on": True, "begin": 0.0, "end": 9.0, "counted": 0.0},
+            {"pair": 0, "on": False, "begin": 10.0, "end": 19.0, "counted": 0.0},
+            {"pair": 1, "on": False, "begin": 20.0, "end": 29.0, "counted": 0.0},
+            {"pair": 1, "on": True, "begin": 30.0, "end": 39.0, "counted": 1.0},
+        ]
+        self.assertEqual(len(bench.cost_effects(blocks, record())), 1)
+
+
+class Goals(unittest.TestCase):
+    def test_the_share_of_programs_and_its_interval(self):
+        # By Wilson's formula, of 22 in 24.
+        low, high = bench.wilson(22, 24)
+        self.assertAlmostEqual(low, 0.742, places=3)
+        self.assertAlmostEqual(high, 0.977, places=3)
+
+    def test_a_meter_that_is_wrong_counts_as_one_but_not_as_right(self):
+        taken = {f"p{i}": ("kernel", 0.001) for i in range(18)}
+        taken |= {"wrong": ("points", 0.2), "none": (None, None), bench.IDLE: (None, None)}
+        have, right = bench.goal_of_programs(taken)
+        self.assertIn("19 of 20", have)
+        self.assertIn("**met**", have)
+        self.assertIn("18 of 20", right)
+        self.assertIn("**met**", right)
+        taken["p0"] = ("kernel", 0.051)
+        self.assertIn("**not met**", bench.goal_of_programs(taken)[1])
+        words = "\n".join(bench.summary(taken))
+        self.assertIn("with progress points: 19 have a meter; wrong by at most 1, 3 and 5 % over the levels: 17, 17, 17", words)
+        self.assertIn("without: 18 have a meter", words)
+        self.assertIn("none, rightly", words)
+
+    def test_a_goal_for_all_is_missed_by_one_and_open_while_one_is(self):
+        self.assertEqual([bench.met(3, 1, 0), bench.met(3, 0, 1), bench.met(3, 0, 0)], ["not met", "not resolved", "met"])
+
+
+if __name__ == "__main__":
+    unittest.main()
