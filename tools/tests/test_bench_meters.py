@@ -1,4 +1,4 @@
-"""The arithmetic of tools/bench-meters, on readings that are made up: what it prints is what docs/meters.md claims."""
+"""The arithmetic of tools/bench-meters, from which the figures of docs/meters.md come, on readings that are made up."""
 
 import importlib.machinery
 import importlib.util
@@ -139,6 +139,22 @@ class Cost(unittest.TestCase):
         self.assertGreater(high, mean)
         self.assertGreater(low, 0.0)
 
+    def goal(self, losses, probe_cost_max):
+        """Of one program that is counted by points and loses so much (in percent) in blocks."""
+        load = {"cpus": 1.0, "meters": [meter(1.0, id="points", rate=4000.0, counted=1.0, cost=0.004)]}
+        counting = dict(self.counting(), meter="points", settings={"probe_cost_max": probe_cost_max})
+        counting["effects"] = [math.log(1 - x / 100) for x in losses]
+        return bench.goal_of_cost({"one": load}, {"one": counting})[0]
+
+    def test_a_small_loss_is_within_the_goal_only_where_coming_and_going_is_in_it(self):
+        self.assertIn("**met**", self.goal([0.2, 0.21, 0.19, 0.2], 0.005))
+        by_hits = self.goal([0.2, 0.21, 0.19, 0.2], 1.0)
+        self.assertIn("**not resolved**", by_hits)
+        self.assertIn("of 1 by their hits alone", by_hits)
+        self.assertIn("**not resolved**", self.goal([2.0, -1.0, 1.5, -0.5], 0.005))
+        for cost_max in (0.005, 1.0):
+            self.assertIn("**not met**", self.goal([1.4, 1.41, 1.39, 1.4], cost_max))
+
     def test_a_block_that_was_on_and_counted_nothing_says_nothing(self):
         blocks = [
             {"pair": 0, "on": True, "begin": 0.0, "end": 9.0, "counted": 0.0},
@@ -147,6 +163,22 @@ class Cost(unittest.TestCase):
             {"pair": 1, "on": True, "begin": 30.0, "end": 39.0, "counted": 1.0},
         ]
         self.assertEqual(len(bench.cost_effects(blocks, record())), 1)
+
+
+class Told(unittest.TestCase):
+    def test_what_pgbench_and_redis_benchmark_tell(self):
+        self.assertEqual(bench.transactions("progress: 5.0 s, 8123.4 tps, lat 0.49 ms stddev 0.11, 0 failed\n"), 8123.4)
+        self.assertIsNone(bench.transactions("scaling factor: 10\n"))
+        text = "GET: rps=0.0 (overall: 176000.0) avg_msec=0.069 (overall: 0.069)\r    \rGET: rps=600320.0 (overall: 598629.5) avg_msec=0.041 (overall: 0.041)\r"
+        self.assertEqual(bench.overall(text), 598629.5)
+        self.assertIsNone(bench.overall("    \r"))
+
+    def test_the_truth_is_asked_between_what_was_told_and_when(self):
+        told = bench.Told()
+        told.marks = [(0.0, 0.0), (1.0, 100.0), (2.1, 210.0)]
+        self.assertEqual(told(), 210.0)
+        self.assertAlmostEqual(bench.Record(told.marks).at(1.55), 155.0)
+        self.assertIsNone(bench.Record(told.marks).at(2.2))
 
 
 class Goals(unittest.TestCase):

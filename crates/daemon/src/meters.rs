@@ -624,6 +624,12 @@ fn why(judged: &JudgedMeter, taken: Option<&JudgedMeter>, counted_of: impl Fn(&M
     let Some(taken) = taken else {
         return "good, but another is closer to the work or steadier".to_owned();
     };
+    if let (Some(by), None, true) = (&judged.vouched_by, &taken.stands_for, judged.chosen) {
+        return format!(
+            "taken: counted to the last unit; it varies by more than kernel work may, but as much as {by} does, to which it keeps a \
+             constant ratio"
+        );
+    }
     match (&taken.stands_for, judged.chosen) {
         (Some(function), true) => format!(
             "taken: counted to the last unit, and keeps a constant ratio to {function}, which was counted in {:.0} % of the CPU time \

@@ -1341,13 +1341,14 @@ impl Engine {
             format!("{} judges, because {}", w.objective.words(), w.objective_reason)
         };
         let text = format!(
-            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU{}); {by_what}",
+            "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU{}{}); {by_what}",
             plural(&chosen.candidate.unit),
             chosen.candidate.id,
             chosen.assessment.rate,
             chosen.assessment.noise * 100.0,
             chosen.assessment.cost * 100.0,
             meters::in_turns(chosen.assessment.counted),
+            meters::vouched(&chosen.assessment),
         );
         w.meter = Some(chosen);
         // Found and counted beside it, until a trial is over.
@@ -2047,7 +2048,7 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<Met
                 .filter(|o| o.id != c.id && w.open.contains(&o.id))
                 .collect();
             let assessed = meters::assess(c, &others, &w.series, w.judging_since, policy, limit)?;
-            Some((c.id.clone(), assessed))
+            (!assessed.unsettled).then(|| (c.id.clone(), assessed))
         })
         .collect()
 }

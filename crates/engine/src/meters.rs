@@ -75,6 +75,10 @@ pub(crate) struct Assessment {
     pub(crate) counted: f64,
     /// Why it does not qualify, with the remedy.
     pub(crate) refused: Option<String>,
+    /// What is said here may change soon: it varies by too much, and points that may speak for it have few readings yet.
+    pub(crate) unsettled: bool,
+    /// It varies by more than kernel work may, and so does this, to which it keeps a constant ratio.
+    pub(crate) vouched_by: Option<MeterId>,
 }
 
 /// Whether the noise of a meter may refuse it.
@@ -116,6 +120,8 @@ pub(crate) fn assess(
                     "could be read in {} of {seen} intervals only",
                     readings.len()
                 )),
+                unsettled: false,
+                vouched_by: None,
             });
         }
         return None;
@@ -128,28 +134,24 @@ pub(crate) fn assess(
         counted,
         noise,
     } = count(candidate, &readings, series, since);
-    // Where a function that is known says the same, what varies is the program or the machine, not the meter. So it is where points do
-    // that: they may vary as much as a function, and were often chosen because they keep to kernel work, which tells of all the time.
-    // Kernel work is then taken in their place, so not switches, as in `choose`.
-    let may_confirm = |class| match class {
-        MeterClass::Probe => true,
-        MeterClass::Points => !is_of_waiting(&candidate.id),
-        _ => false,
-    };
-    let is_known = || {
-        others.iter().any(|other| {
-            may_confirm(other.class)
-                && !is_by_waits(other)
-                && ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX
-        })
+    let word = if candidate.class == MeterClass::Kernel {
+        word_for(candidate, others, series, since, policy, noise)
+    } else {
+        Word::None
     };
     let noise_max = if candidate.class != MeterClass::Kernel {
         policy.meter_noise_max
-    } else if is_known() {
+    } else if matches!(word, Word::Given(_)) {
         policy.meter_noise_max.max(KERNEL_NOISE_MAX)
     } else {
         KERNEL_NOISE_MAX
     };
+    let confirmed_by: Vec<&MeterCandidate> = others
+        .iter()
+        .copied()
+        // What points speak for is watched while a trial runs by what confirms it, and switches are not looked at then.
+        .filter(|o| !(is_of_points(&word) && is_of_waiting(&o.id)))
+        .collect();
     let lifted = limit == NoiseLimit::Lifted
         && noise.is_finite()
         && !is_of_waiting(&candidate.id)
@@ -168,7 +170,7 @@ pub(crate) fn assess(
     } else if candidate.class == MeterClass::Hardware {
         Some("instructions alone never judge: a change may alter how many are needed".to_owned())
     } else if candidate.class == MeterClass::Kernel {
-        kernel_refusal(candidate, others, series, since, rate, too_noisy)
+        kernel_refusal(candidate, &confirmed_by, series, since, rate, too_noisy)
     } else {
         too_noisy
     };
@@ -179,7 +181,76 @@ pub(crate) fn assess(
         cost,
         counted,
         refused,
+        unsettled: word == Word::NotYet && seen < SEARCH_SAMPLES + 2 * FEW_BLOCKS * BLOCK,
+        vouched_by: match word {
+            Word::Given(id) if noise > KERNEL_NOISE_MAX => Some(id),
+            _ => None,
+        },
     })
+}
+
+/// Whether something speaks for kernel work that varies by more than it may.
+#[derive(Clone, Debug, PartialEq)]
+enum Word {
+    None,
+    /// Points may, when there are more readings of them.
+    NotYet,
+    Given(MeterId),
+}
+
+fn is_of_points(word: &Word) -> bool {
+    matches!(word, Word::Given(id) if id.as_str().starts_with("points"))
+}
+
+/// Where a function that is known says the same as kernel work, what varies is the program or the machine, not the meter. So it is where
+/// points do: places in the program's code that were seen to be neither waiting nor a clock. These are found long after kernel work is
+/// read, and were often chosen because they keep to it; so what counts is the time in which both were read, of which there must be enough,
+/// and in which they must vary alike. Kernel work takes their place then, which is counted to the last unit. Switches are spoken for by
+/// nothing: where threads run may change how many a unit takes.
+fn word_for(
+    candidate: &MeterCandidate,
+    others: &[&MeterCandidate],
+    series: &Series,
+    since: Nanoseconds,
+    policy: &Policy,
+    noise_of_all: f64,
+) -> Word {
+    let mut word = Word::None;
+    if is_of_waiting(&candidate.id) {
+        return word;
+    }
+    for other in others {
+        let is_points = other.class == MeterClass::Points;
+        let may_speak = if is_points {
+            noise_of_all > KERNEL_NOISE_MAX
+        } else {
+            other.class == MeterClass::Probe && !is_by_waits(other)
+        };
+        if !may_speak {
+            continue;
+        }
+        let both: Vec<_> = series
+            .since(since)
+            .filter_map(|i| Some((i.work.get(&candidate.id)?.0, i.work.get(&other.id)?.0, i.cpu)))
+            .collect();
+        let of = |work: fn(&(f64, f64, f64)) -> f64| {
+            noise(&both.iter().map(|b| (work(b), 0.0, b.2)).collect::<Vec<_>>())
+        };
+        let (own, its) = (of(|b| b.0), of(|b| b.1));
+        let agrees = ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX;
+        if !agrees || its > policy.meter_noise_max {
+            continue;
+        }
+        if !is_points {
+            return Word::Given(other.id.clone());
+        }
+        if both.len() < FEW_BLOCKS * BLOCK {
+            word = Word::NotYet;
+        } else if own <= KERNEL_NOISE_MAX.max(its + CONFIRMATION_NOISE_MAX) {
+            return Word::Given(other.id.clone());
+        }
+    }
+    word
 }
 
 /// What the readings of a meter come to.
@@ -311,6 +382,16 @@ pub(crate) fn in_turns(counted: f64) -> String {
     }
 }
 
+/// What is told of kernel work that varies by more than it may, after its cost; nothing of others.
+pub(crate) fn vouched(assessment: &Assessment) -> String {
+    assessment.vouched_by.as_ref().map_or_else(String::new, |by| {
+        format!(
+            ", more noise than the {:.0} % of kernel work, but as much as {by} has, to which it keeps a constant ratio",
+            KERNEL_NOISE_MAX * 100.0
+        )
+    })
+}
+
 fn kernel_refusal(
     candidate: &MeterCandidate,
     others: &[&MeterCandidate],
@@ -337,7 +418,8 @@ fn kernel_refusal(
     }
 }
 
-/// The other kind of kernel work that keeps the most constant ratio to this one, of those that confirm it.
+/// The other kind of kernel work that keeps the most constant ratio to this one, of those that confirm it; switches only where nothing else
+/// does, since no trial watches their ratio.
 pub(crate) fn confirming(
     candidate: &MeterCandidate,
     others: &[&MeterCandidate],
@@ -358,7 +440,10 @@ pub(crate) fn confirming(
             )
         })
         .filter(|(varies, _)| *varies <= CONFIRMATION_NOISE_MAX)
-        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .min_by(|a, b| {
+            let key = |id: &MeterId| u8::from(is_of_waiting(id));
+            key(a.1).cmp(&key(b.1)).then(a.0.total_cmp(&b.0))
+        })
         .map(|(_, id)| id.clone())
 }
 
@@ -544,6 +629,8 @@ pub struct JudgedMeter {
     pub chosen: bool,
     /// The function that is nearer to the work but counted for a small part of the time, for which it is used.
     pub stands_for: Option<MeterId>,
+    /// It varies by more than kernel work may, and so does this, to which it keeps a constant ratio.
+    pub vouched_by: Option<MeterId>,
     /// Why it does not qualify, with the remedy.
     pub refused: Option<String>,
 }
@@ -617,6 +704,7 @@ pub fn judge_meters(
                 stands_for: best
                     .filter(|b| b.candidate.id == candidate.id)
                     .and_then(|b| b.stands_for.cloned()),
+                vouched_by: None,
                 refused: candidate.refused.clone(),
             };
             let Some(a) = assessed else {
@@ -631,6 +719,7 @@ pub fn judge_meters(
                 detectable: detectable(a.noise, intervals, policy),
                 cost: a.cost,
                 counted: a.counted,
+                vouched_by: a.vouched_by.clone(),
                 refused: a.refused.clone(),
                 ..unknown
             })
@@ -828,6 +917,8 @@ mod tests {
             cost: 0.0,
             counted,
             refused: None,
+            unsettled: false,
+            vouched_by: None,
         }
     }
 
@@ -871,17 +962,11 @@ mod tests {
     }
 
     #[test]
-    fn kernel_work_that_keeps_to_a_function_or_to_points_may_vary_as_much_as_these() {
-        for class in [MeterClass::Probe, MeterClass::Points] {
-            may_vary_as_much_as(class);
-        }
-    }
-
-    fn may_vary_as_much_as(class: MeterClass) {
+    fn kernel_work_that_keeps_to_a_known_function_may_vary_as_much_as_one() {
         let (segments, switches, probe) = (
             candidate("sockets.segments", MeterClass::Kernel, 0),
             candidate("switches.voluntary", MeterClass::Kernel, 0),
-            candidate("uprobe:f", class, 1),
+            candidate("uprobe:f", MeterClass::Probe, 1),
         );
         // Beside others a statement costs more CPU time at one time than at another.
         let varying = |probe_too: bool| {
@@ -915,11 +1000,81 @@ mod tests {
                 "{why:?}"
             );
         }
-        // Points count better than switches would, which a function does not let itself be replaced by anyway.
-        let switches_too = judge(&switches, &[&segments, &probe], &varying(true)).refused;
-        assert_eq!(switches_too.is_some(), class == MeterClass::Points);
+        // Switches are spoken for by nothing.
+        assert!(
+            judge(&switches, &[&segments, &probe], &varying(true))
+                .refused
+                .is_some()
+        );
+        assert_eq!(
+            judge(&segments, &[&switches, &probe], &varying(true)).vouched_by,
+            Some(probe.id.clone())
+        );
         // A second kind of kernel work is needed all the same.
         assert!(refused(&[&probe], true).is_some_and(|why| why.contains("constant ratio")));
+    }
+
+    #[test]
+    fn kernel_work_may_vary_as_much_as_points_that_keep_to_it_while_both_are_read() {
+        let (bytes, calls, switches, points) = (
+            candidate("io.bytes", MeterClass::Kernel, 0),
+            candidate("io.write_calls", MeterClass::Kernel, 0),
+            candidate("switches.voluntary", MeterClass::Kernel, 0),
+            candidate("points", MeterClass::Points, 1),
+        );
+        // The machine is slower at one time than at another; points are found after so many seconds, and follow or do not.
+        let varying = |found_after: u64, points_too: bool| {
+            series(move |t| {
+                let n = 1000.0 * (1.0 + 0.2 * (((t - 1) / 4) % 3) as f64);
+                let mut work = vec![
+                    ("io.bytes", 64.0 * n),
+                    ("io.write_calls", n),
+                    ("switches.voluntary", n),
+                ];
+                if t > found_after {
+                    work.push(("points", if points_too { n } else { 1000.0 }));
+                }
+                work
+            })
+        };
+        let judged = |others: &[&MeterCandidate], s: &Series| judge(&bytes, others, s);
+        let spoken_for = judged(&[&calls, &points], &varying(0, true));
+        assert_eq!(
+            (spoken_for.refused.as_deref(), spoken_for.unsettled),
+            (None, false)
+        );
+        assert_eq!(spoken_for.vouched_by, Some(points.id.clone()));
+        assert!(vouched(&spoken_for).contains("as much as points"));
+        // Before it is clear whether they do nothing is decided, and what happened while they were looked for says nothing of them.
+        let early = judged(&[&calls, &points], &varying(12, true));
+        assert!(early.unsettled && early.refused.is_some() && early.vouched_by.is_none());
+        // They do not vary; and nothing but switches confirms what they speak for.
+        let apart = judged(&[&calls, &points], &varying(0, false));
+        assert!(
+            apart
+                .refused
+                .is_some_and(|w| w.contains("limit for kernel work 15 %"))
+                && !apart.unsettled
+        );
+        let unwatched = judged(&[&switches, &points], &varying(0, true));
+        assert!(unwatched.refused.is_some_and(|w| w.contains("constant ratio")));
+        // It is switches that it keeps to most of all; what a trial can watch confirms it all the same.
+        let closest = series(|t| {
+            let n = 1000.0 + (t % 3) as f64;
+            vec![
+                ("io.bytes", n),
+                ("io.write_calls", n * (1.0 + 0.01 * (t % 5) as f64)),
+                ("switches.voluntary", n),
+            ]
+        });
+        assert_eq!(
+            confirming(&bytes, &[&switches, &calls], &closest, Nanoseconds::ZERO),
+            Some(calls.id.clone())
+        );
+        assert_eq!(
+            confirming(&bytes, &[&switches], &closest, Nanoseconds::ZERO),
+            Some(switches.id)
+        );
     }
 
     #[test]

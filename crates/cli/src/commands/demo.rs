@@ -28,11 +28,11 @@ use std::time::{Duration, Instant};
 const VERDICT_UNTIL: Duration = Duration::from_secs(275);
 /// The least time that is worth beginning the second one for; a quiet host needs about so long.
 const REDIS_AT_LEAST: Duration = Duration::from_secs(60);
-/// A host that is too loud for a trial, as after a build, often is calm again within a minute: a program that is declined is looked at
-/// again so soon (seconds) …
-const RECONSIDER_S: u64 = 15;
-/// … for so long from its start. What is left is enough for the second program.
-const DECLINED_UNTIL: Duration = Duration::from_secs(120);
+/// A host that is too loud for a trial, as after a build, often is calm again within a minute: what could not be tried is looked at again
+/// so soon …
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
+/// … as long as that is within this time from its start, so that the second program has some, too.
+const LOOK_AGAIN_UNTIL: Duration = Duration::from_secs(120);
 /// Time between two looks at the daemon.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Without a terminal a progress line comes this often.
@@ -142,7 +142,7 @@ impl Demo {
             .into_iter()
             .flatten()
             .collect();
-        let daemon = start_daemon_with(&scratch, &programs)?;
+        let daemon = start_daemon_with(&scratch, &programs, Some(LOOK_AGAIN))?;
         let mut stage = Stage {
             show,
             stop,
@@ -277,18 +277,22 @@ fn interrupted() -> Failure {
     Failure::failed("interrupted; everything that the demo started was stopped and undone")
 }
 
-/// Settings that fit into five minutes, and the rule that keeps the daemon to our own programs.
-fn settings(scratch: &Path, programs: &[&Path]) -> String {
+/// Settings that fit into five minutes, and the rule that keeps the daemon to our own programs. `reconsider`: when what was declined is
+/// looked at again, if that is to be sooner than usual.
+fn settings(scratch: &Path, programs: &[&Path], reconsider: Option<Duration>) -> String {
     let text = |path: &Path| format!("{:?}", path.to_string_lossy());
     let mut out = format!(
         "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[policy]\nage_min_s = 5\ncpu_min = 0.01\nscan_interval_s = 2\n\
          observe_min_s = 15\nmeter_samples_min = 8\nwashout_min_s = 1\nmeasured_candidates_s = [2, 3, 4]\n\
-         experiment_max_s = 240\nreconsider_s = {RECONSIDER_S}\nplacebo_every_s = 0\nprobation_pairs = 0\n\
+         experiment_max_s = 240\nplacebo_every_s = 0\nprobation_pairs = 0\n\
          discovery = {{ kind = \"fixed\", alpha = {LEVEL} }}\nbackoff_rejected_s = 600\n\
          backoff_inconclusive_s = 600\n",
         text(&scratch.join("state")),
         text(&scratch.join("io.homeostat")),
     );
+    if let Some(after) = reconsider {
+        out.push_str(&format!("reconsider_s = {}\n", after.as_secs()));
+    }
     for program in programs {
         out.push_str(&format!("[[policy.workloads]]\nmatch = {}\n", text(program)));
     }
@@ -296,9 +300,13 @@ fn settings(scratch: &Path, programs: &[&Path]) -> String {
     out
 }
 
-fn start_daemon_with(scratch: &Scratch, programs: &[&Path]) -> Result<Daemon, Failure> {
+fn start_daemon_with(
+    scratch: &Scratch,
+    programs: &[&Path],
+    reconsider: Option<Duration>,
+) -> Result<Daemon, Failure> {
     let config = scratch.path().join("homeostat.toml");
-    std::fs::write(&config, settings(scratch.path(), programs))
+    std::fs::write(&config, settings(scratch.path(), programs, reconsider))
         .map_err(|e| Failure::failed(format!("cannot write {}: {e}", config.display())))?;
     Daemon::start(scratch, &config).map_err(|e| Failure::from_error(&e))
 }
@@ -428,16 +436,21 @@ impl Stage {
                 shown.blocks = outcome.blocks;
                 break status;
             }
-            // Why is in its story.
-            let declined = found.is_some_and(|w| w.stage == "declined");
-            if declined && begin.elapsed() > DECLINED_UNTIL.min(patience) {
-                shown.verdict = "declined".into();
-                break status;
+            let declined = found.filter(|w| w.stage == "declined");
+            if let Some(found) = declined.filter(|_| !was_declined) {
+                self.say(&format!("   declined: {}", found.summary));
+                // What is declined for another reason stays so.
+                let may_pass = found.summary.starts_with("not tried");
+                if !may_pass || begin.elapsed() + LOOK_AGAIN > LOOK_AGAIN_UNTIL.min(patience) {
+                    shown.verdict = "declined".into();
+                    break status;
+                }
+                self.say(&format!(
+                    "   It is looked at again in {} s.",
+                    LOOK_AGAIN.as_secs()
+                ));
             }
-            if declined && !was_declined {
-                self.say(&format!("   The daemon looks again in {RECONSIDER_S} s."));
-            }
-            was_declined = declined;
+            was_declined = declined.is_some();
             if begin.elapsed() > patience {
                 let why = status
                     .workloads
@@ -544,7 +557,11 @@ mod tests {
             Path::new("/opt/a \"b\"/latency"),
             Path::new("/tmp/x/redis-server"),
         );
-        std::fs::write(&file, settings(directory.path(), &[latency, redis])).unwrap();
+        std::fs::write(
+            &file,
+            settings(directory.path(), &[latency, redis], Some(LOOK_AGAIN)),
+        )
+        .unwrap();
         let loaded = load(&Sources {
             file: Some(file),
             set: vec![],

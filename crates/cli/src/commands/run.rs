@@ -16,12 +16,12 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   homeostat run                              find workloads, try, prove, keep or undo
-  homeostat run --advise-only                say what would be tried; change nothing
+  homeostat run --advise-only                say what would be tried; change no setting and no memory
   homeostat run --calibrate                  placebo experiments only: measures homeostat's own false accepts
   homeostat run --record bug.jsonl           record for a bug report; `homeostat replay` decides the same again
   homeostat run --set age_min_s=5 --set cpu_min=0.2")]
 pub struct Run {
-    /// Find and say what would be tried; change nothing.
+    /// Find and say what would be tried; change no setting and no memory.
     #[arg(long, conflicts_with = "calibrate")]
     advise_only: bool,
     /// Run placebo experiments only; change nothing.

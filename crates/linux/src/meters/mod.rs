@@ -127,18 +127,52 @@ pub trait Meter {
     }
 }
 
+/// A kind that counts through breakpoints, where nobody wants any: it says what could be counted, and opens nothing.
+struct WithoutBreakpoints(Box<dyn MeterKind>);
+
+const NO_BREAKPOINTS: &str = "meters.breakpoints = false: nothing is counted through breakpoints";
+
+impl MeterKind for WithoutBreakpoints {
+    fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
+        let mut found = self.0.find(root, workload);
+        for candidate in &mut found {
+            candidate.refused = Some(NO_BREAKPOINTS.to_owned());
+        }
+        found
+    }
+
+    fn open(
+        &mut self,
+        _root: &Root,
+        _workload: &Workload,
+        id: &MeterId,
+    ) -> Result<Box<dyn Meter>, PlatformError> {
+        Err(PlatformError::Unsupported {
+            what: format!("meter {id}"),
+            why: NO_BREAKPOINTS.to_owned(),
+        })
+    }
+}
+
 /// All kinds of meters, those closest to the work first.
 pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
+    let by_breakpoints = |kind: Box<dyn MeterKind>| -> Box<dyn MeterKind> {
+        if settings.breakpoints {
+            kind
+        } else {
+            Box::new(WithoutBreakpoints(kind))
+        }
+    };
     vec![
         Box::new(progress::Progress::new(settings)),
         Box::new(redis::Redis::new(settings)),
         Box::new(memcached::Memcached),
         Box::new(prometheus::Prometheus::new(settings)),
         Box::new(jvm::Jvm),
-        Box::new(uprobe::Uprobe::new(settings)),
+        by_breakpoints(Box::new(uprobe::Uprobe::new(settings))),
         Box::new(kernel::Kernel),
         Box::new(sockets::Sockets),
-        Box::new(discovery::Points::new(settings)),
+        by_breakpoints(Box::new(discovery::Points::new(settings))),
         Box::new(processor::Processor),
         Box::new(unclaimed::Unclaimed::new(settings)),
     ]
@@ -147,7 +181,7 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, WorkloadId, WorkloadKind};
+    use homeostat_model::{Fingerprint, MeterClass, OperatorChoice, ProcessId, WorkloadId, WorkloadKind};
 
     pub(super) fn workload(program: &str, processes: Vec<ProcessId>) -> Workload {
         Workload {
@@ -188,6 +222,46 @@ mod tests {
             }
         }
         assert!(ids.len() > 8);
+    }
+
+    #[test]
+    fn nothing_is_counted_through_breakpoints_where_nobody_wants_any() {
+        let root = Root::default();
+        // This program is none that is known, so something of it is asked for by name.
+        let named = "uprobe:own:main";
+        let settings = |breakpoints| MeterSettings {
+            breakpoints,
+            progress_points: PointsWish::Always,
+            configured: [("own".to_owned(), vec![named.to_owned()])].into(),
+            ..MeterSettings::default()
+        };
+        let is_by_breakpoints =
+            |c: &MeterCandidate| matches!(c.class, MeterClass::Probe | MeterClass::Points);
+        let mut ids = Vec::new();
+        for kind in &mut kinds(&settings(false)) {
+            for candidate in kind.find(&root, &own()).into_iter().filter(is_by_breakpoints) {
+                assert_eq!(
+                    candidate.refused.as_deref(),
+                    Some(NO_BREAKPOINTS),
+                    "{}",
+                    candidate.id
+                );
+                ids.push(candidate.id);
+            }
+        }
+        assert!(ids.iter().any(|id| id.as_str() == "points"), "{ids:?}");
+        assert!(ids.iter().any(|id| id.as_str().starts_with("uprobe:")), "{ids:?}");
+        // Nor for whoever asks for one by its name.
+        for id in &ids {
+            for kind in &mut kinds(&settings(false)) {
+                assert!(kind.open(&root, &own(), id).is_err(), "{id}");
+            }
+        }
+        // What is refused otherwise has another reason.
+        let others = kinds(&settings(true));
+        for candidate in others.into_iter().flat_map(|mut kind| kind.find(&root, &own())) {
+            assert_ne!(candidate.refused.as_deref(), Some(NO_BREAKPOINTS));
+        }
     }
 
     #[test]

@@ -72,10 +72,14 @@ pub struct MeterSettings {
     pub redis_password_files: BTreeMap<String, PathBuf>,
     /// Directory of the progress files, as the programs see it.
     pub progress_directory: PathBuf,
+    /// Count through breakpoints (docs/meters.md): functions and static probes that are known or configured, and progress points. `false`: none
+    /// is put into any program, in no mode and by no command; what programs and the kernel count themselves is left, and a program
+    /// without that is not touched.
+    pub breakpoints: bool,
     /// Look for progress points in the code of programs that tell nothing (docs/meters.md): some places are counted through
-    /// breakpoints that the kernel keeps, at a cost of at most 0.5 % of the program's CPU time; the search takes at most a
-    /// second of it. `"auto"`: as long as nobody is here who may not become root (docs/security.md). `true`: always. `false`: such
-    /// programs are not touched; `homeostat meter test --class points` looks all the same, when a person asks.
+    /// breakpoints that the kernel keeps, at a cost of at most 0.5 % of the program's CPU time; the search takes 15 to 40 s and up to 1.2 s
+    /// of it. `"auto"`: as long as nobody is here who may not become root (docs/security.md). `true`: always. `false`: such
+    /// programs are not touched (those with functions that are known are counted all the same, see `breakpoints`); `homeostat meter test --class points` looks all the same, when a person asks.
     pub progress_points: PointsWish,
     /// Share of a program's CPU time that counting through breakpoints may cost it (0.0001 to 1, at most `policy.meter_cost_max`): functions, static probes and
     /// progress points that would cost more are counted in turns, for a part of each second, and the rest is estimated
@@ -89,6 +93,7 @@ impl Default for MeterSettings {
             configured: BTreeMap::new(),
             redis_password_files: BTreeMap::new(),
             progress_directory: PathBuf::from(homeostat_progress::layout::DIRECTORY),
+            breakpoints: true,
             progress_points: PointsWish::Auto,
             probe_cost_max: super::turns::COST_MAX,
         }

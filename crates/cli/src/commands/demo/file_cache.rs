@@ -148,7 +148,7 @@ pub(super) fn run(context: &Context) -> Result<(), Failure> {
         "file-worker",
     )
     .map_err(|e| Failure::from_error(&e))?;
-    let daemon = start_daemon_with(&scratch, &[&worker_program, &reader_program])?;
+    let daemon = start_daemon_with(&scratch, &[&worker_program, &reader_program], None)?;
     let mut stage = Stage {
         show,
         stop,
