@@ -881,7 +881,7 @@ mod tests {
 
     impl Hits for Fake {
         fn hits(&self) -> [u64; 2] {
-            [0, 0]
+            [3, 7]
         }
     }
 
@@ -1006,6 +1006,8 @@ mod tests {
         };
         let (_read, told) = sync_channel(1);
         let (start, hits) = turns.switch(true);
+        // The ledger is told of both counters.
+        assert_eq!((start.hits, start.witnessed), (3, 7));
         // 40 ms in a turn that may cost 10.
         assert_eq!(turns.count(&start, hits, &told), Ended::Part);
         let (cost, rest) = turns.charge(&[], 1_000, 1.0).unwrap();
