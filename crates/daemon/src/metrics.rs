@@ -2,7 +2,7 @@
 
 pub mod endpoint;
 
-use crate::api::{Effect, Status};
+use crate::api::{Effect, Meter, Status};
 use crate::printable;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -213,6 +213,32 @@ fn workloads(t: &mut Text, s: &Status) {
                 &[("workload", &w.name), ("meter", &m.id), ("unit", &m.unit)],
                 m.rate,
             );
+        }
+    }
+    type Of = fn(&Meter) -> f64;
+    let ratios: [(&str, &str, Of); 3] = [
+        (
+            "homeostat_workload_meter_cost_ratio",
+            "Share of the workload's CPU time that counting its work costs it, by hits and their price.",
+            |m| m.cost,
+        ),
+        (
+            "homeostat_workload_meter_counted_ratio",
+            "Share of the workload's CPU time in which its work was really counted; the rest is estimated.",
+            |m| m.counted,
+        ),
+        (
+            "homeostat_workload_meter_noise_ratio",
+            "Coefficient of variation of the workload's objective over blocks.",
+            |m| m.noise,
+        ),
+    ];
+    for (name, help, of) in ratios {
+        t.family(name, "gauge", "ratio", help);
+        for w in seen() {
+            if let Some(m) = &w.meter {
+                t.sample(name, &[("workload", &w.name), ("meter", &m.id)], of(m));
+            }
         }
     }
 }
