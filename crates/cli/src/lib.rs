@@ -167,10 +167,22 @@ impl Context {
         self.lenient_settings().paths.run_directory
     }
 
-    /// What a person configured about meters, and by which policy they are judged.
+    /// What a person configured about meters, and by which policy they are judged. Where that cannot be read they may have wanted no
+    /// breakpoints: then there are none.
     pub fn meter_settings(&self) -> (settings::MeterSettings, settings::Policy) {
-        let settings = self.lenient_settings();
-        (settings.meters, settings.policy)
+        match settings::load(&self.sources) {
+            Ok(loaded) => (loaded.settings.meters, loaded.settings.policy),
+            Err(e) => {
+                self.terminal.warn(&format!(
+                    "{e}\nusing the defaults; nothing is counted through breakpoints as long as it cannot be read whether that is wanted"
+                ));
+                let meters = settings::MeterSettings {
+                    breakpoints: false,
+                    ..settings::MeterSettings::default()
+                };
+                (meters, settings::Policy::default())
+            }
+        }
     }
 
     /// The directory of the journal and the history.

@@ -229,13 +229,14 @@ fn workloads(t: &mut Text, s: &Status) {
         ),
         (
             "homeostat_workload_meter_noise_ratio",
-            "Coefficient of variation of the workload's objective over blocks.",
+            "Coefficient of variation of the workload's work per CPU second over blocks, when its meter was taken.",
             |m| m.noise,
         ),
     ];
     for (name, help, of) in ratios {
         t.family(name, "gauge", "ratio", help);
-        for w in seen() {
+        // Of one that was declined nothing is counted any more.
+        for w in seen().filter(|w| w.stage != "declined") {
             if let Some(m) = &w.meter {
                 t.sample(name, &[("workload", &w.name), ("meter", &m.id)], of(m));
             }

@@ -139,19 +139,20 @@ pub(crate) fn assess(
     } else {
         Word::None
     };
+    // Over the time in which what speaks for it was read as well.
+    let noise = match word {
+        Word::Given(_, while_both) => while_both.unwrap_or(noise),
+        Word::None | Word::NotYet => noise,
+    };
     let noise_max = if candidate.class != MeterClass::Kernel {
         policy.meter_noise_max
-    } else if matches!(word, Word::Given(_)) {
+    } else if matches!(word, Word::Given(..)) {
         policy.meter_noise_max.max(KERNEL_NOISE_MAX)
     } else {
         KERNEL_NOISE_MAX
     };
-    let confirmed_by: Vec<&MeterCandidate> = others
-        .iter()
-        .copied()
-        // What points speak for is watched while a trial runs by what confirms it, and switches are not looked at then.
-        .filter(|o| !(is_of_points(&word) && is_of_waiting(&o.id)))
-        .collect();
+    let by_points = matches!(word, Word::Given(_, Some(_)));
+    let confirmed_by = if by_points { &watched(others)[..] } else { others };
     let lifted = limit == NoiseLimit::Lifted
         && noise.is_finite()
         && !is_of_waiting(&candidate.id)
@@ -170,7 +171,7 @@ pub(crate) fn assess(
     } else if candidate.class == MeterClass::Hardware {
         Some("instructions alone never judge: a change may alter how many are needed".to_owned())
     } else if candidate.class == MeterClass::Kernel {
-        kernel_refusal(candidate, &confirmed_by, series, since, rate, too_noisy)
+        kernel_refusal(candidate, confirmed_by, series, since, rate, too_noisy)
     } else {
         too_noisy
     };
@@ -183,7 +184,7 @@ pub(crate) fn assess(
         refused,
         unsettled: word == Word::NotYet && seen < SEARCH_SAMPLES + 2 * FEW_BLOCKS * BLOCK,
         vouched_by: match word {
-            Word::Given(id) if noise > KERNEL_NOISE_MAX => Some(id),
+            Word::Given(id, _) if noise > KERNEL_NOISE_MAX => Some(id),
             _ => None,
         },
     })
@@ -195,11 +196,13 @@ enum Word {
     None,
     /// Points may, when there are more readings of them.
     NotYet,
-    Given(MeterId),
+    /// By whom, and where these are points by how much the kernel work varied while both were read.
+    Given(MeterId, Option<f64>),
 }
 
-fn is_of_points(word: &Word) -> bool {
-    matches!(word, Word::Given(id) if id.as_str().starts_with("points"))
+/// Of these meters those whose ratio to another a trial can watch: not switches.
+fn watched<'a>(others: &[&'a MeterCandidate]) -> Vec<&'a MeterCandidate> {
+    others.iter().copied().filter(|o| !is_of_waiting(&o.id)).collect()
 }
 
 /// Where a function that is known says the same as kernel work, what varies is the program or the machine, not the meter. So it is where
@@ -233,6 +236,13 @@ fn word_for(
             .since(since)
             .filter_map(|i| Some((i.work.get(&candidate.id)?.0, i.work.get(&other.id)?.0, i.cpu)))
             .collect();
+        // A few blocks say nothing for sure, also not that they disagree.
+        if is_points && both.len() < FEW_BLOCKS * BLOCK {
+            if confirming(candidate, &watched(others), series, since).is_some() {
+                word = Word::NotYet;
+            }
+            continue;
+        }
         let of = |work: fn(&(f64, f64, f64)) -> f64| {
             noise(&both.iter().map(|b| (work(b), 0.0, b.2)).collect::<Vec<_>>())
         };
@@ -242,12 +252,10 @@ fn word_for(
             continue;
         }
         if !is_points {
-            return Word::Given(other.id.clone());
+            return Word::Given(other.id.clone(), None);
         }
-        if both.len() < FEW_BLOCKS * BLOCK {
-            word = Word::NotYet;
-        } else if own <= KERNEL_NOISE_MAX.max(its + CONFIRMATION_NOISE_MAX) {
-            return Word::Given(other.id.clone());
+        if own <= KERNEL_NOISE_MAX.max(its + CONFIRMATION_NOISE_MAX) {
+            return Word::Given(other.id.clone(), Some(own));
         }
     }
     word
@@ -720,7 +728,16 @@ pub fn judge_meters(
                 cost: a.cost,
                 counted: a.counted,
                 vouched_by: a.vouched_by.clone(),
-                refused: a.refused.clone(),
+                refused: a.refused.clone().map(|why| {
+                    if a.unsettled {
+                        format!(
+                            "{why}; points have not been read for long enough to speak for it ({} s are needed): test for longer",
+                            FEW_BLOCKS * BLOCK
+                        )
+                    } else {
+                        why
+                    }
+                }),
                 ..unknown
             })
         })
@@ -756,8 +773,12 @@ mod tests {
     }
 
     fn series(work: impl Fn(u64) -> Vec<(&'static str, f64)>) -> Series {
+        series_of(24, work)
+    }
+
+    fn series_of(seconds: u64, work: impl Fn(u64) -> Vec<(&'static str, f64)>) -> Series {
         let mut s = Series::default();
-        for t in 1..=24 {
+        for t in 1..=seconds {
             s.push(Interval {
                 end: Nanoseconds::from_secs(t),
                 seconds: 1.0,
@@ -1048,6 +1069,47 @@ mod tests {
         // Before it is clear whether they do nothing is decided, and what happened while they were looked for says nothing of them.
         let early = judged(&[&calls, &points], &varying(12, true));
         assert!(early.unsettled && early.refused.is_some() && early.vouched_by.is_none());
+        // Nor does a block say so early in which they disagree.
+        let stray = series(|t| {
+            let n = 1000.0 * (1.0 + 0.2 * (((t - 1) / 4) % 3) as f64);
+            let by_points = if (17..=20).contains(&t) { 1.3 * n } else { n };
+            let mut work = vec![("io.bytes", 64.0 * n), ("io.write_calls", n)];
+            if t > 12 {
+                work.push(("points", by_points));
+            }
+            work
+        });
+        assert!(judged(&[&calls, &points], &stray).unsettled);
+        // Unless there is nothing to wait for.
+        assert!(!judged(&[&switches, &points], &varying(12, true)).unsettled);
+        // Loud while they were looked for, and by far calmer since: what it is told to vary by is what it varies by while both are read.
+        let calmer = |bytes: f64| {
+            series_of(60, move |t| {
+                let loud = if t <= 36 && (t / 4) % 2 == 0 { bytes } else { 1.0 };
+                let mut work = vec![("io.bytes", 1000.0 * loud), ("io.write_calls", 10.0 * loud)];
+                if t > 36 {
+                    work.push(("points", 10.0));
+                }
+                work
+            })
+        };
+        let since_then = judged(&[&calls, &points], &calmer(3.0));
+        assert_eq!(
+            (since_then.refused.as_deref(), since_then.vouched_by),
+            (None, None)
+        );
+        assert!(since_then.noise < 0.01, "{}", since_then.noise);
+        // Who varies by more than a meter may speaks for nobody.
+        let wild = series(|t| {
+            let n = 1000.0 * (1.0 + 0.8 * (((t - 1) / 4) % 3) as f64);
+            vec![("io.bytes", 64.0 * n), ("io.write_calls", n), ("points", n)]
+        });
+        let of_wild = judged(&[&calls, &points], &wild);
+        assert!(
+            of_wild
+                .refused
+                .is_some_and(|w| w.contains("limit for kernel work 15 %"))
+        );
         // They do not vary; and nothing but switches confirms what they speak for.
         let apart = judged(&[&calls, &points], &varying(0, false));
         assert!(

@@ -142,7 +142,12 @@ impl Demo {
             .into_iter()
             .flatten()
             .collect();
-        let daemon = start_daemon_with(&scratch, &programs, Some(LOOK_AGAIN))?;
+        let daemon = start_daemon_with(
+            &scratch,
+            &programs,
+            Some(LOOK_AGAIN),
+            context.meter_settings().0.breakpoints,
+        )?;
         let mut stage = Stage {
             show,
             stop,
@@ -278,11 +283,11 @@ fn interrupted() -> Failure {
 }
 
 /// Settings that fit into five minutes, and the rule that keeps the daemon to our own programs. `reconsider`: when what was declined is
-/// looked at again, if that is to be sooner than usual.
-fn settings(scratch: &Path, programs: &[&Path], reconsider: Option<Duration>) -> String {
+/// looked at again, if that is to be sooner than usual; `breakpoints`: as the machine's configuration has it.
+fn settings(scratch: &Path, programs: &[&Path], reconsider: Option<Duration>, breakpoints: bool) -> String {
     let text = |path: &Path| format!("{:?}", path.to_string_lossy());
     let mut out = format!(
-        "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[policy]\nage_min_s = 5\ncpu_min = 0.01\nscan_interval_s = 2\n\
+        "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[meters]\nbreakpoints = {breakpoints}\n[policy]\nage_min_s = 5\ncpu_min = 0.01\nscan_interval_s = 2\n\
          observe_min_s = 15\nmeter_samples_min = 8\nwashout_min_s = 1\nmeasured_candidates_s = [2, 3, 4]\n\
          experiment_max_s = 240\nplacebo_every_s = 0\nprobation_pairs = 0\n\
          discovery = {{ kind = \"fixed\", alpha = {LEVEL} }}\nbackoff_rejected_s = 600\n\
@@ -304,10 +309,14 @@ fn start_daemon_with(
     scratch: &Scratch,
     programs: &[&Path],
     reconsider: Option<Duration>,
+    breakpoints: bool,
 ) -> Result<Daemon, Failure> {
     let config = scratch.path().join("homeostat.toml");
-    std::fs::write(&config, settings(scratch.path(), programs, reconsider))
-        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", config.display())))?;
+    std::fs::write(
+        &config,
+        settings(scratch.path(), programs, reconsider, breakpoints),
+    )
+    .map_err(|e| Failure::failed(format!("cannot write {}: {e}", config.display())))?;
     Daemon::start(scratch, &config).map_err(|e| Failure::from_error(&e))
 }
 
@@ -439,8 +448,7 @@ impl Stage {
             let declined = found.filter(|w| w.stage == "declined");
             if let Some(found) = declined.filter(|_| !was_declined) {
                 self.say(&format!("   declined: {}", found.summary));
-                // What is declined for another reason stays so.
-                let may_pass = found.summary.starts_with("not tried");
+                let may_pass = is_of_noise(&found.summary);
                 if !may_pass || begin.elapsed() + LOOK_AGAIN > LOOK_AGAIN_UNTIL.min(patience) {
                     shown.verdict = "declined".into();
                     break status;
@@ -520,6 +528,12 @@ impl Stage {
     }
 }
 
+/// Whether what was declined may be tried when the host is calmer. What is declined for another reason stays so.
+fn is_of_noise(why: &str) -> bool {
+    why.starts_with("not tried: too noisy")
+        || why.starts_with("not touched, because its work cannot be measured")
+}
+
 fn closing(summary: &Summary) -> String {
     let mut out = String::from("\nIn short\n");
     for w in &summary.workloads {
@@ -559,7 +573,7 @@ mod tests {
         );
         std::fs::write(
             &file,
-            settings(directory.path(), &[latency, redis], Some(LOOK_AGAIN)),
+            settings(directory.path(), &[latency, redis], Some(LOOK_AGAIN), false),
         )
         .unwrap();
         let loaded = load(&Sources {
@@ -567,6 +581,7 @@ mod tests {
             set: vec![],
         })
         .unwrap();
+        assert!(!loaded.settings.meters.breakpoints);
         let policy = &loaded.settings.policy;
         for mine in ["/opt/a \"b\"/latency", "/tmp/x/redis-server"] {
             assert!(

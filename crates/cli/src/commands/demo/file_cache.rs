@@ -148,7 +148,12 @@ pub(super) fn run(context: &Context) -> Result<(), Failure> {
         "file-worker",
     )
     .map_err(|e| Failure::from_error(&e))?;
-    let daemon = start_daemon_with(&scratch, &[&worker_program, &reader_program], None)?;
+    let daemon = start_daemon_with(
+        &scratch,
+        &[&worker_program, &reader_program],
+        None,
+        context.meter_settings().0.breakpoints,
+    )?;
     let mut stage = Stage {
         show,
         stop,

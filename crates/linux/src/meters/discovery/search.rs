@@ -45,9 +45,6 @@ const FIRST_PAY: Duration = Duration::from_millis(2);
 /// time (4 ms) say something.
 const FIRST_TIME_COMPILED: Duration = Duration::from_millis(60);
 const FIRST_PAY_COMPILED: Duration = Duration::from_millis(16);
-/// Most that the first round may take of [`COST_MAX`] (seconds): to take breakpoints out lasts some 40 ms, in which those on what runs
-/// millions of times a second cost the program all of its time. What was not tried by then is left out; the most promising comes first.
-const FIRST_COST: f64 = 0.5;
 /// A program that is given little CPU time is waited for this many times as long.
 const PATIENCE: u32 = 6;
 /// … and at least so long: on a busy machine a turn may take that.
@@ -783,12 +780,7 @@ impl<'a> Search<'a> {
             Some(_) => (FIRST_TIME_COMPILED, FIRST_PAY_COMPILED),
             None => (FIRST_TIME, FIRST_PAY),
         };
-        let mut tried = 0;
         for chunk in all.chunks(self.at_once(FIRST_CHUNK)) {
-            if self.hits as f64 * self.limits.hit_cost > FIRST_COST {
-                break;
-            }
-            tried += chunk.len();
             let rates = self.count(chunk, enough, pay)?;
             for (i, rate) in chunk.iter().zip(rates) {
                 if let Some(spot) = self.spots.get_mut(*i) {
@@ -796,7 +788,6 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        self.spots.truncate(tried);
         let busy = self
             .spots
             .iter()
