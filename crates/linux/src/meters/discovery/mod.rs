@@ -77,6 +77,8 @@ enum Known {
         why: Refusal,
         /// It is not looked for again before.
         until: Instant,
+        /// What the search did and what it cost, if there was one.
+        account: Option<String>,
     },
 }
 
@@ -165,7 +167,7 @@ impl Points {
         let key = (workload.id.clone(), main, identity);
         forget_the_ended(root, &self.memory);
         match lock(&self.memory).get(&key) {
-            Some(Known::Nothing { why, until }) if Instant::now() < *until => Err(why.to_string()),
+            Some(Known::Nothing { why, until, .. }) if Instant::now() < *until => Err(why.to_string()),
             _ => Ok(key),
         }
     }
@@ -179,7 +181,7 @@ fn why_not(strangers: &Mutex<Strangers>, root: &Root) -> Option<String> {
 }
 
 /// Nothing was found, for this reason: it is not looked for again for a while.
-fn nothing(why: Refusal) -> Known {
+fn nothing(why: Refusal, account: Option<String>) -> Known {
     let rest = match why {
         Refusal::Now(_) => REST_NOW,
         Refusal::Lasting(_) => REST,
@@ -187,6 +189,7 @@ fn nothing(why: Refusal) -> Known {
     Known::Nothing {
         why,
         until: Instant::now() + rest,
+        account,
     }
 }
 
@@ -217,7 +220,7 @@ fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
         Some(why) => {
             *failures += 1;
             if *failures >= FAILURES_MAX {
-                memory.insert(key.clone(), nothing(Refusal::Lasting(why.to_string())));
+                memory.insert(key.clone(), nothing(Refusal::Lasting(why.to_string()), None));
             }
         }
     }
@@ -233,6 +236,7 @@ fn lost(memory: &Memory, key: &Key, why: &str) {
         let known = Known::Nothing {
             why: Refusal::Now(why.to_owned()),
             until: Instant::now() + REST_COMPILED,
+            account: None,
         };
         memory.insert(key.clone(), known);
     }
@@ -338,7 +342,10 @@ impl Points {
                     found.name(),
                     found.chosen.reason
                 )),
-                Known::Nothing { .. } => None,
+                Known::Nothing { account, .. } => account
+                    .as_ref()
+                    .filter(|account| !account.is_empty())
+                    .map(|account| format!("Nothing was found with {account}")),
             })
     }
 }
@@ -383,8 +390,8 @@ impl PointsMeter {
         }
     }
 
-    fn nothing(&mut self, why: Refusal) -> PlatformError {
-        remember(&self.memory, &self.key, nothing(why.clone()));
+    fn nothing(&mut self, why: Refusal, account: Option<String>) -> PlatformError {
+        remember(&self.memory, &self.key, nothing(why.clone(), account));
         let error = unsupported(&why.to_string());
         // What was attached goes now.
         self.state = State::Over(why.to_string());
@@ -433,9 +440,13 @@ impl Meter for PointsMeter {
             State::Searching { receiver, .. } => match receiver.try_recv() {
                 Err(TryRecvError::Empty) => Err(not_yet("they are still being looked for")),
                 Err(TryRecvError::Disconnected) => {
-                    Err(self.nothing(Refusal::Now("the search broke off".to_owned())))
+                    Err(self.nothing(Refusal::Now("the search broke off".to_owned()), None))
                 }
-                Ok(Ended { result: Err(why), .. }) => Err(self.nothing(why)),
+                Ok(Ended {
+                    result: Err(why),
+                    account,
+                    ..
+                }) => Err(self.nothing(why, Some(account))),
                 Ok(Ended {
                     result: Ok(found),
                     account,
@@ -443,7 +454,7 @@ impl Meter for PointsMeter {
                 }) => {
                     // Its rate may be another in an hour.
                     if let Err(why) = active::affordable(&found, self.cost_max) {
-                        return Err(self.nothing(Refusal::Lasting(why)));
+                        return Err(self.nothing(Refusal::Lasting(why), Some(account)));
                     }
                     let known = Known::Found {
                         found: Box::new(found.clone()),
@@ -521,7 +532,7 @@ mod tests {
         };
         let memory = Memory::default();
         for process in [living, ended] {
-            let known = nothing(Refusal::Now("busy".to_owned()));
+            let known = nothing(Refusal::Now("busy".to_owned()), None);
             remember(&memory, &(WorkloadId::from("x"), process, (1, 2)), known);
         }
         forget_the_ended(&Root::default(), &memory);
@@ -671,6 +682,23 @@ mod tests {
     }
 
     #[test]
+    fn a_search_that_found_nothing_tells_what_it_did() {
+        let main = ProcessId {
+            pid: 1,
+            start_ticks: 1,
+        };
+        let workload = workload_of(vec![main]);
+        let kind = Points::new(&MeterSettings::default());
+        let key: Key = (workload.id.clone(), main, (1, 2));
+        let tale = || kind.story(&workload, &MeterId::new(ID));
+        let why = || Refusal::Lasting("nothing there".to_owned());
+        remember(&kind.memory, &key, nothing(why(), None));
+        assert_eq!(tale(), None);
+        remember(&kind.memory, &key, nothing(why(), Some("12 samples".to_owned())));
+        assert_eq!(tale().as_deref(), Some("Nothing was found with 12 samples"));
+    }
+
+    #[test]
     fn what_was_found_and_can_never_be_counted_is_judged() {
         let key: Key = (
             WorkloadId::from("x"),
@@ -712,7 +740,7 @@ mod tests {
         lost(&memory, &key, "made anew");
         let rests = matches!(
             lock(&memory).get(&key),
-            Some(Known::Nothing { why: Refusal::Now(_), until }) if *until > Instant::now() + REST_NOW
+            Some(Known::Nothing { why: Refusal::Now(_), until, .. }) if *until > Instant::now() + REST_NOW
         );
         assert!(rests);
     }
