@@ -1,4 +1,4 @@
-//! `homeostat plan`: what would be tried, changing nothing.
+//! `homeostat plan`: what would be tried, changing no setting and no memory.
 
 use crate::failure::Failure;
 use crate::{Context, render};
@@ -18,7 +18,7 @@ const LOOK_MIN: Nanoseconds = Nanoseconds::from_secs(20);
 /// How long threads are watched for the placement scores.
 const PLACES_LOOK: Nanoseconds = Nanoseconds::from_secs(2);
 
-/// Show what would be tried and why, changing nothing.
+/// Show what would be tried and why, changing no setting and no memory.
 ///
 /// Asks the daemon if one runs. Otherwise the same mind looks at the machine for a while, without acting and
 /// without touching journal or history.

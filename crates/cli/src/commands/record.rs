@@ -21,7 +21,7 @@ pub(crate) fn limit(mib: u32) -> Bytes {
     Bytes::from_mib(u64::from(mib))
 }
 
-/// Record what the mind sees and decides, changing nothing, for a bug report.
+/// Record what the mind sees and decides, changing no setting and no memory, for a bug report.
 ///
 /// The same mind as the daemon's looks at this machine without acting and without touching journal or history; all that
 /// it sees and answers goes into FILE, which `homeostat replay` can check on any machine. To record real experiments,

@@ -24,7 +24,7 @@ pub struct Run {
     /// Find and say what would be tried; change no setting and no memory.
     #[arg(long, conflicts_with = "calibrate")]
     advise_only: bool,
-    /// Run placebo experiments only; change nothing.
+    /// Run placebo experiments only; change no setting and no memory.
     #[arg(long)]
     calibrate: bool,
     /// Leave proven changes in force when the daemon stops.
