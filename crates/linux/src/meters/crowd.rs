@@ -52,6 +52,22 @@ impl Crowd {
         }
     }
 
+    /// What a hit costs on average while so many run at once on average ([`overlap`]), in seconds: between what it costs one and two of
+    /// them where it is at most two, and as much as all of them at once make it cost where it is more. `cost`: what it was measured to
+    /// cost so many; of all that are [`telling`](Self::telling).
+    pub(super) fn cost_at(self, overlap: f64, cost: impl Fn(usize) -> f64) -> f64 {
+        if self.measured() < 2 || overlap > 2.0 {
+            return cost(self.measured()) * self.beyond_the_measured();
+        }
+        let (alone, two) = (cost(1), cost(2));
+        alone + (overlap.max(1.0) - 1.0) * (two - alone).max(0.0)
+    }
+
+    /// How many at once tell what it costs, however many run at once: all of them, and few.
+    pub(super) fn telling(self) -> impl Iterator<Item = usize> {
+        (1..=2.min(self.measured())).chain([self.measured()])
+    }
+
     /// How many of them a hit's cost is measured with.
     pub(super) fn measured(self) -> usize {
         self.at_once.min(MEASURED_MAX)
@@ -84,9 +100,62 @@ impl Crowd {
     }
 }
 
+/// How many threads may have run at once at most, on average over the CPU time that each used: as if whoever ran for the shorter time
+/// ran while the other did. Many that share a CPU by turns look as many as they are; one beside idle ones is one.
+pub(super) fn overlap(used: impl Iterator<Item = u64>) -> f64 {
+    let mut used: Vec<u64> = used.collect();
+    used.sort_unstable_by(|a, b| b.cmp(a));
+    let all: u64 = used.iter().sum();
+    if all == 0 {
+        return 1.0;
+    }
+    // Each pair overlaps for what the shorter one ran, which counts for both.
+    let weighted: f64 = (0..)
+        .zip(&used)
+        .map(|(n, ns)| (1.0 + 2.0 * f64::from(n)) * *ns as f64)
+        .sum();
+    weighted / all as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_overlap_as_long_as_the_shorter_one_runs() {
+        assert_eq!(overlap([].into_iter()), 1.0);
+        assert_eq!(overlap([7, 0, 0].into_iter()), 1.0);
+        assert_eq!(
+            overlap([5, 5].into_iter()),
+            2.0,
+            "by turns or at once: it cannot be told"
+        );
+        assert_eq!(overlap([3; 16].into_iter()), 16.0);
+        assert_eq!(overlap([10, 90].into_iter()), 1.2);
+    }
+
+    #[test]
+    fn a_hit_costs_what_those_make_it_cost_that_run_at_once() {
+        let cost = |threads| if threads == 1 { 1.0 } else { 1.5 * threads as f64 };
+        let all = crowd(4, 4, false);
+        for (overlap, expected) in [
+            (0.5, 1.0),
+            (1.0, 1.0),
+            (1.25, 1.5),
+            (2.0, 3.0),
+            (2.01, 6.0),
+            (9.0, 6.0),
+        ] {
+            assert_eq!(all.cost_at(overlap, cost), expected, "{overlap}");
+        }
+        assert_eq!(crowd(1, 1, false).cost_at(1.0, cost), 1.0);
+        assert_eq!(crowd(64, 64, false).cost_at(3.0, cost), 4.0 * 24.0);
+        let telling = |n| crowd(n, n, false).telling().collect::<Vec<_>>();
+        assert_eq!(
+            (telling(1), telling(2), telling(64)),
+            (vec![1, 1], vec![1, 2, 2], vec![1, 2, MEASURED_MAX])
+        );
+    }
 
     fn crowd(at_once: usize, in_one: usize, locked: bool) -> Crowd {
         Crowd {

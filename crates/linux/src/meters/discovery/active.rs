@@ -35,9 +35,9 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
 }
 
 /// A point that could be counted for a smaller share of the time than this is not begun: that the breakpoints come and go, and the
-/// looks before that, would be a large part of what they are there for. (A server's known function may: PostgreSQL at 45,000
+/// looks before that, would be a large part of what they are there for. (As little as a server's known function is: PostgreSQL at 45,000
 /// queries a second is counted for a twentieth.)
-const SHARE_MIN: f64 = 0.1;
+const SHARE_MIN: f64 = 0.05;
 
 /// … by the processor's own breakpoints, which come and go within microseconds.
 const SHARE_MIN_COMPILED: f64 = 0.01;

@@ -58,13 +58,16 @@ fn own_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// What a hit costs here when so many threads hit at once, in seconds of the program's CPU time.
+/// What a hit costs here when so many threads hit at once, by their number, in seconds of the program's CPU time: of as many as tell what
+/// it costs this program.
 ///
 /// # Errors
 /// A sentence: this kernel or this user cannot count so, or it does not count as it should.
-pub(super) fn rehearse(root: &Root, crowd: Crowd) -> Result<f64, Refusal> {
-    let cost = rehearse_with(root, crowd.measured())?;
-    Ok(cost * crowd.beyond_the_measured())
+pub(super) fn rehearse(root: &Root, crowd: Crowd) -> Result<BTreeMap<usize, f64>, Refusal> {
+    crowd
+        .telling()
+        .map(|threads| Ok((threads, rehearse_with(root, threads)?)))
+        .collect()
 }
 
 fn rehearse_with(root: &Root, threads: usize) -> Result<f64, Refusal> {

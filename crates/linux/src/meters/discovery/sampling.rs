@@ -196,7 +196,7 @@ impl Search<'_> {
     }
 
     /// Time on a CPU of each thread in nanoseconds, from `schedstat`.
-    fn run_times(&self) -> BTreeMap<(ProcessId, i32), u64> {
+    pub(super) fn run_times(&self) -> BTreeMap<(ProcessId, i32), u64> {
         let mut times = BTreeMap::new();
         let mut buffer = [0u8; 128];
         for process in self.processes() {
@@ -299,6 +299,7 @@ impl Search<'_> {
             compiled::threads_of(self.root, process).map_err(|e| Refusal::Lasting(e.to_string()))?;
         }
         self.limits.hit_cost = compiled::rehearse()?;
+        self.hit_cost = self.limits.hit_cost;
         self.compiled = Some(Sets::on(threads.iter().map(|(_, thread)| *thread)));
         Ok(())
     }

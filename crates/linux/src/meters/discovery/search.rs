@@ -8,7 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::crowd::Crowd;
+use super::super::crowd::{Crowd, overlap};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
 use super::atlas::{Atlas, Frame};
@@ -21,6 +21,7 @@ use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::{ProcessId, Workload};
+use homeostat_points::HIT_COST;
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +35,7 @@ const TIME_MAX: Duration = Duration::from_secs(40);
 /// Longest wait for the end of another search.
 const TURN_MAX: Duration = Duration::from_secs(120);
 /// Most CPU time that the probes of a search may take from the program (seconds).
-const COST_MAX: f64 = 1.0;
+pub(super) const COST_MAX: f64 = 1.0;
 /// Most candidates that are counted.
 pub(super) const CANDIDATES_MAX: usize = 640;
 /// Candidates that are tried together for the first time, and for how long: some will run millions of times a second.
@@ -74,6 +75,8 @@ const LAST_COST: f64 = 0.3;
 const LINKS_MAX: usize = 8;
 /// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
 const LIBERTY_EVERY: Duration = Duration::from_millis(10);
+/// Who ran for less than this (nanoseconds) does not tell how many run at once: some ticks of the kernel's clock of CPU time.
+const RUN_MIN: u64 = 20_000_000;
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -217,7 +220,16 @@ pub(super) struct Spot {
 pub(super) struct Search<'a> {
     pub(super) root: &'a Root,
     pub(super) workload: &'a Workload,
+    /// What is chosen by: a hit costs what it costs when all threads that can run at once do. It will be counted for hours.
     pub(super) limits: Limits,
+    /// What a hit costs now (seconds of CPU time): with as many threads as run at once in this search.
+    pub(super) hit_cost: f64,
+    /// What it costs so many threads that hit at once.
+    costs: BTreeMap<usize, f64>,
+    /// Threads that can hit places at once.
+    crowd: Crowd,
+    /// Time on a CPU of each thread when it was looked last how many run at once (nanoseconds).
+    used: BTreeMap<(ProcessId, i32), u64>,
     stop: &'a AtomicBool,
     begun: Instant,
     /// Its processes, and the program that each ran when the search began (device and inode).
@@ -234,11 +246,12 @@ pub(super) struct Search<'a> {
     pub(super) gathering: f64,
     samples: usize,
     candidates: usize,
-    pub(super) hits: u64,
+    /// What it has cost the program so far (seconds of its CPU time).
+    pub(super) paid: f64,
     /// CPUs that the program used when it was looked at first.
     pub(super) cpus: f64,
-    /// What each part of the search took: seconds, hits, and how many places it left.
-    parts: Vec<(&'static str, f64, u64, usize)>,
+    /// What each part of the search took: seconds, CPU time of the program, and how many places it left.
+    parts: Vec<(&'static str, f64, f64, usize)>,
     observation: Option<Observation>,
     /// Threads that take probes off.
     closing: Vec<JoinHandle<()>>,
@@ -278,13 +291,18 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
         let crowd = Crowd::of(root, &processes);
         crowd.allow()?;
-        let hit_cost = rehearse(root, crowd)?;
+        let costs = rehearse(root, crowd)?;
+        let hit_cost = cost_at(crowd, &costs, f64::INFINITY);
         // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
         no_files().allow_first(root, &processes)?;
         Ok(Self {
             root,
             workload,
             limits: Limits { hit_cost, ..limits },
+            hit_cost,
+            costs,
+            crowd,
+            used: BTreeMap::new(),
             stop,
             begun: Instant::now(),
             subjects,
@@ -296,7 +314,7 @@ impl<'a> Search<'a> {
             gathering: 0.0,
             samples: 0,
             candidates: 0,
-            hits: 0,
+            paid: 0.0,
             cpus: 0.0,
             parts: Vec::new(),
             observation: None,
@@ -353,18 +371,15 @@ impl<'a> Search<'a> {
         let parts: Vec<String> = self
             .parts
             .iter()
-            .map(|(name, seconds, hits, places)| {
-                format!(
-                    "{name}: {seconds:.1} s, {:.2} s of its CPU time, {places} places left",
-                    *hits as f64 * self.limits.hit_cost
-                )
+            .map(|(name, seconds, paid, places)| {
+                format!("{name}: {seconds:.1} s, {paid:.2} s of its CPU time, {places} places left")
             })
             .collect();
         format!(
             "{} samples of its stacks, {} places tried, {:.2} µs a hit; {}",
             self.samples,
             self.candidates,
-            self.limits.hit_cost * 1e6,
+            self.hit_cost * 1e6,
             parts.join("; ")
         )
     }
@@ -372,17 +387,18 @@ impl<'a> Search<'a> {
     /// Notes what a part of the search took.
     fn part(&mut self, name: &'static str) {
         let seconds: f64 = self.parts.iter().map(|p| p.1).sum();
-        let hits: u64 = self.parts.iter().map(|p| p.2).sum();
+        let paid: f64 = self.parts.iter().map(|p| p.2).sum();
         self.parts.push((
             name,
             self.begun.elapsed().as_secs_f64() - seconds,
-            self.hits.saturating_sub(hits),
+            self.paid - paid,
             self.spots.len(),
         ));
     }
 
     fn run(&mut self) -> Result<Found, Refusal> {
         let (cpu, begun) = (self.cpu(), Instant::now());
+        let used = self.run_times();
         let (threads, main) = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
@@ -399,6 +415,8 @@ impl<'a> Search<'a> {
         };
         drop(samples);
         if self.compiled.is_none() {
+            self.used = used;
+            self.look_who_runs();
             self.leave_out_the_patched()?;
             self.owed = Some(self.owe()?);
         }
@@ -453,8 +471,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Charges what children have done in a window, who have the breakpoints and are not counted: as many hits for each second of CPU
-    /// time as those made that are.
+    /// Charges what children have done in a window, who have the breakpoints and are not counted: as much for each second of CPU
+    /// time as those pay that are.
     ///
     /// # Errors
     /// A sentence: processes are made too often, each of which has to copy the pages that are counted with.
@@ -466,7 +484,9 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = self.processes().collect();
         let programs = self.subjects.iter().map(|s| s.1).collect();
         let unpaid = self.children.since(self.root, &processes, &programs);
-        self.hits = self.hits.saturating_add(hits_of_children(hits, cpu, unpaid.cpu));
+        if cpu > 0.0 {
+            self.paid += hits as f64 * self.hit_cost * unpaid.cpu / cpu;
+        }
         self.forked.0 += unpaid.forks;
         let seconds = self.forked.1.elapsed().as_secs_f64();
         if too_many(self.forked.0, seconds) {
@@ -485,7 +505,7 @@ impl<'a> Search<'a> {
         if self.begun.elapsed() > TIME_MAX {
             return Err(format!("the search took more than {} s", TIME_MAX.as_secs()));
         }
-        affordable(self.hits, self.limits.hit_cost)?;
+        affordable(self.paid)?;
         // Who has become another program since is not looked into any more, and neither are the others of its kind.
         let (main, identity) = self.subjects.first().ok_or("it has no process")?;
         same_program(self.root, *main, *identity)?;
@@ -495,8 +515,8 @@ impl<'a> Search<'a> {
     /// Whether so many hits more than were charged so far may still be paid for: for asking in each slice of a window. What is over that is
     /// charged.
     pub(super) fn go_on_after(&mut self, hits: u64) -> Result<(), String> {
-        let all = self.hits.saturating_add(hits);
-        affordable(all, self.limits.hit_cost).inspect_err(|_| self.hits = all)
+        let all = self.paid + hits as f64 * self.hit_cost;
+        affordable(all).inspect_err(|_| self.paid = all)
     }
 
     /// How often the threads that get the processor's breakpoints were given a CPU; nothing where others are counted with.
@@ -515,16 +535,34 @@ impl<'a> Search<'a> {
             .unwrap_or_default()
     }
 
-    /// Charges that they were since: as many hits as cost as much.
+    /// Charges what it costs that they were since.
     pub(super) fn charge_switches(&mut self, mut since: Switches) {
         if self.compiled.is_none() {
             return;
         }
         since.look(self.runs_now());
-        let cost = since.take() as f64 * compiled::switch_cost(compiled::PLACES_MAX);
-        self.hits = self
-            .hits
-            .saturating_add((cost / self.limits.hit_cost.max(1e-9)) as u64);
+        self.paid += since.take() as f64 * compiled::switch_cost(compiled::PLACES_MAX);
+    }
+
+    /// Looks how many threads have run at once since the last look, at most: that tells what a hit costs now.
+    fn look_who_runs(&mut self) {
+        let now = self.run_times();
+        let since = now
+            .iter()
+            .map(|(thread, ns)| ns.saturating_sub(self.used.get(thread).copied().unwrap_or(0)));
+        if since.clone().sum::<u64>() >= RUN_MIN {
+            self.hit_cost = cost_at(self.crowd, &self.costs, overlap(since));
+            self.used = now;
+        }
+    }
+
+    /// Charges so many hits, since the last ones were charged.
+    pub(super) fn charge(&mut self, hits: u64) {
+        // What the processor's breakpoints cost is their threads' own.
+        if self.compiled.is_none() {
+            self.look_who_runs();
+        }
+        self.paid += hits as f64 * self.hit_cost;
     }
 
     /// CPU time of all processes in seconds.
@@ -740,7 +778,7 @@ impl<'a> Search<'a> {
             after = self.read(spots);
             cpu = self.cpu() - start;
             let hits: u64 = after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).sum();
-            paid = hits as f64 * self.limits.hit_cost;
+            paid = hits as f64 * self.hit_cost;
             let patience = (enough * PATIENCE).max(PATIENCE_MIN);
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
@@ -756,7 +794,7 @@ impl<'a> Search<'a> {
         let last = self.read(spots);
         let since = last.iter().zip(&first).map(|(l, f)| l.saturating_sub(*f));
         let since: u64 = since.sum();
-        self.hits = self.hits.saturating_add(since);
+        self.charge(since);
         self.charge_switches(runs);
         off?;
         disturbed?;
@@ -855,7 +893,7 @@ impl<'a> Search<'a> {
     /// probably the same work. `slack`: how far beyond the room.
     fn keep_the_best(&mut self, slack: f64) {
         let cpus = self.cpus.max(0.02);
-        let room = slack * LAST_COST * cpus / self.limits.hit_cost;
+        let room = slack * LAST_COST * cpus / self.hit_cost;
         if self.compiled.is_some() {
             self.spots = compiled::best(
                 std::mem::take(&mut self.spots),
@@ -953,26 +991,24 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether a search may cost the program so many hits.
+/// What a hit costs while so many of a crowd run at once, by what it was measured to cost so many (seconds).
+fn cost_at(crowd: Crowd, costs: &BTreeMap<usize, f64>, overlap: f64) -> f64 {
+    crowd.cost_at(overlap, |threads| {
+        costs.get(&threads).copied().unwrap_or(HIT_COST)
+    })
+}
+
+/// Whether a search may cost the program so much of its CPU time (seconds).
 ///
 /// # Errors
 /// A sentence: it may not.
-fn affordable(hits: u64, hit_cost: f64) -> Result<(), String> {
-    if hits as f64 * hit_cost > COST_MAX {
+fn affordable(paid: f64) -> Result<(), String> {
+    if paid > COST_MAX {
         return Err(format!(
             "the search would have cost the program more than {COST_MAX} s of its CPU time"
         ));
     }
     Ok(())
-}
-
-/// Hits that children are taken to have made.
-fn hits_of_children(hits: u64, cpu: f64, of_children: f64) -> u64 {
-    if cpu > 0.0 {
-        (hits as f64 * of_children / cpu) as u64
-    } else {
-        0
-    }
 }
 
 /// Whether more processes were made than a program may make that is counted: so many each second, and as many at once.
@@ -1037,15 +1073,12 @@ mod tests {
 
     #[test]
     fn a_search_costs_a_second_at_most() {
-        assert!(affordable(100_000, 10e-6).is_ok());
-        assert!(affordable(100_001, 10e-6).unwrap_err().contains("more than 1 s"));
+        assert!(affordable(1.0).is_ok());
+        assert!(affordable(1.00001).unwrap_err().contains("more than 1 s"));
     }
 
     #[test]
-    fn what_is_forked_in_a_search_is_paid_for_and_must_not_be_much() {
-        assert_eq!(hits_of_children(1_000, 0.2, 0.1), 500);
-        assert_eq!(hits_of_children(1_000, 0.2, 0.0), 0);
-        assert_eq!(hits_of_children(1_000, 0.0, 0.1), 0);
+    fn what_is_forked_in_a_search_must_not_be_much() {
         assert!(!too_many(FORKS_MAX, 0.0));
         assert!(too_many(FORKS_MAX + 1, 0.0));
         assert!(!too_many(5 * FORKS_MAX, 4.0));

@@ -3,7 +3,7 @@
 
 use super::super::concern::Refusal;
 use super::super::turns::Urgent;
-use super::search::{CANDIDATES_MAX, Search, Spot};
+use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot};
 use super::signals::Signals;
 use homeostat_points::choice::{Observation, Point};
 use std::collections::BTreeSet;
@@ -14,6 +14,10 @@ const WINDOWS: usize = 16;
 /// Length of a window of points that are cheap (CPU time of a program on one CPU), and of the shortest.
 const WINDOW: f64 = 0.4;
 const WINDOW_MIN: f64 = 0.1;
+/// … and where more would cost the program more than a search may: what was spent before is not left for the windows.
+const WINDOW_SHORTEST: f64 = 0.04;
+/// Share of what a search may still cost that the windows are meant to: rates are known roughly, and it costs between them, too.
+const MEANT: f64 = 0.75;
 /// Share of the CPU time up to which points are cheap.
 const CHEAP: f64 = 0.03;
 /// A program that is given little CPU time is waited for this many times as long.
@@ -53,8 +57,9 @@ impl Search<'_> {
             ..Observation::default()
         };
         let cpus = self.cpus.max(0.02);
-        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.limits.hit_cost / cpus;
-        let length = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
+        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost / cpus;
+        let length = length(cost, cpus, COST_MAX - self.paid);
+        let mut charged = self.read(&all);
         let attached = self.attach(mine)?;
         for window in 0..WINDOWS {
             self.go_on()?;
@@ -65,13 +70,16 @@ impl Search<'_> {
             let seen = self.window(mine, slow, length)?;
             self.charge_switches(runs);
             let now = signals.read(self.workload);
-            let hits = seen.counts.iter().sum::<u64>().saturating_add(seen.extra);
-            self.hits = self.hits.saturating_add(hits);
+            // Between the windows it is hit as well.
+            let counted = self.read(&all);
+            let hits = difference(&counted, &charged).iter().sum();
+            charged = counted;
+            self.charge(hits);
             self.charge_children(hits, seen.cpu)?;
             observation.seconds.push(seen.seconds);
             observation.cpu.push(seen.cpu);
             let burden = if seen.cpu > 0.0 {
-                seen.extra as f64 * self.limits.hit_cost / seen.cpu
+                seen.extra as f64 * self.hit_cost / seen.cpu
             } else {
                 0.0
             };
@@ -92,9 +100,6 @@ impl Search<'_> {
     fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, Refusal> {
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
-        let difference = |now: Vec<u64>, then: &[u64]| -> Vec<u64> {
-            now.iter().zip(then).map(|(n, t)| n.saturating_sub(*t)).collect()
-        };
         let (mut slowing, mut urgent) = if slow.is_empty() {
             (None, None)
         } else {
@@ -109,8 +114,8 @@ impl Search<'_> {
                 break;
             }
             // The points may run far more often than they did before. What is on goes with the error.
-            let hits = difference(self.read(mine), &counts).iter().sum::<u64>();
-            let of_slow = difference(self.read(slow), &extra).iter().sum::<u64>();
+            let hits = difference(&self.read(mine), &counts).iter().sum::<u64>();
+            let of_slow = difference(&self.read(slow), &extra).iter().sum::<u64>();
             self.go_on_after(hits.saturating_add(of_slow))?;
             self.at_liberty()?;
             if slowing.is_none() {
@@ -118,7 +123,7 @@ impl Search<'_> {
                 continue;
             }
             std::thread::sleep(BURDEN_BEAT);
-            let paid = difference(self.read(slow), &extra).iter().sum::<u64>() as f64 * self.limits.hit_cost;
+            let paid = difference(&self.read(slow), &extra).iter().sum::<u64>() as f64 * self.hit_cost;
             if paid >= share
                 && let Some(attached) = slowing.take()
             {
@@ -129,8 +134,8 @@ impl Search<'_> {
         let seen = Window {
             seconds: begun.elapsed().as_secs_f64(),
             cpu: self.cpu() - cpu,
-            counts: difference(self.read(mine), &counts),
-            extra: difference(self.read(slow), &extra).iter().sum(),
+            counts: difference(&self.read(mine), &counts),
+            extra: difference(&self.read(slow), &extra).iter().sum(),
         };
         drop(urgent);
         if let Some(attached) = slowing {
@@ -154,6 +159,19 @@ impl Search<'_> {
     }
 }
 
+/// Length of a window in seconds, of points that cost such a share of the CPU time of a program on so many CPUs, of which a search may
+/// still take so much (seconds).
+fn length(cost: f64, cpus: f64, left: f64) -> f64 {
+    let wanted = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
+    // Each second; half of the windows are slowed.
+    let paid = (cost + BURDEN / 2.0) * cpus;
+    wanted.min((MEANT * left / (WINDOWS as f64 * paid)).max(WINDOW_SHORTEST))
+}
+
+fn difference(now: &[u64], then: &[u64]) -> Vec<u64> {
+    now.iter().zip(then).map(|(n, t)| n.saturating_sub(*t)).collect()
+}
+
 fn point(spot: &Spot) -> Point {
     Point {
         function: spot.function,
@@ -161,5 +179,29 @@ fn point(spot: &Spot) -> Point {
         coverage: spot.coverage,
         waits: spot.candidate.waits,
         counts: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_shorter_the_dearer_points_are_and_the_less_is_left() {
+        assert_eq!(length(0.001, 1.0, 1.0), WINDOW);
+        assert_eq!(length(2.0 * CHEAP, 1.0, 1.0), WINDOW / 2.0);
+        assert_eq!(length(0.3, 1.0, 1.0), WINDOW_MIN);
+        let short = length(0.45, 1.0, 0.8);
+        assert!((WINDOW_SHORTEST..WINDOW_MIN).contains(&short), "{short}");
+        assert!(WINDOWS as f64 * short * (0.45 + BURDEN / 2.0) <= MEANT * 0.8 + 1e-9);
+        assert_eq!(
+            length(0.45, 1.0, 0.01),
+            WINDOW_SHORTEST,
+            "it stops where nothing is left"
+        );
+        assert!(
+            length(0.3, 4.0, 1.0) < length(0.3, 1.0, 1.0),
+            "on four CPUs four times is paid"
+        );
     }
 }
