@@ -5,12 +5,14 @@
 //! 6.14 do take one: that of the address space, for each hit. There a thread that maps memory keeps all waiting that hit meanwhile; so on
 //! those only programs are counted of whose threads few can run at once, unless a person names the function.
 
-use super::common::{numbers_in, open_process};
+use super::common::{numbers_in, open_process, read_at};
 use super::concern::Refusal;
 use super::tasks::online_cpus;
 use crate::Root;
 use crate::sensors::topology::{kernel_release, kernel_version};
 use homeostat_model::ProcessId;
+use homeostat_points::HIT_COST;
+use std::collections::BTreeMap;
 
 /// Threads that a hit's cost is measured with at most.
 pub(super) const MEASURED_MAX: usize = 16;
@@ -18,6 +20,11 @@ pub(super) const MEASURED_MAX: usize = 16;
 const FEW: usize = 4;
 /// The first kernel that does not.
 const WITHOUT_LOCK: (u32, u32) = (6, 14);
+
+/// So many threads are looked at one by one, each for some 10 µs; of more it is taken that all that can run at once do.
+const THREADS_MAX: usize = 256;
+/// Who ran for less than this (nanoseconds) does not tell how many run at once: some ticks of the kernel's clock of CPU time.
+const RUN_MIN: u64 = 20_000_000;
 
 /// Threads that can hit places at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +59,7 @@ impl Crowd {
         }
     }
 
-    /// What a hit costs on average while so many run at once on average ([`overlap`]), in seconds: between what it costs one and two of
-    /// them where it is at most two, and as much as all of them at once make it cost where it is more. `cost`: what it was measured to
-    /// cost so many; of all that are [`telling`](Self::telling).
-    pub(super) fn cost_at(self, overlap: f64, cost: impl Fn(usize) -> f64) -> f64 {
-        if self.measured() < 2 || overlap > 2.0 {
-            return cost(self.measured()) * self.beyond_the_measured();
-        }
-        let (alone, two) = (cost(1), cost(2));
-        alone + (overlap.max(1.0) - 1.0) * (two - alone).max(0.0)
-    }
-
-    /// How many at once tell what it costs, however many run at once: all of them, and few.
+    /// How many at once tell what a hit costs, however many run at once: all of them, and few.
     pub(super) fn telling(self) -> impl Iterator<Item = usize> {
         (1..=2.min(self.measured())).chain([self.measured()])
     }
@@ -100,9 +96,88 @@ impl Crowd {
     }
 }
 
+/// What a hit costs with as many threads as really run at once. A program may have a dozen, of which one works.
+pub(super) struct AtOnce {
+    crowd: Crowd,
+    /// What a hit was measured to cost while so many threads hit (seconds of CPU time of each).
+    costs: BTreeMap<usize, f64>,
+    /// Time on a CPU of each thread at the last look (nanoseconds); none before the first.
+    used: Option<BTreeMap<(ProcessId, i32), u64>>,
+    /// What a hit costs, as the last look says.
+    cost: f64,
+}
+
+impl AtOnce {
+    /// Of a crowd with these costs of as many at once as are [`telling`](Crowd::telling). Until somebody has looked, all run at once.
+    pub(super) fn new(crowd: Crowd, costs: BTreeMap<usize, f64>) -> Self {
+        let mut at_once = Self {
+            crowd,
+            costs,
+            used: None,
+            cost: 0.0,
+        };
+        at_once.cost = at_once.cost_of(f64::INFINITY);
+        at_once
+    }
+
+    /// What it was measured to cost so many threads.
+    pub(super) fn costs(&self) -> &BTreeMap<usize, f64> {
+        &self.costs
+    }
+
+    /// What a hit costs, as the last look says (seconds of CPU time).
+    pub(super) fn cost(&self) -> f64 {
+        self.cost
+    }
+
+    /// So many threads can run at once now.
+    pub(super) fn are_now(&mut self, crowd: Crowd) {
+        self.crowd = crowd;
+    }
+
+    /// Looks who has run since the last look, and tells what a hit has cost meanwhile.
+    pub(super) fn look(&mut self, root: &Root, processes: impl Iterator<Item = ProcessId>) -> f64 {
+        let now = run_times(root, processes, THREADS_MAX);
+        if now.len() >= THREADS_MAX {
+            self.used = None;
+            self.cost = self.cost_of(f64::INFINITY);
+            return self.cost;
+        }
+        let Some(used) = &self.used else {
+            self.used = Some(now);
+            return self.cost;
+        };
+        let since = now
+            .iter()
+            .map(|(thread, ns)| ns.saturating_sub(used.get(thread).copied().unwrap_or(0)));
+        if since.clone().sum::<u64>() >= RUN_MIN {
+            self.cost = self.cost_of(overlap(since));
+            self.used = Some(now);
+        }
+        self.cost
+    }
+
+    /// What a hit costs on average while so many run at once on average: as if it grew evenly between the numbers that it was measured
+    /// with.
+    fn cost_of(&self, overlap: f64) -> f64 {
+        let overlap = overlap.clamp(1.0, self.crowd.at_once as f64);
+        let known = |(threads, cost): (&usize, &f64)| (*threads as f64, *cost);
+        let below = self.costs.range(..=overlap as usize).next_back().map(known);
+        let above = self.costs.range(overlap.ceil() as usize..).next().map(known);
+        match (below, above) {
+            (Some((few, cost)), Some((many, more))) if many > few => {
+                cost + (overlap - few) / (many - few) * (more - cost).max(0.0)
+            }
+            (Some((few, cost)), None) => cost * overlap / few,
+            (Some((_, cost)), Some(_)) | (None, Some((_, cost))) => cost,
+            (None, None) => HIT_COST * self.crowd.beyond_few(),
+        }
+    }
+}
+
 /// How many threads may have run at once at most, on average over the CPU time that each used: as if whoever ran for the shorter time
 /// ran while the other did. Many that share a CPU by turns look as many as they are; one beside idle ones is one.
-pub(super) fn overlap(used: impl Iterator<Item = u64>) -> f64 {
+fn overlap(used: impl Iterator<Item = u64>) -> f64 {
     let mut used: Vec<u64> = used.collect();
     used.sort_unstable_by(|a, b| b.cmp(a));
     let all: u64 = used.iter().sum();
@@ -115,6 +190,37 @@ pub(super) fn overlap(used: impl Iterator<Item = u64>) -> f64 {
         .map(|(n, ns)| (1.0 + 2.0 * f64::from(n)) * *ns as f64)
         .sum();
     weighted / all as f64
+}
+
+/// Time on a CPU of each of their threads in nanoseconds, from `schedstat`; of so many at most.
+pub(super) fn run_times(
+    root: &Root,
+    processes: impl Iterator<Item = ProcessId>,
+    most: usize,
+) -> BTreeMap<(ProcessId, i32), u64> {
+    let mut times = BTreeMap::new();
+    let mut buffer = [0u8; 128];
+    for process in processes {
+        let Ok(dir) = open_process(root, process) else {
+            continue;
+        };
+        let Ok((threads, _)) = numbers_in(&dir, "task", most) else {
+            continue;
+        };
+        for thread in threads {
+            let time = read_at(&dir, &format!("task/{thread}/schedstat"), &mut buffer)
+                .ok()
+                .and_then(|n| {
+                    let text = std::str::from_utf8(buffer.get(..n)?).ok()?;
+                    text.split_ascii_whitespace().next()?.parse().ok()
+                });
+            times.extend(time.map(|t: u64| ((process, thread), t)));
+        }
+        if times.len() >= most {
+            break;
+        }
+    }
+    times
 }
 
 #[cfg(test)]
@@ -136,20 +242,37 @@ mod tests {
 
     #[test]
     fn a_hit_costs_what_those_make_it_cost_that_run_at_once() {
-        let cost = |threads| if threads == 1 { 1.0 } else { 1.5 * threads as f64 };
-        let all = crowd(4, 4, false);
+        let costs = |threads: &[usize]| {
+            let cost = |n: &usize| if *n == 1 { 1.0 } else { 1.5 * *n as f64 };
+            threads.iter().map(|n| (*n, cost(n))).collect()
+        };
+        let cost =
+            |n, known: &[usize], overlap| AtOnce::new(crowd(n, n, false), costs(known)).cost_of(overlap);
         for (overlap, expected) in [
             (0.5, 1.0),
             (1.0, 1.0),
             (1.25, 1.5),
             (2.0, 3.0),
-            (2.01, 6.0),
+            (3.0, 4.5),
+            (4.0, 6.0),
             (9.0, 6.0),
         ] {
-            assert_eq!(all.cost_at(overlap, cost), expected, "{overlap}");
+            assert_eq!(cost(4, &[1, 2, 4], overlap), expected, "{overlap}");
         }
-        assert_eq!(crowd(1, 1, false).cost_at(1.0, cost), 1.0);
-        assert_eq!(crowd(64, 64, false).cost_at(3.0, cost), 4.0 * 24.0);
+        assert_eq!(cost(1, &[1], 5.0), 1.0);
+        assert_eq!(
+            cost(64, &[1, 2, 16], 32.0),
+            48.0,
+            "beyond what was measured as if by one lock"
+        );
+        assert_eq!(cost(4, &[1], 3.0), 3.0, "threads have come since");
+        assert_eq!(cost(4, &[4], 1.0), 6.0);
+        assert_eq!(cost(4, &[], 4.0), HIT_COST);
+        assert_eq!(
+            AtOnce::new(crowd(4, 4, false), costs(&[1, 2, 4])).cost(),
+            6.0,
+            "nobody has looked"
+        );
         let telling = |n| crowd(n, n, false).telling().collect::<Vec<_>>();
         assert_eq!(
             (telling(1), telling(2), telling(64)),
@@ -213,5 +336,29 @@ mod tests {
             assert_eq!(Crowd::of(&root, &processes), crowd(8, 8, locked), "{release}");
             assert_eq!(Crowd::of(&root, &processes[..1]), crowd(3, 3, locked));
         }
+    }
+
+    #[test]
+    fn a_process_whose_one_thread_works_is_one_that_runs_at_once() {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let own = ProcessId {
+            pid: std::process::id() as i32,
+            start_ticks: super::super::common::start_ticks(&stat).unwrap(),
+        };
+        let costs = BTreeMap::from([(1, 1.0), (2, 3.0), (4, 6.0)]);
+        let mut at_once = AtOnce::new(crowd(4, 4, false), costs);
+        assert_eq!(
+            at_once.look(&Root::default(), [own].into_iter()),
+            6.0,
+            "the first look tells nothing"
+        );
+        // Other tests may run in threads of the same process: whatever they do is between one and all.
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < std::time::Duration::from_millis(100) {
+            std::hint::spin_loop();
+        }
+        let cost = at_once.look(&Root::default(), [own].into_iter());
+        assert!((1.0..=6.0).contains(&cost), "{cost}");
+        assert_eq!(at_once.cost(), cost);
     }
 }

@@ -91,8 +91,9 @@ pub(super) fn open(
         At::File { place, witness } => {
             let counters = Arc::new(Counters::new(2).map_err(failed)?);
             let places = [place.clone()].into_iter().chain(witness.clone()).collect();
-            let probes = Probes::new(root, found, places, main, executable, counters.clone());
-            let known = known_cost(Crowd::of(root, &workload.processes));
+            let crowd = Crowd::of(root, &workload.processes);
+            let probes = Probes::new(root, found, places, main, executable, crowd, counters.clone());
+            let known = known_cost(crowd);
             Counting::begin(workload, probes, how(counters, known.max(found.hit_cost)))
         }
         At::Compiled { place, witness } => {

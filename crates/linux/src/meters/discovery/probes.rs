@@ -3,7 +3,7 @@
 use super::super::code_file::executable;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::crowd::Crowd;
+use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, On, Owed};
 use super::super::turns::{COUNTED, Children, Lost, Subject, Unpaid, WITNESS, WORKED, Window};
 use super::active::failed;
@@ -56,6 +56,8 @@ pub(super) struct Probes {
     code_seen: Option<Instant>,
     watch: Watch,
     children: Children,
+    /// Tells what a hit costs now.
+    at_once: AtOnce,
 }
 
 impl Probes {
@@ -67,6 +69,7 @@ impl Probes {
         places: Vec<Place>,
         main: ProcessId,
         executable: (u64, u64),
+        crowd: Crowd,
         counters: Arc<Counters>,
     ) -> Self {
         let places: Vec<(Place, u32)> = places.into_iter().zip([COUNTED, WITNESS]).collect();
@@ -91,6 +94,7 @@ impl Probes {
             code_seen: None,
             watch: Watch::default(),
             children: Children::default(),
+            at_once: AtOnce::new(crowd, found.costs.clone()),
         }
     }
 
@@ -202,7 +206,9 @@ impl Subject for Probes {
             .get(..PROCESSES_MAX)
             .unwrap_or(&workload.processes);
         // Threads may have come since it was found.
-        let allowed = Crowd::of(&self.root, looked_at)
+        let crowd = Crowd::of(&self.root, looked_at);
+        self.at_once.are_now(crowd);
+        let allowed = crowd
             .allow()
             .and_then(|()| self.files.allow(&self.root, looked_at));
         allowed.map_err(|why| match why {
@@ -278,6 +284,11 @@ impl Subject for Probes {
 
     fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid {
         self.children.since(&self.root, processes, &self.executables)
+    }
+
+    fn hit_cost(&mut self, processes: &[ProcessId]) -> Option<f64> {
+        let counted = processes.iter().take(PROCESSES_MAX).copied();
+        Some(self.at_once.look(&self.root, counted))
     }
 
     fn allowance(&self) -> f64 {

@@ -2,8 +2,9 @@
 //! words are kept that point into code, and what else lay there is wiped as soon as it was looked at: it may be anybody's
 //! password.
 
-use super::super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
+use super::super::common::ENTRIES_MAX;
 use super::super::concern::Refusal;
+use super::super::crowd::run_times;
 use super::super::waits::waits_for_several;
 use super::atlas::{Atlas, Code, Frame};
 use super::compiled::{self, Memory, Pieces, Sets};
@@ -176,10 +177,9 @@ impl Tally {
 impl Search<'_> {
     /// Threads that use the most CPU time, (process, thread), and how many of the first of them do the work.
     pub(super) fn busiest(&self) -> Result<(Vec<(ProcessId, i32)>, usize), String> {
-        let before = self.run_times();
+        let before = run_times(self.root, self.processes(), ENTRIES_MAX);
         std::thread::sleep(RANKING);
-        let mut used: Vec<(u64, (ProcessId, i32))> = self
-            .run_times()
+        let mut used: Vec<(u64, (ProcessId, i32))> = run_times(self.root, self.processes(), ENTRIES_MAX)
             .into_iter()
             .filter_map(|(key, now)| Some((now.checked_sub(*before.get(&key)?)?, key)))
             .filter(|(ns, _)| *ns > 0)
@@ -193,33 +193,6 @@ impl Search<'_> {
         let most = used.first().map_or(0, |(ns, _)| *ns);
         let main = used.partition_point(|(ns, _)| *ns as f64 >= MAIN * most as f64);
         Ok((used.into_iter().map(|(_, key)| key).collect(), main))
-    }
-
-    /// Time on a CPU of each thread in nanoseconds, from `schedstat`.
-    pub(super) fn run_times(&self) -> BTreeMap<(ProcessId, i32), u64> {
-        let mut times = BTreeMap::new();
-        let mut buffer = [0u8; 128];
-        for process in self.processes() {
-            let Ok(dir) = open_process(self.root, process) else {
-                continue;
-            };
-            let Ok((threads, _)) = numbers_in(&dir, "task", ENTRIES_MAX) else {
-                continue;
-            };
-            for thread in threads {
-                let time = read_at(&dir, &format!("task/{thread}/schedstat"), &mut buffer)
-                    .ok()
-                    .and_then(|n| {
-                        let text = std::str::from_utf8(buffer.get(..n)?).ok()?;
-                        text.split_ascii_whitespace().next()?.parse().ok()
-                    });
-                times.extend(time.map(|t: u64| ((process, thread), t)));
-            }
-            if times.len() >= ENTRIES_MAX {
-                break;
-            }
-        }
-        times
     }
 
     /// Samples these threads, and looks what the main ones of them wait for.

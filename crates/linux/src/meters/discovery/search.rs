@@ -8,7 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::crowd::{Crowd, overlap};
+use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
 use super::atlas::{Atlas, Frame};
@@ -21,7 +21,6 @@ use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::{ProcessId, Workload};
-use homeostat_points::HIT_COST;
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,8 +74,6 @@ const LAST_COST: f64 = 0.3;
 const LINKS_MAX: usize = 8;
 /// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
 const LIBERTY_EVERY: Duration = Duration::from_millis(10);
-/// Who ran for less than this (nanoseconds) does not tell how many run at once: some ticks of the kernel's clock of CPU time.
-const RUN_MIN: u64 = 20_000_000;
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -97,8 +94,10 @@ pub(super) enum At {
 pub(super) struct Found {
     pub(super) at: At,
     pub(super) chosen: Chosen,
-    /// Cost of a hit on this machine (seconds of CPU time).
+    /// Cost of a hit on this machine (seconds of CPU time), when all threads hit that can run at once …
     pub(super) hit_cost: f64,
+    /// … and of so many; in code of files.
+    pub(super) costs: BTreeMap<usize, f64>,
     /// CPUs that it used.
     pub(super) cpus: f64,
     /// Programs that its processes ran (device and inode).
@@ -224,12 +223,7 @@ pub(super) struct Search<'a> {
     pub(super) limits: Limits,
     /// What a hit costs now (seconds of CPU time): with as many threads as run at once in this search.
     pub(super) hit_cost: f64,
-    /// What it costs so many threads that hit at once.
-    costs: BTreeMap<usize, f64>,
-    /// Threads that can hit places at once.
-    crowd: Crowd,
-    /// Time on a CPU of each thread when it was looked last how many run at once (nanoseconds).
-    used: BTreeMap<(ProcessId, i32), u64>,
+    at_once: AtOnce,
     stop: &'a AtomicBool,
     begun: Instant,
     /// Its processes, and the program that each ran when the search began (device and inode).
@@ -291,8 +285,8 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
         let crowd = Crowd::of(root, &processes);
         crowd.allow()?;
-        let costs = rehearse(root, crowd)?;
-        let hit_cost = cost_at(crowd, &costs, f64::INFINITY);
+        let at_once = AtOnce::new(crowd, rehearse(root, crowd)?);
+        let hit_cost = at_once.cost();
         // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
         no_files().allow_first(root, &processes)?;
         Ok(Self {
@@ -300,9 +294,7 @@ impl<'a> Search<'a> {
             workload,
             limits: Limits { hit_cost, ..limits },
             hit_cost,
-            costs,
-            crowd,
-            used: BTreeMap::new(),
+            at_once,
             stop,
             begun: Instant::now(),
             subjects,
@@ -398,7 +390,7 @@ impl<'a> Search<'a> {
 
     fn run(&mut self) -> Result<Found, Refusal> {
         let (cpu, begun) = (self.cpu(), Instant::now());
-        let used = self.run_times();
+        self.look_who_runs();
         let (threads, main) = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
@@ -415,7 +407,6 @@ impl<'a> Search<'a> {
         };
         drop(samples);
         if self.compiled.is_none() {
-            self.used = used;
             self.look_who_runs();
             self.leave_out_the_patched()?;
             self.owed = Some(self.owe()?);
@@ -451,6 +442,7 @@ impl<'a> Search<'a> {
                     at,
                     chosen,
                     hit_cost: self.limits.hit_cost,
+                    costs: self.at_once.costs().clone(),
                     cpus: self.cpus,
                     executables: self.subjects.iter().map(|s| s.1).collect(),
                 })
@@ -544,16 +536,10 @@ impl<'a> Search<'a> {
         self.paid += since.take() as f64 * compiled::switch_cost(compiled::PLACES_MAX);
     }
 
-    /// Looks how many threads have run at once since the last look, at most: that tells what a hit costs now.
+    /// Looks how many threads have run at once since the last look: that tells what a hit costs.
     fn look_who_runs(&mut self) {
-        let now = self.run_times();
-        let since = now
-            .iter()
-            .map(|(thread, ns)| ns.saturating_sub(self.used.get(thread).copied().unwrap_or(0)));
-        if since.clone().sum::<u64>() >= RUN_MIN {
-            self.hit_cost = cost_at(self.crowd, &self.costs, overlap(since));
-            self.used = now;
-        }
+        let processes = self.subjects.iter().map(|(process, _)| *process);
+        self.hit_cost = self.at_once.look(self.root, processes);
     }
 
     /// Charges so many hits, since the last ones were charged.
@@ -989,13 +975,6 @@ impl<'a> Search<'a> {
             name: format!("{}+{:#x}", image.name, spot.offset),
         })
     }
-}
-
-/// What a hit costs while so many of a crowd run at once, by what it was measured to cost so many (seconds).
-fn cost_at(crowd: Crowd, costs: &BTreeMap<usize, f64>, overlap: f64) -> f64 {
-    crowd.cost_at(overlap, |threads| {
-        costs.get(&threads).copied().unwrap_or(HIT_COST)
-    })
 }
 
 /// Whether a search may cost the program so much of its CPU time (seconds).

@@ -128,6 +128,11 @@ impl Ledger {
         }
     }
 
+    /// From now on a hit costs so much (seconds of CPU time).
+    pub(in crate::meters) fn costs(&mut self, hit_cost: f64) {
+        self.hit_cost = hit_cost;
+    }
+
     /// Whether it is counted now.
     pub(in crate::meters) fn is_on(&self) -> bool {
         self.on

@@ -140,6 +140,10 @@ pub(super) trait Subject: Send + 'static {
     fn judge(&mut self, window: &Window) -> Result<(), String>;
     /// What children of these processes have done since the last question that hit the probes and are not counted.
     fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid;
+    /// What a hit has cost since the last question (seconds of CPU time), where that is known from who has run meanwhile.
+    fn hit_cost(&mut self, _processes: &[ProcessId]) -> Option<f64> {
+        None
+    }
     /// What counting has cost the program beside its hits since the last question (seconds of CPU time).
     fn beside(&mut self) -> f64 {
         0.0
@@ -286,7 +290,7 @@ pub(super) struct Counting {
 /// How to begin.
 pub(super) struct Beginning {
     pub(super) counters: Arc<dyn Hits>,
-    /// Seconds of CPU time that a hit costs.
+    /// Seconds of CPU time that a hit costs, until its subject says what it has cost.
     pub(super) hit_cost: f64,
     /// Share of the program's CPU time that counting may cost.
     pub(super) cost_max: f64,
@@ -519,6 +523,10 @@ impl<S: Subject> Turns<S> {
         };
         let cpu = now.cpu - before.cpu;
         self.cpus = cpu.max(0.0) / begun.elapsed().as_secs_f64().max(schedule::TURN / 20.0);
+        if let Some(cost) = self.subject.hit_cost(&workload.processes) {
+            self.hit_cost = CHARGED * cost;
+            self.shared.hold().ledger.costs(cost);
+        }
         // A window of which hits are missing says nothing of the place.
         if is_whole {
             self.subject
