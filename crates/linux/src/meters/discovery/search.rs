@@ -507,7 +507,8 @@ impl<'a> Search<'a> {
     /// Whether so many hits more than were charged so far may still be paid for: for asking in each slice of a window. What is over that is
     /// charged.
     pub(super) fn go_on_after(&mut self, hits: u64) -> Result<(), String> {
-        let all = self.paid + hits as f64 * self.hit_cost;
+        // Its threads may have woken up since it was looked who runs: as if all hit at once.
+        let all = self.paid + hits as f64 * self.limits.hit_cost.max(self.hit_cost);
         affordable(all).inspect_err(|_| self.paid = all)
     }
 
