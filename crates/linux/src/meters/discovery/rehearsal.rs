@@ -66,6 +66,7 @@ fn own_threads() -> usize {
 pub(super) fn rehearse(root: &Root, crowd: Crowd) -> Result<BTreeMap<usize, f64>, Refusal> {
     crowd
         .telling()
+        .into_iter()
         .map(|threads| Ok((threads, rehearse_with(root, threads)?)))
         .collect()
 }

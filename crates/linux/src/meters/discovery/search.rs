@@ -476,9 +476,7 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = self.processes().collect();
         let programs = self.subjects.iter().map(|s| s.1).collect();
         let unpaid = self.children.since(self.root, &processes, &programs);
-        if cpu > 0.0 {
-            self.paid += hits as f64 * self.hit_cost * unpaid.cpu / cpu;
-        }
+        self.paid += hits_of_children(hits, cpu, unpaid.cpu) as f64 * self.hit_cost;
         self.forked.0 += unpaid.forks;
         let seconds = self.forked.1.elapsed().as_secs_f64();
         if too_many(self.forked.0, seconds) {
@@ -991,6 +989,15 @@ fn affordable(paid: f64) -> Result<(), String> {
     Ok(())
 }
 
+/// Hits that children are taken to have made.
+fn hits_of_children(hits: u64, cpu: f64, of_children: f64) -> u64 {
+    if cpu > 0.0 {
+        (hits as f64 * of_children / cpu) as u64
+    } else {
+        0
+    }
+}
+
 /// Whether more processes were made than a program may make that is counted: so many each second, and as many at once.
 fn too_many(forks: usize, seconds: f64) -> bool {
     forks as f64 > FORKS_MAX as f64 * (1.0 + seconds)
@@ -1058,7 +1065,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forked_in_a_search_must_not_be_much() {
+    fn what_is_forked_in_a_search_is_paid_for_and_must_not_be_much() {
+        assert_eq!(hits_of_children(1_000, 0.2, 0.1), 500);
+        assert_eq!(hits_of_children(1_000, 0.2, 0.0), 0);
+        assert_eq!(hits_of_children(1_000, 0.0, 0.1), 0);
         assert!(!too_many(FORKS_MAX, 0.0));
         assert!(too_many(FORKS_MAX + 1, 0.0));
         assert!(!too_many(5 * FORKS_MAX, 4.0));
