@@ -4,6 +4,7 @@ mod code_file;
 pub(crate) mod common;
 mod concern;
 mod connection;
+mod cpu_time;
 mod crowd;
 mod discovery;
 mod elf;

@@ -286,9 +286,8 @@ impl Subject for Probes {
         self.children.since(&self.root, processes, &self.executables)
     }
 
-    fn hit_cost(&mut self, processes: &[ProcessId]) -> Option<f64> {
-        let counted = processes.iter().take(PROCESSES_MAX).copied();
-        Some(self.at_once.look(&self.root, counted))
+    fn hit_cost(&mut self) -> Option<f64> {
+        Some(self.at_once.look(&self.root, self.links.keys().copied()))
     }
 
     fn allowance(&self) -> f64 {

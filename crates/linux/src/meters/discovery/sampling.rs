@@ -4,7 +4,7 @@
 
 use super::super::common::ENTRIES_MAX;
 use super::super::concern::Refusal;
-use super::super::crowd::run_times;
+use super::super::cpu_time::all_ran;
 use super::super::waits::waits_for_several;
 use super::atlas::{Atlas, Code, Frame};
 use super::compiled::{self, Memory, Pieces, Sets};
@@ -177,11 +177,12 @@ impl Tally {
 impl Search<'_> {
     /// Threads that use the most CPU time, (process, thread), and how many of the first of them do the work.
     pub(super) fn busiest(&self) -> Result<(Vec<(ProcessId, i32)>, usize), String> {
-        let before = run_times(self.root, self.processes(), ENTRIES_MAX);
+        let (before, _) = all_ran(self.root, self.processes(), ENTRIES_MAX);
         std::thread::sleep(RANKING);
-        let mut used: Vec<(u64, (ProcessId, i32))> = run_times(self.root, self.processes(), ENTRIES_MAX)
+        let (after, _) = all_ran(self.root, self.processes(), ENTRIES_MAX);
+        let mut used: Vec<(u64, (ProcessId, i32))> = after
             .into_iter()
-            .filter_map(|(key, now)| Some((now.checked_sub(*before.get(&key)?)?, key)))
+            .filter_map(|(key, now)| Some((now.ns.checked_sub(before.get(&key)?.ns)?, key)))
             .filter(|(ns, _)| *ns > 0)
             .collect();
         used.sort_unstable_by(|a, b| b.cmp(a));
@@ -272,7 +273,6 @@ impl Search<'_> {
             compiled::threads_of(self.root, process).map_err(|e| Refusal::Lasting(e.to_string()))?;
         }
         self.limits.hit_cost = compiled::rehearse()?;
-        self.hit_cost = self.limits.hit_cost;
         self.compiled = Some(Sets::on(threads.iter().map(|(_, thread)| *thread)));
         Ok(())
     }

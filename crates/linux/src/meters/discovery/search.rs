@@ -8,6 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
+use super::super::cpu_time::CpuTime;
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -19,7 +20,6 @@ use super::rehearsal::rehearse;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
-use crate::sys::probe::process_cpu_time;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
@@ -221,9 +221,9 @@ pub(super) struct Search<'a> {
     pub(super) workload: &'a Workload,
     /// What is chosen by: a hit costs what it costs when all threads that can run at once do. It will be counted for hours.
     pub(super) limits: Limits,
-    /// What a hit costs now (seconds of CPU time): with as many threads as run at once in this search.
-    pub(super) hit_cost: f64,
+    /// What a hit costs with as many threads as run at once in this search.
     at_once: AtOnce,
+    cpu_time: CpuTime,
     stop: &'a AtomicBool,
     begun: Instant,
     /// Its processes, and the program that each ran when the search began (device and inode).
@@ -286,15 +286,18 @@ impl<'a> Search<'a> {
         let crowd = Crowd::of(root, &processes);
         crowd.allow()?;
         let at_once = AtOnce::new(crowd, rehearse(root, crowd)?);
-        let hit_cost = at_once.cost();
+        let all_at_once = at_once.cost();
         // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
         no_files().allow_first(root, &processes)?;
         Ok(Self {
             root,
             workload,
-            limits: Limits { hit_cost, ..limits },
-            hit_cost,
+            limits: Limits {
+                hit_cost: all_at_once,
+                ..limits
+            },
             at_once,
+            cpu_time: CpuTime::default(),
             stop,
             begun: Instant::now(),
             subjects,
@@ -371,7 +374,7 @@ impl<'a> Search<'a> {
             "{} samples of its stacks, {} places tried, {:.2} µs a hit; {}",
             self.samples,
             self.candidates,
-            self.hit_cost * 1e6,
+            self.hit_cost() * 1e6,
             parts.join("; ")
         )
     }
@@ -391,6 +394,7 @@ impl<'a> Search<'a> {
     fn run(&mut self) -> Result<Found, Refusal> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         self.look_who_runs();
+        self.follow();
         let (threads, main) = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
@@ -412,6 +416,7 @@ impl<'a> Search<'a> {
             self.owed = Some(self.owe()?);
         }
         self.candidates = self.spots.len();
+        self.follow();
         // What was forked before is not ours.
         self.charge_children(0, 0.0)?;
         self.forked = (0, Instant::now());
@@ -422,6 +427,7 @@ impl<'a> Search<'a> {
         let second = self.second_round();
         self.part("second round");
         second?;
+        self.follow();
         let observation = self.last_round(&burden);
         self.part("windows");
         let observation = observation?;
@@ -476,7 +482,7 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = self.processes().collect();
         let programs = self.subjects.iter().map(|s| s.1).collect();
         let unpaid = self.children.since(self.root, &processes, &programs);
-        self.paid += hits_of_children(hits, cpu, unpaid.cpu) as f64 * self.hit_cost;
+        self.paid += hits_of_children(hits, cpu, unpaid.cpu) as f64 * self.hit_cost();
         self.forked.0 += unpaid.forks;
         let seconds = self.forked.1.elapsed().as_secs_f64();
         if too_many(self.forked.0, seconds) {
@@ -502,12 +508,10 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Whether so many hits more than were charged so far may still be paid for: for asking in each slice of a window. What is over that is
-    /// charged.
-    pub(super) fn go_on_after(&mut self, hits: u64) -> Result<(), String> {
+    /// Whether so many hits more than were charged so far may still be paid for: for asking in each slice of a window.
+    pub(super) fn go_on_after(&self, hits: u64) -> Result<(), String> {
         // Its threads may have woken up since it was looked who runs: as if all hit at once.
-        let all = self.paid + hits as f64 * self.limits.hit_cost.max(self.hit_cost);
-        affordable(all).inspect_err(|_| self.paid = all)
+        affordable(self.paid + hits as f64 * self.limits.hit_cost)
     }
 
     /// How often the threads that get the processor's breakpoints were given a CPU; nothing where others are counted with.
@@ -535,27 +539,39 @@ impl<'a> Search<'a> {
         self.paid += since.take() as f64 * compiled::switch_cost(compiled::PLACES_MAX);
     }
 
+    /// What a hit costs now (seconds of CPU time).
+    pub(super) fn hit_cost(&self) -> f64 {
+        match self.compiled {
+            // What the processor's breakpoints cost is their threads' own.
+            Some(_) => self.limits.hit_cost,
+            None => self.at_once.cost(),
+        }
+    }
+
     /// Looks how many threads have run at once since the last look: that tells what a hit costs.
     fn look_who_runs(&mut self) {
         let processes = self.subjects.iter().map(|(process, _)| *process);
-        self.hit_cost = self.at_once.look(self.root, processes);
+        self.at_once.look(self.root, processes);
+    }
+
+    /// Looks which of its threads run on and on.
+    fn follow(&mut self) {
+        let processes: Vec<ProcessId> = self.processes().collect();
+        self.cpu_time.follow(self.root, &processes);
     }
 
     /// Charges so many hits, since the last ones were charged.
     pub(super) fn charge(&mut self, hits: u64) {
-        // What the processor's breakpoints cost is their threads' own.
         if self.compiled.is_none() {
             self.look_who_runs();
         }
-        self.paid += hits as f64 * self.hit_cost;
+        self.paid += hits as f64 * self.hit_cost();
     }
 
-    /// CPU time of all processes in seconds.
-    pub(super) fn cpu(&self) -> f64 {
-        self.processes()
-            .filter_map(|p| process_cpu_time(p.pid))
-            .map(|ns| ns as f64 / 1e9)
-            .sum()
+    /// CPU time that all processes have used since the search began (seconds).
+    pub(super) fn cpu(&mut self) -> f64 {
+        let processes: Vec<ProcessId> = self.processes().collect();
+        self.cpu_time.read(&processes)
     }
 
     // ---- candidates ---------------------------------------------------------------------------------------------
@@ -763,7 +779,7 @@ impl<'a> Search<'a> {
             after = self.read(spots);
             cpu = self.cpu() - start;
             let hits: u64 = after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).sum();
-            paid = hits as f64 * self.hit_cost;
+            paid = hits as f64 * self.hit_cost();
             let patience = (enough * PATIENCE).max(PATIENCE_MIN);
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
@@ -878,7 +894,7 @@ impl<'a> Search<'a> {
     /// probably the same work. `slack`: how far beyond the room.
     fn keep_the_best(&mut self, slack: f64) {
         let cpus = self.cpus.max(0.02);
-        let room = slack * LAST_COST * cpus / self.hit_cost;
+        let room = slack * LAST_COST * cpus / self.hit_cost();
         if self.compiled.is_some() {
             self.spots = compiled::best(
                 std::mem::take(&mut self.spots),

@@ -14,7 +14,8 @@ const WINDOWS: usize = 16;
 /// Length of a window of points that are cheap (CPU time of a program on one CPU), and of the shortest.
 const WINDOW: f64 = 0.4;
 const WINDOW_MIN: f64 = 0.1;
-/// … and where more would cost the program more than a search may: what was spent before is not left for the windows.
+/// … and where more would cost the program more than a search may: what was spent before is not left for the windows. In so short a one
+/// points are too rare to be judged that run less than some 600 times a second.
 const WINDOW_SHORTEST: f64 = 0.04;
 /// Share of what a search may still cost that the windows are meant to: rates are known roughly, and it costs between them, too.
 const MEANT: f64 = 0.75;
@@ -57,43 +58,67 @@ impl Search<'_> {
             ..Observation::default()
         };
         let cpus = self.cpus.max(0.02);
-        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost / cpus;
+        let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost() / cpus;
         let length = length(cost, cpus, COST_MAX - self.paid);
         let mut charged = self.read(&all);
         let attached = self.attach(mine)?;
+        let mut outcome = Ok(());
         for window in 0..WINDOWS {
-            self.go_on()?;
             // Off, on, on, off: a drift falls on both alike.
             let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
-            let outside = signals.read(self.workload);
-            let runs = self.runs();
-            let seen = self.window(mine, slow, length)?;
-            self.charge_switches(runs);
-            let now = signals.read(self.workload);
-            // Between the windows it is hit as well.
-            let counted = self.read(&all);
-            let hits = difference(&counted, &charged).iter().sum();
-            charged = counted;
-            self.charge(hits);
-            self.charge_children(hits, seen.cpu)?;
-            observation.seconds.push(seen.seconds);
-            observation.cpu.push(seen.cpu);
-            let burden = if seen.cpu > 0.0 {
-                seen.extra as f64 * self.hit_cost / seen.cpu
-            } else {
-                0.0
-            };
-            observation.burden.push(burden);
-            for (point, count) in observation.points.iter_mut().zip(seen.counts) {
-                point.counts.push(count);
-            }
-            for ((signal, now), then) in observation.signals.iter_mut().zip(now).zip(outside) {
-                signal.counts.push((now - then).max(0.0));
+            outcome =
+                self.one_of_the_last((mine, slow), length, &mut charged, &mut signals, &mut observation);
+            if outcome.is_err() {
+                break;
             }
         }
-        attached.let_go()?;
+        let off = attached.let_go();
+        // Until they were off they were hit, however it ended.
+        let hits = difference(&self.read(&all), &charged).iter().sum();
+        self.charge(hits);
+        outcome?;
+        off?;
         self.spots.truncate(points);
         Ok(observation)
+    }
+
+    /// A window of the last round: of the points, and of what slows the program in it. `charged`: hits that were.
+    fn one_of_the_last(
+        &mut self,
+        (mine, slow): (&[usize], &[usize]),
+        length: f64,
+        charged: &mut Vec<u64>,
+        signals: &mut Signals,
+        observation: &mut Observation,
+    ) -> Result<(), Refusal> {
+        self.go_on()?;
+        let outside = signals.read(self.workload);
+        let runs = self.runs();
+        let seen = self.window(mine, slow, length)?;
+        self.charge_switches(runs);
+        let now = signals.read(self.workload);
+        // Between the windows it is hit as well.
+        let all: Vec<usize> = (0..self.spots.len()).collect();
+        let counted = self.read(&all);
+        let hits = difference(&counted, charged).iter().sum();
+        *charged = counted;
+        self.charge(hits);
+        self.charge_children(hits, seen.cpu)?;
+        observation.seconds.push(seen.seconds);
+        observation.cpu.push(seen.cpu);
+        let burden = if seen.cpu > 0.0 {
+            seen.extra as f64 * self.hit_cost() / seen.cpu
+        } else {
+            0.0
+        };
+        observation.burden.push(burden);
+        for (point, count) in observation.points.iter_mut().zip(seen.counts) {
+            point.counts.push(count);
+        }
+        for ((signal, now), then) in observation.signals.iter_mut().zip(now).zip(outside) {
+            signal.counts.push((now - then).max(0.0));
+        }
+        Ok(())
     }
 
     /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
@@ -123,7 +148,7 @@ impl Search<'_> {
                 continue;
             }
             std::thread::sleep(BURDEN_BEAT);
-            let paid = difference(&self.read(slow), &extra).iter().sum::<u64>() as f64 * self.hit_cost;
+            let paid = difference(&self.read(slow), &extra).iter().sum::<u64>() as f64 * self.hit_cost();
             if paid >= share
                 && let Some(attached) = slowing.take()
             {

@@ -128,7 +128,8 @@ impl Ledger {
         }
     }
 
-    /// From now on a hit costs so much (seconds of CPU time).
+    /// In the window that is ending a hit has cost so much (seconds of CPU time). What a reading has cut off of it is told already, as in
+    /// the window before.
     pub(in crate::meters) fn costs(&mut self, hit_cost: f64) {
         self.hit_cost = hit_cost;
     }

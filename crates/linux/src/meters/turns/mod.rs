@@ -23,9 +23,10 @@ mod schedule;
 mod urgency;
 
 use super::concern::Refusal;
+use super::cpu_time::CpuTime;
 use super::waits::Waits;
+use crate::Root;
 use crate::sys::bpf::Counters;
-use crate::sys::probe::process_cpu_time;
 use calibration::Waited;
 pub(super) use children::{Children, FORKS_MAX, Unpaid};
 use debt::Debt;
@@ -33,7 +34,6 @@ use estimate::{Ledger, Moment};
 use homeostat_model::{Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use schedule::{Share, TURN};
-use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -140,8 +140,9 @@ pub(super) trait Subject: Send + 'static {
     fn judge(&mut self, window: &Window) -> Result<(), String>;
     /// What children of these processes have done since the last question that hit the probes and are not counted.
     fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid;
-    /// What a hit has cost since the last question (seconds of CPU time), where that is known from who has run meanwhile.
-    fn hit_cost(&mut self, _processes: &[ProcessId]) -> Option<f64> {
+    /// What a hit has cost since the last question (seconds of CPU time), where that is known from who has run meanwhile of those that
+    /// have probes.
+    fn hit_cost(&mut self) -> Option<f64> {
         None
     }
     /// What counting has cost the program beside its hits since the last question (seconds of CPU time).
@@ -150,31 +151,6 @@ pub(super) trait Subject: Send + 'static {
     }
     /// Cost that nobody minds in a turn (seconds of CPU time), however little CPU time the program uses.
     fn allowance(&self) -> f64;
-}
-
-/// CPU time of processes that come and go.
-#[derive(Debug, Default)]
-struct CpuTime {
-    last: BTreeMap<ProcessId, u64>,
-    /// Seconds since the first look; of a process that came later, since it was seen first.
-    total: f64,
-}
-
-impl CpuTime {
-    fn read(&mut self, processes: &[ProcessId]) -> f64 {
-        let mut now = BTreeMap::new();
-        let mut grown = 0u64;
-        for process in processes {
-            if let Some(cpu) = process_cpu_time(process.pid) {
-                let before = self.last.get(process).copied().unwrap_or(cpu);
-                grown = grown.saturating_add(cpu.saturating_sub(before));
-                now.insert(*process, cpu);
-            }
-        }
-        self.last = now;
-        self.total += grown as f64 / 1e9;
-        self.total
-    }
 }
 
 /// What the thread and the reader share.
@@ -289,8 +265,9 @@ pub(super) struct Counting {
 
 /// How to begin.
 pub(super) struct Beginning {
+    pub(super) root: Root,
     pub(super) counters: Arc<dyn Hits>,
-    /// Seconds of CPU time that a hit costs, until its subject says what it has cost.
+    /// Seconds of CPU time that a hit costs at most, and where its subject does not say what it has cost.
     pub(super) hit_cost: f64,
     /// Share of the program's CPU time that counting may cost.
     pub(super) cost_max: f64,
@@ -343,9 +320,11 @@ impl Counting {
             since: Instant::now(),
         });
         let turns = Turns {
+            root: how.root,
             subject,
             shared: shared.clone(),
             hit_cost: CHARGED * how.hit_cost,
+            hit_cost_max: CHARGED * how.hit_cost,
             cost_max: how.cost_max,
             share: Share::new(how.share),
             cpus: how.cpus,
@@ -428,10 +407,13 @@ enum Ended {
 
 /// The thread.
 struct Turns<S> {
+    root: Root,
     subject: S,
     shared: Arc<Shared>,
-    /// What a hit is charged (seconds of CPU time).
+    /// What a hit is charged (seconds of CPU time) …
     hit_cost: f64,
+    /// … and where nobody has looked what it costs.
+    hit_cost_max: f64,
     /// Share of the program's CPU time that counting may cost.
     cost_max: f64,
     share: Share,
@@ -487,6 +469,14 @@ impl<S: Subject> Turns<S> {
             }
             Err(lost) => return Err(lost),
         }
+        {
+            let mut tally = self.shared.hold();
+            if always {
+                tally.cpu.forget();
+            } else {
+                tally.cpu.follow(&self.root, &workload.processes);
+            }
+        }
         let urgent = Urgent::begin();
         // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
         self.note_what_lacks();
@@ -501,9 +491,17 @@ impl<S: Subject> Turns<S> {
             Err(e @ PlatformError::Unsupported { .. }) => return Err(Lost::Changed(e.to_string())),
             Err(e) => return Err(Lost::Vanished(e)),
         }
+        if !always {
+            // What it costs in the window is asked for.
+            let _ = self.subject.hit_cost();
+        }
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
         let is_whole = self.note_what_lacks();
+        if let Some(cost) = self.subject.hit_cost() {
+            self.hit_cost = CHARGED * cost;
+            self.shared.hold().ledger.costs(cost);
+        }
         let (end, at_end) = if always && how == Ended::Whole {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
@@ -523,10 +521,6 @@ impl<S: Subject> Turns<S> {
         };
         let cpu = now.cpu - before.cpu;
         self.cpus = cpu.max(0.0) / begun.elapsed().as_secs_f64().max(schedule::TURN / 20.0);
-        if let Some(cost) = self.subject.hit_cost(&workload.processes) {
-            self.hit_cost = CHARGED * cost;
-            self.shared.hold().ledger.costs(cost);
-        }
         // A window of which hits are missing says nothing of the place.
         if is_whole {
             self.subject
@@ -679,6 +673,7 @@ impl<S: Subject> Turns<S> {
             self.debt.add(-self.subject.allowance(), cpu, self.cost_max);
             return Ok(true);
         }
+        self.hit_cost = self.hit_cost_max;
         let (_, rest) = self.charge(processes, paid, cpu)?;
         Ok(off.is_err() || self.make_up(processes, rest, told))
     }
@@ -955,6 +950,7 @@ mod tests {
         let subject = fake(false, 0.0);
         let attached = Arc::clone(&subject.attached);
         let how = Beginning {
+            root: Root::default(),
             counters: Arc::new(fake(false, 0.0)),
             hit_cost: 1e-6,
             cost_max: COST_MAX,
@@ -999,9 +995,11 @@ mod tests {
             since: Instant::now(),
         });
         let mut turns = Turns {
+            root: Root::default(),
             subject: fake(true, 0.04),
             shared,
             hit_cost: 1e-6,
+            hit_cost_max: 1e-6,
             cost_max: COST_MAX,
             share: Share::new(1.0),
             cpus: 1.0,
@@ -1067,23 +1065,5 @@ mod tests {
         );
         // A parent that only waits: what is done is done by children.
         assert!(cost_of(0.0, 0.0, unpaid(0.5, 1)).is_err());
-    }
-
-    #[test]
-    fn the_cpu_time_of_processes_that_come_and_go_never_goes_back() {
-        let own = ProcessId {
-            pid: std::process::id() as i32,
-            start_ticks: 1,
-        };
-        let mut time = CpuTime::default();
-        assert_eq!(time.read(&[own]), 0.0, "what was before is not ours");
-        let mut x = 0u64;
-        for i in 0..2_000_000u64 {
-            x = std::hint::black_box(x ^ i);
-        }
-        let worked = time.read(&[own]);
-        assert!(worked > 0.0, "{x}");
-        assert_eq!(time.read(&[]), worked);
-        assert_eq!(time.read(&[own]), worked, "seen again, it begins anew");
     }
 }

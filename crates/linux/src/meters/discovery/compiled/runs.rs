@@ -2,7 +2,7 @@
 //! and takes them out when it loses the CPU: that costs as much whether they are hit or not.
 
 use super::super::super::common::read_at;
-use crate::sensors::bytes::{number, words};
+use super::super::super::cpu_time::ran;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
@@ -15,8 +15,7 @@ pub(in crate::meters::discovery) fn runs(
     let mut buffer = [0u8; 128];
     let times = |thread| {
         let n = read_at(&process, &format!("task/{thread}/schedstat"), &mut buffer).ok()?;
-        let times = words(buffer.get(..n)?).nth(2).and_then(number)?;
-        Some((thread, times))
+        Some((thread, ran(buffer.get(..n)?)?.times))
     };
     threads.into_iter().filter_map(times).collect()
 }
