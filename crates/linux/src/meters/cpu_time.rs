@@ -5,7 +5,7 @@
 //! 100 ms; and a bias, too: putting a breakpoint into a program interrupts it, which brings its clock up to date, and nothing does when a
 //! window ends. (Measured with ticks of 4 ms: windows of 86 ms had 1.3 ms of CPU time too little, so that a program's work was told 1.4 %
 //! too high; docs/meters.md.) For those threads the kernel is asked by a clock of `perf_event_open(2)`, which is read on the CPU where the
-//! thread runs. Threads that stop often are up to date without, and such a clock would cost each stop some tenths of a microsecond.
+//! thread runs. Threads that stop often are up to date without, and such a clock costs each stop a microsecond.
 
 use super::common::{numbers_in, open_process, read_at};
 use crate::Root;
@@ -18,15 +18,22 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// A thread runs on and on when it had a CPU for this share of the time …
-const BUSY: f64 = 0.2;
-/// … and was taken off it no more often than this, on average.
+/// A thread runs on and on when it used this share of the program's CPU time …
+const BUSY: f64 = 0.02;
+/// … and was taken off its CPU no more often than this, on average.
 const AT_A_TIME: Duration = Duration::from_millis(2);
+/// One that has a clock keeps it down to this part of either: what a change does to a program must not move its clocks from one kind to
+/// the other at each little.
+const KEEPS: u32 = 4;
 /// Less time than this between two looks does not tell.
 const LOOK_MIN: Duration = Duration::from_millis(100);
-/// Of programs with more threads than this the clocks are as the kernel keeps them: of many threads each is off by as much, and all of them
-/// together by less.
-const THREADS_MAX: usize = 64;
+/// So many threads have a clock at most, those that use the most. Of programs with more threads than are looked at the clocks are as the
+/// kernel keeps them.
+const CLOCKS_MAX: usize = 64;
+const THREADS_MAX: usize = 256;
+/// What such a clock costs its thread each time that it stops and goes on (seconds of CPU time; measured between two processes that wake
+/// each other: .9 µs, quartiles .7 and 1.2).
+const STOP_COST: f64 = 1e-6;
 /// A tick between the reading of two clocks of one thread would be taken for time that it has run: they are read again, so often.
 const TRIES: usize = 3;
 
@@ -153,8 +160,9 @@ impl CpuTime {
             self.forget();
             return;
         }
-        if let Some((then, before)) = &self.looked {
-            let run_on = running_on(before, &threads, now - *then);
+        if let Some((_, before)) = &self.looked {
+            let has_clock = |thread| self.clocks.iter().any(|clock| clock.thread == thread);
+            let run_on = running_on(before, &threads, has_clock);
             self.keep(|clock| run_on.contains(&clock.thread));
             let new = run_on
                 .into_iter()
@@ -165,6 +173,16 @@ impl CpuTime {
         self.looked = Some((now, threads));
     }
 
+    /// What the clocks have cost their threads since the last question (seconds of CPU time).
+    pub(super) fn cost(&mut self) -> f64 {
+        let stops = |clock: &mut Clock| {
+            clock
+                .times
+                .saturating_sub(std::mem::replace(&mut clock.charged, clock.times))
+        };
+        self.clocks.iter_mut().map(stops).sum::<u64>() as f64 * STOP_COST
+    }
+
     /// No thread has a clock of its own any more.
     pub(super) fn forget(&mut self) {
         self.keep(|_| false);
@@ -172,15 +190,33 @@ impl CpuTime {
     }
 }
 
-/// Threads that run on and on, by what all had run before and so long after.
-fn running_on(before: &Threads, after: &Threads, time: Duration) -> Vec<(ProcessId, i32)> {
-    let runs_on = |(thread, now): (&(ProcessId, i32), &Ran)| {
-        let then = before.get(thread)?;
-        let ran = Duration::from_nanos(now.ns.saturating_sub(then.ns));
-        let times = u32::try_from(now.times.saturating_sub(then.times)).ok()?;
-        (ran >= time.mul_f64(BUSY) && ran / times.max(1) >= AT_A_TIME).then_some(*thread)
-    };
-    after.iter().filter_map(runs_on).collect()
+/// Threads that run on and on, by what all had run before and later: those that used most, and so many at most.
+fn running_on(
+    before: &Threads,
+    after: &Threads,
+    has_clock: impl Fn((ProcessId, i32)) -> bool,
+) -> Vec<(ProcessId, i32)> {
+    let ran: Vec<(Duration, u64, (ProcessId, i32))> = after
+        .iter()
+        .filter_map(|(thread, now)| {
+            let then = before.get(thread)?;
+            let ran = Duration::from_nanos(now.ns.saturating_sub(then.ns));
+            Some((ran, now.times.saturating_sub(then.times), *thread))
+        })
+        .collect();
+    let all: Duration = ran.iter().map(|(ran, ..)| *ran).sum();
+    let mut run_on: Vec<(Duration, (ProcessId, i32))> = ran
+        .into_iter()
+        .filter(|(ran, times, thread)| {
+            let keeps = if has_clock(*thread) { KEEPS } else { 1 };
+            let times = u32::try_from(*times).unwrap_or(u32::MAX).max(1);
+            !ran.is_zero() && *ran * keeps >= all.mul_f64(BUSY) && *ran * keeps / times >= AT_A_TIME
+        })
+        .map(|(ran, _, thread)| (ran, thread))
+        .collect();
+    run_on.sort_unstable_by(|a, b| b.cmp(a));
+    run_on.truncate(CLOCKS_MAX);
+    run_on.into_iter().map(|(_, thread)| thread).collect()
 }
 
 /// Two clocks of one thread: the kernel's, and one that is up to date.
@@ -194,6 +230,9 @@ struct Clock {
     opened: u64,
     /// So much more than the kernel's clock has the other one counted since then (nanoseconds).
     ahead: i64,
+    /// Times that the thread was given a CPU, and up to which of them the clock is charged.
+    times: u64,
+    charged: u64,
 }
 
 impl Clock {
@@ -211,9 +250,12 @@ impl Clock {
             behind: 0,
             opened: 0,
             ahead: 0,
+            times: 0,
+            charged: 0,
         };
         clock.look().then_some(())?;
         clock.opened = clock.behind;
+        clock.charged = clock.times;
         Some(clock)
     }
 
@@ -225,8 +267,11 @@ impl Clock {
             .read_at(&mut buffer, 0)
             .ok()
             .and_then(|n| ran(buffer.get(..n)?));
-        self.behind = now.map_or(self.behind, |ran| ran.ns);
-        now.is_some()
+        let Some(now) = now else {
+            return false;
+        };
+        (self.behind, self.times) = (now.ns, now.times);
+        true
     }
 
     /// Looks how far ahead of that the other one is.
@@ -267,17 +312,36 @@ mod tests {
                 })
                 .collect()
         };
-        let before = threads(&[(1, 500, 10), (2, 500, 10), (3, 500, 10), (4, 500, 10), (6, 9, 9)]);
-        // It never stops, stops every 2 ms, every 1.9 ms, hardly runs; one is new, and one has gone.
-        let after = threads(&[
-            (1, 1_500, 10),
-            (2, 1_500, 510),
-            (3, 1_450, 510),
-            (4, 650, 11),
-            (5, 900, 1),
+        let before = threads(&[
+            (1, 500, 10),
+            (2, 500, 10),
+            (3, 500, 10),
+            (4, 500, 10),
+            (6, 9, 9),
+            (7, 5, 5),
         ]);
-        let second = Duration::from_secs(1);
-        assert_eq!(running_on(&before, &after, second), [(id(1), 1), (id(1), 2)]);
+        // It stops every 2 ms, never stops, stops every 1.9 ms, hardly runs; one is new, one has gone, and one rests.
+        let after = threads(&[
+            (1, 1_500, 510),
+            (2, 1_600, 10),
+            (3, 1_450, 510),
+            (4, 540, 11),
+            (5, 900, 1),
+            (7, 5, 5),
+        ]);
+        let run_on = |has: &[i32]| -> Vec<i32> {
+            let has_clock = |(_, thread): (ProcessId, i32)| has.contains(&thread);
+            let found = running_on(&before, &after, has_clock);
+            found.into_iter().map(|(_, thread)| thread).collect()
+        };
+        assert_eq!(run_on(&[]), [2, 1], "who uses most comes first");
+        assert_eq!(
+            run_on(&[3, 4, 7]),
+            [2, 1, 3, 4],
+            "who has a clock keeps it for longer"
+        );
+        let many = |ms| threads(&(1..=100).map(|n| (n, ms, 1)).collect::<Vec<_>>());
+        assert_eq!(running_on(&many(0), &many(50), |_| true).len(), CLOCKS_MAX);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::cpu_time::all_ran;
 use super::tasks::online_cpus;
 use crate::Root;
 use crate::sensors::topology::{kernel_release, kernel_version};
+use crate::sys::numa::{CpuMask, affinity};
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::ProcessId;
 use homeostat_points::HIT_COST;
@@ -26,11 +27,7 @@ const WITHOUT_LOCK: (u32, u32) = (6, 14);
 /// So many threads are looked at one by one, each for some 10 µs; of more it is taken that all that can run at once do.
 const THREADS_MAX: usize = 256;
 /// Who ran for less than this (nanoseconds) does not tell how many run at once: some ticks of the kernel's clock of CPU time.
-const RUN_MIN: u64 = 20_000_000;
-/// Where more than this share of the CPU time, and more than a tick (nanoseconds, of the slowest clock), is of no thread that lives, it is
-/// not known who ran.
-const UNSEEN_MAX: f64 = 0.05;
-const TICK: f64 = 10e6;
+const RUN_MIN: u64 = 10_000_000;
 
 /// Threads that can hit places at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,16 +142,23 @@ impl AtOnce {
         self.crowd = crowd;
     }
 
-    /// Looks who of these processes has run since the last look, and tells what a hit has cost meanwhile; as before, where they have hardly
-    /// run.
+    /// From now on it is looked who of these processes runs.
+    pub(super) fn begin(&mut self, root: &Root, processes: impl Iterator<Item = ProcessId>) {
+        self.last = Some(Look::take(root, processes));
+    }
+
+    /// Looks who of these processes has run since that, or since the last look, and tells what a hit has cost meanwhile; as it was before,
+    /// where they have hardly run: then the next look is at that, too.
     pub(super) fn look(&mut self, root: &Root, processes: impl Iterator<Item = ProcessId>) -> f64 {
         let now = Look::take(root, processes);
         let Some(last) = &self.last else {
             self.last = Some(now);
             return self.cost;
         };
-        if let Some(overlap) = now.at_once_since(last) {
-            self.cost = self.cost_of(overlap);
+        if let Some(ran) = now.since(last) {
+            let overlap = ran.overlap.min(cpus_of(&ran.threads));
+            let all = self.cost_of(f64::INFINITY);
+            self.cost = ran.unseen * all + (1.0 - ran.unseen) * self.cost_of(overlap);
             self.last = Some(now);
         }
         self.cost
@@ -220,31 +224,66 @@ impl Look {
         }
     }
 
-    /// How many may have run at once at most since then, on average: all, where it is not known who has. None: they have hardly run, which
-    /// does not tell.
-    fn at_once_since(&self, then: &Self) -> Option<f64> {
+    /// Who has run since then. None: they have hardly run, which does not tell.
+    fn since(&self, then: &Self) -> Option<Ran> {
+        let nobody_seen = Some(Ran {
+            overlap: 1.0,
+            unseen: 1.0,
+            threads: Vec::new(),
+        });
         let used = |(process, now): (&ProcessId, &u64)| {
             let then = then.processes.get(process)?;
             Some(now.saturating_sub(*then))
         };
         let Some(used) = self.processes.iter().map(used).sum::<Option<u64>>() else {
             // One has come since: what it did before is not known.
-            return Some(f64::INFINITY);
+            return nobody_seen;
         };
         if used < RUN_MIN {
             return None;
         }
         let Some((now, then)) = self.threads.as_ref().zip(then.threads.as_ref()) else {
-            return Some(f64::INFINITY);
+            return nobody_seen;
         };
-        let since: Vec<u64> = now
+        let ran: Vec<(i32, u64)> = now
             .iter()
-            .map(|(thread, ns)| ns.saturating_sub(then.get(thread).copied().unwrap_or(0)))
+            .map(|(thread, ns)| {
+                (
+                    thread.1,
+                    ns.saturating_sub(then.get(thread).copied().unwrap_or(0)),
+                )
+            })
+            .filter(|(_, ns)| *ns > 0)
             .collect();
-        let seen: u64 = since.iter().sum();
-        // Threads have run that have ended since.
-        let unseen = used.saturating_sub(seen) as f64 > UNSEEN_MAX * used as f64 + TICK;
-        Some(if unseen { f64::INFINITY } else { overlap(since) })
+        let seen: u64 = ran.iter().map(|(_, ns)| ns).sum();
+        Some(Ran {
+            unseen: used.saturating_sub(seen) as f64 / used as f64,
+            threads: ran.iter().map(|(thread, _)| *thread).collect(),
+            overlap: overlap(ran.into_iter().map(|(_, ns)| ns).collect()),
+        })
+    }
+}
+
+/// Who has run.
+#[derive(Debug, PartialEq)]
+struct Ran {
+    /// How many of the threads that were seen may have run at once at most, on average.
+    overlap: f64,
+    /// Share of the CPU time that threads used which have ended since, or were too many to be looked at.
+    unseen: f64,
+    /// Threads that were seen to run.
+    threads: Vec<i32>,
+}
+
+/// CPUs on which any of these threads may run: no more of them run at once.
+fn cpus_of(threads: &[i32]) -> f64 {
+    let of_all = threads.iter().try_fold(CpuMask::default(), |all, thread| {
+        Some(all.or(&affinity(*thread).ok()?))
+    });
+    match of_all {
+        Some(cpus) if !cpus.is_empty() => f64::from(cpus.count()),
+        // One has ended; nobody ran.
+        _ => f64::INFINITY,
     }
 }
 
@@ -366,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_run_is_told_by_threads_and_all_have_where_that_is_not_known() {
+    fn who_has_run_is_told_by_threads_and_what_was_not_seen_to() {
         const MS: u64 = 1_000_000;
         let id = |pid| ProcessId { pid, start_ticks: 1 };
         // CPU time of processes 1, 2, …, and of threads of the first (milliseconds).
@@ -378,28 +417,45 @@ mod tests {
             }),
         };
         let before = look(&[1_000], Some(&[700, 300]));
-        let overlap = |processes, threads| look(processes, threads).at_once_since(&before);
-        let all = Some(f64::INFINITY);
-        assert_eq!(overlap(&[1_100], Some(&[800, 300])), Some(1.0));
-        assert_eq!(overlap(&[1_100], Some(&[750, 350])), Some(2.0));
+        // How many at once, and how much of the CPU time by nobody that was seen.
+        let ran = |processes, threads| {
+            let ran = look(processes, threads).since(&before)?;
+            Some((ran.overlap, ran.unseen, ran.threads.len()))
+        };
+        assert_eq!(ran(&[1_100], Some(&[800, 300])), Some((1.0, 0.0, 1)));
+        assert_eq!(ran(&[1_100], Some(&[750, 350])), Some((2.0, 0.0, 2)));
         assert_eq!(
-            overlap(&[1_100], Some(&[750, 300, 50])),
-            Some(2.0),
+            ran(&[1_100], Some(&[750, 300, 50])),
+            Some((2.0, 0.0, 2)),
             "one was born and ran"
         );
-        assert_eq!(overlap(&[1_019], Some(&[719, 300])), None, "too little to tell");
-        assert_eq!(overlap(&[1_200], Some(&[800, 300])), all, "one has ended and ran");
+        assert_eq!(ran(&[1_009], Some(&[709, 300])), None, "too little to tell");
         assert_eq!(
-            overlap(&[1_100], Some(&[791, 300])),
-            Some(1.0),
-            "a tick that was not seen"
+            ran(&[1_400], Some(&[800, 300])),
+            Some((1.0, 0.75, 1)),
+            "one has ended and ran"
         );
         assert_eq!(
-            overlap(&[1_100, 9_000], Some(&[800, 300])),
-            all,
+            ran(&[1_100], Some(&[810, 300])),
+            Some((1.0, 0.0, 1)),
+            "a tick came between the two"
+        );
+        assert_eq!(
+            ran(&[1_100, 9_000], Some(&[800, 300])),
+            Some((1.0, 1.0, 0)),
             "a process has come"
         );
-        assert_eq!(overlap(&[1_100], None), all, "too many threads");
+        assert_eq!(ran(&[1_100], None), Some((1.0, 1.0, 0)), "too many threads");
+    }
+
+    #[test]
+    fn no_more_run_at_once_than_there_are_cpus_for_them() {
+        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let cpus = f64::from(affinity(own).unwrap().count());
+        assert_eq!(cpus_of(&[own]), cpus);
+        assert_eq!(cpus_of(&[own, own]), cpus);
+        assert_eq!(cpus_of(&[]), f64::INFINITY);
+        assert_eq!(cpus_of(&[own, i32::MAX]), f64::INFINITY, "one has ended");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A progress point that is being counted: in turns, where counting it all the time would cost too much ([`turns`](super::super::turns)).
 
 use super::super::crowd::Crowd;
-use super::super::turns::{Beginning, Counting, Rest};
+use super::super::turns::{Beginning, CHARGED, Counting, Rest};
 use super::compiled::Compiled;
 use super::probes::Probes;
 use super::rehearsal::known_cost;
@@ -34,20 +34,19 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
     }
 }
 
-/// A point that could be counted for a smaller share of the time than this is not begun: that the breakpoints come and go, and the
-/// looks before that, would be a large part of what they are there for. (As little as a server's known function is: PostgreSQL at 45,000
-/// queries a second is counted for a twentieth.)
-const SHARE_MIN: f64 = 0.05;
+/// A point that could be counted for a smaller share of the time than this, as a hit is charged, is not begun: that the breakpoints come
+/// and go, and the looks before that, would be a large part of what they are there for.
+const SHARE_MIN: f64 = 0.02;
 
 /// … by the processor's own breakpoints, which come and go within microseconds.
-const SHARE_MIN_COMPILED: f64 = 0.01;
+const SHARE_MIN_COMPILED: f64 = 0.004;
 
 /// Whether a point can be counted for long enough at this price.
 ///
 /// # Errors
 /// Why not, for people.
 pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
-    let share = found.chosen.duty;
+    let share = share(found);
     let least = match found.at {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
@@ -62,6 +61,11 @@ pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
         found.chosen.rate,
         100.0 * cost_max / share
     ))
+}
+
+/// Share of the time in which it can be counted, as a hit is charged.
+fn share(found: &Found) -> f64 {
+    (found.chosen.duty / CHARGED).min(1.0)
 }
 
 /// Begins to count a point and its witness, which are [`affordable`].
@@ -84,7 +88,7 @@ pub(super) fn open(
         counters,
         hit_cost,
         cost_max,
-        share: found.chosen.duty,
+        share: share(found),
         cpus: found.cpus,
         rest: Rest::ByCpuTime,
     };

@@ -286,6 +286,10 @@ impl Subject for Probes {
         self.children.since(&self.root, processes, &self.executables)
     }
 
+    fn begin(&mut self) {
+        self.at_once.begin(&self.root, self.links.keys().copied());
+    }
+
     fn hit_cost(&mut self) -> Option<f64> {
         Some(self.at_once.look(&self.root, self.links.keys().copied()))
     }

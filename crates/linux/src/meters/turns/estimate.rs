@@ -8,7 +8,7 @@
 //! * Whatever was counted between two readings speaks for the time between these two and for no other: what is counted in one
 //!   block of an experiment never tells anything of the next.
 //! * What the probes themselves took, that of the witness as well, is not in the rate: `hits + hits ÷ (CPU while counted − hits of
-//!   both × cost of a hit) × CPU of the rest`. (Left in, it would make the work of a program that pays 3 % while it is counted 3 %
+//!   both × cost of a hit) × CPU of the rest`, without what hits took while the probes came and went. (Left in, it would make the work of a program that pays 3 % while it is counted 3 %
 //!   smaller, and its gain by a hundredth of that.)
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
@@ -259,9 +259,12 @@ impl Ledger {
         if counted.cpu < NO_CPU || counted.cpu < ENOUGH * self.wanted * cpu {
             return None;
         }
-        let taken = (hits + counted.witnessed as f64) * self.hit_cost;
-        let own = (counted.cpu - taken).max(TAKEN_MAX * counted.cpu);
-        Some((hits + hits / own * passed.cpu, counted.cpu / cpu))
+        let own = |piece: &Piece| {
+            let taken = (piece.hits as f64 + piece.witnessed as f64) * self.hit_cost;
+            (piece.cpu - taken).max(TAKEN_MAX * piece.cpu)
+        };
+        // In the rest it is hit, too, while the probes come and go.
+        Some((hits + hits / own(counted) * own(passed), counted.cpu / cpu))
     }
 }
 

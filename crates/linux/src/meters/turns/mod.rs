@@ -45,7 +45,7 @@ pub(super) const COST_MAX: f64 = 0.005;
 /// time against not counted, on a quiet machine, a statement of MariaDB cost 2.4 µs more [1.8, 3.0] where 1.3 was known; with 1.5 times
 /// that charged it lost .72 % [.53, .90] where half a percent was meant. 2.75 times is what the end of its interval, 2.3 times, needs, and a
 /// fifth more for programs that are worse. PostgreSQL beside compilers, 1 µs charged: 1.3 ± 0.4 %.)
-const CHARGED: f64 = 2.75;
+pub(super) const CHARGED: f64 = 2.75;
 /// Counted for a smaller share of the time than this it would say nothing.
 const SHARE_MIN: f64 = 0.01;
 /// Numbers of the two counters: what is counted, and what is only compared with it.
@@ -140,8 +140,10 @@ pub(super) trait Subject: Send + 'static {
     fn judge(&mut self, window: &Window) -> Result<(), String>;
     /// What children of these processes have done since the last question that hit the probes and are not counted.
     fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid;
-    /// What a hit has cost since the last question (seconds of CPU time), where that is known from who has run meanwhile of those that
-    /// have probes.
+    /// A window begins.
+    fn begin(&mut self) {}
+    /// What a hit has cost since a window began, or since the last question (seconds of CPU time), where that is known from who has run
+    /// meanwhile of those that have probes.
     fn hit_cost(&mut self) -> Option<f64> {
         None
     }
@@ -492,8 +494,7 @@ impl<S: Subject> Turns<S> {
             Err(e) => return Err(Lost::Vanished(e)),
         }
         if !always {
-            // What it costs in the window is asked for.
-            let _ = self.subject.hit_cost();
+            self.subject.begin();
         }
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
@@ -566,7 +567,8 @@ impl<S: Subject> Turns<S> {
 
     /// Adds what counting has cost beside its hits since it was asked last.
     fn look_beside(&mut self) {
-        self.beside += CHARGED * self.subject.beside();
+        let clocks = self.shared.hold().cpu.cost();
+        self.beside += CHARGED * (self.subject.beside() + clocks);
     }
 
     /// Notes that the probes are on, or are about to go.
