@@ -96,7 +96,6 @@ impl Functions {
             children: Children::default(),
         };
         let how = Beginning {
-            root: root.clone(),
             counters,
             hit_cost,
             cost_max,

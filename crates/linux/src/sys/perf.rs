@@ -97,8 +97,6 @@ impl Encoding {
 pub enum Scope {
     /// One thread and the threads that it makes later, wherever they run.
     Thread(i32),
-    /// One thread alone, wherever it runs.
-    ThreadAlone(i32),
     /// Everything that runs on one CPU.
     Cpu(u32),
 }
@@ -279,7 +277,6 @@ fn open_event(
             attributes.flags |= FLAG_INHERIT | FLAG_INHERIT_THREAD;
             (tid, -1)
         }
-        Scope::ThreadAlone(tid) => (tid, -1),
         Scope::Cpu(cpu) => (
             -1,
             i32::try_from(cpu).map_err(|_| OpenError::Unsupported(Errno::INVAL))?,
@@ -467,7 +464,7 @@ impl Counter {
 fn classify(errno: Errno, scope: Scope) -> OpenError {
     match errno {
         Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
-        Errno::SRCH if !matches!(scope, Scope::Cpu(_)) => OpenError::Vanished,
+        Errno::SRCH if matches!(scope, Scope::Thread(_)) => OpenError::Vanished,
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::BUSY | Errno::AGAIN => {
             OpenError::Busy(errno)
         }

@@ -8,7 +8,6 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::cpu_time::CpuTime;
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -20,6 +19,7 @@ use super::rehearsal::rehearse;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
+use crate::sys::probe::process_cpu_time;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
@@ -223,7 +223,6 @@ pub(super) struct Search<'a> {
     pub(super) limits: Limits,
     /// What a hit costs with as many threads as run at once in this search.
     at_once: AtOnce,
-    cpu_time: CpuTime,
     stop: &'a AtomicBool,
     begun: Instant,
     /// Its processes, and the program that each ran when the search began (device and inode).
@@ -297,7 +296,6 @@ impl<'a> Search<'a> {
                 ..limits
             },
             at_once,
-            cpu_time: CpuTime::default(),
             stop,
             begun: Instant::now(),
             subjects,
@@ -394,7 +392,6 @@ impl<'a> Search<'a> {
     fn run(&mut self) -> Result<Found, Refusal> {
         let (cpu, begun) = (self.cpu(), Instant::now());
         self.look_who_runs();
-        self.follow();
         let (threads, main) = self.busiest()?;
         let processes: Vec<ProcessId> = self.processes().collect();
         let atlas = Atlas::new(self.root, &processes, Census::recent(self.root)?);
@@ -416,7 +413,6 @@ impl<'a> Search<'a> {
             self.owed = Some(self.owe()?);
         }
         self.candidates = self.spots.len();
-        self.follow();
         // What was forked before is not ours.
         self.charge_children(0, 0.0)?;
         self.forked = (0, Instant::now());
@@ -427,7 +423,6 @@ impl<'a> Search<'a> {
         let second = self.second_round();
         self.part("second round");
         second?;
-        self.follow();
         let observation = self.last_round(&burden);
         self.part("windows");
         let observation = observation?;
@@ -554,12 +549,6 @@ impl<'a> Search<'a> {
         self.at_once.look(self.root, processes);
     }
 
-    /// Looks which of its threads run on and on.
-    fn follow(&mut self) {
-        let processes: Vec<ProcessId> = self.processes().collect();
-        self.cpu_time.follow(self.root, &processes);
-    }
-
     /// Charges so many hits, since the last ones were charged.
     pub(super) fn charge(&mut self, hits: u64) {
         if self.compiled.is_none() {
@@ -568,10 +557,12 @@ impl<'a> Search<'a> {
         self.paid += hits as f64 * self.hit_cost();
     }
 
-    /// CPU time that all processes have used since the search began (seconds).
-    pub(super) fn cpu(&mut self) -> f64 {
-        let processes: Vec<ProcessId> = self.processes().collect();
-        self.cpu_time.read(&processes)
+    /// CPU time of all processes in seconds.
+    pub(super) fn cpu(&self) -> f64 {
+        self.processes()
+            .filter_map(|p| process_cpu_time(p.pid))
+            .map(|ns| ns as f64 / 1e9)
+            .sum()
     }
 
     // ---- candidates ---------------------------------------------------------------------------------------------

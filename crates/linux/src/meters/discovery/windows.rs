@@ -2,6 +2,7 @@
 //! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
 
 use super::super::concern::Refusal;
+use super::super::cpu_time::up_to_date;
 use super::super::turns::Urgent;
 use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot};
 use super::signals::Signals;
@@ -123,6 +124,7 @@ impl Search<'_> {
 
     /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
     fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, Refusal> {
+        up_to_date();
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let (mut slowing, mut urgent) = if slow.is_empty() {
@@ -156,6 +158,7 @@ impl Search<'_> {
                 urgent = None;
             }
         }
+        up_to_date();
         let seen = Window {
             seconds: begun.elapsed().as_secs_f64(),
             cpu: self.cpu() - cpu,

@@ -23,9 +23,8 @@ mod schedule;
 mod urgency;
 
 use super::concern::Refusal;
-use super::cpu_time::CpuTime;
+use super::cpu_time::{CpuTime, up_to_date};
 use super::waits::Waits;
-use crate::Root;
 use crate::sys::bpf::Counters;
 use calibration::Waited;
 pub(super) use children::{Children, FORKS_MAX, Unpaid};
@@ -267,7 +266,6 @@ pub(super) struct Counting {
 
 /// How to begin.
 pub(super) struct Beginning {
-    pub(super) root: Root,
     pub(super) counters: Arc<dyn Hits>,
     /// Seconds of CPU time that a hit costs at most, and where its subject does not say what it has cost.
     pub(super) hit_cost: f64,
@@ -322,7 +320,6 @@ impl Counting {
             since: Instant::now(),
         });
         let turns = Turns {
-            root: how.root,
             subject,
             shared: shared.clone(),
             hit_cost: CHARGED * how.hit_cost,
@@ -409,7 +406,6 @@ enum Ended {
 
 /// The thread.
 struct Turns<S> {
-    root: Root,
     subject: S,
     shared: Arc<Shared>,
     /// What a hit is charged (seconds of CPU time) …
@@ -471,14 +467,6 @@ impl<S: Subject> Turns<S> {
             }
             Err(lost) => return Err(lost),
         }
-        {
-            let mut tally = self.shared.hold();
-            if always {
-                tally.cpu.forget();
-            } else {
-                tally.cpu.follow(&self.root, &workload.processes);
-            }
-        }
         let urgent = Urgent::begin();
         // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
         self.note_what_lacks();
@@ -495,6 +483,7 @@ impl<S: Subject> Turns<S> {
         }
         if !always {
             self.subject.begin();
+            up_to_date();
         }
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
@@ -502,6 +491,9 @@ impl<S: Subject> Turns<S> {
         if let Some(cost) = self.subject.hit_cost() {
             self.hit_cost = CHARGED * cost;
             self.shared.hold().ledger.costs(cost);
+        }
+        if !always && how == Ended::Whole {
+            up_to_date();
         }
         let (end, at_end) = if always && how == Ended::Whole {
             let mut tally = self.shared.hold();
@@ -567,8 +559,7 @@ impl<S: Subject> Turns<S> {
 
     /// Adds what counting has cost beside its hits since it was asked last.
     fn look_beside(&mut self) {
-        let clocks = self.shared.hold().cpu.cost();
-        self.beside += CHARGED * (self.subject.beside() + clocks);
+        self.beside += CHARGED * self.subject.beside();
     }
 
     /// Notes that the probes are on, or are about to go.
@@ -952,7 +943,6 @@ mod tests {
         let subject = fake(false, 0.0);
         let attached = Arc::clone(&subject.attached);
         let how = Beginning {
-            root: Root::default(),
             counters: Arc::new(fake(false, 0.0)),
             hit_cost: 1e-6,
             cost_max: COST_MAX,
@@ -997,7 +987,6 @@ mod tests {
             since: Instant::now(),
         });
         let mut turns = Turns {
-            root: Root::default(),
             subject: fake(true, 0.04),
             shared,
             hit_cost: 1e-6,
