@@ -27,7 +27,7 @@ const WITHOUT_LOCK: (u32, u32) = (6, 14);
 /// So many threads are looked at one by one, each for some 10 µs; of more it is taken that all that can run at once do.
 const THREADS_MAX: usize = 256;
 /// Who ran for less than this (nanoseconds) does not tell how many run at once: some ticks of the kernel's clock of CPU time.
-const RUN_MIN: u64 = 10_000_000;
+const RUN_MIN: u64 = 20_000_000;
 
 /// Threads that can hit places at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,8 @@ pub(super) struct AtOnce {
     costs: BTreeMap<usize, f64>,
     /// What was seen at the last look that told something; none before the first.
     last: Option<Look>,
+    /// The last look told nothing.
+    vain: bool,
     /// What a hit costs, as the last look says.
     cost: f64,
 }
@@ -121,6 +123,7 @@ impl AtOnce {
             crowd,
             costs,
             last: None,
+            vain: false,
             cost: 0.0,
         };
         at_once.cost = at_once.cost_of(f64::INFINITY);
@@ -142,9 +145,11 @@ impl AtOnce {
         self.crowd = crowd;
     }
 
-    /// From now on it is looked who of these processes runs.
+    /// From now on it is looked who of these processes runs; or still since before, where the last look told nothing.
     pub(super) fn begin(&mut self, root: &Root, processes: impl Iterator<Item = ProcessId>) {
-        self.last = Some(Look::take(root, processes));
+        if !std::mem::replace(&mut self.vain, false) {
+            self.last = Some(Look::take(root, processes));
+        }
     }
 
     /// Looks who of these processes has run since that, or since the last look, and tells what a hit has cost meanwhile; as it was before,
@@ -156,12 +161,20 @@ impl AtOnce {
             return self.cost;
         };
         if let Some(ran) = now.since(last) {
-            let overlap = ran.overlap.min(cpus_of(&ran.threads));
-            let all = self.cost_of(f64::INFINITY);
-            self.cost = ran.unseen * all + (1.0 - ran.unseen) * self.cost_of(overlap);
+            self.cost = self.price(&ran, cpus_of(&ran.threads));
             self.last = Some(now);
+        } else {
+            self.vain = true;
         }
         self.cost
+    }
+
+    /// What a hit has cost while these have run, of whom so many can run at once at most.
+    fn price(&self, ran: &Ran, cpus: f64) -> f64 {
+        let overlap = ran.overlap.min(cpus);
+        // Who was not seen may have run beside each of those that were.
+        let unseen = (ran.unseen * (1.0 + overlap)).min(1.0);
+        unseen * self.cost_of(f64::INFINITY) + (1.0 - unseen) * self.cost_of(overlap)
     }
 
     /// What a hit costs on average while so many run at once on average: as if it grew evenly between the numbers that it was measured
@@ -201,20 +214,22 @@ fn overlap(mut used: Vec<u64>) -> f64 {
 /// What processes and their threads had run at a moment.
 #[derive(Debug)]
 struct Look {
-    /// CPU time of each process (nanoseconds).
-    processes: BTreeMap<ProcessId, u64>,
+    /// CPU time of each process (nanoseconds), before its threads were looked at …
+    before: BTreeMap<ProcessId, u64>,
     /// Time on a CPU of each thread (nanoseconds); none where there were too many.
     threads: Option<BTreeMap<(ProcessId, i32), u64>>,
+    /// … and after: a tick may come between.
+    after: BTreeMap<ProcessId, u64>,
 }
 
 impl Look {
     fn take(root: &Root, processes: impl Iterator<Item = ProcessId>) -> Self {
-        let processes: BTreeMap<ProcessId, u64> = processes
-            .filter_map(|process| Some((process, process_cpu_time(process.pid)?)))
-            .collect();
-        let (threads, whole) = all_ran(root, processes.keys().copied(), THREADS_MAX);
+        let time = |process: ProcessId| Some((process, process_cpu_time(process.pid)?));
+        let before: BTreeMap<ProcessId, u64> = processes.filter_map(time).collect();
+        let (threads, whole) = all_ran(root, before.keys().copied(), THREADS_MAX);
         Self {
-            processes,
+            after: before.keys().copied().filter_map(time).collect(),
+            before,
             threads: whole.then(|| {
                 threads
                     .into_iter()
@@ -231,14 +246,13 @@ impl Look {
             unseen: 1.0,
             threads: Vec::new(),
         });
-        let used = |(process, now): (&ProcessId, &u64)| {
-            let then = then.processes.get(process)?;
-            Some(now.saturating_sub(*then))
-        };
-        let Some(used) = self.processes.iter().map(used).sum::<Option<u64>>() else {
-            // One has come since: what it did before is not known.
+        if !self.before.keys().eq(then.after.keys()) {
+            // One has come since, or ended: what it did is not known.
             return nobody_seen;
-        };
+        }
+        let used = self.before.values().zip(then.after.values());
+        // Between the two looks at threads: no more than they show, unless one has ended.
+        let used: u64 = used.map(|(now, then)| now.saturating_sub(*then)).sum();
         if used < RUN_MIN {
             return None;
         }
@@ -410,7 +424,8 @@ mod tests {
         let id = |pid| ProcessId { pid, start_ticks: 1 };
         // CPU time of processes 1, 2, …, and of threads of the first (milliseconds).
         let look = |processes: &[u64], threads: Option<&[u64]>| Look {
-            processes: (1..).zip(processes).map(|(pid, ms)| (id(pid), ms * MS)).collect(),
+            before: (1..).zip(processes).map(|(pid, ms)| (id(pid), ms * MS)).collect(),
+            after: (1..).zip(processes).map(|(pid, ms)| (id(pid), ms * MS)).collect(),
             threads: threads.map(|all| {
                 let all = (1..).zip(all);
                 all.map(|(thread, ms)| ((id(1), thread), ms * MS)).collect()
@@ -445,7 +460,46 @@ mod tests {
             Some((1.0, 1.0, 0)),
             "a process has come"
         );
+        let of_two = look(&[1_000, 9_000], Some(&[700, 300]));
+        let ended = look(&[1_100], Some(&[800, 300])).since(&of_two);
+        assert_eq!(ended.map(|ran| ran.unseen), Some(1.0), "a process has ended");
+        let late = Look {
+            before: BTreeMap::from([(id(1), 900 * MS)]),
+            ..look(&[1_000], Some(&[700, 300]))
+        };
+        let ran_since = look(&[1_100], Some(&[800, 300])).since(&late);
+        assert_eq!(
+            ran_since.map(|ran| ran.unseen),
+            Some(0.0),
+            "a tick came while it was looked"
+        );
         assert_eq!(ran(&[1_100], None), Some((1.0, 1.0, 0)), "too many threads");
+    }
+
+    #[test]
+    fn who_was_not_seen_may_have_run_beside_those_that_were() {
+        let at_once = AtOnce::new(crowd(4, 4, false), BTreeMap::from([(1, 1.0), (2, 3.0), (4, 7.0)]));
+        let price = |overlap, unseen, cpus| {
+            let threads = Vec::new();
+            at_once.price(
+                &Ran {
+                    overlap,
+                    unseen,
+                    threads,
+                },
+                cpus,
+            )
+        };
+        assert_eq!(price(1.0, 0.0, 4.0), 1.0);
+        assert_eq!(price(2.0, 0.0, 4.0), 3.0);
+        assert_eq!(price(2.0, 0.0, 1.0), 1.0, "they are bound to one CPU");
+        assert_eq!(
+            price(1.0, 0.25, 4.0),
+            4.0,
+            "half of the time as if all ran at once"
+        );
+        assert_eq!(price(1.0, 0.5, 4.0), 7.0);
+        assert_eq!(price(2.0, 1.0, 4.0), 7.0);
     }
 
     #[test]
@@ -467,5 +521,17 @@ mod tests {
         assert_eq!(at_once.look(&root, nobody()), 6.0, "the first look tells nothing");
         assert_eq!(at_once.look(&root, nobody()), 6.0);
         assert_eq!(at_once.cost(), 6.0);
+        // A window that begins goes on with that one: it is looked at nobody new.
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let somebody = || {
+            std::iter::once(ProcessId {
+                pid: own,
+                start_ticks: 1,
+            })
+        };
+        at_once.begin(&root, somebody());
+        assert_eq!(at_once.last.as_ref().map(|look| look.before.len()), Some(0));
+        at_once.begin(&root, somebody());
+        assert_eq!(at_once.last.as_ref().map(|look| look.before.len()), Some(1));
     }
 }

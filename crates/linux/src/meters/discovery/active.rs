@@ -1,5 +1,6 @@
 //! A progress point that is being counted: in turns, where counting it all the time would cost too much ([`turns`](super::super::turns)).
 
+use super::super::cpu_time::tick;
 use super::super::crowd::Crowd;
 use super::super::turns::{Beginning, CHARGED, Counting, Rest};
 use super::compiled::Compiled;
@@ -34,12 +35,14 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
     }
 }
 
-/// A point that could be counted for a smaller share of the time than this, as a hit is charged, is not begun: that the breakpoints come
-/// and go, and the looks before that, would be a large part of what they are there for.
+/// A point that could be counted for a smaller share of the time than this and some ticks, as a hit is charged, is not begun: that the
+/// breakpoints come and go, and the looks before that, would be a large part of what they are there for.
 const SHARE_MIN: f64 = 0.02;
 
 /// … by the processor's own breakpoints, which come and go within microseconds.
-const SHARE_MIN_COMPILED: f64 = 0.004;
+const SHARE_MIN_COMPILED: f64 = 0.005;
+/// … and of each second probes are there for so many ticks on average until a window begins or ends right after one.
+const TICKS: f64 = 1.5;
 
 /// Whether a point can be counted for long enough at this price.
 ///
@@ -50,7 +53,7 @@ pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
     let least = match found.at {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
-    };
+    } + TICKS * tick().map_or(0.0, |tick| tick.as_secs_f64());
     if share >= least {
         return Ok(());
     }

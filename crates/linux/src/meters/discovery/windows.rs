@@ -2,7 +2,7 @@
 //! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
 
 use super::super::concern::Refusal;
-use super::super::cpu_time::up_to_date;
+use super::super::cpu_time::{tick, up_to_date};
 use super::super::turns::Urgent;
 use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot};
 use super::signals::Signals;
@@ -18,6 +18,8 @@ const WINDOW_MIN: f64 = 0.1;
 /// … and where more would cost the program more than a search may: what was spent before is not left for the windows. In so short a one
 /// points are too rare to be judged that run less than some 600 times a second.
 const WINDOW_SHORTEST: f64 = 0.04;
+/// Ticks that a window waits for, on average: it begins and ends right after one.
+const TICKS: f64 = 1.5;
 /// Share of what a search may still cost that the windows are meant to: rates are known roughly, and it costs between them, too.
 const MEANT: f64 = 0.75;
 /// Share of the CPU time up to which points are cheap.
@@ -60,7 +62,12 @@ impl Search<'_> {
         };
         let cpus = self.cpus.max(0.02);
         let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost() / cpus;
-        let length = length(cost, cpus, COST_MAX - self.paid);
+        let length = length(
+            cost,
+            cpus,
+            COST_MAX - self.paid,
+            TICKS * tick().map_or(0.0, |t| t.as_secs_f64()),
+        );
         let mut charged = self.read(&all);
         let attached = self.attach(mine)?;
         let mut outcome = Ok(());
@@ -93,10 +100,12 @@ impl Search<'_> {
         observation: &mut Observation,
     ) -> Result<(), Refusal> {
         self.go_on()?;
-        let outside = signals.read(self.workload);
         let runs = self.runs();
-        let seen = self.window(mine, slow, length)?;
+        up_to_date();
+        let outside = signals.read(self.workload);
+        let seen = self.window(mine, slow, length);
         self.charge_switches(runs);
+        let seen = seen?;
         let now = signals.read(self.workload);
         // Between the windows it is hit as well.
         let all: Vec<usize> = (0..self.spots.len()).collect();
@@ -124,7 +133,6 @@ impl Search<'_> {
 
     /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
     fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, Refusal> {
-        up_to_date();
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let (mut slowing, mut urgent) = if slow.is_empty() {
@@ -159,11 +167,16 @@ impl Search<'_> {
             }
         }
         up_to_date();
+        // In this order as at the beginning.
+        let (counts, extra) = (
+            difference(&self.read(mine), &counts),
+            difference(&self.read(slow), &extra).iter().sum(),
+        );
         let seen = Window {
             seconds: begun.elapsed().as_secs_f64(),
             cpu: self.cpu() - cpu,
-            counts: difference(&self.read(mine), &counts),
-            extra: difference(&self.read(slow), &extra).iter().sum(),
+            counts,
+            extra,
         };
         drop(urgent);
         if let Some(attached) = slowing {
@@ -188,12 +201,12 @@ impl Search<'_> {
 }
 
 /// Length of a window in seconds, of points that cost such a share of the CPU time of a program on so many CPUs, of which a search may
-/// still take so much (seconds).
-fn length(cost: f64, cpus: f64, left: f64) -> f64 {
+/// still take so much (seconds); for each window so many seconds are waited beside.
+fn length(cost: f64, cpus: f64, left: f64, beside: f64) -> f64 {
     let wanted = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
     // Each second; half of the windows are slowed.
     let paid = (cost + BURDEN / 2.0) * cpus;
-    wanted.min((MEANT * left / (WINDOWS as f64 * paid)).max(WINDOW_SHORTEST))
+    wanted.min((MEANT * left / (WINDOWS as f64 * paid) - beside).max(WINDOW_SHORTEST))
 }
 
 fn difference(now: &[u64], then: &[u64]) -> Vec<u64> {
@@ -216,19 +229,20 @@ mod tests {
 
     #[test]
     fn windows_are_shorter_the_dearer_points_are_and_the_less_is_left() {
-        assert_eq!(length(0.001, 1.0, 1.0), WINDOW);
-        assert_eq!(length(2.0 * CHEAP, 1.0, 1.0), WINDOW / 2.0);
-        assert_eq!(length(0.3, 1.0, 1.0), WINDOW_MIN);
-        let short = length(0.45, 1.0, 0.8);
+        assert_eq!(length(0.001, 1.0, 1.0, 0.0), WINDOW);
+        assert_eq!(length(2.0 * CHEAP, 1.0, 1.0, 0.0), WINDOW / 2.0);
+        assert_eq!(length(0.3, 1.0, 1.0, 0.0), WINDOW_MIN);
+        let short = length(0.45, 1.0, 0.8, 0.0);
         assert!((WINDOW_SHORTEST..WINDOW_MIN).contains(&short), "{short}");
         assert!(WINDOWS as f64 * short * (0.45 + BURDEN / 2.0) <= MEANT * 0.8 + 1e-9);
         assert_eq!(
-            length(0.45, 1.0, 0.01),
+            length(0.45, 1.0, 0.01, 0.0),
             WINDOW_SHORTEST,
             "it stops where nothing is left"
         );
+        assert!((length(0.45, 1.0, 0.8, 0.01) - (short - 0.01)).abs() < 1e-9);
         assert!(
-            length(0.3, 4.0, 1.0) < length(0.3, 1.0, 1.0),
+            length(0.3, 4.0, 1.0, 0.0) < length(0.3, 1.0, 1.0, 0.0),
             "on four CPUs four times is paid"
         );
     }

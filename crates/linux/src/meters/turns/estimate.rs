@@ -361,6 +361,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_hit_while_the_probes_come_and_go_is_taken_off_the_rest() {
+        // 20 µs for a unit; 1 µs more for each hit, in the window and for 50 ms before and after it.
+        let mut ledger = Ledger::new(1e-6);
+        ledger.switch(false, 0.2, at(0.0, 0.0, 0));
+        ledger.switch(true, 0.2, at(0.0525, 0.0525, 2_500));
+        ledger.switch(false, 0.2, at(0.2625, 0.2625, 12_500));
+        let told = ledger.read(at(1.0625, 1.0625, 15_000));
+        // 10,000 of the window, and .8525 s of the rest less the 5 ms that 5,000 hits took, at 50,000 a second.
+        assert!((told.work - 10_000.0 - 42_375.0).abs() < 1e-6, "{told:?}");
+    }
+
+    #[test]
+    fn the_price_of_a_window_is_known_at_its_end() {
+        let mut ledger = Ledger::new(9e-6);
+        ledger.switch(true, 0.2, at(0.0, 0.0, 0));
+        ledger.costs(1e-6);
+        ledger.switch(false, 0.2, at(0.21, 0.21, 10_000));
+        assert!((ledger.read(at(1.01, 1.01, 10_000)).work - 50_000.0).abs() < 1e-6);
+    }
+
+    #[test]
     fn a_window_speaks_for_the_time_between_two_readings_only() {
         let mut ledger = Ledger::new(0.0);
         ledger.switch(true, 0.2, at(0.0, 0.0, 0));

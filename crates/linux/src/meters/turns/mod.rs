@@ -23,7 +23,7 @@ mod schedule;
 mod urgency;
 
 use super::concern::Refusal;
-use super::cpu_time::{CpuTime, up_to_date};
+use super::cpu_time::{CpuTime, tick, up_to_date};
 use super::waits::Waits;
 use crate::sys::bpf::Counters;
 use calibration::Waited;
@@ -120,6 +120,10 @@ pub(super) trait Subject: Send + 'static {
     /// # Errors
     /// [`Lost`].
     fn check(&mut self, workload: &Workload) -> Result<(), Lost>;
+    /// Whether probes are on and off within microseconds.
+    fn is_quick(&self) -> bool {
+        false
+    }
     /// Puts probes on what has none yet, and lets go of what is gone.
     ///
     /// # Errors
@@ -468,6 +472,11 @@ impl<S: Subject> Turns<S> {
             Err(lost) => return Err(lost),
         }
         let urgent = Urgent::begin();
+        // By waits the clocks do not matter.
+        let by_cpu_time = !always && !self.shared.hold().ledger.is_by_waits();
+        if by_cpu_time && self.subject.is_quick() {
+            up_to_date();
+        }
         // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
         self.note_what_lacks();
         match self.subject.attach(&workload.processes) {
@@ -483,6 +492,8 @@ impl<S: Subject> Turns<S> {
         }
         if !always {
             self.subject.begin();
+        }
+        if by_cpu_time && !self.subject.is_quick() {
             up_to_date();
         }
         let (start, at_start) = self.switch(true);
@@ -492,7 +503,7 @@ impl<S: Subject> Turns<S> {
             self.hit_cost = CHARGED * cost;
             self.shared.hold().ledger.costs(cost);
         }
-        if !always && how == Ended::Whole {
+        if by_cpu_time && how == Ended::Whole {
             up_to_date();
         }
         let (end, at_end) = if always && how == Ended::Whole {
@@ -581,7 +592,15 @@ impl<S: Subject> Turns<S> {
         let (mut enough, longest) = schedule::window(self.share.value(), self.cpus);
         let budget =
             (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN).max(BURST * self.subject.allowance());
-        let readings = self.shared.hold().readings;
+        let (readings, by_waits) = {
+            let tally = self.shared.hold();
+            (tally.readings, tally.ledger.is_by_waits())
+        };
+        if !by_waits {
+            // A tick is waited for when the window ends.
+            let beside = tick().map_or(0.0, |tick| tick.as_secs_f64()) * self.cpus;
+            enough = (enough - beside).max(enough / 2.0);
+        }
         let mut divided = false;
         let mut used = 0.0;
         let mut look_beside = BESIDE_FIRST;
@@ -614,7 +633,7 @@ impl<S: Subject> Turns<S> {
                 let processes = tally.workload.processes.clone();
                 used = tally.cpu.read(&processes) - start.cpu;
                 // What follows a reading is all that the next one will have.
-                if tally.readings != readings && !divided && !tally.ledger.is_by_waits() {
+                if tally.readings != readings && !divided && !by_waits {
                     divided = true;
                     enough += used;
                 }
@@ -666,7 +685,7 @@ impl<S: Subject> Turns<S> {
             self.debt.add(-self.subject.allowance(), cpu, self.cost_max);
             return Ok(true);
         }
-        self.hit_cost = self.hit_cost_max;
+        self.hit_cost = self.hit_cost.max(self.hit_cost_max);
         let (_, rest) = self.charge(processes, paid, cpu)?;
         Ok(off.is_err() || self.make_up(processes, rest, told))
     }
