@@ -8,6 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
+use super::super::cpu_time::CpuTime;
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -19,7 +20,6 @@ use super::rehearsal::rehearse;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
-use crate::sys::probe::process_cpu_time;
 use homeostat_model::{ProcessId, Workload};
 use homeostat_points::choice::{self, Choice, Chosen, Limits, Observation};
 use homeostat_points::code::Candidate;
@@ -223,6 +223,7 @@ pub(super) struct Search<'a> {
     pub(super) limits: Limits,
     /// What a hit costs with as many threads as run at once in this search.
     at_once: AtOnce,
+    cpu_time: CpuTime,
     stop: &'a AtomicBool,
     begun: Instant,
     /// Its processes, and the program that each ran when the search began (device and inode).
@@ -296,6 +297,7 @@ impl<'a> Search<'a> {
                 ..limits
             },
             at_once,
+            cpu_time: CpuTime::default(),
             stop,
             begun: Instant::now(),
             subjects,
@@ -557,12 +559,10 @@ impl<'a> Search<'a> {
         self.paid += hits as f64 * self.hit_cost();
     }
 
-    /// CPU time of all processes in seconds.
-    pub(super) fn cpu(&self) -> f64 {
-        self.processes()
-            .filter_map(|p| process_cpu_time(p.pid))
-            .map(|ns| ns as f64 / 1e9)
-            .sum()
+    /// CPU time that all processes have used since it was asked first (seconds). It never goes back, also where one of several has ended.
+    pub(super) fn cpu(&mut self) -> f64 {
+        let processes: Vec<ProcessId> = self.processes().collect();
+        self.cpu_time.read(&processes)
     }
 
     // ---- candidates ---------------------------------------------------------------------------------------------

@@ -120,10 +120,6 @@ pub(super) trait Subject: Send + 'static {
     /// # Errors
     /// [`Lost`].
     fn check(&mut self, workload: &Workload) -> Result<(), Lost>;
-    /// Whether probes are on and off within microseconds.
-    fn is_quick(&self) -> bool {
-        false
-    }
     /// Puts probes on what has none yet, and lets go of what is gone.
     ///
     /// # Errors
@@ -474,9 +470,6 @@ impl<S: Subject> Turns<S> {
         let urgent = Urgent::begin();
         // By waits the clocks do not matter.
         let by_cpu_time = !always && !self.shared.hold().ledger.is_by_waits();
-        if by_cpu_time && self.subject.is_quick() {
-            up_to_date();
-        }
         // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
         self.note_what_lacks();
         match self.subject.attach(&workload.processes) {
@@ -493,7 +486,7 @@ impl<S: Subject> Turns<S> {
         if !always {
             self.subject.begin();
         }
-        if by_cpu_time && !self.subject.is_quick() {
+        if by_cpu_time {
             up_to_date();
         }
         let (start, at_start) = self.switch(true);

@@ -266,10 +266,6 @@ impl Subject for Compiled {
         threads::at_liberty(&self.root, self.main).map_err(|why| Lost::Paused(why.to_string()))
     }
 
-    fn is_quick(&self) -> bool {
-        true
-    }
-
     fn attach(&mut self, _: &[ProcessId]) -> Result<(), PlatformError> {
         self.point.be_on()
     }
