@@ -25,6 +25,8 @@ const AFTER_TICK: Duration = Duration::from_micros(150);
 /// How often it is looked whether one has come that is late, and how many ticks long.
 const BEAT: Duration = Duration::from_micros(200);
 const TICKS_MAX: u32 = 2;
+/// So many of them both ends of a window wait together.
+const TICKS: f64 = 1.5;
 /// No kernel has longer ones.
 const TICK_MAX: Duration = Duration::from_millis(10);
 
@@ -111,6 +113,11 @@ pub(super) fn tick() -> Option<Duration> {
     Duration::try_from(clock_getres(ClockId::MonotonicCoarse))
         .ok()
         .filter(|length| *length <= TICK_MAX)
+}
+
+/// How long both ends of a window together wait for a tick on average, and for one that is late (seconds).
+pub(super) fn waiting() -> f64 {
+    TICKS * tick().map_or(0.0, |tick| tick.as_secs_f64())
 }
 
 /// Waits for the kernel's next tick (some milliseconds): then the clocks of all that runs are up to date.

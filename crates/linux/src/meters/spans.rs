@@ -6,7 +6,7 @@
 
 use crate::Root;
 use crate::meters::common::{numbers_in, open_process, read_at};
-use crate::sensors::bytes::{number, words};
+use crate::meters::cpu_time::ran;
 use crate::sys::perf::OpenError;
 use crate::sys::switches::{Change, Switch, Switches};
 use homeostat_model::{Nanoseconds, SpanHistogram, Spans as Seen, Workload};
@@ -291,9 +291,8 @@ fn runs(root: &Root, workload: &Workload) -> Result<Runs, String> {
     let mut buffer = [0u8; 128];
     let read = |(thread, dir): (i32, Arc<OwnedFd>)| {
         let n = read_at(dir.as_ref(), &format!("task/{thread}/schedstat"), &mut buffer).ok()?;
-        let mut fields = words(buffer.get(..n)?).map(number);
-        let (ran, _, times) = (fields.next()??, fields.next()??, fields.next()??);
-        Some((thread, (times, ran)))
+        let ran = ran(buffer.get(..n)?)?;
+        Some((thread, (ran.times, ran.ns)))
     };
     Ok(threads(root, workload)?.into_iter().filter_map(read).collect())
 }

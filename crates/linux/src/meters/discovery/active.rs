@@ -1,6 +1,6 @@
 //! A progress point that is being counted: in turns, where counting it all the time would cost too much ([`turns`](super::super::turns)).
 
-use super::super::cpu_time::tick;
+use super::super::cpu_time::waiting;
 use super::super::crowd::Crowd;
 use super::super::turns::{Beginning, CHARGED, Counting, Rest};
 use super::compiled::Compiled;
@@ -41,8 +41,6 @@ const SHARE_MIN: f64 = 0.02;
 
 /// … by the processor's own breakpoints, which come and go within microseconds.
 const SHARE_MIN_COMPILED: f64 = 0.005;
-/// … and of each second probes are there for so many ticks on average until a window begins or ends right after one.
-const TICKS: f64 = 1.5;
 
 /// Whether a point can be counted for long enough at this price.
 ///
@@ -53,7 +51,7 @@ pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
     let least = match found.at {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
-    } + TICKS * tick().map_or(0.0, |tick| tick.as_secs_f64());
+    } + waiting();
     if share >= least {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 //! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
 
 use super::super::concern::Refusal;
-use super::super::cpu_time::{tick, up_to_date};
+use super::super::cpu_time::{up_to_date, waiting};
 use super::super::turns::Urgent;
 use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot};
 use super::signals::Signals;
@@ -18,8 +18,6 @@ const WINDOW_MIN: f64 = 0.1;
 /// … and where more would cost the program more than a search may: what was spent before is not left for the windows. In so short a one
 /// points are too rare to be judged that run less than some 600 times a second.
 const WINDOW_SHORTEST: f64 = 0.04;
-/// Ticks that a window waits for, on average: it begins and ends right after one.
-const TICKS: f64 = 1.5;
 /// Share of what a search may still cost that the windows are meant to: rates are known roughly, and it costs between them, too.
 const MEANT: f64 = 0.75;
 /// Share of the CPU time up to which points are cheap.
@@ -62,12 +60,7 @@ impl Search<'_> {
         };
         let cpus = self.cpus.max(0.02);
         let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost() / cpus;
-        let length = length(
-            cost,
-            cpus,
-            COST_MAX - self.paid,
-            TICKS * tick().map_or(0.0, |t| t.as_secs_f64()),
-        );
+        let length = length(cost, cpus, COST_MAX - self.paid, waiting());
         let mut charged = self.read(&all);
         let attached = self.attach(mine)?;
         let mut outcome = Ok(());
