@@ -1271,6 +1271,52 @@ mod tests {
     }
 
     #[test]
+    fn a_test_that_is_too_short_for_points_to_speak_says_so() {
+        let candidates = [
+            candidate("io.bytes", MeterClass::Kernel, 0),
+            candidate("io.write_calls", MeterClass::Kernel, 0),
+            candidate("points", MeterClass::Points, 1),
+        ];
+        // The machine is slower at one time than at another; points are found after 12 s, and follow or do not.
+        let refused = |seconds: u32, points_too: bool| {
+            let intervals: Vec<MeterInterval> = (0..seconds)
+                .map(|t| {
+                    let n = 1000.0 * (1.0 + 0.2 * f64::from(t / 4 % 3));
+                    let mut work = vec![("io.bytes", 64.0 * n), ("io.write_calls", n)];
+                    if t >= 12 {
+                        work.push(("points", if points_too { n } else { 1000.0 }));
+                    }
+                    MeterInterval {
+                        seconds: 1.0,
+                        cpu: 0.5,
+                        work: work
+                            .into_iter()
+                            .map(|(id, work)| (MeterId::new(id), (work, 1.0)))
+                            .collect(),
+                        counted: BTreeMap::new(),
+                    }
+                })
+                .collect();
+            let judged = judge_meters(&candidates, &intervals, &Policy::default());
+            judged[0].clone().expect("enough readings").refused
+        };
+        let (varies, too_short) = (
+            "(limit for kernel work 15 %)",
+            "; points have not been read for long enough to speak for it (24 s are needed): test for longer",
+        );
+        for (seconds, points_too) in [(24, true), (35, true), (35, false)] {
+            let why = refused(seconds, points_too).expect("they have not spoken");
+            assert!(
+                why.ends_with(&format!("{varies}{too_short}")),
+                "{seconds} s: {why}"
+            );
+        }
+        // They have spoken: for it, or not.
+        assert_eq!(refused(36, true), None);
+        assert!(refused(36, false).is_some_and(|why| why.ends_with(varies)));
+    }
+
+    #[test]
     fn points_are_looked_for_only_when_nothing_else_will_do() {
         let points = candidate("points", MeterClass::Points, 1);
         let probe = candidate("uprobe:f", MeterClass::Probe, 1);

@@ -338,6 +338,17 @@ struct TwoKinds {
     noise: f64,
 }
 
+/// Work per CPU second rises and falls.
+#[derive(Clone, Copy)]
+struct Swings {
+    /// Until when it did not.
+    since: u64,
+    /// By what it is multiplied from then on, for four seconds each, over and over.
+    factors: &'static [f64],
+    /// A meter that does not show it.
+    apart: Option<&'static str>,
+}
+
 struct World {
     engine: Engine,
     plants: Vec<Plant>,
@@ -378,6 +389,10 @@ struct World {
     unreadable: Option<&'static str>,
     /// A meter that cannot be opened.
     shut: Option<&'static str>,
+    /// A meter that is open and delivers no readings yet.
+    silent: Option<&'static str>,
+    /// Every plant does more and less work per CPU second in turn.
+    swings: Option<Swings>,
     finished: bool,
     fail_undo: bool,
     /// A change that cannot be undone.
@@ -461,6 +476,8 @@ impl World {
             kernel: None,
             unreadable: None,
             shut: None,
+            silent: None,
+            swings: None,
             finished: false,
             fail_undo: false,
             stuck: None,
@@ -719,6 +736,25 @@ impl World {
         factor
     }
 
+    /// By what work per CPU second is multiplied in this second.
+    fn swing(&self) -> f64 {
+        self.swings.map_or(1.0, |s| {
+            let before = self.second.saturating_sub(s.since + 1);
+            s.factors[(before / 4) as usize % s.factors.len()]
+        })
+    }
+
+    /// What an open meter counts in a second in which so much work is done, and this many calls for a segment.
+    fn counted(&self, meter: &str, rate: f64, calls: f64) -> f64 {
+        if self.kernel.is_some_and(|k| meter == k.beside) {
+            rate * calls
+        } else if self.swings.is_some_and(|s| s.apart == Some(meter)) {
+            rate / self.swing()
+        } else {
+            rate
+        }
+    }
+
     /// The workloads that have a change of this effector on.
     fn changed_by(&self, effector: &str) -> BTreeSet<&WorkloadId> {
         self.on
@@ -807,7 +843,7 @@ impl World {
             let id = WorkloadId::new(p.name);
             let factor = self.factor(p);
             let (faster, saves) = if p.offered { (1.0, factor) } else { (factor, 1.0) };
-            let rate = 1000.0 * p.busy * faster * (p.noise * self.noise()).exp();
+            let rate = 1000.0 * p.busy * faster * self.swing() * (p.noise * self.noise()).exp();
             let calls = match self.kernel {
                 Some(k) => {
                     let changed = self.on.values().any(|(w, on)| *on && w.as_str() == p.name);
@@ -844,13 +880,10 @@ impl World {
                 .get(&id)
                 .into_iter()
                 .flatten()
+                .filter(|m| self.silent != Some(m.as_str()))
                 .map(|m| MeterReading {
                     meter: m.as_str().into(),
-                    work: if self.kernel.is_some_and(|k| m == k.beside) {
-                        rate * calls
-                    } else {
-                        rate
-                    },
+                    work: self.counted(m, rate, calls),
                     interval: Nanoseconds::from_secs(1),
                     counted: 1.0,
                 })
@@ -3395,6 +3428,68 @@ const KEPT: TwoKinds = TwoKinds {
     phase: u64::MAX,
     noise: 0.0,
 };
+
+#[test]
+fn nothing_is_decided_before_points_were_read_long_enough_to_speak_for_kernel_work() {
+    // By more than kernel work may vary, and by less than points may.
+    const AS_EVER: &[f64] = &[1.0, 1.2, 1.4];
+    // At first by more than any meter may: whoever judges then says that its work cannot be measured.
+    const LOUD_AT_FIRST: &[f64] = &[1.0, 1.6, 2.2, 1.3, 1.6, 1.9];
+    for (while_both_are_read, apart, taken) in [
+        (AS_EVER, None, "sockets.segments"),
+        (LOUD_AT_FIRST, None, "sockets.segments"),
+        // What does not vary alike does not speak for it, which is not clear any sooner.
+        (AS_EVER, Some("points"), "points"),
+    ] {
+        let mut world = two_kinds(KEPT, 42);
+        world.points = true;
+        world.silent = Some("points");
+        world.run_until(10, |world| !world.open.is_empty());
+        world.swings = Some(Swings {
+            since: world.second,
+            factors: AS_EVER,
+            apart: None,
+        });
+        let points_are_open = |world: &World| world.open.values().any(|open| open.contains("points"));
+        world.run_until(60, points_are_open);
+        assert!(points_are_open(&world), "{:#?}", world.stories);
+        // They are still to be found, while kernel work is read.
+        world.run(20);
+        world.silent = None;
+        world.swings = Some(Swings {
+            since: world.second,
+            factors: while_both_are_read,
+            apart,
+        });
+        // Six blocks of four seconds are needed; points alone could be judged after half of them.
+        for seconds in 1..24 {
+            world.run(1);
+            assert_eq!(
+                world.stage("server"),
+                Stage::Considered,
+                "after {seconds} s: {:#?}",
+                world.stories
+            );
+        }
+        world.run(1);
+        assert_eq!(world.stage("server"), Stage::Observed, "{:#?}", world.stories);
+        assert_eq!(
+            world.told(&format!(" by {taken} (")),
+            1,
+            "{taken}: {:#?}",
+            world.stories
+        );
+        // It was not steady either.
+        let is_vouched_for = world.told("more noise than the 15 % of kernel work, but as much as points has");
+        assert_eq!(
+            is_vouched_for,
+            usize::from(apart.is_none()),
+            "{:#?}",
+            world.stories
+        );
+        assert_eq!(world.told("cannot be measured"), 0, "{:#?}", world.stories);
+    }
+}
 
 #[test]
 fn a_change_that_alters_what_the_meter_means_is_not_accepted_by_it() {

@@ -62,7 +62,10 @@ fn cpus_in_general_use(root: &Root, machine: &Machine) -> Seen {
     let set_aside = topology::SetAside::read(root);
     let rows = [
         (&set_aside.isolated, "isolated (isolcpus=)"),
-        (&set_aside.tickless, "without the timer tick (nohz_full=)"),
+        (
+            &set_aside.tickless,
+            "without the timer tick (nohz_full=; progress points are not looked for in what may run there, and it is not counted in turns)",
+        ),
         (&set_aside.partitioned, "in a partition of cpusets"),
     ];
     let told: Vec<String> = rows

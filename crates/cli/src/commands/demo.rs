@@ -448,8 +448,7 @@ impl Stage {
             let declined = found.filter(|w| w.stage == "declined");
             if let Some(found) = declined.filter(|_| !was_declined) {
                 self.say(&format!("   declined: {}", found.summary));
-                let may_pass = is_of_noise(&found.summary);
-                if !may_pass || begin.elapsed() + LOOK_AGAIN > LOOK_AGAIN_UNTIL.min(patience) {
+                if !is_looked_at_again(&found.summary, begin.elapsed(), patience) {
                     shown.verdict = "declined".into();
                     break status;
                 }
@@ -528,6 +527,11 @@ impl Stage {
     }
 }
 
+/// Whether what was declined so long after its start is looked at again: the reason may pass, and there is time for it.
+fn is_looked_at_again(why: &str, after: Duration, patience: Duration) -> bool {
+    is_of_noise(why) && after + LOOK_AGAIN <= LOOK_AGAIN_UNTIL.min(patience)
+}
+
 /// Whether what was declined may be tried when the host is calmer. What is declined for another reason stays so.
 fn is_of_noise(why: &str) -> bool {
     why.starts_with("not tried: too noisy")
@@ -597,5 +601,33 @@ mod tests {
                 .unwrap()
                 .never
         );
+        assert_eq!(policy.reconsider_s, LOOK_AGAIN.as_secs_f64());
+    }
+
+    #[test]
+    fn what_was_declined_for_noise_is_looked_at_again_while_there_is_time() {
+        let of_noise = [
+            "not tried: too noisy: neighbouring blocks differ by 9.1 %, so only gains above 8 % could be proven in 4 min",
+            "not touched, because its work cannot be measured from outside (no meter fits it). Remedy: publish a progress counter",
+        ];
+        let second = Duration::from_secs(1);
+        for why in of_noise {
+            let last = LOOK_AGAIN_UNTIL - LOOK_AGAIN;
+            assert!(is_looked_at_again(why, Duration::ZERO, VERDICT_UNTIL), "{why}");
+            assert!(is_looked_at_again(why, last, VERDICT_UNTIL), "{why}");
+            // The second program is to have some time, too.
+            assert!(!is_looked_at_again(why, last + second, VERDICT_UNTIL), "{why}");
+            // Of the second one there may be less.
+            let last = REDIS_AT_LEAST - LOOK_AGAIN;
+            assert!(is_looked_at_again(why, last, REDIS_AT_LEAST), "{why}");
+            assert!(!is_looked_at_again(why, last + second, REDIS_AT_LEAST), "{why}");
+        }
+        // These stay as they are.
+        for why in [
+            "only 10 MiB resident: too small to gain from large pages (at least 32 MiB)",
+            "not tried: too many intervals without any work",
+        ] {
+            assert!(!is_looked_at_again(why, Duration::ZERO, VERDICT_UNTIL), "{why}");
+        }
     }
 }

@@ -5,15 +5,18 @@
 //! 100 ms; and a bias, too: putting a breakpoint into a program interrupts it, which brings its clock up to date, and nothing does when a
 //! window ends. (Measured with ticks of 4 ms: windows of 86 ms had 1.2 ms of CPU time too little; docs/meters.md.) So a window begins and
 //! ends right after a tick ([`up_to_date`]). All CPUs have theirs at the same time, unless they were moved apart (`skew_tick`): there, on a
-//! CPU that the machine's host has stopped, and in a window that a reading divides or that ends before its time, clocks are up to a tick
-//! old. On a CPU without ticks (`nohz_full`) that of a thread which runs alone is up to a second old, and windows by CPU time tell nothing.
+//! CPU that the machine's host has stopped, and where a reading divides a window (what its first part lacks its second has too much),
+//! clocks are up to a tick old. On a CPU without ticks (`nohz_full`) that of a thread which runs alone is up to a second old: who may run
+//! on one is not counted in windows by CPU time ([`ticks`]).
 //!
 //! (A clock of `perf_event_open(2)` for each such thread is never old, but counts what the machine's host takes as well, of which the
 //! kernel's own is free where it is built with `CONFIG_PARAVIRT_TIME_ACCOUNTING`: on a busy host some percent, now more and now less.)
 
-use super::common::{numbers_in, open_process, read_at};
+use super::common::{ENTRIES_MAX, numbers_in, open_process, read_at};
 use crate::Root;
 use crate::sensors::bytes::{number, words};
+use crate::sensors::topology::SetAside;
+use crate::sys::numa::{CpuMask, affinity};
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::ProcessId;
 use rustix::time::{ClockId, clock_getres, clock_gettime};
@@ -25,6 +28,8 @@ const AFTER_TICK: Duration = Duration::from_micros(150);
 /// How often it is looked whether one has come that is late, and how many ticks long.
 const BEAT: Duration = Duration::from_micros(200);
 const TICKS_MAX: u32 = 2;
+/// Who is run again later than this share of a tick after one waits for the next, once.
+const LATE: f64 = 0.25;
 /// So many of them both ends of a window wait together.
 const TICKS: f64 = 1.5;
 /// No kernel has longer ones.
@@ -120,19 +125,56 @@ pub(super) fn waiting() -> f64 {
     TICKS * tick().map_or(0.0, |tick| tick.as_secs_f64())
 }
 
-/// Waits for the kernel's next tick (some milliseconds): then the clocks of all that runs are up to date.
+/// Waits for the kernel's next tick (some milliseconds): then the clocks of all that runs are up to date. Who calls this reads them at
+/// once.
 pub(super) fn up_to_date() {
     let Some(length) = tick() else {
         return;
     };
-    // This clock moves with the ticks, and is a little behind.
-    let ticked = || at(ClockId::MonotonicCoarse);
-    let (last, begun) = (ticked(), at(ClockId::Monotonic));
-    std::thread::sleep((last + length).saturating_sub(begun));
-    while ticked() == last && at(ClockId::Monotonic).saturating_sub(begun) < TICKS_MAX * length {
-        std::thread::sleep(BEAT);
+    for _ in 0..2 {
+        // This clock moves with the ticks, and is a little behind.
+        let ticked = || at(ClockId::MonotonicCoarse);
+        let (last, begun) = (ticked(), at(ClockId::Monotonic));
+        std::thread::sleep((last + length).saturating_sub(begun));
+        while ticked() == last && at(ClockId::Monotonic).saturating_sub(begun) < TICKS_MAX * length {
+            std::thread::sleep(BEAT);
+        }
+        std::thread::sleep(AFTER_TICK);
+        if at(ClockId::Monotonic).saturating_sub(ticked()) < length.mul_f64(LATE) {
+            return;
+        }
     }
-    std::thread::sleep(AFTER_TICK);
+}
+
+/// Whether all threads of these processes run on CPUs with ticks, wherever they are put.
+///
+/// # Errors
+/// A sentence: one may run on a CPU that has none while it runs there alone.
+pub(super) fn ticks(root: &Root, processes: &[ProcessId]) -> Result<(), String> {
+    let tickless = SetAside::tickless(root);
+    if tickless.is_empty() {
+        return Ok(());
+    }
+    let without = CpuMask::of(tickless);
+    for process in processes {
+        let threads = open_process(root, *process)
+            .ok()
+            .and_then(|dir| numbers_in(&dir, "task", ENTRIES_MAX).ok())
+            .map_or_else(Vec::new, |(threads, _)| threads);
+        for thread in threads {
+            // One that has ended runs nowhere.
+            let Some(shared) = affinity(thread).ok().map(|mask| mask.and(&without)) else {
+                continue;
+            };
+            if let Some(cpu) = shared.iter().next() {
+                return Err(format!(
+                    "thread {thread} of process {process} may run on CPU {cpu}, which has no timer ticks while one thread runs there alone \
+                     (nohz_full=), so that the kernel tells its CPU time a second late"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -191,6 +233,41 @@ mod tests {
         let (after, ended) = now();
         // On a machine that is held up none may come.
         assert!(after > ticked || ended - begun >= TICKS_MAX * length);
+    }
+
+    #[test]
+    fn who_may_run_without_ticks_is_named() {
+        let tree = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = tree.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        // Ourselves: what the kernel says of where a thread may run is not in files.
+        let own = std::process::id() as i32;
+        write(
+            &format!("proc/{own}/stat"),
+            &format!("{own} (a) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 1 20 21"),
+        );
+        write(&format!("proc/{own}/task/{own}/stat"), "");
+        let root = Root::new(tree.path());
+        let with = |list: &str| {
+            write("sys/devices/system/cpu/nohz_full", list);
+            ticks(&root, &[id(own)])
+        };
+        assert_eq!(ticks(&root, &[id(own)]), Ok(()), "the kernel cannot");
+        assert_eq!(with("(null)\n"), Ok(()));
+        assert_eq!(with("\n"), Ok(()));
+        let here = affinity(own).unwrap();
+        let elsewhere = (0..1024).find(|cpu| !here.contains(*cpu)).unwrap();
+        assert_eq!(with(&format!("{elsewhere}\n")), Ok(()));
+        let mine = here.iter().next().unwrap();
+        let why = with(&format!("{mine}\n")).unwrap_err();
+        assert!(
+            why.contains(&format!("CPU {mine},")) && why.contains("nohz_full"),
+            "{why}"
+        );
+        assert_eq!(ticks(&root, &[id(i32::MAX)]), Ok(()), "one that has ended");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use super::common::{numbers_in, open_process};
 use super::concern::Refusal;
-use super::cpu_time::all_ran;
+use super::cpu_time::{Threads, all_ran};
 use super::tasks::online_cpus;
 use crate::Root;
 use crate::sensors::topology::{kernel_release, kernel_version};
@@ -170,7 +170,7 @@ impl AtOnce {
     }
 
     /// What a hit has cost while these have run, of whom so many can run at once at most.
-    fn price(&self, ran: &Ran, cpus: f64) -> f64 {
+    fn price(&self, ran: &WhoRan, cpus: f64) -> f64 {
         let overlap = ran.overlap.min(cpus);
         // Who was not seen may have run beside each of those that were.
         let unseen = (ran.unseen * (1.0 + overlap)).min(1.0);
@@ -195,8 +195,10 @@ impl AtOnce {
     }
 }
 
-/// How many threads may have run at once at most, on average over the CPU time that each used: as if whoever ran for the shorter time
-/// ran while the other did. Many that share a CPU by turns look as many as they are; one beside idle ones is one.
+/// How many threads may have run at once, on average over the CPU time that each used: as if whoever ran for the shorter time
+/// ran while the other did. Many that share a CPU by turns look as many as they are; one beside idle ones is one. It is the most that can
+/// have been if each hits in proportion to its CPU time; if the hits are those of one that runs seldom, and always beside another that
+/// hits as well, they cost more than this says.
 fn overlap(mut used: Vec<u64>) -> f64 {
     used.sort_unstable_by(|a, b| b.cmp(a));
     let all: u64 = used.iter().sum();
@@ -216,8 +218,8 @@ fn overlap(mut used: Vec<u64>) -> f64 {
 struct Look {
     /// CPU time of each process (nanoseconds), before its threads were looked at …
     before: BTreeMap<ProcessId, u64>,
-    /// Time on a CPU of each thread (nanoseconds); none where there were too many.
-    threads: Option<BTreeMap<(ProcessId, i32), u64>>,
+    /// What each thread had run; none where there were too many.
+    threads: Option<Threads>,
     /// … and after: a tick may come between.
     after: BTreeMap<ProcessId, u64>,
 }
@@ -230,18 +232,13 @@ impl Look {
         Self {
             after: before.keys().copied().filter_map(time).collect(),
             before,
-            threads: whole.then(|| {
-                threads
-                    .into_iter()
-                    .map(|(thread, ran)| (thread, ran.ns))
-                    .collect()
-            }),
+            threads: whole.then_some(threads),
         }
     }
 
     /// Who has run since then. None: they have hardly run, which does not tell.
-    fn since(&self, then: &Self) -> Option<Ran> {
-        let nobody_seen = Some(Ran {
+    fn since(&self, then: &Self) -> Option<WhoRan> {
+        let nobody_seen = Some(WhoRan {
             overlap: 1.0,
             unseen: 1.0,
             threads: Vec::new(),
@@ -261,16 +258,14 @@ impl Look {
         };
         let ran: Vec<(i32, u64)> = now
             .iter()
-            .map(|(thread, ns)| {
-                (
-                    thread.1,
-                    ns.saturating_sub(then.get(thread).copied().unwrap_or(0)),
-                )
+            .map(|(thread, ran)| {
+                let before = then.get(thread).map_or(0, |ran| ran.ns);
+                (thread.1, ran.ns.saturating_sub(before))
             })
             .filter(|(_, ns)| *ns > 0)
             .collect();
         let seen: u64 = ran.iter().map(|(_, ns)| ns).sum();
-        Some(Ran {
+        Some(WhoRan {
             unseen: used.saturating_sub(seen) as f64 / used as f64,
             threads: ran.iter().map(|(thread, _)| *thread).collect(),
             overlap: overlap(ran.into_iter().map(|(_, ns)| ns).collect()),
@@ -280,8 +275,8 @@ impl Look {
 
 /// Who has run.
 #[derive(Debug, PartialEq)]
-struct Ran {
-    /// How many of the threads that were seen may have run at once at most, on average.
+struct WhoRan {
+    /// How many of the threads that were seen may have run at once, on average.
     overlap: f64,
     /// Share of the CPU time that threads used which have ended since, or were too many to be looked at.
     unseen: f64,
@@ -303,6 +298,7 @@ fn cpus_of(threads: &[i32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cpu_time::Ran;
     use super::*;
 
     #[test]
@@ -428,7 +424,11 @@ mod tests {
             after: (1..).zip(processes).map(|(pid, ms)| (id(pid), ms * MS)).collect(),
             threads: threads.map(|all| {
                 let all = (1..).zip(all);
-                all.map(|(thread, ms)| ((id(1), thread), ms * MS)).collect()
+                let ran = |ms: &u64| Ran {
+                    ns: ms * MS,
+                    times: 1,
+                };
+                all.map(|(thread, ms)| ((id(1), thread), ran(ms))).collect()
             }),
         };
         let before = look(&[1_000], Some(&[700, 300]));
@@ -482,7 +482,7 @@ mod tests {
         let price = |overlap, unseen, cpus| {
             let threads = Vec::new();
             at_once.price(
-                &Ran {
+                &WhoRan {
                     overlap,
                     unseen,
                     threads,

@@ -96,6 +96,7 @@ impl Functions {
             children: Children::default(),
         };
         let how = Beginning {
+            root: root.clone(),
             counters,
             hit_cost,
             cost_max,

@@ -87,18 +87,19 @@ pub struct SetAside {
 impl SetAside {
     /// Reads it (ABI/testing/sysfs-devices-system-cpu, Documentation/admin-guide/cgroup-v2.rst).
     pub fn read(root: &Root) -> Self {
-        let set = |path: &str| -> Option<BTreeSet<u32>> {
-            let cpus = files::text(root, path).and_then(|t| list(t.as_bytes()))?;
-            Some(cpus.into_iter().collect())
-        };
         Self {
-            isolated: set("/sys/devices/system/cpu/isolated").unwrap_or_default(),
-            // "(null)" where the kernel can but was not told to.
-            tickless: set("/sys/devices/system/cpu/nohz_full").unwrap_or_default(),
-            partitioned: set("/sys/devices/system/cpu/online")
+            isolated: set(root, "/sys/devices/system/cpu/isolated").unwrap_or_default(),
+            tickless: Self::tickless(root),
+            partitioned: set(root, "/sys/devices/system/cpu/online")
                 .map(|online| partitioned(root, &online))
                 .unwrap_or_default(),
         }
+    }
+
+    /// Those without the timer tick alone.
+    pub(crate) fn tickless(root: &Root) -> BTreeSet<u32> {
+        // "(null)" where the kernel can but was not told to.
+        set(root, "/sys/devices/system/cpu/nohz_full").unwrap_or_default()
     }
 
     /// Whether a CPU was set aside in any way.
@@ -111,6 +112,12 @@ impl SetAside {
         let several = [&self.isolated, &self.tickless, &self.partitioned];
         several.into_iter().flatten().copied().collect()
     }
+}
+
+/// CPUs that a file lists.
+fn set(root: &Root, path: &str) -> Option<BTreeSet<u32>> {
+    let cpus = files::text(root, path).and_then(|t| list(t.as_bytes()))?;
+    Some(cpus.into_iter().collect())
 }
 
 /// Online CPUs that the root of the control groups has given away to partitions below it: what is in effect there is the

@@ -85,6 +85,7 @@ pub(super) fn open(
         .first()
         .ok_or_else(|| failed(OpenError::Vanished))?;
     let how = |counters, hit_cost| Beginning {
+        root: root.clone(),
         counters,
         hit_cost,
         cost_max,

@@ -4,7 +4,7 @@
 
 use super::super::common::ENTRIES_MAX;
 use super::super::concern::Refusal;
-use super::super::cpu_time::all_ran;
+use super::super::cpu_time::{Threads, all_ran};
 use super::super::waits::waits_for_several;
 use super::atlas::{Atlas, Code, Frame};
 use super::compiled::{self, Memory, Pieces, Sets};
@@ -35,6 +35,8 @@ const SAMPLES_MIN: usize = 40;
 const SAMPLES_FAIR: usize = 200;
 const SAMPLING_USUAL: Duration = Duration::from_secs(4);
 const SAMPLING_MAX: Duration = Duration::from_secs(12);
+/// A function is that of an interpreter when it was at work in this share of the samples in what goes through its table.
+const INTERPRETS: f64 = 0.15;
 /// Words of the stack that are looked at in one sample.
 const FRAMES_MAX: usize = 96;
 
@@ -125,12 +127,16 @@ impl Samples {
 }
 
 /// What was found around the samples.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Tally {
     /// By file and address.
     seen: BTreeMap<(usize, u64), Seen>,
-    /// In how many samples each function was on the stack.
+    /// All samples.
+    samples: usize,
+    /// In how many of them each function was on the stack.
     on_stack: BTreeMap<(usize, u64), usize>,
+    /// … and at work in what goes through a table.
+    dispatching: BTreeMap<(usize, u64), usize>,
     /// Samples in loops that wait.
     waiting: usize,
     /// Samples in what is not understood.
@@ -142,8 +148,15 @@ impl Tally {
     fn add(&mut self, at_work: Option<Frame>, callers: impl Iterator<Item = (usize, Frame)>) {
         let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
         let mut functions: BTreeSet<(usize, u64)> = BTreeSet::new();
+        self.samples += 1;
         match &at_work {
-            Some(frame) => self.waiting += usize::from(frame.waits),
+            Some(frame) => {
+                self.waiting += usize::from(frame.waits);
+                if frame.candidates.iter().any(|c| c.dispatched) {
+                    let function = (frame.image, frame.function);
+                    *self.dispatching.entry(function).or_default() += 1;
+                }
+            }
             None => self.outside += 1,
         }
         for (depth, frame) in at_work.map(|frame| (0, frame)).into_iter().chain(callers) {
@@ -161,25 +174,36 @@ impl Tally {
         }
     }
 
-    /// What was seen. Who is at work anywhere in a function is in the loop that goes through its table.
-    fn seen(mut self) -> BTreeMap<(usize, u64), Seen> {
-        for ((image, _), seen) in &mut self.seen {
-            let function = self.on_stack.get(&(*image, seen.function));
-            seen.around = match function {
-                Some(samples) if seen.candidate.dispatched => *samples,
+    /// What was seen. Who is at work anywhere in a function is in the loop that goes through its table; and so is all else of the function
+    /// of an interpreter, which begins and ends what the table leads to.
+    fn seen(self) -> BTreeMap<(usize, u64), Seen> {
+        let interprets = |function: &(usize, u64)| {
+            let dispatching = self.dispatching.get(function).copied().unwrap_or(0);
+            dispatching as f64 >= INTERPRETS * self.samples as f64
+        };
+        let mut all = self.seen;
+        for ((image, _), seen) in &mut all {
+            let function = (*image, seen.function);
+            seen.around = match self.on_stack.get(&function) {
+                Some(samples) if seen.candidate.dispatched || interprets(&function) => *samples,
                 _ => seen.samples,
             };
         }
-        self.seen
+        all
     }
 }
 
 impl Search<'_> {
     /// Threads that use the most CPU time, (process, thread), and how many of the first of them do the work.
     pub(super) fn busiest(&self) -> Result<(Vec<(ProcessId, i32)>, usize), String> {
-        let (before, _) = all_ran(self.root, self.processes(), ENTRIES_MAX);
+        // Of each process, however many threads another one has.
+        let of_each = || -> Threads {
+            let of_one = |process| all_ran(self.root, [process], ENTRIES_MAX).0;
+            self.processes().flat_map(of_one).collect()
+        };
+        let before = of_each();
         std::thread::sleep(RANKING);
-        let (after, _) = all_ran(self.root, self.processes(), ENTRIES_MAX);
+        let after = of_each();
         let mut used: Vec<(u64, (ProcessId, i32))> = after
             .into_iter()
             .filter_map(|(key, now)| Some((now.ns.checked_sub(before.get(&key)?.ns)?, key)))
@@ -403,18 +427,30 @@ mod tests {
             candidates,
         };
         let mut tally = Tally::default();
-        let operation = frame(0x1000, vec![candidate(0x1010, true), candidate(0x1020, false)]);
-        tally.add(Some(operation), std::iter::empty());
+        let operation = || frame(0x1000, vec![candidate(0x1010, true), candidate(0x1020, false)]);
+        tally.add(Some(operation()), std::iter::empty());
         // At work in another operation, in one that it called, and elsewhere.
         tally.add(Some(frame(0x1000, vec![])), std::iter::empty());
         let called = [(7, frame(0x1000, vec![])), (9, frame(0x1000, vec![]))];
         tally.add(Some(frame(0x5000, vec![])), called.into_iter());
-        tally.add(None, std::iter::empty());
-        assert_eq!(tally.outside, 1);
+        for _ in 0..5 {
+            tally.add(None, std::iter::empty());
+        }
+        assert_eq!(tally.outside, 5);
+        let of = |seen: &BTreeMap<(usize, u64), Seen>, address| {
+            let seen = seen.get(&(0, address))?;
+            Some((seen.samples, seen.around))
+        };
+        let mut interpreter = tally.clone();
+        // In an eighth of the samples at work in an operation: a function with a table, not more.
         let seen = tally.seen();
-        let of = |address| seen.get(&(0, address)).map(|s| (s.samples, s.around));
-        assert_eq!(of(0x1010), Some((1, 3)));
-        assert_eq!(of(0x1020), Some((1, 1)));
+        assert_eq!(of(&seen, 0x1010), Some((1, 3)));
+        assert_eq!(of(&seen, 0x1020), Some((1, 1)));
+        // In two of nine: an interpreter, all of which is in its loop.
+        interpreter.add(Some(operation()), std::iter::empty());
+        let seen = interpreter.seen();
+        assert_eq!(of(&seen, 0x1010), Some((2, 4)));
+        assert_eq!(of(&seen, 0x1020), Some((2, 4)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::cpu_time::CpuTime;
+use super::super::cpu_time::{CpuTime, ticks};
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -285,6 +285,7 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
         let crowd = Crowd::of(root, &processes);
         crowd.allow()?;
+        ticks(root, &processes).map_err(Refusal::Lasting)?;
         let at_once = AtOnce::new(crowd, rehearse(root, crowd)?);
         let all_at_once = at_once.cost();
         // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
@@ -528,7 +529,7 @@ impl<'a> Search<'a> {
     }
 
     /// Charges what it costs that they were since.
-    pub(super) fn charge_switches(&mut self, mut since: Switches) {
+    pub(super) fn charge_switches(&mut self, since: &mut Switches) {
         if self.compiled.is_none() {
             return;
         }
@@ -592,15 +593,16 @@ impl<'a> Search<'a> {
                 Some((s.samples as f64 / samples as f64, spot))
             })
             .collect();
-        // What was itself seen on the stack most of the time first, and of that what is farthest out.
-        let class = |own: f64| match own {
-            c if c >= 0.5 => 0,
-            c if c >= 0.15 => 1,
+        // What was itself seen on the stack most of the time first, and of that what is farthest out. A way through an operation of an
+        // interpreter is seldom seen itself, and what it is in nearly always: it must not be cut off for what was seen once or twice.
+        let class = |own: f64, spot: &Spot| match (own, spot.coverage) {
+            (own, _) if own >= 0.5 => 0,
+            (_, around) if around >= 0.15 => 1,
             _ => 2,
         };
         spots.sort_by(|(own_a, a), (own_b, b)| {
-            class(*own_a)
-                .cmp(&class(*own_b))
+            class(*own_a, a)
+                .cmp(&class(*own_b, b))
                 .then(b.depth.total_cmp(&a.depth))
                 .then(a.image.cmp(&b.image))
                 .then(a.offset.cmp(&b.offset))
@@ -757,8 +759,15 @@ impl<'a> Search<'a> {
         // From here on the program pays until we are run again.
         let urgent = Urgent::begin();
         let first = self.read(spots);
-        let runs = self.runs();
-        let attached = self.attach(spots)?;
+        let mut runs = self.runs();
+        let attached = match self.attach(spots) {
+            Ok(attached) => attached,
+            Err(why) => {
+                // Some may have been on for a moment.
+                self.charge_since(&first, spots);
+                return Err(why);
+            }
+        };
         let before = self.read(spots);
         let start = self.cpu();
         let begun = Instant::now();
@@ -783,14 +792,12 @@ impl<'a> Search<'a> {
         let off = attached.let_go();
         drop(urgent);
         // Those that came while the probes were put on and taken off were paid for, too.
-        let last = self.read(spots);
-        let since = last.iter().zip(&first).map(|(l, f)| l.saturating_sub(*f));
-        let since: u64 = since.sum();
-        self.charge(since);
-        self.charge_switches(runs);
+        let since = self.charge_since(&first, spots);
+        self.charge_switches(&mut runs);
+        let children = self.charge_children(since, cpu);
         off?;
         disturbed?;
-        self.charge_children(since, cpu)?;
+        children?;
         // What the probes did not take was left for the program itself. The kernel adds what a thread used at its ticks and when it
         // stops running, so what was paid may not be in it yet.
         let used = cpu.max(paid);
@@ -800,6 +807,14 @@ impl<'a> Search<'a> {
             .zip(&before)
             .map(|(a, b)| a.saturating_sub(*b) as f64 / own * self.cpus)
             .collect())
+    }
+
+    /// Charges the hits of these places since that reading, and tells how many they were.
+    fn charge_since(&mut self, first: &[u64], spots: &[usize]) -> u64 {
+        let last = self.read(spots);
+        let hits = last.iter().zip(first).map(|(l, f)| l.saturating_sub(*f)).sum();
+        self.charge(hits);
+        hits
     }
 
     /// Finds out what runs at all, and how often within a factor. Returns busy places that may serve to slow the
@@ -1027,11 +1042,12 @@ pub(super) fn refusal(e: &OpenError) -> String {
 }
 
 /// A candidate over all samples.
+#[derive(Clone)]
 pub(super) struct Seen {
     pub(super) candidate: Candidate,
     pub(super) function: u64,
     pub(super) samples: usize,
-    /// Samples in which what it is in was on the stack: for a way through an operation of an interpreter, its loop.
+    /// Samples in which what it is in was on the stack: for what is in the loop of an interpreter, that.
     pub(super) around: usize,
     pub(super) depth: usize,
 }

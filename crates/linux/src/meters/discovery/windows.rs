@@ -4,6 +4,7 @@
 use super::super::concern::Refusal;
 use super::super::cpu_time::{up_to_date, waiting};
 use super::super::turns::Urgent;
+use super::compiled::Switches;
 use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot};
 use super::signals::Signals;
 use homeostat_points::choice::{Observation, Point};
@@ -38,6 +39,18 @@ struct Window {
     counts: Vec<u64>,
     /// Hits of the places that are to slow the program.
     extra: u64,
+    /// Of the signals from outside.
+    outside: Vec<f64>,
+}
+
+/// What of the last round is charged so far.
+struct Charged {
+    /// Hits of each place.
+    hits: Vec<u64>,
+    /// CPU time of the program.
+    cpu: f64,
+    /// How often its threads were given a CPU.
+    switches: Switches,
 }
 
 impl Search<'_> {
@@ -60,53 +73,65 @@ impl Search<'_> {
         };
         let cpus = self.cpus.max(0.02);
         let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost() / cpus;
-        let length = length(cost, cpus, COST_MAX - self.paid, waiting());
-        let mut charged = self.read(&all);
-        let attached = self.attach(mine)?;
-        let mut outcome = Ok(());
-        for window in 0..WINDOWS {
-            // Off, on, on, off: a drift falls on both alike.
-            let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
-            outcome =
-                self.one_of_the_last((mine, slow), length, &mut charged, &mut signals, &mut observation);
-            if outcome.is_err() {
-                break;
+        let mut length = length(cost, cpus, COST_MAX - self.paid, waiting());
+        let before = self.paid;
+        let mut charged = Charged {
+            hits: self.read(&all),
+            cpu: self.cpu(),
+            switches: self.runs(),
+        };
+        let outcome = self.attach(mine).and_then(|attached| {
+            let mut outcome = Ok(());
+            for window in 0..WINDOWS {
+                // Off, on, on, off: a drift falls on both alike.
+                let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
+                if window % 4 == 0 {
+                    let spent = (self.paid - before, observation.seconds.iter().sum());
+                    length = of_the_rest(length, spent, COST_MAX - self.paid, WINDOWS - window);
+                }
+                outcome =
+                    self.one_of_the_last((mine, slow), length, &mut charged, &mut signals, &mut observation);
+                if outcome.is_err() {
+                    break;
+                }
             }
-        }
-        let off = attached.let_go();
+            let off = attached.let_go();
+            outcome.and(off)
+        });
         // Until they were off they were hit, however it ended.
-        let hits = difference(&self.read(&all), &charged).iter().sum();
-        self.charge(hits);
+        let paid = self.charge_all_since(&mut charged, &all);
         outcome?;
-        off?;
+        paid?;
         self.spots.truncate(points);
         Ok(observation)
     }
 
-    /// A window of the last round: of the points, and of what slows the program in it. `charged`: hits that were.
+    /// Charges what has been done since then.
+    fn charge_all_since(&mut self, charged: &mut Charged, all: &[usize]) -> Result<(), Refusal> {
+        let now = self.read(all);
+        let hits = difference(&now, &charged.hits).iter().sum();
+        charged.hits = now;
+        let cpu = self.cpu();
+        let used = cpu - std::mem::replace(&mut charged.cpu, cpu);
+        self.charge(hits);
+        self.charge_switches(&mut charged.switches);
+        self.charge_children(hits, used)
+    }
+
+    /// A window of the last round: of the points, and of what slows the program in it.
     fn one_of_the_last(
         &mut self,
         (mine, slow): (&[usize], &[usize]),
         length: f64,
-        charged: &mut Vec<u64>,
+        charged: &mut Charged,
         signals: &mut Signals,
         observation: &mut Observation,
     ) -> Result<(), Refusal> {
         self.go_on()?;
-        let runs = self.runs();
-        up_to_date();
-        let outside = signals.read(self.workload);
-        let seen = self.window(mine, slow, length);
-        self.charge_switches(runs);
-        let seen = seen?;
-        let now = signals.read(self.workload);
+        let seen = self.window(mine, slow, length, signals)?;
         // Between the windows it is hit as well.
         let all: Vec<usize> = (0..self.spots.len()).collect();
-        let counted = self.read(&all);
-        let hits = difference(&counted, charged).iter().sum();
-        *charged = counted;
-        self.charge(hits);
-        self.charge_children(hits, seen.cpu)?;
+        self.charge_all_since(charged, &all)?;
         observation.seconds.push(seen.seconds);
         observation.cpu.push(seen.cpu);
         let burden = if seen.cpu > 0.0 {
@@ -118,21 +143,31 @@ impl Search<'_> {
         for (point, count) in observation.points.iter_mut().zip(seen.counts) {
             point.counts.push(count);
         }
-        for ((signal, now), then) in observation.signals.iter_mut().zip(now).zip(outside) {
-            signal.counts.push((now - then).max(0.0));
+        for (signal, count) in observation.signals.iter_mut().zip(seen.outside) {
+            signal.counts.push(count);
         }
         Ok(())
     }
 
     /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
-    fn window(&mut self, mine: &[usize], slow: &[usize], length: f64) -> Result<Window, Refusal> {
+    fn window(
+        &mut self,
+        mine: &[usize],
+        slow: &[usize],
+        length: f64,
+        signals: &mut Signals,
+    ) -> Result<Window, Refusal> {
+        // Who is run late after a tick reads an old clock, and the program pays for longer.
+        let _urgent = Urgent::begin();
+        up_to_date();
+        // In this order at both ends: what is looked at last takes longest.
         let (counts, extra) = (self.read(mine), self.read(slow));
         let (cpu, begun) = (self.cpu(), Instant::now());
-        let (mut slowing, mut urgent) = if slow.is_empty() {
-            (None, None)
+        let outside = signals.read(self.workload);
+        let mut slowing = if slow.is_empty() {
+            None
         } else {
-            let urgent = Urgent::begin();
-            (Some(self.attach(slow)?), Some(urgent))
+            Some(self.attach(slow)?)
         };
         let share = BURDEN * length * self.cpus.max(0.02);
         loop {
@@ -156,26 +191,28 @@ impl Search<'_> {
                 && let Some(attached) = slowing.take()
             {
                 self.let_go(attached);
-                urgent = None;
             }
         }
         up_to_date();
-        // In this order as at the beginning.
         let (counts, extra) = (
             difference(&self.read(mine), &counts),
             difference(&self.read(slow), &extra).iter().sum(),
         );
-        let seen = Window {
-            seconds: begun.elapsed().as_secs_f64(),
-            cpu: self.cpu() - cpu,
+        let (cpu, seconds) = (self.cpu() - cpu, begun.elapsed().as_secs_f64());
+        let now = signals.read(self.workload).into_iter();
+        if let Some(attached) = slowing {
+            self.let_go(attached);
+        }
+        Ok(Window {
+            seconds,
+            cpu,
             counts,
             extra,
-        };
-        drop(urgent);
-        if let Some(attached) = slowing {
-            attached.let_go()?;
-        }
-        Ok(seen)
+            outside: now
+                .zip(outside)
+                .map(|(now, then)| (now - then).max(0.0))
+                .collect(),
+        })
     }
 
     /// The busiest places that are not counted themselves.
@@ -200,6 +237,17 @@ fn length(cost: f64, cpus: f64, left: f64, beside: f64) -> f64 {
     // Each second; half of the windows are slowed.
     let paid = (cost + BURDEN / 2.0) * cpus;
     wanted.min((MEANT * left / (WINDOWS as f64 * paid) - beside).max(WINDOW_SHORTEST))
+}
+
+/// Length of each of so many windows that are left, where those before have cost more than they were meant to: so much, in so many
+/// seconds; of what the search may still take (seconds).
+fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: usize) -> f64 {
+    let cost = windows as f64 * spent / seconds;
+    if cost > 0.0 {
+        length.min((MEANT * left / cost).max(WINDOW_SHORTEST))
+    } else {
+        length
+    }
 }
 
 fn difference(now: &[u64], then: &[u64]) -> Vec<u64> {
@@ -238,5 +286,21 @@ mod tests {
             length(0.3, 4.0, 1.0, 0.0) < length(0.3, 1.0, 1.0, 0.0),
             "on four CPUs four times is paid"
         );
+    }
+
+    #[test]
+    fn the_rest_of_the_windows_is_shorter_where_the_first_have_cost_more_than_they_were_meant_to() {
+        assert_eq!(of_the_rest(0.4, (0.0, 0.0), 0.9, 16), 0.4, "none was yet");
+        assert_eq!(of_the_rest(0.4, (0.0, 1.6), 0.9, 12), 0.4, "they cost nothing");
+        assert_eq!(
+            of_the_rest(0.4, (0.05, 1.6), 0.85, 12),
+            0.4,
+            "as they were meant to"
+        );
+        // .17 of each second, of which 4.8 would be left: .82 where .66 may be.
+        let rest = of_the_rest(0.4, (0.272, 1.6), 0.66, 12);
+        assert!((12.0 * rest * 0.17 - MEANT * 0.66).abs() < 1e-9, "{rest}");
+        assert_eq!(of_the_rest(0.4, (0.9, 1.6), 0.01, 12), WINDOW_SHORTEST);
+        assert_eq!(of_the_rest(0.04, (0.9, 0.2), 0.01, 4), 0.04, "never longer");
     }
 }

@@ -8,8 +8,8 @@
 //! * Whatever was counted between two readings speaks for the time between these two and for no other: what is counted in one
 //!   block of an experiment never tells anything of the next.
 //! * What the probes themselves took, that of the witness as well, is not in the rate: `hits + hits ÷ (CPU while counted − hits of
-//!   both × cost of a hit) × CPU of the rest`, without what hits took while the probes came and went. (Left in, it would make the work of a program that pays 3 % while it is counted 3 %
-//!   smaller, and its gain by a hundredth of that.)
+//!   both × cost of a hit) × CPU of the rest`, without what hits took while the probes came and went. (Left in, it would make the work of
+//!   a program that pays 3 % while it is counted 3 % smaller, and its gain by a hundredth of that.)
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
 //!

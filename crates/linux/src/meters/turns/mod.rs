@@ -23,8 +23,9 @@ mod schedule;
 mod urgency;
 
 use super::concern::Refusal;
-use super::cpu_time::{CpuTime, tick, up_to_date};
+use super::cpu_time::{CpuTime, tick, ticks, up_to_date};
 use super::waits::Waits;
+use crate::Root;
 use crate::sys::bpf::Counters;
 use calibration::Waited;
 pub(super) use children::{Children, FORKS_MAX, Unpaid};
@@ -266,6 +267,7 @@ pub(super) struct Counting {
 
 /// How to begin.
 pub(super) struct Beginning {
+    pub(super) root: Root,
     pub(super) counters: Arc<dyn Hits>,
     /// Seconds of CPU time that a hit costs at most, and where its subject does not say what it has cost.
     pub(super) hit_cost: f64,
@@ -320,6 +322,7 @@ impl Counting {
             since: Instant::now(),
         });
         let turns = Turns {
+            root: how.root,
             subject,
             shared: shared.clone(),
             hit_cost: CHARGED * how.hit_cost,
@@ -398,14 +401,17 @@ impl Counting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Whole,
-    /// Before its time: the probes go at once.
-    Part,
+    /// Before its time: it has come to cost too much.
+    Dear,
+    /// Before its time: the probes go at once, and what was counted says nothing.
+    Disturbed,
     /// Nobody wants to know any more.
     Stopped,
 }
 
 /// The thread.
 struct Turns<S> {
+    root: Root,
     subject: S,
     shared: Arc<Shared>,
     /// What a hit is charged (seconds of CPU time) …
@@ -467,9 +473,12 @@ impl<S: Subject> Turns<S> {
             }
             Err(lost) => return Err(lost),
         }
-        let urgent = Urgent::begin();
         // By waits the clocks do not matter.
-        let by_cpu_time = !always && !self.shared.hold().ledger.is_by_waits();
+        let by_cpu_time = !self.shared.hold().ledger.is_by_waits();
+        if by_cpu_time && !always {
+            ticks(&self.root, &workload.processes).map_err(|why| Lost::Changed(self.not_in_turns(&why)))?;
+        }
+        let urgent = Urgent::begin();
         // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
         self.note_what_lacks();
         match self.subject.attach(&workload.processes) {
@@ -486,20 +495,25 @@ impl<S: Subject> Turns<S> {
         if !always {
             self.subject.begin();
         }
-        if by_cpu_time {
+        if by_cpu_time && !always {
             up_to_date();
         }
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
-        let is_whole = self.note_what_lacks();
+        if how == Ended::Disturbed {
+            // Clocks are not waited for.
+            self.shared.hold().ledger.lack();
+        }
+        let is_whole = self.note_what_lacks() && how != Ended::Disturbed;
         if let Some(cost) = self.subject.hit_cost() {
             self.hit_cost = CHARGED * cost;
             self.shared.hold().ledger.costs(cost);
         }
-        if by_cpu_time && how == Ended::Whole {
+        let stays_on = always && how == Ended::Whole;
+        if by_cpu_time && !stays_on && how != Ended::Disturbed && how != Ended::Stopped {
             up_to_date();
         }
-        let (end, at_end) = if always && how == Ended::Whole {
+        let (end, at_end) = if stays_on {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
         } else {
@@ -615,11 +629,11 @@ impl<S: Subject> Turns<S> {
                 self.look_beside();
             }
             if hits_of(at_start, self.shared.hits()) as f64 * self.hit_cost + self.beside > budget {
-                return Ended::Part;
+                return Ended::Dear;
             }
             // Who is frozen may be about to be written to disk, with the breakpoints in its memory.
             if !self.subject.at_liberty() {
-                return Ended::Part;
+                return Ended::Disturbed;
             }
             if !always {
                 let mut tally = self.shared.hold();
@@ -680,7 +694,7 @@ impl<S: Subject> Turns<S> {
         }
         self.hit_cost = self.hit_cost.max(self.hit_cost_max);
         let (_, rest) = self.charge(processes, paid, cpu)?;
-        Ok(off.is_err() || self.make_up(processes, rest, told))
+        Ok(off.is_err() || self.make_up(rest, told))
     }
 
     /// Goes on after a pause: what was done in it is not known.
@@ -710,7 +724,7 @@ impl<S: Subject> Turns<S> {
         };
         let rest = rest.max(apart);
         // What cannot be taken off now is hit meanwhile: the next turn looks again.
-        Ok((rest > 0.0 && self.off().is_err()) || self.make_up(processes, rest, told))
+        Ok((rest > 0.0 && self.off().is_err()) || self.make_up(rest, told))
     }
 
     fn not_in_turns(&self, why: &str) -> String {
@@ -743,16 +757,20 @@ impl<S: Subject> Turns<S> {
     }
 
     /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
-    fn make_up(&mut self, processes: &[ProcessId], rest: f64, told: &Receiver<()>) -> bool {
+    fn make_up(&mut self, rest: f64, told: &Receiver<()>) -> bool {
         if rest == 0.0 {
             return true;
         }
-        let processes = processes.to_vec();
-        let before = self.shared.hold().cpu.read(&processes);
+        // Of those that there are: who comes meanwhile works, too.
+        let cpu = || {
+            let mut tally = self.shared.hold();
+            self.shared.moment(&mut tally).0.cpu
+        };
+        let before = cpu();
         if !wait(told, rest) {
             return false;
         }
-        let now = self.shared.hold().cpu.read(&processes);
+        let now = cpu();
         self.debt
             .add(-self.subject.allowance() * rest, now - before, self.cost_max);
         true
@@ -885,6 +903,8 @@ mod tests {
         attached: Arc<AtomicU32>,
         attaches: bool,
         beside: f64,
+        /// Somebody begins to look into it while it is counted.
+        disturbed: bool,
     }
 
     impl Hits for Fake {
@@ -914,7 +934,7 @@ mod tests {
             Ok(())
         }
         fn at_liberty(&mut self) -> bool {
-            true
+            !self.disturbed
         }
         fn judge(&mut self, _: &Window) -> Result<(), String> {
             Ok(())
@@ -947,6 +967,42 @@ mod tests {
             attached: Arc::default(),
             attaches,
             beside,
+            disturbed: false,
+        }
+    }
+
+    /// Counted for such a share of the time.
+    fn turns(root: Root, workload: Workload, subject: Fake, share: f64) -> Turns<Fake> {
+        let shared = Arc::new(Shared {
+            tally: Mutex::new(Tally {
+                workload,
+                cpu: CpuTime::default(),
+                ledger: Ledger::new(1e-6),
+                begun: false,
+                readings: 0,
+                lost: None,
+                paused: None,
+                no_waits: None,
+            }),
+            waits: Mutex::new(None),
+            counters: Arc::new(fake(true, 0.0)),
+            since: Instant::now(),
+        });
+        Turns {
+            root,
+            subject,
+            shared,
+            hit_cost: 1e-6,
+            hit_cost_max: 1e-6,
+            cost_max: COST_MAX,
+            share: Share::new(share),
+            cpus: 1.0,
+            share_before: 0.0,
+            apart: Ok(0.0),
+            debt: Debt::default(),
+            beside: 0.0,
+            paused: None,
+            number: 0,
         }
     }
 
@@ -955,6 +1011,7 @@ mod tests {
         let subject = fake(false, 0.0);
         let attached = Arc::clone(&subject.attached);
         let how = Beginning {
+            root: Root::default(),
             counters: Arc::new(fake(false, 0.0)),
             hit_cost: 1e-6,
             cost_max: COST_MAX,
@@ -983,42 +1040,13 @@ mod tests {
 
     #[test]
     fn what_counting_costs_beside_its_hits_is_charged_and_ends_a_turn_before_its_time() {
-        let shared = Arc::new(Shared {
-            tally: Mutex::new(Tally {
-                workload: workload(),
-                cpu: CpuTime::default(),
-                ledger: Ledger::new(1e-6),
-                begun: false,
-                readings: 0,
-                lost: None,
-                paused: None,
-                no_waits: None,
-            }),
-            waits: Mutex::new(None),
-            counters: Arc::new(fake(true, 0.0)),
-            since: Instant::now(),
-        });
-        let mut turns = Turns {
-            subject: fake(true, 0.04),
-            shared,
-            hit_cost: 1e-6,
-            hit_cost_max: 1e-6,
-            cost_max: COST_MAX,
-            share: Share::new(1.0),
-            cpus: 1.0,
-            share_before: 0.0,
-            apart: Ok(0.0),
-            debt: Debt::default(),
-            beside: 0.0,
-            paused: None,
-            number: 0,
-        };
+        let mut turns = turns(Root::default(), workload(), fake(true, 0.04), 1.0);
         let (_read, told) = sync_channel(1);
         let (start, hits) = turns.switch(true);
         // The ledger is told of both counters.
         assert_eq!((start.hits, start.witnessed), (3, 7));
         // 40 ms in a turn that may cost 10.
-        assert_eq!(turns.count(&start, hits, &told), Ended::Part);
+        assert_eq!(turns.count(&start, hits, &told), Ended::Dear);
         let (cost, rest) = turns.charge(&[], 1_000, 1.0).unwrap();
         assert!((cost - (CHARGED * 0.04 + 0.001)).abs() < 1e-9, "{cost}");
         assert!(rest > 5.0, "{rest}");
@@ -1036,6 +1064,58 @@ mod tests {
         turns.share = Share::new(1.0);
         turns.apart = Ok(0.0);
         assert!(over(&mut turns).is_ok() && !turns.share.always());
+    }
+
+    #[test]
+    fn a_window_that_somebody_disturbs_says_nothing() {
+        for disturbed in [false, true] {
+            let subject = Fake {
+                disturbed,
+                ..fake(true, 0.0)
+            };
+            let mut turns = turns(Root::default(), workload(), subject, 0.1);
+            let (_read, told) = sync_channel(1);
+            assert!(turns.turn(&told).is_ok_and(|go_on| go_on));
+            let (mut tally, now, _) = turns.shared.hold_for_the_ledger();
+            assert!(tally.begun);
+            // Nothing was done, and nothing has run: that is a reading, where it was counted.
+            assert_eq!(tally.ledger.read(now).share.is_none(), disturbed);
+        }
+    }
+
+    #[test]
+    fn who_may_run_on_a_cpu_without_ticks_is_not_counted_in_turns() {
+        let tree = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = tree.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let own = ProcessId {
+            pid: std::process::id() as i32,
+            start_ticks: 1,
+        };
+        write(
+            &format!("proc/{own}/stat"),
+            &format!("{own} (a) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 1 20 21"),
+        );
+        write(&format!("proc/{own}/task/{own}/stat"), "");
+        write("sys/devices/system/cpu/nohz_full", "0-1023\n");
+        let workload = Workload {
+            processes: vec![own],
+            ..workload()
+        };
+        let (_read, told) = sync_channel(1);
+        let turn = |share| {
+            let root = Root::new(tree.path());
+            turns(root, workload.clone(), fake(true, 0.0), share).turn(&told)
+        };
+        let why = turn(0.1).unwrap_err();
+        assert!(
+            matches!(&why, Lost::Changed(why) if why.contains("nohz_full")),
+            "{why:?}"
+        );
+        assert!(turn(1.0).is_ok(), "what is counted all the time asks no clock");
     }
 
     #[test]

@@ -431,6 +431,7 @@ int main(void)
             .collect();
         let compiled = Compiled::new(&root, process, executable(&root, process).unwrap(), places);
         let how = Beginning {
+            root: root.clone(),
             counters: compiled.hits(),
             hit_cost: 10e-6,
             cost_max: COST_MAX,
