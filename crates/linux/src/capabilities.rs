@@ -64,7 +64,7 @@ fn cpus_in_general_use(root: &Root, machine: &Machine) -> Seen {
         (&set_aside.isolated, "isolated (isolcpus=)"),
         (
             &set_aside.tickless,
-            "without the timer tick (nohz_full=; progress points are not looked for in what may run there, and it is not counted in turns)",
+            "without the timer tick (nohz_full=; progress points are not looked for in what may run there, and it is not counted in turns by its CPU time)",
         ),
         (&set_aside.partitioned, "in a partition of cpusets"),
     ];

@@ -27,6 +27,7 @@ pub use compiled::cost as cost_in_compiled_code;
 use super::code_file::executable;
 use super::common::{is_program, not_mine, open_process, refused, usable};
 use super::concern::{Refusal, threads};
+use super::cpu_time::ticks;
 use super::crowd::Crowd;
 use super::strangers::Strangers;
 use super::turns::{Counting, Lost};
@@ -156,6 +157,7 @@ impl Points {
         Crowd::of(root, &workload.processes)
             .allow()
             .map_err(|why| why.to_string())?;
+        ticks(root, &workload.processes)?;
         let identity = executable(root, main).ok_or_else(|| {
             let remedy = if rustix::process::geteuid().is_root() {
                 "not even by root here: it is the first process of another name space, or protected"

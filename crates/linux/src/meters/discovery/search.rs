@@ -74,6 +74,10 @@ const LAST_COST: f64 = 0.3;
 const LINKS_MAX: usize = 8;
 /// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
 const LIBERTY_EVERY: Duration = Duration::from_millis(10);
+/// What was let go of is off when it was not hit between so many looks, so far apart; it is waited for that for so long.
+const OFF_LOOKS: u32 = 3;
+const OFF_EVERY: Duration = Duration::from_millis(2);
+const OFF_MAX: Duration = Duration::from_millis(500);
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -248,7 +252,7 @@ pub(super) struct Search<'a> {
     parts: Vec<(&'static str, f64, f64, usize)>,
     observation: Option<Observation>,
     /// Threads that take probes off.
-    closing: Vec<JoinHandle<()>>,
+    closing: Vec<JoinHandle<Result<(), Refusal>>>,
     /// That places may be counted, from before the first is.
     owed: Option<Arc<Owed>>,
     /// When it was seen last that nobody has begun to look into the program.
@@ -285,7 +289,8 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
         let crowd = Crowd::of(root, &processes);
         crowd.allow()?;
-        ticks(root, &processes).map_err(Refusal::Lasting)?;
+        // Where its threads may run is changed by a word.
+        ticks(root, &processes).map_err(Refusal::Now)?;
         let at_once = AtOnce::new(crowd, rehearse(root, crowd)?);
         let all_at_once = at_once.cost();
         // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
@@ -349,8 +354,39 @@ impl<'a> Search<'a> {
         Owed::begin(self.root, entries.collect::<Result<_, _>>()?)
     }
 
-    /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait. When no
-    /// thread can be made the links are dropped here: slower, not wrong.
+    /// Waits until nothing is hit any more of what was let go of.
+    ///
+    /// # Errors
+    /// It is hit still: somebody stands still, who would have to be waited for.
+    pub(super) fn are_off(&mut self, spots: &[usize]) -> Result<(), Refusal> {
+        let threads = std::mem::take(&mut self.closing);
+        let (ended, closing): (Vec<_>, Vec<_>) = threads.into_iter().partition(JoinHandle::is_finished);
+        self.closing = closing;
+        for thread in ended {
+            // One that panicked has dropped its links, too.
+            thread.join().unwrap_or(Ok(()))?;
+        }
+        if self.closing.is_empty() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let (mut last, mut still) = (self.read(spots), 0);
+        while still < OFF_LOOKS {
+            if begun.elapsed() > OFF_MAX {
+                return Err(Refusal::Now(
+                    "breakpoints that slow it for a moment could not be taken off in time".to_owned(),
+                ));
+            }
+            std::thread::sleep(OFF_EVERY);
+            let now = self.read(spots);
+            still = if now == last { still + 1 } else { 0 };
+            last = now;
+        }
+        Ok(())
+    }
+
+    /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait ([`are_off`](Self::are_off)).
+    /// When no thread can be made the links are dropped here: slower, not wrong.
     pub(super) fn let_go(&mut self, attached: Attached) {
         let Attached::Files(held) = attached else {
             // Of the processor's breakpoints there are few, and they go at once.
@@ -359,7 +395,7 @@ impl<'a> Search<'a> {
         let thread = std::thread::Builder::new()
             .name("points-close".to_owned())
             .stack_size(128 * 1024)
-            .spawn(move || drop(held));
+            .spawn(move || held.let_go());
         self.closing.extend(thread);
     }
 
@@ -764,7 +800,9 @@ impl<'a> Search<'a> {
             Ok(attached) => attached,
             Err(why) => {
                 // Some may have been on for a moment.
-                self.charge_since(&first, spots);
+                let hits = self.charge_since(&first, spots);
+                self.charge_switches(&mut runs);
+                self.charge_children(hits, 0.0)?;
                 return Err(why);
             }
         };

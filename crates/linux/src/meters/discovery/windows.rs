@@ -157,6 +157,9 @@ impl Search<'_> {
         length: f64,
         signals: &mut Signals,
     ) -> Result<Window, Refusal> {
+        // What slowed it in the last window must not slow it in this one, unseen.
+        let burden: Vec<usize> = (mine.len()..self.spots.len()).collect();
+        self.are_off(&burden)?;
         // Who is run late after a tick reads an old clock, and the program pays for longer.
         let _urgent = Urgent::begin();
         up_to_date();
@@ -169,10 +172,12 @@ impl Search<'_> {
         } else {
             Some(self.attach(slow)?)
         };
+        // The signals may have taken a while, and are read at both ends.
+        let counted = Instant::now();
         let share = BURDEN * length * self.cpus.max(0.02);
         loop {
             let used = self.cpu() - cpu;
-            let elapsed = begun.elapsed().as_secs_f64();
+            let elapsed = counted.elapsed().as_secs_f64();
             if elapsed >= length && (used >= 0.8 * length * self.cpus || elapsed >= PATIENCE * length) {
                 break;
             }

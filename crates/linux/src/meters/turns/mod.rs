@@ -518,6 +518,10 @@ impl<S: Subject> Turns<S> {
             self.shared.moment(&mut tally)
         } else {
             let moment = self.switch(false);
+            if how == Ended::Disturbed {
+                // A reading may have come meanwhile: what is left of the window is the next one's.
+                self.shared.hold().ledger.lack();
+            }
             // Where that cannot be done now, the next turn looks again.
             let _ = self.subject.off();
             moment
@@ -561,7 +565,7 @@ impl<S: Subject> Turns<S> {
             &workload.processes,
             hits_of(hits_before, hits),
             cpu,
-            how == Ended::Whole,
+            how != Ended::Dear,
             told,
         )
     }
@@ -1100,7 +1104,7 @@ mod tests {
             &format!("{own} (a) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 1 20 21"),
         );
         write(&format!("proc/{own}/task/{own}/stat"), "");
-        write("sys/devices/system/cpu/nohz_full", "0-1023\n");
+        write("sys/devices/system/cpu/nohz_full", "0-8191\n");
         let workload = Workload {
             processes: vec![own],
             ..workload()
