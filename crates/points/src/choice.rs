@@ -33,7 +33,7 @@ const AGREES: f64 = 0.03;
 const COVERAGE_MIN: f64 = 0.15;
 /// Work per CPU second may vary by this from window to window, beside rounding.
 const UNSTEADY: f64 = 0.5;
-/// Fewest executions in a window, on average: rounding to whole counts is then 2 %.
+/// Fewest executions in the shortest window: rounding to whole counts is then 2 %.
 const COUNTS_MIN: f64 = 25.0;
 /// Fewest windows.
 const WINDOWS_MIN: usize = 6;
@@ -46,6 +46,8 @@ const BURDEN_MIN: f64 = 0.02;
 const SAME_EFFECT: f64 = 0.2;
 /// A cluster is larger than another, or steadier, when it is so by this factor.
 const BY_FAR: f64 = 1.6;
+/// What stands only in the function of an interpreter falls with the work by more than this share of how much the program was slowed.
+const FALLS: f64 = -0.5;
 /// A program that spends more than this share of its time in loops that wait cannot be judged by CPU time.
 const WAITING_MAX: f64 = 0.4;
 /// … and more of its waits than this are for several connections at once.
@@ -66,10 +68,20 @@ pub struct Point {
     pub kind: PointKind,
     /// Share of the samples of the stack in which it was seen, 0..1.
     pub coverage: f64,
+    /// The same of the function of an interpreter, in whose loop it is taken to be; 0: it is in none.
+    #[serde(default)]
+    pub of_function: f64,
     /// It stands in a loop that seems to wait.
     pub waits: bool,
     /// Executions in each window.
     pub counts: Vec<u64>,
+}
+
+impl Point {
+    /// Share of the samples in which it was seen, or what it is in.
+    fn around(&self) -> f64 {
+        self.coverage.max(self.of_function)
+    }
 }
 
 /// As [`Kind`], for files.
@@ -186,6 +198,8 @@ struct Cluster {
     members: Vec<usize>,
     functions: usize,
     coverage: f64,
+    /// It is of interest only for what stands in the function of an interpreter.
+    by_function: bool,
     /// Sum over the members, each scaled to the same weight.
     series: Series,
     /// Variation of work per CPU second within windows of one kind.
@@ -260,10 +274,8 @@ impl Judge<'_> {
 
     fn choose(&self) -> Choice {
         // What runs a few times in a window keeps any ratio, within rounding.
-        let least = self
-            .limits
-            .rate_min
-            .max(COUNTS_MIN * self.seen.seconds.len() as f64 / self.seconds());
+        let shortest = self.seen.seconds.iter().copied().fold(f64::INFINITY, f64::min);
+        let least = self.limits.rate_min.max(COUNTS_MIN / shortest);
         let frequent: Vec<usize> = (0..self.seen.points.len())
             .filter(|p| self.rate(*p) >= least)
             .collect();
@@ -302,7 +314,7 @@ impl Judge<'_> {
         // The leader of a cluster is what the others are compared with: one with many counts, of much of the stack.
         points.sort_by(|a, b| {
             let weight = |p: &usize| {
-                let coverage = self.seen.points.get(*p).map_or(0.0, |p| p.coverage);
+                let coverage = self.seen.points.get(*p).map_or(0.0, Point::around);
                 (coverage.min(1.0) * 10.0).floor() + self.counts(*p).mean().max(1.0).log10().min(3.0)
             };
             weight(b).total_cmp(&weight(a)).then(a.cmp(b))
@@ -328,12 +340,11 @@ impl Judge<'_> {
         members.sort_unstable();
         let of = |m: &usize| self.seen.points.get(*m);
         let functions: BTreeSet<u64> = members.iter().filter_map(of).map(|p| p.function).collect();
-        let coverage = members
-            .iter()
-            .filter_map(of)
-            .filter(|p| !p.waits)
-            .map(|p| p.coverage)
-            .fold(0.0, f64::max);
+        let most = |share: fn(&Point) -> f64| {
+            let working = members.iter().filter_map(of).filter(|p| !p.waits);
+            working.map(share).fold(0.0, f64::max)
+        };
+        let (coverage, own) = (most(Point::around), most(|p| p.coverage));
         // The member with the most counts says it with the least rounding.
         let series = members
             .iter()
@@ -360,6 +371,7 @@ impl Judge<'_> {
             members,
             functions: functions.len(),
             coverage,
+            by_function: coverage >= COVERAGE_MIN && own < COVERAGE_MIN,
             series,
             noise,
             response,
@@ -445,6 +457,17 @@ impl Judge<'_> {
                 cluster.coverage * 100.0
             ));
         }
+        // In the function of an interpreter there is more than its operations: what it does when a clock has asked for it, or memory is
+        // used up. What falls with the work is as good as that.
+        let falls = cluster
+            .response
+            .is_some_and(|(moved, error)| moved + error < FALLS * self.burden);
+        if cluster.by_function && !falls && cluster.agrees.is_none() {
+            return Some(
+                "in the loop of an interpreter (not seen to fall with the work while the program is slowed)"
+                    .to_owned(),
+            );
+        }
         None
     }
 
@@ -525,7 +548,9 @@ impl Judge<'_> {
         let (equal, rivals): (Vec<Cluster>, Vec<Cluster>) =
             others.into_iter().partition(|o| self.same_effect(&first, o));
         let outweighed = |rival: &Cluster| {
-            first.functions as f64 >= BY_FAR * rival.functions as f64
+            // What an interpreter does beside its operations may run through any number of functions.
+            (first.functions as f64 >= BY_FAR * rival.functions as f64
+                && (!first.by_function || rival.by_function))
                 || rival.noise > BY_FAR * first.noise + 0.005
                 || (first.agrees_weakly && !rival.agrees_weakly)
         };
@@ -541,7 +566,7 @@ impl Judge<'_> {
                 rival.noise * 100.0,
             ));
         }
-        let weighty = |m: &usize| self.seen.points.get(*m).is_some_and(|p| p.coverage >= 0.5);
+        let weighty = |m: &usize| self.seen.points.get(*m).is_some_and(|p| p.around() >= 0.5);
         if first.functions < 2 && !first.members.iter().any(weighty) {
             return Choice::Abstained(
                 "the points that are steady lie all in one function that is not at work most of the time"

@@ -134,13 +134,19 @@ pub(super) fn up_to_date() {
     for _ in 0..2 {
         // This clock moves with the ticks, and is behind them by always the same part of one.
         let ticked = || at(ClockId::MonotonicCoarse);
-        let (last, begun) = (ticked(), at(ClockId::Monotonic));
+        let begun = at(ClockId::Monotonic);
+        let last = ticked();
         // It had not come yet then.
         let mut before = begun.max(last + length);
         std::thread::sleep(before.saturating_sub(begun));
         loop {
             let now = at(ClockId::Monotonic);
-            if ticked() != last || now.saturating_sub(begun) >= TICKS_MAX * length {
+            if ticked() != last {
+                break;
+            }
+            if now.saturating_sub(begun) >= TICKS_MAX * length {
+                // None has come.
+                before = begun;
                 break;
             }
             before = before.max(now);

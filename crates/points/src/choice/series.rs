@@ -28,9 +28,10 @@ impl Series {
             .collect()
     }
 
-    /// What rounding to whole counts at the edges of the windows adds to the variation.
+    /// What rounding to whole counts at the edges of the windows adds to the variation; windows may be of different lengths.
     pub(super) fn rounding(&self) -> f64 {
-        0.5 / self.mean().max(0.5)
+        let squares: f64 = self.0.iter().map(|count| count.max(0.5).powi(-2)).sum();
+        0.5 * (squares / self.0.len().max(1) as f64).sqrt()
     }
 
     /// How much the ratio to another series varies beyond rounding: infinite when one of them was silent.

@@ -42,6 +42,7 @@ fn point(function: u64, coverage: f64, counts: &[f64], per_unit: f64) -> Point {
         function,
         kind: PointKind::Entry,
         coverage,
+        of_function: 0.0,
         waits: false,
         counts: counts.iter().map(|c| (c * per_unit).round() as u64).collect(),
     }

@@ -176,10 +176,11 @@ impl Tally {
 
     /// What was seen. Who is at work anywhere in a function is in the loop that goes through its table; and so is all else of the function
     /// of an interpreter, which begins and ends what the table leads to.
-    fn seen(self) -> BTreeMap<(usize, u64), Seen> {
+    fn seen(self, code: Code) -> BTreeMap<(usize, u64), Seen> {
         let interprets = |function: &(usize, u64)| {
             let dispatching = self.dispatching.get(function).copied().unwrap_or(0);
-            dispatching as f64 >= INTERPRETS * self.samples as f64
+            // Of code that no file holds nobody knows the functions.
+            code == Code::File && dispatching as f64 >= INTERPRETS * self.samples as f64
         };
         let mut all = self.seen;
         for ((image, _), seen) in &mut all {
@@ -329,7 +330,7 @@ impl Search<'_> {
             tally.add(pieces.resolve(trace.instruction), callers.take(FRAMES_MAX));
         }
         self.waiting = tally.waiting as f64 / traces.len() as f64;
-        let seen = tally.seen();
+        let seen = tally.seen(Code::Compiled);
         if seen.is_empty() {
             return Err(Refusal::Lasting(
                 "it is at work in code that no file holds (compiled while it runs), in which no place was found that can be counted; \
@@ -366,7 +367,7 @@ impl Search<'_> {
         }
         self.waiting = tally.waiting as f64 / traces.len() as f64;
         let outside = tally.outside;
-        let seen = tally.seen();
+        let seen = tally.seen(Code::File);
         self.images = atlas.images;
         if seen.is_empty() {
             let why = if let Some(why) = atlas.left_out.first() {
@@ -443,12 +444,14 @@ mod tests {
         };
         let mut interpreter = tally.clone();
         // In an eighth of the samples at work in an operation: a function with a table, not more.
-        let seen = tally.seen();
+        let seen = tally.seen(Code::File);
         assert_eq!(of(&seen, 0x1010), Some((1, 3)));
         assert_eq!(of(&seen, 0x1020), Some((1, 1)));
         // In two of nine: an interpreter, all of which is in its loop.
         interpreter.add(Some(operation()), std::iter::empty());
-        let seen = interpreter.seen();
+        let seen = interpreter.clone().seen(Code::Compiled);
+        assert_eq!(of(&seen, 0x1020), Some((2, 2)), "no function is known");
+        let seen = interpreter.seen(Code::File);
         assert_eq!(of(&seen, 0x1010), Some((2, 4)));
         assert_eq!(of(&seen, 0x1020), Some((2, 4)));
     }

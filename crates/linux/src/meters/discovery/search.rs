@@ -77,7 +77,7 @@ const LIBERTY_EVERY: Duration = Duration::from_millis(10);
 /// What was let go of is off when it was not hit between so many looks, so far apart; it is waited for that for so long.
 const OFF_LOOKS: u32 = 3;
 const OFF_EVERY: Duration = Duration::from_millis(2);
-const OFF_MAX: Duration = Duration::from_millis(500);
+const OFF_MAX: Duration = Duration::from_millis(2_100);
 /// Held by the search that runs.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -213,7 +213,10 @@ pub(super) struct Spot {
     pub(super) candidate: Candidate,
     pub(super) offset: u64,
     pub(super) function: u64,
+    /// Share of the samples in which it was on the stack, or what it is in …
     pub(super) coverage: f64,
+    /// … and in which it was itself.
+    pub(super) own: f64,
     /// How far out on the stack it was seen, on average (words).
     depth: f64,
     /// Hits a second.
@@ -370,8 +373,15 @@ impl<'a> Search<'a> {
             return Ok(());
         }
         let begun = Instant::now();
-        let (mut last, mut still) = (self.read(spots), 0);
+        let first = self.read(spots);
+        let (mut last, mut still) = (first.clone(), 0);
         while still < OFF_LOOKS {
+            let hits = last
+                .iter()
+                .zip(&first)
+                .map(|(now, then)| now.saturating_sub(*then));
+            self.go_on_after(hits.sum())?;
+            self.at_liberty()?;
             if begun.elapsed() > OFF_MAX {
                 return Err(Refusal::Now(
                     "breakpoints that slow it for a moment could not be taken off in time".to_owned(),
@@ -610,7 +620,7 @@ impl<'a> Search<'a> {
         seen: BTreeMap<(usize, u64), Seen>,
         samples: usize,
     ) -> Result<Vec<Spot>, String> {
-        let mut spots: Vec<(f64, Spot)> = seen
+        let mut spots: Vec<Spot> = seen
             .into_iter()
             .filter_map(|((image, address), s)| {
                 let offset = match self.compiled {
@@ -623,22 +633,32 @@ impl<'a> Search<'a> {
                     offset,
                     function: ((image as u64) << 48) ^ s.function,
                     coverage: s.around as f64 / samples as f64,
+                    own: s.samples as f64 / samples as f64,
                     depth: s.depth as f64 / s.samples as f64,
                     rate: 0.0,
                 };
-                Some((s.samples as f64 / samples as f64, spot))
+                Some(spot)
             })
             .collect();
         // What was itself seen on the stack most of the time first, and of that what is farthest out. A way through an operation of an
         // interpreter is seldom seen itself, and what it is in nearly always: it must not be cut off for what was seen once or twice.
-        let class = |own: f64, spot: &Spot| match (own, spot.coverage) {
-            (own, _) if own >= 0.5 => 0,
-            (_, around) if around >= 0.15 => 1,
-            _ => 2,
+        let class = |spot: &Spot| {
+            let around = match self.compiled {
+                // A piece of code that no file holds is no function.
+                Some(_) => spot.own,
+                None => spot.coverage,
+            };
+            if spot.own >= 0.5 {
+                0
+            } else if around >= 0.15 {
+                1
+            } else {
+                2
+            }
         };
-        spots.sort_by(|(own_a, a), (own_b, b)| {
-            class(*own_a, a)
-                .cmp(&class(*own_b, b))
+        spots.sort_by(|a, b| {
+            class(a)
+                .cmp(&class(b))
                 .then(b.depth.total_cmp(&a.depth))
                 .then(a.image.cmp(&b.image))
                 .then(a.offset.cmp(&b.offset))
@@ -647,7 +667,7 @@ impl<'a> Search<'a> {
             Some(_) => CANDIDATES_MAX_COMPILED,
             None => CANDIDATES_MAX,
         });
-        Ok(spots.into_iter().map(|(_, spot)| spot).collect())
+        Ok(spots)
     }
 
     // ---- counting -----------------------------------------------------------------------------------------------

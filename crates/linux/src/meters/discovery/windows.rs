@@ -27,6 +27,8 @@ const CHEAP: f64 = 0.03;
 const PATIENCE: f64 = 6.0;
 /// Share of its CPU time that the program pays in half of them, in one piece at their beginning.
 const BURDEN: f64 = 0.10;
+/// … and share up to which it was left alone.
+const ALONE: f64 = 0.005;
 /// Most places that it pays for: the busiest.
 const BURDEN_SPOTS: usize = 8;
 /// How often it is looked whether it has paid enough: some places run a million times a second.
@@ -86,8 +88,9 @@ impl Search<'_> {
                 // Off, on, on, off: a drift falls on both alike.
                 let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
                 if window % 4 == 0 {
-                    let spent = (self.paid - before, observation.seconds.iter().sum());
-                    length = of_the_rest(length, spent, COST_MAX - self.paid, WINDOWS - window);
+                    let passed = observation.seconds.iter().sum::<f64>() + window as f64 * waiting();
+                    let spent = (self.paid - before, passed);
+                    length = of_the_rest(length, spent, COST_MAX - self.paid, WINDOWS - window, waiting());
                 }
                 outcome =
                     self.one_of_the_last((mine, slow), length, &mut charged, &mut signals, &mut observation);
@@ -160,6 +163,7 @@ impl Search<'_> {
         // What slowed it in the last window must not slow it in this one, unseen.
         let burden: Vec<usize> = (mine.len()..self.spots.len()).collect();
         self.are_off(&burden)?;
+        let unseen = self.read(&burden);
         // Who is run late after a tick reads an old clock, and the program pays for longer.
         let _urgent = Urgent::begin();
         up_to_date();
@@ -204,6 +208,14 @@ impl Search<'_> {
             difference(&self.read(slow), &extra).iter().sum(),
         );
         let (cpu, seconds) = (self.cpu() - cpu, begun.elapsed().as_secs_f64());
+        if slow.is_empty() {
+            let hits = difference(&self.read(&burden), &unseen).iter().sum::<u64>();
+            if hits as f64 * self.hit_cost() > ALONE * cpu {
+                return Err(Refusal::Now(
+                    "breakpoints that had slowed it for a moment were on for longer: perhaps somebody stands still".to_owned(),
+                ));
+            }
+        }
         let now = signals.read(self.workload).into_iter();
         if let Some(attached) = slowing {
             self.let_go(attached);
@@ -245,11 +257,11 @@ fn length(cost: f64, cpus: f64, left: f64, beside: f64) -> f64 {
 }
 
 /// Length of each of so many windows that are left, where those before have cost more than they were meant to: so much, in so many
-/// seconds; of what the search may still take (seconds).
-fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: usize) -> f64 {
+/// seconds; of what the search may still take (seconds). For each window so many seconds are waited beside.
+fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: usize, beside: f64) -> f64 {
     let cost = windows as f64 * spent / seconds;
     if cost > 0.0 {
-        length.min((MEANT * left / cost).max(WINDOW_SHORTEST))
+        length.min((MEANT * left / cost - beside).max(WINDOW_SHORTEST))
     } else {
         length
     }
@@ -263,7 +275,12 @@ fn point(spot: &Spot) -> Point {
     Point {
         function: spot.function,
         kind: spot.candidate.kind.into(),
-        coverage: spot.coverage,
+        coverage: spot.own,
+        of_function: if spot.coverage > spot.own {
+            spot.coverage
+        } else {
+            0.0
+        },
         waits: spot.candidate.waits,
         counts: Vec::new(),
     }
@@ -295,17 +312,23 @@ mod tests {
 
     #[test]
     fn the_rest_of_the_windows_is_shorter_where_the_first_have_cost_more_than_they_were_meant_to() {
-        assert_eq!(of_the_rest(0.4, (0.0, 0.0), 0.9, 16), 0.4, "none was yet");
-        assert_eq!(of_the_rest(0.4, (0.0, 1.6), 0.9, 12), 0.4, "they cost nothing");
+        assert_eq!(of_the_rest(0.4, (0.0, 0.0), 0.9, 16, 0.0), 0.4, "none was yet");
         assert_eq!(
-            of_the_rest(0.4, (0.05, 1.6), 0.85, 12),
+            of_the_rest(0.4, (0.0, 1.6), 0.9, 12, 0.0),
+            0.4,
+            "they cost nothing"
+        );
+        assert_eq!(
+            of_the_rest(0.4, (0.05, 1.6), 0.85, 12, 0.0),
             0.4,
             "as they were meant to"
         );
         // .17 of each second, of which 4.8 would be left: .82 where .66 may be.
-        let rest = of_the_rest(0.4, (0.272, 1.6), 0.66, 12);
+        let rest = of_the_rest(0.4, (0.272, 1.6), 0.66, 12, 0.0);
         assert!((12.0 * rest * 0.17 - MEANT * 0.66).abs() < 1e-9, "{rest}");
-        assert_eq!(of_the_rest(0.4, (0.9, 1.6), 0.01, 12), WINDOW_SHORTEST);
-        assert_eq!(of_the_rest(0.04, (0.9, 0.2), 0.01, 4), 0.04, "never longer");
+        let waited_for = of_the_rest(0.4, (0.272, 1.6), 0.66, 12, 0.006);
+        assert!((waited_for - (rest - 0.006)).abs() < 1e-9);
+        assert_eq!(of_the_rest(0.4, (0.9, 1.6), 0.01, 12, 0.0), WINDOW_SHORTEST);
+        assert_eq!(of_the_rest(0.04, (0.9, 0.2), 0.01, 4, 0.0), 0.04, "never longer");
     }
 }
