@@ -265,3 +265,95 @@ proptest::proptest! {
         }
     }
 }
+
+/// A point in the function of an interpreter, hardly ever on the stack itself.
+fn in_its_loop(function: u64, counts: &[f64], per_unit: f64) -> Point {
+    Point {
+        of_function: 1.0,
+        ..point(function, 0.01, counts, per_unit)
+    }
+}
+
+#[test]
+fn what_stands_only_in_the_function_of_an_interpreter_falls_with_the_work() {
+    let mut seen = program();
+    let units = work(2_000.0);
+    seen.points = vec![in_its_loop(1, &units, 1.0), point(2, 0.01, &units, 4.0)];
+    assert_eq!(chosen(choose(&seen, Limits::default())).cluster, [0, 1]);
+    // Somebody who asks by a clock, as unevenly as a busy machine makes it: it is not seen to stand still either.
+    let asked = |spread: f64| -> Vec<f64> {
+        (0..WINDOWS)
+            .map(|w| {
+                let slow = if burdened(w) { 0.96 } else { 1.0 };
+                2_000.0 * slow * (1.0 + spread * wobble(6, w))
+            })
+            .collect()
+    };
+    seen.points = vec![in_its_loop(1, &asked(0.3), 1.0), point(2, 0.01, &asked(0.3), 4.0)];
+    let why = abstained(choose(&seen, Limits::default()));
+    assert!(why.contains("loop of an interpreter"), "{why}");
+    // Seen on the stack itself it is believed as before.
+    for p in &mut seen.points {
+        p.coverage = 0.2;
+    }
+    assert!(matches!(choose(&seen, Limits::default()), Choice::Chosen(_)));
+    seen.points = vec![point(1, 0.01, &units, 1.0), point(2, 0.01, &units, 4.0)];
+    assert!(abstained(choose(&seen, Limits::default())).contains("little weight"));
+}
+
+#[test]
+fn what_an_interpreter_does_beside_its_work_does_not_outweigh_that_by_its_functions() {
+    let mut seen = program();
+    let units = work(2_000.0);
+    let other: Vec<f64> = units
+        .iter()
+        .enumerate()
+        .map(|(w, n)| n * (1.0 + 0.2 * wobble(7, w)))
+        .collect();
+    let rival = |coverage| vec![point(9, coverage, &other, 1.0), point(9, coverage, &other, 2.0)];
+    let many = [
+        in_its_loop(1, &units, 1.0),
+        point(2, 0.01, &units, 1.0),
+        point(3, 0.01, &units, 1.0),
+        point(4, 0.01, &units, 1.0),
+    ];
+    seen.points = many.iter().cloned().chain(rival(0.9)).collect();
+    let steadier = choose(&seen, Limits::default());
+    // As unsteady as that: only their number speaks for them.
+    let loud = |points: &[Point]| -> Vec<Point> {
+        let shake = |p: &Point| Point {
+            counts: (0..)
+                .zip(&p.counts)
+                .map(|(w, n)| (*n as f64 * (1.0 + 0.2 * wobble(11, w))) as u64)
+                .collect(),
+            ..p.clone()
+        };
+        points.iter().map(shake).collect()
+    };
+    assert!(matches!(steadier, Choice::Chosen(_)), "{steadier:?}");
+    seen.points = loud(&many).into_iter().chain(rival(0.9)).collect();
+    assert!(abstained(choose(&seen, Limits::default())).contains("do not keep their ratio"));
+    for p in &mut seen.points {
+        p.coverage = p.coverage.max(0.2);
+    }
+    assert_eq!(chosen(choose(&seen, Limits::default())).cluster, [0, 1, 2, 3]);
+}
+
+#[test]
+fn windows_of_different_lengths_round_as_much_as_the_shortest_do() {
+    let even = Series(vec![40.0; 8]);
+    assert!((even.rounding() - 0.5 / 40.0).abs() < 1e-12);
+    let uneven = Series(vec![120.0, 120.0, 120.0, 120.0, 12.0, 12.0, 12.0, 12.0]);
+    assert!(
+        uneven.rounding() > 0.5 / uneven.mean() && uneven.rounding() > 0.029,
+        "{}",
+        uneven.rounding()
+    );
+    // A rare point is judged by the shortest window.
+    let mut seen = program();
+    let units = work(120.0);
+    seen.points = vec![point(1, 0.9, &units, 1.0), point(2, 0.9, &units, 1.0)];
+    assert!(matches!(choose(&seen, Limits::default()), Choice::Chosen(_)));
+    seen.seconds[3] = 0.05;
+    assert!(abstained(choose(&seen, Limits::default())).contains("at least 500 times a second"));
+}
