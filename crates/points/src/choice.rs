@@ -48,6 +48,8 @@ const SAME_EFFECT: f64 = 0.2;
 const BY_FAR: f64 = 1.6;
 /// What stands only in the function of an interpreter falls with the work by more than this share of how much the program was slowed.
 const FALLS: f64 = -0.5;
+/// … or varies by more than this for each second: a clock does not.
+const TICKS: f64 = 0.1;
 /// A program that spends more than this share of its time in loops that wait cannot be judged by CPU time.
 const WAITING_MAX: f64 = 0.4;
 /// … and more of its waits than this are for several connections at once.
@@ -204,6 +206,8 @@ struct Cluster {
     series: Series,
     /// Variation of work per CPU second within windows of one kind.
     noise: f64,
+    /// Variation of what was counted in a second, whoever had the CPU meanwhile, in those in which the program was left alone.
+    by_the_clock: f64,
     /// How much work per CPU second moved when the program was slowed, and the standard error of that (logarithms).
     response: Option<(f64, f64)>,
     /// The nearest signal that keeps a constant ratio to it: its index and how constant.
@@ -356,6 +360,9 @@ impl Judge<'_> {
             Some(work) => self.steadiness(work, series.rounding()),
             None => (f64::INFINITY, None),
         };
+        let by_the_clock = series.ratios(&self.seen.seconds).map_or(f64::INFINITY, |rates| {
+            self.steadiness(&rates, series.rounding()).0
+        });
         let agreement = |(i, signal): (usize, &Signal)| {
             let rate = signal.counts.iter().sum::<f64>() / self.seconds();
             if rate < SIGNAL_RATE_MIN {
@@ -374,6 +381,7 @@ impl Judge<'_> {
             by_function: coverage >= COVERAGE_MIN && own < COVERAGE_MIN,
             series,
             noise,
+            by_the_clock,
             response,
             agrees,
             agrees_weakly,
@@ -458,15 +466,16 @@ impl Judge<'_> {
             ));
         }
         // In the function of an interpreter there is more than its operations: what it does when a clock has asked for it, or memory is
-        // used up. What falls with the work is as good as that.
+        // used up. What falls with the work is as good as that, and what varies runs by no clock.
         let falls = cluster
             .response
             .is_some_and(|(moved, error)| moved + error < FALLS * self.burden);
-        if cluster.by_function && !falls && cluster.agrees.is_none() {
-            return Some(
-                "in the loop of an interpreter (not seen to fall with the work while the program is slowed)"
-                    .to_owned(),
-            );
+        if cluster.by_function && !falls && cluster.by_the_clock <= TICKS && cluster.agrees.is_none() {
+            return Some(format!(
+                "in the loop of an interpreter, perhaps by a clock (they vary by {:.0} % from second to second, and were not seen to fall \
+                 with the work while the program is slowed)",
+                cluster.by_the_clock * 100.0
+            ));
         }
         None
     }

@@ -292,6 +292,13 @@ fn what_stands_only_in_the_function_of_an_interpreter_falls_with_the_work() {
     seen.points = vec![in_its_loop(1, &asked(0.3), 1.0), point(2, 0.01, &asked(0.3), 4.0)];
     let why = abstained(choose(&seen, Limits::default()));
     assert!(why.contains("loop of an interpreter"), "{why}");
+    // What varies by more than clocks do is not asked by one.
+    let points = vec![in_its_loop(1, &asked(0.5), 1.0), point(2, 0.01, &asked(0.5), 4.0)];
+    let uneven = Observation {
+        points,
+        ..seen.clone()
+    };
+    assert!(matches!(choose(&uneven, Limits::default()), Choice::Chosen(_)));
     // Seen on the stack itself it is believed as before.
     for p in &mut seen.points {
         p.coverage = 0.2;
