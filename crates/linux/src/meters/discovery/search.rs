@@ -376,11 +376,7 @@ impl<'a> Search<'a> {
         let first = self.read(spots);
         let (mut last, mut still) = (first.clone(), 0);
         while still < OFF_LOOKS {
-            let hits = last
-                .iter()
-                .zip(&first)
-                .map(|(now, then)| now.saturating_sub(*then));
-            self.go_on_after(hits.sum())?;
+            self.go_on_after(hits_between(&first, &last))?;
             self.at_liberty()?;
             if begun.elapsed() > OFF_MAX {
                 return Err(Refusal::Now(
@@ -836,8 +832,7 @@ impl<'a> Search<'a> {
             std::thread::sleep(slice);
             after = self.read(spots);
             cpu = self.cpu() - start;
-            let hits: u64 = after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).sum();
-            paid = hits as f64 * self.hit_cost();
+            paid = hits_between(&before, &after) as f64 * self.hit_cost();
             let patience = (enough * PATIENCE).max(PATIENCE_MIN);
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
@@ -869,8 +864,7 @@ impl<'a> Search<'a> {
 
     /// Charges the hits of these places since that reading, and tells how many they were.
     fn charge_since(&mut self, first: &[u64], spots: &[usize]) -> u64 {
-        let last = self.read(spots);
-        let hits = last.iter().zip(first).map(|(l, f)| l.saturating_sub(*f)).sum();
+        let hits = hits_between(first, &self.read(spots));
         self.charge(hits);
         hits
     }
@@ -1067,6 +1061,12 @@ fn affordable(paid: f64) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Hits of several places between two readings.
+pub(super) fn hits_between(before: &[u64], after: &[u64]) -> u64 {
+    let pairs = after.iter().zip(before);
+    pairs.map(|(after, before)| after.saturating_sub(*before)).sum()
 }
 
 /// Hits that children are taken to have made.

@@ -5,7 +5,7 @@ use super::super::concern::Refusal;
 use super::super::cpu_time::{up_to_date, waiting};
 use super::super::turns::Urgent;
 use super::compiled::Switches;
-use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot};
+use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot, hits_between};
 use super::signals::Signals;
 use homeostat_points::choice::{Observation, Point};
 use std::collections::BTreeSet;
@@ -112,7 +112,7 @@ impl Search<'_> {
     /// Charges what has been done since then.
     fn charge_all_since(&mut self, charged: &mut Charged, all: &[usize]) -> Result<(), Refusal> {
         let now = self.read(all);
-        let hits = difference(&now, &charged.hits).iter().sum();
+        let hits = hits_between(&charged.hits, &now);
         charged.hits = now;
         let cpu = self.cpu();
         let used = cpu - std::mem::replace(&mut charged.cpu, cpu);
@@ -163,12 +163,11 @@ impl Search<'_> {
         // What slowed it in the last window must not slow it in this one, unseen.
         let burden: Vec<usize> = (mine.len()..self.spots.len()).collect();
         self.are_off(&burden)?;
-        let unseen = self.read(&burden);
         // Who is run late after a tick reads an old clock, and the program pays for longer.
         let _urgent = Urgent::begin();
         up_to_date();
         // In this order at both ends: what is looked at last takes longest.
-        let (counts, extra) = (self.read(mine), self.read(slow));
+        let (counts, extra) = (self.read(mine), self.read(&burden));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let outside = signals.read(self.workload);
         let mut slowing = if slow.is_empty() {
@@ -186,8 +185,8 @@ impl Search<'_> {
                 break;
             }
             // The points may run far more often than they did before. What is on goes with the error.
-            let hits = difference(&self.read(mine), &counts).iter().sum::<u64>();
-            let of_slow = difference(&self.read(slow), &extra).iter().sum::<u64>();
+            let hits = hits_between(&counts, &self.read(mine));
+            let of_slow = hits_between(&extra, &self.read(&burden));
             self.go_on_after(hits.saturating_add(of_slow))?;
             self.at_liberty()?;
             if slowing.is_none() {
@@ -195,7 +194,7 @@ impl Search<'_> {
                 continue;
             }
             std::thread::sleep(BURDEN_BEAT);
-            let paid = difference(&self.read(slow), &extra).iter().sum::<u64>() as f64 * self.hit_cost();
+            let paid = hits_between(&extra, &self.read(&burden)) as f64 * self.hit_cost();
             if paid >= share
                 && let Some(attached) = slowing.take()
             {
@@ -205,16 +204,13 @@ impl Search<'_> {
         up_to_date();
         let (counts, extra) = (
             difference(&self.read(mine), &counts),
-            difference(&self.read(slow), &extra).iter().sum(),
+            hits_between(&extra, &self.read(&burden)),
         );
         let (cpu, seconds) = (self.cpu() - cpu, begun.elapsed().as_secs_f64());
-        if slow.is_empty() {
-            let hits = difference(&self.read(&burden), &unseen).iter().sum::<u64>();
-            if hits as f64 * self.hit_cost() > ALONE * cpu {
-                return Err(Refusal::Now(
-                    "breakpoints that had slowed it for a moment were on for longer: perhaps somebody stands still".to_owned(),
-                ));
-            }
+        if slow.is_empty() && extra as f64 * self.hit_cost() > ALONE * cpu {
+            return Err(Refusal::Now(
+                "breakpoints that had slowed it for a moment were on for longer: perhaps somebody stands still".to_owned(),
+            ));
         }
         let now = signals.read(self.workload).into_iter();
         if let Some(attached) = slowing {
@@ -224,7 +220,7 @@ impl Search<'_> {
             seconds,
             cpu,
             counts,
-            extra,
+            extra: if slow.is_empty() { 0 } else { extra },
             outside: now
                 .zip(outside)
                 .map(|(now, then)| (now - then).max(0.0))
