@@ -65,10 +65,34 @@ class ErrorUnderLoads(unittest.TestCase):
 
     def test_noise_is_that_of_blocks_of_five_seconds(self):
         one = {"readings": readings(1.1, 0, 5) + readings(0.9, 5, 10) + readings(1.1, 10, 15) + readings(0.9, 15, 20)}
-        per_unit, error, noise = bench.figures(one, [(0, 20)], record())
+        per_unit, error, _, noise = bench.figures(one, [(0, 20)], record())
         self.assertAlmostEqual(per_unit, 1.0, places=6)
         self.assertAlmostEqual(error, 0.0, places=6)
         self.assertAlmostEqual(noise, 0.1 * math.sqrt(4 / 3), places=6)
+
+
+class IntervalOfTheError(unittest.TestCase):
+    def test_is_that_of_tukey(self):
+        # Blocks of .99 and 1.01 (by logarithm), twice in each level: a variance of .0001 x 4 / 3, nine degrees of freedom.
+        noise = [math.exp(x) for x in (-0.01, 0.01) * 2]
+        some = [r for i in range(12) for r in readings((1.05 if i >= 8 else 1.0) * noise[i % 4], 5 * i, 5 * i + 5)]
+        low, high = bench.error_interval({"readings": some}, LEVELS, record())
+        half = 3.95 * math.sqrt(0.0001 * 4 / 3 / 4)
+        self.assertAlmostEqual(low, 1.05 * math.exp(-half) - 1, places=6)
+        self.assertAlmostEqual(high, 1.05 * math.exp(half) - 1, places=6)
+
+    def test_contains_nothing_where_levels_differ_by_chance(self):
+        source, contained = random.Random(7), 0
+        for _ in range(200):
+            some = [r for i in range(12) for r in readings(math.exp(source.gauss(0, 0.03)), 5 * i, 5 * i + 5)]
+            low, high = bench.error_interval({"readings": some}, LEVELS, record())
+            self.assertLess(low, high)
+            contained += low == 0.0
+        # Of 200 at 95 %: 190, and three standard errors are 9.
+        self.assertTrue(181 <= contained <= 199, contained)
+
+    def test_is_not_known_where_a_level_has_one_block(self):
+        self.assertIsNone(bench.error_interval(meter(1.0, 1.0, 1.0), [(0, 20), (20, 29), (40, 60)], record()))
 
 
 class Treatment(unittest.TestCase):
@@ -189,17 +213,23 @@ class Goals(unittest.TestCase):
         self.assertAlmostEqual(high, 0.977, places=3)
 
     def test_a_meter_that_is_wrong_counts_as_one_but_not_as_right(self):
-        taken = {f"p{i}": ("kernel", 0.001) for i in range(18)}
-        taken |= {"wrong": ("points", 0.2), "none": (None, None), bench.IDLE: (None, None)}
+        exactly = (0.0009, 0.0011)
+        taken = {f"p{i}": ("kernel", 0.001, exactly) for i in range(18)}
+        taken |= {"wrong": ("points", 0.2, (0.1, 0.3)), "none": (None, None, None), bench.IDLE: (None, None, None)}
         have, right = bench.goal_of_programs(taken)
         self.assertIn("19 of 20", have)
         self.assertIn("**met**", have)
         self.assertIn("18 of 20", right)
         self.assertIn("**met**", right)
-        taken["p0"] = ("kernel", 0.051)
+        self.assertNotIn("contains 5 %", right)
+        taken["p0"] = ("kernel", 0.051, (0.02, 0.08))
         self.assertIn("**not met**", bench.goal_of_programs(taken)[1])
-        words = "\n".join(bench.summary(taken))
-        self.assertIn("with progress points: 19 have a meter; wrong by at most 1, 3 and 5 % over the levels: 17, 17, 17", words)
+        self.assertIn("of 1 the interval of the error contains 5 %", bench.goal_of_programs(taken)[1])
+        words = "\n".join(bench.summary(taken | {"p1": ("kernel", 0.009, (0.0, 0.04))}))
+        self.assertIn(
+            "with progress points: 19 have a meter; wrong by at most 1, 3 and 5 % over the levels: 17, 17, 17; with their whole intervals: 16, 16, 17",
+            words,
+        )
         self.assertIn("without: 18 have a meter", words)
         self.assertIn("none, rightly", words)
 
