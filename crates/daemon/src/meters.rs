@@ -20,10 +20,16 @@ use std::collections::BTreeMap;
 pub const SHOWN: usize = 12;
 /// Seconds that a meter has to be watched at least before it can be judged.
 pub const SECONDS_MIN: u32 = 14;
+/// Seconds that a test watches where nobody says how many …
+pub const SECONDS_USUAL: u32 = 45;
+/// … and at most, where it waits for points that are looked for.
+pub const SECONDS_USUAL_MAX: u32 = 120;
 /// Time between the two scans that tell who is busy.
 const RANKING: Nanoseconds = Nanoseconds::from_millis(300);
 /// Time between two readings.
 const BEAT: Nanoseconds = Nanoseconds::from_secs(1);
+/// Points that were found have a reading within so many of the others, or are lost.
+const READ_WITHIN: usize = 10;
 /// How often it is asked whether to go on.
 const NAP: Nanoseconds = Nanoseconds::from_millis(100);
 
@@ -355,7 +361,8 @@ impl Observer {
         })
     }
 
-    /// Opens all meters of a workload, reads them once a second, and judges them as the engine would. `seen` is told
+    /// Opens all meters of a workload, reads them once a second for `length` (`None`: [`SECONDS_USUAL`], and on to
+    /// [`SECONDS_USUAL_MAX`] while points are looked for or could not speak yet), and judges them as the engine would. `seen` is told
     /// of every reading; false ends it early. `classes`: only those; where it is empty all that may be taken, so none of
     /// [`MeterClass::Hardware`]: an event for each thread is loaded at each switch of threads, which costs a server that
     /// waits several percent (docs/meters.md) and would spoil what the others say.
@@ -366,7 +373,7 @@ impl Observer {
         &mut self,
         id: &WorkloadId,
         classes: &[String],
-        length: Nanoseconds,
+        length: Option<Nanoseconds>,
         mut seen: impl FnMut(&Test) -> bool,
     ) -> Result<Test, PlatformError> {
         let workload = self.workload(id)?;
@@ -397,13 +404,35 @@ impl Observer {
         let begun = self.clock.now();
         let mut next = begun + BEAT;
         let mut go_on = true;
-        while go_on && self.clock.now().saturating_sub(begun) < length {
+        while go_on {
+            let so_far = self.clock.now().saturating_sub(begun);
+            let points: Vec<&MeterId> = candidates
+                .iter()
+                .filter(|c| c.class == MeterClass::Points && c.refused.is_none())
+                .map(|c| &c.id)
+                .collect();
+            for &one in &points {
+                if self.platform.meter_story(id, one).is_some() {
+                    course.search_ended(one);
+                }
+            }
+            if is_over(length, so_far, || points.iter().any(|one| course.waits_for(one))) {
+                break;
+            }
             while self.clock.now() < next {
                 self.clock.sleep(NAP.min(next.saturating_sub(self.clock.now())));
             }
             next += BEAT;
             // New processes of the workload are found by a scan.
-            let (snapshot, sample) = self.sample(id, course.readings % 5 == 4)?;
+            let (snapshot, sample) = match self.sample(id, course.readings % 5 == 4) {
+                // What was seen until the time that is promised is not lost for what came on top.
+                Err(PlatformError::Vanished { .. })
+                    if length.is_none() && so_far >= seconds(SECONDS_USUAL) =>
+                {
+                    break;
+                }
+                other => other?,
+            };
             course.take(
                 &snapshot,
                 &sample,
@@ -447,6 +476,8 @@ impl Observer {
 struct Course {
     readings: u32,
     intervals: Vec<MeterInterval>,
+    /// How many intervals there were when a search for points had ended, whatever it found.
+    searched: BTreeMap<MeterId, usize>,
     ends: Vec<Nanoseconds>,
     /// How long the workload was looked at, the CPU time that it used in that, and what its threads waited for one.
     time: Nanoseconds,
@@ -465,6 +496,23 @@ struct Course {
 }
 
 impl Course {
+    /// Notes that a search has ended, once.
+    fn search_ended(&mut self, id: &MeterId) {
+        self.searched.entry(id.clone()).or_insert(self.intervals.len());
+    }
+
+    /// Whether points are still looked for, or were read for too short a time to say anything and are being read.
+    fn waits_for(&self, id: &MeterId) -> bool {
+        let Some(ended) = self.searched.get(id) else {
+            return true;
+        };
+        let is_read = |i: &&MeterInterval| i.work.contains_key(id);
+        let since = self.intervals.get(*ended..).unwrap_or_default();
+        let latest = since.iter().rev().take(READ_WITHIN);
+        (since.len() < READ_WITHIN || latest.filter(is_read).count() > 0)
+            && since.iter().filter(is_read).count() < homeostat_engine::POINTS_SPEAK_AFTER
+    }
+
     fn take(
         &mut self,
         snapshot: &Snapshot,
@@ -573,6 +621,19 @@ impl Observer {
             }
         }
     }
+}
+
+/// Whether a test has watched for long enough; `waits`: for points.
+fn is_over(length: Option<Nanoseconds>, so_far: Nanoseconds, waits: impl FnOnce() -> bool) -> bool {
+    match length {
+        Some(length) => so_far >= length,
+        None if so_far < seconds(SECONDS_USUAL) => false,
+        None => so_far >= seconds(SECONDS_USUAL_MAX) || !waits(),
+    }
+}
+
+fn seconds(number: u32) -> Nanoseconds {
+    Nanoseconds::from_secs(u64::from(number))
 }
 
 fn interval(sample: &WorkloadSample) -> MeterInterval {
@@ -823,6 +884,59 @@ mod tests {
             own_cpu: Nanoseconds::ZERO,
             own_resident: homeostat_model::Bytes::ZERO,
         }
+    }
+
+    #[test]
+    fn a_test_goes_on_for_points_only_where_nobody_said_how_long() {
+        let over = |length, so_far, waits| is_over(length, seconds(so_far), || waits);
+        for waits in [false, true] {
+            assert!(!over(Some(seconds(60)), 59, waits) && over(Some(seconds(60)), 60, waits));
+            assert!(!over(None, SECONDS_USUAL - 1, waits));
+            assert_eq!(over(None, SECONDS_USUAL, waits), !waits);
+            assert!(over(None, SECONDS_USUAL_MAX, waits));
+        }
+    }
+
+    #[test]
+    fn points_are_waited_for_until_they_were_read_for_long_enough_or_are_not() {
+        let points = MeterId::from("points");
+        let (read, unread) = (
+            sample(&[("points", 3.0)], None),
+            sample(&[("io.bytes", 5.0)], None),
+        );
+        let mut seen = course(&vec![unread.clone(); 40], [true; 3]);
+        assert!(seen.waits_for(&points), "they are looked for");
+        seen.search_ended(&points);
+        assert!(seen.waits_for(&points), "they may be about to be read");
+        let mut more = |sample: &WorkloadSample, times: usize| {
+            for _ in 0..times {
+                seen.take(&snapshot(), sample, Nanoseconds::ZERO, [true; 3]);
+                seen.search_ended(&points);
+            }
+            seen.waits_for(&points)
+        };
+        assert!(more(&unread, 3));
+        assert!(more(&read, homeostat_engine::POINTS_SPEAK_AFTER - 1));
+        assert!(more(&unread, READ_WITHIN - 1), "they pause");
+        assert!(!more(&unread, 1), "they are lost");
+        assert!(!more(&read, 1), "that was long enough");
+    }
+
+    #[test]
+    fn a_search_that_found_nothing_is_not_waited_for() {
+        let points = MeterId::from("points");
+        let mut seen = course(&[], [true; 3]);
+        seen.search_ended(&points);
+        for _ in 0..READ_WITHIN {
+            assert!(seen.waits_for(&points));
+            seen.take(
+                &snapshot(),
+                &sample(&[("io.bytes", 5.0)], None),
+                Nanoseconds::ZERO,
+                [true; 3],
+            );
+        }
+        assert!(!seen.waits_for(&points));
     }
 
     fn course(samples: &[WorkloadSample], pressure: [bool; 3]) -> Course {

@@ -21,6 +21,11 @@ const KERNEL_NOISE_MAX: f64 = 0.15;
 const KERNEL_RATE_MIN: f64 = 5.0;
 /// Of fewer blocks than these every one must keep the ratio.
 const FEW_BLOCKS: usize = 6;
+/// Readings (of a second) of points before they can speak for kernel work.
+pub const POINTS_SPEAK_AFTER: usize = FEW_BLOCKS * BLOCK;
+/// … and of a function that is counted in turns: its own noise falls with the length of the blocks, of which there are [`LONG_BLOCKS`] then.
+const IN_TURNS_SPEAK_AFTER: usize = 96;
+const LONG_BLOCKS: usize = 8;
 /// Two kinds of kernel work confirm each other when their ratio varies by no more than this.
 pub(crate) const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 /// … and one of them counted without the other in no larger share of the blocks than this.
@@ -75,8 +80,10 @@ pub(crate) struct Assessment {
     pub(crate) counted: f64,
     /// Why it does not qualify, with the remedy.
     pub(crate) refused: Option<String>,
-    /// What is said here may change soon: it varies by too much, and points that may speak for it have few readings yet.
+    /// What is said here may change soon: it varies by too much, and what may speak for it has few readings yet …
     pub(crate) unsettled: bool,
+    /// … of these that are needed.
+    pub(crate) speaks_after: usize,
     /// It varies by more than kernel work may, and so does this, to which it keeps a constant ratio.
     pub(crate) vouched_by: Option<MeterId>,
 }
@@ -121,6 +128,7 @@ pub(crate) fn assess(
                     readings.len()
                 )),
                 unsettled: false,
+                speaks_after: 0,
                 vouched_by: None,
             });
         }
@@ -142,7 +150,7 @@ pub(crate) fn assess(
     // Over the time in which what speaks for it was read as well.
     let noise = match word {
         Word::Given(_, while_both) => while_both.unwrap_or(noise),
-        Word::None | Word::NotYet => noise,
+        Word::None | Word::NotYet(_) => noise,
     };
     let noise_max = if candidate.class != MeterClass::Kernel {
         policy.meter_noise_max
@@ -182,7 +190,12 @@ pub(crate) fn assess(
         cost,
         counted,
         refused,
-        unsettled: word == Word::NotYet && seen < SEARCH_SAMPLES + 2 * FEW_BLOCKS * BLOCK,
+        unsettled: matches!(word, Word::NotYet(_)) && seen < SEARCH_SAMPLES + 2 * POINTS_SPEAK_AFTER,
+        speaks_after: if let Word::NotYet(readings) = word {
+            readings
+        } else {
+            0
+        },
         vouched_by: match word {
             Word::Given(id, _) if noise > KERNEL_NOISE_MAX => Some(id),
             _ => None,
@@ -194,8 +207,8 @@ pub(crate) fn assess(
 #[derive(Clone, Debug, PartialEq)]
 enum Word {
     None,
-    /// Points may, when there are more readings of them.
-    NotYet,
+    /// Something may, when there are so many readings of it.
+    NotYet(usize),
     /// By whom, and where these are points by how much the kernel work varied while both were read.
     Given(MeterId, Option<f64>),
 }
@@ -237,9 +250,9 @@ fn word_for(
             .filter_map(|i| Some((i.work.get(&candidate.id)?.0, i.work.get(&other.id)?.0, i.cpu)))
             .collect();
         // A few blocks say nothing for sure, also not that they disagree.
-        if is_points && both.len() < FEW_BLOCKS * BLOCK {
+        if is_points && both.len() < POINTS_SPEAK_AFTER {
             if confirming(candidate, &watched(others), series, since).is_some() {
-                word = Word::NotYet;
+                word = Word::NotYet(POINTS_SPEAK_AFTER);
             }
             continue;
         }
@@ -248,6 +261,18 @@ fn word_for(
         };
         let (own, its) = (of(|b| b.0), of(|b| b.1));
         let agrees = ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX;
+        let is_wild = own.max(its) > policy.meter_noise_max;
+        // So noisy an estimate may agree, and be seen to do so in longer blocks only.
+        if !agrees
+            && !is_wild
+            && !is_points
+            && own > KERNEL_NOISE_MAX
+            && both.len() < IN_TURNS_SPEAK_AFTER
+            && is_estimate(&other.id, series, since)
+            && confirming(candidate, &watched(others), series, since).is_some()
+        {
+            word = Word::NotYet(IN_TURNS_SPEAK_AFTER);
+        }
         if !agrees || its > policy.meter_noise_max {
             continue;
         }
@@ -472,15 +497,26 @@ fn family(id: &MeterId) -> &str {
     }
 }
 
-/// How much the ratio of two counters varies from block to block. A block in which only one of them counted says that they do not
+/// Whether a meter is counted for a small part of the time, and the rest is reckoned from that.
+fn is_estimate(id: &MeterId, series: &Series, since: Nanoseconds) -> bool {
+    series.counted(id, since) < COUNTED_MIN
+}
+
+/// How much the ratio of two counters varies from block to block, which are the longer the more was read where one of them is an estimate.
+/// A block in which only one of them counted says that they do not
 /// count the same: a few bytes that a JVM writes once a minute confirm nothing.
 fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds) -> f64 {
     let pairs: Vec<(f64, f64)> = series
         .since(since)
         .filter_map(|i| Some((i.work.get(a)?.0, i.work.get(b)?.0)))
         .collect();
+    let length = if is_estimate(a, series, since) || is_estimate(b, series, since) {
+        BLOCK.max(pairs.len() / LONG_BLOCKS)
+    } else {
+        BLOCK
+    };
     let blocks: Vec<(f64, f64)> = pairs
-        .chunks_exact(BLOCK)
+        .chunks_exact(length)
         .map(|c| c.iter().fold((0.0, 0.0), |s, p| (s.0 + p.0, s.1 + p.1)))
         // Nothing was done.
         .filter(|(x, y)| *x > 0.0 || *y > 0.0)
@@ -730,9 +766,14 @@ pub fn judge_meters(
                 vouched_by: a.vouched_by.clone(),
                 refused: a.refused.clone().map(|why| {
                     if a.unsettled {
+                        let who = if a.speaks_after == POINTS_SPEAK_AFTER {
+                            "points have"
+                        } else {
+                            "the function has"
+                        };
                         format!(
-                            "{why}; points have not been read for long enough to speak for it ({} s are needed): test for longer",
-                            FEW_BLOCKS * BLOCK
+                            "{why}; {who} not been read for long enough to speak for it ({} s are needed): test for longer",
+                            a.speaks_after
                         )
                     } else {
                         why
@@ -777,6 +818,14 @@ mod tests {
     }
 
     fn series_of(seconds: u64, work: impl Fn(u64) -> Vec<(&'static str, f64)>) -> Series {
+        counted_in_turns(seconds, &BTreeMap::new(), work)
+    }
+
+    fn counted_in_turns(
+        seconds: u64,
+        counted: &BTreeMap<MeterId, f64>,
+        work: impl Fn(u64) -> Vec<(&'static str, f64)>,
+    ) -> Series {
         let mut s = Series::default();
         for t in 1..=seconds {
             s.push(Interval {
@@ -791,7 +840,7 @@ mod tests {
                     .into_iter()
                     .map(|(k, v)| (MeterId::new(k), (v, 1.0)))
                     .collect::<BTreeMap<_, _>>(),
-                counted: BTreeMap::new(),
+                counted: counted.clone(),
                 spans: None,
             });
         }
@@ -939,6 +988,7 @@ mod tests {
             counted,
             refused: None,
             unsettled: false,
+            speaks_after: 0,
             vouched_by: None,
         }
     }
@@ -1033,6 +1083,54 @@ mod tests {
         );
         // A second kind of kernel work is needed all the same.
         assert!(refused(&[&probe], true).is_some_and(|why| why.contains("constant ratio")));
+    }
+
+    #[test]
+    fn a_function_that_is_hardly_counted_is_given_time_to_speak_for_kernel_work() {
+        let (segments, bytes, probe) = (
+            candidate("sockets.segments", MeterClass::Kernel, 0),
+            candidate("io.bytes", MeterClass::Kernel, 0),
+            candidate("uprobe:f", MeterClass::Probe, 1),
+        );
+        // As nginx on a machine that is slower at one time than at another: its function, in a twenty-fifth of its CPU time, is off by a
+        // seventh from block to block, and what the kernel counts is right.
+        let seen = |seconds, counted: f64, off: f64| {
+            counted_in_turns(
+                seconds,
+                &BTreeMap::from([(probe.id.clone(), counted)]),
+                move |t| {
+                    let block = (t - 1) / 4;
+                    let n = 1000.0 * (1.0 + 0.2 * (block % 3) as f64);
+                    let noise = if block % 2 == 0 { 1.0 + off } else { 1.0 - off };
+                    vec![
+                        ("sockets.segments", n),
+                        ("io.bytes", 900.0 * n),
+                        ("uprobe:f", n * noise),
+                    ]
+                },
+            )
+        };
+        let judged = |s: &Series| judge(&segments, &[&bytes, &probe], s);
+        let early = judged(&seen(24, 0.04, 0.14));
+        assert!(early.unsettled && early.speaks_after == IN_TURNS_SPEAK_AFTER);
+        let at_last = judged(&seen(96, 0.04, 0.14));
+        assert_eq!((at_last.refused, at_last.unsettled), (None, false));
+        assert_eq!(at_last.vouched_by, Some(probe.id.clone()));
+        // What is counted all the time has no such excuse, and one that is off for long does not agree in the end.
+        assert!(!judged(&seen(24, 1.0, 0.14)).unsettled);
+        let apart = judged(&seen(96, 0.04, 0.6));
+        assert!(apart.refused.is_some() && !apart.unsettled);
+        // Where nothing is too loud nothing is waited for.
+        let calm = counted_in_turns(24, &BTreeMap::from([(probe.id.clone(), 0.04)]), |t| {
+            let noise = if (t - 1) / 4 % 2 == 0 { 1.14 } else { 0.86 };
+            vec![
+                ("sockets.segments", 100.0),
+                ("io.bytes", 900.0),
+                ("uprobe:f", 100.0 * noise),
+            ]
+        });
+        let calm = judged(&calm);
+        assert_eq!((calm.refused, calm.unsettled), (None, false));
     }
 
     #[test]

@@ -37,6 +37,14 @@ const UNSTEADY: f64 = 0.5;
 const COUNTS_MIN: f64 = 25.0;
 /// Fewest windows.
 const WINDOWS_MIN: usize = 6;
+/// Windows that are counted at first …
+pub const WINDOWS_FIRST: usize = 16;
+/// … and at most, for what the first have left open.
+pub const WINDOWS_MAX: usize = 48;
+/// Standard errors by which something has to be told apart, and where it is asked again after more windows: whoever asks again and again is
+/// told so at last.
+const CERTAIN: f64 = 1.0;
+const CERTAIN_AGAIN: f64 = 1.5;
 /// A signal counts when it fires this often a second.
 const SIGNAL_RATE_MIN: f64 = 20.0;
 /// The program was slowed enough to learn from it when it lost this share of its CPU time.
@@ -48,6 +56,8 @@ const SAME_EFFECT: f64 = 0.2;
 const BY_FAR: f64 = 1.6;
 /// What stands only in the function of an interpreter falls with the work by more than this share of how much the program was slowed.
 const FALLS: f64 = -0.5;
+/// … and what runs seldom enough for a clock by more than this.
+const FALLS_AT_ALL: f64 = -0.2;
 /// … or varies by more than this for each second: a clock does not.
 const TICKS: f64 = 0.1;
 /// A program that spends more than this share of its time in loops that wait cannot be judged by CPU time.
@@ -193,6 +203,21 @@ pub enum Choice {
     Chosen(Chosen),
     /// None, and why.
     Abstained(String),
+    /// None by so many windows, and why; more of them, [`WINDOWS_MAX`] at most, may tell.
+    Undecided(String),
+}
+
+/// Why a cluster is not the work.
+struct Refused {
+    why: String,
+    /// It was not told apart by so many windows, and may be by more.
+    open: bool,
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { why, open: false }
+    }
 }
 
 /// Points that count the same work.
@@ -295,20 +320,23 @@ impl Judge<'_> {
         for cluster in clusters {
             match self.refusal(&cluster) {
                 None => eligible.push(cluster),
-                Some(why) => refusals.push((cluster.members.len(), why)),
+                Some(refused) => refusals.push((cluster.members.len(), refused)),
             }
         }
         if eligible.is_empty() {
-            refusals.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+            refusals.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.why.cmp(&b.1.why)));
             let list: Vec<String> = refusals
                 .iter()
                 .take(3)
-                .map(|(size, why)| format!("{} {why}", points(*size)))
+                .map(|(size, refused)| format!("{} {}", points(*size), refused.why))
                 .collect();
-            return Choice::Abstained(format!(
-                "no cluster of points can be trusted: {}",
-                list.join("; ")
-            ));
+            let none = format!("no cluster of points can be trusted: {}", list.join("; "));
+            // A signal from outside is asked of such a program in the end, and was not seen to agree.
+            return if refusals.iter().any(|r| r.1.open) && !self.gathers() {
+                Choice::Undecided(none)
+            } else {
+                Choice::Abstained(none)
+            };
         }
         self.among(eligible)
     }
@@ -360,8 +388,10 @@ impl Judge<'_> {
             Some(work) => self.steadiness(work, series.rounding()),
             None => (f64::INFINITY, None),
         };
+        // Of the first windows only: it is no question of how many there are.
         let by_the_clock = series.ratios(&self.seen.seconds).map_or(f64::INFINITY, |rates| {
-            self.steadiness(&rates, series.rounding()).0
+            let first = rates.get(..WINDOWS_FIRST).unwrap_or(&rates);
+            self.steadiness(first, series.rounding()).0
         });
         let agreement = |(i, signal): (usize, &Signal)| {
             let rate = signal.counts.iter().sum::<f64>() / self.seconds();
@@ -415,20 +445,49 @@ impl Judge<'_> {
         (noise, Some((slowed - mean, error)))
     }
 
+    /// So many standard errors have to be between what is told apart.
+    fn certain(&self) -> f64 {
+        if self.seen.seconds.len() > WINDOWS_FIRST {
+            CERTAIN_AGAIN
+        } else {
+            CERTAIN
+        }
+    }
+
+    /// Whether that is less than `room` once as many windows were counted as may be.
+    fn may_be_told(&self, error: f64, room: f64) -> bool {
+        let windows = self.seen.seconds.len();
+        windows < WINDOWS_MAX && CERTAIN_AGAIN * error * (windows as f64 / WINDOWS_MAX as f64).sqrt() < room
+    }
+
+    /// Whether it may fall as the work does, and yet be seen to fall by more than such a share of that.
+    fn may_fall(&self, cluster: &Cluster, share: f64) -> bool {
+        cluster.response.is_some_and(|(moved, error)| {
+            moved - 2.0 * error < -self.burden && self.may_be_told(error, (1.0 + share) * self.burden)
+        })
+    }
+
     /// Why a cluster cannot be the work.
-    fn refusal(&self, cluster: &Cluster) -> Option<String> {
+    fn refusal(&self, cluster: &Cluster) -> Option<Refused> {
         let waits = |m: &usize| self.seen.points.get(*m).is_none_or(|p| p.waits);
         if cluster.members.iter().all(waits) {
-            return Some("in loops that only wait".to_owned());
+            return Some("in loops that only wait".to_owned().into());
         }
         if !cluster.noise.is_finite() {
-            return Some("silent for a while though the program was at work".to_owned());
+            return Some(
+                "silent for a while though the program was at work"
+                    .to_owned()
+                    .into(),
+            );
         }
         if cluster.noise > UNSTEADY {
-            return Some(format!(
-                "not steady (executions per CPU second vary by {:.0} %)",
-                cluster.noise * 100.0
-            ));
+            return Some(
+                format!(
+                    "not steady (executions per CPU second vary by {:.0} %)",
+                    cluster.noise * 100.0
+                )
+                .into(),
+            );
         }
         if let Some((moved, error)) = cluster.response
             && moved > 3.0 * error
@@ -438,7 +497,7 @@ impl Judge<'_> {
                 "waiting or polling (run {:.1} % more often per CPU second while the program is slowed by {:.1} %)",
                 moved * 100.0,
                 self.burden * 100.0
-            ));
+            ).into());
         }
         // What runs by a clock is steady, and so is what runs by CPU time: neither is work.
         let slow = cluster.members.iter().all(|m| self.rate(*m) < CLOCK_RATE);
@@ -448,34 +507,44 @@ impl Judge<'_> {
                     "running by a clock (their rate per CPU second moves by {:+.1} % while the program is slowed by {:.1} %)",
                     moved * 100.0,
                     self.burden * 100.0
-                ));
+                ).into());
             }
-            Some((moved, error)) if moved + error < -0.2 * self.burden => {}
+            Some((moved, error)) if moved + self.certain() * error < FALLS_AT_ALL * self.burden => {}
             _ if slow && cluster.agrees.is_none() => {
-                return Some(format!(
-                    "perhaps running by a clock (less than {CLOCK_RATE:.0} times a second, and not seen to fall while the \
-                     program is slowed)"
-                ));
+                return Some(Refused {
+                    why: format!(
+                        "perhaps running by a clock (less than {CLOCK_RATE:.0} times a second, and not seen to fall while the \
+                         program is slowed)"
+                    ),
+                    open: self.may_fall(cluster, FALLS_AT_ALL)
+                        && (cluster.coverage >= COVERAGE_MIN || cluster.agrees_weakly),
+                });
             }
             _ => {}
         }
         if cluster.coverage < COVERAGE_MIN && cluster.agrees.is_none() && !cluster.agrees_weakly {
-            return Some(format!(
-                "of little weight (on the stack {:.0} % of the time at most)",
-                cluster.coverage * 100.0
-            ));
+            return Some(
+                format!(
+                    "of little weight (on the stack {:.0} % of the time at most)",
+                    cluster.coverage * 100.0
+                )
+                .into(),
+            );
         }
         // In the function of an interpreter there is more than its operations: what it does when a clock has asked for it, or memory is
         // used up. What falls with the work is as good as that, and what varies runs by no clock.
         let falls = cluster
             .response
-            .is_some_and(|(moved, error)| moved + error < FALLS * self.burden);
+            .is_some_and(|(moved, error)| moved + self.certain() * error < FALLS * self.burden);
         if cluster.by_function && !falls && cluster.by_the_clock <= TICKS && cluster.agrees.is_none() {
-            return Some(format!(
-                "in the loop of an interpreter, perhaps by a clock (they vary by {:.0} % from second to second, and were not seen to fall \
-                 with the work while the program is slowed)",
-                cluster.by_the_clock * 100.0
-            ));
+            return Some(Refused {
+                why: format!(
+                    "in the loop of an interpreter, perhaps by a clock (they vary by {:.0} % from second to second, and were not seen to \
+                     fall with the work while the program is slowed)",
+                    cluster.by_the_clock * 100.0
+                ),
+                open: self.may_fall(cluster, FALLS),
+            });
         }
         None
     }
@@ -493,7 +562,7 @@ impl Judge<'_> {
         let error = (spread_before * spread_before / alone.len() as f64
             + spread_after * spread_after / burdened.len() as f64)
             .sqrt();
-        (after - before).abs() + error <= SAME_EFFECT * self.burden
+        (after - before).abs() + self.certain() * error <= SAME_EFFECT * self.burden
     }
 
     /// Leaves of each cluster what runs at least once for each count of the signal that it keeps to; for programs that wait for several
@@ -520,8 +589,13 @@ impl Judge<'_> {
         }
     }
 
+    /// Whether its busiest threads wait for several connections at once.
+    fn gathers(&self) -> bool {
+        self.seen.gathering > GATHERING_MAX
+    }
+
     fn among(&self, mut eligible: Vec<Cluster>) -> Choice {
-        let gathers = self.seen.gathering > GATHERING_MAX;
+        let gathers = self.gathers();
         if gathers {
             self.without_turns(&mut eligible);
         }

@@ -12,7 +12,7 @@ fn chosen(name: &str) -> (Observation, Chosen) {
     let seen = observation(name);
     match choose(&seen, Limits::default()) {
         Choice::Chosen(chosen) => (seen, chosen),
-        Choice::Abstained(why) => panic!("{name}: {why}"),
+        Choice::Abstained(why) | Choice::Undecided(why) => panic!("{name}: {why}"),
     }
 }
 

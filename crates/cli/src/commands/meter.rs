@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[command(after_help = "EXAMPLES
   homeostat meter list                     the busiest workloads and what could count their work
   homeostat meter test redis-server        all meters of one workload, live: rate, noise, cost
-  homeostat meter test 4711 --seconds 60   the workload of a process, watched longer
+  homeostat meter test 4711 --seconds 60   the workload of a process, for as long
   homeostat meter known                    programs whose work is counted without configuration")]
 pub struct Meter {
     /// What to do.
@@ -50,15 +50,16 @@ enum What {
     /// counting them may cost a server that waits several percent).
     #[command(after_help = "EXAMPLES
   homeostat meter test redis-server
-  homeostat meter test 4711 --seconds 60
+  homeostat meter test 4711 --seconds 60          as long as that
   homeostat meter test 4711 --class points        only what can be found in its code
   homeostat meter test 4711 --json | jq '.meters[] | select(.taken)'")]
     Test {
         /// A workload's name, a process id, or a program.
         workload: String,
-        /// Seconds to watch.
-        #[arg(long, default_value_t = 45, value_parser = clap::value_parser!(u32).range(i64::from(meters::SECONDS_MIN)..=3600))]
-        seconds: u32,
+        /// Seconds to watch. Without it 45, and on until points that are looked for were found and read for 24 s, or were not
+        /// found, 120 at most.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(meters::SECONDS_MIN)..=3600))]
+        seconds: Option<u32>,
         /// Open meters of these classes only.
         #[arg(long, value_name = "CLASS", value_parser = PossibleValuesParser::new(meters::CLASSES))]
         class: Vec<String>,
@@ -100,7 +101,7 @@ impl Meter {
     }
 }
 
-fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> Result<(), Failure> {
+fn test(context: &Context, workload: &str, seconds: Option<u32>, classes: &[String]) -> Result<(), Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     // Whatever would end it orderly: breakpoints must not be on their way meanwhile.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
@@ -125,14 +126,19 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
     let terminal = &context.terminal;
     let live = terminal.is_terminal && !terminal.json;
     let seen = observer
-        .test(&id, classes, Nanoseconds::from_secs(u64::from(seconds)), |test| {
-            let shown = !live
-                || terminal
-                    .clear()
-                    .and_then(|()| terminal.show(test, |look| render::meter_test(test, look)))
-                    .is_ok();
-            shown && !interrupted.load(Ordering::Relaxed)
-        })
+        .test(
+            &id,
+            classes,
+            seconds.map(|s| Nanoseconds::from_secs(u64::from(s))),
+            |test| {
+                let shown = !live
+                    || terminal
+                        .clear()
+                        .and_then(|()| terminal.show(test, |look| render::meter_test(test, look)))
+                        .is_ok();
+                shown && !interrupted.load(Ordering::Relaxed)
+            },
+        )
         .map_err(|e| Failure::from_error(&e))?;
     if live {
         terminal.clear()?;
@@ -146,8 +152,9 @@ fn test(context: &Context, workload: &str, seconds: u32, classes: &[String]) -> 
         |look| render::meter_test(&seen, look),
     )?;
     if cut_short {
+        let all = seconds.map_or_else(String::new, |all| format!(" of {all}"));
         return Err(Failure::failed(format!(
-            "interrupted after {:.0} of {seconds} s: what is shown is what was seen until then, and everything that was \
+            "interrupted after {:.0}{all} s: what is shown is what was seen until then, and everything that was \
              counted with is closed",
             seen.seconds
         )));

@@ -51,14 +51,39 @@ fn point(function: u64, coverage: f64, counts: &[f64], per_unit: f64) -> Point {
 fn chosen(choice: Choice) -> Chosen {
     match choice {
         Choice::Chosen(c) => c,
-        Choice::Abstained(why) => panic!("{why}"),
+        Choice::Abstained(why) | Choice::Undecided(why) => panic!("{why}"),
     }
 }
 
 fn abstained(choice: Choice) -> String {
     match choice {
         Choice::Abstained(why) => why,
-        Choice::Chosen(c) => panic!("{c:?}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn undecided(choice: Choice) -> String {
+    match choice {
+        Choice::Undecided(why) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As if the same had been seen so many times.
+fn seen_again(seen: &Observation, times: usize) -> Observation {
+    Observation {
+        seconds: seen.seconds.repeat(times),
+        cpu: seen.cpu.repeat(times),
+        burden: seen.burden.repeat(times),
+        points: seen
+            .points
+            .iter()
+            .map(|p| Point {
+                counts: p.counts.repeat(times),
+                ..p.clone()
+            })
+            .collect(),
+        ..seen.clone()
     }
 }
 
@@ -134,7 +159,9 @@ fn a_signal_from_outside_decides_between_requests_and_turns_of_the_event_loop() 
     }
     let choice = choose(&seen, Limits::default());
     match choice {
-        Choice::Abstained(why) => assert!(why.contains("do not keep their ratio"), "{why}"),
+        Choice::Abstained(why) | Choice::Undecided(why) => {
+            assert!(why.contains("do not keep their ratio"), "{why}");
+        }
         // The turns wobble: the steadier cluster may be taken, but never the turns.
         Choice::Chosen(c) => assert_eq!(c.cluster, [2, 3]),
     }
@@ -226,7 +253,7 @@ proptest::proptest! {
                 proptest::prop_assert_eq!(a.rate, b.rate);
                 proptest::prop_assert_eq!(a.cluster.len(), b.cluster.len());
             }
-            (Choice::Abstained(_), Choice::Abstained(_)) => {}
+            (Choice::Abstained(_), Choice::Abstained(_)) | (Choice::Undecided(_), Choice::Undecided(_)) => {}
             other => proptest::prop_assert!(false, "{:?}", other),
         }
     }
@@ -290,7 +317,9 @@ fn what_stands_only_in_the_function_of_an_interpreter_falls_with_the_work() {
             .collect()
     };
     seen.points = vec![in_its_loop(1, &asked(0.3), 1.0), point(2, 0.01, &asked(0.3), 4.0)];
-    let why = abstained(choose(&seen, Limits::default()));
+    let why = undecided(choose(&seen, Limits::default()));
+    assert!(why.contains("loop of an interpreter"), "{why}");
+    let why = abstained(choose(&seen_again(&seen, 4), Limits::default()));
     assert!(why.contains("loop of an interpreter"), "{why}");
     // What varies by more than clocks do is not asked by one.
     let points = vec![in_its_loop(1, &asked(0.5), 1.0), point(2, 0.01, &asked(0.5), 4.0)];
@@ -306,6 +335,57 @@ fn what_stands_only_in_the_function_of_an_interpreter_falls_with_the_work() {
     assert!(matches!(choose(&seen, Limits::default()), Choice::Chosen(_)));
     seen.points = vec![point(1, 0.01, &units, 1.0), point(2, 0.01, &units, 4.0)];
     assert!(abstained(choose(&seen, Limits::default())).contains("little weight"));
+}
+
+/// What falls with the work by as much as that is slowed, and wobbles by that beside.
+fn falling(per_second: f64, wobbles: f64) -> Vec<f64> {
+    (0..WINDOWS)
+        .map(|w| {
+            let slow = if burdened(w) { 0.9 } else { 1.0 };
+            0.5 * per_second * slow * (1.0 + wobbles * wobble(6, w))
+        })
+        .collect()
+}
+
+#[test]
+fn more_windows_are_asked_for_where_they_may_show_that_it_falls_with_the_work() {
+    let mut seen = program();
+    seen.points = vec![
+        in_its_loop(1, &falling(2_000.0, 0.32), 1.0),
+        point(2, 0.01, &falling(2_000.0, 0.32), 4.0),
+    ];
+    let why = undecided(choose(&seen, Limits::default()));
+    assert!(why.contains("loop of an interpreter"), "{why}");
+    let c = chosen(choose(&seen_again(&seen, 4), Limits::default()));
+    assert_eq!(c.cluster, [0, 1]);
+    // The same of what is seldom enough for a clock.
+    seen.points = vec![
+        point(1, 0.9, &falling(120.0, 0.5), 1.0),
+        point(2, 0.9, &falling(120.0, 0.5), 1.0),
+    ];
+    assert!(undecided(choose(&seen, Limits::default())).contains("perhaps running by a clock"));
+    assert_eq!(
+        chosen(choose(&seen_again(&seen, 4), Limits::default())).cluster,
+        [0, 1]
+    );
+}
+
+#[test]
+fn no_more_windows_are_asked_for_where_they_would_not_tell() {
+    let mut seen = program();
+    // Too uneven for as many as there may be.
+    seen.points = vec![
+        point(1, 0.9, &falling(120.0, 1.2), 1.0),
+        point(2, 0.9, &falling(120.0, 1.2), 1.0),
+    ];
+    assert!(abstained(choose(&seen, Limits::default())).contains("clock"));
+    // It could not be slowed.
+    seen.burden = vec![0.0; WINDOWS];
+    seen.points = vec![
+        in_its_loop(1, &falling(2_000.0, 0.2), 1.0),
+        point(2, 0.01, &falling(2_000.0, 0.2), 4.0),
+    ];
+    assert!(abstained(choose(&seen, Limits::default())).contains("loop of an interpreter"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Progress points: places in the program's own code that run once per unit of its work, found without its help
 //! (`points`). For programs that tell nothing and whose kernel work follows nothing.
 //!
-//! Opening the meter starts a search on a thread of its own ([`search`]), some fifteen seconds long; until it ends
+//! Opening the meter starts a search on a thread of its own ([`search`]), fifteen to thirty seconds long; until it ends
 //! the meter is busy. Then one place is counted, and a second one beside it as a witness: when their ratio moves, when
 //! they fall silent, when the program is replaced or somebody traces it, the meter ends, and with it a trial that
 //! rests on it. Where counting would cost more than the limit, it is done part of the time. Whom it concerns is looked at before
@@ -501,7 +501,7 @@ pub struct PointsReport {
     pub observation: Option<Observation>,
 }
 
-/// Looks for the progress points of a workload now, in the calling thread: up to half a minute. Nothing stays attached.
+/// Looks for the progress points of a workload now, in the calling thread: up to 40 s. Nothing stays attached.
 pub fn find_points(root: &Root, workload: &Workload) -> PointsReport {
     let ended = search::search(root, workload, Limits::default(), &AtomicBool::new(false));
     PointsReport {

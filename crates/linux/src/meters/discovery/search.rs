@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest search.
-const TIME_MAX: Duration = Duration::from_secs(40);
+pub(super) const TIME_MAX: Duration = Duration::from_secs(40);
 /// Longest wait for the end of another search.
 const TURN_MAX: Duration = Duration::from_secs(120);
 /// Most CPU time that the probes of a search may take from the program (seconds).
@@ -232,7 +232,7 @@ pub(super) struct Search<'a> {
     at_once: AtOnce,
     cpu_time: CpuTime,
     stop: &'a AtomicBool,
-    begun: Instant,
+    pub(super) begun: Instant,
     /// Its processes, and the program that each ran when the search began (device and inode).
     subjects: Vec<(ProcessId, (u64, u64))>,
     counters: Counters,
@@ -252,7 +252,7 @@ pub(super) struct Search<'a> {
     /// CPUs that the program used when it was looked at first.
     pub(super) cpus: f64,
     /// What each part of the search took: seconds, CPU time of the program, and how many places it left.
-    parts: Vec<(&'static str, f64, f64, usize)>,
+    parts: Vec<(String, f64, f64, usize)>,
     observation: Option<Observation>,
     /// Threads that take probes off.
     closing: Vec<JoinHandle<Result<(), Refusal>>>,
@@ -423,11 +423,11 @@ impl<'a> Search<'a> {
     }
 
     /// Notes what a part of the search took.
-    fn part(&mut self, name: &'static str) {
+    fn part(&mut self, name: impl Into<String>) {
         let seconds: f64 = self.parts.iter().map(|p| p.1).sum();
         let paid: f64 = self.parts.iter().map(|p| p.2).sum();
         self.parts.push((
-            name,
+            name.into(),
             self.begun.elapsed().as_secs_f64() - seconds,
             self.paid - paid,
             self.spots.len(),
@@ -469,12 +469,15 @@ impl<'a> Search<'a> {
         self.part("second round");
         second?;
         let observation = self.last_round(&burden);
-        self.part("windows");
+        self.part(observation.as_ref().map_or_else(
+            |_| "windows".to_owned(),
+            |seen| format!("{} windows", seen.seconds.len()),
+        ));
         let observation = observation?;
         let choice = choice::choose(&observation, self.limits);
         self.observation = Some(observation);
         match choice {
-            Choice::Abstained(why) => Err(Refusal::Lasting(why)),
+            Choice::Abstained(why) | Choice::Undecided(why) => Err(Refusal::Lasting(why)),
             Choice::Chosen(chosen) if self.compiled.is_some() && chosen.witness.is_none() => {
                 Err(Refusal::Lasting(format!(
                     "it is at work in code that no file holds (compiled while it runs), and of the places in it that run seldom enough \
@@ -535,13 +538,18 @@ impl<'a> Search<'a> {
     }
 
     pub(super) fn go_on(&self) -> Result<(), String> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err("the search was called off".to_owned());
-        }
         if self.begun.elapsed() > TIME_MAX {
             return Err(format!("the search took more than {} s", TIME_MAX.as_secs()));
         }
         affordable(self.paid)?;
+        self.may_be_read()
+    }
+
+    /// Whether what was counted may still be looked at.
+    pub(super) fn may_be_read(&self) -> Result<(), String> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err("the search was called off".to_owned());
+        }
         // Who has become another program since is not looked into any more, and neither are the others of its kind.
         let (main, identity) = self.subjects.first().ok_or("it has no process")?;
         same_program(self.root, *main, *identity)?;

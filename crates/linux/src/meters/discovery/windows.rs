@@ -5,14 +5,12 @@ use super::super::concern::Refusal;
 use super::super::cpu_time::{up_to_date, waiting};
 use super::super::turns::Urgent;
 use super::compiled::Switches;
-use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot, hits_between};
+use super::search::{CANDIDATES_MAX, COST_MAX, Search, Spot, TIME_MAX, hits_between};
 use super::signals::Signals;
-use homeostat_points::choice::{Observation, Point};
+use homeostat_points::choice::{Choice, Observation, Point, WINDOWS_FIRST as WINDOWS, WINDOWS_MAX, choose};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Windows of the last round.
-const WINDOWS: usize = 16;
 /// Length of a window of points that are cheap (CPU time of a program on one CPU), and of the shortest.
 const WINDOW: f64 = 0.4;
 const WINDOW_MIN: f64 = 0.1;
@@ -76,21 +74,40 @@ impl Search<'_> {
         let cpus = self.cpus.max(0.02);
         let cost = self.spots.iter().take(points).map(|s| s.rate).sum::<f64>() * self.hit_cost() / cpus;
         let mut length = length(cost, cpus, COST_MAX - self.paid, waiting());
-        let before = self.paid;
+        let (before, begun) = (self.paid, Instant::now());
         let mut charged = Charged {
             hits: self.read(&all),
             cpu: self.cpu(),
             switches: self.runs(),
         };
+        // What was seen before windows were added.
+        let mut so_far = None;
         let outcome = self.attach(mine).and_then(|attached| {
             let mut outcome = Ok(());
-            for window in 0..WINDOWS {
+            for window in 0..WINDOWS_MAX {
+                if window > 0 && window % WINDOWS == 0 {
+                    let each = (
+                        (self.paid - before) / window as f64,
+                        begun.elapsed() / window as u32,
+                    );
+                    let undecided = matches!(choose(&observation, self.limits), Choice::Undecided(_));
+                    if !undecided || !self.may_go_on(each) {
+                        break;
+                    }
+                    so_far = Some(observation.clone());
+                }
                 // Off, on, on, off: a drift falls on both alike.
                 let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
                 if window % 4 == 0 {
                     let passed = observation.seconds.iter().sum::<f64>() + window as f64 * waiting();
                     let spent = (self.paid - before, passed);
-                    length = of_the_rest(length, spent, COST_MAX - self.paid, WINDOWS - window, waiting());
+                    let rest = WINDOWS - window % WINDOWS;
+                    let planned = of_the_rest(length, spent, COST_MAX - self.paid, rest, waiting());
+                    if planned < length && so_far.is_some() {
+                        // In shorter ones what is rare could not be told any more.
+                        break;
+                    }
+                    length = planned;
                 }
                 outcome =
                     self.one_of_the_last((mine, slow), length, &mut charged, &mut signals, &mut observation);
@@ -103,10 +120,19 @@ impl Search<'_> {
         });
         // Until they were off they were hit, however it ended.
         let paid = self.charge_all_since(&mut charged, &all);
-        outcome?;
-        paid?;
+        if let Err(refusal) = outcome.and(paid) {
+            // What hindered the windows that were added takes nothing from those before, as long as it is the same program.
+            self.may_be_read()?;
+            observation = so_far.ok_or(refusal)?;
+        }
         self.spots.truncate(points);
         Ok(observation)
+    }
+
+    /// Whether so many windows again, which cost so much and take so long each, are within what a search may.
+    fn may_go_on(&self, (paid, time): (f64, Duration)) -> bool {
+        WINDOWS as f64 * paid <= MEANT * (COST_MAX - self.paid)
+            && self.begun.elapsed() + time * WINDOWS as u32 <= TIME_MAX
     }
 
     /// Charges what has been done since then.
