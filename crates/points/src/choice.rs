@@ -68,6 +68,8 @@ const GATHERING_MAX: f64 = 0.05;
 const ONCE_MIN: f64 = 0.97;
 /// Clocks of programs tick up to this often a second.
 const CLOCK_RATE: f64 = 150.0;
+/// Who counts charges a hit this many times what it was found to cost, at most.
+const CHARGED_AT_MOST: f64 = 3.5;
 /// Rates that are neither coarse nor dear (per second).
 const RATE_GOOD: f64 = 100.0;
 
@@ -691,11 +693,16 @@ impl Judge<'_> {
             return Choice::Abstained("the points of the best cluster only wait".to_owned());
         };
         let function = |m: usize| self.seen.points.get(m).map(|p| p.function);
+        // What is counted all the time is not to be counted in turns, with all the noise of that, for the sake of its witness.
+        let all_the_time = |cost: f64| CHARGED_AT_MOST * cost <= self.limits.cost;
+        let is_dear =
+            |m: usize| all_the_time(self.cost(point)) && !all_the_time(self.cost(point) + self.cost(m));
         let witness = usable
             .filter(|m| *m != point && badness(*m) <= badness(point) + 0.5)
             .min_by(|a, b| {
-                (function(*a) == function(point))
-                    .cmp(&(function(*b) == function(point)))
+                is_dear(*a)
+                    .cmp(&is_dear(*b))
+                    .then((function(*a) == function(point)).cmp(&(function(*b) == function(point))))
                     .then(self.rate(*a).total_cmp(&self.rate(*b)))
                     .then(a.cmp(b))
             });

@@ -216,6 +216,23 @@ fn a_point_that_is_too_dear_is_counted_part_of_the_time() {
 }
 
 #[test]
+fn a_witness_is_not_so_dear_that_what_could_be_counted_all_the_time_no_longer_can() {
+    let mut seen = program();
+    let units = work(4_000.0);
+    seen.points = vec![
+        point(1, 0.9, &units, 0.05),
+        point(1, 0.9, &units, 0.06),
+        point(2, 0.9, &units, 1.0),
+    ];
+    // One in another function would tell more, but runs twenty times as often.
+    let c = chosen(choose(&seen, Limits::default()));
+    assert_eq!((c.point, c.witness, c.duty), (0, Some(1), 1.0), "{c:?}");
+    // Where that can be afforded, too, it is taken.
+    seen.points[2] = point(2, 0.9, &units, 0.1);
+    assert_eq!(chosen(choose(&seen, Limits::default())).witness, Some(2));
+}
+
+#[test]
 fn what_is_rare_short_silent_or_broken_is_no_meter() {
     let none = |seen: &Observation| abstained(choose(seen, Limits::default()));
     let mut seen = program();

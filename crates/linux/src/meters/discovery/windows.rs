@@ -91,7 +91,7 @@ impl Search<'_> {
                         begun.elapsed() / window as u32,
                     );
                     let undecided = matches!(choose(&observation, self.limits), Choice::Undecided(_));
-                    if !undecided || !self.may_go_on(each) {
+                    if !undecided || !may_be_added(each, COST_MAX - self.paid, self.begun.elapsed()) {
                         break;
                     }
                     so_far = Some(observation.clone());
@@ -127,12 +127,6 @@ impl Search<'_> {
         }
         self.spots.truncate(points);
         Ok(observation)
-    }
-
-    /// Whether so many windows again, which cost so much and take so long each, are within what a search may.
-    fn may_go_on(&self, (paid, time): (f64, Duration)) -> bool {
-        WINDOWS as f64 * paid <= MEANT * (COST_MAX - self.paid)
-            && self.begun.elapsed() + time * WINDOWS as u32 <= TIME_MAX
     }
 
     /// Charges what has been done since then.
@@ -289,6 +283,11 @@ fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: us
     }
 }
 
+/// Whether as many windows again, which cost so much and take so long each, are within what a search may still take, and may last.
+fn may_be_added((paid, time): (f64, Duration), left: f64, so_far: Duration) -> bool {
+    WINDOWS as f64 * paid <= MEANT * left && so_far + time * WINDOWS as u32 <= TIME_MAX
+}
+
 fn difference(now: &[u64], then: &[u64]) -> Vec<u64> {
     now.iter().zip(then).map(|(n, t)| n.saturating_sub(*t)).collect()
 }
@@ -330,6 +329,17 @@ mod tests {
             length(0.3, 4.0, 1.0, 0.0) < length(0.3, 1.0, 1.0, 0.0),
             "on four CPUs four times is paid"
         );
+    }
+
+    #[test]
+    fn windows_are_added_only_within_what_is_left_of_a_search() {
+        let half = Duration::from_millis(500);
+        let added = |paid, left, seconds| may_be_added((paid, half), left, Duration::from_secs(seconds));
+        // Sixteen of .02 s are .32 s, and .75 of .45 s is .34.
+        assert!(added(0.02, 0.45, 20));
+        assert!(!added(0.02, 0.42, 20));
+        // Eight seconds more.
+        assert!(added(0.0, 0.0, 32) && !added(0.0, 0.0, 33));
     }
 
     #[test]
