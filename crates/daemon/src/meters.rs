@@ -14,7 +14,7 @@ use homeostat_model::{
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Workloads that are listed when nobody asks for one: the largest users of CPU.
 pub const SHOWN: usize = 12;
@@ -416,6 +416,8 @@ impl Observer {
                     course.search_ended(one);
                 }
             }
+            let lost = self.platform.take_lost_meters().into_iter();
+            course.lost.extend(lost.map(|l| l.meter));
             if is_over(length, so_far, || points.iter().any(|one| course.waits_for(one))) {
                 break;
             }
@@ -478,6 +480,8 @@ struct Course {
     intervals: Vec<MeterInterval>,
     /// How many intervals there were when a search for points had ended, whatever it found.
     searched: BTreeMap<MeterId, usize>,
+    /// Meters that are over.
+    lost: BTreeSet<MeterId>,
     ends: Vec<Nanoseconds>,
     /// How long the workload was looked at, the CPU time that it used in that, and what its threads waited for one.
     time: Nanoseconds,
@@ -503,6 +507,9 @@ impl Course {
 
     /// Whether points are still looked for, or were read for too short a time to say anything and are being read.
     fn waits_for(&self, id: &MeterId) -> bool {
+        if self.lost.contains(id) {
+            return false;
+        }
         let Some(ended) = self.searched.get(id) else {
             return true;
         };
@@ -937,6 +944,10 @@ mod tests {
             );
         }
         assert!(!seen.waits_for(&points));
+        let mut called_off = Course::default();
+        assert!(called_off.waits_for(&points));
+        called_off.lost.insert(points.clone());
+        assert!(!called_off.waits_for(&points));
     }
 
     fn course(samples: &[WorkloadSample], pressure: [bool; 3]) -> Course {

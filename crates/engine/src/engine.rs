@@ -2036,9 +2036,11 @@ fn has_its_main_process(workload: &Workload, snapshot: &Snapshot) -> bool {
         .is_none_or(|w| w.processes.first() == workload.processes.first())
 }
 
-/// Judges the open meters of a workload. `None`: one of them has too few readings yet.
+/// Judges the open meters of a workload. `None`: one of them has too few readings yet, or what is said of it may change soon and no
+/// other of its kind will do.
 fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<MeterId, Assessment>> {
-    w.candidates
+    let assessed: Vec<(&homeostat_model::MeterCandidate, Assessment)> = w
+        .candidates
         .iter()
         .filter(|c| w.open.contains(&c.id))
         .map(|c| {
@@ -2048,9 +2050,14 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<Met
                 .filter(|o| o.id != c.id && w.open.contains(&o.id))
                 .collect();
             let assessed = meters::assess(c, &others, &w.series, w.judging_since, policy, limit)?;
-            (!assessed.unsettled).then(|| (c.id.clone(), assessed))
+            Some((c, assessed))
         })
-        .collect()
+        .collect::<Option<_>>()?;
+    let will_do = |(c, a): &(&homeostat_model::MeterCandidate, Assessment)| {
+        c.class == MeterClass::Kernel && a.refused.is_none() && !meters::is_of_waiting(&c.id)
+    };
+    let settled = assessed.iter().any(will_do) || assessed.iter().all(|(_, a)| !a.unsettled);
+    settled.then(|| assessed.into_iter().map(|(c, a)| (c.id.clone(), a)).collect())
 }
 
 /// Whether the workload waits for an inspection to be decided upon.

@@ -24,8 +24,11 @@ const FEW_BLOCKS: usize = 6;
 /// Readings (of a second) of points before they can speak for kernel work.
 pub const POINTS_SPEAK_AFTER: usize = FEW_BLOCKS * BLOCK;
 /// … and of a function that is counted in turns: its own noise falls with the length of the blocks, of which there are [`LONG_BLOCKS`] then.
+/// It is asked whether it agrees after so many readings for the first time, and whenever there are twice as many: not at each of them, until
+/// chance says so.
 const IN_TURNS_SPEAK_AFTER: usize = 96;
 const LONG_BLOCKS: usize = 8;
+const FIRST_LOOK: usize = FEW_BLOCKS * BLOCK;
 /// Two kinds of kernel work confirm each other when their ratio varies by no more than this.
 pub(crate) const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 /// … and one of them counted without the other in no larger share of the blocks than this.
@@ -213,6 +216,15 @@ enum Word {
     Given(MeterId, Option<f64>),
 }
 
+impl Word {
+    fn not_before(self, readings: usize) -> Self {
+        match self {
+            Self::NotYet(other) => Self::NotYet(other.max(readings)),
+            _ => Self::NotYet(readings),
+        }
+    }
+}
+
 /// Of these meters those whose ratio to another a trial can watch: not switches.
 fn watched<'a>(others: &[&'a MeterCandidate]) -> Vec<&'a MeterCandidate> {
     others.iter().copied().filter(|o| !is_of_waiting(&o.id)).collect()
@@ -252,7 +264,7 @@ fn word_for(
         // A few blocks say nothing for sure, also not that they disagree.
         if is_points && both.len() < POINTS_SPEAK_AFTER {
             if confirming(candidate, &watched(others), series, since).is_some() {
-                word = Word::NotYet(POINTS_SPEAK_AFTER);
+                word = word.not_before(POINTS_SPEAK_AFTER);
             }
             continue;
         }
@@ -271,7 +283,7 @@ fn word_for(
             && is_estimate(&other.id, series, since)
             && confirming(candidate, &watched(others), series, since).is_some()
         {
-            word = Word::NotYet(IN_TURNS_SPEAK_AFTER);
+            word = word.not_before(IN_TURNS_SPEAK_AFTER);
         }
         if !agrees || its > policy.meter_noise_max {
             continue;
@@ -502,6 +514,18 @@ fn is_estimate(id: &MeterId, series: &Series, since: Nanoseconds) -> bool {
     series.counted(id, since) < COUNTED_MIN
 }
 
+/// How many of so many readings were there when it was looked at them last.
+fn last_look(readings: usize) -> usize {
+    let mut look = FIRST_LOOK;
+    if readings < look {
+        return readings;
+    }
+    while 2 * look <= readings {
+        look *= 2;
+    }
+    look
+}
+
 /// How much the ratio of two counters varies from block to block, which are the longer the more was read where one of them is an estimate.
 /// A block in which only one of them counted says that they do not
 /// count the same: a few bytes that a JVM writes once a minute confirm nothing.
@@ -510,12 +534,15 @@ fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds
         .since(since)
         .filter_map(|i| Some((i.work.get(a)?.0, i.work.get(b)?.0)))
         .collect();
-    let length = if is_estimate(a, series, since) || is_estimate(b, series, since) {
-        BLOCK.max(pairs.len() / LONG_BLOCKS)
+    let (looked_at, length) = if is_estimate(a, series, since) || is_estimate(b, series, since) {
+        let look = last_look(pairs.len());
+        (look, BLOCK.max(look / LONG_BLOCKS))
     } else {
-        BLOCK
+        (pairs.len(), BLOCK)
     };
     let blocks: Vec<(f64, f64)> = pairs
+        .get(..looked_at)
+        .unwrap_or(&pairs)
         .chunks_exact(length)
         .map(|c| c.iter().fold((0.0, 0.0), |s, p| (s.0 + p.0, s.1 + p.1)))
         // Nothing was done.
@@ -1118,8 +1145,22 @@ mod tests {
         assert_eq!(at_last.vouched_by, Some(probe.id.clone()));
         // What is counted all the time has no such excuse, and one that is off for long does not agree in the end.
         assert!(!judged(&seen(24, 1.0, 0.14)).unsettled);
-        let apart = judged(&seen(96, 0.04, 0.6));
+        let drifting = counted_in_turns(96, &BTreeMap::from([(probe.id.clone(), 0.04)]), |t| {
+            let n = 1000.0 * (1.0 + 0.2 * ((t - 1) / 4 % 3) as f64);
+            let drift = if (t - 1) / 24 % 2 == 0 { 1.14 } else { 0.86 };
+            vec![
+                ("sockets.segments", n),
+                ("io.bytes", 900.0 * n),
+                ("uprobe:f", n * drift),
+            ]
+        });
+        let apart = judged(&drifting);
         assert!(apart.refused.is_some() && !apart.unsettled);
+        // It is looked at 24, 48 and 96 readings, and not in between.
+        assert_eq!(
+            [12, 24, 47, 48, 95, 96, 191, 192].map(last_look),
+            [12, 24, 24, 48, 48, 96, 96, 192]
+        );
         // Where nothing is too loud nothing is waited for.
         let calm = counted_in_turns(24, &BTreeMap::from([(probe.id.clone(), 0.04)]), |t| {
             let noise = if (t - 1) / 4 % 2 == 0 { 1.14 } else { 0.86 };
