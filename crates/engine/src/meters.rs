@@ -273,19 +273,20 @@ fn word_for(
         };
         let (own, its) = (of(|b| b.0), of(|b| b.1));
         let agrees = ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX;
-        let is_wild = own.max(its) > policy.meter_noise_max;
-        // So noisy an estimate may agree, and be seen to do so in longer blocks only.
-        if !agrees
-            && !is_wild
-            && !is_points
-            && own > KERNEL_NOISE_MAX
-            && both.len() < IN_TURNS_SPEAK_AFTER
-            && is_estimate(&other.id, series, since)
-            && confirming(candidate, &watched(others), series, since).is_some()
-        {
-            word = word.not_before(IN_TURNS_SPEAK_AFTER);
+        if its > policy.meter_noise_max {
+            continue;
         }
-        if !agrees || its > policy.meter_noise_max {
+        if !agrees {
+            // So noisy an estimate may agree, and be seen to do so in longer blocks only.
+            if !is_points
+                && own > KERNEL_NOISE_MAX
+                && own <= policy.meter_noise_max
+                && both.len() < IN_TURNS_SPEAK_AFTER
+                && is_estimate(&other.id, series, since)
+                && confirming(candidate, &watched(others), series, since).is_some()
+            {
+                word = word.not_before(IN_TURNS_SPEAK_AFTER);
+            }
             continue;
         }
         if !is_points {
