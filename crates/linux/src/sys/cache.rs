@@ -231,12 +231,16 @@ mod tests {
         let mut file = tempfile::tempfile_in(directory).unwrap();
         file.write_all(&vec![1; 3 * UNIT as usize + 4096]).unwrap();
         file.sync_all().unwrap();
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let there = |unit: u64| {
             let pages = residency(&file, unit * UNIT, UNIT).unwrap();
             pages.iter().filter(|there| **there).count() as u64 * rustix::param::page_size() as u64
         };
-        assert_eq!([there(0), there(1), there(2)], [0; 3]);
+        // What somebody holds at that moment (DAMON, compaction) stays, so it is said again.
+        let is_dropped = || {
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            [there(0), there(1), there(2)] == [0; 3]
+        };
+        assert!((0..100).any(|_| is_dropped()));
         let mut is_called = false;
         assert!(read_as_unit(&file, UNIT, || is_called = true).unwrap() && is_called);
         // Without the advices it is one page, or what is read around it.
