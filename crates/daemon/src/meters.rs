@@ -208,6 +208,10 @@ pub struct Tried {
     pub cost: f64,
     /// Share of its CPU time in which it was really counted, 0 to 1; the rest is estimated from it. 1: counted all the time.
     pub counted: f64,
+    /// Some of what a reading tells may have been counted up to so many seconds before its end, so a trial leaves as many out after
+    /// each change; 0: nothing was counted before the reading began.
+    #[serde(default)]
+    pub lag_s: f64,
     /// Whether it is the one that homeostat would use.
     pub taken: bool,
     /// Why it was taken or not.
@@ -659,6 +663,12 @@ fn interval(sample: &WorkloadSample) -> MeterInterval {
             .filter(|m| m.counted < 1.0)
             .map(|m| (m.meter.clone(), m.counted.max(0.0)))
             .collect(),
+        lags: sample
+            .meters
+            .iter()
+            .filter(|m| m.lag > Nanoseconds::ZERO)
+            .map(|m| (m.meter.clone(), m.lag))
+            .collect(),
     }
 }
 
@@ -767,6 +777,11 @@ impl Test {
                     placebo_unknown: judged.map_or_else(not_yet, |j| why_not(opened, &j.placebo)),
                     cost: judged.map_or(0.0, |j| j.cost),
                     counted: judged.map_or(1.0, |j| j.counted),
+                    lag_s: intervals
+                        .iter()
+                        .filter_map(|i| i.lags.get(&c.id))
+                        .max()
+                        .map_or(0.0, |lag| lag.as_secs_f64()),
                     taken: judged.is_some_and(|j| j.chosen),
                     why,
                     story: None,
@@ -859,6 +874,7 @@ mod tests {
                 work: *work,
                 interval: Nanoseconds::from_secs(1),
                 counted: 1.0,
+                lag: Nanoseconds::ZERO,
             })
             .collect();
         sample.spans = spans.map(|told| {

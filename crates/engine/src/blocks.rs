@@ -233,6 +233,7 @@ mod tests {
                 faults: (0, 0),
                 work,
                 counted: BTreeMap::new(),
+                lags: BTreeMap::new(),
                 spans: None,
             });
         }

@@ -847,6 +847,12 @@ impl Engine {
                     .filter(|m| m.counted < 1.0)
                     .map(|m| (m.meter.clone(), m.counted.max(0.0)))
                     .collect(),
+                lags: sample
+                    .meters
+                    .iter()
+                    .filter(|m| m.lag > Nanoseconds::ZERO)
+                    .map(|m| (m.meter.clone(), m.lag))
+                    .collect(),
                 spans: sample.spans.as_ref().and_then(|s| s.as_ref().ok()).cloned(),
             });
         }

@@ -664,7 +664,9 @@ impl Experiment {
                         if let Some(witness) = &mut self.witness
                             && let Some(series) = series(&self.setup.panel.lead().workload)
                         {
-                            witness.observe(series, record.on, measured_from, now);
+                            // What it tells of the time before the switch is not this block's.
+                            let late = series.lag(witness.meter()).saturating_sub(self.washout);
+                            witness.observe(series, record.on, measured_from + late, now);
                         }
                         self.blocks.push(record);
                         let decision = self.trial.observe(score);

@@ -278,8 +278,7 @@ fn word_for(
         }
         if !agrees {
             // So noisy an estimate may agree, and be seen to do so in longer blocks only.
-            if !is_points
-                && own > KERNEL_NOISE_MAX
+            if own > KERNEL_NOISE_MAX
                 && own <= policy.meter_noise_max
                 && both.len() < IN_TURNS_SPEAK_AFTER
                 && is_estimate(&other.id, series, since)
@@ -673,6 +672,8 @@ pub struct MeterInterval {
     pub work: BTreeMap<MeterId, (f64, f64)>,
     /// Share of the CPU time in which that was really counted, of meters that count in turns.
     pub counted: BTreeMap<MeterId, f64>,
+    /// How long before its end some of it may have been counted, of meters that tell so late.
+    pub lags: BTreeMap<MeterId, Nanoseconds>,
 }
 
 /// What the mind makes of a meter.
@@ -733,6 +734,7 @@ pub fn judge_meters(
             faults: (0, 0),
             work: interval.work.clone(),
             counted: interval.counted.clone(),
+            lags: interval.lags.clone(),
             spans: None,
         });
     }
@@ -869,6 +871,7 @@ mod tests {
                     .map(|(k, v)| (MeterId::new(k), (v, 1.0)))
                     .collect::<BTreeMap<_, _>>(),
                 counted: counted.clone(),
+                lags: BTreeMap::new(),
                 spans: None,
             });
         }
@@ -1120,6 +1123,10 @@ mod tests {
             candidate("io.bytes", MeterClass::Kernel, 0),
             candidate("uprobe:f", MeterClass::Probe, 1),
         );
+        let points = MeterCandidate {
+            class: MeterClass::Points,
+            ..probe.clone()
+        };
         // As nginx on a machine that is slower at one time than at another: its function, in a twenty-fifth of its CPU time, is off by a
         // seventh for so many readings in a row, and what the kernel counts is right.
         let seen = |seconds, counted: f64, in_a_row: u64| {
@@ -1139,16 +1146,18 @@ mod tests {
                 },
             )
         };
-        let judged = |s: &Series| judge(&segments, &[&bytes, &probe], s);
-        let early = judged(&seen(24, 0.04, 4));
-        assert!(early.unsettled && early.speaks_after == IN_TURNS_SPEAK_AFTER);
-        let at_last = judged(&seen(96, 0.04, 4));
-        assert_eq!((at_last.refused, at_last.unsettled), (None, false));
-        assert_eq!(at_last.vouched_by, Some(probe.id.clone()));
-        // What is counted all the time has no such excuse, and one that is off for long does not agree in the end.
-        assert!(!judged(&seen(24, 1.0, 4)).unsettled);
-        let apart = judged(&seen(96, 0.04, 24));
-        assert!(apart.refused.is_some() && !apart.unsettled);
+        for speaker in [&probe, &points] {
+            let judged = |s: &Series| judge(&segments, &[&bytes, speaker], s);
+            let early = judged(&seen(24, 0.04, 4));
+            assert!(early.unsettled && early.speaks_after == IN_TURNS_SPEAK_AFTER);
+            let at_last = judged(&seen(96, 0.04, 4));
+            assert_eq!((at_last.refused, at_last.unsettled), (None, false));
+            assert_eq!(at_last.vouched_by, Some(probe.id.clone()));
+            // What is counted all the time has no such excuse, and one that is off for long does not agree in the end.
+            assert!(!judged(&seen(24, 1.0, 4)).unsettled);
+            let apart = judged(&seen(96, 0.04, 24));
+            assert!(apart.refused.is_some() && !apart.unsettled);
+        }
         // It is looked at 24, 48 and 96 readings, and not in between.
         assert_eq!(
             [12, 24, 47, 48, 95, 96, 191, 192].map(last_look),
@@ -1163,7 +1172,7 @@ mod tests {
                 ("uprobe:f", 100.0 * noise),
             ]
         });
-        let calm = judged(&calm);
+        let calm = judge(&segments, &[&bytes, &probe], &calm);
         assert_eq!((calm.refused, calm.unsettled), (None, false));
     }
 
@@ -1303,7 +1312,7 @@ mod tests {
                     seconds: 1.0,
                     cpu,
                     work: counted.map(|(id, work)| (MeterId::new(id), (work, 1.0))).into(),
-                    counted: BTreeMap::new(),
+                    ..MeterInterval::default()
                 }
             })
             .collect();
@@ -1425,7 +1434,7 @@ mod tests {
                             .into_iter()
                             .map(|(id, work)| (MeterId::new(id), (work, 1.0)))
                             .collect(),
-                        counted: BTreeMap::new(),
+                        ..MeterInterval::default()
                     }
                 })
                 .collect();

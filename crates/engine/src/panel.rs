@@ -514,6 +514,7 @@ mod tests {
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (rate(t), 1.0))]),
                 counted: BTreeMap::new(),
+                lags: BTreeMap::new(),
                 spans: None,
             });
         }

@@ -41,6 +41,8 @@ pub(crate) struct Interval {
     pub(crate) work: BTreeMap<MeterId, (f64, f64)>,
     /// Share of the CPU time in which that was really counted, of meters that count in turns; of others it is 1.
     pub(crate) counted: BTreeMap<MeterId, f64>,
+    /// How long before its end some of that may have been counted; of others nothing was.
+    pub(crate) lags: BTreeMap<MeterId, Nanoseconds>,
     /// Spans of its threads from wait to wait, where they are followed.
     pub(crate) spans: Option<Spans>,
 }
@@ -127,6 +129,12 @@ impl Series {
             counted += i.cpu * i.counted.get(meter).copied().unwrap_or(1.0);
         }
         if cpu > 0.0 { counted / cpu } else { 1.0 }
+    }
+
+    /// How long before it ended some of what a reading of the meter tells may have been counted, by the last one.
+    pub(crate) fn lag(&self, meter: &MeterId) -> Nanoseconds {
+        let last = self.intervals.iter().rev().find(|i| i.work.contains_key(meter));
+        last.and_then(|i| i.lags.get(meter)).copied().unwrap_or_default()
     }
 
     /// Sums over the intervals that lie wholly within `from..=to` and carry a reading of the meter.
@@ -218,6 +226,7 @@ mod tests {
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
                 counted: BTreeMap::new(),
+                lags: BTreeMap::new(),
                 spans: None,
             });
         }
@@ -271,6 +280,7 @@ mod tests {
                 faults: (0, 0),
                 work: BTreeMap::new(),
                 counted: BTreeMap::new(),
+                lags: BTreeMap::new(),
                 spans: None,
             });
         }

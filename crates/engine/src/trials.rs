@@ -404,17 +404,13 @@ impl Engine {
             .unwrap_or_default()
     }
 
-    /// What the meters of these workloads say may be about so long before ([`MeterCandidate::lag`]).
+    /// What the meters of these workloads say may be about so long before: as is known of them ([`MeterCandidate::lag`]), or as their
+    /// readings say ([`homeostat_model::MeterReading::lag`]).
     pub(crate) fn lag(&self, panel: &Panel) -> Nanoseconds {
         let lag = |member: &Member| {
-            Some(
-                self.workloads
-                    .get(&member.workload)?
-                    .meter
-                    .as_ref()?
-                    .candidate
-                    .lag,
-            )
+            let w = self.workloads.get(&member.workload)?;
+            let candidate = &w.meter.as_ref()?.candidate;
+            Some(candidate.lag.max(w.series.lag(&candidate.id)))
         };
         panel
             .members()

@@ -44,6 +44,9 @@ impl Witness {
 
     /// Reads both over the measured part of a block that ended. A block that only one of them has measured says nothing.
     pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
+        if from >= to {
+            return;
+        }
         let score = |member: &Member| member.measured(&series.sums(&member.meter, from, to), to - from);
         let (Some(judge), Some(witness)) = (score(&self.judge), score(&self.witness)) else {
             return;

@@ -383,6 +383,8 @@ struct World {
     points: bool,
     /// How long what the program's own counter tells may be of before.
     lag: Nanoseconds,
+    /// … as only its readings say.
+    told_late: Nanoseconds,
     /// Every plant is measured by two kinds of kernel work instead.
     kernel: Option<TwoKinds>,
     /// A meter that cannot be opened any more once something is tried.
@@ -473,6 +475,7 @@ impl World {
             most_trials_at_once: 0,
             points: false,
             lag: Nanoseconds::ZERO,
+            told_late: Nanoseconds::ZERO,
             kernel: None,
             unreadable: None,
             shut: None,
@@ -886,6 +889,7 @@ impl World {
                     work: self.counted(m, rate, calls),
                     interval: Nanoseconds::from_secs(1),
                     counted: 1.0,
+                    lag: self.told_late,
                 })
                 .collect();
             let spans = self.spans(p, rate);
@@ -985,9 +989,10 @@ fn server(gain: f64, spans: Spanned) -> World {
 
 #[test]
 fn what_a_meter_may_tell_of_the_block_before_is_left_out_of_each() {
-    let washout = |lag| {
+    let washout_of = |lag, told_late| {
         let mut world = World::new(vec![plant("db", 0.1)], policy(), Memory::default());
         world.lag = Nanoseconds::from_secs(lag);
+        world.told_late = Nanoseconds::from_secs(told_late);
         world.run(3600);
         let record = world.records.first().cloned().unwrap();
         assert_eq!(record.verdict, Some(Verdict::Accepted));
@@ -996,6 +1001,7 @@ fn what_a_meter_may_tell_of_the_block_before_is_left_out_of_each() {
         }
         record.washout
     };
+    let washout = |lag| washout_of(lag, 0);
     assert_eq!(washout(0), Nanoseconds::from_secs(2));
     assert_eq!(
         washout(5),
@@ -1004,6 +1010,9 @@ fn what_a_meter_may_tell_of_the_block_before_is_left_out_of_each() {
     );
     // Also where that is longer than what a change may take.
     assert_eq!(washout(70), Nanoseconds::from_secs(72));
+    // What is found by a search says so with its readings only.
+    assert_eq!(washout_of(0, 9), Nanoseconds::from_secs(11));
+    assert_eq!(washout_of(9, 5), Nanoseconds::from_secs(11));
 }
 
 #[test]

@@ -332,6 +332,7 @@ impl World {
                         work: rate,
                         interval: second,
                         counted: 1.0,
+                        lag: Nanoseconds::ZERO,
                     }]
                 } else {
                     vec![]

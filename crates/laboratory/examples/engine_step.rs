@@ -120,6 +120,7 @@ impl World {
             work: rate * interval_s as f64,
             interval,
             counted: 1.0,
+            lag: Nanoseconds::ZERO,
         });
         WorkloadSample {
             interval,

@@ -2037,6 +2037,7 @@ mod tests {
                             work: rate * length.as_secs_f64(),
                             interval: length,
                             counted: 1.0,
+                            lag: Nanoseconds::ZERO,
                         }]
                     } else {
                         vec![]

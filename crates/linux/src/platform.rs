@@ -613,6 +613,7 @@ impl LinuxPlatform {
                                 work,
                                 interval: at - then,
                                 counted,
+                                lag: open.meter.lag(),
                             });
                         }
                     }

@@ -58,6 +58,9 @@ pub struct MeterReading {
     /// Share of the workload's CPU time in it during which work was really counted, 0 to 1; the rest of `work` is estimated.
     #[serde(default = "all_of_it", skip_serializing_if = "is_all_of_it")]
     pub counted: f64,
+    /// Some of it may be told by what was counted so long before its end, so who compares leaves as long out after a change.
+    #[serde(default, skip_serializing_if = "is_none_at_all")]
+    pub lag: Nanoseconds,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]

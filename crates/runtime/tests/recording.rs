@@ -122,6 +122,7 @@ fn sampled(second: u64, work: f64) -> Event {
             work,
             interval: Nanoseconds::from_secs(1),
             counted: 1.0,
+            lag: Nanoseconds::ZERO,
         }],
         reads: homeostat_model::Reads::default(),
         spans: None,

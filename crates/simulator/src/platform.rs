@@ -448,6 +448,7 @@ impl OpenMeter {
             work: counted,
             interval,
             counted: 1.0,
+            lag: Nanoseconds::ZERO,
         })
     }
 }

@@ -89,6 +89,14 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
             "  ",
             look.width,
         ));
+        for m in opened.iter().filter(|m| m.lag_s > 0.0) {
+            let text = format!(
+                "{} is counted every few seconds, and what it tells of the time between may be up to {:.0} s old: a trial leaves \
+                 that out after each change.",
+                m.id, m.lag_s
+            );
+            out.push_str(&wrap(&text, "  ", look.width));
+        }
     }
     checks(&opened, look, &mut out);
     spans(t, look, &mut out);

@@ -137,6 +137,10 @@ impl Meter for Functions {
         self.counting.share()
     }
 
+    fn lag(&self) -> Nanoseconds {
+        self.counting.lag()
+    }
+
     fn is_over(&self) -> bool {
         self.counting.is_over()
     }

@@ -46,7 +46,7 @@ pub(crate) use spans::Follower;
 pub use spans::{Quantile, SpanBlocks, Spans, SpansReport};
 
 use crate::Root;
-use homeostat_model::{MeterCandidate, MeterId, Workload};
+use homeostat_model::{MeterCandidate, MeterId, Nanoseconds, Workload};
 use homeostat_platform::PlatformError;
 use std::time::Duration;
 
@@ -125,6 +125,10 @@ pub trait Meter {
     /// from it. `None`: in too little of it for the reading to say anything of the time since the one before.
     fn counted(&self) -> Option<f64> {
         Some(1.0)
+    }
+    /// How long before the last reading some of what tells it may have been counted; zero: it was counted since the reading before.
+    fn lag(&self) -> Nanoseconds {
+        Nanoseconds::ZERO
     }
 }
 

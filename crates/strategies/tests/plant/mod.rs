@@ -440,6 +440,7 @@ impl Plant {
             work: (now.work - before.work) * wobble,
             interval,
             counted: 1.0,
+            lag: Nanoseconds::ZERO,
         };
         WorkloadSample {
             interval,

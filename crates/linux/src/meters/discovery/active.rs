@@ -42,18 +42,27 @@ const SHARE_MIN: f64 = 0.02;
 /// … by the processor's own breakpoints, which come and go within microseconds.
 const SHARE_MIN_COMPILED: f64 = 0.005;
 
-/// Whether a point can be counted for long enough at this price.
+/// A point that is hit so often that it could be counted for less of each second has a window of that length every so many seconds (at most):
+/// whoever compares leaves out as many after each change.
+const APART_MAX: f64 = 12.0;
+
+/// By what is told what a point did while it was not counted, so that it costs no more than it may.
 ///
 /// # Errors
-/// Why not, for people.
-pub(super) fn affordable(found: &Found, cost_max: f64) -> Result<(), String> {
+/// Why it cannot be counted for long enough at this price, for people.
+pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     let share = share(found);
-    let least = match found.at {
+    let share_min = match found.at {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
     } + waiting();
-    if share >= least {
-        return Ok(());
+    let apart = share_min / share.max(1e-9);
+    if apart <= 1.0 {
+        return Ok(Rest::ByCpuTime);
+    }
+    // Of code that no file holds so short a window has few hits.
+    if apart <= APART_MAX && matches!(found.at, At::File { .. }) {
+        return Ok(Rest::ByLastWindow { share_min, apart });
     }
     Err(format!(
         "{} follows its work, but {:.0} hits a second would cost {:.0} % of its CPU time, too much even part of the time; \
@@ -69,7 +78,7 @@ fn share(found: &Found) -> f64 {
     (found.chosen.duty / CHARGED).min(1.0)
 }
 
-/// Begins to count a point and its witness, which are [`affordable`].
+/// Begins to count a point and its witness, which can be afforded ([`rest`]).
 ///
 /// # Errors
 /// As of a meter that is opened.
@@ -84,6 +93,10 @@ pub(super) fn open(
         .processes
         .first()
         .ok_or_else(|| failed(OpenError::Vanished))?;
+    let rest = rest(found, cost_max).map_err(|why| PlatformError::Unsupported {
+        what: "counting a progress point".to_owned(),
+        why,
+    })?;
     let how = |counters, hit_cost| Beginning {
         root: root.clone(),
         counters,
@@ -91,7 +104,7 @@ pub(super) fn open(
         cost_max,
         share: share(found),
         cpus: found.cpus,
-        rest: Rest::ByCpuTime,
+        rest,
     };
     match &found.at {
         At::File { place, witness } => {

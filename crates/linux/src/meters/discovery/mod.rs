@@ -409,6 +409,13 @@ impl Meter for PointsMeter {
         }
     }
 
+    fn lag(&self) -> Nanoseconds {
+        match &self.state {
+            State::Active(active) => active.lag(),
+            State::Searching { .. } | State::Over(_) => Nanoseconds::ZERO,
+        }
+    }
+
     fn is_over(&self) -> bool {
         match &self.state {
             State::Searching { .. } => false,
@@ -455,7 +462,7 @@ impl Meter for PointsMeter {
                     ..
                 }) => {
                     // Its rate may be another in an hour.
-                    if let Err(why) = active::affordable(&found, self.cost_max) {
+                    if let Err(why) = active::rest(&found, self.cost_max) {
                         return Err(self.nothing(Refusal::Lasting(why), Some(account)));
                     }
                     let known = Known::Found {

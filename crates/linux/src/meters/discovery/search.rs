@@ -8,7 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::cpu_time::{CpuTime, ticks};
+use super::super::cpu_time::{CpuTime, ticks, up_to_date};
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -49,8 +49,10 @@ const FIRST_PAY_COMPILED: Duration = Duration::from_millis(16);
 const PATIENCE: u32 = 6;
 /// … and at least so long: on a busy machine a turn may take that.
 const PATIENCE_MIN: Duration = Duration::from_millis(300);
-/// More often than this is never counted.
-const FLOOD: f64 = 150_000.0;
+/// More often than this is never counted …
+const FLOOD: f64 = 250_000.0;
+/// … and what the first round, which is short, takes for so much more is not looked at again.
+const FLOOD_ROUGH: f64 = 2.0 * FLOOD;
 /// What was seen less often in the first round is counted again, longer.
 const RARE: f64 = 3_000.0;
 const SECOND_TIME: Duration = Duration::from_millis(120);
@@ -70,6 +72,8 @@ const ALIKE: f64 = 0.25;
 /// Share of the program's CPU time that they may cost together: of a server whose every place runs for each of a hundred
 /// thousand requests a second, few can be counted at all. The dearer they are, the shorter are the windows.
 const LAST_COST: f64 = 0.3;
+/// … and the first two of those that are dear.
+const LAST_COST_OF_TWO: f64 = 0.5;
 /// Processes of a program in which points are looked for, at most: each gets a link of its own.
 const LINKS_MAX: usize = 8;
 /// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
@@ -834,13 +838,15 @@ impl<'a> Search<'a> {
         let start = self.cpu();
         let begun = Instant::now();
         let slice = (enough / 4).clamp(Duration::from_millis(1), self.slice_max());
-        let (mut after, mut cpu, mut paid);
+        let so_far = |this: &mut Self| {
+            let after = this.read(spots);
+            let paid = hits_between(&before, &after) as f64 * this.hit_cost();
+            (this.cpu() - start, paid, after)
+        };
         let mut disturbed = Ok(());
         loop {
             std::thread::sleep(slice);
-            after = self.read(spots);
-            cpu = self.cpu() - start;
-            paid = hits_between(&before, &after) as f64 * self.hit_cost();
+            let (cpu, paid, _) = so_far(self);
             let patience = (enough * PATIENCE).max(PATIENCE_MIN);
             if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
                 break;
@@ -850,6 +856,12 @@ impl<'a> Search<'a> {
                 break;
             }
         }
+        if disturbed.is_ok() {
+            // Of so short a time a clock that is a tick old lacks most, and what is hit some ten thousand times a second would be taken for
+            // what nobody can count.
+            up_to_date();
+        }
+        let (cpu, paid, after) = so_far(self);
         let off = attached.let_go();
         drop(urgent);
         // Those that came while the probes were put on and taken off were paid for, too.
@@ -859,8 +871,8 @@ impl<'a> Search<'a> {
         off?;
         disturbed?;
         children?;
-        // What the probes did not take was left for the program itself. The kernel adds what a thread used at its ticks and when it
-        // stops running, so what was paid may not be in it yet.
+        // What the probes did not take was left for the program itself. On a CPU that the machine's host has stopped what was paid may not
+        // be in it yet.
         let used = cpu.max(paid);
         let own = (cpu - paid).max(0.1 * used).max(1e-6);
         Ok(after
@@ -900,7 +912,7 @@ impl<'a> Search<'a> {
             .cloned()
             .collect();
         // Silent for 4 ms says nothing of what runs ten times a second: those stay.
-        self.spots.retain(|s| s.rate <= FLOOD);
+        self.spots.retain(|s| s.rate <= FLOOD_ROUGH);
         self.renumbered();
         Ok(busy)
     }
@@ -970,39 +982,13 @@ impl<'a> Search<'a> {
             );
             return;
         }
-        // What would be cheap enough alone goes first, in the order of promise.
-        let (hit_cost, limit) = (self.limits.hit_cost, self.limits.cost);
-        let dear = |s: &Spot| s.rate * hit_cost > limit * cpus;
-        let (cheap, costly): (Vec<Spot>, Vec<Spot>) = self.spots.drain(..).partition(|s| !dear(s));
-        let mut kept: Vec<Spot> = Vec::new();
-        let mut left = room;
-        for (list, most, alike) in [
-            (cheap, LAST_MAX * 3 / 4, LAST_OF_FUNCTION),
-            (costly, LAST_MAX, LAST_ALIKE),
-        ] {
-            let mut of_function: BTreeMap<u64, usize> = BTreeMap::new();
-            let mut of_rate: BTreeMap<i64, usize> = BTreeMap::new();
-            let mut taken: BTreeSet<(usize, u64)> = BTreeSet::new();
-            // The first of each function before the second of any.
-            for turn in 0..LAST_OF_FUNCTION {
-                for spot in &list {
-                    let same = of_function.entry(spot.function).or_default();
-                    let as_often = of_rate
-                        .entry((spot.rate.max(1.0).ln() / ALIKE) as i64)
-                        .or_default();
-                    if *same > turn || *as_often >= alike || kept.len() >= most || spot.rate > left {
-                        continue;
-                    }
-                    if taken.insert((spot.image, spot.offset)) {
-                        *same += 1;
-                        *as_often += 1;
-                        left -= spot.rate;
-                        kept.push(spot.clone());
-                    }
-                }
-            }
-        }
-        self.spots = kept;
+        let of_cost = |share: f64| slack * share * cpus / self.hit_cost();
+        let room = Room {
+            all: of_cost(LAST_COST),
+            of_two: of_cost(LAST_COST_OF_TWO),
+            cheap: self.limits.cost * cpus / self.limits.hit_cost,
+        };
+        self.spots = best(std::mem::take(&mut self.spots), room);
     }
 
     /// Longest time between two looks at what it has cost: the processor's breakpoints can take all of a thread's time.
@@ -1143,9 +1129,106 @@ impl Frame {
     }
 }
 
+/// How often places may be hit in the last round (hits a second).
+#[derive(Clone, Copy)]
+struct Room {
+    all: f64,
+    /// The first two of those that are dear may be hit so often, whatever room that leaves to others: a program whose units are fine has no
+    /// other place that tells its work.
+    of_two: f64,
+    /// What is hit no more often is cheap.
+    cheap: f64,
+}
+
+/// As many as there is room for, of many functions and of different rates. What would be cheap enough alone goes first, in the order of
+/// promise.
+fn best(spots: Vec<Spot>, room: Room) -> Vec<Spot> {
+    let (cheap, costly): (Vec<Spot>, Vec<Spot>) = spots.into_iter().partition(|s| s.rate <= room.cheap);
+    let mut kept: Vec<Spot> = Vec::new();
+    let mut used = 0.0;
+    for (list, most, alike, first) in [
+        (cheap, LAST_MAX * 3 / 4, LAST_OF_FUNCTION, 0),
+        (costly, LAST_MAX, LAST_ALIKE, 2),
+    ] {
+        let mut of_function: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut of_rate: BTreeMap<i64, usize> = BTreeMap::new();
+        let mut taken: BTreeSet<(usize, u64)> = BTreeSet::new();
+        // The first of each function before the second of any.
+        for turn in 0..LAST_OF_FUNCTION {
+            for spot in &list {
+                let same = of_function.entry(spot.function).or_default();
+                let as_often = of_rate
+                    .entry((spot.rate.max(1.0).ln() / ALIKE) as i64)
+                    .or_default();
+                let most_hits = if taken.len() < first {
+                    room.of_two
+                } else {
+                    room.all
+                };
+                let fits = used + spot.rate <= most_hits;
+                if *same > turn || *as_often >= alike || kept.len() >= most || !fits {
+                    continue;
+                }
+                if taken.insert((spot.image, spot.offset)) {
+                    *same += 1;
+                    *as_often += 1;
+                    used += spot.rate;
+                    kept.push(spot.clone());
+                }
+            }
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homeostat_points::code::Kind;
+
+    /// Of a function, hit so often a second.
+    fn spot(function: u64, rate: f64) -> Spot {
+        Spot {
+            image: 0,
+            candidate: Candidate {
+                address: function + rate as u64,
+                kind: Kind::Entry,
+                nesting: 0,
+                waits: false,
+                dispatched: false,
+                seen: false,
+            },
+            offset: function + rate as u64,
+            function,
+            coverage: 0.5,
+            own: 0.1,
+            depth: 0.0,
+            rate,
+        }
+    }
+
+    #[test]
+    fn two_places_that_are_dear_are_looked_at_however_little_room_they_leave() {
+        let room = Room {
+            all: 250_000.0,
+            of_two: 416_000.0,
+            cheap: 4_000.0,
+        };
+        let rates = |spots: &[(u64, f64)]| -> Vec<f64> {
+            let spots = spots
+                .iter()
+                .map(|(function, rate)| spot(*function, *rate))
+                .collect();
+            best(spots, room).iter().map(|s| s.rate).collect()
+        };
+        // A program of 156,000 units a second, and a clock.
+        let fine = [(1, 100.0), (2, 156_000.0), (3, 156_001.0), (3, 156_002.0)];
+        assert_eq!(rates(&fine), [100.0, 156_000.0, 156_001.0]);
+        // Where they leave room others are kept, and no two that do not fit.
+        let mixed = [(1, 90_000.0), (2, 90_001.0), (3, 90_002.0), (4, 20_000.0)];
+        assert_eq!(rates(&mixed), [90_000.0, 90_001.0, 20_000.0]);
+        assert_eq!(rates(&[(1, 230_000.0), (2, 230_001.0)]), [230_000.0]);
+    }
 
     #[test]
     fn a_search_costs_a_second_at_most() {

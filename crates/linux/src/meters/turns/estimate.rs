@@ -13,10 +13,12 @@
 //! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
 //! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
 //!
-//! Of servers that wait once for each unit the rest is told by that instead ([`calibration`](super::calibration)): a window then speaks
-//! for the time until the next one, too.
+//! A window speaks for the time until the next one, too, where they are some seconds apart: of servers that wait once for each unit by how often
+//! they wait ([`calibration`](super::calibration)); of what is hit so often that its share of each second would be too short, at the rate per
+//! CPU second of the last window ([`LastWindow`]). Whoever compares leaves that time out after a change.
 
 use super::calibration::{Calibration, Waited};
+use super::schedule::TURN;
 
 /// Of the CPU time that should have been counted this share is needed.
 const ENOUGH: f64 = 0.25;
@@ -65,6 +67,12 @@ impl Piece {
             _ => self.blind = true,
         }
     }
+
+    /// CPU time without what hits took, of which each cost so much (seconds).
+    fn own(&self, hit_cost: f64) -> f64 {
+        let taken = (self.hits as f64 + self.witnessed as f64) * hit_cost;
+        (self.cpu - taken).max(TAKEN_MAX * self.cpu)
+    }
 }
 
 /// What a reading says.
@@ -91,7 +99,16 @@ pub(in crate::meters) struct Ledger {
     wanted: f64,
     /// Since the last reading not all was counted that ran while it was.
     lacking: bool,
-    by_waits: Option<ByWaits>,
+    rest: Rest,
+}
+
+/// By what is told what was done while it was not counted.
+#[derive(Clone, Debug)]
+enum Rest {
+    /// By what was counted between the same two readings.
+    SameReading,
+    LastWindow(LastWindow),
+    Waits(ByWaits),
 }
 
 /// What is known of the waits.
@@ -100,6 +117,43 @@ struct ByWaits {
     calibration: Calibration,
     /// How often they had waited when the window began, and when that was.
     begun: Option<(Waited, f64)>,
+}
+
+/// The rate in the last window that told it.
+#[derive(Clone, Debug)]
+struct LastWindow {
+    /// So long after its window the rate still speaks (seconds).
+    speaks: f64,
+    begun: Option<Moment>,
+    /// When the last window ended, whatever it told.
+    ended: Option<Moment>,
+    /// Hits for each second of the program's own CPU time, and when that window ended.
+    known: Option<(f64, f64)>,
+}
+
+impl LastWindow {
+    /// A window has ended, in which so much of the CPU time was meant to be counted.
+    fn window(&mut self, now: &Moment, wanted: f64, hit_cost: f64) {
+        let (begun, ended) = (self.begun.take(), self.ended.replace(*now));
+        let Some(begun) = begun else {
+            return;
+        };
+        let mut piece = Piece::default();
+        piece.add(&begun, now);
+        // CPUs that it uses: by what it used since the last window, that is long, or in this one.
+        let since = ended.unwrap_or(begun);
+        let cpus = (now.cpu - since.cpu).max(0.0) / (now.at - since.at).max(1e-6);
+        // In a window in which it rested it shows nothing.
+        if piece.cpu >= NO_CPU && piece.cpu >= ENOUGH * wanted * cpus * TURN {
+            self.known = Some((piece.hits as f64 / piece.own(hit_cost), now.at));
+        }
+    }
+
+    /// What it is now, if a window lately said so.
+    fn rate(&self, now: f64) -> Option<f64> {
+        let (rate, at) = self.known?;
+        (now - at <= self.speaks).then_some(rate)
+    }
 }
 
 impl Ledger {
@@ -113,14 +167,27 @@ impl Ledger {
             work: 0.0,
             wanted: 1.0,
             lacking: false,
-            by_waits: None,
+            rest: Rest::SameReading,
+        }
+    }
+
+    /// The same where windows are seconds apart, and the last one tells the rest; so long after it (seconds).
+    pub(in crate::meters) fn by_last_window(hit_cost: f64, speaks: f64) -> Self {
+        Self {
+            rest: Rest::LastWindow(LastWindow {
+                speaks,
+                begun: None,
+                ended: None,
+                known: None,
+            }),
+            ..Self::new(hit_cost)
         }
     }
 
     /// The same of a program whose waits tell the rest; so long after a window (seconds).
     pub(in crate::meters) fn by_waits(hit_cost: f64, speaks: f64) -> Self {
         Self {
-            by_waits: Some(ByWaits {
+            rest: Rest::Waits(ByWaits {
                 calibration: Calibration::new(speaks),
                 begun: None,
             }),
@@ -141,12 +208,17 @@ impl Ledger {
 
     /// Whether waits tell the rest.
     pub(in crate::meters) fn is_by_waits(&self) -> bool {
-        self.by_waits.is_some()
+        matches!(self.rest, Rest::Waits(_))
+    }
+
+    /// Whether each reading has its own window, and is told by that alone.
+    pub(in crate::meters) fn is_by_reading(&self) -> bool {
+        matches!(self.rest, Rest::SameReading)
     }
 
     /// Whether the next moment is to say how often its threads have waited: not while it is counted all the time.
     pub(in crate::meters) fn asks_for_waits(&self) -> bool {
-        self.by_waits.is_some() && self.wanted < 1.0
+        self.is_by_waits() && self.wanted < 1.0
     }
 
     /// Whether the waits tell the rest, as far as the windows so far say.
@@ -154,12 +226,15 @@ impl Ledger {
     /// # Errors
     /// A sentence: they do not.
     pub(in crate::meters) fn judge_waits(&self) -> Result<(), String> {
-        self.by_waits.as_ref().map_or(Ok(()), |w| w.calibration.judge())
+        match &self.rest {
+            Rest::Waits(waits) => waits.calibration.judge(),
+            Rest::SameReading | Rest::LastWindow(_) => Ok(()),
+        }
     }
 
     /// The last windows had few hits because the program rested, or because windows are growing.
     pub(in crate::meters) fn excuse(&mut self) {
-        if let Some(waits) = &mut self.by_waits {
+        if let Rest::Waits(waits) = &mut self.rest {
             waits.calibration.excuse();
         }
     }
@@ -170,7 +245,7 @@ impl Ledger {
             waited.waits = waited.waits.max(before.waits);
         }
         if now.waited.is_none()
-            && let Some(waits) = &mut self.by_waits
+            && let Rest::Waits(waits) = &mut self.rest
         {
             // The window would lack waits that were not known for a moment.
             waits.begun = None;
@@ -186,14 +261,20 @@ impl Ledger {
     /// From now on it is counted, or not; so much of the CPU time is meant to be counted.
     pub(in crate::meters) fn switch(&mut self, on: bool, wanted: f64, now: Moment) {
         self.advance(now);
-        if let Some(waits) = &mut self.by_waits {
-            let here = now.waited.map(|waited| (waited, now.at));
-            if on && !self.on {
-                waits.begun = here;
-            } else if self.on
-                && let Some((begun, ended)) = waits.begun.take().zip(here)
-            {
-                waits.calibration.window(begun, ended);
+        match &mut self.rest {
+            Rest::SameReading => {}
+            Rest::LastWindow(last) if on && !self.on => last.begun = Some(now),
+            Rest::LastWindow(last) if self.on => last.window(&now, self.wanted, self.hit_cost),
+            Rest::LastWindow(_) => {}
+            Rest::Waits(waits) => {
+                let here = now.waited.map(|waited| (waited, now.at));
+                if on && !self.on {
+                    waits.begun = here;
+                } else if self.on
+                    && let Some((begun, ended)) = waits.begun.take().zip(here)
+                {
+                    waits.calibration.window(begun, ended);
+                }
             }
         }
         self.on = on;
@@ -206,13 +287,18 @@ impl Ledger {
         self.counted = Piece::default();
         self.passed = Piece::default();
         self.lacking = false;
+        if let Rest::LastWindow(last) = &mut self.rest {
+            last.begun = last.begun.map(|_| now);
+        }
     }
 
     /// Not all was counted of what has run while it was counted: the next reading says nothing, and is where the one after begins.
     pub(in crate::meters) fn lack(&mut self) {
         self.lacking = true;
-        if let Some(waits) = &mut self.by_waits {
-            waits.begun = None;
+        match &mut self.rest {
+            Rest::SameReading => {}
+            Rest::LastWindow(last) => last.begun = None,
+            Rest::Waits(waits) => waits.begun = None,
         }
     }
 
@@ -246,10 +332,17 @@ impl Ledger {
             // Nothing was done in no time, whether it was counted or not.
             return Some((0.0, 1.0));
         }
-        if let Some(waits) = &self.by_waits {
-            let ratio = waits.calibration.hits_per_wait(self.last.at)?;
-            let share = if cpu > 0.0 { counted.cpu / cpu } else { 0.0 };
-            return (!passed.blind).then_some((hits + ratio * passed.waits, share));
+        let share = if cpu > 0.0 { counted.cpu / cpu } else { 0.0 };
+        match &self.rest {
+            Rest::SameReading => {}
+            Rest::LastWindow(last) => {
+                let rate = last.rate(self.last.at)?;
+                return Some((hits + rate * passed.own(self.hit_cost), share));
+            }
+            Rest::Waits(waits) => {
+                let ratio = waits.calibration.hits_per_wait(self.last.at)?;
+                return (!passed.blind).then_some((hits + ratio * passed.waits, share));
+            }
         }
         if counted.cpu < NO_CPU && hits > 0.0 {
             // Processes did it that are not known yet, so their CPU time is not either: by the clock.
@@ -259,12 +352,9 @@ impl Ledger {
         if counted.cpu < NO_CPU || counted.cpu < ENOUGH * self.wanted * cpu {
             return None;
         }
-        let own = |piece: &Piece| {
-            let taken = (piece.hits as f64 + piece.witnessed as f64) * self.hit_cost;
-            (piece.cpu - taken).max(TAKEN_MAX * piece.cpu)
-        };
         // In the rest it is hit, too, while the probes come and go.
-        Some((hits + hits / own(counted) * own(passed), counted.cpu / cpu))
+        let rate = hits / counted.own(self.hit_cost);
+        Some((hits + rate * passed.own(self.hit_cost), share))
     }
 }
 
@@ -442,6 +532,69 @@ mod tests {
         ledger.switch(false, 0.25, at(0.25, 0.0, 50));
         let told = ledger.read(at(1.0, 0.0, 50));
         assert_eq!((told.work, told.share), (200.0, Some(0.25)));
+    }
+
+    /// Windows of 25 ms some seconds apart; the program uses a CPU for itself, of which a unit takes 20 µs, and a hit 1 µs.
+    #[test]
+    fn the_last_window_tells_the_rest_for_a_while() {
+        let mut ledger = Ledger::by_last_window(1e-6, 5.0);
+        ledger.switch(true, 0.025, at(0.0, 0.0, 0));
+        ledger.forget(at(0.0, 0.0, 0));
+        // A reading divides the first window, in which all was counted.
+        assert_eq!(ledger.read(at(0.01, 0.0105, 500)).share, Some(1.0));
+        ledger.switch(false, 0.025, at(0.02625, 0.02625, 1_250));
+        let mut before = ledger.read(at(1.0, 1.0, 1_250)).work;
+        for second in 2..=4 {
+            let told = ledger.read(at(f64::from(second), f64::from(second), 1_250));
+            assert!((told.work - before - 50_000.0).abs() < 1e-6, "{told:?}");
+            assert_eq!(told.share, Some(0.0));
+            before = told.work;
+        }
+        // Half as much is done from then on; what a window shows is told from the reading that follows it.
+        ledger.switch(true, 0.025, at(4.5, 4.5, 1_250));
+        ledger.switch(false, 0.025, at(4.525_625, 4.525_625, 1_875));
+        let told = ledger.read(at(5.0, 5.0, 1_875));
+        // Of the second 0.625 ms were the hits'.
+        assert!((told.work - before - 24_984.375).abs() < 1e-6, "{told:?}");
+        assert!(told.share.is_some_and(|share| share > 0.02 && share < 0.03));
+        // It speaks for five seconds.
+        for second in 6..=9 {
+            let now = f64::from(second);
+            assert!(ledger.read(at(now, now, 1_875)).share.is_some(), "{second}");
+        }
+        assert_eq!(ledger.read(at(10.0, 10.0, 1_875)).share, None);
+    }
+
+    #[test]
+    fn a_window_in_which_the_program_rested_or_something_lacked_changes_no_rate() {
+        let windows = |cpu: f64, lacks: bool| {
+            let mut ledger = Ledger::by_last_window(0.0, 9.0);
+            ledger.switch(true, 0.025, at(0.0, 0.0, 0));
+            ledger.switch(false, 0.025, at(0.025, 0.025, 1_000));
+            let _ = ledger.read(at(1.0, 1.0, 1_000));
+            ledger.switch(true, 0.025, at(4.0, 4.0, 1_000));
+            if lacks {
+                ledger.lack();
+            }
+            ledger.switch(false, 0.025, at(4.025, 4.0 + cpu, 1_001));
+            let _ = ledger.read(at(5.0, 5.0, 1_001));
+            let before = ledger.read(at(6.0, 6.0, 1_001)).work;
+            ledger.read(at(7.0, 7.0, 1_001)).work - before
+        };
+        assert!(
+            (windows(0.025, false) - 40.0).abs() < 1e-6,
+            "{}",
+            windows(0.025, false)
+        );
+        assert!((windows(0.005, false) - 40_000.0).abs() < 1e-6);
+        assert!((windows(0.025, true) - 40_000.0).abs() < 1e-6);
+        // What was done in a pause is not known, nor is what it began with.
+        let mut ledger = Ledger::by_last_window(0.0, 9.0);
+        ledger.switch(true, 0.025, at(0.0, 0.0, 0));
+        ledger.forget(at(3.0, 3.0, 10));
+        ledger.switch(false, 0.025, at(3.025, 3.025, 1_010));
+        let told = ledger.read(at(4.025, 4.025, 1_010));
+        assert!((told.work - 41_000.0).abs() < 1e-6, "{told:?}");
     }
 
     fn waited(at: f64, cpu: f64, hits: u64, waits: f64) -> Moment {

@@ -248,6 +248,13 @@ impl Shared {
 pub(super) enum Rest {
     /// By its CPU time, in windows of each second.
     ByCpuTime,
+    /// By its CPU time at the rate of the last window: for what is hit so often that its share of each second would be too short for a window.
+    ByLastWindow {
+        /// No window is shorter than this share of a turn.
+        share_min: f64,
+        /// How far the beginnings of two windows will be apart (seconds).
+        apart: f64,
+    },
     /// By how often its threads waited: for a program that each coming and going of the probes costs something.
     ByWaits {
         /// What it costs beside the hits (seconds of CPU time for each CPU that the program uses).
@@ -263,6 +270,7 @@ pub(super) struct Counting {
     /// Tells that a reading was taken.
     read: SyncSender<()>,
     share: Option<f64>,
+    lag: Nanoseconds,
 }
 
 /// How to begin.
@@ -292,8 +300,17 @@ impl Counting {
         how: Beginning,
     ) -> Result<Self, PlatformError> {
         let what = format!("counting at {}", subject.name());
+        let (mut share_min, mut told_late) = (0.0, Nanoseconds::ZERO);
         let (apart, waits, ledger) = match how.rest {
             Rest::ByCpuTime => (Ok(0.0), None, Ledger::new(how.hit_cost)),
+            Rest::ByLastWindow {
+                share_min: least,
+                apart,
+            } => {
+                let speaks = apart + APART_AND * TURN;
+                (share_min, told_late) = (least, Nanoseconds::from_secs_f64(speaks));
+                (Ok(0.0), None, Ledger::by_last_window(how.hit_cost, speaks))
+            }
             Rest::ByWaits {
                 coming_and_going,
                 waits,
@@ -302,8 +319,9 @@ impl Counting {
                     Ok(waits) => (apart(coming_and_going, how.cost_max), Some(waits)),
                     Err(why) => (Err(why), None),
                 };
-                let speaks = lag(coming_and_going, how.cost_max).as_secs_f64();
-                (apart, waits, Ledger::by_waits(how.hit_cost, speaks))
+                told_late = lag(coming_and_going, how.cost_max);
+                let ledger = Ledger::by_waits(how.hit_cost, told_late.as_secs_f64());
+                (apart, waits, ledger)
             }
         };
         let shared = Arc::new(Shared {
@@ -328,7 +346,10 @@ impl Counting {
             hit_cost: CHARGED * how.hit_cost,
             hit_cost_max: CHARGED * how.hit_cost,
             cost_max: how.cost_max,
-            share: Share::new(how.share),
+            share_min,
+            share_wanted: how.share,
+            longest: told_late.as_secs_f64(),
+            share: Share::new(how.share.max(share_min)),
             cpus: how.cpus,
             share_before: 0.0,
             apart,
@@ -349,6 +370,7 @@ impl Counting {
             shared,
             read,
             share: None,
+            lag: told_late,
         })
     }
 
@@ -395,6 +417,11 @@ impl Counting {
     pub(super) fn share(&self) -> Option<f64> {
         self.share
     }
+
+    /// How long before a reading what tells it may have been counted.
+    pub(super) fn lag(&self) -> Nanoseconds {
+        self.lag
+    }
 }
 
 /// How the time of counting in a turn ended.
@@ -420,6 +447,12 @@ struct Turns<S> {
     hit_cost_max: f64,
     /// Share of the program's CPU time that counting may cost.
     cost_max: f64,
+    /// No window is shorter than this share of a turn, and rests follow where that costs too much; 0: there is no such limit.
+    share_min: f64,
+    /// Share of the next turn without that limit.
+    share_wanted: f64,
+    /// So long (seconds) a window speaks for what follows, where there is such a limit.
+    longest: f64,
     share: Share,
     /// CPUs that the program used in the last turn.
     cpus: f64,
@@ -601,11 +634,14 @@ impl<S: Subject> Turns<S> {
         let always = self.share.always();
         let begun = Instant::now();
         let (mut enough, longest) = schedule::window(self.share.value(), self.cpus);
-        let budget =
-            (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN).max(BURST * self.subject.allowance());
-        let (readings, by_waits) = {
+        // What rests make up for is expected.
+        let turns = (self.share_min / self.share_wanted.max(1e-9)).max(1.0);
+        let budget = (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN * turns)
+            .max(BURST * self.subject.allowance());
+        let (readings, by_waits, by_reading) = {
             let tally = self.shared.hold();
-            (tally.readings, tally.ledger.is_by_waits())
+            let ledger = &tally.ledger;
+            (tally.readings, ledger.is_by_waits(), ledger.is_by_reading())
         };
         if !by_waits {
             // A tick is waited for when the window ends.
@@ -644,7 +680,7 @@ impl<S: Subject> Turns<S> {
                 let processes = tally.workload.processes.clone();
                 used = tally.cpu.read(&processes) - start.cpu;
                 // What follows a reading is all that the next one will have.
-                if tally.readings != readings && !divided && !by_waits {
+                if tally.readings != readings && !divided && by_reading {
                     divided = true;
                     enough += used;
                 }
@@ -794,8 +830,15 @@ impl<S: Subject> Turns<S> {
         };
         let cost = cost / spread;
         let always = self.share.always();
-        self.share = self.share.next(cost, self.cost_max, whole);
-        if self.share.value() < SHARE_MIN / 2.0 {
+        let wanted = self.share.next(cost, self.cost_max, whole);
+        self.share_wanted = wanted.value();
+        self.share = wanted.at_least(self.share_min);
+        let too_little = if self.share_min > 0.0 {
+            self.share_min * TURN / (2.0 * self.longest)
+        } else {
+            SHARE_MIN / 2.0
+        };
+        if self.share_wanted < too_little {
             return Err(Lost::Changed(format!(
                 "counting at {} has come to cost {:.1} % of its CPU time (limit {:.1} %), too much even part of the time",
                 self.subject.name(),
@@ -999,6 +1042,9 @@ mod tests {
             hit_cost: 1e-6,
             hit_cost_max: 1e-6,
             cost_max: COST_MAX,
+            share_min: 0.0,
+            share_wanted: share,
+            longest: 0.0,
             share: Share::new(share),
             cpus: 1.0,
             share_before: 0.0,
@@ -1068,6 +1114,65 @@ mod tests {
         turns.share = Share::new(1.0);
         turns.apart = Ok(0.0);
         assert!(over(&mut turns).is_ok() && !turns.share.always());
+    }
+
+    #[test]
+    fn what_is_hit_too_often_for_a_window_each_second_has_one_as_long_and_rests() {
+        // At 1 µs a hit, 100,000 hits a second may be counted in a twentieth of the time, and half a million in a hundredth.
+        let mut turns = turns(Root::default(), workload(), fake(true, 0.0), 0.03);
+        (turns.share_min, turns.share_wanted, turns.longest) = (0.03, 0.01, 5.0);
+        let mut turn = |rate: f64| {
+            let hits = (rate * turns.share.value()) as u64;
+            let (cost, rest) = turns.charge(&[], hits, 1.0).unwrap();
+            turns.share_of_the_next(cost, 1.0, true)?;
+            // It rests.
+            turns.debt.add(0.0, rest, COST_MAX);
+            Ok::<_, Lost>((turns.share.value(), turns.share_wanted, rest))
+        };
+        let (share, wanted, rest) = turn(500_000.0).unwrap();
+        assert!(share == 0.03 && (wanted - 0.01).abs() < 1e-9, "{share} {wanted}");
+        assert!((rest - 2.0).abs() < 1e-9, "a window every three seconds: {rest}");
+        // It costs what it may in the long run, also where that is less than a second's budget more than it may.
+        let (mut paid, mut passed) = (0.0, 0.0);
+        for _ in 0..30 {
+            let (share, _, rest) = turn(200_000.0).unwrap();
+            assert_eq!(share, 0.03);
+            paid += 200_000.0 * share * 1e-6;
+            passed += 1.0 + rest;
+        }
+        assert!((paid / passed - COST_MAX).abs() < 0.0003, "{}", paid / passed);
+        // What is hit less often is counted for longer.
+        assert!((turn(100_000.0).unwrap().0 - 0.05).abs() < 1e-9);
+        // One window in ten seconds, twice as long as it speaks, is too little.
+        assert!(turn(1_600_000.0).is_ok());
+        assert!(turn(1_600_000.0).is_ok());
+        let why = turn(1_700_000.0).unwrap_err();
+        assert!(
+            matches!(&why, Lost::Changed(why) if why.contains("too much")),
+            "{why:?}"
+        );
+    }
+
+    #[test]
+    fn who_tells_the_rest_by_the_last_window_says_how_long_it_speaks() {
+        let lag = |rest| {
+            let how = Beginning {
+                root: Root::default(),
+                counters: Arc::new(fake(true, 0.0)),
+                hit_cost: 1e-6,
+                cost_max: COST_MAX,
+                share: 0.01,
+                cpus: 1.0,
+                rest,
+            };
+            Counting::begin(&workload(), fake(true, 0.0), how).unwrap().lag()
+        };
+        assert_eq!(lag(Rest::ByCpuTime), Nanoseconds::ZERO);
+        let apart = Rest::ByLastWindow {
+            share_min: 0.03,
+            apart: 3.0,
+        };
+        assert_eq!(lag(apart), Nanoseconds::from_secs(5));
     }
 
     #[test]

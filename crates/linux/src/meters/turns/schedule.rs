@@ -51,6 +51,15 @@ impl Share {
         self.value
     }
 
+    /// No smaller than this.
+    pub(super) fn at_least(self, share_min: f64) -> Self {
+        if self.value < share_min {
+            Self::new(share_min)
+        } else {
+            self
+        }
+    }
+
     /// The next turn's, after one in which counting has cost this share of the CPU time, of which it may cost `limit`. `whole`: the
     /// turn was counted to its end.
     pub(super) fn next(self, cost: f64, limit: f64, whole: bool) -> Self {
