@@ -612,7 +612,7 @@ impl Experiment {
             Phase::Block(block) => {
                 if !self.settled
                     && now - self.switch_started
-                        > self.washout.max(Nanoseconds::from_secs(1)) * SWITCH_PATIENCE
+                        > (self.washout - self.setup.lag).max(Nanoseconds::from_secs(1)) * SWITCH_PATIENCE
                 {
                     let took = now - self.switch_started;
                     return self.give_up(
@@ -645,15 +645,22 @@ impl Experiment {
                             self.breaker.off_block(record.score);
                         }
                         let score = record.score;
+                        // What their meters tell of the time before the switch is not this block's.
+                        let left_out = self.setup.lag;
+                        let own_from = |member: &Member, series: &Series| {
+                            member.own_from(series, measured_from, left_out, now)
+                        };
                         let savings = self.savings.iter_mut().flat_map(|s| [&mut s.work, &mut s.cpu]);
                         for rail in self.rails.iter_mut().chain(savings) {
                             if let Some(series) = series(rail.workload()) {
-                                rail.observe(series, record.on, measured_from, now);
+                                let from = own_from(rail.member(), series);
+                                rail.observe(series, record.on, from, now);
                             }
                         }
                         for rail in &mut self.spans {
                             if let Some(series) = series(rail.workload()) {
-                                rail.observe(series, record.on, measured_from, now);
+                                let from = own_from(rail.member(), series);
+                                rail.observe(series, record.on, from, now);
                             }
                         }
                         for meaning in &mut self.meanings {
@@ -664,9 +671,8 @@ impl Experiment {
                         if let Some(witness) = &mut self.witness
                             && let Some(series) = series(&self.setup.panel.lead().workload)
                         {
-                            // What it tells of the time before the switch is not this block's.
-                            let late = series.lag(witness.meter()).saturating_sub(self.washout);
-                            witness.observe(series, record.on, measured_from + late, now);
+                            let from = own_from(witness.member(), series);
+                            witness.observe(series, record.on, from, now);
                         }
                         self.blocks.push(record);
                         let decision = self.trial.observe(score);

@@ -145,6 +145,8 @@ pub(crate) struct Guard {
     /// Whether the parts that followed are switched together with the tried one.
     together: bool,
     washout: Nanoseconds,
+    /// How much of that is for meters that tell late.
+    lag: Nanoseconds,
     measured: Nanoseconds,
     coins: Coins,
     /// Probe pairs begun, for the numbers of their coins.
@@ -232,6 +234,7 @@ impl Guard {
             switchable: !e.is_staged(),
             together: true,
             washout,
+            lag: e.setup.lag,
             measured,
             // A stream of coins apart from that of the experiment.
             coins: Coins::new(e.setup.seed ^ 0x6775_6172_6400_0000, e.setup.id),
@@ -1058,10 +1061,14 @@ impl Engine {
             .map(|o| (o.washout, o.effect.estimate, o.stall))
             .collect();
         // Another meter may judge than when it was proven.
-        let least = Nanoseconds::from_secs_f64(self.policy.washout_min_s) + self.lag(&panel);
+        let lag = self.lag(&panel);
+        let least = Nanoseconds::from_secs_f64(self.policy.washout_min_s) + lag;
         let Some(g) = self.guards.get_mut(key) else {
             return (Finding::Nothing, None);
         };
+        // It takes as long to settle as before.
+        g.washout += lag - g.lag;
+        g.lag = g.lag.max(lag);
         g.washout = over
             .iter()
             .map(|o| o.0)
@@ -1362,7 +1369,7 @@ impl Guard {
         if wanted > washout_max && self.together && !self.followers.is_empty() {
             self.together = false;
         } else {
-            self.washout = self.washout.max(wanted.min(washout_max));
+            self.washout = self.washout.max(wanted.min(washout_max) + self.lag);
         }
     }
 
@@ -1411,7 +1418,7 @@ impl Guard {
         let Some(probe) = &mut self.probe else {
             return (Finding::Nothing, None);
         };
-        let (on, from) = (probe.block.on, probe.block.measure_from);
+        let (on, from, left_out) = (probe.block.on, probe.block.measure_from, self.lag);
         if on
             && probe.block.measuring(now)
             && let Some((_, off)) = &probe.first
@@ -1419,12 +1426,17 @@ impl Guard {
                 .watch
                 .trips(&series, from.max(now.saturating_sub(BREAKER_SPAN)), now)
         {
-            let scores = self.watch.broken(self.watch.read(&series, from, now), off);
+            let scores = self
+                .watch
+                .broken(self.watch.read(&series, left_out, from, now), off);
             return self.block_done(true, scores, now, policy);
         }
         let watch = &self.watch;
         let state = probe.block.poll_reading(now, |from| {
-            (watch.reading(&series, from, now), "of its work".to_owned())
+            (
+                watch.reading(&series, left_out, from, now),
+                "of its work".to_owned(),
+            )
         });
         match state {
             BlockState::Running => (Finding::Nothing, None),
@@ -1457,7 +1469,7 @@ impl Guard {
             }
             BlockState::Finished(record) => {
                 self.outlasted = 0;
-                let scores = self.watch.read(&series, record.measured_from, now);
+                let scores = self.watch.read(&series, left_out, record.measured_from, now);
                 self.block_done(record.on, scores, now, policy)
             }
         }

@@ -112,14 +112,15 @@ pub(crate) fn assess(
 ) -> Option<Assessment> {
     let seen = series.since(since).count();
     let readings = series.readings(&candidate.id, since);
-    if readings.len() < policy.meter_samples_min {
+    let least = readings_min(candidate, series, policy);
+    if readings.len() < least {
         // A meter that delivers nothing while samples come in has failed.
         let search = if candidate.class == MeterClass::Points {
             SEARCH_SAMPLES
         } else {
             0
         };
-        if seen >= policy.meter_samples_min * 2 + search {
+        if seen >= least * 2 + search {
             return Some(Assessment {
                 rate: 0.0,
                 noise: f64::INFINITY,
@@ -193,7 +194,8 @@ pub(crate) fn assess(
         cost,
         counted,
         refused,
-        unsettled: matches!(word, Word::NotYet(_)) && seen < SEARCH_SAMPLES + 2 * POINTS_SPEAK_AFTER,
+        unsettled: matches!(word, Word::NotYet(_))
+            && seen < SEARCH_SAMPLES + IN_TURNS_SPEAK_AFTER + POINTS_SPEAK_AFTER,
         speaks_after: if let Word::NotYet(readings) = word {
             readings
         } else {
@@ -269,7 +271,11 @@ fn word_for(
             continue;
         }
         let of = |work: fn(&(f64, f64, f64)) -> f64| {
-            noise(&both.iter().map(|b| (work(b), 0.0, b.2)).collect::<Vec<_>>())
+            let length = block(lag(candidate, series).max(lag(other, series)), series);
+            noise(
+                &both.iter().map(|b| (work(b), 0.0, b.2)).collect::<Vec<_>>(),
+                length,
+            )
         };
         let (own, its) = (of(|b| b.0), of(|b| b.1));
         let agrees = ratio_variation(&candidate.id, &other.id, series, since) <= CONFIRMATION_NOISE_MAX;
@@ -329,7 +335,7 @@ fn count(
         rate: if seconds > 0.0 { work / seconds } else { 0.0 },
         cost,
         counted,
-        noise: noise(readings),
+        noise: noise(readings, block(lag(candidate, series), series)),
     }
 }
 
@@ -365,7 +371,7 @@ pub(crate) fn assess_again(
     policy: &Policy,
 ) -> Option<Result<Assessment, String>> {
     let readings = series.readings(&candidate.id, since);
-    if readings.len() < policy.meter_samples_min {
+    if readings.len() < readings_min(candidate, series, policy) {
         return None;
     }
     let now = count(candidate, &readings, series, since);
@@ -397,9 +403,31 @@ pub(crate) fn assess_again(
     })
 }
 
-/// Coefficient of variation of work per CPU second over blocks of readings.
-fn noise(readings: &[(f64, f64, f64)]) -> f64 {
-    let ratios: Vec<f64> = blocks(readings)
+/// Intervals joined into one block when the noise of a meter is judged that may tell so late: what lies nearer to each other is partly told by
+/// the same.
+fn block(lag: Nanoseconds, series: &Series) -> usize {
+    let intervals = series.since(Nanoseconds::ZERO).map(|i| i.seconds);
+    match intervals.last() {
+        Some(interval) if lag > Nanoseconds::ZERO && interval > 0.0 => {
+            BLOCK.max((lag.as_secs_f64() / interval).round() as usize)
+        }
+        _ => BLOCK,
+    }
+}
+
+/// How late a meter may tell, as far as is known.
+fn lag(candidate: &MeterCandidate, series: &Series) -> Nanoseconds {
+    candidate.lag.max(series.lag(&candidate.id))
+}
+
+/// Readings that a meter is judged from at least: as many blocks of one that tells late as of others.
+fn readings_min(candidate: &MeterCandidate, series: &Series, policy: &Policy) -> usize {
+    policy.meter_samples_min * block(lag(candidate, series), series) / BLOCK
+}
+
+/// Coefficient of variation of work per CPU second over blocks of so many readings.
+fn noise(readings: &[(f64, f64, f64)], length: usize) -> f64 {
+    let ratios: Vec<f64> = blocks(readings, length)
         .into_iter()
         .filter(|(_, cpu)| *cpu > 0.0)
         .map(|(work, cpu)| work / cpu)
@@ -407,10 +435,10 @@ fn noise(readings: &[(f64, f64, f64)]) -> f64 {
     variation(&ratios)
 }
 
-/// Work and CPU seconds of each block of readings.
-fn blocks(readings: &[(f64, f64, f64)]) -> Vec<(f64, f64)> {
+/// Work and CPU seconds of each block of so many readings.
+fn blocks(readings: &[(f64, f64, f64)], length: usize) -> Vec<(f64, f64)> {
     readings
-        .chunks_exact(BLOCK)
+        .chunks_exact(length)
         .map(|block| block.iter().fold((0.0, 0.0), |sum, r| (sum.0 + r.0, sum.1 + r.2)))
         .collect()
 }
@@ -536,7 +564,8 @@ fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds
         .collect();
     let (looked_at, length) = if is_estimate(a, series, since) || is_estimate(b, series, since) {
         let look = last_look(pairs.len());
-        (look, BLOCK.max(look / LONG_BLOCKS))
+        let late = block(series.lag(a).max(series.lag(b)), series);
+        (look, late.max(look / LONG_BLOCKS))
     } else {
         (pairs.len(), BLOCK)
     };
@@ -784,13 +813,20 @@ pub fn judge_meters(
             let Some(a) = assessed else {
                 return candidate.refused.is_some().then_some(unknown);
             };
-            let blocks = blocks(&series.readings(&candidate.id, Nanoseconds::ZERO));
+            let length = block(lag(candidate, &series), &series);
+            let blocks = blocks(&series.readings(&candidate.id, Nanoseconds::ZERO), length);
             Some(JudgedMeter {
                 linearity: merit::linearity(&blocks),
                 placebo: merit::placebo(&blocks),
                 rate: a.rate,
                 noise: a.noise,
-                detectable: detectable(a.noise, intervals, policy),
+                detectable: detectable(
+                    a.noise,
+                    lag(candidate, &series),
+                    length,
+                    intervals,
+                    policy,
+                ),
                 cost: a.cost,
                 counted: a.counted,
                 vouched_by: a.vouched_by.clone(),
@@ -816,11 +852,19 @@ pub fn judge_meters(
 }
 
 /// The smallest effect that a trial of [`DETECTABLE_S`] could prove: its blocks are longer than those over which the
-/// noise was judged, and differences of two are what the trial bets on.
-fn detectable(noise: f64, intervals: &[MeterInterval], policy: &Policy) -> f64 {
+/// noise was judged (so many intervals), and differences of two are what the trial bets on. Where readings may tell what was counted so long
+/// before, that is left out of each block.
+fn detectable(
+    noise: f64,
+    lag: Nanoseconds,
+    length: usize,
+    intervals: &[MeterInterval],
+    policy: &Policy,
+) -> f64 {
     let seconds: f64 = intervals.iter().map(|i| i.seconds).sum();
-    let judged_s = BLOCK as f64 * seconds / intervals.len().max(1) as f64;
-    let averaged = (judged_s / DETECTABLE_BLOCK_S).min(1.0).sqrt();
+    let judged_s = length as f64 * seconds / intervals.len().max(1) as f64;
+    let measured_s = DETECTABLE_BLOCK_S - lag.as_secs_f64();
+    let averaged = (judged_s / measured_s.max(judged_s)).sqrt();
     let scale =
         (noise * averaged * std::f64::consts::SQRT_2).max(homeostat_statistics::block_length::SCALE_FLOOR);
     let trial = &policy.trial;
@@ -1406,6 +1450,22 @@ mod tests {
         assert_eq!(of(2).refused.as_deref(), Some("no such endpoint; correct it"));
         assert!(of(3).refused.is_some() && of(3).rate == 0.0);
         assert!(of(1).detectable > 0.0 && of(1).detectable < 0.1, "{:?}", of(1));
+        // What is told late is left out of each block, and readings near to each other tell the same.
+        let late: Vec<MeterInterval> = intervals
+            .iter()
+            .map(|i| MeterInterval {
+                lags: BTreeMap::from([(MeterId::new("redis"), Nanoseconds::from_secs(6))]),
+                ..i.clone()
+            })
+            .collect();
+        let seen = |n: usize| judge_meters(&candidates, &late[..n], &Policy::default())[1].clone();
+        assert!(seen(17).is_none() && seen(18).is_some_and(|j| j.noise < of(1).noise));
+        let provable = |lag, length| {
+            let lag = Nanoseconds::from_secs(lag);
+            detectable(0.2, lag, length, &intervals, &Policy::default())
+        };
+        let longer = provable(6, 6) / provable(0, 4);
+        assert!((longer - (6.0 / 24.0 / (4.0 / 30.0_f64)).sqrt()).abs() < 1e-9);
         // Too short to say.
         let early = judge_meters(&candidates, &intervals[..5], &Policy::default());
         assert!(early[0].is_none() && early[2].is_some());

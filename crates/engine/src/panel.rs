@@ -120,6 +120,18 @@ impl Member {
             .filter(|s| s.is_finite() && self.covers(sums, length) && !self.is_idle(sums))
     }
 
+    /// From when on what its meter tells, until `to`, is of the block whose measured part begins at `from`. So much is left out of each block
+    /// before that for meters that tell late, which may be less than this one needs.
+    pub(crate) fn own_from(
+        &self,
+        series: &Series,
+        from: Nanoseconds,
+        left_out: Nanoseconds,
+        to: Nanoseconds,
+    ) -> Nanoseconds {
+        (from + series.lag(&self.meter).saturating_sub(left_out)).min(to)
+    }
+
     /// Whether most of a span of this length was read.
     pub(crate) fn covers(&self, sums: &Sums, length: Nanoseconds) -> bool {
         sums.seconds >= COVERAGE_MIN * length.as_secs_f64()

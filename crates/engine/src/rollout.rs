@@ -107,6 +107,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) interval: f64,
     /// Discarded start of a slot in seconds.
     pub(crate) discard: f64,
+    /// How much of that is for a meter that tells late: what lies nearer to each other tells partly the same.
+    pub(crate) lag: f64,
     /// Candidates for the measured part, in seconds.
     pub(crate) candidates: &'a [u32],
     /// Shares after each part.
@@ -129,10 +131,12 @@ pub(crate) fn plan(wish: &Wish<'_>) -> Option<Plan> {
         .filter(|c| *c >= wish.interval)
         .collect();
     candidates.sort_by(f64::total_cmp);
+    let late = (wish.lag / wish.interval).ceil().max(0.0) as usize;
     let means = |measured: f64| -> Vec<f64> {
         let per_slot = (measured / wish.interval).round().max(1.0) as usize;
         wish.seconds
-            .chunks_exact(per_slot)
+            .chunks_exact(per_slot + late)
+            .filter_map(|slot| slot.get(late..))
             .map(|slot| {
                 let (work, denominator) = slot.iter().fold((0.0, 0.0), |s, x| (s.0 + x.0, s.1 + x.1));
                 ln(work.max(0.5) / denominator)
@@ -162,7 +166,8 @@ pub(crate) fn plan(wish: &Wish<'_>) -> Option<Plan> {
         if stages * SLOTS as f64 * (discard + measured) > wish.budget {
             break;
         }
-        let slots = noise.scaled(measured / base, (discard + measured) / base);
+        let between = base + late as f64 * wish.interval;
+        let slots = noise.scaled(measured / base, (discard + measured) / between);
         let evidence = slots.evidence_expected(wish.shares, theta);
         let better = best.as_ref().is_none_or(|(e, _)| evidence > *e);
         if better {
@@ -428,6 +433,7 @@ mod tests {
             seconds,
             interval: 1.0,
             discard: 2.3,
+            lag: 0.0,
             candidates: &[4, 6, 10, 20, 40, 80],
             shares: &[0.1, 0.25, 0.5, 1.0],
             theta,

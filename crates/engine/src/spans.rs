@@ -139,6 +139,10 @@ impl SpanRail {
         &self.member.workload
     }
 
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
     /// Whether they are to be followed.
     pub(crate) fn wanted(&self) -> bool {
         self.refused.is_none()
@@ -320,6 +324,10 @@ impl SpanWatch {
 
     pub(crate) fn workload(&self) -> &WorkloadId {
         &self.member.workload
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
     }
 
     /// Forgets what was seen.

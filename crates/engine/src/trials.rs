@@ -21,7 +21,7 @@ use homeostat_model::{
     MeaningAccount, MemberOutcome, MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
-use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
+use homeostat_statistics::block_length::{self, Choice, Past, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::staged;
 use std::collections::{BTreeMap, BTreeSet};
@@ -442,8 +442,11 @@ impl Engine {
         }
         block_length::choose_expecting(
             least,
-            &seconds,
-            interval,
+            Past {
+                seconds: &seconds,
+                interval,
+                few: self.lag(panel) > Nanoseconds::ZERO,
+            },
             self.washout(panel, settling),
             &candidates,
             &TrialParameters {
@@ -573,6 +576,7 @@ impl Engine {
             seconds: &seconds,
             interval,
             discard: self.washout(&launch.panel, launch.settling),
+            lag: self.lag(&launch.panel).as_secs_f64(),
             candidates: &self.policy.measured_candidates_s,
             shares: &shares,
             theta: panel::log_gain(launch.predicted.estimate),
@@ -764,7 +768,13 @@ impl Engine {
             let borrowed = self.borrow_meters(&panel);
             (self.guardrails(&panel, contained.as_ref()), borrowed)
         };
-        let lag = self.lag(&panel);
+        let measured = Nanoseconds::from_secs_f64(choice.measured_s);
+        // Of what a neighbour's meter tells half of a block's measured part must be the block's own.
+        let of_neighbours = rails.iter().filter_map(|rail| {
+            let series = &self.workloads.get(rail.workload())?.series;
+            Some(series.lag(&rail.member().meter) - Nanoseconds(measured.0 / 2))
+        });
+        let lag = of_neighbours.fold(self.lag(&panel), Nanoseconds::max);
         let setup = Setup {
             id: experiment_id,
             kind,
@@ -778,7 +788,7 @@ impl Engine {
             washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
             washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
             lag,
-            measured: Nanoseconds::from_secs_f64(choice.measured_s),
+            measured,
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters,
             started: self.now,

@@ -387,21 +387,25 @@ impl Watch {
         }
     }
 
-    /// What was measured from `from` to `to`.
+    /// What was measured from `from` to `to`. So much is left out before that for meters that tell late.
     pub(crate) fn read<'a>(
         &self,
         series: impl Fn(&WorkloadId) -> Option<&'a Series>,
+        left_out: Nanoseconds,
         from: Nanoseconds,
         to: Nanoseconds,
     ) -> Scores {
         let seen = |m: &Member| self.see(m, series(&m.workload), from, to);
+        // What the meter of a neighbour tells of the time before the switch is not this block's.
+        let own_from = |m: &Member| series(&m.workload).map_or(from, |s| m.own_from(s, from, left_out, to));
+        let rail = |m: &Member| self.see(m, series(&m.workload), own_from(m), to);
         Scores {
             judges: self.panel.members().iter().map(seen).collect(),
-            rails: self.rails.iter().map(|r| seen(&r.member)).collect(),
+            rails: self.rails.iter().map(|r| rail(&r.member)).collect(),
             spans: self
                 .spans
                 .iter()
-                .map(|s| s.see(series(s.workload())?, from, to))
+                .map(|s| s.see(series(s.workload())?, own_from(s.member()), to))
                 .collect(),
         }
     }
@@ -419,10 +423,11 @@ impl Watch {
     pub(crate) fn reading<'a>(
         &self,
         series: impl Fn(&WorkloadId) -> Option<&'a Series>,
+        left_out: Nanoseconds,
         from: Nanoseconds,
         to: Nanoseconds,
     ) -> Reading {
-        let scores = self.read(&series, from, to);
+        let scores = self.read(&series, left_out, from, to);
         let works = scores.judges.iter().any(|s| matches!(s, Seen::Score(_)));
         let mut reading = Reading {
             idle: !works && scores.judges.contains(&Seen::Resting),

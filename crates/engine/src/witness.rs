@@ -44,15 +44,16 @@ impl Witness {
 
     /// Reads both over the measured part of a block that ended. A block that only one of them has measured says nothing.
     pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
-        if from >= to {
-            return;
-        }
         let score = |member: &Member| member.measured(&series.sums(&member.meter, from, to), to - from);
         let (Some(judge), Some(witness)) = (score(&self.judge), score(&self.witness)) else {
             return;
         };
         let arm = if on { &mut self.on } else { &mut self.off };
         arm.push(Both { judge, witness });
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.witness
     }
 
     /// By what it counts.
@@ -154,5 +155,29 @@ mod tests {
         // The load has wandered by a third; the difference knows nothing of that.
         assert!((account.difference.estimate - (1.08 / 1.10 - 1.0)).abs() < 1e-9);
         assert!(account.difference.upper - account.difference.lower < 1e-9);
+    }
+
+    #[test]
+    fn what_is_told_of_the_time_before_a_block_is_not_the_blocks() {
+        let secs = Nanoseconds::from_secs;
+        let mut series = series();
+        series.push(Interval {
+            end: secs(161),
+            seconds: 1.0,
+            work: BTreeMap::from([(MeterId::new("points"), (1.0, 1.0))]),
+            lags: BTreeMap::from([(MeterId::new("points"), secs(7))]),
+            ..Interval::default()
+        });
+        let own = |meter: &str, left_out| {
+            let (workload, kind) = ("w".into(), Fingerprint::new("w"));
+            let member = Member::new(workload, kind, meter.into(), Objective::WorkPerSecond, 1.0);
+            member.own_from(&series, secs(100), secs(left_out), secs(104))
+        };
+        // The trial leaves out nothing, or less or more than it takes, for the meter that judges; in no case more than there is.
+        assert_eq!(
+            [0, 5, 7, 9].map(|left_out| own("points", left_out)),
+            [104, 102, 100, 100].map(secs)
+        );
+        assert_eq!(own("own", 0), secs(100));
     }
 }

@@ -5,7 +5,7 @@
 //! changed, and measure how much neighbouring blocks differ. That is free, needs no model, and keeps the error of the
 //! trial: the history does not know the coins.
 
-use crate::robust::{MAD_TO_SIGMA, ln, median};
+use crate::robust::{MAD_TO_SIGMA, ln, median, quantile};
 use crate::switchback::{Design, TrialParameters};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,6 +26,8 @@ pub const SCALE_FLOOR: f64 = 0.002;
 pub const PROVABLE_MAX: f64 = 0.16;
 /// Pairs to prove an effect of one scale are this times ln(2/α) (fitted to the simulation).
 const PAIRS_PER_NAT: f64 = 2.6;
+/// Nine of ten normal numbers are no larger in size than this many times their standard deviation.
+const NINE_OF_TEN: f64 = 1.645;
 /// Measured part (seconds) on which the circuit breaker looks.
 const BREAKER_SECONDS: f64 = 5.0;
 /// Placebo pairs taken from the history at most, per length.
@@ -132,6 +134,17 @@ pub fn blocks_needed(design: Design, alpha: f64, ratio: f64) -> f64 {
     }
 }
 
+/// Passive history.
+#[derive(Clone, Copy, Debug)]
+pub struct Past<'a> {
+    /// (work, denominator) per interval, oldest first.
+    pub seconds: &'a [(f64, f64)],
+    /// Length of one interval (seconds).
+    pub interval: f64,
+    /// A block is told by a few moments of it, so what is seldom is in few blocks and not a little of each.
+    pub few: bool,
+}
+
 /// Chooses the measured part of a block.
 ///
 /// * `seconds`: passive history as (work, denominator) per interval, oldest first; the metric of a stretch is
@@ -152,7 +165,12 @@ pub fn choose(
     parameters: &TrialParameters,
     budget: f64,
 ) -> Result<Choice, Unmeasurable> {
-    choose_expecting(0.0, seconds, interval, washout, candidates, parameters, budget)
+    let past = Past {
+        seconds,
+        interval,
+        few: false,
+    };
+    choose_expecting(0.0, past, washout, candidates, parameters, budget)
 }
 
 /// The same for a change of which at least `effect` is expected (log units): a large one is seen in short blocks, and the
@@ -163,13 +181,17 @@ pub fn choose(
 /// As [`choose`].
 pub fn choose_expecting(
     effect: f64,
-    seconds: &[(f64, f64)],
-    interval: f64,
+    past: Past<'_>,
     washout: f64,
     candidates: &[u32],
     parameters: &TrialParameters,
     budget: f64,
 ) -> Result<Choice, Unmeasurable> {
+    let Past {
+        seconds,
+        interval,
+        few,
+    } = past;
     let expected = if effect.is_finite() {
         effect.max(parameters.delta)
     } else {
@@ -216,7 +238,7 @@ pub fn choose_expecting(
         if pairs < pairs_min {
             continue;
         }
-        let Some(scale) = history.pair_scale(interval, washout, measured) else {
+        let Some(scale) = history.pair_scale(interval, washout, measured, few) else {
             continue;
         };
         // Few pairs underestimate the spread, and the smallest of several estimates more so.
@@ -252,7 +274,7 @@ pub fn choose_expecting(
         measured_s: measured,
         scale,
         scale_5s: history
-            .pair_scale(interval, washout, BREAKER_SECONDS.max(interval))
+            .pair_scale(interval, washout, BREAKER_SECONDS.max(interval), few)
             .unwrap_or(scale)
             .max(SCALE_FLOOR)
             / std::f64::consts::SQRT_2,
@@ -292,8 +314,9 @@ impl Prefix {
     }
 
     /// Standard deviation of differences of neighbouring placebo blocks, by their median size. Starts slide by one
-    /// interval: the same history gives many more (dependent) pairs and a steadier median.
-    fn pair_scale(&self, interval: f64, washout: f64, measured: f64) -> Option<f64> {
+    /// interval: the same history gives many more (dependent) pairs and a steadier median. That does not see what is in one block of seven
+    /// and not in the others; where blocks are told by `few` moments, one in ten differs by as much at least as the scale says.
+    fn pair_scale(&self, interval: f64, washout: f64, measured: f64, few: bool) -> Option<f64> {
         let skip = (washout / interval).round() as usize;
         let length = (measured / interval).round().max(1.0) as usize;
         let starts = (self.sums.len() - 1).checked_sub(2 * (skip + length))? + 1;
@@ -310,7 +333,14 @@ impl Prefix {
             }
         }
         let usable = differences.len() as f64 / tried as f64;
-        (usable >= USABLE_MIN).then(|| MAD_TO_SIGMA * median(&differences))
+        (usable >= USABLE_MIN).then(|| {
+            let usual = MAD_TO_SIGMA * median(&differences);
+            if few {
+                usual.max(quantile(&differences, 0.9) / NINE_OF_TEN)
+            } else {
+                usual
+            }
+        })
     }
 }
 
@@ -320,6 +350,35 @@ mod tests {
     use crate::simulation::{Load, Random};
 
     const CANDIDATES: [u32; 6] = [3, 5, 10, 20, 40, 80];
+
+    fn past(seconds: &[(f64, f64)], few: bool) -> Past<'_> {
+        Past {
+            seconds,
+            interval: 1.0,
+            few,
+        }
+    }
+
+    #[test]
+    fn what_is_seldom_is_in_the_scale_where_blocks_are_told_by_few_moments() {
+        // Told by one moment in six seconds: every seventh or so it does half of its work.
+        let mut random = Random::new(7);
+        let mut seconds = Vec::new();
+        for _ in 0..300 {
+            let rate = if random.uniform() < 0.15 { 500.0 } else { 1000.0 };
+            let rate = rate * (1.0 + 0.02 * (random.uniform() - 0.5));
+            seconds.extend([(rate, 1.0); 6]);
+        }
+        let p = TrialParameters::default();
+        let scale = |few| {
+            choose_expecting(0.0, past(&seconds, few), 9.0, &[10], &p, 1e9)
+                .unwrap()
+                .scale
+        };
+        // Of the mean of ten seconds: 2 moments of variance (ln 2)² · .15 · .85, roughly, and of a difference twice that.
+        assert!(scale(false) < 0.1, "{}", scale(false));
+        assert!(scale(true) > 0.2 && scale(true) < 0.5, "{}", scale(true));
+    }
 
     fn history(load: Load, seconds: usize, seed: u64) -> Vec<(f64, f64)> {
         let mut random = Random::new(seed);
@@ -428,10 +487,10 @@ mod tests {
         let seconds = history(Load::white(0.05), 1200, 11);
         let p = parameters();
         let usual = choose(&seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
-        let large = choose_expecting(0.3, &seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let large = choose_expecting(0.3, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
         assert!(large.measured_s < usual.measured_s, "{large:?} {usual:?}");
         assert_eq!(large.measured_s, 3.0, "half of the washout suffices");
-        let wrong = choose_expecting(f64::NAN, &seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let wrong = choose_expecting(f64::NAN, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
         assert_eq!(wrong, usual);
     }
 }

@@ -74,12 +74,12 @@ impl Functions {
     pub(super) fn begin(root: &Root, workload: &Workload, plan: Plan) -> Result<Self, PlatformError> {
         let counters = Arc::new(Counters::new(1).map_err(|e| failed(&plan.id, e))?);
         let rest = if plan.coming_and_going > 0.0 {
-            Rest::ByWaits {
+            Rest::Waits {
                 coming_and_going: plan.coming_and_going,
                 waits: Waits::begin(root, workload),
             }
         } else {
-            Rest::ByCpuTime
+            Rest::CpuTime
         };
         let (id, hit_cost, cost_max) = (plan.id.clone(), plan.cost.as_secs_f64(), plan.cost_max);
         let sites = Sites {

@@ -43,8 +43,9 @@ const SHARE_MIN: f64 = 0.02;
 const SHARE_MIN_COMPILED: f64 = 0.005;
 
 /// A point that is hit so often that it could be counted for less of each second has a window of that length every so many seconds (at most):
-/// whoever compares leaves out as many after each change.
-const APART_MAX: f64 = 12.0;
+/// whoever compares leaves out as many after each change, and of a program that is slower at one time than at another a block meets few
+/// of these times.
+const APART_MAX: f64 = 6.0;
 
 /// By what is told what a point did while it was not counted, so that it costs no more than it may.
 ///
@@ -56,13 +57,14 @@ pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
     } + waiting();
-    let apart = share_min / share.max(1e-9);
-    if apart <= 1.0 {
-        return Ok(Rest::ByCpuTime);
+    if share >= share_min {
+        return Ok(Rest::CpuTime);
     }
+    // At the price that was seen: where it turns out to be another they will be as far apart as that takes.
+    let apart = (share_min / share.max(1e-9) * (found.hit_cost_seen / found.hit_cost).min(1.0)).max(1.0);
     // Of code that no file holds so short a window has few hits.
     if apart <= APART_MAX && matches!(found.at, At::File { .. }) {
-        return Ok(Rest::ByLastWindow { share_min, apart });
+        return Ok(Rest::LastWindow { share_min, apart });
     }
     Err(format!(
         "{} follows its work, but {:.0} hits a second would cost {:.0} % of its CPU time, too much even part of the time; \

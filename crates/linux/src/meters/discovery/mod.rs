@@ -639,6 +639,7 @@ mod tests {
                 reason: "test".to_owned(),
             },
             hit_cost: 1e-6,
+            hit_cost_seen: 1e-6,
             costs: std::collections::BTreeMap::new(),
             cpus: 1.0,
             executables: std::collections::BTreeSet::new(),

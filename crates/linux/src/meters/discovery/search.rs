@@ -8,7 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::cpu_time::{CpuTime, ticks, up_to_date};
+use super::super::cpu_time::{CpuTime, ticks, waiting};
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -17,6 +17,7 @@ use super::compiled::{self, Counted, Instruction, Memory, Sets, Switches};
 use super::image::Image;
 use super::place::{Patched, Place, same_program};
 use super::rehearsal::rehearse;
+use super::windows::most_paid;
 use crate::Root;
 use crate::sys::bpf::{Counters, Link};
 use crate::sys::perf::OpenError;
@@ -104,6 +105,8 @@ pub(super) struct Found {
     pub(super) chosen: Chosen,
     /// Cost of a hit on this machine (seconds of CPU time), when all threads hit that can run at once …
     pub(super) hit_cost: f64,
+    /// … of as many as ran at once while it was looked for …
+    pub(super) hit_cost_seen: f64,
     /// … and of so many; in code of files.
     pub(super) costs: BTreeMap<usize, f64>,
     /// CPUs that it used.
@@ -495,6 +498,7 @@ impl<'a> Search<'a> {
                     at,
                     chosen,
                     hit_cost: self.limits.hit_cost,
+                    hit_cost_seen: self.hit_cost(),
                     costs: self.at_once.costs().clone(),
                     cpus: self.cpus,
                     executables: self.subjects.iter().map(|s| s.1).collect(),
@@ -856,12 +860,10 @@ impl<'a> Search<'a> {
                 break;
             }
         }
-        if disturbed.is_ok() {
-            // Of so short a time a clock that is a tick old lacks most, and what is hit some ten thousand times a second would be taken for
-            // what nobody can count.
-            up_to_date();
-        }
         let (cpu, paid, after) = so_far(self);
+        // A clock that is a tick old lacks most of so short a time, and what is hit some ten thousand times a second would be taken for what
+        // nobody can count. To wait for a tick would cost the program more than this is worth, so it is taken to have gone on as usual.
+        let usual = begun.elapsed().as_secs_f64() * self.cpus;
         let off = attached.let_go();
         drop(urgent);
         // Those that came while the probes were put on and taken off were paid for, too.
@@ -871,9 +873,8 @@ impl<'a> Search<'a> {
         off?;
         disturbed?;
         children?;
-        // What the probes did not take was left for the program itself. On a CPU that the machine's host has stopped what was paid may not
-        // be in it yet.
-        let used = cpu.max(paid);
+        // What the probes did not take was left for the program itself.
+        let used = cpu.max(paid).max(usual);
         let own = (cpu - paid).max(0.1 * used).max(1e-6);
         Ok(after
             .iter()
@@ -944,7 +945,9 @@ impl<'a> Search<'a> {
             }
         }
         let min = self.limits.rate_min;
-        self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
+        // What was busy in the first round is known from that only.
+        self.spots
+            .retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD_ROUGH);
         if self.spots.is_empty() {
             return Err(Refusal::Lasting(format!(
                 "none of {} places where it was seen at work runs between {min:.0} and {FLOOD:.0} times a second",
@@ -982,7 +985,8 @@ impl<'a> Search<'a> {
             );
             return;
         }
-        let of_cost = |share: f64| slack * share * cpus / self.hit_cost();
+        let most = most_paid(cpus, COST_MAX - self.paid, waiting());
+        let of_cost = |share: f64| (slack * share * cpus).min(most) / self.hit_cost();
         let room = Room {
             all: of_cost(LAST_COST),
             of_two: of_cost(LAST_COST_OF_TWO),

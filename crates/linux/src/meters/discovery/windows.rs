@@ -272,6 +272,12 @@ fn length(cost: f64, cpus: f64, left: f64, beside: f64) -> f64 {
     wanted.min((MEANT * left / (WINDOWS as f64 * paid) - beside).max(WINDOW_SHORTEST))
 }
 
+/// What a program on so many CPUs may pay for its points each second (seconds of CPU time), so that all windows fit into what a search may
+/// still take, even if they are the shortest.
+pub(super) fn most_paid(cpus: f64, left: f64, beside: f64) -> f64 {
+    (MEANT * left / (WINDOWS as f64 * (WINDOW_SHORTEST + beside)) - BURDEN / 2.0 * cpus).max(0.0)
+}
+
 /// Length of each of so many windows that are left, where those before have cost more than they were meant to: so much, in so many
 /// seconds; of what the search may still take (seconds). For each window so many seconds are waited beside.
 fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: usize, beside: f64) -> f64 {
@@ -313,6 +319,14 @@ mod tests {
 
     #[test]
     fn windows_are_shorter_the_dearer_points_are_and_the_less_is_left() {
+        // What the points may cost fits, and the windows are the shortest then.
+        for (cpus, beside) in [(1.0, 0.0), (4.0, 0.006), (16.0, 0.015)] {
+            let most = most_paid(cpus, 0.9, beside);
+            let paid = WINDOWS as f64 * (WINDOW_SHORTEST + beside) * (most + BURDEN / 2.0 * cpus);
+            assert!(most == 0.0 || (paid - MEANT * 0.9).abs() < 1e-9, "{most}");
+            assert!(most == 0.0 || (length(most / cpus, cpus, 0.9, beside) - WINDOW_SHORTEST).abs() < 1e-9);
+        }
+        assert!(most_paid(1.0, 0.9, 0.006) > 0.5 && most_paid(100.0, 0.9, 0.006) == 0.0);
         assert_eq!(length(0.001, 1.0, 1.0, 0.0), WINDOW);
         assert_eq!(length(2.0 * CHEAP, 1.0, 1.0, 0.0), WINDOW / 2.0);
         assert_eq!(length(0.3, 1.0, 1.0, 0.0), WINDOW_MIN);

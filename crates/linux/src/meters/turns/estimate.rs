@@ -263,9 +263,15 @@ impl Ledger {
         self.advance(now);
         match &mut self.rest {
             Rest::SameReading => {}
-            Rest::LastWindow(last) if on && !self.on => last.begun = Some(now),
-            Rest::LastWindow(last) if self.on => last.window(&now, self.wanted, self.hit_cost),
-            Rest::LastWindow(_) => {}
+            Rest::LastWindow(last) => {
+                // One that goes on all the time is as many windows as turns.
+                if self.on {
+                    last.window(&now, self.wanted, self.hit_cost);
+                }
+                if on {
+                    last.begun = Some(now);
+                }
+            }
             Rest::Waits(waits) => {
                 let here = now.waited.map(|waited| (waited, now.at));
                 if on && !self.on {
@@ -588,6 +594,15 @@ mod tests {
         );
         assert!((windows(0.005, false) - 40_000.0).abs() < 1e-6);
         assert!((windows(0.025, true) - 40_000.0).abs() < 1e-6);
+        // One that goes on all the time is as many windows as turns, and the last of them ends in the midst of a turn.
+        let mut ledger = Ledger::by_last_window(0.0, 9.0);
+        for (at_s, hits) in [(0.0, 0), (1.0, 1_000), (2.0, 3_000)] {
+            ledger.switch(true, 1.0, at(at_s, at_s, hits));
+        }
+        ledger.switch(false, 1.0, at(2.5, 2.5, 5_000));
+        let _ = ledger.read(at(3.0, 3.0, 5_000));
+        let before = ledger.read(at(4.0, 4.0, 5_000)).work;
+        assert!((ledger.read(at(5.0, 5.0, 5_000)).work - before - 4_000.0).abs() < 1e-6);
         // What was done in a pause is not known, nor is what it began with.
         let mut ledger = Ledger::by_last_window(0.0, 9.0);
         ledger.switch(true, 0.025, at(0.0, 0.0, 0));

@@ -6,7 +6,7 @@
 //! ([`schedule`]). So the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is
 //! ended early, and what it cost too much is made up for by a rest ([`debt`]). What children do that are not counted is taken to
 //! cost as much ([`children`]). What counting costs beside its hits ([`Subject::beside`]) is part of all that. Whom each coming and going of
-//! the probes costs something as well has a window every few seconds only ([`Rest::ByWaits`]).
+//! the probes costs something as well has a window every few seconds only ([`Rest::Waits`]).
 //!
 //! A turn begins with a reading, and its window has ended before the next one is due; where it has not, the reading divides it. So
 //! what is told of the time between two readings ([`estimate`]) was counted within it, but by waits. Where in the turn the window lies follows
@@ -33,7 +33,7 @@ use debt::Debt;
 use estimate::{Ledger, Moment};
 use homeostat_model::{Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
-use schedule::{Share, TURN};
+use schedule::{Share, Spacing, TURN};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -69,6 +69,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(180);
 const APART_MAX: f64 = 5.0;
 /// … and what a turn may last until its window has ended: it waits for a reading after the one before, and begins somewhere in the first half.
 const APART_AND: f64 = 2.0;
+/// Where the last window tells the rest it speaks for so many times as long as two windows are meant to be apart, and that.
+const SPEAKS: f64 = 1.25;
+/// Where windows are some seconds apart it is waited for longer when more is owed than the budget of so many times that long.
+const DEBTS: f64 = 4.0;
+/// A window with less CPU time (seconds) says nothing of what counting costs.
+const WINDOW_MIN: f64 = 0.002;
 /// A share that grows by more than this from turn to turn has not come to its size.
 const GROWS: f64 = 1.2;
 /// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
@@ -247,16 +253,16 @@ impl Shared {
 /// By what is told what a program did while it was not counted.
 pub(super) enum Rest {
     /// By its CPU time, in windows of each second.
-    ByCpuTime,
+    CpuTime,
     /// By its CPU time at the rate of the last window: for what is hit so often that its share of each second would be too short for a window.
-    ByLastWindow {
+    LastWindow {
         /// No window is shorter than this share of a turn.
         share_min: f64,
         /// How far the beginnings of two windows will be apart (seconds).
         apart: f64,
     },
     /// By how often its threads waited: for a program that each coming and going of the probes costs something.
-    ByWaits {
+    Waits {
         /// What it costs beside the hits (seconds of CPU time for each CPU that the program uses).
         coming_and_going: f64,
         /// Tells the waits; or why they cannot be told.
@@ -300,18 +306,16 @@ impl Counting {
         how: Beginning,
     ) -> Result<Self, PlatformError> {
         let what = format!("counting at {}", subject.name());
-        let (mut share_min, mut told_late) = (0.0, Nanoseconds::ZERO);
+        let (mut spacing, mut told_late) = (None, Nanoseconds::ZERO);
         let (apart, waits, ledger) = match how.rest {
-            Rest::ByCpuTime => (Ok(0.0), None, Ledger::new(how.hit_cost)),
-            Rest::ByLastWindow {
-                share_min: least,
-                apart,
-            } => {
-                let speaks = apart + APART_AND * TURN;
-                (share_min, told_late) = (least, Nanoseconds::from_secs_f64(speaks));
+            Rest::CpuTime => (Ok(0.0), None, Ledger::new(how.hit_cost)),
+            Rest::LastWindow { share_min, apart } => {
+                let speaks = SPEAKS * apart + APART_AND * TURN;
+                told_late = Nanoseconds::from_secs_f64(speaks);
+                spacing = Some(Spacing::new(share_min, apart, how.cost_max, speaks));
                 (Ok(0.0), None, Ledger::by_last_window(how.hit_cost, speaks))
             }
-            Rest::ByWaits {
+            Rest::Waits {
                 coming_and_going,
                 waits,
             } => {
@@ -346,10 +350,9 @@ impl Counting {
             hit_cost: CHARGED * how.hit_cost,
             hit_cost_max: CHARGED * how.hit_cost,
             cost_max: how.cost_max,
-            share_min,
-            share_wanted: how.share,
-            longest: told_late.as_secs_f64(),
-            share: Share::new(how.share.max(share_min)),
+            share: Share::new(how.share.max(spacing.map_or(0.0, |s| s.share_min))),
+            spacing,
+            window_cpu: 0.0,
             cpus: how.cpus,
             share_before: 0.0,
             apart,
@@ -447,12 +450,9 @@ struct Turns<S> {
     hit_cost_max: f64,
     /// Share of the program's CPU time that counting may cost.
     cost_max: f64,
-    /// No window is shorter than this share of a turn, and rests follow where that costs too much; 0: there is no such limit.
-    share_min: f64,
-    /// Share of the next turn without that limit.
-    share_wanted: f64,
-    /// So long (seconds) a window speaks for what follows, where there is such a limit.
-    longest: f64,
+    spacing: Option<Spacing>,
+    /// CPU time of the last window (seconds).
+    window_cpu: f64,
     share: Share,
     /// CPUs that the program used in the last turn.
     cpus: f64,
@@ -594,7 +594,9 @@ impl<S: Subject> Turns<S> {
             judged.map_err(|why| Lost::Changed(self.not_in_turns(&why)))?;
         }
         self.number += 1;
+        self.window_cpu = (end.cpu - start.cpu).max(0.0);
         self.pay(
+            begun,
             &workload.processes,
             hits_of(hits_before, hits),
             cpu,
@@ -634,8 +636,8 @@ impl<S: Subject> Turns<S> {
         let always = self.share.always();
         let begun = Instant::now();
         let (mut enough, longest) = schedule::window(self.share.value(), self.cpus);
-        // What rests make up for is expected.
-        let turns = (self.share_min / self.share_wanted.max(1e-9)).max(1.0);
+        // A window may cost what all turns may until the next one.
+        let turns = self.spacing.map_or(1.0, Spacing::turns);
         let budget = (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN * turns)
             .max(BURST * self.subject.allowance());
         let (readings, by_waits, by_reading) = {
@@ -750,6 +752,7 @@ impl<S: Subject> Turns<S> {
     /// What the turn has cost: a rest, if that was far too much, and the share of the next one.
     fn pay(
         &mut self,
+        begun: Instant,
         processes: &[ProcessId],
         paid: u64,
         cpu: f64,
@@ -757,6 +760,12 @@ impl<S: Subject> Turns<S> {
         told: &Receiver<()>,
     ) -> Result<bool, Lost> {
         let (cost, rest) = self.charge(processes, paid, cpu)?;
+        if let Some(spacing) = self.spacing {
+            self.space(spacing, cost)?;
+            return Ok(self.share.always()
+                || self.off().is_err()
+                || self.wait_for_the_next(begun, spacing.apart(), told)?);
+        }
         self.share_of_the_next(cost, cpu, whole)?;
         let apart = match &self.apart {
             Ok(apart) if !self.share.always() => *apart,
@@ -788,32 +797,71 @@ impl<S: Subject> Turns<S> {
         self.debt.add(cost - self.subject.allowance(), cpu, self.cost_max);
         // What nobody minds makes up for it, too, as if the program used so many CPUs more.
         let cpus = self.cpus + self.subject.allowance() / self.cost_max;
-        let rest = self.debt.rest(cpus, self.cost_max).map_err(|seconds| {
-            Lost::Changed(format!(
-                "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
-            ))
-        })?;
+        let rest = match self.debt.rest(cpus, self.cost_max) {
+            // Made up for by the time until the next window, and where that is not enough by more of it.
+            Ok(_) | Err(_) if self.spacing.is_some() => 0.0,
+            Ok(rest) => rest,
+            Err(seconds) => {
+                return Err(Lost::Changed(format!(
+                    "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
+                )));
+            }
+        };
         Ok((cost, rest))
     }
 
     /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
     fn make_up(&mut self, rest: f64, told: &Receiver<()>) -> bool {
-        if rest == 0.0 {
-            return true;
-        }
+        rest == 0.0 || self.rest(rest, told).is_some()
+    }
+
+    /// The same; the CPUs that the program used meanwhile. `None`: nobody wants to know any more.
+    fn rest(&mut self, seconds: f64, told: &Receiver<()>) -> Option<f64> {
         // Of those that there are: who comes meanwhile works, too.
         let cpu = || {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally).0.cpu
         };
-        let before = cpu();
-        if !wait(told, rest) {
-            return false;
+        let (before, begun) = (cpu(), Instant::now());
+        if !wait(told, seconds) {
+            return None;
         }
-        let now = cpu();
+        let used = (cpu() - before).max(0.0);
         self.debt
-            .add(-self.subject.allowance() * rest, now - before, self.cost_max);
-        true
+            .add(-self.subject.allowance() * seconds, used, self.cost_max);
+        Some(used / begun.elapsed().as_secs_f64().max(TURN / 20.0))
+    }
+
+    /// Waits with nothing on until the next window is due, of windows that are some seconds apart; false: nobody wants to know any more.
+    /// How long that is was known before the last one: what a window shows is told of the time until the next, and longer for a
+    /// dear one would be a bias. Only where far more is owed than chance explains it is waited for longer. It is looked each second whether
+    /// it is still the same program.
+    fn wait_for_the_next(&mut self, begun: Instant, apart: f64, told: &Receiver<()>) -> Result<bool, Lost> {
+        loop {
+            let left = apart - begun.elapsed().as_secs_f64();
+            let cpus = self.cpus + self.subject.allowance() / self.cost_max;
+            let owes = || self.debt.rest(cpus, self.cost_max).unwrap_or(f64::INFINITY) > DEBTS * apart;
+            let step = if left > 0.0 {
+                left.min(TURN)
+            } else if owes() {
+                TURN
+            } else {
+                return Ok(true);
+            };
+            let Some(cpus) = self.rest(step, told) else {
+                return Ok(false);
+            };
+            if step > TURN / 2.0 {
+                self.cpus = cpus;
+            }
+            let workload = self.shared.hold().workload.clone();
+            // Nothing is on: what children do costs them nothing.
+            let _ = self.subject.unpaid(&workload.processes);
+            match self.subject.check(&workload) {
+                Ok(()) | Err(Lost::Paused(_)) => {}
+                Err(lost) => return Err(lost),
+            }
+        }
     }
 
     /// The share of the next turn, of what this one has cost of the CPU time (seconds).
@@ -830,21 +878,9 @@ impl<S: Subject> Turns<S> {
         };
         let cost = cost / spread;
         let always = self.share.always();
-        let wanted = self.share.next(cost, self.cost_max, whole);
-        self.share_wanted = wanted.value();
-        self.share = wanted.at_least(self.share_min);
-        let too_little = if self.share_min > 0.0 {
-            self.share_min * TURN / (2.0 * self.longest)
-        } else {
-            SHARE_MIN / 2.0
-        };
-        if self.share_wanted < too_little {
-            return Err(Lost::Changed(format!(
-                "counting at {} has come to cost {:.1} % of its CPU time (limit {:.1} %), too much even part of the time",
-                self.subject.name(),
-                cost * 100.0,
-                self.cost_max * 100.0
-            )));
+        self.share = self.share.next(cost, self.cost_max, whole);
+        if self.share.value() < SHARE_MIN / 2.0 {
+            return Err(self.too_dear(cost));
         }
         if let Err(why) = &self.apart
             && !self.share.always()
@@ -856,6 +892,29 @@ impl<S: Subject> Turns<S> {
             let _ = self.off();
         }
         Ok(())
+    }
+
+    /// How far apart the next windows are, and how long, after one in a turn that has cost so much (seconds of CPU time).
+    fn space(&mut self, mut spacing: Spacing, cost: f64) -> Result<(), Lost> {
+        // A program that hardly ran says nothing about its rate.
+        if self.window_cpu >= WINDOW_MIN {
+            spacing.note(cost / self.window_cpu);
+            if spacing.is_too_far() {
+                return Err(self.too_dear(spacing.cost));
+            }
+            self.share = self.share.of(spacing.share());
+        }
+        self.spacing = Some(spacing);
+        Ok(())
+    }
+
+    fn too_dear(&self, cost: f64) -> Lost {
+        Lost::Changed(format!(
+            "counting at {} has come to cost {:.1} % of its CPU time (limit {:.1} %), too much even part of the time",
+            self.subject.name(),
+            cost * 100.0,
+            self.cost_max * 100.0
+        ))
     }
 
     /// Takes the probes off and notes it.
@@ -1042,10 +1101,9 @@ mod tests {
             hit_cost: 1e-6,
             hit_cost_max: 1e-6,
             cost_max: COST_MAX,
-            share_min: 0.0,
-            share_wanted: share,
-            longest: 0.0,
             share: Share::new(share),
+            spacing: None,
+            window_cpu: 0.0,
             cpus: 1.0,
             share_before: 0.0,
             apart: Ok(0.0),
@@ -1067,7 +1125,7 @@ mod tests {
             cost_max: COST_MAX,
             share: 1.0,
             cpus: 1.0,
-            rest: Rest::ByCpuTime,
+            rest: Rest::CpuTime,
         };
         let mut counting = Counting::begin(&workload(), subject, how).unwrap();
         let begun = Instant::now();
@@ -1116,41 +1174,87 @@ mod tests {
         assert!(over(&mut turns).is_ok() && !turns.share.always());
     }
 
-    #[test]
-    fn what_is_hit_too_often_for_a_window_each_second_has_one_as_long_and_rests() {
-        // At 1 µs a hit, 100,000 hits a second may be counted in a twentieth of the time, and half a million in a hundredth.
+    /// Windows of 30 ms of a program on one CPU, at 1 µs a hit; three seconds apart at first.
+    fn spaced() -> Turns<Fake> {
         let mut turns = turns(Root::default(), workload(), fake(true, 0.0), 0.03);
-        (turns.share_min, turns.share_wanted, turns.longest) = (0.03, 0.01, 5.0);
-        let mut turn = |rate: f64| {
-            let hits = (rate * turns.share.value()) as u64;
+        turns.spacing = Some(Spacing::new(0.03, 3.0, COST_MAX, 5.0));
+        turns
+    }
+
+    #[test]
+    fn windows_that_are_to_be_no_shorter_lie_as_far_apart_as_they_cost() {
+        let mut turns = spaced();
+        let window = |turns: &mut Turns<Fake>, rate: f64| {
+            let spacing = turns.spacing.unwrap();
+            turns.window_cpu = turns.share.value();
+            let hits = (rate * turns.window_cpu) as u64;
             let (cost, rest) = turns.charge(&[], hits, 1.0).unwrap();
-            turns.share_of_the_next(cost, 1.0, true)?;
-            // It rests.
-            turns.debt.add(0.0, rest, COST_MAX);
-            Ok::<_, Lost>((turns.share.value(), turns.share_wanted, rest))
+            assert_eq!(rest, 0.0, "it is made up for by the time until the next");
+            turns.space(spacing, cost)?;
+            turns.debt.add(0.0, spacing.apart() - TURN, COST_MAX);
+            Ok::<_, Lost>((cost, spacing.turns()))
         };
-        let (share, wanted, rest) = turn(500_000.0).unwrap();
-        assert!(share == 0.03 && (wanted - 0.01).abs() < 1e-9, "{share} {wanted}");
-        assert!((rest - 2.0).abs() < 1e-9, "a window every three seconds: {rest}");
-        // It costs what it may in the long run, also where that is less than a second's budget more than it may.
-        let (mut paid, mut passed) = (0.0, 0.0);
-        for _ in 0..30 {
-            let (share, _, rest) = turn(200_000.0).unwrap();
-            assert_eq!(share, 0.03);
-            paid += 200_000.0 * share * 1e-6;
-            passed += 1.0 + rest;
+        // What it costs while it is on it may cost in the hundredth part of the time.
+        assert!((window(&mut turns, 500_000.0).unwrap().1 - 3.0).abs() < 1e-9);
+        // The rate goes up and down: how far the next one is does not follow from what this one has shown.
+        let (mut paid, mut passed, mut after) = (0.0, 0.0, [0.0; 2]);
+        for n in 0..400 {
+            let is_dear = n % 2 == 0;
+            let (cost, turns) = window(&mut turns, if is_dear { 800_000.0 } else { 200_000.0 }).unwrap();
+            paid += cost;
+            passed += turns;
+            after[usize::from(is_dear)] += turns;
         }
-        assert!((paid / passed - COST_MAX).abs() < 0.0003, "{}", paid / passed);
-        // What is hit less often is counted for longer.
-        assert!((turn(100_000.0).unwrap().0 - 0.05).abs() < 1e-9);
-        // One window in ten seconds, twice as long as it speaks, is too little.
-        assert!(turn(1_600_000.0).is_ok());
-        assert!(turn(1_600_000.0).is_ok());
-        let why = turn(1_700_000.0).unwrap_err();
+        assert!((paid / passed / COST_MAX - 1.0).abs() < 0.05, "{}", paid / passed);
+        assert!((after[1] / after[0] - 1.0).abs() < 0.2, "{after:?}");
+        assert!(turns.debt.rest(1.0, COST_MAX).unwrap() < DEBTS * 3.0);
+        assert_eq!(turns.share.value(), 0.03);
+        // A program that rested in its window says nothing of that.
+        let before = turns.spacing;
+        turns.window_cpu = 0.001;
+        turns.space(before.unwrap(), 0.0).unwrap();
+        assert_eq!(turns.spacing, before);
+        // What is hit less often has a window in each turn, a longer one, and at last is counted all the time.
+        for _ in 0..60 {
+            window(&mut turns, 50_000.0).unwrap();
+        }
+        assert!((turns.share.value() - 0.1).abs() < 0.01, "{:?}", turns.share);
+        assert_eq!(turns.spacing.unwrap().apart(), 0.0);
+        for _ in 0..60 {
+            window(&mut turns, 1_000.0).unwrap();
+        }
+        assert!(turns.share.always());
+        // What could have a window in twice the time only for which that speaks is given up, but not for one window that says so.
+        let mut turns = spaced();
+        assert!(window(&mut turns, 4_000_000.0).is_ok());
+        let why = (0..20)
+            .find_map(|_| window(&mut turns, 4_000_000.0).err())
+            .unwrap();
         assert!(
             matches!(&why, Lost::Changed(why) if why.contains("too much")),
             "{why:?}"
         );
+    }
+
+    #[test]
+    fn the_next_window_waits_for_its_time_and_for_what_is_owed_beyond_chance() {
+        let mut turns = spaced();
+        let (read, told) = sync_channel::<()>(1);
+        let begun = Instant::now();
+        assert!(matches!(turns.wait_for_the_next(begun, 1.2, &told), Ok(true)));
+        assert!(begun.elapsed() >= Duration::from_millis(1_200));
+        // No program can be seen that would make up for it: nobody is given up for that, and it ends when nobody wants to know.
+        turns.debt.add(1.0, 0.0, COST_MAX);
+        assert_eq!(turns.charge(&[], 0, 0.0).unwrap().1, 0.0);
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                std::thread::sleep(Duration::from_millis(1_200));
+                drop(read);
+            });
+            let begun = Instant::now();
+            assert!(matches!(turns.wait_for_the_next(begun, 0.0, &told), Ok(false)));
+            assert!(begun.elapsed() > Duration::from_secs(1));
+        });
     }
 
     #[test]
@@ -1167,12 +1271,12 @@ mod tests {
             };
             Counting::begin(&workload(), fake(true, 0.0), how).unwrap().lag()
         };
-        assert_eq!(lag(Rest::ByCpuTime), Nanoseconds::ZERO);
-        let apart = Rest::ByLastWindow {
+        assert_eq!(lag(Rest::CpuTime), Nanoseconds::ZERO);
+        let apart = Rest::LastWindow {
             share_min: 0.03,
             apart: 3.0,
         };
-        assert_eq!(lag(apart), Nanoseconds::from_secs(5));
+        assert_eq!(lag(apart), Nanoseconds::from_secs_f64(5.75));
     }
 
     #[test]

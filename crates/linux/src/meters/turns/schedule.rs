@@ -22,6 +22,8 @@ const TURNS_OVER: u32 = 2;
 const BACK: f64 = 0.8;
 /// What is counted in turns is counted for this share of them at most.
 const PART_MAX: f64 = 0.9;
+/// How far apart windows are follows from about so many of them.
+const SPACING_OF: f64 = 8.0;
 /// The golden ratio's part behind the point: its multiples leave no gap and repeat nothing.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
@@ -51,13 +53,10 @@ impl Share {
         self.value
     }
 
-    /// No smaller than this.
-    pub(super) fn at_least(self, share_min: f64) -> Self {
-        if self.value < share_min {
-            Self::new(share_min)
-        } else {
-            self
-        }
+    /// This one from now on; it goes back to all the time, and from there, at other values.
+    pub(super) fn of(self, value: f64) -> Self {
+        let always = value * BACK >= 1.0 || (self.always() && value >= 1.0);
+        Self::new(if always { 1.0 } else { value.min(PART_MAX) })
     }
 
     /// The next turn's, after one in which counting has cost this share of the CPU time, of which it may cost `limit`. `whole`: the
@@ -78,6 +77,64 @@ impl Share {
         } else {
             Self::new(value.min(PART_MAX))
         }
+    }
+}
+
+/// How far apart windows are that are not to be shorter than some share of a turn.
+///
+/// That follows from a running mean of what they have cost, and so hardly from the last one: where windows are some seconds apart each is
+/// told of the time until the next, and a longer time for a dear window would count what is dear more often than it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spacing {
+    pub(super) share_min: f64,
+    /// What counting costs while it is on: a share of the CPU time, as a mean.
+    pub(super) cost: f64,
+    /// … of which it may cost this share.
+    cost_max: f64,
+    /// So long a window speaks for what follows (seconds).
+    speaks: f64,
+}
+
+impl Spacing {
+    /// So far apart at first (seconds).
+    pub(super) fn new(share_min: f64, apart: f64, cost_max: f64, speaks: f64) -> Self {
+        Self {
+            share_min,
+            cost: cost_max * apart / (share_min * TURN),
+            cost_max,
+            speaks,
+        }
+    }
+
+    /// A window in which counting has cost this share of its CPU time.
+    pub(super) fn note(&mut self, cost: f64) {
+        self.cost += (cost - self.cost) / SPACING_OF;
+    }
+
+    /// Share of the time in which it may be counted.
+    fn wanted(self) -> f64 {
+        self.cost_max / self.cost.max(1e-12)
+    }
+
+    /// How long a window is: a share of a turn.
+    pub(super) fn share(self) -> f64 {
+        self.wanted().max(self.share_min)
+    }
+
+    /// Turns from one window to the next, one at least.
+    pub(super) fn turns(self) -> f64 {
+        (self.share_min / self.wanted()).max(1.0)
+    }
+
+    /// Seconds from the beginning of a turn with a window to that of the next one; 0: each has one.
+    pub(super) fn apart(self) -> f64 {
+        let turns = self.turns();
+        if turns > 1.0 { turns * TURN } else { 0.0 }
+    }
+
+    /// Whether windows are twice as far apart as they speak.
+    pub(super) fn is_too_far(self) -> bool {
+        self.turns() * TURN > 2.0 * self.speaks
     }
 }
 

@@ -437,7 +437,7 @@ int main(void)
             cost_max: COST_MAX,
             share: 1.0,
             cpus: 1.0,
-            rest: Rest::ByCpuTime,
+            rest: Rest::CpuTime,
         };
         let workload = Workload {
             id: "x".into(),
