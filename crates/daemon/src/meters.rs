@@ -521,7 +521,7 @@ impl Course {
         let since = self.intervals.get(*ended..).unwrap_or_default();
         let latest = since.iter().rev().take(READ_WITHIN);
         (since.len() < READ_WITHIN || latest.filter(is_read).count() > 0)
-            && since.iter().filter(is_read).count() < homeostat_engine::POINTS_SPEAK_AFTER
+            && since.iter().filter(is_read).count() < homeostat_engine::readings_wanted(lag_of(id, since))
     }
 
     fn take(
@@ -647,6 +647,12 @@ fn seconds(number: u32) -> Nanoseconds {
     Nanoseconds::from_secs(u64::from(number))
 }
 
+/// How late a meter told, at most.
+fn lag_of(meter: &MeterId, intervals: &[MeterInterval]) -> Nanoseconds {
+    let lags = intervals.iter().filter_map(|i| i.lags.get(meter));
+    lags.max().copied().unwrap_or_default()
+}
+
 fn interval(sample: &WorkloadSample) -> MeterInterval {
     MeterInterval {
         seconds: sample.interval.as_secs_f64(),
@@ -743,15 +749,19 @@ impl Test {
             .map(|j| j.as_ref().map(|j| why(j, taken.as_ref(), counted_of)))
             .collect();
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
+        // One that tells late needs more.
+        let needed = |id: &MeterId| {
+            let of = |lag| homeostat_engine::readings_wanted(lag);
+            policy.meter_samples_min * of(lag_of(id, intervals)) / of(Nanoseconds::ZERO)
+        };
         let meters = candidates
             .iter()
             .zip(&judged)
             .zip(whys)
             .map(|((c, judged), why)| {
                 let opened = c.refused.is_none();
-                let why = why.unwrap_or_else(|| {
-                    format!("not judged yet: {} readings are needed", policy.meter_samples_min)
-                });
+                let why =
+                    why.unwrap_or_else(|| format!("not judged yet: {} readings are needed", needed(&c.id)));
                 let rate = |work: f64| if seconds > 0.0 { work / seconds } else { 0.0 };
                 let counted = || {
                     intervals
@@ -760,9 +770,8 @@ impl Test {
                         .sum::<f64>()
                 };
                 let judged = judged.as_ref();
-                let not_yet = || {
-                    opened.then(|| format!("not known yet: {} readings are needed", policy.meter_samples_min))
-                };
+                let not_yet =
+                    || opened.then(|| format!("not known yet: {} readings are needed", needed(&c.id)));
                 Tried {
                     id: c.id.to_string(),
                     class: class(c.class).to_owned(),
@@ -777,11 +786,7 @@ impl Test {
                     placebo_unknown: judged.map_or_else(not_yet, |j| why_not(opened, &j.placebo)),
                     cost: judged.map_or(0.0, |j| j.cost),
                     counted: judged.map_or(1.0, |j| j.counted),
-                    lag_s: intervals
-                        .iter()
-                        .filter_map(|i| i.lags.get(&c.id))
-                        .max()
-                        .map_or(0.0, |lag| lag.as_secs_f64()),
+                    lag_s: lag_of(&c.id, intervals).as_secs_f64(),
                     taken: judged.is_some_and(|j| j.chosen),
                     why,
                     story: None,
@@ -939,7 +944,10 @@ mod tests {
             seen.waits_for(&points)
         };
         assert!(more(&unread, 3));
-        assert!(more(&read, homeostat_engine::POINTS_SPEAK_AFTER - 1));
+        assert!(more(
+            &read,
+            homeostat_engine::readings_wanted(Nanoseconds::ZERO) - 1
+        ));
         assert!(more(&unread, READ_WITHIN - 1), "they pause");
         assert!(!more(&unread, 1), "they are lost");
         assert!(!more(&read, 1), "that was long enough");

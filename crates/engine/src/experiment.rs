@@ -15,6 +15,7 @@ use crate::retrace::Traced;
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use crate::spans::{self, SpanRail};
+use crate::trials::left_out_for;
 use crate::witness::Witness;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
@@ -153,6 +154,8 @@ pub(crate) struct Experiment {
     pub(crate) on: bool,
     pub(crate) settled: bool,
     pub(crate) washout: Nanoseconds,
+    /// What neighbours' meters need left out of each block, as their readings said so far.
+    lag_seen: Nanoseconds,
     pub(crate) stalled: Nanoseconds,
     pub(crate) bloat: Bytes,
     pub(crate) verdict: Option<Verdict>,
@@ -254,6 +257,7 @@ impl Experiment {
             on: true,
             settled: false,
             washout: setup.washout_min + setup.lag,
+            lag_seen: Nanoseconds::ZERO,
             stalled: Nanoseconds::ZERO,
             bloat: Bytes::ZERO,
             verdict: None,
@@ -655,6 +659,8 @@ impl Experiment {
                             if let Some(series) = series(rail.workload()) {
                                 let from = own_from(rail.member(), series);
                                 rail.observe(series, record.on, from, now);
+                                let lag = left_out_for(series.lag(&rail.member().meter), self.setup.measured);
+                                self.lag_seen = self.lag_seen.max(lag);
                             }
                         }
                         for rail in &mut self.spans {
@@ -821,6 +827,8 @@ impl Experiment {
                     format!("it needs {wanted} to take effect, more than the longest washout ({max}): not comparable"),
                 );
             }
+            // A neighbour's meter may have been opened for this trial only.
+            self.setup.lag = self.setup.lag.max(self.lag_seen);
             self.washout = (wanted + self.setup.lag).max(self.washout);
             self.coins.toss()
         } else {

@@ -1061,7 +1061,10 @@ impl Engine {
             .map(|o| (o.washout, o.effect.estimate, o.stall))
             .collect();
         // Another meter may judge than when it was proven.
-        let lag = self.lag(&panel);
+        let measured = self.guards.get(key).map_or(Nanoseconds::ZERO, |g| g.measured);
+        let lag = self
+            .lag(&panel)
+            .max(self.lag_of_neighbours(neighbours.iter().map(|n| &n.0), measured));
         let least = Nanoseconds::from_secs_f64(self.policy.washout_min_s) + lag;
         let Some(g) = self.guards.get_mut(key) else {
             return (Finding::Nothing, None);

@@ -53,4 +53,4 @@ mod witness;
 
 pub use engine::Engine;
 pub use homeostat_statistics::merit::{CONFIDENCE as PLACEBO_CONFIDENCE, Linearity, Placebo, Unknown};
-pub use meters::{JudgedMeter, MeterInterval, POINTS_SPEAK_AFTER, judge_meters};
+pub use meters::{JudgedMeter, MeterInterval, judge_meters, readings_wanted};

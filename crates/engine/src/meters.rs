@@ -21,14 +21,13 @@ const KERNEL_NOISE_MAX: f64 = 0.15;
 const KERNEL_RATE_MIN: f64 = 5.0;
 /// Of fewer blocks than these every one must keep the ratio.
 const FEW_BLOCKS: usize = 6;
-/// Readings (of a second) of points before they can speak for kernel work.
-pub const POINTS_SPEAK_AFTER: usize = FEW_BLOCKS * BLOCK;
-/// … and of a function that is counted in turns: its own noise falls with the length of the blocks, of which there are [`LONG_BLOCKS`] then.
-/// It is asked whether it agrees after so many readings for the first time, and whenever there are twice as many: not at each of them, until
-/// chance says so.
+/// Points speak for kernel work after as many blocks as that. A function that is counted in turns is asked whether it agrees then for the
+/// first time, and whenever there are twice as many readings, not at each of them until chance says so: its own noise falls with the length
+/// of the blocks, of which there are [`LONG_BLOCKS`] then. After so many readings (of a second) it has been asked often enough.
 const IN_TURNS_SPEAK_AFTER: usize = 96;
 const LONG_BLOCKS: usize = 8;
-const FIRST_LOOK: usize = FEW_BLOCKS * BLOCK;
+/// Intervals that tell how long they are.
+const LATELY: usize = 15;
 /// Two kinds of kernel work confirm each other when their ratio varies by no more than this.
 pub(crate) const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 /// … and one of them counted without the other in no larger share of the blocks than this.
@@ -194,8 +193,7 @@ pub(crate) fn assess(
         cost,
         counted,
         refused,
-        unsettled: matches!(word, Word::NotYet(_))
-            && seen < SEARCH_SAMPLES + IN_TURNS_SPEAK_AFTER + POINTS_SPEAK_AFTER,
+        unsettled: matches!(word, Word::NotYet(_)) && seen < SEARCH_SAMPLES + 2 * IN_TURNS_SPEAK_AFTER,
         speaks_after: if let Word::NotYet(readings) = word {
             readings
         } else {
@@ -264,12 +262,14 @@ fn word_for(
             .filter_map(|i| Some((i.work.get(&candidate.id)?.0, i.work.get(&other.id)?.0, i.cpu)))
             .collect();
         // A few blocks say nothing for sure, also not that they disagree.
-        if is_points && both.len() < POINTS_SPEAK_AFTER {
+        let speak_after = FEW_BLOCKS * block(lag(other, series), series);
+        if is_points && both.len() < speak_after {
             if confirming(candidate, &watched(others), series, since).is_some() {
-                word = word.not_before(POINTS_SPEAK_AFTER);
+                word = word.not_before(speak_after);
             }
             continue;
         }
+        let at_last = IN_TURNS_SPEAK_AFTER.max(2 * speak_after);
         let of = |work: fn(&(f64, f64, f64)) -> f64| {
             let length = block(lag(candidate, series).max(lag(other, series)), series);
             noise(
@@ -286,11 +286,11 @@ fn word_for(
             // So noisy an estimate may agree, and be seen to do so in longer blocks only.
             if own > KERNEL_NOISE_MAX
                 && own <= policy.meter_noise_max
-                && both.len() < IN_TURNS_SPEAK_AFTER
+                && both.len() < at_last
                 && is_estimate(&other.id, series, since)
                 && confirming(candidate, &watched(others), series, since).is_some()
             {
-                word = word.not_before(IN_TURNS_SPEAK_AFTER);
+                word = word.not_before(at_last);
             }
             continue;
         }
@@ -406,12 +406,17 @@ pub(crate) fn assess_again(
 /// Intervals joined into one block when the noise of a meter is judged that may tell so late: what lies nearer to each other is partly told by
 /// the same.
 fn block(lag: Nanoseconds, series: &Series) -> usize {
-    let intervals = series.since(Nanoseconds::ZERO).map(|i| i.seconds);
-    match intervals.last() {
-        Some(interval) if lag > Nanoseconds::ZERO && interval > 0.0 => {
-            BLOCK.max((lag.as_secs_f64() / interval).round() as usize)
-        }
-        _ => BLOCK,
+    if lag == Nanoseconds::ZERO {
+        return BLOCK;
+    }
+    let mut lengths: Vec<f64> = series.since(Nanoseconds::ZERO).map(|i| i.seconds).collect();
+    // One sample that was late says nothing of the others.
+    let lately = lengths.split_off(lengths.len().saturating_sub(LATELY));
+    let interval = homeostat_statistics::robust::median(&lately);
+    if interval > 0.0 {
+        BLOCK.max((lag.as_secs_f64() / interval).round() as usize)
+    } else {
+        BLOCK
     }
 }
 
@@ -423,6 +428,12 @@ fn lag(candidate: &MeterCandidate, series: &Series) -> Nanoseconds {
 /// Readings that a meter is judged from at least: as many blocks of one that tells late as of others.
 fn readings_min(candidate: &MeterCandidate, series: &Series, policy: &Policy) -> usize {
     policy.meter_samples_min * block(lag(candidate, series), series) / BLOCK
+}
+
+/// Readings, of a second, after which a meter that tells so late can have been judged, and can have spoken for others where it may.
+pub fn readings_wanted(lag: Nanoseconds) -> usize {
+    let block = BLOCK.max(lag.as_secs_f64().round() as usize);
+    FEW_BLOCKS * block
 }
 
 /// Coefficient of variation of work per CPU second over blocks of so many readings.
@@ -542,9 +553,9 @@ fn is_estimate(id: &MeterId, series: &Series, since: Nanoseconds) -> bool {
     series.counted(id, since) < COUNTED_MIN
 }
 
-/// How many of so many readings were there when it was looked at them last.
-fn last_look(readings: usize) -> usize {
-    let mut look = FIRST_LOOK;
+/// How many of so many readings were there when it was looked at them last, and for the first time at so many.
+fn last_look(readings: usize, first: usize) -> usize {
+    let mut look = first;
     if readings < look {
         return readings;
     }
@@ -563,8 +574,8 @@ fn ratio_variation(a: &MeterId, b: &MeterId, series: &Series, since: Nanoseconds
         .filter_map(|i| Some((i.work.get(a)?.0, i.work.get(b)?.0)))
         .collect();
     let (looked_at, length) = if is_estimate(a, series, since) || is_estimate(b, series, since) {
-        let look = last_look(pairs.len());
         let late = block(series.lag(a).max(series.lag(b)), series);
+        let look = last_look(pairs.len(), FEW_BLOCKS * late);
         (look, late.max(look / LONG_BLOCKS))
     } else {
         (pairs.len(), BLOCK)
@@ -832,13 +843,8 @@ pub fn judge_meters(
                 vouched_by: a.vouched_by.clone(),
                 refused: a.refused.clone().map(|why| {
                     if a.unsettled {
-                        let who = if a.speaks_after == POINTS_SPEAK_AFTER {
-                            "points have"
-                        } else {
-                            "the function has"
-                        };
                         format!(
-                            "{why}; {who} not been read for long enough to speak for it ({} s are needed): test for longer",
+                            "{why}; what may speak for it has not been read for long enough ({} s are needed): test for longer",
                             a.speaks_after
                         )
                     } else {
@@ -1204,7 +1210,7 @@ mod tests {
         }
         // It is looked at 24, 48 and 96 readings, and not in between.
         assert_eq!(
-            [12, 24, 47, 48, 95, 96, 191, 192].map(last_look),
+            [12, 24, 47, 48, 95, 96, 191, 192].map(|n| last_look(n, 24)),
             [12, 24, 24, 48, 48, 96, 96, 192]
         );
         // Where nothing is too loud nothing is waited for.
@@ -1503,7 +1509,7 @@ mod tests {
         };
         let (varies, too_short) = (
             "(limit for kernel work 15 %)",
-            "; points have not been read for long enough to speak for it (24 s are needed): test for longer",
+            "; what may speak for it has not been read for long enough (24 s are needed): test for longer",
         );
         for (seconds, points_too) in [(24, true), (35, true), (35, false)] {
             let why = refused(seconds, points_too).expect("they have not spoken");

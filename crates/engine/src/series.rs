@@ -51,6 +51,8 @@ pub(crate) struct Interval {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Series {
     intervals: VecDeque<Interval>,
+    /// How late meters told by their last readings, also where these are forgotten: a neighbour's meter is read while something is tried.
+    lags: BTreeMap<MeterId, Nanoseconds>,
 }
 
 /// Sums over a span of time.
@@ -91,6 +93,12 @@ pub(crate) struct SpanSums {
 
 impl Series {
     pub(crate) fn push(&mut self, interval: Interval) {
+        for meter in interval.work.keys() {
+            match interval.lags.get(meter) {
+                Some(lag) => self.lags.insert(meter.clone(), *lag),
+                None => self.lags.remove(meter),
+            };
+        }
         if self.intervals.len() == INTERVALS_MAX {
             self.intervals.pop_front();
         }
@@ -106,6 +114,7 @@ impl Series {
 
     pub(crate) fn clear(&mut self) {
         self.intervals.clear();
+        self.lags.clear();
     }
 
     /// Intervals that ended after `since`, oldest first.
@@ -133,8 +142,7 @@ impl Series {
 
     /// How long before it ended some of what a reading of the meter tells may have been counted, by the last one.
     pub(crate) fn lag(&self, meter: &MeterId) -> Nanoseconds {
-        let last = self.intervals.iter().rev().find(|i| i.work.contains_key(meter));
-        last.and_then(|i| i.lags.get(meter)).copied().unwrap_or_default()
+        self.lags.get(meter).copied().unwrap_or_default()
     }
 
     /// Sums over the intervals that lie wholly within `from..=to` and carry a reading of the meter.

@@ -88,6 +88,11 @@ struct Launch<'a> {
     plain: Option<Nanoseconds>,
 }
 
+/// How much is left out of each block for a neighbour's meter that tells so late: half of the measured part may be of before.
+pub(crate) fn left_out_for(lag: Nanoseconds, measured: Nanoseconds) -> Nanoseconds {
+    lag - Nanoseconds(measured.0 / 2)
+}
+
 impl Engine {
     // ---- starting -----------------------------------------------------------------------------------------------
 
@@ -407,17 +412,28 @@ impl Engine {
     /// What the meters of these workloads say may be about so long before: as is known of them ([`MeterCandidate::lag`]), or as their
     /// readings say ([`homeostat_model::MeterReading::lag`]).
     pub(crate) fn lag(&self, panel: &Panel) -> Nanoseconds {
-        let lag = |member: &Member| {
-            let w = self.workloads.get(&member.workload)?;
-            let candidate = &w.meter.as_ref()?.candidate;
-            Some(candidate.lag.max(w.series.lag(&candidate.id)))
+        let lags = panel.members().iter().map(|m| self.lag_of(m));
+        lags.max().unwrap_or(Nanoseconds::ZERO)
+    }
+
+    /// The same of one of them.
+    fn lag_of(&self, member: &Member) -> Nanoseconds {
+        let Some(w) = self.workloads.get(&member.workload) else {
+            return Nanoseconds::ZERO;
         };
-        panel
-            .members()
-            .iter()
-            .filter_map(lag)
-            .max()
-            .unwrap_or(Nanoseconds::ZERO)
+        let candidate = w.meter.as_ref().map(|m| &m.candidate);
+        let known = candidate.filter(|c| c.id == member.meter).map(|c| c.lag);
+        known.unwrap_or_default().max(w.series.lag(&member.meter))
+    }
+
+    /// How much is left out of each block, so that half at least of its measured part is its own by what these neighbours' meters tell.
+    pub(crate) fn lag_of_neighbours<'a>(
+        &self,
+        neighbours: impl Iterator<Item = &'a Member>,
+        measured: Nanoseconds,
+    ) -> Nanoseconds {
+        let lags = neighbours.map(|m| left_out_for(self.lag_of(m), measured));
+        lags.max().unwrap_or(Nanoseconds::ZERO)
     }
 
     /// What is left out of each block at least, of a change that settles so (seconds).
@@ -769,12 +785,8 @@ impl Engine {
             (self.guardrails(&panel, contained.as_ref()), borrowed)
         };
         let measured = Nanoseconds::from_secs_f64(choice.measured_s);
-        // Of what a neighbour's meter tells half of a block's measured part must be the block's own.
-        let of_neighbours = rails.iter().filter_map(|rail| {
-            let series = &self.workloads.get(rail.workload())?.series;
-            Some(series.lag(&rail.member().meter) - Nanoseconds(measured.0 / 2))
-        });
-        let lag = of_neighbours.fold(self.lag(&panel), Nanoseconds::max);
+        let of_neighbours = self.lag_of_neighbours(rails.iter().map(Guardrail::member), measured);
+        let lag = self.lag(&panel).max(of_neighbours);
         let setup = Setup {
             id: experiment_id,
             kind,

@@ -2,7 +2,7 @@
 
 use super::super::cpu_time::waiting;
 use super::super::crowd::Crowd;
-use super::super::turns::{Beginning, CHARGED, Counting, Rest};
+use super::super::turns::{Beginning, CHARGED, Counting, Rest, TAKEN_MAX};
 use super::compiled::Compiled;
 use super::probes::Probes;
 use super::rehearsal::known_cost;
@@ -63,7 +63,9 @@ pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     // At the price that was seen: where it turns out to be another they will be as far apart as that takes.
     let apart = (share_min / share.max(1e-9) * (found.hit_cost_seen / found.hit_cost).min(1.0)).max(1.0);
     // Of code that no file holds so short a window has few hits.
-    if apart <= APART_MAX && matches!(found.at, At::File { .. }) {
+    // What is hit in more than half of its time is told too small.
+    let most = APART_MAX.min(TAKEN_MAX * CHARGED * share_min / cost_max);
+    if apart <= most && matches!(found.at, At::File { .. }) {
         return Ok(Rest::LastWindow { share_min, apart });
     }
     Err(format!(

@@ -8,7 +8,7 @@ use super::super::common::{PROCESSES_MAX, open_process};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal, threads};
-use super::super::cpu_time::{CpuTime, ticks, waiting};
+use super::super::cpu_time::{CpuTime, tick, ticks, waiting};
 use super::super::crowd::{AtOnce, Crowd};
 use super::super::owed::{Entry, Owed, is_replaced};
 use super::super::turns::{Children, FORKS_MAX, Urgent};
@@ -862,7 +862,8 @@ impl<'a> Search<'a> {
         }
         let (cpu, paid, after) = so_far(self);
         // A clock that is a tick old lacks most of so short a time, and what is hit some ten thousand times a second would be taken for what
-        // nobody can count. To wait for a tick would cost the program more than this is worth, so it is taken to have gone on as usual.
+        // nobody can count. To wait for a tick would cost the program more than this is worth, so it is taken to have gone on as usual for
+        // a tick at most.
         let usual = begun.elapsed().as_secs_f64() * self.cpus;
         let off = attached.let_go();
         drop(urgent);
@@ -873,9 +874,10 @@ impl<'a> Search<'a> {
         off?;
         disturbed?;
         children?;
+        let late = tick().map_or(0.0, |tick| tick.as_secs_f64()) * self.cpus;
+        let cpu = cpu.max(usual.min(cpu + late));
         // What the probes did not take was left for the program itself.
-        let used = cpu.max(paid).max(usual);
-        let own = (cpu - paid).max(0.1 * used).max(1e-6);
+        let own = (cpu - paid).max(0.1 * cpu.max(paid)).max(1e-6);
         Ok(after
             .iter()
             .zip(&before)

@@ -25,7 +25,7 @@ const ENOUGH: f64 = 0.25;
 /// Less CPU time than this (seconds) is none.
 const NO_CPU: f64 = 0.0005;
 /// The probes cannot have taken more than this share of the time in which they were counted: the rest is the program's.
-const TAKEN_MAX: f64 = 0.5;
+pub(in crate::meters) const TAKEN_MAX: f64 = 0.5;
 
 /// What the clocks and counters say at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -30,6 +30,7 @@ use crate::sys::bpf::Counters;
 use calibration::Waited;
 pub(super) use children::{Children, FORKS_MAX, Unpaid};
 use debt::Debt;
+pub(super) use estimate::TAKEN_MAX;
 use estimate::{Ledger, Moment};
 use homeostat_model::{Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
@@ -71,8 +72,6 @@ const APART_MAX: f64 = 5.0;
 const APART_AND: f64 = 2.0;
 /// Where the last window tells the rest it speaks for so many times as long as two windows are meant to be apart, and that.
 const SPEAKS: f64 = 1.25;
-/// Where windows are some seconds apart it is waited for longer when more is owed than the budget of so many times that long.
-const DEBTS: f64 = 4.0;
 /// A window with less CPU time (seconds) says nothing of what counting costs.
 const WINDOW_MIN: f64 = 0.002;
 /// A share that grows by more than this from turn to turn has not come to its size.
@@ -312,7 +311,7 @@ impl Counting {
             Rest::LastWindow { share_min, apart } => {
                 let speaks = SPEAKS * apart + APART_AND * TURN;
                 told_late = Nanoseconds::from_secs_f64(speaks);
-                spacing = Some(Spacing::new(share_min, apart, how.cost_max, speaks));
+                spacing = Some(Spacing::new((share_min, apart), how.cpus, how.cost_max, speaks));
                 (Ok(0.0), None, Ledger::by_last_window(how.hit_cost, speaks))
             }
             Rest::Waits {
@@ -350,7 +349,7 @@ impl Counting {
             hit_cost: CHARGED * how.hit_cost,
             hit_cost_max: CHARGED * how.hit_cost,
             cost_max: how.cost_max,
-            share: Share::new(how.share.max(spacing.map_or(0.0, |s| s.share_min))),
+            share: Share::new(how.share.max(spacing.as_ref().map_or(0.0, |s| s.share_min))),
             spacing,
             window_cpu: 0.0,
             cpus: how.cpus,
@@ -494,6 +493,9 @@ impl<S: Subject> Turns<S> {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
         };
+        if let Some(spacing) = &mut self.spacing {
+            spacing.begins(before.at, before.cpu);
+        }
         let always = self.share.always();
         if !always && self.number > 0 && !wait(told, schedule::begins_at(self.number)) {
             return Ok(false);
@@ -637,7 +639,7 @@ impl<S: Subject> Turns<S> {
         let begun = Instant::now();
         let (mut enough, longest) = schedule::window(self.share.value(), self.cpus);
         // A window may cost what all turns may until the next one.
-        let turns = self.spacing.map_or(1.0, Spacing::turns);
+        let turns = self.spacing.as_ref().map_or(1.0, Spacing::turns);
         let budget = (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN * turns)
             .max(BURST * self.subject.allowance());
         let (readings, by_waits, by_reading) = {
@@ -760,11 +762,11 @@ impl<S: Subject> Turns<S> {
         told: &Receiver<()>,
     ) -> Result<bool, Lost> {
         let (cost, rest) = self.charge(processes, paid, cpu)?;
-        if let Some(spacing) = self.spacing {
-            self.space(spacing, cost)?;
+        if let Some(apart) = self.spacing.as_ref().map(Spacing::apart) {
+            self.space(cost)?;
             return Ok(self.share.always()
                 || self.off().is_err()
-                || self.wait_for_the_next(begun, spacing.apart(), told)?);
+                || self.wait_for_the_next(begun, apart, told)?);
         }
         self.share_of_the_next(cost, cpu, whole)?;
         let apart = match &self.apart {
@@ -794,65 +796,70 @@ impl<S: Subject> Turns<S> {
         let name = self.subject.name();
         let cost = cost_of(paid as f64 * self.hit_cost + beside, cpu, unpaid)
             .map_err(|why| Lost::Changed(format!("counting at {name} was given up: {why}")))?;
+        if let Some(spacing) = &mut self.spacing {
+            // Made up for by the time until the next window, and where that is not enough by more of it.
+            spacing.owe(cost - self.subject.allowance());
+            return Ok((cost, 0.0));
+        }
         self.debt.add(cost - self.subject.allowance(), cpu, self.cost_max);
         // What nobody minds makes up for it, too, as if the program used so many CPUs more.
         let cpus = self.cpus + self.subject.allowance() / self.cost_max;
-        let rest = match self.debt.rest(cpus, self.cost_max) {
-            // Made up for by the time until the next window, and where that is not enough by more of it.
-            Ok(_) | Err(_) if self.spacing.is_some() => 0.0,
-            Ok(rest) => rest,
-            Err(seconds) => {
-                return Err(Lost::Changed(format!(
-                    "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
-                )));
-            }
-        };
+        let rest = self.debt.rest(cpus, self.cost_max).map_err(|seconds| {
+            Lost::Changed(format!(
+                "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
+            ))
+        })?;
         Ok((cost, rest))
     }
 
     /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
     fn make_up(&mut self, rest: f64, told: &Receiver<()>) -> bool {
-        rest == 0.0 || self.rest(rest, told).is_some()
+        if rest == 0.0 {
+            return true;
+        }
+        let before = self.cpu();
+        if !wait(told, rest) {
+            return false;
+        }
+        let used = self.cpu() - before;
+        self.debt
+            .add(-self.subject.allowance() * rest, used, self.cost_max);
+        true
     }
 
-    /// The same; the CPUs that the program used meanwhile. `None`: nobody wants to know any more.
-    fn rest(&mut self, seconds: f64, told: &Receiver<()>) -> Option<f64> {
-        // Of those that there are: who comes meanwhile works, too.
-        let cpu = || {
-            let mut tally = self.shared.hold();
-            self.shared.moment(&mut tally).0.cpu
-        };
-        let (before, begun) = (cpu(), Instant::now());
-        if !wait(told, seconds) {
-            return None;
-        }
-        let used = (cpu() - before).max(0.0);
-        self.debt
-            .add(-self.subject.allowance() * seconds, used, self.cost_max);
-        Some(used / begun.elapsed().as_secs_f64().max(TURN / 20.0))
+    /// CPU time of those that there are: who comes meanwhile works, too (seconds since some fixed moment).
+    fn cpu(&self) -> f64 {
+        let mut tally = self.shared.hold();
+        self.shared.moment(&mut tally).0.cpu
     }
 
     /// Waits with nothing on until the next window is due, of windows that are some seconds apart; false: nobody wants to know any more.
     /// How long that is was known before the last one: what a window shows is told of the time until the next, and longer for a
-    /// dear one would be a bias. Only where far more is owed than chance explains it is waited for longer. It is looked each second whether
-    /// it is still the same program.
+    /// dear one would be a bias. Only where far more is owed than chance explains it is waited for longer, for a while. It is looked each
+    /// second whether it is still the same program.
     fn wait_for_the_next(&mut self, begun: Instant, apart: f64, told: &Receiver<()>) -> Result<bool, Lost> {
+        let (mut cpu, mut at) = (self.cpu(), Instant::now());
         loop {
-            let left = apart - begun.elapsed().as_secs_f64();
-            let cpus = self.cpus + self.subject.allowance() / self.cost_max;
-            let owes = || self.debt.rest(cpus, self.cost_max).unwrap_or(f64::INFINITY) > DEBTS * apart;
-            let step = if left > 0.0 {
-                left.min(TURN)
-            } else if owes() {
+            let elapsed = begun.elapsed().as_secs_f64();
+            let owes = self.spacing.as_ref().is_some_and(|s| s.owes(elapsed - apart));
+            let step = if elapsed < apart {
+                (apart - elapsed).min(TURN)
+            } else if owes {
                 TURN
             } else {
                 return Ok(true);
             };
-            let Some(cpus) = self.rest(step, told) else {
+            if !wait(told, step) {
                 return Ok(false);
-            };
-            if step > TURN / 2.0 {
-                self.cpus = cpus;
+            }
+            let (now, seconds) = (self.cpu(), at.elapsed().as_secs_f64());
+            if seconds > TURN / 2.0 {
+                self.cpus = (now - cpu).max(0.0) / seconds;
+                (cpu, at) = (now, Instant::now());
+            }
+            if let Some(spacing) = &mut self.spacing {
+                spacing.earn(now);
+                spacing.owe(-self.subject.allowance() * step);
             }
             let workload = self.shared.hold().workload.clone();
             // Nothing is on: what children do costs them nothing.
@@ -895,16 +902,20 @@ impl<S: Subject> Turns<S> {
     }
 
     /// How far apart the next windows are, and how long, after one in a turn that has cost so much (seconds of CPU time).
-    fn space(&mut self, mut spacing: Spacing, cost: f64) -> Result<(), Lost> {
-        // A program that hardly ran says nothing about its rate.
-        if self.window_cpu >= WINDOW_MIN {
-            spacing.note(cost / self.window_cpu);
-            if spacing.is_too_far() {
-                return Err(self.too_dear(spacing.cost));
-            }
-            self.share = self.share.of(spacing.share());
+    fn space(&mut self, cost: f64) -> Result<(), Lost> {
+        let Some(spacing) = &mut self.spacing else {
+            return Ok(());
+        };
+        // A program that hardly ran in its window says nothing about its rate.
+        if self.window_cpu < WINDOW_MIN {
+            return Ok(());
         }
-        self.spacing = Some(spacing);
+        spacing.note(cost, self.share.value());
+        let (is_too_far, share, cost) = (spacing.is_too_far(), spacing.share(), spacing.cost());
+        if is_too_far {
+            return Err(self.too_dear(cost));
+        }
+        self.share = self.share.of(share);
         Ok(())
     }
 
@@ -1177,63 +1188,92 @@ mod tests {
     /// Windows of 30 ms of a program on one CPU, at 1 µs a hit; three seconds apart at first.
     fn spaced() -> Turns<Fake> {
         let mut turns = turns(Root::default(), workload(), fake(true, 0.0), 0.03);
-        turns.spacing = Some(Spacing::new(0.03, 3.0, COST_MAX, 5.0));
+        turns.spacing = Some(Spacing::new((0.03, 3.0), 1.0, COST_MAX, 5.75));
         turns
     }
 
     #[test]
     fn windows_that_are_to_be_no_shorter_lie_as_far_apart_as_they_cost() {
         let mut turns = spaced();
-        let window = |turns: &mut Turns<Fake>, rate: f64| {
-            let spacing = turns.spacing.unwrap();
-            turns.window_cpu = turns.share.value();
+        let mut at = 0.0;
+        // Each is so much longer than it is meant to be.
+        let mut window = |turns: &mut Turns<Fake>, rate: f64, longer: f64| {
+            let spacing = turns.spacing.as_mut().unwrap();
+            spacing.begins(at, at);
+            let apart = spacing.apart().max(TURN);
+            turns.window_cpu = longer * turns.share.value();
             let hits = (rate * turns.window_cpu) as u64;
             let (cost, rest) = turns.charge(&[], hits, 1.0).unwrap();
             assert_eq!(rest, 0.0, "it is made up for by the time until the next");
-            turns.space(spacing, cost)?;
-            turns.debt.add(0.0, spacing.apart() - TURN, COST_MAX);
-            Ok::<_, Lost>((cost, spacing.turns()))
+            turns.space(cost)?;
+            at += apart;
+            Ok::<_, Lost>((cost, apart))
         };
         // What it costs while it is on it may cost in the hundredth part of the time.
-        assert!((window(&mut turns, 500_000.0).unwrap().1 - 3.0).abs() < 1e-9);
+        assert!((window(&mut turns, 500_000.0, 1.0).unwrap().1 - 3.0).abs() < 1e-9);
         // The rate goes up and down: how far the next one is does not follow from what this one has shown.
         let (mut paid, mut passed, mut after) = (0.0, 0.0, [0.0; 2]);
         for n in 0..400 {
             let is_dear = n % 2 == 0;
-            let (cost, turns) = window(&mut turns, if is_dear { 800_000.0 } else { 200_000.0 }).unwrap();
+            let rate = if is_dear { 800_000.0 } else { 200_000.0 };
+            let (cost, apart) = window(&mut turns, rate, 1.1).unwrap();
             paid += cost;
-            passed += turns;
-            after[usize::from(is_dear)] += turns;
+            passed += apart;
+            after[usize::from(is_dear)] += apart;
+            assert!(!turns.spacing.as_ref().unwrap().owes(0.0), "{n}");
         }
         assert!((paid / passed / COST_MAX - 1.0).abs() < 0.05, "{}", paid / passed);
         assert!((after[1] / after[0] - 1.0).abs() < 0.2, "{after:?}");
-        assert!(turns.debt.rest(1.0, COST_MAX).unwrap() < DEBTS * 3.0);
         assert_eq!(turns.share.value(), 0.03);
         // A program that rested in its window says nothing of that.
-        let before = turns.spacing;
+        let before = turns.spacing.clone();
         turns.window_cpu = 0.001;
-        turns.space(before.unwrap(), 0.0).unwrap();
+        turns.space(0.0).unwrap();
         assert_eq!(turns.spacing, before);
         // What is hit less often has a window in each turn, a longer one, and at last is counted all the time.
         for _ in 0..60 {
-            window(&mut turns, 50_000.0).unwrap();
+            window(&mut turns, 50_000.0, 1.0).unwrap();
         }
         assert!((turns.share.value() - 0.1).abs() < 0.01, "{:?}", turns.share);
-        assert_eq!(turns.spacing.unwrap().apart(), 0.0);
+        assert_eq!(turns.spacing.as_ref().unwrap().apart(), 0.0);
         for _ in 0..60 {
-            window(&mut turns, 1_000.0).unwrap();
+            window(&mut turns, 1_000.0, 1.0).unwrap();
         }
         assert!(turns.share.always());
-        // What could have a window in twice the time only for which that speaks is given up, but not for one window that says so.
+        // What has to be so far apart that it hardly tells anything is given up, but not for one window that says so.
         let mut turns = spaced();
-        assert!(window(&mut turns, 4_000_000.0).is_ok());
+        assert!(window(&mut turns, 2_000_000.0, 1.0).is_ok());
         let why = (0..20)
-            .find_map(|_| window(&mut turns, 4_000_000.0).err())
+            .find_map(|_| window(&mut turns, 2_000_000.0, 1.0).err())
             .unwrap();
         assert!(
             matches!(&why, Lost::Changed(why) if why.contains("too much")),
             "{why:?}"
         );
+    }
+
+    #[test]
+    fn a_program_that_does_less_is_looked_at_as_often() {
+        let mut spacing = Spacing::new((0.03, 6.0), 1.0, COST_MAX, 9.5);
+        // Windows cost in proportion to the CPU time that it uses.
+        let (mut at, mut used) = (0.0, 0.0);
+        for cpus in std::iter::repeat_n(1.0, 20).chain(std::iter::repeat_n(0.02, 60)) {
+            spacing.begins(at, used);
+            let cost = 0.03 * cpus;
+            spacing.owe(cost);
+            spacing.note(cost, 0.03);
+            let apart = spacing.apart();
+            assert!(apart > 5.0 && apart < 7.0 && !spacing.is_too_far(), "{apart}");
+            at += apart;
+            used += cpus * apart;
+            spacing.earn(used);
+            assert!(!spacing.owes(0.0) || cpus < 1.0);
+        }
+        // What is owed from before is waited for, not for ever.
+        spacing.owe(1.0);
+        assert!(spacing.owes(0.0) && spacing.owes(9.0) && !spacing.owes(9.5));
+        spacing.earn(used + 200.0);
+        assert!(!spacing.owes(0.0));
     }
 
     #[test]
@@ -1243,9 +1283,8 @@ mod tests {
         let begun = Instant::now();
         assert!(matches!(turns.wait_for_the_next(begun, 1.2, &told), Ok(true)));
         assert!(begun.elapsed() >= Duration::from_millis(1_200));
-        // No program can be seen that would make up for it: nobody is given up for that, and it ends when nobody wants to know.
-        turns.debt.add(1.0, 0.0, COST_MAX);
-        assert_eq!(turns.charge(&[], 0, 0.0).unwrap().1, 0.0);
+        // No program can be seen that would make up for it: it ends when nobody wants to know.
+        assert_eq!(turns.charge(&[], 1_000_000, 0.0).unwrap().1, 0.0);
         std::thread::scope(|s| {
             s.spawn(move || {
                 std::thread::sleep(Duration::from_millis(1_200));

@@ -1,5 +1,7 @@
 //! When it is counted, and for how long: the share of the CPU time, and where in a turn its window lies.
 
+use super::{CHARGED, TAKEN_MAX};
+
 /// Length of a turn, and the least that a window waits for a program to work (seconds).
 pub(super) const TURN: f64 = 1.0;
 const ON_MIN: f64 = 0.02;
@@ -24,6 +26,10 @@ const BACK: f64 = 0.8;
 const PART_MAX: f64 = 0.9;
 /// How far apart windows are follows from about so many of them.
 const SPACING_OF: f64 = 8.0;
+/// The next one waits when more is owed than so many of them cost: that is no chance.
+const DEBTS: f64 = 4.0;
+/// Windows that are farther apart than so many times as long as they speak are too few: of a trial's block six tenths must be read.
+const FAR: f64 = 1.4;
 /// The golden ratio's part behind the point: its multiples leave no gap and repeat nothing.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
@@ -82,59 +88,108 @@ impl Share {
 
 /// How far apart windows are that are not to be shorter than some share of a turn.
 ///
-/// That follows from a running mean of what they have cost, and so hardly from the last one: where windows are some seconds apart each is
-/// told of the time until the next, and a longer time for a dear window would count what is dear more often than it is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// That follows from running means of what they have cost and of the CPU time that the program uses, and so hardly from the last one: where
+/// windows are some seconds apart each is told of the time until the next, and a longer time for a dear window would count what is dear
+/// more often than it is.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spacing {
     pub(super) share_min: f64,
-    /// What counting costs while it is on: a share of the CPU time, as a mean.
-    pub(super) cost: f64,
-    /// … of which it may cost this share.
+    /// What a window has cost for each turn of its length (seconds of CPU time), as a mean.
+    dear: f64,
+    /// CPUs that the program uses, from one window to the next, as a mean.
+    cpus: f64,
+    /// Share of its CPU time that counting may cost.
     cost_max: f64,
     /// So long a window speaks for what follows (seconds).
     speaks: f64,
+    /// When the last turn began, and the CPU time then.
+    begun: Option<(f64, f64)>,
+    /// CPUs that it used in the turn before.
+    used: Option<f64>,
+    /// What windows have cost more than they may (seconds of CPU time) …
+    owed: f64,
+    /// … with all that was earned until the program had used so much.
+    earned: Option<f64>,
 }
 
 impl Spacing {
-    /// So far apart at first (seconds).
-    pub(super) fn new(share_min: f64, apart: f64, cost_max: f64, speaks: f64) -> Self {
+    /// Windows of such a share of a turn, so far apart at first (seconds), of a program that uses so many CPUs.
+    pub(super) fn new((share_min, apart): (f64, f64), cpus: f64, cost_max: f64, speaks: f64) -> Self {
+        let cpus = cpus.max(CPUS_MIN);
         Self {
             share_min,
-            cost: cost_max * apart / (share_min * TURN),
+            dear: cost_max * cpus * apart / share_min,
+            cpus,
             cost_max,
             speaks,
+            begun: None,
+            used: None,
+            owed: 0.0,
+            earned: None,
         }
     }
 
-    /// A window in which counting has cost this share of its CPU time.
-    pub(super) fn note(&mut self, cost: f64) {
-        self.cost += (cost - self.cost) / SPACING_OF;
+    /// A turn begins at this moment (seconds), and the program has used so much CPU time until then.
+    pub(super) fn begins(&mut self, at: f64, cpu: f64) {
+        let before = self.begun.replace((at, cpu));
+        self.used = before.map(|(then, used)| (cpu - used).max(0.0) / (at - then).max(TURN / 20.0));
+        self.earn(cpu);
+    }
+
+    /// A window of such a share has cost so much (seconds of CPU time).
+    pub(super) fn note(&mut self, cost: f64, share: f64) {
+        self.dear += (cost / share - self.dear) / SPACING_OF;
+        if let Some(used) = self.used {
+            self.cpus += (used - self.cpus) / SPACING_OF;
+        }
+    }
+
+    /// What counting costs while it is on: a share of the CPU time.
+    pub(super) fn cost(&self) -> f64 {
+        self.dear / self.cpus.max(CPUS_MIN) / TURN
     }
 
     /// Share of the time in which it may be counted.
-    fn wanted(self) -> f64 {
-        self.cost_max / self.cost.max(1e-12)
+    fn wanted(&self) -> f64 {
+        self.cost_max / self.cost().max(1e-12)
     }
 
     /// How long a window is: a share of a turn.
-    pub(super) fn share(self) -> f64 {
+    pub(super) fn share(&self) -> f64 {
         self.wanted().max(self.share_min)
     }
 
     /// Turns from one window to the next, one at least.
-    pub(super) fn turns(self) -> f64 {
+    pub(super) fn turns(&self) -> f64 {
         (self.share_min / self.wanted()).max(1.0)
     }
 
     /// Seconds from the beginning of a turn with a window to that of the next one; 0: each has one.
-    pub(super) fn apart(self) -> f64 {
+    pub(super) fn apart(&self) -> f64 {
         let turns = self.turns();
         if turns > 1.0 { turns * TURN } else { 0.0 }
     }
 
-    /// Whether windows are twice as far apart as they speak.
-    pub(super) fn is_too_far(self) -> bool {
-        self.turns() * TURN > 2.0 * self.speaks
+    /// Whether windows are so far apart that there is no reading for a good part of the time, or hits take so much of it that what is told
+    /// is too small.
+    pub(super) fn is_too_far(&self) -> bool {
+        self.turns() * TURN > FAR * self.speaks || self.cost() > CHARGED * TAKEN_MAX
+    }
+
+    /// More is owed, or less.
+    pub(super) fn owe(&mut self, cost: f64) {
+        self.owed = (self.owed + cost).max(0.0);
+    }
+
+    /// The program has used so much CPU time by now (seconds), some of which makes up for what is owed.
+    pub(super) fn earn(&mut self, cpu: f64) {
+        let before = self.earned.replace(cpu).unwrap_or(cpu);
+        self.owe(-self.cost_max * (cpu - before).max(0.0));
+    }
+
+    /// Whether so much is owed that the next window, which is so late already (seconds), has to wait.
+    pub(super) fn owes(&self, late: f64) -> bool {
+        self.owed > DEBTS * self.dear * self.share_min && late < self.speaks
     }
 }
 
