@@ -262,14 +262,18 @@ fn word_for(
             .filter_map(|i| Some((i.work.get(&candidate.id)?.0, i.work.get(&other.id)?.0, i.cpu)))
             .collect();
         // A few blocks say nothing for sure, also not that they disagree.
-        let speak_after = FEW_BLOCKS * block(lag(other, series), series);
+        let speak_after = FEW_BLOCKS * block(series.lag(&other.id), series);
         if is_points && both.len() < speak_after {
             if confirming(candidate, &watched(others), series, since).is_some() {
                 word = word.not_before(speak_after);
             }
             continue;
         }
-        let at_last = IN_TURNS_SPEAK_AFTER.max(2 * speak_after);
+        // One of the looks.
+        let at_last = (1..)
+            .map(|n| speak_after << n)
+            .find(|readings| *readings >= IN_TURNS_SPEAK_AFTER)
+            .unwrap_or(IN_TURNS_SPEAK_AFTER);
         let of = |work: fn(&(f64, f64, f64)) -> f64| {
             let length = block(lag(candidate, series).max(lag(other, series)), series);
             noise(

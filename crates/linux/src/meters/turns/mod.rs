@@ -309,7 +309,7 @@ impl Counting {
         let (apart, waits, ledger) = match how.rest {
             Rest::CpuTime => (Ok(0.0), None, Ledger::new(how.hit_cost)),
             Rest::LastWindow { share_min, apart } => {
-                let speaks = SPEAKS * apart + APART_AND * TURN;
+                let speaks = SPEAKS * apart.max(TURN) + APART_AND * TURN;
                 told_late = Nanoseconds::from_secs_f64(speaks);
                 spacing = Some(Spacing::new((share_min, apart), how.cpus, how.cost_max, speaks));
                 (Ok(0.0), None, Ledger::by_last_window(how.hit_cost, speaks))
@@ -763,7 +763,7 @@ impl<S: Subject> Turns<S> {
     ) -> Result<bool, Lost> {
         let (cost, rest) = self.charge(processes, paid, cpu)?;
         if let Some(apart) = self.spacing.as_ref().map(Spacing::apart) {
-            self.space(cost)?;
+            self.space(cost, paid as f64 * self.hit_cost)?;
             return Ok(self.share.always()
                 || self.off().is_err()
                 || self.wait_for_the_next(begun, apart, told)?);
@@ -839,6 +839,9 @@ impl<S: Subject> Turns<S> {
     /// second whether it is still the same program.
     fn wait_for_the_next(&mut self, begun: Instant, apart: f64, told: &Receiver<()>) -> Result<bool, Lost> {
         let (mut cpu, mut at) = (self.cpu(), Instant::now());
+        if let Some(spacing) = &mut self.spacing {
+            spacing.earn(cpu);
+        }
         loop {
             let elapsed = begun.elapsed().as_secs_f64();
             let owes = self.spacing.as_ref().is_some_and(|s| s.owes(elapsed - apart));
@@ -901,16 +904,14 @@ impl<S: Subject> Turns<S> {
         Ok(())
     }
 
-    /// How far apart the next windows are, and how long, after one in a turn that has cost so much (seconds of CPU time).
-    fn space(&mut self, cost: f64) -> Result<(), Lost> {
+    /// How far apart the next windows are, and how long, after one in a turn that has cost so much, its hits alone so much (seconds of CPU
+    /// time).
+    fn space(&mut self, cost: f64, of_hits: f64) -> Result<(), Lost> {
         let Some(spacing) = &mut self.spacing else {
             return Ok(());
         };
-        // A program that hardly ran in its window says nothing about its rate.
-        if self.window_cpu < WINDOW_MIN {
-            return Ok(());
-        }
-        spacing.note(cost, self.share.value());
+        let while_on = (self.window_cpu >= WINDOW_MIN).then(|| of_hits / self.window_cpu);
+        spacing.note(cost, self.share.value(), while_on);
         let (is_too_far, share, cost) = (spacing.is_too_far(), spacing.share(), spacing.cost());
         if is_too_far {
             return Err(self.too_dear(cost));
@@ -1205,7 +1206,7 @@ mod tests {
             let hits = (rate * turns.window_cpu) as u64;
             let (cost, rest) = turns.charge(&[], hits, 1.0).unwrap();
             assert_eq!(rest, 0.0, "it is made up for by the time until the next");
-            turns.space(cost)?;
+            turns.space(cost, cost)?;
             at += apart;
             Ok::<_, Lost>((cost, apart))
         };
@@ -1225,11 +1226,6 @@ mod tests {
         assert!((paid / passed / COST_MAX - 1.0).abs() < 0.05, "{}", paid / passed);
         assert!((after[1] / after[0] - 1.0).abs() < 0.2, "{after:?}");
         assert_eq!(turns.share.value(), 0.03);
-        // A program that rested in its window says nothing of that.
-        let before = turns.spacing.clone();
-        turns.window_cpu = 0.001;
-        turns.space(0.0).unwrap();
-        assert_eq!(turns.spacing, before);
         // What is hit less often has a window in each turn, a longer one, and at last is counted all the time.
         for _ in 0..60 {
             window(&mut turns, 50_000.0, 1.0).unwrap();
@@ -1261,7 +1257,7 @@ mod tests {
             spacing.begins(at, used);
             let cost = 0.03 * cpus;
             spacing.owe(cost);
-            spacing.note(cost, 0.03);
+            spacing.note(cost, 0.03, Some(1.0));
             let apart = spacing.apart();
             assert!(apart > 5.0 && apart < 7.0 && !spacing.is_too_far(), "{apart}");
             at += apart;
@@ -1274,6 +1270,51 @@ mod tests {
         assert!(spacing.owes(0.0) && spacing.owes(9.0) && !spacing.owes(9.5));
         spacing.earn(used + 200.0);
         assert!(!spacing.owes(0.0));
+    }
+
+    #[test]
+    fn a_program_that_works_now_and_then_is_as_dear_as_it_is_on_average() {
+        // Two seconds of ten it uses a CPU, and a window then costs what it may in six seconds of that.
+        let mut spacing = Spacing::new((0.03, 6.0), 0.2, COST_MAX, 9.5);
+        let busy = |at: f64| at.rem_euclid(10.0) < 2.0;
+        let used_until = |at: f64| 2.0 * (at / 10.0).floor() + at.rem_euclid(10.0).min(2.0);
+        let (mut at, mut paid) = (0.0, 0.0);
+        while at < 2_000.0 {
+            spacing.begins(at, used_until(at));
+            let (cost, while_on) = if busy(at) { (0.03, Some(1.0)) } else { (0.0, None) };
+            spacing.owe(cost);
+            spacing.note(cost, 0.03, while_on);
+            assert!(!spacing.is_too_far(), "{at} {spacing:?}");
+            at += spacing.apart().max(TURN) + 0.01;
+            paid += cost;
+        }
+        let share = paid / used_until(at);
+        assert!((share / COST_MAX - 1.0).abs() < 0.2, "{share}");
+        // One that rests altogether says nothing.
+        for second in 1..3 {
+            let before = spacing.apart();
+            spacing.begins(at + 10.0 * f64::from(second), used_until(at));
+            spacing.note(0.0, 0.03, None);
+            assert!(second == 1 || (spacing.apart() - before).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn who_is_within_the_budget_waits_for_nothing() {
+        for share in [0.03, 0.12, 0.8] {
+            let mut spacing = Spacing::new((0.03, 0.03 / share), 1.0, COST_MAX, 5.75);
+            let mut used = 0.0;
+            for turn in 0..50 {
+                spacing.begins(f64::from(turn), used);
+                let cost = COST_MAX * (1.0 + 0.1 * f64::from(turn % 3 - 1));
+                spacing.owe(cost);
+                spacing.note(cost, share, Some(COST_MAX / share));
+                used += 1.0;
+                assert!(!spacing.owes(0.0), "{share} {turn}");
+                spacing.earn(used);
+            }
+            assert!((spacing.share() / share - 1.0).abs() < 0.1, "{spacing:?}");
+        }
     }
 
     #[test]

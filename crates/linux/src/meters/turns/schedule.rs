@@ -26,6 +26,8 @@ const BACK: f64 = 0.8;
 const PART_MAX: f64 = 0.9;
 /// How far apart windows are follows from about so many of them.
 const SPACING_OF: f64 = 8.0;
+/// A program that uses fewer CPUs than this rests.
+const RESTS: f64 = 0.002;
 /// The next one waits when more is owed than so many of them cost: that is no chance.
 const DEBTS: f64 = 4.0;
 /// Windows that are farther apart than so many times as long as they speak are too few: of a trial's block six tenths must be read.
@@ -98,6 +100,8 @@ pub(super) struct Spacing {
     dear: f64,
     /// CPUs that the program uses, from one window to the next, as a mean.
     cpus: f64,
+    /// What hits cost while it is on, a share of the CPU time of the window, as a mean; charged.
+    while_on: f64,
     /// Share of its CPU time that counting may cost.
     cost_max: f64,
     /// So long a window speaks for what follows (seconds).
@@ -120,6 +124,7 @@ impl Spacing {
             share_min,
             dear: cost_max * cpus * apart / share_min,
             cpus,
+            while_on: 0.0,
             cost_max,
             speaks,
             begun: None,
@@ -136,11 +141,18 @@ impl Spacing {
         self.earn(cpu);
     }
 
-    /// A window of such a share has cost so much (seconds of CPU time).
-    pub(super) fn note(&mut self, cost: f64, share: f64) {
+    /// A window of such a share has cost so much (seconds of CPU time), hits as much of the CPU time while it was on, where the program worked
+    /// then. One that rests in a window and works between is as dear as both together; one that rests altogether says nothing.
+    pub(super) fn note(&mut self, cost: f64, share: f64, while_on: Option<f64>) {
+        if while_on.is_none() && self.used.is_none_or(|cpus| cpus < RESTS) {
+            return;
+        }
         self.dear += (cost / share - self.dear) / SPACING_OF;
         if let Some(used) = self.used {
             self.cpus += (used - self.cpus) / SPACING_OF;
+        }
+        if let Some(while_on) = while_on {
+            self.while_on += (while_on - self.while_on) / SPACING_OF;
         }
     }
 
@@ -173,7 +185,7 @@ impl Spacing {
     /// Whether windows are so far apart that there is no reading for a good part of the time, or hits take so much of it that what is told
     /// is too small.
     pub(super) fn is_too_far(&self) -> bool {
-        self.turns() * TURN > FAR * self.speaks || self.cost() > CHARGED * TAKEN_MAX
+        self.turns() * TURN > FAR * self.speaks || self.while_on > CHARGED * TAKEN_MAX
     }
 
     /// More is owed, or less.
@@ -189,7 +201,7 @@ impl Spacing {
 
     /// Whether so much is owed that the next window, which is so late already (seconds), has to wait.
     pub(super) fn owes(&self, late: f64) -> bool {
-        self.owed > DEBTS * self.dear * self.share_min && late < self.speaks
+        self.owed > DEBTS * self.dear * self.share().min(1.0) && late < self.speaks
     }
 }
 
