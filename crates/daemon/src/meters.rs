@@ -533,7 +533,7 @@ impl Course {
     ) {
         self.readings += 1;
         if sample.interval.0 > 0 && !sample.meters.is_empty() {
-            self.intervals.push(interval(sample));
+            self.intervals.push(MeterInterval::of(sample));
             self.ends.push(now);
         }
         self.time += sample.interval;
@@ -651,31 +651,6 @@ fn seconds(number: u32) -> Nanoseconds {
 fn lag_of(meter: &MeterId, intervals: &[MeterInterval]) -> Nanoseconds {
     let lags = intervals.iter().filter_map(|i| i.lags.get(meter));
     lags.max().copied().unwrap_or_default()
-}
-
-fn interval(sample: &WorkloadSample) -> MeterInterval {
-    MeterInterval {
-        seconds: sample.interval.as_secs_f64(),
-        cpu: sample.cpu.as_secs_f64(),
-        work: sample
-            .meters
-            .iter()
-            .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
-            .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
-            .collect(),
-        counted: sample
-            .meters
-            .iter()
-            .filter(|m| m.counted < 1.0)
-            .map(|m| (m.meter.clone(), m.counted.max(0.0)))
-            .collect(),
-        lags: sample
-            .meters
-            .iter()
-            .filter(|m| m.lag > Nanoseconds::ZERO)
-            .map(|m| (m.meter.clone(), m.lag))
-            .collect(),
-    }
 }
 
 fn class(class: MeterClass) -> &'static str {

@@ -6,7 +6,7 @@ use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
 use crate::losses::{Losses, Rereads};
-use crate::meters::{self, Assessment, NoiseLimit};
+use crate::meters::{self, Assessment, MeterInterval, NoiseLimit};
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
@@ -827,32 +827,18 @@ impl Engine {
         let credible = sample.cpu.as_secs_f64() <= most(cpus)
             && sample.runqueue_wait.as_secs_f64() <= most(f64::from(sample.threads.max(1)).max(cpus));
         if sample.interval.0 > 0 && credible {
+            let read = MeterInterval::of(&sample);
             w.series.push(Interval {
                 end: self.now,
-                seconds: length,
-                cpu: sample.cpu.as_secs_f64(),
+                seconds: read.seconds,
+                cpu: read.cpu,
                 wait: sample.runqueue_wait.as_secs_f64(),
                 machine_idle: idle,
                 churn: sample.churn,
                 faults: (sample.faults_minor, sample.faults_major),
-                work: sample
-                    .meters
-                    .iter()
-                    .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
-                    .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
-                    .collect(),
-                counted: sample
-                    .meters
-                    .iter()
-                    .filter(|m| m.counted < 1.0)
-                    .map(|m| (m.meter.clone(), m.counted.max(0.0)))
-                    .collect(),
-                lags: sample
-                    .meters
-                    .iter()
-                    .filter(|m| m.lag > Nanoseconds::ZERO)
-                    .map(|m| (m.meter.clone(), m.lag))
-                    .collect(),
+                work: read.work,
+                counted: read.counted,
+                lags: read.lags,
                 spans: sample.spans.as_ref().and_then(|s| s.as_ref().ok()).cloned(),
             });
         }

@@ -9,7 +9,7 @@
 
 use crate::policy::Policy;
 use crate::series::{Interval, Series};
-use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds};
+use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, WorkloadSample};
 use homeostat_statistics::merit::{self, Linearity, Placebo, Unknown};
 use std::collections::BTreeMap;
 
@@ -418,14 +418,19 @@ fn block(lag: Nanoseconds, series: &Series) -> usize {
     let lately = lengths.split_off(lengths.len().saturating_sub(LATELY));
     let interval = homeostat_statistics::robust::median(&lately);
     if interval > 0.0 {
-        BLOCK.max((lag.as_secs_f64() / interval).round() as usize)
+        block_of(lag, interval)
     } else {
         BLOCK
     }
 }
 
+/// The same of intervals of this length (seconds).
+fn block_of(lag: Nanoseconds, interval: f64) -> usize {
+    BLOCK.max((lag.as_secs_f64() / interval).round() as usize)
+}
+
 /// How late a meter may tell, as far as is known.
-fn lag(candidate: &MeterCandidate, series: &Series) -> Nanoseconds {
+pub(crate) fn lag(candidate: &MeterCandidate, series: &Series) -> Nanoseconds {
     candidate.lag.max(series.lag(&candidate.id))
 }
 
@@ -436,8 +441,7 @@ fn readings_min(candidate: &MeterCandidate, series: &Series, policy: &Policy) ->
 
 /// Readings, of a second, after which a meter that tells so late can have been judged, and can have spoken for others where it may.
 pub fn readings_wanted(lag: Nanoseconds) -> usize {
-    let block = BLOCK.max(lag.as_secs_f64().round() as usize);
-    FEW_BLOCKS * block
+    FEW_BLOCKS * block_of(lag, 1.0)
 }
 
 /// Coefficient of variation of work per CPU second over blocks of so many readings.
@@ -718,6 +722,29 @@ pub struct MeterInterval {
     pub counted: BTreeMap<MeterId, f64>,
     /// How long before its end some of it may have been counted, of meters that tell so late.
     pub lags: BTreeMap<MeterId, Nanoseconds>,
+}
+
+impl MeterInterval {
+    /// Of a sample of its workload. What cannot be is left out.
+    pub fn of(sample: &WorkloadSample) -> Self {
+        let readings = || sample.meters.iter();
+        Self {
+            seconds: sample.interval.as_secs_f64(),
+            cpu: sample.cpu.as_secs_f64(),
+            work: readings()
+                .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
+                .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
+                .collect(),
+            counted: readings()
+                .filter(|m| m.counted < 1.0)
+                .map(|m| (m.meter.clone(), m.counted.max(0.0)))
+                .collect(),
+            lags: readings()
+                .filter(|m| m.lag > Nanoseconds::ZERO)
+                .map(|m| (m.meter.clone(), m.lag))
+                .collect(),
+        }
+    }
 }
 
 /// What the mind makes of a meter.

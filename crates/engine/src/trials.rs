@@ -5,6 +5,7 @@ use crate::engine::{Change, Engine};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::meaning::{self, Meaning};
+use crate::meters;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
 use crate::protocol::{Command, Fault, FaultKind, Prior};
@@ -422,8 +423,8 @@ impl Engine {
             return Nanoseconds::ZERO;
         };
         let candidate = w.meter.as_ref().map(|m| &m.candidate);
-        let known = candidate.filter(|c| c.id == member.meter).map(|c| c.lag);
-        known.unwrap_or_default().max(w.series.lag(&member.meter))
+        let its_own = candidate.filter(|c| c.id == member.meter);
+        its_own.map_or_else(|| w.series.lag(&member.meter), |c| meters::lag(c, &w.series))
     }
 
     /// How much is left out of each block, so that half at least of its measured part is its own by what these neighbours' meters tell.

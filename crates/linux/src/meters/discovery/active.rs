@@ -62,9 +62,9 @@ pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     }
     // At the price that was seen: where it turns out to be another they will be as far apart as that takes.
     let apart = share_min / share.max(1e-9) * (found.hit_cost_seen / found.hit_cost).min(1.0);
-    // Of code that no file holds so short a window has few hits.
     // What is hit in more than half of its time is told too small.
     let most = APART_MAX.min(TAKEN_MAX * CHARGED * share_min / cost_max);
+    // Of code that no file holds so short a window has few hits.
     if apart <= most && matches!(found.at, At::File { .. }) {
         return Ok(Rest::LastWindow { share_min, apart });
     }

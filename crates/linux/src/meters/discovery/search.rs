@@ -847,20 +847,19 @@ impl<'a> Search<'a> {
             let paid = hits_between(&before, &after) as f64 * this.hit_cost();
             (this.cpu() - start, paid, after)
         };
+        let patience = (enough * PATIENCE).max(PATIENCE_MIN);
         let mut disturbed = Ok(());
-        loop {
+        let (cpu, paid, after) = loop {
             std::thread::sleep(slice);
-            let (cpu, paid, _) = so_far(self);
-            let patience = (enough * PATIENCE).max(PATIENCE_MIN);
-            if cpu >= enough.as_secs_f64() || paid >= pay.as_secs_f64() || begun.elapsed() >= patience {
-                break;
+            let seen = so_far(self);
+            if seen.0 >= enough.as_secs_f64() || seen.1 >= pay.as_secs_f64() || begun.elapsed() >= patience {
+                break seen;
             }
             disturbed = self.at_liberty();
             if disturbed.is_err() {
-                break;
+                break seen;
             }
-        }
-        let (cpu, paid, after) = so_far(self);
+        };
         // A clock that is a tick old lacks most of so short a time, and what is hit some ten thousand times a second would be taken for what
         // nobody can count. To wait for a tick would cost the program more than this is worth, so it is taken to have gone on as usual for
         // a tick at most.
