@@ -165,6 +165,10 @@ pub struct Meter {
     /// Share of its CPU time in which it was really counted lately, 0 to 1; the rest is estimated from it. 1: counted all the time.
     #[serde(default = "always")]
     pub counted: f64,
+    /// Some of what it tells may have been counted so many seconds before, so a trial leaves as many out after each change; 0:
+    /// nothing was.
+    #[serde(default)]
+    pub lag_s: f64,
     /// `work per second` or `CPU seconds per unit of work`.
     pub objective: String,
     /// Why that one judges.
@@ -530,6 +534,7 @@ impl From<&WorkloadView> for Workload {
                 noise: finite_or_zero(m.noise),
                 cost: finite_or_zero(m.cost),
                 counted: finite_or_zero(m.counted),
+                lag_s: m.lag.as_secs_f64(),
                 objective: m.objective.clone(),
                 objective_reason: m.objective_reason.clone(),
             }),

@@ -216,25 +216,34 @@ fn workloads(t: &mut Text, s: &Status) {
         }
     }
     type Of = fn(&Meter) -> f64;
-    let ratios: [(&str, &str, Of); 3] = [
+    let figures: [(&str, &str, &str, Of); 4] = [
         (
             "homeostat_workload_meter_cost_ratio",
+            "ratio",
             "Share of the workload's CPU time that counting its work costs it, by hits and their price.",
             |m| m.cost,
         ),
         (
             "homeostat_workload_meter_counted_ratio",
+            "ratio",
             "Share of the workload's CPU time in which its work was really counted; the rest is estimated.",
             |m| m.counted,
         ),
         (
+            "homeostat_workload_meter_lag_seconds",
+            "seconds",
+            "How long before some of what the workload's meter tells may have been counted; 0: nothing was.",
+            |m| m.lag_s,
+        ),
+        (
             "homeostat_workload_meter_noise_ratio",
+            "ratio",
             "Coefficient of variation of the workload's work per CPU second over blocks, when its meter was taken.",
             |m| m.noise,
         ),
     ];
-    for (name, help, of) in ratios {
-        t.family(name, "gauge", "ratio", help);
+    for (name, unit, help, of) in figures {
+        t.family(name, "gauge", unit, help);
         // Of one that was declined nothing is counted any more.
         for w in seen().filter(|w| w.stage != "declined") {
             if let Some(m) = &w.meter {

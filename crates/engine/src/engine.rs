@@ -1332,6 +1332,7 @@ impl Engine {
         } else {
             format!("{} judges, because {}", w.objective.words(), w.objective_reason)
         };
+        let lag = meters::lag(&chosen.candidate, &w.series);
         let text = format!(
             "its work is measured in {} by {} ({:.0} per second, noise {:.1} %, cost {:.2} % of its CPU{}{}); {by_what}",
             plural(&chosen.candidate.unit),
@@ -1339,7 +1340,7 @@ impl Engine {
             chosen.assessment.rate,
             chosen.assessment.noise * 100.0,
             chosen.assessment.cost * 100.0,
-            meters::in_turns(chosen.assessment.counted),
+            meters::in_turns(chosen.assessment.counted, lag),
             meters::vouched(&chosen.assessment),
         );
         w.meter = Some(chosen);

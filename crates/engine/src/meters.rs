@@ -463,15 +463,18 @@ fn blocks(readings: &[(f64, f64, f64)], length: usize) -> Vec<(f64, f64)> {
 }
 
 /// What is told of a meter that counts in turns, after its cost; nothing of others.
-pub(crate) fn in_turns(counted: f64) -> String {
+pub(crate) fn in_turns(counted: f64, lag: Nanoseconds) -> String {
+    let mut told = String::new();
     if counted < 1.0 {
-        format!(
+        told += &format!(
             ", counted in turns: {:.0} % of its CPU time, the rest estimated",
             counted * 100.0
-        )
-    } else {
-        String::new()
+        );
     }
+    if lag > Nanoseconds::ZERO {
+        told += &format!(", told up to {:.0} s late", lag.as_secs_f64());
+    }
+    told
 }
 
 /// What is told of kernel work that varies by more than it may, after its cost; nothing of others.

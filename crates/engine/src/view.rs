@@ -2,8 +2,8 @@
 //! view all render this; none of them knows the engine.
 
 use homeostat_model::{
-    ActionId, Advice, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterId, StrategyId, Verdict,
-    WorkloadId,
+    ActionId, Advice, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterId, Nanoseconds, StrategyId,
+    Verdict, WorkloadId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,8 @@ pub struct MeterView {
     pub cost: f64,
     /// Share of its CPU time in which it was really counted lately, 0 to 1; the rest is estimated from it. 1: counted all the time.
     pub counted: f64,
+    /// How long before its end some of what a reading tells may have been counted. Nothing: all of it is of the reading's own time.
+    pub lag: Nanoseconds,
     /// `work per second` or `CPU seconds per unit of work`.
     pub objective: String,
     /// Why that one judges.

@@ -2,6 +2,7 @@
 
 use crate::engine::Engine;
 use crate::experiment::{Experiment, Phase};
+use crate::meters;
 use crate::policy::Mode;
 use crate::view::{
     BlockView, BudgetView, CalibrationView, ChangeView, ExperimentView, HostView, MeterView, ProposalView,
@@ -139,6 +140,7 @@ impl Engine {
                 counted: w
                     .series
                     .counted(&m.candidate.id, self.now.saturating_sub(COUNTED_SPAN)),
+                lag: meters::lag(&m.candidate, &w.series),
                 objective: w.objective.words().to_owned(),
                 objective_reason: w.objective_reason.to_owned(),
             }),

@@ -320,7 +320,7 @@ fn workload(h: &mut Html, w: &Workload, explanation: Option<&Explanation>, windo
                 count(m.rate),
                 m.unit,
                 percent(m.noise, 1),
-                in_turns(m.counted),
+                in_turns(m),
                 m.objective,
                 m.objective_reason.trim_start_matches("because "),
             ),

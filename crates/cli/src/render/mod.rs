@@ -330,7 +330,7 @@ pub fn explanation(e: &Explanation, look: &Look) -> String {
                 m.unit,
                 percent(m.noise, 1),
                 percent(m.cost, 2),
-                in_turns(m.counted),
+                in_turns(m),
             );
             out.push_str(&wrap(
                 &format!("judged by {}: {}", m.objective, m.objective_reason),

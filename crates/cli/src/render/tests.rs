@@ -68,6 +68,7 @@ fn view() -> View {
         noise: 0.021,
         cost: 0.0,
         counted: 1.0,
+        lag: Nanoseconds::ZERO,
         objective: "work per second".into(),
         objective_reason: "it uses all the CPU it can get".into(),
     });

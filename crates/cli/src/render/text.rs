@@ -1,6 +1,6 @@
 //! Words, numbers and tables.
 
-use homeostat_daemon::api::Effect;
+use homeostat_daemon::api::{Effect, Meter};
 use std::fmt::Write as _;
 
 /// How to render.
@@ -65,15 +65,18 @@ pub(crate) fn percent(share: f64, digits: usize) -> String {
 }
 
 /// What is told of a meter that counts for a part of the time only, after its noise; nothing of others.
-pub(crate) fn in_turns(counted: f64) -> String {
-    if counted < 1.0 {
-        format!(
+pub(crate) fn in_turns(meter: &Meter) -> String {
+    let mut told = String::new();
+    if meter.counted < 1.0 {
+        told += &format!(
             ", counted in {} of its CPU time, the rest estimated",
-            percent(counted, 0)
-        )
-    } else {
-        String::new()
+            percent(meter.counted, 0)
+        );
     }
+    if meter.lag_s > 0.0 {
+        told += &format!(", told up to {:.0} s late", meter.lag_s);
+    }
+    told
 }
 
 /// A number with three significant digits and a thousands unit.
@@ -236,6 +239,30 @@ pub(crate) fn table(titles: &[&str], rows: &[Vec<String>], look: &Look) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_a_meter_counts_is_told_of_those_that_do_not_count_all_of_it() {
+        let meter = |counted, lag_s| Meter {
+            id: "points".into(),
+            unit: "turn".into(),
+            rate: 50_000.0,
+            noise: 0.05,
+            cost: 0.003,
+            counted,
+            lag_s,
+            objective: "work per second".into(),
+            objective_reason: "it uses all the CPU it can get".into(),
+        };
+        assert_eq!(in_turns(&meter(1.0, 0.0)), "");
+        assert_eq!(
+            in_turns(&meter(0.3, 0.0)),
+            ", counted in 30 % of its CPU time, the rest estimated"
+        );
+        assert_eq!(
+            in_turns(&meter(0.011, 4.02)),
+            ", counted in 1 % of its CPU time, the rest estimated, told up to 4 s late"
+        );
+    }
 
     #[test]
     fn no_line_is_wider_than_the_terminal() {

@@ -873,7 +873,7 @@ fn workload_page(model: &Model, status: &Status, look: Look, body: Rect) -> Vec<
             m.unit,
             m.id,
             percent(m.noise, 1),
-            in_turns(m.counted),
+            in_turns(m),
             m.objective
         );
         text(&mut rows, &meter, Tone::Plain);

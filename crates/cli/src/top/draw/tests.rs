@@ -42,6 +42,7 @@ fn workload(name: &str, stage: &str, cpus: f64) -> Workload {
             noise: 0.005,
             cost: 0.0,
             counted: 1.0,
+            lag_s: 0.0,
             objective: "work per second".into(),
             objective_reason: "the load is saturated".into(),
         }),

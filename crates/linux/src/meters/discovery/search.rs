@@ -230,6 +230,39 @@ pub(super) struct Spot {
     pub(super) rate: f64,
 }
 
+impl Spot {
+    /// It was counted together with what is busy, which may have ended that within milliseconds: what is rare was counted for longer
+    /// before, and none in so short a time says nothing of it.
+    fn made_sure(&mut self, rate: f64) {
+        if self.rate >= RARE || rate >= RARE {
+            self.rate = rate;
+        }
+    }
+
+    fn is_at(&self) -> (usize, u64) {
+        (self.image, self.offset)
+    }
+}
+
+/// The rates of those that were made sure of, without what is hit too often: these, and what would be if its rough rate were as much too
+/// small as theirs. Most places of a loop run equally often, and would be tried one after the other.
+fn without_floods(pool: &mut Vec<Spot>, made_sure: &[Spot]) {
+    let sure: BTreeMap<(usize, u64), f64> = made_sure.iter().map(|s| (s.is_at(), s.rate)).collect();
+    let too_small = pool
+        .iter()
+        .filter_map(|rough| Some((rough.rate, *sure.get(&rough.is_at())?)))
+        .filter(|(_, sure)| *sure > FLOOD)
+        .map(|(rough, sure)| sure / rough.max(1.0))
+        .fold(1.0, f64::max);
+    pool.retain_mut(|spot| match sure.get(&spot.is_at()) {
+        Some(sure) => {
+            spot.rate = *sure;
+            *sure <= FLOOD
+        }
+        None => spot.rate < RARE || spot.rate * too_small <= FLOOD,
+    });
+}
+
 pub(super) struct Search<'a> {
     pub(super) root: &'a Root,
     pub(super) workload: &'a Workload,
@@ -955,13 +988,25 @@ impl<'a> Search<'a> {
                 self.candidates
             )));
         }
-        self.keep_the_best(1.0);
-        self.renumbered();
-        // The rates of the busy ones are rough: those that are left are made sure of.
-        let all: Vec<usize> = (0..self.spots.len()).collect();
-        let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
-        for (spot, rate) in self.spots.iter_mut().zip(rates) {
-            spot.rate = rate;
+        // The rates of the busy ones are rough: those that are kept are made sure of. What turns out to be too much had the room of
+        // others.
+        let mut tries = 0;
+        loop {
+            let mut pool = self.spots.clone();
+            self.keep_the_best(1.0);
+            self.renumbered();
+            let all: Vec<usize> = (0..self.spots.len()).collect();
+            let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
+            for (spot, rate) in self.spots.iter_mut().zip(rates) {
+                spot.made_sure(rate);
+            }
+            tries += 1;
+            if tries == SECOND_TRIES || !self.spots.iter().any(|s| s.rate > FLOOD) {
+                break;
+            }
+            without_floods(&mut pool, &self.spots);
+            self.spots = pool;
+            self.renumbered();
         }
         self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
         self.keep_the_best(1.5);
@@ -1210,6 +1255,35 @@ mod tests {
             depth: 0.0,
             rate,
         }
+    }
+
+    #[test]
+    fn what_turns_out_to_be_too_much_gives_its_room_to_others() {
+        let rough = [
+            spot(1, 284_000.0),
+            spot(1, 281_000.0),
+            spot(1, 111_000.0),
+            spot(2, 72_000.0),
+            spot(3, 40.0),
+        ];
+        // The first was 2.6 times as much.
+        let mut sure = [rough[0].clone(), rough[4].clone()];
+        sure[0].made_sure(740_000.0);
+        // Within the milliseconds that this took nothing was seen of what runs forty times a second.
+        sure[1].made_sure(0.0);
+        assert_eq!(sure[1].rate, 40.0);
+        let mut pool = rough.to_vec();
+        without_floods(&mut pool, &sure);
+        let left: Vec<f64> = pool.iter().map(|s| s.rate).collect();
+        assert_eq!(left, [72_000.0, 40.0]);
+        // What was right makes no other one more, and what was thought to be rare is believed if it is not.
+        let mut sure = [rough[0].clone(), rough[4].clone()];
+        sure[0].made_sure(200_000.0);
+        sure[1].made_sure(12_000.0);
+        let mut pool = rough.to_vec();
+        without_floods(&mut pool, &sure);
+        let left: Vec<f64> = pool.iter().map(|s| s.rate).collect();
+        assert_eq!(left, [200_000.0, 111_000.0, 72_000.0, 12_000.0]);
     }
 
     #[test]

@@ -49,6 +49,9 @@ pub(super) const COST_MAX: f64 = 0.005;
 pub(super) const CHARGED: f64 = 2.75;
 /// Counted for a smaller share of the time than this it would say nothing.
 const SHARE_MIN: f64 = 0.01;
+/// What would have to be counted for less than half of that is given up after so many turns in a row. One says little of a program that
+/// shares its CPU: what it was hit in a moment is divided by what little it was given in that second.
+const TURNS_DEAR: u32 = 3;
 /// Numbers of the two counters: what is counted, and what is only compared with it.
 pub(super) const COUNTED: u32 = 0;
 pub(super) const WITNESS: u32 = 1;
@@ -354,6 +357,7 @@ impl Counting {
             window_cpu: 0.0,
             cpus: how.cpus,
             share_before: 0.0,
+            dear: 0,
             apart,
             debt: Debt::default(),
             beside: 0.0,
@@ -457,6 +461,8 @@ struct Turns<S> {
     cpus: f64,
     /// Its share in the turn before.
     share_before: f64,
+    /// Turns, one after the other, after which it could have been counted for hardly any of the time only.
+    dear: u32,
     /// How long nothing is on after each window (seconds); or why it cannot be counted in turns.
     apart: Result<f64, String>,
     debt: Debt,
@@ -889,8 +895,14 @@ impl<S: Subject> Turns<S> {
         let cost = cost / spread;
         let always = self.share.always();
         self.share = self.share.next(cost, self.cost_max, whole);
-        if self.share.value() < SHARE_MIN / 2.0 {
+        let is_dear = self.share.value() < SHARE_MIN / 2.0;
+        self.dear = if is_dear { self.dear + 1 } else { 0 };
+        if self.dear >= TURNS_DEAR {
             return Err(self.too_dear(cost));
+        }
+        if is_dear {
+            // Rests make up for what that costs more than it may.
+            self.share = Share::new(SHARE_MIN / 2.0);
         }
         if let Err(why) = &self.apart
             && !self.share.always()
@@ -1118,6 +1130,7 @@ mod tests {
             window_cpu: 0.0,
             cpus: 1.0,
             share_before: 0.0,
+            dear: 0,
             apart: Ok(0.0),
             debt: Debt::default(),
             beside: 0.0,
@@ -1184,6 +1197,30 @@ mod tests {
         turns.share = Share::new(1.0);
         turns.apart = Ok(0.0);
         assert!(over(&mut turns).is_ok() && !turns.share.always());
+    }
+
+    #[test]
+    fn one_dear_turn_is_made_up_for_and_only_three_in_a_row_end_it() {
+        let mut turns = turns(Root::default(), workload(), fake(true, 0.0), 0.03);
+        // Ten times what it may: of a program that was given little of its CPU in that second.
+        let dear = |turns: &mut Turns<Fake>| turns.share_of_the_next(0.05, 1.0, true);
+        for _ in 0..2 {
+            assert!(dear(&mut turns).is_ok());
+            assert_eq!(turns.share.value(), SHARE_MIN / 2.0);
+        }
+        // As dear as it may be, so not dearer than half of the least.
+        assert!(turns.share_of_the_next(COST_MAX, 1.0, true).is_ok());
+        for _ in 0..2 {
+            assert!(dear(&mut turns).is_ok());
+        }
+        let why = dear(&mut turns).unwrap_err();
+        assert!(
+            matches!(&why, Lost::Changed(why) if why.contains("5.0 % of its CPU time")),
+            "{why:?}"
+        );
+        // What such a turn costs is made up for by a rest, whatever share it has next.
+        let (cost, rest) = turns.charge(&[], 50_000, 1.0).unwrap();
+        assert!(cost > 0.04 && rest > 5.0, "{cost} {rest}");
     }
 
     /// Windows of 30 ms of a program on one CPU, at 1 µs a hit; three seconds apart at first.
