@@ -464,15 +464,15 @@ fn blocks(readings: &[(f64, f64, f64)], length: usize) -> Vec<(f64, f64)> {
 
 /// What is told of a meter that counts in turns, after its cost; nothing of others.
 pub(crate) fn in_turns(counted: f64, lag: Nanoseconds) -> String {
-    let mut told = String::new();
-    if counted < 1.0 {
-        told += &format!(
-            ", counted in turns: {:.0} % of its CPU time, the rest estimated",
-            counted * 100.0
-        );
+    if counted >= 1.0 {
+        return String::new();
     }
+    let mut told = format!(
+        ", counted in turns: {:.0} % of its CPU time, the rest estimated",
+        counted * 100.0
+    );
     if lag > Nanoseconds::ZERO {
-        told += &format!(", told up to {:.0} s late", lag.as_secs_f64());
+        told += &format!(" and told up to {:.0} s late", lag.as_secs_f64().ceil());
     }
     told
 }

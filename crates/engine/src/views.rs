@@ -131,18 +131,26 @@ impl Engine {
                 Some(waits) => format!("{}; {waits}", w.summary),
                 None => w.summary.clone(),
             },
-            meter: w.meter.as_ref().map(|m| MeterView {
-                id: m.candidate.id.clone(),
-                unit: m.candidate.unit.clone(),
-                rate: m.assessment.rate,
-                noise: m.assessment.noise,
-                cost: m.assessment.cost,
-                counted: w
+            meter: w.meter.as_ref().map(|m| {
+                let counted = w
                     .series
-                    .counted(&m.candidate.id, self.now.saturating_sub(COUNTED_SPAN)),
-                lag: meters::lag(&m.candidate, &w.series),
-                objective: w.objective.words().to_owned(),
-                objective_reason: w.objective_reason.to_owned(),
+                    .counted(&m.candidate.id, self.now.saturating_sub(COUNTED_SPAN));
+                MeterView {
+                    id: m.candidate.id.clone(),
+                    unit: m.candidate.unit.clone(),
+                    rate: m.assessment.rate,
+                    noise: m.assessment.noise,
+                    cost: m.assessment.cost,
+                    counted,
+                    lag: if counted < 1.0 {
+                        meters::lag(&m.candidate, &w.series)
+                    } else {
+                        // What is counted all the time is of the reading's own time, whatever it would be otherwise.
+                        Nanoseconds::ZERO
+                    },
+                    objective: w.objective.words().to_owned(),
+                    objective_reason: w.objective_reason.to_owned(),
+                }
             }),
             meters: w.candidates.clone(),
             proposal: w

@@ -74,7 +74,7 @@ pub(crate) fn in_turns(meter: &Meter) -> String {
         );
     }
     if meter.lag_s > 0.0 {
-        told += &format!(", told up to {:.0} s late", meter.lag_s);
+        told += &format!(" and told up to {:.0} s late", meter.lag_s.ceil());
     }
     told
 }
@@ -260,7 +260,7 @@ mod tests {
         );
         assert_eq!(
             in_turns(&meter(0.011, 4.02)),
-            ", counted in 1 % of its CPU time, the rest estimated, told up to 4 s late"
+            ", counted in 1 % of its CPU time, the rest estimated and told up to 5 s late"
         );
     }
 

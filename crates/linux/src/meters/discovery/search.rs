@@ -62,6 +62,10 @@ const SECOND_CHUNK: usize = 128;
 /// Busy in the second round, which was meant for what is rare.
 const BUSY: f64 = 8_000.0;
 const SECOND_TRIES: u32 = 5;
+/// What making sure of rates may cost before it goes on with what is known (seconds of CPU time).
+const SURE_PAY: f64 = 0.2;
+/// Rates of the first round are too small by no more than this.
+const ROUGH_BY: f64 = 5.0;
 /// Places that go into the last round, in all and of one function.
 const LAST_MAX: usize = 64;
 /// Candidates of such code, of which few are counted at once.
@@ -231,10 +235,10 @@ pub(super) struct Spot {
 }
 
 impl Spot {
-    /// It was counted together with what is busy, which may have ended that within milliseconds: what is rare was counted for longer
-    /// before, and none in so short a time says nothing of it.
-    fn made_sure(&mut self, rate: f64) {
-        if self.rate >= RARE || rate >= RARE {
+    /// It was counted together with others. Where one of them was hit too often (`spoilt`), that was over within milliseconds: what is rare
+    /// was counted for longer before, and next to nothing in so short a time says nothing of what is busy.
+    fn made_sure(&mut self, rate: f64, spoilt: bool) {
+        if rate >= RARE || (self.rate >= RARE && !spoilt) {
             self.rate = rate;
         }
     }
@@ -244,23 +248,31 @@ impl Spot {
     }
 }
 
-/// The rates of those that were made sure of, without what is hit too often: these, and what would be if its rough rate were as much too
-/// small as theirs. Most places of a loop run equally often, and would be tried one after the other.
-fn without_floods(pool: &mut Vec<Spot>, made_sure: &[Spot]) {
+/// What may still be looked at, after some of it was made sure of: without what is hit too often, and apart from it, to be looked at if
+/// nothing else is left, what would be if its rough rate were as much too small. Most places of a loop run equally often, and would be
+/// tried one after the other.
+fn without_floods(pool: Vec<Spot>, made_sure: &[Spot]) -> (Vec<Spot>, Vec<Spot>) {
     let sure: BTreeMap<(usize, u64), f64> = made_sure.iter().map(|s| (s.is_at(), s.rate)).collect();
+    // What little time a flood leaves makes the others beside it look more than they are.
+    let is_flooded = sure.values().any(|rate| *rate > FLOOD_ROUGH);
+    let flood = if is_flooded { FLOOD_ROUGH } else { FLOOD };
     let too_small = pool
         .iter()
+        .filter(|rough| rough.rate >= RARE)
         .filter_map(|rough| Some((rough.rate, *sure.get(&rough.is_at())?)))
-        .filter(|(_, sure)| *sure > FLOOD)
-        .map(|(rough, sure)| sure / rough.max(1.0))
+        .filter(|(_, sure)| *sure > flood)
+        .map(|(rough, sure)| (sure / rough).min(ROUGH_BY))
         .fold(1.0, f64::max);
-    pool.retain_mut(|spot| match sure.get(&spot.is_at()) {
-        Some(sure) => {
-            spot.rate = *sure;
-            *sure <= FLOOD
-        }
-        None => spot.rate < RARE || spot.rate * too_small <= FLOOD,
-    });
+    pool.into_iter()
+        .filter_map(|mut spot| match sure.get(&spot.is_at()) {
+            Some(rate) if *rate > flood => None,
+            Some(rate) => {
+                spot.rate = *rate;
+                Some(spot)
+            }
+            None => Some(spot),
+        })
+        .partition(|s| sure.contains_key(&s.is_at()) || s.rate < RARE || s.rate * too_small <= FLOOD)
 }
 
 pub(super) struct Search<'a> {
@@ -874,7 +886,9 @@ impl<'a> Search<'a> {
         let before = self.read(spots);
         let start = self.cpu();
         let begun = Instant::now();
-        let slice = (enough / 4).clamp(Duration::from_millis(1), self.slice_max());
+        let slice = (enough / 4)
+            .min(pay.div_f64(self.cpus.max(1.0)))
+            .clamp(Duration::from_millis(1), self.slice_max());
         let so_far = |this: &mut Self| {
             let after = this.read(spots);
             let paid = hits_between(&before, &after) as f64 * this.hit_cost();
@@ -988,32 +1002,56 @@ impl<'a> Search<'a> {
                 self.candidates
             )));
         }
-        // The rates of the busy ones are rough: those that are kept are made sure of. What turns out to be too much had the room of
-        // others.
-        let mut tries = 0;
-        loop {
-            let mut pool = self.spots.clone();
-            self.keep_the_best(1.0);
-            self.renumbered();
-            let all: Vec<usize> = (0..self.spots.len()).collect();
-            let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
-            for (spot, rate) in self.spots.iter_mut().zip(rates) {
-                spot.made_sure(rate);
-            }
-            tries += 1;
-            if tries == SECOND_TRIES || !self.spots.iter().any(|s| s.rate > FLOOD) {
-                break;
-            }
-            without_floods(&mut pool, &self.spots);
-            self.spots = pool;
-            self.renumbered();
-        }
-        self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
-        self.keep_the_best(1.5);
-        self.renumbered();
+        self.make_sure()?;
         if self.spots.is_empty() {
             return Err("every place where it was seen at work runs too often to be counted".into());
         }
+        Ok(())
+    }
+
+    /// Keeps those that go into the last round. The rates of the busy ones are rough, so they are counted once more, together; what turns
+    /// out to be too much had the room of others, and these are looked at in its place.
+    fn make_sure(&mut self) -> Result<(), Refusal> {
+        let min = self.limits.rate_min;
+        let may_pay = self.paid + SURE_PAY;
+        let mut pool = std::mem::take(&mut self.spots);
+        let (mut suspects, mut known) = (Vec::new(), BTreeSet::new());
+        for _ in 0..SECOND_TRIES {
+            self.spots = pool.clone();
+            self.keep_the_best(1.0);
+            if self.spots.is_empty() {
+                // Rather these than nothing.
+                pool.append(&mut suspects);
+                self.spots = pool.clone();
+                self.keep_the_best(1.0);
+            }
+            self.renumbered();
+            if self.spots.is_empty() {
+                break;
+            }
+            let all: Vec<usize> = (0..self.spots.len()).collect();
+            let rates = self.count(&all, SECOND_TIME, SECOND_PAY)?;
+            let spoilt = rates.iter().any(|rate| *rate > FLOOD);
+            for (spot, rate) in self.spots.iter_mut().zip(rates) {
+                spot.made_sure(rate, spoilt);
+            }
+            known.extend(self.spots.iter().map(Spot::is_at));
+            let (left, more) = without_floods(pool, &self.spots);
+            pool = left;
+            suspects.extend(more);
+            self.spots.retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD);
+            self.keep_the_best(1.5);
+            if (!spoilt && !self.spots.is_empty()) || self.paid > may_pay {
+                break;
+            }
+        }
+        if self.spots.is_empty() {
+            // What was seen to be good beside what was not.
+            pool.retain(|s| known.contains(&s.is_at()) && s.rate >= min / 2.0 && s.rate <= FLOOD);
+            self.spots = pool;
+            self.keep_the_best(1.5);
+        }
+        self.renumbered();
         Ok(())
     }
 
@@ -1264,26 +1302,34 @@ mod tests {
             spot(1, 281_000.0),
             spot(1, 111_000.0),
             spot(2, 72_000.0),
-            spot(3, 40.0),
+            spot(3, 5_000.0),
+            spot(4, 40.0),
         ];
-        // The first was 2.6 times as much.
-        let mut sure = [rough[0].clone(), rough[4].clone()];
-        sure[0].made_sure(740_000.0);
-        // Within the milliseconds that this took nothing was seen of what runs forty times a second.
-        sure[1].made_sure(0.0);
-        assert_eq!(sure[1].rate, 40.0);
-        let mut pool = rough.to_vec();
-        without_floods(&mut pool, &sure);
-        let left: Vec<f64> = pool.iter().map(|s| s.rate).collect();
-        assert_eq!(left, [72_000.0, 40.0]);
-        // What was right makes no other one more, and what was thought to be rare is believed if it is not.
-        let mut sure = [rough[0].clone(), rough[4].clone()];
-        sure[0].made_sure(200_000.0);
-        sure[1].made_sure(12_000.0);
-        let mut pool = rough.to_vec();
-        without_floods(&mut pool, &sure);
-        let left: Vec<f64> = pool.iter().map(|s| s.rate).collect();
-        assert_eq!(left, [200_000.0, 111_000.0, 72_000.0, 12_000.0]);
+        let rates = |spots: &[Spot]| -> Vec<f64> { spots.iter().map(|s| s.rate).collect() };
+        // The first was 2.6 times as much. Within the milliseconds that this took hardly anything was seen of the others.
+        let mut sure = [rough[0].clone(), rough[4].clone(), rough[5].clone()];
+        for (spot, rate) in sure.iter_mut().zip([740_000.0, 0.0, 0.0]) {
+            spot.made_sure(rate, true);
+        }
+        let (left, suspects) = without_floods(rough.to_vec(), &sure);
+        assert_eq!(rates(&left), [72_000.0, 5_000.0, 40.0]);
+        assert_eq!(rates(&suspects), [281_000.0, 111_000.0]);
+        // Beside such a one another looks more than it is, and is counted again.
+        let mut sure = [rough[0].clone(), rough[3].clone()];
+        sure[0].made_sure(900_000.0, true);
+        sure[1].made_sure(300_000.0, true);
+        let (left, _) = without_floods(rough.to_vec(), &sure);
+        assert_eq!(rates(&left), [300_000.0, 5_000.0, 40.0]);
+        // What was thought to be rare says nothing of what was busy.
+        let mut sure = [rough[5].clone()];
+        sure[0].made_sure(300_000.0, true);
+        let (left, suspects) = without_floods(rough.to_vec(), &sure);
+        assert_eq!(rates(&left), [111_000.0, 72_000.0, 5_000.0]);
+        assert_eq!(rates(&suspects), [284_000.0, 281_000.0]);
+        // Where nothing was too much what is silent is.
+        let mut quiet = rough[4].clone();
+        quiet.made_sure(0.0, false);
+        assert_eq!(quiet.rate, 0.0);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What counting has cost more than it may, and is to be made up for.
 
-/// Longest time in which it is made up for (seconds). What would take longer is given up: the program has changed.
-const MAKE_UP_MAX: f64 = 60.0;
+/// Longest time in which it is made up for (seconds). Where that is not enough several times in a row it is given up: the program has
+/// changed.
+pub(super) const MAKE_UP_MAX: f64 = 60.0;
 /// What is less than the budget of so many seconds is no debt: the share of the next turn makes up for it.
 const SLACK: f64 = 1.0;
 

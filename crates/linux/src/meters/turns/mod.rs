@@ -358,6 +358,7 @@ impl Counting {
             cpus: how.cpus,
             share_before: 0.0,
             dear: 0,
+            overdrawn: 0,
             apart,
             debt: Debt::default(),
             beside: 0.0,
@@ -461,8 +462,10 @@ struct Turns<S> {
     cpus: f64,
     /// Its share in the turn before.
     share_before: f64,
-    /// Turns, one after the other, after which it could have been counted for hardly any of the time only.
+    /// Turns, one after the other, after which it could have been counted for hardly any of the time only …
     dear: u32,
+    /// … and after which more was owed than a rest makes up for.
+    overdrawn: u32,
     /// How long nothing is on after each window (seconds); or why it cannot be counted in turns.
     apart: Result<f64, String>,
     debt: Debt,
@@ -752,6 +755,7 @@ impl<S: Subject> Turns<S> {
         if self.paused.take().is_none() {
             return;
         }
+        self.dear = 0;
         let (mut tally, moment, _) = self.shared.hold_for_the_ledger();
         tally.paused = None;
         tally.ledger.forget(moment);
@@ -810,12 +814,21 @@ impl<S: Subject> Turns<S> {
         self.debt.add(cost - self.subject.allowance(), cpu, self.cost_max);
         // What nobody minds makes up for it, too, as if the program used so many CPUs more.
         let cpus = self.cpus + self.subject.allowance() / self.cost_max;
-        let rest = self.debt.rest(cpus, self.cost_max).map_err(|seconds| {
-            Lost::Changed(format!(
-                "counting at {name} has cost {cost:.2} s of its CPU time in one turn, which it would take {seconds:.0} s to make up for",
-            ))
-        })?;
-        Ok((cost, rest))
+        match self.debt.rest(cpus, self.cost_max) {
+            Ok(rest) => {
+                self.overdrawn = 0;
+                Ok((cost, rest))
+            }
+            // A program that idles now may work again soon.
+            Err(_) if self.overdrawn + 1 < TURNS_DEAR => {
+                self.overdrawn += 1;
+                Ok((cost, debt::MAKE_UP_MAX))
+            }
+            Err(seconds) => Err(Lost::Changed(format!(
+                "counting at {name} has cost so much of its CPU time that it would take {seconds:.0} s to make up for, and {cost:.2} s of \
+                 that in the last turn",
+            ))),
+        }
     }
 
     /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
@@ -1131,6 +1144,7 @@ mod tests {
             cpus: 1.0,
             share_before: 0.0,
             dear: 0,
+            overdrawn: 0,
             apart: Ok(0.0),
             debt: Debt::default(),
             beside: 0.0,
