@@ -1326,7 +1326,7 @@ mod tests {
         let (left, suspects) = without_floods(rough.to_vec(), &sure);
         assert_eq!(rates(&left), [111_000.0, 72_000.0, 5_000.0]);
         assert_eq!(rates(&suspects), [284_000.0, 281_000.0]);
-        // Where nothing was too much what is silent is.
+        // Where nothing was too much, silence is believed.
         let mut quiet = rough[4].clone();
         quiet.made_sure(0.0, false);
         assert_eq!(quiet.rate, 0.0);
