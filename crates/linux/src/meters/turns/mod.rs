@@ -1235,6 +1235,15 @@ mod tests {
         // What such a turn costs is made up for by a rest, whatever share it has next.
         let (cost, rest) = turns.charge(&[], 50_000, 1.0).unwrap();
         assert!(cost > 0.04 && rest > 5.0, "{cost} {rest}");
+        // Where a minute is not enough there is another, and after the third turn no more; nothing of the debt is forgotten.
+        for _ in 0..2 {
+            assert_eq!(turns.charge(&[], 1_000_000, 1.0).unwrap().1, debt::MAKE_UP_MAX);
+        }
+        let why = turns.charge(&[], 0, 1.0).unwrap_err();
+        assert!(
+            matches!(&why, Lost::Changed(why) if why.contains("to make up for")),
+            "{why:?}"
+        );
     }
 
     /// Windows of 30 ms of a program on one CPU, at 1 µs a hit; three seconds apart at first.
