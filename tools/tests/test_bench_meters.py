@@ -4,7 +4,10 @@ import importlib.machinery
 import importlib.util
 import math
 import random
+import subprocess
 import sys
+import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -213,6 +216,80 @@ class Told(unittest.TestCase):
         self.assertEqual(told(), 210.0)
         self.assertAlmostEqual(bench.Record(told.marks).at(1.55), 155.0)
         self.assertIsNone(bench.Record(told.marks).at(2.2))
+
+
+# Counts in its memory, behind two marks that lie sixteen bytes apart, and beside that in the size of a file; a copy with the marks does not grow.
+REMEMBERS = """
+import ctypes, os, sys, time
+first, second = map(int, sys.argv[2:])
+fd = os.open(sys.argv[1], os.O_RDWR)
+copy = (ctypes.c_uint64 * 6)(first, 0, second, 0, 5, 0)
+kept = (ctypes.c_uint64 * 6)(first, 0, second, 0, 0, 0)
+while True:
+    kept[4] += 1
+    os.ftruncate(fd, kept[4])
+    time.sleep(0.002)
+"""
+
+
+class Memory(unittest.TestCase):
+    def test_what_a_program_has_done_is_read_in_its_memory(self):
+        with tempfile.TemporaryDirectory() as directory:
+            subject = bench.Subject(directory)
+            path, marks = subject.length_counter(), [2**40 + 12345, 2**41 + 54321]
+            length = subject.counter
+            child = subprocess.Popen([sys.executable, "-c", REMEMBERS, path, *map(str, marks)])
+            try:
+                subject.pid = child.pid
+                subject.memory_counter(marks, stride=16)
+                for _ in range(5):
+                    before, truth, after = length(), subject.truth(), length()
+                    self.assertTrue(0 < before <= truth <= after + 1, (before, truth, after))
+                    time.sleep(0.02)
+                self.assertGreater(length(), before)
+            finally:
+                subject.end()
+                child.kill()
+                child.wait()
+
+    def test_a_program_that_keeps_nothing_is_left_out(self):
+        with tempfile.TemporaryDirectory() as directory:
+            subject = bench.Subject(directory)
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            try:
+                subject.pid = child.pid
+                with self.assertRaisesRegex(bench.Skip, "not found in its memory"):
+                    subject.memory_counter([2**40 + 12345, 2**41 + 54321], seconds=0.4)
+            finally:
+                child.kill()
+                child.wait()
+
+
+class HeldOut(unittest.TestCase):
+    def test_no_program_is_in_two_sets(self):
+        sets = [bench.PROGRAMS, bench.HELD_OUT, bench.HELD_OUT_AGAIN]
+        self.assertEqual(len(bench.ALL), sum(map(len, sets)))
+        self.assertEqual(len(bench.HELD_OUT_AGAIN), 12)
+        self.assertEqual([programs for _, programs, _ in bench.SETS], sets[1:])
+        self.assertEqual(len({bench.title(name) for name in bench.ALL}), len(bench.ALL))
+
+    def test_the_report_tells_the_sets_apart(self):
+        def load(error):
+            made = meter(1.0, 1.0 + error, 1.0, id="points", rate=200.0, counted=1.0, detectable=0.01, cost=0.001, why="")
+            return {"meters": [made], "levels": LEVELS, "truth": record().points, "cpus": 1.0}
+
+        # In no order: that of the table is the report's.
+        loads = {"bzip2": load(0.2), "xz": load(0.0), "chase": load(0.0), "gzip": load(0.0), "valkey": load(0.0), "stockfish": load(0.0)}
+        results = {"load": loads, "counting": {}, "large-pages": {}}
+        lines = bench.book(results, {part: {} for part in results})
+        rows = [line.split(" | ")[0].strip("| ") for line in lines if "**points**" in line]
+        self.assertEqual(rows, ["pointer chase, C", "gzip", "xz", "Stockfish", "bzip2", "Valkey"])
+        text = "\n".join(lines)
+        self.assertIn("The second part of the table, 2 from xz to Stockfish, was held out while the rules were made", text)
+        self.assertIn("The third part of the table, 2 from bzip2 to Valkey, was held out until 2026-11-28", text)
+        goals = text[text.index("* Of programs that were held out until 2026-11-28:") :]
+        self.assertIn("1 of 2 programs", goals)
+        self.assertNotIn("held out", "\n".join(bench.book({"load": {"gzip": load(0.0)}, "counting": {}, "large-pages": {}}, {part: {} for part in results})))
 
 
 class Goals(unittest.TestCase):
