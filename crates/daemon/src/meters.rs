@@ -5,8 +5,8 @@
 use crate::api::{Effect, Found, SCHEMA, find_named};
 use homeostat_engine::{JudgedMeter, MeterInterval, Placebo, Policy, Unknown, judge_meters};
 pub use homeostat_linux::meters::PointsWish;
+use homeostat_linux::meters::{ConfiguredMeter, MeterSettings, SpanBlocks, known_meters};
 pub use homeostat_linux::meters::{Mended, end, mend, write_breakpoints_down_in};
-use homeostat_linux::meters::{MeterSettings, SpanBlocks, known_meters};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{
     MachineSample, MeterCandidate, MeterClass, MeterId, Nanoseconds, Snapshot, Workload, WorkloadId,
@@ -43,6 +43,9 @@ pub struct Known {
     pub schema: u32,
     /// The table.
     pub meters: Vec<KnownMeter>,
+    /// Meters that the configuration names.
+    #[serde(default)]
+    pub configured: Vec<NamedMeter>,
 }
 
 /// A meter of a program that is known.
@@ -60,10 +63,32 @@ pub struct KnownMeter {
     pub remark: String,
 }
 
-/// The table of what is known.
-pub fn known() -> Known {
+/// A meter that the configuration names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedMeter {
+    /// Workloads that it is for: an id, a program, or a pattern over either.
+    pub workload: String,
+    /// Name of the meter.
+    pub meter: String,
+    /// What one count is; absent when the configuration does not say it.
+    pub unit: Option<String>,
+}
+
+/// The table of what is known, and what the configuration adds to it.
+pub fn known(settings: &MeterSettings) -> Known {
+    let named = |(workload, entries): (&String, &Vec<ConfiguredMeter>)| -> Vec<NamedMeter> {
+        entries
+            .iter()
+            .map(|entry| NamedMeter {
+                workload: workload.clone(),
+                meter: entry.meter.clone(),
+                unit: entry.unit.clone(),
+            })
+            .collect()
+    };
     Known {
         schema: SCHEMA,
+        configured: settings.configured.iter().flat_map(named).collect(),
         meters: known_meters()
             .into_iter()
             .map(|m| KnownMeter {
@@ -887,6 +912,38 @@ mod tests {
             own_cpu: Nanoseconds::ZERO,
             own_resident: homeostat_model::Bytes::ZERO,
         }
+    }
+
+    #[test]
+    fn what_the_configuration_names_is_told_beside_what_is_known() {
+        let counts = |meter: &str, unit: Option<&str>| ConfiguredMeter {
+            meter: meter.to_owned(),
+            unit: unit.map(str::to_owned),
+        };
+        let settings = MeterSettings {
+            configured: [
+                (
+                    "shop*".to_owned(),
+                    vec![counts("a", Some("order")), counts("b", None)],
+                ),
+                ("web".to_owned(), vec![counts("a", None)]),
+            ]
+            .into(),
+            ..MeterSettings::default()
+        };
+        let known = known(&settings);
+        let rows: Vec<(&str, &str, Option<&str>)> = known
+            .configured
+            .iter()
+            .map(|row| (row.workload.as_str(), row.meter.as_str(), row.unit.as_deref()))
+            .collect();
+        let expected = [
+            ("shop*", "a", Some("order")),
+            ("shop*", "b", None),
+            ("web", "a", None),
+        ];
+        assert_eq!(rows, expected);
+        assert!(!known.meters.is_empty());
     }
 
     #[test]

@@ -437,8 +437,9 @@ fn merge_table(into: &mut toml::Table, from: toml::Table) {
     for (key, value) in from {
         match (into.get_mut(&key), value) {
             (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge_table(old, new),
+            // Rules. Meters of a workload may be tables as well, and are replaced as other lists are.
             (Some(toml::Value::Array(old)), toml::Value::Array(mut new))
-                if new.iter().chain(old.iter()).all(toml::Value::is_table) =>
+                if key == "workloads" && new.iter().chain(old.iter()).all(toml::Value::is_table) =>
             {
                 new.append(old);
                 *old = new;
@@ -458,6 +459,10 @@ fn check_layer(layer: &Layer) -> Result<toml::Table, Box<SettingsError>> {
     toml::from_str::<toml::Table>(&layer.text).map_err(|e| Box::new(explain(layer, &e)))
 }
 
+/// How the meters of a workload are written.
+const METERS_REMEDY: &str = "write for example: [\"uprobe:shop:handle_order\"] or, to say what one count is, \
+                             [{ meter = \"uprobe:shop:handle_order\", unit = \"order\" }]; what a count costs is measured";
+
 /// Turns an error of the parser into a complaint with a remedy.
 fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
     let span = error.span().unwrap_or(0..0);
@@ -470,6 +475,8 @@ fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
     let value = clip(layer.text.get(value).unwrap_or_default());
     let remedy = if syntax {
         "the file is not TOML here: keys are `name = value`, text stands in \"quotes\", sections in [brackets]".into()
+    } else if key.starts_with("meters.configured.") {
+        METERS_REMEDY.into()
     } else if problem.contains("unknown field") {
         unknown_key_remedy(&key)
     } else {
@@ -479,7 +486,7 @@ fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
         }
     };
     // The parser lists all known names after an unknown one; the remedy names the likely one instead.
-    let problem = match problem.split_once(", expected one of") {
+    let problem = match problem.split_once(", expected ") {
         Some((short, _)) if problem.contains("unknown field") => {
             short.replace("unknown field", "unknown setting")
         }
@@ -742,16 +749,47 @@ fn complaints(settings: &Settings) -> Vec<Complaint> {
             ));
         }
     }
-    for (pattern, meters) in &settings.meters.configured {
-        for meter in meters {
-            if let Some((problem, remedy)) = meter_complaint(meter) {
-                found.push((
-                    format!("meters.configured.{pattern}"),
-                    format!("{meter:?} {problem}"),
-                    remedy.into(),
-                ));
+    found.extend(complaints_of_meters(&settings.meters));
+    found
+}
+
+/// Complaints about the meters that a person names.
+fn complaints_of_meters(meters: &MeterSettings) -> Vec<Complaint> {
+    let mut found = Vec::new();
+    let key = |pattern: &str| format!("meters.configured.{pattern}");
+    for (pattern, entries) in &meters.configured {
+        for entry in entries {
+            let mut complain = |problem: String, remedy: &str| {
+                found.push((key(pattern), problem, remedy.to_owned()));
+            };
+            if let Some((problem, remedy)) = meter_complaint(&entry.meter) {
+                complain(format!("{:?} {problem}", entry.meter), remedy);
+            }
+            if let Some(unit) = &entry.unit
+                && let Some(problem) = unit_complaint(unit)
+            {
+                complain(
+                    format!("the unit {} {problem}", clip(&format!("{unit:?}"))),
+                    "say in 1 to 40 characters what one count is: unit = \"order\"",
+                );
             }
         }
+    }
+    for [(other, earlier), (pattern, entry)] in meters.contradictions() {
+        let [one, two] = [earlier, entry].map(|entry| entry.unit.as_deref().unwrap_or_default());
+        let meter = &entry.meter;
+        let (problem, remedy) = if other == pattern {
+            (
+                format!("says that one count of {meter:?} is {one:?}, and that it is {two:?}"),
+                "keep one of the two units",
+            )
+        } else {
+            (
+                format!("says that one count of {meter:?} is {two:?}, and {other:?} that it is {one:?}"),
+                "keep one of the two units, or write patterns that cannot both fit one workload",
+            )
+        };
+        found.push((key(pattern), problem, remedy.to_owned()));
     }
     found
 }
@@ -801,6 +839,19 @@ fn complaints_of_strategies(policy: &Policy) -> Vec<Complaint> {
 /// A name, or a whole path: what is between would be looked for in no directory.
 fn names_a_file(binary: &str) -> bool {
     !binary.is_empty() && (binary.starts_with('/') || !binary.contains('/'))
+}
+
+/// What is wrong with what a person calls one count.
+fn unit_complaint(unit: &str) -> Option<&'static str> {
+    if unit.trim().is_empty() {
+        Some("is blank")
+    } else if unit.chars().count() > 40 {
+        Some("is longer than 40 characters")
+    } else if unit.chars().any(char::is_control) {
+        Some("has a control character in it")
+    } else {
+        None
+    }
 }
 
 fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {

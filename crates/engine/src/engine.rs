@@ -832,7 +832,7 @@ impl Engine {
                 end: self.now,
                 seconds: read.seconds,
                 cpu: read.cpu,
-                wait: sample.runqueue_wait.as_secs_f64(),
+                wait: read.wait,
                 machine_idle: idle,
                 churn: sample.churn,
                 faults: (sample.faults_minor, sample.faults_major),

@@ -459,14 +459,31 @@ impl Experiment {
         format!("work fell by more than {:.0} % {when}", share * 100.0)
     }
 
-    fn poll_stage(&mut self, now: Nanoseconds, gauge: &Gauge<'_>, over_budget: bool) -> Need {
+    fn poll_stage<'a>(
+        &mut self,
+        now: Nanoseconds,
+        gauge: &Gauge<'_>,
+        series: impl Fn(&WorkloadId) -> Option<&'a Series>,
+        over_budget: bool,
+    ) -> Need {
         let Some(s) = &mut self.staged else {
             return Need::Nothing;
         };
         let measuring = s.measuring_since(now);
         let making = s.moving.is_some();
         let part_on = self.on && !making;
+        let slots_before = self.blocks.len();
         let state = s.poll(now, gauge, &mut self.blocks);
+        let slots = self.blocks.get(slots_before..).unwrap_or_default();
+        for slot in slots {
+            let (share, end) = s.seen_in(slot);
+            for meaning in &mut self.meanings {
+                if let Some(series) = series(meaning.workload()) {
+                    meaning.observe_slot(series, share, slot.measured_from, end);
+                }
+            }
+        }
+        let is_new = !slots.is_empty();
         if let Some(level) = s.level_before() {
             self.breaker.off_block(level);
         }
@@ -476,6 +493,9 @@ impl Experiment {
             && self.falls(from, now, gauge)
         {
             return self.give_up(now, self.fell("after a part of the change was made"));
+        }
+        if is_new && let Some(why) = self.changed_in_stages(panel::GUARDRAIL_LEVEL_EARLY, None) {
+            return self.give_up(now, why);
         }
         if making {
             let need = self.poll_making(now, gauge);
@@ -505,6 +525,13 @@ impl Experiment {
         }
     }
 
+    /// What to say when a meter no longer means what it did, by the slots of the rollout.
+    fn changed_in_stages(&self, level: f64, gain: Option<f64>) -> Option<String> {
+        let asked = self.meanings.iter().filter(|m| m.watches()).count().max(1) as f64;
+        let changed = |m: &Meaning| m.changed_in_stages(level / asked, gain);
+        self.meanings.iter().find_map(changed)
+    }
+
     /// After a stage: goes on, ends, or decides. `over_budget`: with the evidence there is.
     fn end_rollout(&mut self, now: Nanoseconds, over_budget: bool) -> Need {
         let Some(s) = &self.staged else {
@@ -526,6 +553,10 @@ impl Experiment {
         let parameters = &self.setup.parameters;
         let needed = 1.0 / parameters.alpha;
         if capital >= needed && estimate.theta >= parameters.gate && !moving {
+            let gain = panel::log_gain(effect.estimate);
+            if let Some(why) = self.changed_in_stages(panel::GUARDRAIL_LEVEL, Some(gain)) {
+                return self.give_up(now, why);
+            }
             let reason = format!(
                 "evidence {capital:.0} (needed {needed:.0}) in {} of {stages} stages",
                 stage + 1
@@ -612,7 +643,7 @@ impl Experiment {
                 self.begin(now)
             }
             Phase::Preparing => self.poll_making(now, gauge),
-            Phase::Stage => self.poll_stage(now, gauge, over_budget),
+            Phase::Stage => self.poll_stage(now, gauge, series, over_budget),
             Phase::Block(block) => {
                 if !self.settled
                     && now - self.switch_started

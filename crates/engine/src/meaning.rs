@@ -10,13 +10,19 @@
 //! each of its waits is a switch. Kinds that change together (reads and wake-ups of a program that takes whatever is there) are
 //! seen by neither.
 //!
+//! A change that is made in stages is never off again, so what it does to the ratio and what time does cannot be told apart. Slots in
+//! which more than half of what was made so far was in force are compared with those before, and either ends the rollout.
+//!
+//! The probes of guards are not watched: the two blocks of a pair follow each other, so what the program does otherwise since the trial is
+//! in both, and what the change does to the ratio was asked in the trial.
+//!
 //! What was seen, or why nothing was, is written down with the trial.
 
 use crate::meters::is_of_waiting;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN};
 use crate::series::Series;
 use crate::witness::effect_between;
-use homeostat_model::{Effect, ExperimentKind, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
+use homeostat_model::{Effect, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp, ln, mean};
 use homeostat_statistics::trimmed::{self, Proof};
 
@@ -31,10 +37,8 @@ const MOVED_LEVEL: f64 = 0.0005;
 const COUNTED_MIN: f64 = 0.5;
 
 /// Why the kind that confirmed what judges says nothing of it in such a trial, if so.
-pub(crate) fn unwatched(kind: ExperimentKind, urgent: bool, beside: &MeterId) -> Option<String> {
-    if kind == ExperimentKind::StagedRollout {
-        Some("a change that is made in stages has few blocks to compare".to_owned())
-    } else if urgent {
+pub(crate) fn unwatched(urgent: bool, beside: &MeterId) -> Option<String> {
+    if urgent {
         Some(
             "the trial protects from a loss, and what waits for its pages switches more for the same work"
                 .to_owned(),
@@ -48,6 +52,15 @@ pub(crate) fn unwatched(kind: ExperimentKind, urgent: bool, beside: &MeterId) ->
     }
 }
 
+/// A slot of a rollout.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// The share of the change that was in force.
+    share: f64,
+    /// Logarithm of the ratio.
+    ratio: f64,
+}
+
 /// The ratio of two kinds of kernel work of one workload that is tried.
 #[derive(Clone, Debug)]
 pub(crate) struct Meaning {
@@ -57,6 +70,8 @@ pub(crate) struct Meaning {
     /// Logarithms of the ratio by block, oldest first.
     on: Vec<f64>,
     off: Vec<f64>,
+    /// … by slot of a rollout.
+    slots: Vec<Slot>,
     /// Blocks that ended while it was to be watched.
     ended: u32,
     /// Whether the other kind was opened for that, and is to be closed again.
@@ -73,6 +88,7 @@ impl Meaning {
             beside,
             on: Vec::new(),
             off: Vec::new(),
+            slots: Vec::new(),
             ended: 0,
             opened: false,
             refused: None,
@@ -110,8 +126,23 @@ impl Meaning {
     /// Reads both over the measured part of a block that ended. A block in which one of them was not read, or nothing was done,
     /// says nothing.
     pub(crate) fn observe(&mut self, series: &Series, on: bool, from: Nanoseconds, to: Nanoseconds) {
+        if let Some(ratio) = self.read(series, from, to) {
+            let arm = if on { &mut self.on } else { &mut self.off };
+            arm.push(ratio);
+        }
+    }
+
+    /// The same over a slot of a rollout, in which so large a share of the change was in force.
+    pub(crate) fn observe_slot(&mut self, series: &Series, share: f64, from: Nanoseconds, to: Nanoseconds) {
+        if let Some(ratio) = self.read(series, from, to) {
+            self.slots.push(Slot { share, ratio });
+        }
+    }
+
+    /// Logarithm of their ratio.
+    fn read(&mut self, series: &Series, from: Nanoseconds, to: Nanoseconds) -> Option<f64> {
         if !self.watches() {
-            return;
+            return None;
         }
         self.ended += 1;
         let (judge, beside) = (
@@ -119,11 +150,8 @@ impl Meaning {
             series.sums(&self.beside, from, to),
         );
         let both_read = judge.intervals > 0 && judge.intervals == beside.intervals;
-        if !both_read || (judge.work <= 0.0 && beside.work <= 0.0) {
-            return;
-        }
-        let arm = if on { &mut self.on } else { &mut self.off };
-        arm.push(ln(judge.work.max(COUNTED_MIN)) - ln(beside.work.max(COUNTED_MIN)));
+        let worked = judge.work > 0.0 || beside.work > 0.0;
+        (both_read && worked).then(|| ln(judge.work.max(COUNTED_MIN)) - ln(beside.work.max(COUNTED_MIN)))
     }
 
     /// What to say when the ratio is not what it was. Between the arms that must be proven at this level; `gain`: what the change
@@ -133,28 +161,47 @@ impl Meaning {
         self.moved().or_else(|| self.differs(level, gain))
     }
 
-    /// Whether it has seen enough to say something.
-    fn speaks(&self) -> bool {
-        self.on.len() >= GUARDRAIL_BLOCKS && self.off.len() >= GUARDRAIL_BLOCKS
+    /// The same of a rollout, after one of its slots. `gain`: what the whole change is thought to give.
+    pub(crate) fn changed_in_stages(&self, level: f64, gain: Option<f64>) -> Option<String> {
+        let (more, less) = self.by_share();
+        // So much of the whole lies between the two.
+        let share_of = |arm: &[Slot]| mean(&arm.iter().map(|slot| slot.share).collect::<Vec<_>>());
+        let (more_ratio, less_ratio) = (ratios(&more), ratios(&less));
+        let gain = gain.map(|gain| gain * (share_of(&more) - share_of(&less)));
+        differ(&more_ratio, &less_ratio, level, gain).then(|| {
+            format!(
+                "{}: {} no longer means what it did: {:.4} of them for one of {} while more than half of what was made so far was in \
+                 force, {:.4} before (the change alters what it means, or the program is in another phase)",
+                self.workload,
+                self.judge,
+                exp(mean(&more_ratio)),
+                self.beside,
+                exp(mean(&less_ratio)),
+            )
+        })
+    }
+
+    /// Slots with more than half of what was made so far in force, and those with less.
+    fn by_share(&self) -> (Vec<Slot>, Vec<Slot>) {
+        let most = self
+            .slots
+            .iter()
+            .fold(0.0, |most, slot| f64::max(most, slot.share));
+        self.slots.iter().partition(|slot| slot.share > most / 2.0)
+    }
+
+    /// Both arms, of a rollout those of its slots where it came to no round trips.
+    fn arms(&self) -> (Vec<f64>, Vec<f64>) {
+        if self.on.is_empty() && self.off.is_empty() {
+            let (more, less) = self.by_share();
+            (ratios(&more), ratios(&less))
+        } else {
+            (self.on.clone(), self.off.clone())
+        }
     }
 
     fn differs(&self, level: f64, gain: Option<f64>) -> Option<String> {
-        if !self.speaks() {
-            return None;
-        }
-        let proof = if gain.is_some() {
-            Proof::Either
-        } else {
-            Proof::Both
-        };
-        // Either direction, so half of the level each.
-        let below = |a: &[f64], b: &[f64], band: f64| {
-            trimmed::fall(a, b, band, level / 2.0, GUARDRAIL_ERROR_MIN, proof).is_some()
-        };
-        let band = ln(1.0 + BAND);
-        // More counts for the same work look like a gain, also fewer more than the band where that is all there is to it.
-        let faked = gain.map_or(band, |gain| band.min(gain / 2.0).max(GUARDRAIL_ERROR_MIN));
-        (below(&self.on, &self.off, band) || below(&self.off, &self.on, faked)).then(|| {
+        differ(&self.on, &self.off, level, gain).then(|| {
             format!(
                 "{}: the change alters what {} means: {:.4} of them for one of {} with it, {:.4} without",
                 self.workload,
@@ -183,20 +230,50 @@ impl Meaning {
     }
 }
 
+/// Whether so many blocks say something.
+fn speak(on: &[f64], off: &[f64]) -> bool {
+    on.len() >= GUARDRAIL_BLOCKS && off.len() >= GUARDRAIL_BLOCKS
+}
+
+/// Whether the ratio differs between two arms; see [`Meaning::changed`].
+fn differ(on: &[f64], off: &[f64], level: f64, gain: Option<f64>) -> bool {
+    if !speak(on, off) {
+        return false;
+    }
+    let proof = if gain.is_some() {
+        Proof::Either
+    } else {
+        Proof::Both
+    };
+    // Either direction, so half of the level each.
+    let below = |a: &[f64], b: &[f64], band: f64| {
+        trimmed::fall(a, b, band, level / 2.0, GUARDRAIL_ERROR_MIN, proof).is_some()
+    };
+    let band = ln(1.0 + BAND);
+    // More counts for the same work look like a gain, also fewer more than the band where that is all there is to it.
+    let faked = gain.map_or(band, |gain| band.min(gain / 2.0).max(GUARDRAIL_ERROR_MIN));
+    below(on, off, band) || below(off, on, faked)
+}
+
+fn ratios(slots: &[Slot]) -> Vec<f64> {
+    slots.iter().map(|slot| slot.ratio).collect()
+}
+
 impl Meaning {
     /// What was seen, for people; `None` of a trial that ended before its first block did.
     pub(crate) fn account(&self) -> Option<MeaningAccount> {
         if self.ended == 0 && self.watches() {
             return None;
         }
-        let speaks = self.speaks();
+        let (on, off) = self.arms();
+        let speaks = speak(&on, &off);
         let unwatched = match &self.refused {
             None if !speaks => Some(format!(
                 "of {} blocks both it and {} were read in {} with the change and {} without, and {GUARDRAIL_BLOCKS} of each are needed",
                 self.ended,
                 self.beside,
-                self.on.len(),
-                self.off.len()
+                on.len(),
+                off.len()
             )),
             refused => refused.clone(),
         };
@@ -205,9 +282,9 @@ impl Meaning {
             judge: self.judge.clone(),
             beside: self.beside.clone(),
             unwatched,
-            blocks_on: u32::try_from(self.on.len()).unwrap_or(u32::MAX),
-            blocks_off: u32::try_from(self.off.len()).unwrap_or(u32::MAX),
-            change: speaks.then(|| effect_between(&self.on, &self.off)).flatten(),
+            blocks_on: u32::try_from(on.len()).unwrap_or(u32::MAX),
+            blocks_off: u32::try_from(off.len()).unwrap_or(u32::MAX),
+            change: speaks.then(|| effect_between(&on, &off)).flatten(),
             drift: self.drift(),
         })
     }
@@ -311,19 +388,59 @@ mod tests {
     }
 
     #[test]
-    fn only_trials_in_blocks_that_wait_for_nothing_are_watched() {
-        let why = |kind, urgent, beside: &str| unwatched(kind, urgent, &MeterId::new(beside));
-        use ExperimentKind::{Placebo, StagedRollout, Switchback};
-        for kind in [Switchback, Placebo] {
-            assert_eq!(why(kind, false, "io.write_calls"), None);
-        }
-        for (kind, urgent, beside, part) in [
-            (StagedRollout, false, "io.write_calls", "stages"),
-            (Switchback, true, "io.write_calls", "protects from a loss"),
-            (Switchback, false, "switches.voluntary", "switches of threads"),
+    fn trials_that_protect_from_a_loss_and_switches_are_not_watched() {
+        let why = |urgent, beside: &str| unwatched(urgent, &MeterId::new(beside));
+        assert_eq!(why(false, "io.write_calls"), None);
+        for (urgent, beside, part) in [
+            (true, "io.write_calls", "protects from a loss"),
+            (false, "switches.voluntary", "switches of threads"),
         ] {
-            assert!(why(kind, urgent, beside).unwrap().contains(part));
+            assert!(why(urgent, beside).unwrap().contains(part));
         }
+    }
+
+    #[test]
+    fn in_a_rollout_slots_with_more_of_the_change_are_compared_with_those_before() {
+        // In each of four stages five slots before its part is made and four with it.
+        let rollout = |ratio: &dyn Fn(f64) -> f64| {
+            let mut seen = meaning();
+            let shares = [0.0, 0.1, 0.25, 0.5, 1.0];
+            for stage in 0..4 {
+                for slot in 0..9 {
+                    let share = shares[stage + usize::from(slot >= 5)];
+                    // A percent more in every second slot, as chance has it.
+                    let ratio = ratio(share) * (1.0 + 0.01 * f64::from(slot % 2));
+                    let mut series = Series::default();
+                    series.push(Interval {
+                        end: Nanoseconds::from_secs(1),
+                        seconds: 1.0,
+                        work: BTreeMap::from([
+                            (MeterId::new("sockets.segments"), (1e5, 1.0)),
+                            (MeterId::new("io.write_calls"), (1e5 / ratio, 1.0)),
+                        ]),
+                        ..Interval::default()
+                    });
+                    seen.observe_slot(&series, share, Nanoseconds::ZERO, Nanoseconds::from_secs(1));
+                }
+            }
+            seen
+        };
+        let kept = rollout(&|_| 2.0);
+        assert_eq!(kept.changed_in_stages(0.001, None), None);
+        assert_eq!(kept.changed_in_stages(0.05, Some(0.10)), None);
+        let account = kept.account().unwrap();
+        // Five slots at the end had all of it in force, the four before half of it.
+        assert_eq!((account.blocks_on, account.blocks_off), (4, 32));
+        assert!(account.change.unwrap().estimate.abs() < 0.01, "{account:?}");
+        // All of it makes half as many more of them: beyond the band.
+        let altered = rollout(&|share| 2.0 * (1.0 + 0.5 * share));
+        let why = altered.changed_in_stages(0.001, None).unwrap();
+        assert!(why.contains("sockets.segments no longer means"), "{why}");
+        // A tenth of them more look like the gain that it is thought to give, which is asked at the end only.
+        let faked = rollout(&|share| 2.0 * (1.0 + 0.10 * share));
+        assert_eq!(faked.changed_in_stages(0.001, None), None);
+        assert!(faked.changed_in_stages(0.05, Some(0.10)).is_some());
+        assert_eq!(faked.changed_in_stages(0.05, Some(0.40)), None);
     }
 
     #[test]

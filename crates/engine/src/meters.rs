@@ -19,6 +19,14 @@ const BLOCK: usize = 4;
 const KERNEL_NOISE_MAX: f64 = 0.15;
 /// … and fire at least this often per second.
 const KERNEL_RATE_MIN: f64 = 5.0;
+/// Calls that come at most so often a second are looked at as a clock might make them: what logs or shows its progress does so now and
+/// then, and of what is called more often a machine is hardly ever so steady that work looks like it …
+const CLOCK_RATE_MAX: f64 = 150.0;
+/// … by the variance of their number in intervals of equal length. A clock that is exact leaves 1/4 at most, by where the intervals begin.
+const CLOCK_VARIANCE_MAX: f64 = 0.5;
+/// … in a program that is at work for so much of the time, CPUs that it waits for included. One that waits is given its work by others,
+/// who may well ask by a clock.
+const CLOCK_BUSY_MIN: f64 = 0.9;
 /// Of fewer blocks than these every one must keep the ratio.
 const FEW_BLOCKS: usize = 6;
 /// Points speak for kernel work after as many blocks as that. A function that is counted in turns is asked whether it agrees then for the
@@ -328,8 +336,10 @@ fn count(
     let seconds: f64 = readings.iter().map(|r| r.1).sum();
     let cpu: f64 = readings.iter().map(|r| r.2).sum();
     let counted = series.counted(&candidate.id, since);
+    // What was really counted, reading by reading: where more is done, less of it is counted.
+    let hits = series.hits(&candidate.id, since);
     let cost = if cpu > 0.0 {
-        work * counted * candidate.cost_per_count.as_secs_f64() / cpu
+        hits * candidate.cost_per_count.as_secs_f64() / cpu
     } else {
         0.0
     };
@@ -503,14 +513,48 @@ fn kernel_refusal(
     if too_noisy.is_some() {
         return too_noisy;
     }
-    if confirming(candidate, others, series, since).is_some() {
-        None
-    } else {
-        Some(
-            "no second kind of kernel work keeps a constant ratio to it, so it may count waiting or polling"
-                .to_owned(),
-        )
+    if runs_by_a_clock(&candidate.id, series, since) {
+        return Some(format!(
+            "comes {rate:.1} times a second and as evenly as by a clock while the program is busy, so it may be its log or a timer"
+        ));
     }
+    if confirming(candidate, others, series, since).is_some() {
+        return None;
+    }
+    let by_a_clock = witnesses(candidate, others, series, since).min_by(|a, b| a.0.total_cmp(&b.0));
+    Some(by_a_clock.map_or_else(
+        || {
+            "no second kind of kernel work keeps a constant ratio to it, so it may count waiting or polling"
+                .to_owned()
+        },
+        |(_, id)| {
+            format!(
+                "only {id} keeps a constant ratio to it, which comes as evenly as by a clock while the program is busy, so both may be its \
+                 log or a timer"
+            )
+        },
+    ))
+}
+
+/// Whether calls or switches come as evenly in time as by a clock, in a program that is busy: a log, a progress line, a timer. Calls and
+/// their bytes confirm each other then, and are no work. Work that comes so seldom and is so steady, on a machine that is as steady, cannot be
+/// told from it, and has to be counted otherwise. Not what connections carry: whoever is at the other end may ask by a clock.
+fn runs_by_a_clock(id: &MeterId, series: &Series, since: Nanoseconds) -> bool {
+    if !(id.as_str().ends_with("_calls") || is_of_waiting(id)) {
+        return false;
+    }
+    let readings: Vec<(f64, f64, f64)> = series
+        .since(since)
+        .filter_map(|i| i.work.get(id).map(|w| (w.0, w.1, i.cpu + i.wait)))
+        .collect();
+    let sum = |of: fn(&(f64, f64, f64)) -> f64| readings.iter().map(of).sum::<f64>();
+    let (calls, seconds, busy) = (sum(|r| r.0), sum(|r| r.1), sum(|r| r.2));
+    if seconds <= 0.0 || busy < CLOCK_BUSY_MIN * seconds {
+        return false;
+    }
+    let rate = calls / seconds;
+    let off = readings.iter().map(|r| (r.0 - rate * r.1).powi(2)).sum::<f64>();
+    (KERNEL_RATE_MIN..CLOCK_RATE_MAX).contains(&rate) && off <= CLOCK_VARIANCE_MAX * readings.len() as f64
 }
 
 /// The other kind of kernel work that keeps the most constant ratio to this one, of those that confirm it; switches only where nothing else
@@ -521,25 +565,36 @@ pub(crate) fn confirming(
     series: &Series,
     since: Nanoseconds,
 ) -> Option<MeterId> {
+    witnesses(candidate, others, series, since)
+        .filter(|(_, id)| !runs_by_a_clock(id, series, since))
+        .min_by(|a, b| {
+            let key = |id: &MeterId| u8::from(is_of_waiting(id));
+            key(a.1).cmp(&key(b.1)).then(a.0.total_cmp(&b.0))
+        })
+        .map(|(_, id)| id.clone())
+}
+
+/// Other kinds of kernel work that keep a constant ratio to this one, with how much it varies.
+fn witnesses<'a>(
+    candidate: &'a MeterCandidate,
+    others: &'a [&'a MeterCandidate],
+    series: &'a Series,
+    since: Nanoseconds,
+) -> impl Iterator<Item = (f64, &'a MeterId)> {
     others
         .iter()
-        .filter(|other| {
+        .filter(move |other| {
             other.class == MeterClass::Kernel
                 && family(&other.id) != family(&candidate.id)
                 && rate_of(&other.id, series, since) >= KERNEL_RATE_MIN
         })
-        .map(|other| {
+        .map(move |other| {
             (
                 ratio_variation(&candidate.id, &other.id, series, since),
                 &other.id,
             )
         })
         .filter(|(varies, _)| *varies <= CONFIRMATION_NOISE_MAX)
-        .min_by(|a, b| {
-            let key = |id: &MeterId| u8::from(is_of_waiting(id));
-            key(a.1).cmp(&key(b.1)).then(a.0.total_cmp(&b.0))
-        })
-        .map(|(_, id)| id.clone())
 }
 
 /// Counts per second.
@@ -719,6 +774,8 @@ pub struct MeterInterval {
     pub seconds: f64,
     /// CPU seconds that the workload used.
     pub cpu: f64,
+    /// Seconds that its threads waited for a CPU.
+    pub wait: f64,
     /// Work by meter: counts, and the seconds over which they were counted.
     pub work: BTreeMap<MeterId, (f64, f64)>,
     /// Share of the CPU time in which that was really counted, of meters that count in turns.
@@ -734,6 +791,7 @@ impl MeterInterval {
         Self {
             seconds: sample.interval.as_secs_f64(),
             cpu: sample.cpu.as_secs_f64(),
+            wait: sample.runqueue_wait.as_secs_f64(),
             work: readings()
                 .filter(|m| m.interval.0 > 0 && m.work.is_finite() && m.work >= 0.0)
                 .map(|m| (m.meter.clone(), (m.work, m.interval.as_secs_f64())))
@@ -802,7 +860,7 @@ pub fn judge_meters(
             end,
             seconds: interval.seconds,
             cpu: interval.cpu,
-            wait: 0.0,
+            wait: interval.wait,
             machine_idle: 0.0,
             churn: 0,
             faults: (0, 0),
@@ -1075,6 +1133,63 @@ mod tests {
                 .unwrap()
                 .contains("constant ratio")
         );
+    }
+
+    /// A busy program which calls `write` so often in each second, for lines of 60 bytes.
+    fn lines(cpu: f64, wait: f64, calls: impl Fn(u64) -> f64) -> Series {
+        let mut s = Series::default();
+        for t in 1..=24u64 {
+            let calls = calls(t);
+            let work = [("io.write_calls", calls), ("io.bytes", 60.0 * calls)];
+            s.push(Interval {
+                end: Nanoseconds::from_secs(t),
+                seconds: 1.0,
+                cpu,
+                wait,
+                machine_idle: 0.5,
+                work: work.map(|(id, w)| (MeterId::new(id), (w, 1.0))).into(),
+                ..Interval::default()
+            });
+        }
+        s
+    }
+
+    #[test]
+    fn what_a_busy_program_writes_by_a_clock_is_not_its_work() {
+        let (calls, bytes) = (
+            candidate("io.write_calls", MeterClass::Kernel, 0),
+            candidate("io.bytes", MeterClass::Kernel, 0),
+        );
+        let refused = |s: &Series| {
+            let (of_calls, of_bytes) = (judge(&calls, &[&bytes], s), judge(&bytes, &[&calls], s));
+            let confirmed = confirming(&bytes, &[&calls], s, Nanoseconds::ZERO).is_some();
+            assert_eq!(of_bytes.refused.is_none(), confirmed);
+            (of_calls.refused, of_bytes.refused)
+        };
+        // By the clock, 10 or 32.5 times a second; the latter are 32 in one second and 33 in the next. Alone or beside another.
+        for (rate, cpu, wait) in [(10.0, 1.0, 0.0), (32.5, 1.0, 0.0), (32.5, 0.5, 0.5)] {
+            let (of_calls, of_bytes) = refused(&lines(cpu, wait, |t| {
+                (rate * t as f64).floor() - (rate * (t - 1) as f64).floor()
+            }));
+            assert!(
+                of_calls.is_some_and(|why| why.contains("as evenly as by a clock")),
+                "{rate}"
+            );
+            assert!(
+                of_bytes.is_some_and(|why| why.contains("only io.write_calls")),
+                "{rate}"
+            );
+        }
+        // Work, which varies by some percent; or comes so often that more than that would be needed to see it; or is asked for by
+        // somebody else, for whom the program waits.
+        let varied = |t: u64| if t.is_multiple_of(3) { 38.0 } else { 41.0 };
+        for s in [
+            lines(1.0, 0.0, varied),
+            lines(1.0, 0.0, |_| 400.0),
+            lines(0.6, 0.0, |_| 40.0),
+        ] {
+            assert_eq!(refused(&s), (None, None));
+        }
     }
 
     #[test]

@@ -299,6 +299,17 @@ impl Staged {
         (now >= from).then_some(from)
     }
 
+    /// The share of the change that was in force in a slot of this stage, or was being made, and where the slot ended.
+    pub(crate) fn seen_in(&self, slot: &BlockRecord) -> (f64, Nanoseconds) {
+        let made = if slot.on {
+            Some(self.stage)
+        } else {
+            self.stage.checked_sub(1)
+        };
+        let share = made.map_or(0.0, |stage| self.shares.get(stage).copied().unwrap_or(1.0));
+        (share, slot.measured_from + self.plan.measured + EDGE_TOLERANCE)
+    }
+
     /// The part is made.
     pub(crate) fn made(&mut self, now: Nanoseconds) {
         if let Some(since) = self.moving.take() {

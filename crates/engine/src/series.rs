@@ -140,6 +140,15 @@ impl Series {
         if cpu > 0.0 { counted / cpu } else { 1.0 }
     }
 
+    /// Of the work that the meter told since `since`, what was really counted.
+    pub(crate) fn hits(&self, meter: &MeterId, since: Nanoseconds) -> f64 {
+        let of = |i: &Interval| {
+            let (work, _) = i.work.get(meter)?;
+            Some(work * i.counted.get(meter).copied().unwrap_or(1.0))
+        };
+        self.since(since).filter_map(of).sum()
+    }
+
     /// How long before it ended some of what a reading of the meter tells may have been counted, by the last one.
     pub(crate) fn lag(&self, meter: &MeterId) -> Nanoseconds {
         self.lags.get(meter).copied().unwrap_or_default()
@@ -272,6 +281,25 @@ mod tests {
             Nanoseconds::from_secs(99),
         );
         assert_eq!(none, Sums::default());
+    }
+
+    #[test]
+    fn what_was_really_counted_is_added_up_reading_by_reading() {
+        let meter = MeterId::new("m");
+        let mut s = Series::default();
+        // Ten times the work, a tenth of it counted.
+        for (t, work, counted) in [(1, 100.0, Some(0.2)), (2, 1000.0, Some(0.02)), (3, 7.0, None)] {
+            s.push(Interval {
+                end: Nanoseconds::from_secs(t),
+                seconds: 1.0,
+                cpu: 1.0,
+                work: BTreeMap::from([(meter.clone(), (work, 1.0))]),
+                counted: counted.map(|c| (meter.clone(), c)).into_iter().collect(),
+                ..Interval::default()
+            });
+        }
+        assert!((s.hits(&meter, Nanoseconds::ZERO) - 47.0).abs() < 1e-9);
+        assert!((s.hits(&meter, Nanoseconds::from_secs(2)) - 7.0).abs() < 1e-9);
     }
 
     #[test]

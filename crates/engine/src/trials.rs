@@ -951,7 +951,7 @@ impl Engine {
                 continue;
             };
             let mut meaning = Meaning::new(m.workload.clone(), m.meter.clone(), beside.clone());
-            if let Some(why) = meaning::unwatched(setup.kind, setup.urgent, &beside) {
+            if let Some(why) = meaning::unwatched(setup.urgent, &beside) {
                 meaning.refuse(why);
             } else if !w.open.contains(&beside) {
                 meaning.opened();

@@ -3520,6 +3520,39 @@ fn a_change_that_alters_what_the_meter_means_is_not_accepted_by_it() {
 }
 
 #[test]
+fn a_rollout_is_watched_for_what_its_meter_means() {
+    // (by what the whole change multiplies the calls for a segment, from when on there are half as many, verdict)
+    for (changed, phase_after, verdict) in [
+        (1.0, None, Verdict::Accepted),
+        (0.5, None, Verdict::Aborted),
+        (1.0, Some(60), Verdict::Aborted),
+    ] {
+        let mut world = one_way(0.40, 0.01, 2, 42);
+        world.kernel = Some(TwoKinds {
+            changed,
+            noise: 0.02,
+            ..KEPT
+        });
+        world.run_until(900, |world| !world.coins.is_empty());
+        if let (Some(kinds), Some(after)) = (&mut world.kernel, phase_after) {
+            kinds.phase = world.second + after;
+        }
+        world.run_until(900, |world| world.records.iter().any(|r| r.verdict.is_some()));
+        let record = world.records.iter().find(|r| r.verdict.is_some()).unwrap();
+        assert_eq!(record.kind, ExperimentKind::StagedRollout);
+        assert_eq!(record.verdict, Some(verdict), "{changed} {}", record.reason);
+        let account = &record.meanings[0];
+        assert!(account.change.is_some(), "{account:?}");
+        if verdict == Verdict::Aborted {
+            let why = &record.reason;
+            assert!(why.contains("sockets.segments no longer means"), "{why}");
+            world.run(60);
+            assert!(world.on.is_empty(), "all parts were undone");
+        }
+    }
+}
+
+#[test]
 fn another_phase_of_the_program_ends_the_trial() {
     let mut world = two_kinds(KEPT, 42);
     while world.records.is_empty() {

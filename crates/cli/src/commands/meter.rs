@@ -64,7 +64,7 @@ enum What {
         #[arg(long, value_name = "CLASS", value_parser = PossibleValuesParser::new(meters::CLASSES))]
         class: Vec<String>,
     },
-    /// Show the table of programs whose work is counted without configuration.
+    /// Show the table of programs whose work is counted without configuration, and the meters that the configuration names.
     #[command(after_help = "EXAMPLES
   homeostat meter known
   homeostat meter known --json | jq '.meters[] | {programs, meter, unit}'")]
@@ -76,7 +76,8 @@ impl Meter {
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
         match self.what {
             What::Known => {
-                let table = meters::known();
+                let (settings, _) = context.meter_settings();
+                let table = meters::known(&settings);
                 context
                     .terminal
                     .show(&table, |look| render::known_meters(&table, look))

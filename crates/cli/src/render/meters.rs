@@ -287,7 +287,31 @@ pub fn meter_list(l: &Listing, one: bool, look: &Look) -> String {
     out
 }
 
-/// Programs that are known.
+/// What the configuration adds.
+fn configured(k: &Known, look: &Look, out: &mut String) {
+    if k.configured.is_empty() {
+        return;
+    }
+    heading("Configured", look, out);
+    let rows: Vec<Vec<String>> = k
+        .configured
+        .iter()
+        .map(|c| {
+            let unit = c.unit.clone().unwrap_or_else(|| "not said".to_owned());
+            vec![c.workload.clone(), c.meter.clone(), unit]
+        })
+        .collect();
+    out.push_str(&table(&["WORKLOAD", "METER", "UNIT"], &rows, look));
+    if k.configured.iter().any(|c| c.unit.is_none()) {
+        out.push_str(&wrap(
+            "UNIT: where it is not said, what is known of a function, else a hit, and of a Prometheus metric a count.",
+            "  ",
+            look.width,
+        ));
+    }
+}
+
+/// Programs that are known, and what is configured.
 pub fn known_meters(k: &Known, look: &Look) -> String {
     let rows: Vec<Vec<String>> = k
         .meters
@@ -314,6 +338,7 @@ pub fn known_meters(k: &Known, look: &Look) -> String {
         &rows,
         look,
     );
+    configured(k, look, &mut out);
     out.push_str("\nothers: name a meter under [meters.configured] (docs/configuration.md)\n");
     out
 }

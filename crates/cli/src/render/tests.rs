@@ -714,6 +714,36 @@ fn a_test_of_meters_tells_how_good_they_are_and_what_is_waited_for() {
 }
 
 #[test]
+fn configured_meters_are_listed_with_what_one_count_is() {
+    let mut known: homeostat_daemon::meters::Known = serde_json::from_value(serde_json::json!({
+        "schema": 1, "meters": [], "configured": [
+            {"workload": "shop*", "meter": "uprobe:shop:handle_order", "unit": "order"},
+            {"workload": "web", "meter": "prometheus:http://127.0.0.1:9090/metrics#pages_total", "unit": null},
+        ],
+    }))
+    .unwrap();
+    let text = super::known_meters(&known, &look());
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    for row in [
+        &["WORKLOAD", "METER", "UNIT"][..],
+        &["shop*", "uprobe:shop:handle_order", "order"],
+        &[
+            "web",
+            "prometheus:http://127.0.0.1:9090/metrics#pages_total",
+            "not",
+            "said",
+        ],
+    ] {
+        assert!(rows.iter().any(|r| r == row), "{row:?}: {text}");
+    }
+    known.configured.clear();
+    assert!(!super::known_meters(&known, &look()).contains("Configured"));
+}
+
+#[test]
 fn a_test_of_meters_says_why_a_figure_is_missing() {
     let mut test = tried();
     test.spans = None;

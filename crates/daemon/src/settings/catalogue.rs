@@ -33,6 +33,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "\"redis*\" = [\"uprobe:redis-server:readQueryFromClient\"]",
             "\"shop.service\" = [\"prometheus:http://127.0.0.1:9090/metrics#orders_total\"]",
+            "\"worker*\" = [{ meter = \"uprobe:worker:handle_order\", unit = \"order\" }]",
         ],
     ),
     (
@@ -374,7 +375,7 @@ mod tests {
         }
         let settings: Settings = toml::from_str(&text).unwrap();
         assert_eq!(super::super::complaints(&settings), vec![]);
-        assert_eq!(settings.meters.configured.len(), 2);
+        assert_eq!(settings.meters.configured.len(), 3);
         assert_eq!(settings.policy.discovery, Settings::default().policy.discovery);
         assert!(settings.policy.workloads[0].never);
     }

@@ -244,6 +244,116 @@ fn rules_that_contradict_themselves_and_odd_meters_are_refused() {
     }
 }
 
+/// A configuration with these meters of the workload `shop`.
+fn shop(meters: &str) -> String {
+    format!("[meters.configured]\nshop = [{meters}]\n")
+}
+
+/// A meter of which a person says what one count is.
+fn counts(unit: &str) -> String {
+    format!("{{ meter = \"uprobe:shop:f\", unit = \"{unit}\" }}")
+}
+
+#[test]
+fn a_meter_may_say_what_one_count_is() {
+    let forty = "ö".repeat(40);
+    for (meters, unit) in [
+        ("\"uprobe:shop:f\"".to_owned(), None),
+        ("{ meter = \"uprobe:shop:f\" }".to_owned(), None),
+        (counts("order"), Some("order")),
+        (counts("HTTP request"), Some("HTTP request")),
+        (counts(&forty), Some(forty.as_str())),
+        (
+            format!("\"usdt:shop:shop:done\", {}", counts("order")),
+            Some("order"),
+        ),
+        (format!("{0}, {0}", counts("order")), Some("order")),
+    ] {
+        let settings = merged(&[&shop(&meters)]).unwrap().settings;
+        let last = settings.meters.configured["shop"].last().unwrap();
+        let expected = ("uprobe:shop:f", unit);
+        assert_eq!((last.meter.as_str(), last.unit.as_deref()), expected, "{meters}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_unit_is_named_with_its_place_and_the_remedy() {
+    let long = "ö".repeat(41);
+    for (meters, problem) in [
+        (counts(""), "the unit \"\" is blank".to_owned()),
+        (counts(" \\t"), "the unit \" \\t\" is blank".to_owned()),
+        (
+            counts("or\\u001bder"),
+            "the unit \"or\\u{1b}der\" has a control character in it".to_owned(),
+        ),
+        (
+            counts(&long),
+            format!("the unit \"{long}\" is longer than 40 characters"),
+        ),
+    ] {
+        let e = only_error(&shop(&meters));
+        assert_eq!(
+            (e.line, e.key.as_str()),
+            (2, "meters.configured.shop"),
+            "{meters}"
+        );
+        assert_eq!(e.problem, problem);
+        assert!(e.remedy.contains("unit = \"order\""), "{}", e.remedy);
+    }
+    // What the parser complains about.
+    for (meters, key, problem) in [
+        (
+            "{ meter = \"m\", cost = 1 }",
+            "shop.cost",
+            "unknown setting `cost`",
+        ),
+        (
+            "{ meter = \"m\", Unit = 1 }",
+            "shop.Unit",
+            "unknown setting `Unit`",
+        ),
+        (
+            "{ meter = \"m\", unit = 5 }",
+            "shop.unit",
+            "invalid type: integer `5`",
+        ),
+        ("{ unit = \"order\" }", "shop", "missing field `meter`"),
+        ("5", "shop", "invalid type: integer `5`"),
+    ] {
+        let e = only_error(&shop(meters));
+        assert_eq!((e.file.as_str(), e.line), ("test.toml", 2), "{meters}");
+        let key = format!("meters.configured.{key}");
+        assert!(e.key.starts_with(&key) && e.problem.starts_with(problem), "{e}");
+        assert_eq!(e.remedy, METERS_REMEDY);
+    }
+}
+
+#[test]
+fn two_units_of_one_meter_are_both_named() {
+    let e = only_error(&shop(&format!("{}, {}", counts("order"), counts("page"))));
+    assert_eq!((e.line, e.key.as_str()), (2, "meters.configured.shop"));
+    assert_eq!(
+        e.problem,
+        "says that one count of \"uprobe:shop:f\" is \"order\", and that it is \"page\""
+    );
+    let two = format!("{}\"shop*\" = [{}]\n", shop(&counts("order")), counts("page"));
+    let e = only_error(&two);
+    assert_eq!((e.line, e.key.as_str()), (3, "meters.configured.shop*"));
+    assert_eq!(
+        e.problem,
+        "says that one count of \"uprobe:shop:f\" is \"page\", and \"shop\" that it is \"order\""
+    );
+    // A later file replaces the meters of a workload, however they are written.
+    let settings = merged(&[&shop(&counts("order")), &shop(&counts("page"))])
+        .unwrap()
+        .settings;
+    let units: Vec<Option<&str>> = settings.meters.configured["shop"]
+        .iter()
+        .map(|entry| entry.unit.as_deref())
+        .collect();
+    assert_eq!(units, [Some("page")]);
+}
+
 #[test]
 fn files_and_drop_ins_are_read_in_order_and_a_missing_named_file_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
@@ -285,11 +395,11 @@ fn files_and_drop_ins_are_read_in_order_and_a_missing_named_file_is_an_error() {
 fn what_is_shown_can_be_read_again() {
     let loaded = merged(&[
         "[policy]\nmode = \"advise-only\"\n[[policy.workloads]]\nmatch = \"a\"\nnever = true\n[meters.configured]\nb = \
-         [\"uprobe:/bin/b:f\"]\n",
+         [\"uprobe:/bin/b:f\"]\nc = [\"uprobe:c:f\", { meter = \"uprobe:c:g\", unit = \"order\" }]\n\"d.service\" = \
+         [{ meter = \"uprobe:d:f\", unit = \"page\" }]\ne = [\"uprobe:e:f\"]\n",
     ])
     .unwrap();
-    assert_eq!(
-        toml::from_str::<Settings>(&show(&loaded.settings)).unwrap(),
-        loaded.settings
-    );
+    let shown = show(&loaded.settings);
+    assert_eq!(toml::from_str::<Settings>(&shown).unwrap(), loaded.settings);
+    assert!(shown.contains("\nb = [\"uprobe:/bin/b:f\"]\n"), "{shown}");
 }

@@ -41,7 +41,7 @@ pub use discovery::{PointsReport, cost_in_compiled_code, find_points};
 pub use known::{KnownMeter, known_meters};
 pub use owed::{Mended, mend, write_breakpoints_down_in};
 pub use points::{KnownPoint, Place, known_points};
-pub use settings::{MeterSettings, PointsWish};
+pub use settings::{ConfiguredMeter, MeterSettings, PointsWish};
 pub(crate) use spans::Follower;
 pub use spans::{Quantile, SpanBlocks, Spans, SpansReport};
 
@@ -237,7 +237,7 @@ mod tests {
         let settings = |breakpoints| MeterSettings {
             breakpoints,
             progress_points: PointsWish::Always,
-            configured: [("own".to_owned(), vec![named.to_owned()])].into(),
+            configured: [("own".to_owned(), vec![ConfiguredMeter::from(named)])].into(),
             ..MeterSettings::default()
         };
         let is_by_breakpoints =
@@ -266,6 +266,44 @@ mod tests {
         let others = kinds(&settings(true));
         for candidate in others.into_iter().flat_map(|mut kind| kind.find(&root, &own())) {
             assert_ne!(candidate.refused.as_deref(), Some(NO_BREAKPOINTS));
+        }
+    }
+
+    #[test]
+    fn a_count_is_what_a_person_says_it_is_and_else_what_is_known_of_it() {
+        let function = |p: &&KnownPoint| matches!(p.place, Place::Function("readQueryFromClient"));
+        let known = known_points().iter().find(function).unwrap().unit;
+        let gone = workload(
+            "redis-server",
+            vec![ProcessId {
+                pid: i32::MAX,
+                start_ticks: 1,
+            }],
+        );
+        for (meter, unsaid) in [
+            ("uprobe:redis-server:readQueryFromClient", known),
+            ("uprobe:redis-server:other", "hit"),
+            ("usdt:redis-server:redis:other", "hit"),
+            ("prometheus:http://127.0.0.1:1/metrics#orders_total", "count"),
+            ("of no kind", "count"),
+        ] {
+            for said in [None, Some("order")] {
+                let named = ConfiguredMeter {
+                    meter: meter.to_owned(),
+                    unit: said.map(str::to_owned),
+                };
+                let settings = MeterSettings {
+                    configured: [("redis*".to_owned(), vec![named])].into(),
+                    ..MeterSettings::default()
+                };
+                let units: Vec<String> = kinds(&settings)
+                    .iter_mut()
+                    .flat_map(|kind| kind.find(&Root::default(), &gone))
+                    .filter(|c| c.id.as_str() == meter)
+                    .map(|c| c.unit)
+                    .collect();
+                assert_eq!(units, [said.unwrap_or(unsaid)], "{meter}");
+            }
         }
     }
 

@@ -165,6 +165,52 @@ pub fn known_points() -> &'static [KnownPoint] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meters::elf::{self, Symbol};
+    use std::path::PathBuf;
+
+    /// Where Debian keeps a server, if it is installed.
+    fn installed(program: &str) -> Option<PathBuf> {
+        let versions = std::fs::read_dir("/usr/lib/postgresql")
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut places: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
+        places.extend(["/usr/sbin".into(), "/usr/bin".into()]);
+        places
+            .into_iter()
+            .map(|place| place.join(program))
+            .find(|file| file.is_file())
+    }
+
+    #[test]
+    fn servers_of_debian_have_the_functions_and_probes_that_are_known_of_them() {
+        let mut missing = Vec::new();
+        for point in POINTS {
+            for program in point.programs {
+                // Debian's is stripped, and builds without static probes; its own counters are there.
+                let is_in_vain = *program == "memcached"
+                    || point.place == Place::StaticProbe("node", "http__server__response");
+                // RocksDB is a library of its own there.
+                let Some(path) = installed(program).filter(|_| !is_in_vain && *program != "db_bench") else {
+                    continue;
+                };
+                let file = std::fs::File::open(&path).unwrap();
+                let found = match point.place {
+                    Place::Function(symbol) => elf::function(&file, Symbol::Exact(symbol)).map(|_| 1),
+                    Place::FunctionContaining(text) => {
+                        elf::function(&file, Symbol::Containing(text)).map(|_| 1)
+                    }
+                    Place::StaticProbe(provider, name) => {
+                        elf::static_probe(&file, provider, name).map(|sites| sites.len())
+                    }
+                };
+                if !found.as_ref().is_ok_and(|sites| *sites > 0) {
+                    missing.push(format!("{}: {:?}: {found:?}", path.display(), point.place));
+                }
+            }
+        }
+        assert!(missing.is_empty(), "{missing:#?}");
+    }
 
     #[test]
     fn the_table_is_in_order() {

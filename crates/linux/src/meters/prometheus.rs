@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+/// What one count is where the configuration does not say it.
 const UNIT: &str = "count";
 /// Longest wait for a whole answer.
 const WAIT: Duration = Duration::from_millis(400);
@@ -45,10 +46,14 @@ impl MeterKind for Prometheus {
         self.settings
             .configured_for(workload)
             .into_iter()
-            .filter(|id| is_mine(id))
-            .map(|id| match Series::parse(root, id).and_then(|s| s.read()) {
-                Ok(_) => usable(id, MeterClass::Application, UNIT),
-                Err(e) => refused(id, MeterClass::Application, UNIT, e.to_string()),
+            .filter(|named| is_mine(&named.meter))
+            .map(|named| {
+                let id = named.meter.as_str();
+                let unit = named.unit.as_deref().unwrap_or(UNIT);
+                match Series::parse(root, id).and_then(|s| s.read()) {
+                    Ok(_) => usable(id, MeterClass::Application, unit),
+                    Err(e) => refused(id, MeterClass::Application, unit, e.to_string()),
+                }
             })
             .collect()
     }
@@ -60,7 +65,7 @@ impl MeterKind for Prometheus {
         id: &MeterId,
     ) -> Result<Box<dyn Meter>, PlatformError> {
         // Only what the person named: an id from elsewhere must not make us open connections.
-        if !is_mine(id.as_str()) || !self.settings.configured_for(workload).contains(&id.as_str()) {
+        if !is_mine(id.as_str()) || !self.settings.is_configured(workload, id) {
             return Err(not_mine(id));
         }
         let series = Series::parse(root, id.as_str())?;

@@ -1,7 +1,9 @@
 //! What a person may configure about meters.
 
-use homeostat_model::Workload;
-use serde::de::Visitor;
+use homeostat_model::{MeterId, Workload};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -54,6 +56,62 @@ impl<'de> Deserialize<'de> for PointsWish {
     }
 }
 
+/// A meter that a person names: its id as text or, with what one count of it is, a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfiguredMeter {
+    /// Its id.
+    pub meter: String,
+    /// What one count is, where the person says so.
+    pub unit: Option<String>,
+}
+
+impl From<&str> for ConfiguredMeter {
+    fn from(meter: &str) -> Self {
+        Self {
+            meter: meter.to_owned(),
+            unit: None,
+        }
+    }
+}
+
+impl Serialize for ConfiguredMeter {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Some(unit) = &self.unit else {
+            return serializer.serialize_str(&self.meter);
+        };
+        let mut table = serializer.serialize_struct("ConfiguredMeter", 2)?;
+        table.serialize_field("meter", &self.meter)?;
+        table.serialize_field("unit", unit)?;
+        table.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for ConfiguredMeter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            meter: String,
+            unit: Option<String>,
+        }
+        struct TextOrTable;
+        impl<'de> Visitor<'de> for TextOrTable {
+            type Value = ConfiguredMeter;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a meter, or a table of `meter` and `unit`")
+            }
+            fn visit_str<E: serde::de::Error>(self, meter: &str) -> Result<ConfiguredMeter, E> {
+                Ok(ConfiguredMeter::from(meter))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ConfiguredMeter, A::Error> {
+                let Table { meter, unit } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ConfiguredMeter { meter, unit })
+            }
+        }
+        deserializer.deserialize_any(TextOrTable)
+    }
+}
+
 /// Settings of the meters. Workloads are named by their id, by their program, or by a pattern with `*` and `?`
 /// over either.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,10 +120,12 @@ pub struct MeterSettings {
     /// Further meters by workload: `uprobe:BINARY:SYMBOL`, `usdt:BINARY:PROVIDER:NAME`,
     /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`. On the left stands a workload's id or its program, as `homeostat list`
     /// and `homeostat meter list` show them; `*` is any text, `?` one character. BINARY is the name of the program or of a library that it
-    /// has loaded, or the whole path of either. What a person names may be counted while others run the same file, and what one count
-    /// is only that person knows: it is called a hit where homeostat does not know the function either. A library is named by the file that is
-    /// mapped (`/proc/PID/maps`), a link to it by its whole path.
-    pub configured: BTreeMap<String, Vec<String>>,
+    /// has loaded, or the whole path of either. A library is named by the file that is mapped (`/proc/PID/maps`), a link to it by its
+    /// whole path. What a person names may be counted while others run the same file, and what one count is that person knows best:
+    /// `{ meter = "uprobe:shop:handle_order", unit = "order" }` says it, in 1 to 40 characters, and so it is called wherever the meter is
+    /// shown. Without a unit it is called what homeostat knows of the function, else a hit, of a Prometheus metric a count. Two
+    /// units of one meter for one workload are an error. What a count costs cannot be configured: homeostat measures it.
+    pub configured: BTreeMap<String, Vec<ConfiguredMeter>>,
     /// File with the password of a Redis server, by workload: one line, `PASSWORD` or `USER PASSWORD`. The file must
     /// belong to the user that the server runs as (`chown redis`): a process chooses its own name, and only one of that
     /// user is told the password.
@@ -113,20 +173,50 @@ impl MeterSettings {
         }
     }
 
-    /// Meters configured for a workload, without repetition, in the order of the configuration.
-    pub(super) fn configured_for<'a>(&'a self, workload: &Workload) -> Vec<&'a str> {
-        let mut ids: Vec<&str> = Vec::new();
-        for id in self
+    /// Pairs of entries, each with its pattern, that say two things of what one count of a meter is and may both be meant for one
+    /// workload: one of the patterns fits the other. (Of others that meet at some workload all the same the first counts.)
+    pub fn contradictions(&self) -> Vec<[(&str, &ConfiguredMeter); 2]> {
+        let mut said: BTreeMap<&str, Vec<(&str, &ConfiguredMeter)>> = BTreeMap::new();
+        let mut found = Vec::new();
+        for (pattern, entries) in &self.configured {
+            for entry in entries.iter().filter(|entry| entry.unit.is_some()) {
+                let before = said.entry(entry.meter.as_str()).or_default();
+                let other = before
+                    .iter()
+                    .find(|(other, earlier)| earlier.unit != entry.unit && meet(other, pattern));
+                if let Some(&other) = other {
+                    found.push([other, (pattern.as_str(), entry)]);
+                }
+                before.push((pattern.as_str(), entry));
+            }
+        }
+        found
+    }
+
+    /// Meters configured for a workload, without repetition, in the order of the configuration; a unit is taken from the first
+    /// entry that has one.
+    pub(super) fn configured_for<'a>(&'a self, workload: &Workload) -> Vec<&'a ConfiguredMeter> {
+        let mut found: Vec<&ConfiguredMeter> = Vec::new();
+        for entry in self
             .configured
             .iter()
             .filter(|(name, _)| names(name, workload))
-            .flat_map(|(_, ids)| ids)
+            .flat_map(|(_, entries)| entries)
         {
-            if !ids.contains(&id.as_str()) {
-                ids.push(id);
+            match found.iter().position(|earlier| earlier.meter == entry.meter) {
+                None => found.push(entry),
+                Some(at) if found[at].unit.is_none() => found[at] = entry,
+                Some(_) => {}
             }
         }
-        ids
+        found
+    }
+
+    /// Whether a person named that meter for the workload.
+    pub(super) fn is_configured(&self, workload: &Workload, id: &MeterId) -> bool {
+        self.configured_for(workload)
+            .iter()
+            .any(|entry| entry.meter == id.as_str())
     }
 
     /// Password file for a workload; an exact name goes before a pattern.
@@ -143,6 +233,11 @@ impl MeterSettings {
 fn names(pattern: &str, workload: &Workload) -> bool {
     matches(pattern.as_bytes(), workload.id.as_str().as_bytes())
         || matches(pattern.as_bytes(), workload.program.as_bytes())
+}
+
+/// Whether one of two patterns fits the other, so that there are names that both fit.
+fn meet(a: &str, b: &str) -> bool {
+    matches(a.as_bytes(), b.as_bytes()) || matches(b.as_bytes(), a.as_bytes())
 }
 
 /// Whether a text fits a pattern of `*` (any text) and `?` (one byte). Linear in the text for each star.
@@ -174,7 +269,97 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::matches;
+    use super::super::tests::workload;
+    use super::*;
+
+    fn entry(meter: &str, unit: Option<&str>) -> ConfiguredMeter {
+        ConfiguredMeter {
+            meter: meter.to_owned(),
+            unit: unit.map(str::to_owned),
+        }
+    }
+
+    /// A meter, and what its count is said to be.
+    type Said<'a> = (&'a str, Option<&'a str>);
+
+    fn settings(configured: &[(&str, &[Said<'_>])]) -> MeterSettings {
+        let mut settings = MeterSettings::default();
+        for (pattern, entries) in configured {
+            let entries = entries.iter().map(|(meter, unit)| entry(meter, *unit)).collect();
+            settings.configured.insert((*pattern).to_owned(), entries);
+        }
+        settings
+    }
+
+    #[test]
+    fn a_meter_is_text_or_a_table_and_stays_what_it_was() {
+        for (text, expected) in [
+            (r#""uprobe:shop:f""#, entry("uprobe:shop:f", None)),
+            (
+                r#"{"meter":"uprobe:shop:f","unit":"order"}"#,
+                entry("uprobe:shop:f", Some("order")),
+            ),
+        ] {
+            let read: ConfiguredMeter = serde_json::from_str(text).unwrap();
+            assert_eq!(read, expected);
+            assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        }
+        for (text, why) in [
+            ("5", "a meter, or a table of `meter` and `unit`"),
+            ("[]", "a meter, or a table of `meter` and `unit`"),
+            (r#"{"unit":"order"}"#, "missing field `meter`"),
+            (r#"{"meter":"m","unit":5}"#, "expected a string"),
+            (r#"{"meter":"m","cost":5}"#, "unknown field `cost`"),
+        ] {
+            let e = serde_json::from_str::<ConfiguredMeter>(text).unwrap_err();
+            assert!(e.to_string().contains(why), "{text}: {e}");
+        }
+    }
+
+    #[test]
+    fn meters_of_all_patterns_that_fit_are_there_once_with_the_unit_that_one_of_them_says() {
+        let settings = settings(&[
+            ("other", &[("c", Some("page"))]),
+            ("shop", &[("a", None), ("b", None)]),
+            ("shop*", &[("b", Some("order")), ("a", None), ("d", Some("call"))]),
+        ]);
+        let shop = workload("shop", vec![]);
+        let found: Vec<(&str, Option<&str>)> = settings
+            .configured_for(&shop)
+            .iter()
+            .map(|entry| (entry.meter.as_str(), entry.unit.as_deref()))
+            .collect();
+        assert_eq!(found, [("a", None), ("b", Some("order")), ("d", Some("call"))]);
+        assert!(settings.is_configured(&shop, &MeterId::from("d")));
+        assert!(!settings.is_configured(&shop, &MeterId::from("c")));
+    }
+
+    #[test]
+    fn two_units_contradict_each_other_where_they_may_be_said_of_one_workload() {
+        let (order, page) = (("m", Some("order")), ("m", Some("page")));
+        for (first, second, contradict) in [
+            (("shop", order), ("shop*", page), true),
+            (("shop*", order), ("shop.service", page), true),
+            (("shop", order), ("shop*", order), false),
+            (("shop", order), ("shop*", ("m", None)), false),
+            (("shop", order), ("shop*", ("n", Some("page"))), false),
+            // One program may do other work in each of two services.
+            (("work@a.service", order), ("work@b.service", page), false),
+        ] {
+            let settings = settings(&[(first.0, &[first.1]), (second.0, &[second.1])]);
+            let expected = if contradict {
+                vec![[
+                    (first.0, &settings.configured[first.0][0]),
+                    (second.0, &settings.configured[second.0][0]),
+                ]]
+            } else {
+                vec![]
+            };
+            assert_eq!(settings.contradictions(), expected);
+        }
+        assert_eq!(settings(&[("shop", &[order, page])]).contradictions().len(), 1);
+        assert!(settings(&[("shop", &[order, order])]).contradictions().is_empty());
+    }
 
     #[test]
     fn patterns() {

@@ -20,12 +20,12 @@ impl MeterKind for Unclaimed {
         self.0
             .configured_for(workload)
             .into_iter()
-            .filter(|id| !prometheus::is_mine(id) && !uprobe::is_mine(id))
-            .map(|id| {
+            .filter(|named| !prometheus::is_mine(&named.meter) && !uprobe::is_mine(&named.meter))
+            .map(|named| {
                 refused(
-                    id,
+                    &named.meter,
                     MeterClass::Application,
-                    "count",
+                    named.unit.as_deref().unwrap_or("count"),
                     "a configured meter begins with uprobe:, usdt: or prometheus:; correct it in the configuration",
                 )
             })

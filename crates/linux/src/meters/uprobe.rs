@@ -27,7 +27,7 @@ use super::points::{KnownPoint, Place, coming_and_going, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
 use super::turns::lag;
-use super::{Meter, MeterKind, MeterSettings, functions};
+use super::{ConfiguredMeter, Meter, MeterKind, MeterSettings, functions};
 use crate::Root;
 use crate::sys::bpf::Counters;
 use crate::sys::perf::OpenError;
@@ -265,15 +265,15 @@ impl Uprobe {
         }
     }
 
-    fn configured(&mut self, root: &Root, workload: &Workload, id: &str) -> MeterCandidate {
+    fn configured(&mut self, root: &Root, workload: &Workload, named: &ConfiguredMeter) -> MeterCandidate {
         let checked = self
-            .prepare(root, workload, id)
+            .prepare(root, workload, &named.meter)
             .map(|p| cost(&p.sites, Crowd::of(root, &workload.processes)))
             .map_err(|e| match e {
                 PlatformError::Unsupported { why, .. } => why,
                 other => other.to_string(),
             });
-        let candidate = candidate(id, "hit", checked);
+        let candidate = candidate(&named.meter, named.unit.as_deref().unwrap_or("hit"), checked);
         self.lagging(workload, candidate)
     }
 
@@ -311,24 +311,27 @@ fn plain_key(place: &Place, plain: &str) -> String {
 impl MeterKind for Uprobe {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
         let mut found: Vec<MeterCandidate> = Vec::new();
-        let configured: Vec<String> = self
+        let configured: Vec<ConfiguredMeter> = self
             .settings
             .configured_for(workload)
             .into_iter()
-            .filter(|id| is_mine(id))
-            .map(str::to_owned)
+            .filter(|named| is_mine(&named.meter))
+            .cloned()
             .collect();
-        for id in configured {
-            found.push(self.configured(root, workload, &id));
+        for named in &configured {
+            found.push(self.configured(root, workload, named));
         }
         for point in known_points().iter().filter(|p| is_program(workload, p.programs)) {
             let known = self.known(root, workload, point);
-            // What a person names may do more, but what it counts is known all the same.
-            match found
-                .iter_mut()
-                .find(|c| is_same_place(root, workload, c.id.as_str(), known.id.as_str()))
-            {
-                Some(configured) => configured.unit = known.unit,
+            // What a person names may do more, but what it counts is known all the same, where the person does not say it.
+            let same = found
+                .iter()
+                .position(|c| is_same_place(root, workload, c.id.as_str(), known.id.as_str()));
+            match same {
+                Some(at) if configured.get(at).is_none_or(|named| named.unit.is_none()) => {
+                    found[at].unit = known.unit;
+                }
+                Some(_) => {}
                 None => found.push(known),
             }
         }
@@ -362,7 +365,7 @@ impl MeterKind for Uprobe {
             way,
             source,
         } = self.prepare(root, workload, id.as_str())?;
-        let named = self.settings.configured_for(workload).contains(&id.as_str());
+        let named = self.settings.is_configured(workload, id);
         let crowd = Crowd::of(root, &workload.processes);
         if !named {
             crowd.allow().map_err(|why| why.error(&format!("meter {id}")))?;

@@ -77,7 +77,7 @@ impl Meters {
         let mut settings = MeterSettings::default();
         settings
             .configured
-            .insert(name.to_owned(), ids.iter().map(|i| (*i).to_owned()).collect());
+            .insert(name.to_owned(), ids.iter().map(|i| (*i).into()).collect());
         Self::new(&settings)
     }
     fn find(&mut self, w: &Workload, id: &str) -> Option<MeterCandidate> {
