@@ -165,6 +165,9 @@ pub struct PastExperiment {
     /// What was seen of the spans of those that were tried: how long their threads worked at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<TrialSpans>,
+    /// What was waited for meanwhile; no verdict rests on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<TrialWaits>,
     /// Whether meters of kernel work by which it was judged kept their meaning.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<TrialMeaning>,
@@ -236,6 +239,69 @@ impl From<&homeostat_model::SpansAccount> for TrialSpans {
     }
 }
 
+/// What was waited for in a trial, by a workload that was tried and by anything on the machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrialWaits {
+    /// The workload.
+    pub workload: String,
+    /// In a sentence.
+    pub text: String,
+    /// Blocks with the change in which it was sampled.
+    pub blocks_on: u32,
+    /// Blocks without.
+    pub blocks_off: u32,
+    /// Seconds that its threads waited on run queues per second, all together; absent where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runqueue_wait: Option<WaitChange>,
+    /// Share of the time in which something on the machine waited for a CPU (PSI `some`); this and the next two are told with the first
+    /// workload only, and absent where the kernel has no PSI.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure_cpu: Option<WaitChange>,
+    /// … for memory that had to be freed or brought back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure_memory: Option<WaitChange>,
+    /// … for storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure_io: Option<WaitChange>,
+}
+
+/// A share of the time in which something was waited for, with the change and without: seconds per second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitChange {
+    /// With it.
+    pub on: f64,
+    /// Without.
+    pub off: f64,
+    /// How much more it was with it: `on` − `off`.
+    pub more: f64,
+    /// Lower end of its interval of 95 %.
+    pub lower: f64,
+    /// Upper end.
+    pub upper: f64,
+}
+
+impl From<&homeostat_model::WaitsAccount> for TrialWaits {
+    fn from(w: &homeostat_model::WaitsAccount) -> Self {
+        let change = |c: homeostat_model::WaitChange| WaitChange {
+            on: c.on,
+            off: c.off,
+            more: c.more,
+            lower: c.lower,
+            upper: c.upper,
+        };
+        Self {
+            workload: w.workload.to_string(),
+            text: w.to_string(),
+            blocks_on: w.blocks_on,
+            blocks_off: w.blocks_off,
+            runqueue_wait: w.runqueue_wait.map(change),
+            pressure_cpu: w.pressure_cpu.map(change),
+            pressure_memory: w.pressure_memory.map(change),
+            pressure_io: w.pressure_io.map(change),
+        }
+    }
+}
+
 /// What was seen of the ratio of a kind of kernel work that judged to the kind that had confirmed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialMeaning {
@@ -258,6 +324,12 @@ pub struct TrialMeaning {
     pub change: Option<Effect>,
     /// The same of the last blocks of both arms against those before.
     pub drift: Option<Effect>,
+    /// Slots of a rollout in which both were read; the blocks are those of its round trips.
+    #[serde(default)]
+    pub slots: u32,
+    /// By how much the ratio moves with the share of the change that is in force in these, for all of it.
+    #[serde(default)]
+    pub staged: Option<Effect>,
 }
 
 impl From<&homeostat_model::MeaningAccount> for TrialMeaning {
@@ -272,6 +344,8 @@ impl From<&homeostat_model::MeaningAccount> for TrialMeaning {
             blocks_off: m.blocks_off,
             change: m.change.map(Into::into),
             drift: m.drift.map(Into::into),
+            slots: m.slots,
+            staged: m.staged.map(Into::into),
         }
     }
 }
@@ -388,6 +462,7 @@ impl From<&ExperimentRecord> for PastExperiment {
             effect: e.effect.map(Into::into),
             witness: e.witness.as_ref().map(Into::into),
             spans: e.spans.iter().map(Into::into).collect(),
+            waits: e.waits.iter().map(Into::into).collect(),
             meanings: e.meanings.iter().map(Into::into).collect(),
             evidence: known(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),

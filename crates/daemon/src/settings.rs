@@ -391,7 +391,7 @@ fn merge(
     let mut merged = toml::Table::new();
     for layer in layers {
         match check_layer(layer) {
-            Ok(table) => merge_table(&mut merged, table),
+            Ok(table) => merge_table(&mut merged, table, ""),
             Err(e) => errors.push(*e),
         }
     }
@@ -433,13 +433,15 @@ fn merge(
     })
 }
 
-fn merge_table(into: &mut toml::Table, from: toml::Table) {
+fn merge_table(into: &mut toml::Table, from: toml::Table, section: &str) {
     for (key, value) in from {
         match (into.get_mut(&key), value) {
-            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge_table(old, new),
+            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge_table(old, new, &key),
             // Rules. Meters of a workload may be tables as well, and are replaced as other lists are.
             (Some(toml::Value::Array(old)), toml::Value::Array(mut new))
-                if key == "workloads" && new.iter().chain(old.iter()).all(toml::Value::is_table) =>
+                if section == "policy"
+                    && key == "workloads"
+                    && new.iter().chain(old.iter()).all(toml::Value::is_table) =>
             {
                 new.append(old);
                 *old = new;
@@ -845,6 +847,8 @@ fn names_a_file(binary: &str) -> bool {
 fn unit_complaint(unit: &str) -> Option<&'static str> {
     if unit.trim().is_empty() {
         Some("is blank")
+    } else if unit.trim() != unit {
+        Some("begins or ends with a space")
     } else if unit.chars().count() > 40 {
         Some("is longer than 40 characters")
     } else if unit.chars().any(char::is_control) {

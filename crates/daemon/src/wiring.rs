@@ -603,6 +603,7 @@ mod tests {
                 difference: effect(off_by),
             }),
             spans: Vec::new(),
+            waits: Vec::new(),
             meanings: Vec::new(),
             reader: None,
             machine: "machine".to_owned(),

@@ -806,6 +806,7 @@ impl Engine {
         } else {
             1.0
         };
+        let pressure = self.machine_sample.pressure(self.machine_interval);
         let waits = self.lives_on_the_file_cache(&sample);
         let uses_files = waits || self.works_on_the_file_cache(&sample);
         let Some(w) = self.workloads.get_mut(&sample.id) else {
@@ -834,6 +835,7 @@ impl Engine {
                 cpu: read.cpu,
                 wait: read.wait,
                 machine_idle: idle,
+                pressure,
                 churn: sample.churn,
                 faults: (sample.faults_minor, sample.faults_major),
                 work: read.work,
@@ -2080,8 +2082,14 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
     )
 }
 
-/// A unit of work in the plural: of `byte read or written` it is the bytes that are many.
+/// A unit of work in the plural: of `byte read or written` it is the bytes that are many, of `HTTP request` the requests.
 fn plural(unit: &str) -> String {
+    let is_name = |word: &str| word.chars().count() > 1 && !word.chars().any(char::is_lowercase);
+    if let Some((name, of)) = unit.split_once(' ')
+        && is_name(name)
+    {
+        return format!("{name} {}", plural(of));
+    }
     let (thing, rest) = unit
         .split_once(' ')
         .map_or((unit, String::new()), |(t, r)| (t, format!(" {r}")));

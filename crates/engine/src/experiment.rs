@@ -16,6 +16,7 @@ use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use crate::spans::{self, SpanRail};
 use crate::trials::left_out_for;
+use crate::waits::Waits;
 use crate::witness::Witness;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
@@ -172,6 +173,8 @@ pub(crate) struct Experiment {
     pub(crate) spans: Vec<SpanRail>,
     /// The share from which they count as longer.
     pub(crate) span_rise_max: f64,
+    /// What they, and the machine, wait for meanwhile; it decides nothing.
+    pub(crate) waits: Vec<Waits>,
     /// What members that are judged by their work per second save of their CPU time.
     savings: Vec<Saving>,
     /// Whether meters of kernel work keep their meaning.
@@ -236,6 +239,7 @@ impl Experiment {
             rails: Vec::new(),
             spans: Vec::new(),
             span_rise_max: 0.0,
+            waits: Vec::new(),
             meanings: Vec::new(),
             witness: None,
             borrowed: Vec::new(),
@@ -476,14 +480,15 @@ impl Experiment {
         let state = s.poll(now, gauge, &mut self.blocks);
         let slots = self.blocks.get(slots_before..).unwrap_or_default();
         for slot in slots {
-            let (share, end) = s.seen_in(slot);
+            let span = s.span_of(slot);
             for meaning in &mut self.meanings {
                 if let Some(series) = series(meaning.workload()) {
-                    meaning.observe_slot(series, share, slot.measured_from, end);
+                    meaning.observe_slot(series, span);
                 }
             }
         }
-        let is_new = !slots.is_empty();
+        // At the end of a stage its loss is asked for first.
+        let asks = !slots.is_empty() && !matches!(state, StagedState::Complete);
         if let Some(level) = s.level_before() {
             self.breaker.off_block(level);
         }
@@ -494,7 +499,7 @@ impl Experiment {
         {
             return self.give_up(now, self.fell("after a part of the change was made"));
         }
-        if is_new && let Some(why) = self.changed_in_stages(panel::GUARDRAIL_LEVEL_EARLY, None) {
+        if asks && let Some(why) = self.changed_in_stages(None) {
             return self.give_up(now, why);
         }
         if making {
@@ -525,11 +530,15 @@ impl Experiment {
         }
     }
 
-    /// What to say when a meter no longer means what it did, by the slots of the rollout.
-    fn changed_in_stages(&self, level: f64, gain: Option<f64>) -> Option<String> {
+    /// What to say when a meter no longer means what it did, by the slots of the rollout. `gain`: of the whole change, before it is
+    /// accepted.
+    fn changed_in_stages(&self, gain: Option<f64>) -> Option<String> {
         let asked = self.meanings.iter().filter(|m| m.watches()).count().max(1) as f64;
-        let changed = |m: &Meaning| m.changed_in_stages(level / asked, gain);
-        self.meanings.iter().find_map(changed)
+        let early = panel::GUARDRAIL_LEVEL_EARLY / asked;
+        let whole = gain.map(|gain| (gain, panel::GUARDRAIL_LEVEL / asked));
+        self.meanings
+            .iter()
+            .find_map(|m| m.changed_in_stages(early, whole))
     }
 
     /// After a stage: goes on, ends, or decides. `over_budget`: with the evidence there is.
@@ -554,7 +563,7 @@ impl Experiment {
         let needed = 1.0 / parameters.alpha;
         if capital >= needed && estimate.theta >= parameters.gate && !moving {
             let gain = panel::log_gain(effect.estimate);
-            if let Some(why) = self.changed_in_stages(panel::GUARDRAIL_LEVEL, Some(gain)) {
+            if let Some(why) = self.changed_in_stages(Some(gain)) {
                 return self.give_up(now, why);
             }
             let reason = format!(
@@ -573,6 +582,9 @@ impl Experiment {
                 return self.conclude(now, Verdict::Rejected, text);
             }
             StagedAdvice::Proceed => {}
+        }
+        if let Some(why) = self.changed_in_stages(None) {
+            return self.give_up(now, why);
         }
         if over_budget {
             let length = now - self.setup.started;
@@ -700,6 +712,11 @@ impl Experiment {
                                 rail.observe(series, record.on, from, now);
                             }
                         }
+                        for waits in &mut self.waits {
+                            if let Some(series) = series(waits.workload()) {
+                                waits.observe(series, record.on, measured_from, now);
+                            }
+                        }
                         for meaning in &mut self.meanings {
                             if let Some(series) = series(meaning.workload()) {
                                 meaning.observe(series, record.on, measured_from, now);
@@ -784,10 +801,19 @@ impl Experiment {
         }
         // After what others and response times say, which other readings tell; before a gain is believed. A loss is one either way.
         let asked = self.meanings.iter().filter(|m| m.watches()).count().max(1) as f64;
-        let gain = (decision == Decision::Benefit).then(|| panel::log_gain(effect.estimate));
-        let changed = |m: &Meaning| m.changed(asked_level / asked, gain);
+        let whole = (decision == Decision::Benefit).then(|| panel::log_gain(effect.estimate));
+        // A part on round trips shows its share of the whole.
+        let share = match (&self.staged, self.trip) {
+            (Some(s), Some(part)) => s.share_of(part),
+            _ => 1.0,
+        };
+        let changed = |m: &Meaning| m.changed(asked_level / asked, whole.map(|gain| gain * share));
+        let by_stages = || {
+            let gain = whole.filter(|_| self.trip.is_some())?;
+            self.changed_in_stages(Some(gain))
+        };
         if decision != Decision::Harm
-            && let Some(why) = self.meanings.iter().find_map(changed)
+            && let Some(why) = self.meanings.iter().find_map(changed).or_else(by_stages)
         {
             return self.give_up(now, why);
         }

@@ -47,6 +47,7 @@ mod series;
 mod spans;
 mod trials;
 mod views;
+mod waits;
 mod watch;
 mod watched;
 mod witness;

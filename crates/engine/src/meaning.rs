@@ -10,8 +10,9 @@
 //! each of its waits is a switch. Kinds that change together (reads and wake-ups of a program that takes whatever is there) are
 //! seen by neither.
 //!
-//! A change that is made in stages is never off again, so what it does to the ratio and what time does cannot be told apart. Slots in
-//! which more than half of what was made so far was in force are compared with those before, and either ends the rollout.
+//! A change that is made in stages is never off again. Its slots are asked twice: after each of them whether the ratio in those with more of
+//! it in force has left the band of those before, whoever did that, the change or time; and before the change is accepted whether it moves
+//! with the share that was in force, over and above what it does from stage to stage and evenly in time.
 //!
 //! The probes of guards are not watched: the two blocks of a pair follow each other, so what the program does otherwise since the trial is
 //! in both, and what the change does to the ratio was asked in the trial.
@@ -21,9 +22,10 @@
 use crate::meters::is_of_waiting;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN};
 use crate::series::Series;
-use crate::witness::effect_between;
+use crate::witness::{effect_between, effect_of};
 use homeostat_model::{Effect, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp, ln, mean};
+use homeostat_statistics::staged::{Seen, moved_with_the_share};
 use homeostat_statistics::trimmed::{self, Proof};
 
 /// The ratio may move by this share: the band in which it qualified.
@@ -52,13 +54,17 @@ pub(crate) fn unwatched(urgent: bool, beside: &MeterId) -> Option<String> {
     }
 }
 
-/// A slot of a rollout.
+/// A slot of a rollout that is over.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
-    /// The share of the change that was in force.
-    share: f64,
-    /// Logarithm of the ratio.
-    ratio: f64,
+pub(crate) struct SlotSpan {
+    /// Its stage, and which slot of that it is.
+    pub(crate) stage: u32,
+    pub(crate) slot: u32,
+    /// The share of the change that was in force, or was being made.
+    pub(crate) share: f64,
+    /// Its measured part.
+    pub(crate) from: Nanoseconds,
+    pub(crate) to: Nanoseconds,
 }
 
 /// The ratio of two kinds of kernel work of one workload that is tried.
@@ -71,7 +77,7 @@ pub(crate) struct Meaning {
     on: Vec<f64>,
     off: Vec<f64>,
     /// … by slot of a rollout.
-    slots: Vec<Slot>,
+    slots: Vec<Seen>,
     /// Blocks that ended while it was to be watched.
     ended: u32,
     /// Whether the other kind was opened for that, and is to be closed again.
@@ -133,9 +139,14 @@ impl Meaning {
     }
 
     /// The same over a slot of a rollout, in which so large a share of the change was in force.
-    pub(crate) fn observe_slot(&mut self, series: &Series, share: f64, from: Nanoseconds, to: Nanoseconds) {
-        if let Some(ratio) = self.read(series, from, to) {
-            self.slots.push(Slot { share, ratio });
+    pub(crate) fn observe_slot(&mut self, series: &Series, of: SlotSpan) {
+        if let Some(value) = self.read(series, of.from, of.to) {
+            self.slots.push(Seen {
+                stage: of.stage,
+                slot: of.slot,
+                share: of.share,
+                value,
+            });
         }
     }
 
@@ -161,43 +172,53 @@ impl Meaning {
         self.moved().or_else(|| self.differs(level, gain))
     }
 
-    /// The same of a rollout, after one of its slots. `gain`: what the whole change is thought to give.
-    pub(crate) fn changed_in_stages(&self, level: f64, gain: Option<f64>) -> Option<String> {
+    /// The same of a rollout, after one of its slots. `whole`: what the whole change is thought to give, before it is accepted by its
+    /// slots; at which level that is asked.
+    pub(crate) fn changed_in_stages(&self, early: f64, whole: Option<(f64, f64)>) -> Option<String> {
+        if !self.watches() {
+            return None;
+        }
         let (more, less) = self.by_share();
-        // So much of the whole lies between the two.
-        let share_of = |arm: &[Slot]| mean(&arm.iter().map(|slot| slot.share).collect::<Vec<_>>());
-        let (more_ratio, less_ratio) = (ratios(&more), ratios(&less));
-        let gain = gain.map(|gain| gain * (share_of(&more) - share_of(&less)));
-        differ(&more_ratio, &less_ratio, level, gain).then(|| {
-            format!(
-                "{}: {} no longer means what it did: {:.4} of them for one of {} while more than half of what was made so far was in \
-                 force, {:.4} before (the change alters what it means, or the program is in another phase)",
+        if differ(&more, &less, early, None) {
+            return Some(format!(
+                "{}: {} no longer means what it did: {:.4} of them for one of {} in the slots with more of the change in force, {:.4} in \
+                 those before (the change alters what it means, or the program is in another phase)",
                 self.workload,
                 self.judge,
-                exp(mean(&more_ratio)),
+                exp(mean(&more)),
                 self.beside,
-                exp(mean(&less_ratio)),
+                exp(mean(&less)),
+            ));
+        }
+        let (gain, level) = whole?;
+        let found = moved_with_the_share(&self.slots)?;
+        let altered = found.rose(faked(gain), level / 2.0, GUARDRAIL_ERROR_MIN)
+            || found.fell(ln(1.0 + BAND), level / 2.0, GUARDRAIL_ERROR_MIN);
+        altered.then(|| {
+            format!(
+                "{}: the change alters what {} means: {:+.1} % of them for one of {} by all of it, by the stages",
+                self.workload,
+                self.judge,
+                (exp(found.change) - 1.0) * 100.0,
+                self.beside,
             )
         })
     }
 
-    /// Slots with more than half of what was made so far in force, and those with less.
-    fn by_share(&self) -> (Vec<Slot>, Vec<Slot>) {
-        let most = self
-            .slots
-            .iter()
-            .fold(0.0, |most, slot| f64::max(most, slot.share));
-        self.slots.iter().partition(|slot| slot.share > most / 2.0)
-    }
-
-    /// Both arms, of a rollout those of its slots where it came to no round trips.
-    fn arms(&self) -> (Vec<f64>, Vec<f64>) {
-        if self.on.is_empty() && self.off.is_empty() {
-            let (more, less) = self.by_share();
-            (ratios(&more), ratios(&less))
-        } else {
-            (self.on.clone(), self.off.clone())
-        }
+    /// Ratios of the slots with more of the change in force and of those with less: parted as late as leaves enough of both.
+    fn by_share(&self) -> (Vec<f64>, Vec<f64>) {
+        let mut shares: Vec<f64> = self.slots.iter().map(|s| s.share).collect();
+        shares.sort_by(f64::total_cmp);
+        shares.dedup();
+        let parted = |from: f64| -> (Vec<f64>, Vec<f64>) {
+            let (more, less): (Vec<&Seen>, Vec<&Seen>) = self.slots.iter().partition(|s| s.share >= from);
+            let of = |slots: Vec<&Seen>| slots.iter().map(|s| s.value).collect();
+            (of(more), of(less))
+        };
+        let all = shares.iter().rev().map(|from| parted(*from));
+        all.into_iter()
+            .find(|(more, less)| speak(more, less))
+            .unwrap_or_default()
     }
 
     fn differs(&self, level: f64, gain: Option<f64>) -> Option<String> {
@@ -249,14 +270,13 @@ fn differ(on: &[f64], off: &[f64], level: f64, gain: Option<f64>) -> bool {
     let below = |a: &[f64], b: &[f64], band: f64| {
         trimmed::fall(a, b, band, level / 2.0, GUARDRAIL_ERROR_MIN, proof).is_some()
     };
-    let band = ln(1.0 + BAND);
-    // More counts for the same work look like a gain, also fewer more than the band where that is all there is to it.
-    let faked = gain.map_or(band, |gain| band.min(gain / 2.0).max(GUARDRAIL_ERROR_MIN));
-    below(on, off, band) || below(off, on, faked)
+    below(on, off, ln(1.0 + BAND)) || below(off, on, gain.map_or(ln(1.0 + BAND), faked))
 }
 
-fn ratios(slots: &[Slot]) -> Vec<f64> {
-    slots.iter().map(|slot| slot.ratio).collect()
+/// From how many more counts for the same work on they are taken for what the gain comes from: fewer than leave the band, where that is
+/// all there is to it.
+fn faked(gain: f64) -> f64 {
+    ln(1.0 + BAND).min(gain / 2.0).max(GUARDRAIL_ERROR_MIN)
 }
 
 impl Meaning {
@@ -265,10 +285,11 @@ impl Meaning {
         if self.ended == 0 && self.watches() {
             return None;
         }
-        let (on, off) = self.arms();
-        let speaks = speak(&on, &off);
+        let (on, off) = (&self.on, &self.off);
+        let speaks = speak(on, off);
+        let staged = moved_with_the_share(&self.slots).map(effect_of);
         let unwatched = match &self.refused {
-            None if !speaks => Some(format!(
+            None if !speaks && staged.is_none() => Some(format!(
                 "of {} blocks both it and {} were read in {} with the change and {} without, and {GUARDRAIL_BLOCKS} of each are needed",
                 self.ended,
                 self.beside,
@@ -284,7 +305,9 @@ impl Meaning {
             unwatched,
             blocks_on: u32::try_from(on.len()).unwrap_or(u32::MAX),
             blocks_off: u32::try_from(off.len()).unwrap_or(u32::MAX),
-            change: speaks.then(|| effect_between(&on, &off)).flatten(),
+            change: speaks.then(|| effect_between(on, off)).flatten(),
+            slots: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
+            staged,
             drift: self.drift(),
         })
     }
@@ -401,15 +424,16 @@ mod tests {
 
     #[test]
     fn in_a_rollout_slots_with_more_of_the_change_are_compared_with_those_before() {
-        // In each of four stages five slots before its part is made and four with it.
-        let rollout = |ratio: &dyn Fn(f64) -> f64| {
+        let shares = [0.0, 0.1, 0.25, 0.5, 1.0];
+        // By how much the ratio is another at such a share, in such a stage and slot.
+        let rollout = |ratio: &dyn Fn(f64, u32, u32) -> f64| {
             let mut seen = meaning();
-            let shares = [0.0, 0.1, 0.25, 0.5, 1.0];
-            for stage in 0..4 {
-                for slot in 0..9 {
-                    let share = shares[stage + usize::from(slot >= 5)];
-                    // A percent more in every second slot, as chance has it.
-                    let ratio = ratio(share) * (1.0 + 0.01 * f64::from(slot % 2));
+            for (stage, onset) in (0u32..).zip([5, 3, 8, 4]) {
+                for slot in 0..9u32 {
+                    let share = shares[stage as usize + usize::from(slot >= onset)];
+                    // A percent more or less in every second slot, as chance has it.
+                    let ratio =
+                        2.0 * ratio(share, stage, slot) * (1.0 + 0.01 * f64::from((3 * slot + stage) % 4));
                     let mut series = Series::default();
                     series.push(Interval {
                         end: Nanoseconds::from_secs(1),
@@ -420,27 +444,46 @@ mod tests {
                         ]),
                         ..Interval::default()
                     });
-                    seen.observe_slot(&series, share, Nanoseconds::ZERO, Nanoseconds::from_secs(1));
+                    let (from, to) = (Nanoseconds::ZERO, Nanoseconds::from_secs(1));
+                    seen.observe_slot(
+                        &series,
+                        SlotSpan {
+                            stage,
+                            slot,
+                            share,
+                            from,
+                            to,
+                        },
+                    );
                 }
             }
             seen
         };
-        let kept = rollout(&|_| 2.0);
-        assert_eq!(kept.changed_in_stages(0.001, None), None);
-        assert_eq!(kept.changed_in_stages(0.05, Some(0.10)), None);
+        let (early, level) = (0.001, 0.05);
+        let kept = rollout(&|_, _, _| 1.0);
+        assert_eq!(kept.changed_in_stages(early, Some((0.10, level))), None);
         let account = kept.account().unwrap();
-        // Five slots at the end had all of it in force, the four before half of it.
-        assert_eq!((account.blocks_on, account.blocks_off), (4, 32));
-        assert!(account.change.unwrap().estimate.abs() < 0.01, "{account:?}");
+        assert_eq!((account.slots, account.blocks_on, account.blocks_off), (36, 0, 0));
+        assert!(account.staged.unwrap().estimate.abs() < 0.02, "{account:?}");
+        assert!(account.to_string().contains("over 36 slots"), "{account}");
+        // Of the last stage there are five slots with all of it in force, of the one before only one.
+        assert_eq!(kept.by_share().0.len(), 5);
         // All of it makes half as many more of them: beyond the band.
-        let altered = rollout(&|share| 2.0 * (1.0 + 0.5 * share));
-        let why = altered.changed_in_stages(0.001, None).unwrap();
+        let altered = rollout(&|share, _, _| 1.0 + 0.5 * share);
+        let why = altered.changed_in_stages(early, None).unwrap();
         assert!(why.contains("sockets.segments no longer means"), "{why}");
-        // A tenth of them more look like the gain that it is thought to give, which is asked at the end only.
-        let faked = rollout(&|share| 2.0 * (1.0 + 0.10 * share));
-        assert_eq!(faked.changed_in_stages(0.001, None), None);
-        assert!(faked.changed_in_stages(0.05, Some(0.10)).is_some());
-        assert_eq!(faked.changed_in_stages(0.05, Some(0.40)), None);
+        // A few percent more look like most of the gain that it is thought to give, which is asked at the end only.
+        let faked = rollout(&|share, _, _| 1.0 + 0.07 * share);
+        assert_eq!(faked.changed_in_stages(early, None), None);
+        let why = faked.changed_in_stages(early, Some((0.10, level))).unwrap();
+        assert!(why.contains("by the stages"), "{why}");
+        assert_eq!(faked.changed_in_stages(early, Some((0.40, level))), None);
+        // As much more by and by, whatever is in force, is not the change's doing.
+        let drifts = rollout(&|_, stage, slot| 1.0 + 0.002 * f64::from(9 * stage + slot));
+        assert_eq!(drifts.changed_in_stages(early, Some((0.10, level))), None);
+        // Another phase: half as many of them from the third stage on.
+        let phase = rollout(&|_, stage, _| if stage >= 2 { 0.5 } else { 1.0 });
+        assert!(phase.changed_in_stages(early, None).is_some());
     }
 
     #[test]

@@ -232,6 +232,7 @@ mod tests {
             members: Vec::new(),
             witness: None,
             spans: Vec::new(),
+            waits: Vec::new(),
             meanings: Vec::new(),
             reader: None,
             machine: String::new(),

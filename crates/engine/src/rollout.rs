@@ -8,6 +8,7 @@
 //! slot comes into effect over some slots; how long it will take is known from the parts before, and the evidence looks
 //! for such a ramp. The next stage begins when the part is made.
 
+use crate::meaning::SlotSpan;
 use crate::panel::Gauge;
 use crate::series::EDGE_TOLERANCE;
 use crate::strategy::Proposal;
@@ -299,15 +300,20 @@ impl Staged {
         (now >= from).then_some(from)
     }
 
-    /// The share of the change that was in force in a slot of this stage, or was being made, and where the slot ended.
-    pub(crate) fn seen_in(&self, slot: &BlockRecord) -> (f64, Nanoseconds) {
+    /// A slot of this stage that is over, with what was in force in it.
+    pub(crate) fn span_of(&self, slot: &BlockRecord) -> SlotSpan {
         let made = if slot.on {
             Some(self.stage)
         } else {
             self.stage.checked_sub(1)
         };
-        let share = made.map_or(0.0, |stage| self.shares.get(stage).copied().unwrap_or(1.0));
-        (share, slot.measured_from + self.plan.measured + EDGE_TOLERANCE)
+        SlotSpan {
+            stage: self.stage as u32,
+            slot: slot.index % BLOCKS_PER_STAGE,
+            share: made.map_or(0.0, |stage| self.shares.get(stage).copied().unwrap_or(1.0)),
+            from: slot.measured_from,
+            to: slot.measured_from + self.plan.measured + EDGE_TOLERANCE,
+        }
     }
 
     /// The part is made.

@@ -33,6 +33,8 @@ pub(crate) struct Interval {
     pub(crate) wait: f64,
     /// Share of the machine's CPU time that was idle.
     pub(crate) machine_idle: f64,
+    /// Shares of the time in which something on the machine waited for a CPU, for memory and for storage (PSI `some`).
+    pub(crate) pressure: [f64; 3],
     /// Processes that came or went.
     pub(crate) churn: u32,
     /// Minor and major page faults.
@@ -79,6 +81,17 @@ impl Sums {
         self.intervals += 1;
         true
     }
+}
+
+/// What was waited for over a span of time, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct WaitSums {
+    /// Length of the intervals.
+    pub(crate) seconds: f64,
+    /// For a CPU, by its threads all together.
+    pub(crate) runqueue: f64,
+    /// For a CPU, for memory and for storage, by anything on the machine.
+    pub(crate) pressure: [f64; 3],
 }
 
 /// Spans over a span of time.
@@ -179,6 +192,19 @@ impl Series {
         all
     }
 
+    /// What was waited for in the intervals that lie wholly within `from..=to`, whatever was read in them.
+    pub(crate) fn waits(&self, from: Nanoseconds, to: Nanoseconds) -> WaitSums {
+        let mut sums = WaitSums::default();
+        for i in self.within(from, to) {
+            sums.seconds += i.seconds;
+            sums.runqueue += i.wait;
+            for (sum, share) in sums.pressure.iter_mut().zip(i.pressure) {
+                *sum += share * i.seconds;
+            }
+        }
+        sums
+    }
+
     /// Intervals that lie wholly within `from..=to`; starts are allowed [`EDGE_TOLERANCE`].
     fn within(&self, from: Nanoseconds, to: Nanoseconds) -> impl Iterator<Item = &Interval> {
         self.since(from.saturating_sub(EDGE_TOLERANCE)).filter(move |i| {
@@ -210,20 +236,24 @@ impl Series {
         }
         let cpus = cpu / seconds;
         let demand = (cpu + wait) / seconds;
-        let whole = demand.round();
-        let keeps_threads_busy = whole >= 1.0
-            && (whole - demand).abs() <= WHOLE_CPU_SLACK * whole
-            && (whole <= 4.0 || whole as usize >= machine_cpus);
         let machine_used_up =
             idle / seconds < MACHINE_IDLE_MIN && cpus >= MACHINE_SHARE_MIN * machine_cpus as f64;
         Load {
             known: true,
             cpus,
             runqueue_wait: if cpu > 0.0 { wait / cpu } else { 0.0 },
-            saturated: keeps_threads_busy || machine_used_up,
+            saturated: (keeps_threads_busy(demand)
+                && (demand.round() <= 4.0 || demand.round() as usize >= machine_cpus))
+                || machine_used_up,
             churn: churn / seconds,
         }
     }
+}
+
+/// Whether a program that runs and waits to run on so many CPUs keeps a whole number of threads runnable all the time.
+pub(crate) fn keeps_threads_busy(demand: f64) -> bool {
+    let whole = demand.round();
+    whole >= 1.0 && (whole - demand).abs() <= WHOLE_CPU_SLACK * whole
 }
 
 #[cfg(test)]
@@ -239,6 +269,7 @@ mod tests {
                 cpu: cpus,
                 wait: 0.0,
                 machine_idle: idle,
+                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
@@ -312,6 +343,7 @@ mod tests {
                 cpu: 0.0,
                 wait: 0.0,
                 machine_idle: 1.0,
+                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::new(),

@@ -14,6 +14,7 @@ use crate::rollout::{self, Piece, Staged, Wish};
 use crate::spans::{self, SpanRail};
 use crate::strategy::{Declined, Proposal};
 use crate::view::{OutcomeView, Stage};
+use crate::waits::{self, Waits};
 use crate::watched::Watched;
 use crate::witness::Witness;
 use homeostat_model::action::Target;
@@ -825,6 +826,7 @@ impl Engine {
         experiment.rails = rails;
         experiment.spans = self.span_rails(&experiment);
         experiment.span_rise_max = self.policy.span_rise_max;
+        experiment.waits = waits_of(&experiment);
         experiment.witness = self.call_witness(&experiment);
         if experiment.witness.is_none() {
             self.dismiss_witness(&experiment);
@@ -854,13 +856,7 @@ impl Engine {
         if experiment.setup.kind != ExperimentKind::Switchback || self.policy.span_rise_max <= 0.0 {
             return Vec::new();
         }
-        let mut members = experiment.setup.panel.members().to_vec();
-        members.sort_by(|a, b| {
-            b.cpus
-                .total_cmp(&a.cpus)
-                .then_with(|| a.workload.cmp(&b.workload))
-        });
-        members.truncate(spans::MEMBERS_MAX);
+        let members = busiest(&experiment.setup.panel);
         let mut spans: Vec<SpanRail> = members.into_iter().map(SpanRail::new).collect();
         // While memory is short the machine has enough to do. Who is contained is meant to be held up.
         let setup = &experiment.setup;
@@ -938,7 +934,7 @@ impl Engine {
         }
     }
 
-    /// Opens, beside meters of kernel work that judge a trial in blocks, the kinds by whose constant ratio they qualified: reading
+    /// Opens, beside meters of kernel work that judge a trial, the kinds by whose constant ratio they qualified: reading
     /// them costs the workload nothing. Where that cannot be, the trial's account says why.
     fn read_beside(&mut self, experiment: &Experiment) -> Vec<Meaning> {
         let setup = &experiment.setup;
@@ -1712,6 +1708,7 @@ impl Engine {
             members: self.member_outcomes(&e, verdict),
             witness: e.witness.as_ref().and_then(Witness::account),
             spans: e.spans.iter().filter_map(SpanRail::account).collect(),
+            waits: waits::accounts(&e.waits),
             meanings: e.meanings.iter().filter_map(Meaning::account).collect(),
             ..self.record(&e, Some(verdict))
         };
@@ -1725,6 +1722,9 @@ impl Engine {
         }
         for spans in &record.spans {
             self.narrate(&spans.workload, spans.to_string(), false);
+        }
+        for waits in record.waits.iter().filter(|w| !e.orphans.contains(&w.workload)) {
+            self.narrate(&waits.workload, waits.to_string(), false);
         }
         // Of a trial that could not begin there is nothing to tell, and the next one tells it.
         let told = |m: &&MeaningAccount| !e.not_now && !e.orphans.contains(&m.workload);
@@ -2165,6 +2165,7 @@ impl Engine {
             members: Vec::new(),
             witness: None,
             spans: Vec::new(),
+            waits: Vec::new(),
             meanings: Vec::new(),
             reader: s.reader.clone(),
             machine: self.machine.fingerprint(),
@@ -2189,6 +2190,27 @@ impl Engine {
             blocks: e.blocks.clone(),
         }
     }
+}
+
+/// The members of a trial that use most CPU: those whose spans, and what they wait for, are looked at.
+fn busiest(panel: &Panel) -> Vec<Member> {
+    let mut members = panel.members().to_vec();
+    members.sort_by(|a, b| {
+        b.cpus
+            .total_cmp(&a.cpus)
+            .then_with(|| a.workload.cmp(&b.workload))
+    });
+    members.truncate(spans::MEMBERS_MAX);
+    members
+}
+
+/// What is waited for in a trial in blocks, also in one that changes nothing. A rollout in stages has no two arms.
+fn waits_of(experiment: &Experiment) -> Vec<Waits> {
+    if experiment.setup.kind == ExperimentKind::StagedRollout {
+        return Vec::new();
+    }
+    let members = busiest(&experiment.setup.panel);
+    members.into_iter().map(|m| Waits::new(m.workload)).collect()
 }
 
 /// The reader that such a change contains.

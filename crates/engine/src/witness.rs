@@ -11,7 +11,7 @@ use crate::panel::Member;
 use crate::series::Series;
 use homeostat_model::{Effect, MeterId, Nanoseconds, WitnessAccount};
 use homeostat_statistics::robust::exp_m1;
-use homeostat_statistics::trimmed::welch;
+use homeostat_statistics::trimmed::{Comparison, welch};
 
 /// Blocks of each arm from which the two are compared.
 const BLOCKS_MIN: usize = 3;
@@ -88,13 +88,17 @@ impl Witness {
 /// The effect of blocks that were on against those that were off, both in log units: two standard errors either way. `None` with too
 /// few of them.
 pub(crate) fn effect_between(on: &[f64], off: &[f64]) -> Option<Effect> {
-    let found = welch(on, off)?;
-    Some(Effect {
+    welch(on, off).map(effect_of)
+}
+
+/// What was compared in log units: two standard errors either way.
+pub(crate) fn effect_of(found: Comparison) -> Effect {
+    Effect {
         estimate: exp_m1(found.change),
         lower: exp_m1(found.change - 2.0 * found.error),
         upper: exp_m1(found.change + 2.0 * found.error),
         confidence: 0.90,
-    })
+    }
 }
 
 #[cfg(test)]

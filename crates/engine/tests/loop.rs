@@ -10,8 +10,8 @@ use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
     Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
-    NodeId, OperatorChoice, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId, Verdict,
-    Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    NodeId, OperatorChoice, Pressure, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId,
+    Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -915,12 +915,17 @@ impl World {
                 executions: p.executions,
             });
         }
+        let waiting: f64 = plants.iter().filter(|p| p.alive).map(|p| p.waits).sum();
         Snapshot {
             at: Nanoseconds::from_secs(self.second),
             unix_seconds: 1_000_000 + self.second,
             interval: Nanoseconds::from_secs(1),
             machine: MachineSample {
                 cpu_busy: Nanoseconds::from_secs(1),
+                pressure_cpu: Pressure {
+                    some: Nanoseconds::from_secs_f64(waiting.min(1.0)),
+                    full: Nanoseconds::ZERO,
+                },
                 ..MachineSample::default()
             },
             workloads: Some(workloads),
@@ -1170,6 +1175,50 @@ fn spans_that_cannot_be_followed_are_told_and_stop_nothing() {
     world.run(900);
     assert_eq!(world.verdict("server"), Verdict::Accepted);
     assert!(world.records[0].spans.is_empty());
+}
+
+#[test]
+fn what_was_waited_for_is_told_with_a_trial_also_of_one_that_changes_nothing() {
+    let waits = |gain| Plant {
+        waits: 0.02,
+        ..plant("server", gain)
+    };
+    let mut world = World::new(vec![waits(0.10)], policy(), Memory::default());
+    world.run(900);
+    assert_eq!(world.verdict("server"), Verdict::Accepted);
+    let record = &world.records[0];
+    let [account] = record.waits.as_slice() else {
+        panic!("{record:?}");
+    };
+    assert_eq!(
+        (account.blocks_on + account.blocks_off) as usize,
+        record.blocks.len()
+    );
+    for change in [account.runqueue_wait.unwrap(), account.pressure_cpu.unwrap()] {
+        assert!((change.on - 0.02).abs() < 1e-6, "{account:?}");
+        assert!(
+            change.lower.abs() < 1e-6 && change.upper.abs() < 1e-6,
+            "{account:?}"
+        );
+    }
+    assert_eq!(account.pressure_memory.unwrap().on, 0.0);
+    assert_eq!(world.told(&account.to_string()), 1, "{:#?}", world.stories);
+
+    let calibrate = Policy {
+        mode: Mode::Calibrate,
+        ..policy()
+    };
+    let mut world = World::new(vec![waits(0.0)], calibrate, Memory::default());
+    world.run(3000);
+    let told = world.records.iter().filter(|r| !r.waits.is_empty());
+    assert!(told.count() > 0, "{:#?}", world.records);
+    assert!(world.records.iter().all(|r| r.kind == ExperimentKind::Placebo));
+
+    // Where nothing is waited for, or the kernel does not tell it, nothing is told.
+    let mut world = World::new(vec![plant("server", 0.10)], policy(), Memory::default());
+    world.run(900);
+    assert!(world.records[0].waits.is_empty());
+    assert_eq!(world.told("waited for a CPU"), 0);
 }
 
 #[test]
@@ -3542,7 +3591,7 @@ fn a_rollout_is_watched_for_what_its_meter_means() {
         assert_eq!(record.kind, ExperimentKind::StagedRollout);
         assert_eq!(record.verdict, Some(verdict), "{changed} {}", record.reason);
         let account = &record.meanings[0];
-        assert!(account.change.is_some(), "{account:?}");
+        assert!(account.slots >= 6 && account.staged.is_some(), "{account:?}");
         if verdict == Verdict::Aborted {
             let why = &record.reason;
             assert!(why.contains("sockets.segments no longer means"), "{why}");

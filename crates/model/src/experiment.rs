@@ -236,6 +236,105 @@ impl std::fmt::Display for SpansAccount {
     }
 }
 
+/// A share of the time in which something was waited for, with the change and without: seconds in each second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitChange {
+    /// With it: the mean of the blocks.
+    #[serde(with = "crate::units::any_number")]
+    pub on: f64,
+    /// Without.
+    #[serde(with = "crate::units::any_number")]
+    pub off: f64,
+    /// How much more it was with it: `on` − `off`.
+    #[serde(with = "crate::units::any_number")]
+    pub more: f64,
+    /// Lower end of that, of an interval of 95 % at one look.
+    #[serde(with = "crate::units::any_number")]
+    pub lower: f64,
+    /// Upper end.
+    #[serde(with = "crate::units::any_number")]
+    pub upper: f64,
+}
+
+impl WaitChange {
+    /// As a time of each second.
+    fn as_time(&self) -> String {
+        let signed = |seconds: f64| {
+            let sign = if seconds < 0.0 { '-' } else { '+' };
+            format!("{sign}{}", time_in_words(seconds.abs()))
+        };
+        format!(
+            "{} of each second with it and {} without ({} [{}, {}])",
+            time_in_words(self.on),
+            time_in_words(self.off),
+            signed(self.more),
+            signed(self.lower),
+            signed(self.upper)
+        )
+    }
+
+    /// As a share of the time, and the difference in percentage points.
+    fn as_share(&self) -> String {
+        if self.on == 0.0 && self.off == 0.0 {
+            return "never".to_owned();
+        }
+        format!(
+            "in {:.1} % of the time with it and {:.1} % without ({:+.1} [{:+.1}, {:+.1}] points)",
+            self.on * 100.0,
+            self.off * 100.0,
+            self.more * 100.0,
+            self.lower * 100.0,
+            self.upper * 100.0
+        )
+    }
+}
+
+/// What was waited for in a trial, by a workload that was tried and by anything on the machine. No verdict rests on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitsAccount {
+    /// The workload.
+    pub workload: WorkloadId,
+    /// Blocks with the change in which it was sampled.
+    pub blocks_on: u32,
+    /// Blocks without.
+    pub blocks_off: u32,
+    /// For how long its threads waited on run queues in each second, all together: how many of them were ready to run and had no CPU, on
+    /// average; `None` where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runqueue_wait: Option<WaitChange>,
+    /// Share of the time in which something on the machine waited for a CPU (PSI `some`). This and the next two are told with the
+    /// first workload only, and `None` where the kernel has no PSI.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure_cpu: Option<WaitChange>,
+    /// … for memory that had to be freed or brought back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure_memory: Option<WaitChange>,
+    /// … for storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure_io: Option<WaitChange>,
+}
+
+impl std::fmt::Display for WaitsAccount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "over {} blocks ", self.blocks_on + self.blocks_off)?;
+        if let Some(own) = &self.runqueue_wait {
+            write!(f, "its threads together waited for a CPU {}; ", own.as_time())?;
+        }
+        let machine: Vec<String> = [
+            ("a CPU", self.pressure_cpu),
+            ("memory", self.pressure_memory),
+            ("storage", self.pressure_io),
+        ]
+        .into_iter()
+        .filter_map(|(what, change)| Some(format!("for {what} {}", change?.as_share())))
+        .collect();
+        if !machine.is_empty() {
+            write!(f, "something on the machine waited {}; ", machine.join(", "))?;
+        }
+        f.write_str("no verdict rests on that")
+    }
+}
+
 /// What the watch over the meaning of a meter of kernel work saw in a trial: how many of what judged there were for each of the kind by
 /// whose constant ratio it had qualified.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -260,24 +359,44 @@ pub struct MeaningAccount {
     /// The same of the last blocks of both arms against those before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<Effect>,
+    /// Slots of a rollout in which both were read; the blocks are those of its round trips.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub slots: u32,
+    /// By how much the ratio moves with the share that is in force in these, for the whole change; `None` with too few of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staged: Option<Effect>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde wants it
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl std::fmt::Display for MeaningAccount {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some(change) = &self.change else {
+        if self.change.is_none() && self.staged.is_none() {
             write!(f, "whether {} keeps its meaning was not watched", self.judge)?;
             return self.unwatched.iter().try_for_each(|why| write!(f, ": {why}"));
-        };
-        write!(
-            f,
-            "{} for each of {}, over {} blocks: {change} with the change",
-            self.judge,
-            self.beside,
-            self.blocks_on + self.blocks_off
-        )?;
-        match &self.drift {
-            Some(drift) => write!(f, "; {drift} in the last blocks against those before")?,
-            None => write!(f, "; too few blocks to say anything of it over time")?,
+        }
+        write!(f, "{} for each of {}, over ", self.judge, self.beside)?;
+        if let Some(staged) = &self.staged {
+            write!(
+                f,
+                "{} slots of the rollout: {staged} by all of the change",
+                self.slots
+            )?;
+        }
+        if let Some(change) = &self.change {
+            let (before, what) = match self.staged {
+                Some(_) => ("; over ", "the part that was switched"),
+                None => ("", "the change"),
+            };
+            let blocks = self.blocks_on + self.blocks_off;
+            write!(f, "{before}{blocks} blocks: {change} with {what}")?;
+            match &self.drift {
+                Some(drift) => write!(f, "; {drift} in the last blocks against those before")?,
+                None => write!(f, "; too few blocks to say anything of it over time")?,
+            }
         }
         self.unwatched.iter().try_for_each(|why| write!(f, "; {why}"))
     }
@@ -319,6 +438,9 @@ pub struct ExperimentRecord {
     /// What was seen of the spans of those that were tried; empty while it runs, and where nobody could look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<SpansAccount>,
+    /// What was waited for meanwhile; empty while it runs, in a rollout, and where nothing is known of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<WaitsAccount>,
     /// Whether meters of kernel work by which it was judged kept their meaning; empty while it runs, and where it was judged by others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<MeaningAccount>,
@@ -424,5 +546,44 @@ mod tests {
         assert_eq!(words(0.011, -1.0, far), "+1.1 % (no interval yet)");
         assert_eq!(words(f64::NAN, -1.0, far), "a change that is not known yet");
         assert_eq!(effect_in_words(None, Some(0.5), None), "at least +50.0 %");
+    }
+
+    #[test]
+    fn what_was_waited_for_is_told_in_words_and_what_is_not_known_is_left_out() {
+        let change = |on: f64, off: f64| WaitChange {
+            on,
+            off,
+            more: on - off,
+            lower: -0.0001,
+            upper: 0.02,
+        };
+        let all = WaitsAccount {
+            workload: "db".into(),
+            blocks_on: 5,
+            blocks_off: 6,
+            runqueue_wait: Some(change(0.0125, 0.01)),
+            pressure_cpu: Some(change(0.25, 0.24)),
+            pressure_memory: Some(change(0.0, 0.0)),
+            pressure_io: Some(change(0.0, 0.25)),
+        };
+        let own = "over 11 blocks its threads together waited for a CPU 12.50 ms of each second with it and 10.00 ms without (+2.50 ms \
+                   [-100.0 µs, +20.00 ms]); ";
+        let machine = "something on the machine waited for a CPU in 25.0 % of the time with it and 24.0 % without (+1.0 [-0.0, +2.0] points), \
+                       for memory never, for storage in 0.0 % of the time with it and 25.0 % without (-25.0 [-0.0, +2.0] points); ";
+        let end = "no verdict rests on that";
+        assert_eq!(all.to_string(), format!("{own}{machine}{end}"));
+        let without_psi = WaitsAccount {
+            pressure_cpu: None,
+            pressure_memory: None,
+            pressure_io: None,
+            ..all.clone()
+        };
+        assert_eq!(without_psi.to_string(), format!("{own}{end}"));
+        let written = serde_json::to_string(&without_psi).unwrap();
+        assert!(!written.contains("pressure"), "{written}");
+        for account in [all, without_psi] {
+            let text = serde_json::to_string(&account).unwrap();
+            assert_eq!(serde_json::from_str::<WaitsAccount>(&text).unwrap(), account);
+        }
     }
 }

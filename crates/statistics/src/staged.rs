@@ -15,6 +15,7 @@
 //! programs explain already subtracted, if there is any.
 
 use crate::robust::{exp, exp_m1, ln, ln_mean_exp, mad_sigma};
+use crate::trimmed::Comparison;
 use serde::{Deserialize, Serialize};
 
 /// Slots of a stage.
@@ -396,10 +397,116 @@ impl Rollout {
     }
 }
 
+/// A slot of a rollout in which something else than its score was seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Stage, from 0.
+    pub stage: u32,
+    /// Which slot of it, from 0.
+    pub slot: u32,
+    /// Share of the change that was in force.
+    pub share: f64,
+    /// What was seen.
+    pub value: f64,
+}
+
+/// By how much what was seen moves with the change, for the whole of it: least squares with a level for each stage and one slope over the
+/// slots of all stages beside the share that was in force. So what time does from stage to stage, or evenly within them, is not taken
+/// for the change; that the onset of each stage is drawn is what tells the two apart. `None` with too few slots, or where all onsets lie
+/// so that they cannot be told apart.
+pub fn moved_with_the_share(slots: &[Seen]) -> Option<Comparison> {
+    let mut stages: Vec<u32> = slots.iter().map(|s| s.stage).collect();
+    stages.sort_unstable();
+    stages.dedup();
+    // Of each stage its own mean is taken off.
+    let mut within: Vec<[f64; 3]> = Vec::with_capacity(slots.len());
+    for stage in &stages {
+        let own: Vec<[f64; 3]> = slots
+            .iter()
+            .filter(|s| s.stage == *stage)
+            .map(|s| [f64::from(s.slot), s.share, s.value])
+            .collect();
+        let mean = |of: usize| own.iter().map(|x| x[of]).sum::<f64>() / own.len() as f64;
+        let means = [mean(0), mean(1), mean(2)];
+        within.extend(
+            own.iter()
+                .map(|x| [x[0] - means[0], x[1] - means[1], x[2] - means[2]]),
+        );
+    }
+    let sum = |a: usize, b: usize| within.iter().map(|x| x[a] * x[b]).sum::<f64>();
+    let (tt, ss, ts, tv, sv) = (sum(0, 0), sum(1, 1), sum(0, 1), sum(0, 2), sum(1, 2));
+    let freedom = slots.len() as f64 - stages.len() as f64 - 2.0;
+    let determinant = tt * ss - ts * ts;
+    // NaN is refused as well.
+    if !(freedom >= 2.0 && determinant > 1e-9 * tt * ss) {
+        return None;
+    }
+    let change = (tt * sv - ts * tv) / determinant;
+    let slope = (ss * tv - ts * sv) / determinant;
+    let left: f64 = within
+        .iter()
+        .map(|x| (x[2] - slope * x[0] - change * x[1]).powi(2))
+        .sum();
+    Some(Comparison {
+        change,
+        error: (left / freedom * tt / determinant).sqrt(),
+        freedom,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::simulation::Random;
+
+    /// Four stages of nine slots, with a level that differs from stage to stage and drifts within them.
+    fn seen(onsets: [u32; 4], effect: f64, drift: f64) -> Vec<Seen> {
+        let shares = [0.0, 0.1, 0.25, 0.5, 1.0];
+        (0..4u32)
+            .flat_map(|stage| (0..9u32).map(move |slot| (stage, slot)))
+            .map(|(stage, slot)| {
+                let share = shares[stage as usize + usize::from(slot >= onsets[stage as usize])];
+                let level = [0.3, -0.2, 0.5, 0.1][stage as usize];
+                let noise = 0.01 * [1.0, -1.0, 0.5, -0.5][((3 * slot + stage) % 4) as usize];
+                Seen {
+                    stage,
+                    slot,
+                    share,
+                    value: level + drift * f64::from(slot) + effect * share + noise,
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_moves_with_the_share_is_told_from_what_time_does() {
+        for (effect, drift) in [(0.0, 0.0), (0.2, 0.0), (0.0, 0.03), (0.2, -0.03)] {
+            let found = moved_with_the_share(&seen([3, 7, 2, 5], effect, drift)).unwrap();
+            assert!(
+                (found.change - effect).abs() < 3.0 * found.error,
+                "{effect} {drift} {found:?}"
+            );
+            assert!(
+                found.error < 0.02 && (found.freedom - 30.0).abs() < 1e-9,
+                "{found:?}"
+            );
+            assert_eq!(found.rose(0.1, 0.001, 0.002), effect > 0.1);
+        }
+        // One stage: its level and its slope are taken off, and some of nine slots are left.
+        let one: Vec<Seen> = seen([3, 7, 2, 5], 2.0, 0.03)
+            .into_iter()
+            .filter(|s| s.stage == 3)
+            .collect();
+        let found = moved_with_the_share(&one).unwrap();
+        assert!(
+            (found.change - 2.0).abs() < 0.2 && (found.freedom - 6.0).abs() < 1e-9,
+            "{found:?}"
+        );
+        // Nothing has come into effect yet, or hardly anything was seen.
+        assert_eq!(moved_with_the_share(&one[..5]), None);
+        assert_eq!(moved_with_the_share(&one[3..7]), None);
+        assert_eq!(moved_with_the_share(&[]), None);
+    }
     use proptest::prelude::*;
 
     const NOISE: NoiseModel = NoiseModel {

@@ -58,9 +58,21 @@ impl Trimmed {
 impl Comparison {
     /// Whether `a` is below `b` by at least `fall`, and proven to be below it at this level (one-sided). The standard error is
     /// taken to be at least `error_min`.
-    fn fell(&self, fall: f64, level: f64, error_min: f64) -> bool {
+    pub fn fell(&self, fall: f64, level: f64, error_min: f64) -> bool {
         let limit = student_t_limit(level, self.freedom);
         self.change <= -fall && self.change <= -limit * self.error.max(error_min)
+    }
+}
+
+impl Comparison {
+    /// Whether it is above nothing by at least `rise`, and proven to be above it at this level (one-sided). The standard error is taken
+    /// to be at least `error_min`.
+    pub fn rose(&self, rise: f64, level: f64, error_min: f64) -> bool {
+        let down = Self {
+            change: -self.change,
+            ..*self
+        };
+        down.fell(rise, level, error_min)
     }
 }
 

@@ -650,6 +650,11 @@ impl History {
             Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.spans", text))?,
             None => Vec::new(),
         };
+        let waits: Option<String> = row.get("waits").map_err(|e| self.error(e))?;
+        let waits = match waits {
+            Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.waits", text))?,
+            None => Vec::new(),
+        };
         let meanings: Option<String> = row.get("meanings").map_err(|e| self.error(e))?;
         let meanings = match meanings {
             Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.meanings", text))?,
@@ -658,6 +663,7 @@ impl History {
         let read = read_experiment(row, kind, verdict).map_err(|e| self.error(e))?;
         Ok(ExperimentRecord {
             spans,
+            waits,
             meanings,
             ..read
         })
@@ -1223,9 +1229,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader, spans, meanings)
+            harm_exposure, reader, spans, meanings, waits)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1239,7 +1245,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
             harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans,
-            meanings = excluded.meanings",
+            meanings = excluded.meanings, waits = excluded.waits",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1276,6 +1282,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         e.reader.as_ref().map(Fingerprint::as_str),
         (!e.spans.is_empty()).then(|| serde_json::to_string(&e.spans)).and_then(Result::ok),
         (!e.meanings.is_empty()).then(|| serde_json::to_string(&e.meanings)).and_then(Result::ok),
+        (!e.waits.is_empty()).then(|| serde_json::to_string(&e.waits)).and_then(Result::ok),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1428,6 +1435,7 @@ fn read_experiment(
         members: Vec::new(),
         witness: None,
         spans: Vec::new(),
+        waits: Vec::new(),
         meanings: Vec::new(),
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,

@@ -11,7 +11,7 @@ mod common;
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MeaningAccount,
-    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WitnessAccount,
+    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WaitChange, WaitsAccount, WitnessAccount,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -48,6 +48,25 @@ fn spans(unseen: Option<&str>) -> SpansAccount {
     }
 }
 
+fn waits(with_machine: bool) -> WaitsAccount {
+    let change = WaitChange {
+        on: 0.12,
+        off: 0.1,
+        more: 0.02,
+        lower: -0.01,
+        upper: 0.05,
+    };
+    WaitsAccount {
+        workload: "redis-server.service".into(),
+        blocks_on: 9,
+        blocks_off: 8,
+        runqueue_wait: Some(change),
+        pressure_cpu: with_machine.then_some(change),
+        pressure_memory: with_machine.then_some(change),
+        pressure_io: with_machine.then_some(change),
+    }
+}
+
 fn meaning(unwatched: Option<&str>) -> MeaningAccount {
     let change = Effect {
         estimate: 0.001,
@@ -64,6 +83,8 @@ fn meaning(unwatched: Option<&str>) -> MeaningAccount {
         blocks_off: 6,
         change: unwatched.is_none().then_some(change),
         drift: None,
+        slots: 0,
+        staged: None,
     }
 }
 
@@ -94,6 +115,11 @@ fn experiment(id: u64) -> ExperimentRecord {
         }),
         spans: if id.is_multiple_of(3) {
             vec![spans(None), spans(Some("it has more than 64 threads"))]
+        } else {
+            Vec::new()
+        },
+        waits: if id.is_multiple_of(3) {
+            vec![waits(true), waits(false)]
         } else {
             Vec::new()
         },
@@ -1146,6 +1172,16 @@ fn a_machine_whose_name_is_no_text_any_more_is_damage() {
     history.record_experiment(experiment(2));
     history.flush(2);
     assert_eq!(history.experiments(&ExperimentFilter::default(), 2).len(), 1);
+}
+
+#[test]
+fn a_trial_that_was_written_before_waits_were_told_is_read() {
+    let whole = experiment(3);
+    let mut old = serde_json::to_value(&whole).unwrap();
+    assert!(old.as_object_mut().unwrap().remove("waits").is_some());
+    let read: ExperimentRecord = serde_json::from_value(old).unwrap();
+    let waits = Vec::new();
+    assert_eq!(read, ExperimentRecord { waits, ..whole });
 }
 
 #[test]

@@ -432,6 +432,9 @@ fn receipts(h: &mut Html, t: &Tried) {
     for s in &e.spans {
         facts.push(("worked at once", s.text.clone()));
     }
+    for w in &e.waits {
+        facts.push(("waited for", w.text.clone()));
+    }
     for m in &e.meanings {
         facts.push(("its unit of work", m.text.clone()));
     }

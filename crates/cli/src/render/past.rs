@@ -125,8 +125,9 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         out.push_str(&wrap(&text, "  ", look.width));
     }
     let spans = e.spans.iter().map(|s| (&s.workload, &s.text));
+    let waits = e.waits.iter().map(|w| (&w.workload, &w.text));
     let meanings = e.meanings.iter().map(|m| (&m.workload, &m.text));
-    for (workload, text) in spans.chain(meanings) {
+    for (workload, text) in spans.chain(waits).chain(meanings) {
         let text = if e.others.is_empty() {
             text.clone()
         } else {

@@ -365,6 +365,13 @@ fn the_past_is_listed_and_shown_block_by_block() {
             longer_for_its_work: longer,
         }
     };
+    let wait = |on: f64, off: f64| homeostat_model::WaitChange {
+        on,
+        off,
+        more: on - off,
+        lower: on - off - 0.003,
+        upper: on - off + 0.003,
+    };
     let one = homeostat_daemon::report::PastExperiment {
         id: 7,
         kind: "switchback".into(),
@@ -417,6 +424,23 @@ fn the_past_is_listed_and_shown_block_by_block() {
                 p99: Some(span(0.001_9, 0.001_8)),
             },
         )],
+        waits: vec![homeostat_daemon::report::TrialWaits::from(
+            &homeostat_model::WaitsAccount {
+                workload: "redis-server.service".into(),
+                blocks_on: 11,
+                blocks_off: 11,
+                runqueue_wait: Some(wait(0.0125, 0.01)),
+                pressure_cpu: Some(wait(0.231, 0.22)),
+                pressure_memory: Some(homeostat_model::WaitChange {
+                    on: 0.0,
+                    off: 0.0,
+                    more: 0.0,
+                    lower: 0.0,
+                    upper: 0.0,
+                }),
+                pressure_io: Some(wait(0.004, 0.006)),
+            },
+        )],
         meanings: [Some(0.002), None]
             .map(|change: Option<f64>| {
                 let effect = |x: f64| Effect {
@@ -436,6 +460,8 @@ fn the_past_is_listed_and_shown_block_by_block() {
                     blocks_off: 11,
                     change: change.map(effect),
                     drift: change.map(|x| effect(-x)),
+                    slots: 0,
+                    staged: None,
                 })
             })
             .into(),

@@ -184,6 +184,11 @@ mod tests {
 
     #[test]
     fn servers_of_debian_have_the_functions_and_probes_that_are_known_of_them() {
+        // Others may build them without.
+        let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+        if !release.lines().any(|line| line == "ID=debian") {
+            return;
+        }
         let mut missing = Vec::new();
         for point in POINTS {
             for program in point.programs {

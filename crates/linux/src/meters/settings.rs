@@ -124,7 +124,7 @@ pub struct MeterSettings {
     /// whole path. What a person names may be counted while others run the same file, and what one count is that person knows best:
     /// `{ meter = "uprobe:shop:handle_order", unit = "order" }` says it, in 1 to 40 characters, and so it is called wherever the meter is
     /// shown. Without a unit it is called what homeostat knows of the function, else a hit, of a Prometheus metric a count. Two
-    /// units of one meter for one workload are an error. What a count costs cannot be configured: homeostat measures it.
+    /// units of one meter are an error where one of their patterns fits the other; where both fit a workload otherwise the first counts. What a count costs cannot be configured: homeostat measures it.
     pub configured: BTreeMap<String, Vec<ConfiguredMeter>>,
     /// File with the password of a Redis server, by workload: one line, `PASSWORD` or `USER PASSWORD`. The file must
     /// belong to the user that the server runs as (`chown redis`): a process chooses its own name, and only one of that

@@ -220,6 +220,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
     "ALTER TABLE experiments ADD COLUMN spans TEXT;",
     // 9: whether the meters that judged kept their meaning: a JSON array
     "ALTER TABLE experiments ADD COLUMN meanings TEXT;",
+    // 10: what was waited for meanwhile: a JSON array
+    "ALTER TABLE experiments ADD COLUMN waits TEXT;",
 ];
 
 /// The version of a database that has taken all steps.
