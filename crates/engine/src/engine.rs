@@ -2049,7 +2049,13 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<Met
         })
         .collect::<Option<_>>()?;
     let will_do = |(c, a): &(&homeostat_model::MeterCandidate, Assessment)| {
-        c.class == MeterClass::Kernel && a.refused.is_none() && !meters::is_of_waiting(&c.id)
+        let is_near = match c.class {
+            MeterClass::Application => true,
+            MeterClass::Probe => a.counted >= meters::COUNTED_MIN,
+            MeterClass::Kernel => !meters::is_of_waiting(&c.id) && !a.by_a_clock,
+            MeterClass::Points | MeterClass::Hardware => false,
+        };
+        is_near && a.refused.is_none()
     };
     let settled = assessed.iter().any(will_do) || assessed.iter().all(|(_, a)| !a.unsettled);
     settled.then(|| assessed.into_iter().map(|(c, a)| (c.id.clone(), a)).collect())
@@ -2084,23 +2090,51 @@ fn no_meter(candidates: &[homeostat_model::MeterCandidate]) -> String {
 
 /// A unit of work in the plural: of `byte read or written` it is the bytes that are many, of `HTTP request` the requests.
 fn plural(unit: &str) -> String {
-    let is_name = |word: &str| word.chars().count() > 1 && !word.chars().any(char::is_lowercase);
-    if let Some((name, of)) = unit.split_once(' ')
-        && is_name(name)
-    {
-        return format!("{name} {}", plural(of));
-    }
-    let (thing, rest) = unit
-        .split_once(' ')
-        .map_or((unit, String::new()), |(t, r)| (t, format!(" {r}")));
+    const BEHIND: [&str; 6] = [" of ", " read ", " sent ", " received ", " with ", " in "];
+    let head = BEHIND
+        .iter()
+        .filter_map(|word| unit.find(word))
+        .min()
+        .unwrap_or(unit.len());
+    let (many, rest) = unit.split_at(head);
+    let (before, thing) = many.rsplit_once(' ').map_or(("", many), |(b, t)| (b, t));
+    let consonant = |stem: &str| !stem.ends_with(['a', 'e', 'i', 'o', 'u']);
     let things = if thing.ends_with('s') {
         thing.to_owned()
     } else if ["ch", "sh", "x"].iter().any(|end| thing.ends_with(end)) {
         format!("{thing}es")
-    } else if let Some(stem) = thing.strip_suffix('y') {
+    } else if let Some(stem) = thing.strip_suffix('y').filter(|stem| consonant(stem)) {
         format!("{stem}ies")
     } else {
         format!("{thing}s")
     };
-    things + &rest
+    let gap = if before.is_empty() { "" } else { " " };
+    format!("{before}{gap}{things}{rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plural;
+
+    #[test]
+    fn units_in_the_plural() {
+        for (one, many) in [
+            ("command", "commands"),
+            ("query", "queries"),
+            ("key", "keys"),
+            ("request batch", "request batches"),
+            ("HTTP request", "HTTP requests"),
+            ("read call", "read calls"),
+            ("voluntary context switch", "voluntary context switches"),
+            ("byte read or written", "bytes read or written"),
+            (
+                "TCP segment received with data",
+                "TCP segments received with data",
+            ),
+            ("turn of its work", "turns of its work"),
+            ("statistics", "statistics"),
+        ] {
+            assert_eq!(plural(one), many);
+        }
+    }
 }

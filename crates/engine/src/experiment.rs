@@ -6,7 +6,7 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
 use crate::coins::Coins;
 use crate::losses::Rereads;
-use crate::meaning::Meaning;
+use crate::meaning::{LastLook, Meaning};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::places::Places;
 use crate::recall::Pair;
@@ -480,7 +480,9 @@ impl Experiment {
         let state = s.poll(now, gauge, &mut self.blocks);
         let slots = self.blocks.get(slots_before..).unwrap_or_default();
         for slot in slots {
-            let span = s.span_of(slot);
+            let Some(span) = s.span_of(slot) else {
+                continue;
+            };
             for meaning in &mut self.meanings {
                 if let Some(series) = series(meaning.workload()) {
                     meaning.observe_slot(series, span);
@@ -530,15 +532,17 @@ impl Experiment {
         }
     }
 
-    /// What to say when a meter no longer means what it did, by the slots of the rollout. `gain`: of the whole change, before it is
-    /// accepted.
-    fn changed_in_stages(&self, gain: Option<f64>) -> Option<String> {
+    /// What to say when a meter no longer means what it did, by the slots of the rollout.
+    fn changed_in_stages(&self, at_last: Option<LastLook>) -> Option<String> {
         let asked = self.meanings.iter().filter(|m| m.watches()).count().max(1) as f64;
         let early = panel::GUARDRAIL_LEVEL_EARLY / asked;
-        let whole = gain.map(|gain| (gain, panel::GUARDRAIL_LEVEL / asked));
+        let at_last = at_last.map(|look| LastLook {
+            level: look.level / asked,
+            ..look
+        });
         self.meanings
             .iter()
-            .find_map(|m| m.changed_in_stages(early, whole))
+            .find_map(|m| m.changed_in_stages(early, at_last))
     }
 
     /// After a stage: goes on, ends, or decides. `over_budget`: with the evidence there is.
@@ -562,8 +566,12 @@ impl Experiment {
         let parameters = &self.setup.parameters;
         let needed = 1.0 / parameters.alpha;
         if capital >= needed && estimate.theta >= parameters.gate && !moving {
-            let gain = panel::log_gain(effect.estimate);
-            if let Some(why) = self.changed_in_stages(Some(gain)) {
+            let look = LastLook {
+                gain: panel::log_gain(effect.estimate),
+                share: s.shares.get(stage).copied().unwrap_or(1.0),
+                level: panel::GUARDRAIL_LEVEL,
+            };
+            if let Some(why) = self.changed_in_stages(Some(look)) {
                 return self.give_up(now, why);
             }
             let reason = format!(
@@ -807,10 +815,17 @@ impl Experiment {
             (Some(s), Some(part)) => s.share_of(part),
             _ => 1.0,
         };
-        let changed = |m: &Meaning| m.changed(asked_level / asked, whole.map(|gain| gain * share));
+        // Both questions together keep the level.
+        let questions = if self.trip.is_some() { 2.0 } else { 1.0 };
+        let changed =
+            |m: &Meaning| m.changed(asked_level / asked / questions, whole.map(|gain| gain * share));
         let by_stages = || {
             let gain = whole.filter(|_| self.trip.is_some())?;
-            self.changed_in_stages(Some(gain))
+            self.changed_in_stages(Some(LastLook {
+                gain,
+                share: 1.0,
+                level: panel::GUARDRAIL_LEVEL / questions,
+            }))
         };
         if decision != Decision::Harm
             && let Some(why) = self.meanings.iter().find_map(changed).or_else(by_stages)

@@ -26,7 +26,7 @@ use crate::witness::{effect_between, effect_of};
 use homeostat_model::{Effect, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp, ln, mean};
 use homeostat_statistics::staged::{Seen, moved_with_the_share};
-use homeostat_statistics::trimmed::{self, Proof};
+use homeostat_statistics::trimmed::{self, Comparison, Proof};
 
 /// The ratio may move by this share: the band in which it qualified.
 const BAND: f64 = crate::meters::CONFIRMATION_NOISE_MAX;
@@ -65,6 +65,17 @@ pub(crate) struct SlotSpan {
     /// Its measured part.
     pub(crate) from: Nanoseconds,
     pub(crate) to: Nanoseconds,
+}
+
+/// What is asked of the slots of a rollout before it is accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastLook {
+    /// What the parts that were made are thought to give (log units), …
+    pub(crate) gain: f64,
+    /// … which are this share of the change.
+    pub(crate) share: f64,
+    /// At which level.
+    pub(crate) level: f64,
 }
 
 /// The ratio of two kinds of kernel work of one workload that is tried.
@@ -172,9 +183,8 @@ impl Meaning {
         self.moved().or_else(|| self.differs(level, gain))
     }
 
-    /// The same of a rollout, after one of its slots. `whole`: what the whole change is thought to give, before it is accepted by its
-    /// slots; at which level that is asked.
-    pub(crate) fn changed_in_stages(&self, early: f64, whole: Option<(f64, f64)>) -> Option<String> {
+    /// The same of a rollout, after one of its slots, at this level; and what is asked before it is accepted.
+    pub(crate) fn changed_in_stages(&self, early: f64, at_last: Option<LastLook>) -> Option<String> {
         if !self.watches() {
             return None;
         }
@@ -190,16 +200,21 @@ impl Meaning {
                 exp(mean(&less)),
             ));
         }
-        let (gain, level) = whole?;
-        let found = moved_with_the_share(&self.slots)?;
-        let altered = found.rose(faked(gain), level / 2.0, GUARDRAIL_ERROR_MIN)
-            || found.fell(ln(1.0 + BAND), level / 2.0, GUARDRAIL_ERROR_MIN);
+        let look = at_last?;
+        let whole = moved_with_the_share(&self.slots)?;
+        let made = Comparison {
+            change: whole.change * look.share,
+            error: whole.error * look.share,
+            ..whole
+        };
+        let altered = made.rose(faked(look.gain), look.level / 2.0, GUARDRAIL_ERROR_MIN)
+            || made.fell(ln(1.0 + BAND), look.level / 2.0, GUARDRAIL_ERROR_MIN);
         altered.then(|| {
             format!(
-                "{}: the change alters what {} means: {:+.1} % of them for one of {} by all of it, by the stages",
+                "{}: the change alters what {} means: {:+.1} % of them for one of {} by what was made of it, by the stages",
                 self.workload,
                 self.judge,
-                (exp(found.change) - 1.0) * 100.0,
+                (exp(made.change) - 1.0) * 100.0,
                 self.beside,
             )
         })
@@ -289,6 +304,10 @@ impl Meaning {
         let speaks = speak(on, off);
         let staged = moved_with_the_share(&self.slots).map(effect_of);
         let unwatched = match &self.refused {
+            None if !speaks && staged.is_none() && !self.slots.is_empty() => Some(format!(
+                "{} slots of the rollout are too few to tell the change from time",
+                self.slots.len()
+            )),
             None if !speaks && staged.is_none() => Some(format!(
                 "of {} blocks both it and {} were read in {} with the change and {} without, and {GUARDRAIL_BLOCKS} of each are needed",
                 self.ended,
@@ -459,9 +478,16 @@ mod tests {
             }
             seen
         };
-        let (early, level) = (0.001, 0.05);
+        let early = 0.001;
+        let look = |gain: f64, share: f64| {
+            Some(LastLook {
+                gain,
+                share,
+                level: 0.05,
+            })
+        };
         let kept = rollout(&|_, _, _| 1.0);
-        assert_eq!(kept.changed_in_stages(early, Some((0.10, level))), None);
+        assert_eq!(kept.changed_in_stages(early, look(0.10, 1.0)), None);
         let account = kept.account().unwrap();
         assert_eq!((account.slots, account.blocks_on, account.blocks_off), (36, 0, 0));
         assert!(account.staged.unwrap().estimate.abs() < 0.02, "{account:?}");
@@ -475,12 +501,14 @@ mod tests {
         // A few percent more look like most of the gain that it is thought to give, which is asked at the end only.
         let faked = rollout(&|share, _, _| 1.0 + 0.07 * share);
         assert_eq!(faked.changed_in_stages(early, None), None);
-        let why = faked.changed_in_stages(early, Some((0.10, level))).unwrap();
+        let why = faked.changed_in_stages(early, look(0.10, 1.0)).unwrap();
         assert!(why.contains("by the stages"), "{why}");
-        assert_eq!(faked.changed_in_stages(early, Some((0.40, level))), None);
+        assert_eq!(faked.changed_in_stages(early, look(0.40, 1.0)), None);
+        // Where half of it was made and gave that, it is half as many.
+        assert_eq!(faked.changed_in_stages(early, look(0.10, 0.5)), None);
         // As much more by and by, whatever is in force, is not the change's doing.
         let drifts = rollout(&|_, stage, slot| 1.0 + 0.002 * f64::from(9 * stage + slot));
-        assert_eq!(drifts.changed_in_stages(early, Some((0.10, level))), None);
+        assert_eq!(drifts.changed_in_stages(early, look(0.10, 1.0)), None);
         // Another phase: half as many of them from the third stage on.
         let phase = rollout(&|_, stage, _| if stage >= 2 { 0.5 } else { 1.0 });
         assert!(phase.changed_in_stages(early, None).is_some());

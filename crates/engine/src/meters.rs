@@ -28,8 +28,12 @@ const CLOCK_VARIANCE_MAX: f64 = 0.5;
 const CLOCK_SPANS: [usize; 5] = [1, 3, 6, 12, 24];
 /// So many spans of a length there must be …
 const CLOCK_SPANS_MIN: usize = 4;
-/// … and so many readings, of which the longest have as many, before calls are refused for it; until then nothing is decided by them.
+/// … and so many readings, of which the longest have as many, before calls are refused for it …
 const CLOCK_READINGS: usize = 96;
+/// … and until then nothing is decided by what may come to be refused: what has no more variance than this over the shortest two. So a clock
+/// whose ticks come late now and then is not taken at the first moment at which it looks like work.
+const CLOCK_VARIANCE_EARLY: f64 = 2.0;
+const CLOCK_SPANS_EARLY: usize = 2;
 /// Bytes and calls that vary by more than this against each other (standard deviation of the logarithm of their ratio, over blocks) are told
 /// apart by which of them does.
 const BURSTS_MIN: f64 = 0.05;
@@ -47,7 +51,7 @@ pub(crate) const CONFIRMATION_NOISE_MAX: f64 = 0.10;
 /// … and one of them counted without the other in no larger share of the blocks than this.
 const ALONE_MAX: f64 = 0.10;
 /// A function that is counted for less of the CPU time than this yields to kernel work that says the same.
-const COUNTED_MIN: f64 = 0.5;
+pub(crate) const COUNTED_MIN: f64 = 0.5;
 
 /// Tiers in the order they are tried.
 pub(crate) const TIERS: [&[MeterClass]; 3] = [
@@ -100,6 +104,8 @@ pub(crate) struct Assessment {
     pub(crate) unsettled: bool,
     /// … of these that are needed.
     pub(crate) speaks_after: usize,
+    /// It is so since it may be made by a clock.
+    pub(crate) by_a_clock: bool,
     /// It varies by more than kernel work may, and so does this, to which it keeps a constant ratio.
     pub(crate) vouched_by: Option<MeterId>,
 }
@@ -146,6 +152,7 @@ pub(crate) fn assess(
                 )),
                 unsettled: false,
                 speaks_after: 0,
+                by_a_clock: false,
                 vouched_by: None,
             });
         }
@@ -185,12 +192,9 @@ pub(crate) fn assess(
     let too_noisy = (noise > noise_max && !lifted).then(|| varies_by_more(candidate, noise, noise_max));
     // It would qualify, but comes as by a clock: longer spans may tell yet.
     let like_a_clock = candidate.class == MeterClass::Kernel
-        && seen < CLOCK_READINGS
         && rate >= KERNEL_RATE_MIN
         && too_noisy.is_none()
-        && witnesses(candidate, confirmed_by, series, since).next().is_some()
-        && (runs_by_a_clock(&candidate.id, series, since)
-            || confirming(candidate, confirmed_by, series, since).is_none());
+        && may_be_a_clock(candidate, confirmed_by, series, since);
     let refused = if work <= 0.0 {
         Some(if candidate.class == MeterClass::Kernel {
             format!("counted nothing in {seconds:.0} s: the program does no such work, or is idle")
@@ -222,6 +226,7 @@ pub(crate) fn assess(
             _ if like_a_clock => CLOCK_READINGS,
             _ => 0,
         },
+        by_a_clock: like_a_clock,
         vouched_by: match word {
             Word::Given(id, _) if noise > KERNEL_NOISE_MAX => Some(id),
             _ => None,
@@ -528,7 +533,7 @@ fn kernel_refusal(
     if too_noisy.is_some() {
         return too_noisy;
     }
-    if runs_by_a_clock(&candidate.id, series, since) {
+    if runs_by_a_clock(&candidate.id, series) {
         return Some(format!(
             "comes {rate:.1} times a second and as evenly as by a clock while the program is busy, so it may be its log or a timer"
         ));
@@ -555,29 +560,74 @@ fn kernel_refusal(
 /// timer. Calls and their bytes confirm each other then, and are no work. Work that is as steady, on a machine that is as steady, cannot be
 /// told from it, and has to be counted otherwise. Not what connections carry, nor in a program that waits: whoever gives it its work may do
 /// so by a clock.
-fn runs_by_a_clock(id: &MeterId, series: &Series, since: Nanoseconds) -> bool {
-    if !(id.as_str().ends_with("_calls") || is_of_waiting(id)) {
-        return false;
-    }
-    let readings: Vec<(f64, f64, f64)> = series
-        .since(since)
-        .filter_map(|i| i.work.get(id).map(|w| (w.0, w.1, i.cpu + i.wait)))
-        .collect();
-    let sum = |of: fn(&(f64, f64, f64)) -> f64| readings.iter().map(of).sum::<f64>();
-    let (calls, seconds, busy) = (sum(|r| r.0), sum(|r| r.1), sum(|r| r.2));
-    if seconds <= 0.0 || !keeps_threads_busy(busy / seconds) {
-        return false;
-    }
-    let rate = calls / seconds;
-    let steady = |length: &usize| {
-        let spans = readings.chunks_exact(*length);
-        let number = spans.len();
-        let off: f64 = spans
-            .map(|span| span.iter().map(|r| r.0 - rate * r.1).sum::<f64>().powi(2))
-            .sum();
-        number < CLOCK_SPANS_MIN || off <= CLOCK_VARIANCE_MAX * number as f64
+///
+/// It is asked of all that was read of it: what else is looked at since begins to be read anew.
+fn runs_by_a_clock(id: &MeterId, series: &Series) -> bool {
+    as_by_a_clock(id, series).is_some_and(|seen| seen.is_so(&CLOCK_SPANS, CLOCK_VARIANCE_MAX))
+}
+
+/// Whether it would qualify, but may come to be refused as a clock's, itself or all that confirms it.
+fn may_be_a_clock(
+    candidate: &MeterCandidate,
+    others: &[&MeterCandidate],
+    series: &Series,
+    since: Nanoseconds,
+) -> bool {
+    let early = CLOCK_SPANS.get(..CLOCK_SPANS_EARLY).unwrap_or_default();
+    let may_be = |id: &MeterId| {
+        as_by_a_clock(id, series).is_some_and(|seen| {
+            seen.readings.len() < CLOCK_READINGS && seen.is_so(early, CLOCK_VARIANCE_EARLY)
+        })
     };
-    (KERNEL_RATE_MIN..CLOCK_RATE_MAX).contains(&rate) && CLOCK_SPANS.iter().all(steady)
+    let mut confirmed_by = witnesses(candidate, others, series, since).peekable();
+    confirmed_by.peek().is_some() && (may_be(&candidate.id) || confirmed_by.all(|(_, id)| may_be(id)))
+}
+
+/// Calls by reading, of a program whose threads are always at work.
+struct Ticks {
+    /// Their number and the seconds over which they were counted.
+    readings: Vec<(f64, f64)>,
+    /// How many a second.
+    rate: f64,
+}
+
+impl Ticks {
+    /// Whether their number varies by no more over spans of these lengths.
+    fn is_so(&self, lengths: &[usize], variance_max: f64) -> bool {
+        lengths.iter().all(|length| {
+            let spans = self.readings.chunks_exact(*length);
+            let number = spans.len();
+            let off: f64 = spans
+                .map(|span| span.iter().map(|r| r.0 - self.rate * r.1).sum::<f64>().powi(2))
+                .sum();
+            number < CLOCK_SPANS_MIN || off <= variance_max * number as f64
+        })
+    }
+}
+
+/// What a clock could count so, of a program that could not be asked by one.
+fn as_by_a_clock(id: &MeterId, series: &Series) -> Option<Ticks> {
+    if !(id.as_str().ends_with("_calls") || is_of_waiting(id)) {
+        return None;
+    }
+    let (mut readings, mut seconds, mut busy) = (Vec::new(), 0.0, 0.0);
+    for i in series.since(Nanoseconds::ZERO) {
+        if let Some(read) = i.work.get(id) {
+            readings.push(*read);
+            seconds += i.seconds;
+            busy += i.cpu + i.wait;
+        }
+    }
+    let (calls, counted) = readings
+        .iter()
+        .fold((0.0, 0.0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
+    if seconds <= 0.0 || counted <= 0.0 || !keeps_threads_busy(busy / seconds, None) {
+        return None;
+    }
+    let rate = calls / counted;
+    (KERNEL_RATE_MIN..CLOCK_RATE_MAX)
+        .contains(&rate)
+        .then_some(Ticks { readings, rate })
 }
 
 /// The other kind of kernel work that keeps the most constant ratio to this one, of those that confirm it; switches only where nothing else
@@ -589,7 +639,7 @@ pub(crate) fn confirming(
     since: Nanoseconds,
 ) -> Option<MeterId> {
     witnesses(candidate, others, series, since)
-        .filter(|(_, id)| !runs_by_a_clock(id, series, since))
+        .filter(|(_, id)| !runs_by_a_clock(id, series))
         .min_by(|a, b| {
             let key = |id: &MeterId| u8::from(is_of_waiting(id));
             key(a.1).cmp(&key(b.1)).then(a.0.total_cmp(&b.0))
@@ -743,11 +793,15 @@ pub(crate) fn choose<'a>(
     if candidate.class != MeterClass::Probe || assessment.counted >= COUNTED_MIN {
         return Some(best);
     }
-    let exact = good.iter().find(|(c, _)| {
-        c.class == MeterClass::Kernel
-            && !is_of_waiting(&c.id)
-            && ratio_variation(&candidate.id, &c.id, series, since) <= CONFIRMATION_NOISE_MAX
-    });
+    let exact: Vec<_> = good
+        .into_iter()
+        .filter(|(c, _)| {
+            c.class == MeterClass::Kernel
+                && !is_of_waiting(&c.id)
+                && ratio_variation(&candidate.id, &c.id, series, since) <= CONFIRMATION_NOISE_MAX
+        })
+        .collect();
+    let exact = steadier_calls(&exact, series, since).or_else(|| exact.first().copied());
     Some(exact.map_or(best, |(exact, assessment)| Best {
         candidate: exact,
         assessment,
@@ -1005,7 +1059,9 @@ pub fn judge_meters(
                 counted: a.counted,
                 vouched_by: a.vouched_by.clone(),
                 refused: a.refused.clone().map(|why| {
-                    if a.unsettled {
+                    if a.unsettled && a.by_a_clock {
+                        format!("{why}, of which {} s are needed to be sure: test for longer", a.speaks_after)
+                    } else if a.unsettled {
                         format!(
                             "{why}; what may speak for it has not been read for long enough ({} s are needed): test for longer",
                             a.speaks_after
@@ -1299,6 +1355,7 @@ mod tests {
             counted,
             refused: None,
             unsettled: false,
+            by_a_clock: false,
             speaks_after: 0,
             vouched_by: None,
         }

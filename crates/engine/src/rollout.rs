@@ -209,6 +209,8 @@ pub(crate) struct Staged {
     pub(crate) ordered: bool,
     /// Since when a part is being made.
     pub(crate) moving: Option<Nanoseconds>,
+    /// When the last part was made.
+    made_at: Option<Nanoseconds>,
     /// How long the last part took, in seconds per share of the whole.
     pace: f64,
     /// How long each part took.
@@ -242,6 +244,7 @@ impl Staged {
             expected: Nanoseconds::ZERO,
             ordered: false,
             moving: None,
+            made_at: None,
             pace: 0.0,
             took: Vec::new(),
         }
@@ -300,26 +303,32 @@ impl Staged {
         (now >= from).then_some(from)
     }
 
-    /// A slot of this stage that is over, with what was in force in it.
-    pub(crate) fn span_of(&self, slot: &BlockRecord) -> SlotSpan {
+    /// A slot of this stage that is over, with what was in force in it; `None` where its part was being made.
+    pub(crate) fn span_of(&self, slot: &BlockRecord) -> Option<SlotSpan> {
+        let is_being_made =
+            self.moving.is_some() || self.made_at.is_some_and(|made| made > slot.measured_from);
+        if slot.on && is_being_made {
+            return None;
+        }
         let made = if slot.on {
             Some(self.stage)
         } else {
             self.stage.checked_sub(1)
         };
-        SlotSpan {
+        Some(SlotSpan {
             stage: self.stage as u32,
             slot: slot.index % BLOCKS_PER_STAGE,
             share: made.map_or(0.0, |stage| self.shares.get(stage).copied().unwrap_or(1.0)),
             from: slot.measured_from,
             to: slot.measured_from + self.plan.measured + EDGE_TOLERANCE,
-        }
+        })
     }
 
     /// The part is made.
     pub(crate) fn made(&mut self, now: Nanoseconds) {
         if let Some(since) = self.moving.take() {
             let took = now - since;
+            self.made_at = Some(now);
             self.took.push(took);
             let share = self.share_of(self.stage);
             if share > 0.0 {

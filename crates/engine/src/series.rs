@@ -242,18 +242,19 @@ impl Series {
             known: true,
             cpus,
             runqueue_wait: if cpu > 0.0 { wait / cpu } else { 0.0 },
-            saturated: (keeps_threads_busy(demand)
-                && (demand.round() <= 4.0 || demand.round() as usize >= machine_cpus))
-                || machine_used_up,
+            saturated: keeps_threads_busy(demand, Some(machine_cpus)) || machine_used_up,
             churn: churn / seconds,
         }
     }
 }
 
-/// Whether a program that runs and waits to run on so many CPUs keeps a whole number of threads runnable all the time.
-pub(crate) fn keeps_threads_busy(demand: f64) -> bool {
+/// Whether a program that runs and waits to run on so many CPUs keeps a whole number of threads runnable all the time: a few, since with
+/// many any number is nearly whole, or as many as the machine has CPUs.
+pub(crate) fn keeps_threads_busy(demand: f64, machine_cpus: Option<usize>) -> bool {
     let whole = demand.round();
-    whole >= 1.0 && (whole - demand).abs() <= WHOLE_CPU_SLACK * whole
+    whole >= 1.0
+        && (whole - demand).abs() <= WHOLE_CPU_SLACK * whole
+        && (whole <= 4.0 || machine_cpus.is_some_and(|cpus| whole as usize >= cpus))
 }
 
 #[cfg(test)]
