@@ -1103,6 +1103,7 @@ impl Engine {
         w.series.clear();
         w.tier = 0;
         w.judging_since = self.now;
+        w.reads_on = None;
         let resident = w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident);
         let text = format!(
             "{} ({} process{}, {:.2} CPUs, {resident}); looking for a way to measure its work",
@@ -1150,6 +1151,7 @@ impl Engine {
             return;
         };
         w.judging_since = now;
+        w.reads_on = None;
         let mut opened = Vec::new();
         for c in &w.candidates {
             if c.refused.is_none() && classes.contains(&c.class) && !w.open.contains(&c.id) {
@@ -1253,14 +1255,20 @@ impl Engine {
             return;
         }
         let judged = |limit| judge(w, limit, &self.policy);
-        let Some(mut assessed) = judged(NoiseLimit::Kept) else {
-            return;
+        let mut assessed = match judged(NoiseLimit::Kept) {
+            Judged::Settled(assessed) => assessed,
+            Judged::NotYet(reads_on) => {
+                if let Some(w) = self.workloads.get_mut(id) {
+                    w.reads_on = reads_on;
+                }
+                return;
+            }
         };
         // Who has one that is steady also now needs no other.
         let in_a_loss = w.lost_at.is_some_and(|at| at > w.judging_since)
             && assessed.values().all(|a| a.refused.is_some())
             && self.relieves(id);
-        if in_a_loss && let Some(lifted) = judged(NoiseLimit::Lifted) {
+        if in_a_loss && let Judged::Settled(lifted) = judged(NoiseLimit::Lifted) {
             assessed = lifted;
         }
         let best = |w: &Watched, class: Option<MeterClass>| {
@@ -2031,10 +2039,17 @@ fn has_its_main_process(workload: &Workload, snapshot: &Snapshot) -> bool {
         .is_none_or(|w| w.processes.first() == workload.processes.first())
 }
 
-/// Judges the open meters of a workload. `None`: one of them has too few readings yet, or what is said of it may change soon and no
-/// other of its kind will do.
-fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<MeterId, Assessment>> {
-    let assessed: Vec<(&homeostat_model::MeterCandidate, Assessment)> = w
+/// What the open meters of a workload come to.
+enum Judged {
+    /// One of them has too few readings yet, or what is said of it may change soon, with the sentence for people, and no other of its kind
+    /// will do.
+    NotYet(Option<String>),
+    Settled(BTreeMap<MeterId, Assessment>),
+}
+
+/// Judges the open meters of a workload.
+fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Judged {
+    let assessed: Option<Vec<(&homeostat_model::MeterCandidate, Assessment)>> = w
         .candidates
         .iter()
         .filter(|c| w.open.contains(&c.id))
@@ -2047,7 +2062,10 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<Met
             let assessed = meters::assess(c, &others, &w.series, w.judging_since, policy, limit)?;
             Some((c, assessed))
         })
-        .collect::<Option<_>>()?;
+        .collect();
+    let Some(assessed) = assessed else {
+        return Judged::NotYet(None);
+    };
     let will_do = |(c, a): &(&homeostat_model::MeterCandidate, Assessment)| {
         let is_near = match c.class {
             MeterClass::Application => true,
@@ -2057,8 +2075,31 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Option<BTreeMap<Met
         };
         is_near && a.refused.is_none()
     };
-    let settled = assessed.iter().any(will_do) || assessed.iter().all(|(_, a)| !a.unsettled);
-    settled.then(|| assessed.into_iter().map(|(c, a)| (c.id.clone(), a)).collect())
+    // What is read for longest.
+    let unsettled = assessed
+        .iter()
+        .filter(|(_, a)| a.unsettled)
+        .max_by_key(|(_, a)| a.speaks_after);
+    match unsettled {
+        Some((c, a)) if !assessed.iter().any(will_do) => Judged::NotYet(Some(reads_on(&c.id, a))),
+        _ => Judged::Settled(assessed.into_iter().map(|(c, a)| (c.id.clone(), a)).collect()),
+    }
+}
+
+/// The sentence for a meter that is read for longer before anything is said of it.
+fn reads_on(meter: &MeterId, assessment: &Assessment) -> String {
+    let why = if assessment.by_a_clock {
+        "counts as evenly as by a clock so far, which tells no work".to_owned()
+    } else {
+        format!(
+            "varies by {:.0} % from block to block, and what may speak for it has few readings yet",
+            assessment.noise * 100.0
+        )
+    };
+    format!(
+        "{meter} {why}; it is judged after {} readings",
+        assessment.speaks_after
+    )
 }
 
 /// Whether the workload waits for an inspection to be decided upon.

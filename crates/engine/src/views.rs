@@ -177,6 +177,7 @@ impl Engine {
     fn waiting(&self, w: &Watched) -> Option<String> {
         let id = &w.workload.id;
         let (since, what) = match w.stage {
+            Stage::Considered => (w.judging_since, w.reads_on.clone()?),
             Stage::Proposed => (w.proposed.as_ref()?.at, self.waits_for(id)?),
             Stage::Trying => {
                 let e = self.experiments.values().find(|e| e.setup.panel.has(id))?;

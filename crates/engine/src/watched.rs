@@ -100,7 +100,8 @@ pub(crate) struct Watched {
     pub(crate) lost: BTreeMap<MeterId, String>,
     /// When that which judges is opened again; this is done where something is in force.
     pub(crate) reopening: Reopening,
-    pub(crate) assessed: BTreeMap<MeterId, Assessment>,
+    /// Why they are read for longer than others before they are judged.
+    pub(crate) reads_on: Option<String>,
     pub(crate) meter: Option<Chosen>,
     /// The other kind of kernel work by whose constant ratio that one qualified, if it is kernel work.
     pub(crate) confirming: Option<MeterId>,
@@ -187,7 +188,7 @@ impl Watched {
             open: Vec::new(),
             lost: BTreeMap::new(),
             reopening: Reopening::default(),
-            assessed: BTreeMap::new(),
+            reads_on: None,
             meter: None,
             confirming: None,
             witnessed: false,
@@ -336,7 +337,6 @@ impl Watched {
         self.tier = 0;
         self.lost.clear();
         self.reopening = Reopening::default();
-        self.assessed.clear();
         self.meter = None;
         self.confirming = None;
         self.forget_inspections();

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+use homeostat_engine::view::WorkloadView;
 use homeostat_engine::{
     Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy,
     Prior, Proposal, Seen, Stage, Strategy, WorkloadRule,
@@ -935,14 +936,17 @@ impl World {
         }
     }
 
+    fn seen(&self, name: &str) -> WorkloadView {
+        let mut workloads = self.engine.view().workloads.into_iter();
+        workloads.find(|w| w.id.as_str() == name).unwrap()
+    }
+
     fn stage(&self, name: &str) -> Stage {
-        self.engine
-            .view()
-            .workloads
-            .iter()
-            .find(|w| w.id.as_str() == name)
-            .unwrap()
-            .stage
+        self.seen(name).stage
+    }
+
+    fn summary(&self, name: &str) -> String {
+        self.seen(name).summary
     }
 
     fn verdict(&self, name: &str) -> Verdict {
@@ -3529,6 +3533,11 @@ fn nothing_is_decided_before_points_were_read_long_enough_to_speak_for_kernel_wo
                 world.stories
             );
         }
+        let said = world.summary("server");
+        assert!(
+            said.contains("what may speak for it has few readings yet; it is judged after 24 readings"),
+            "{said}"
+        );
         world.run(1);
         assert_eq!(world.stage("server"), Stage::Observed, "{:#?}", world.stories);
         assert_eq!(
@@ -3547,6 +3556,27 @@ fn nothing_is_decided_before_points_were_read_long_enough_to_speak_for_kernel_wo
         );
         assert_eq!(world.told("cannot be measured"), 0, "{:#?}", world.stories);
     }
+}
+
+#[test]
+fn who_looks_is_told_why_what_comes_as_by_a_clock_is_read_for_longer() {
+    let mut world = two_kinds(KEPT, 42);
+    world.plants[0].noise = 0.0;
+    world.run_until(30, |world| !world.open.is_empty());
+    world.run(60);
+    let said = world.summary("server");
+    assert!(
+        said.contains("as evenly as by a clock so far") && said.contains("it is judged after 96 readings"),
+        "{said}"
+    );
+    assert_eq!(world.told("as by a clock"), 0, "nobody is told who does not ask");
+    world.run(60);
+    assert_eq!(world.stage("server"), Stage::Declined, "{:#?}", world.stories);
+    assert!(
+        !world.summary("server").contains("so far"),
+        "{}",
+        world.summary("server")
+    );
 }
 
 #[test]
