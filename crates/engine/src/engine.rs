@@ -6,7 +6,7 @@ use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
 use crate::losses::{Losses, Rereads};
-use crate::meters::{self, Assessment, MeterInterval, NoiseLimit};
+use crate::meters::{self, Assessment, MeterInterval, NoiseLimit, Unsettled};
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
@@ -1104,6 +1104,7 @@ impl Engine {
         w.tier = 0;
         w.judging_since = self.now;
         w.reads_on = None;
+        w.judged_after = 0;
         let resident = w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident);
         let text = format!(
             "{} ({} process{}, {:.2} CPUs, {resident}); looking for a way to measure its work",
@@ -1152,6 +1153,7 @@ impl Engine {
         };
         w.judging_since = now;
         w.reads_on = None;
+        w.judged_after = 0;
         let mut opened = Vec::new();
         for c in &w.candidates {
             if c.refused.is_none() && classes.contains(&c.class) && !w.open.contains(&c.id) {
@@ -1251,7 +1253,7 @@ impl Engine {
         let Some(w) = self.workloads.get(id) else {
             return;
         };
-        if w.finding {
+        if w.finding || w.series.since(w.judging_since).count() < w.judged_after {
             return;
         }
         let judged = |limit| judge(w, limit, &self.policy);
@@ -1286,6 +1288,14 @@ impl Engine {
         let application = best(w, Some(MeterClass::Application));
         let any = best(w, None);
         let next = meters::next_tier(w.tier, &w.candidates, application.is_some(), any.is_some());
+        let chosen = application.or(any);
+        let may_come_in_bursts = chosen.as_ref().is_some_and(|chosen| {
+            let known = w
+                .candidates
+                .iter()
+                .filter_map(|c| Some((c, assessed.get(&c.id)?)));
+            !in_a_loss && meters::may_come_in_bursts(&chosen.candidate, known, &w.series, w.judging_since)
+        });
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
@@ -1294,7 +1304,15 @@ impl Engine {
             self.open_tier(id);
             return;
         }
-        let chosen = application.or(any);
+        if may_come_in_bursts {
+            w.reads_on = Some(format!(
+                "bytes and calls vary against each other, and which of them comes in bursts is not clear yet; that is judged after {} readings",
+                meters::BURSTS_READINGS
+            ));
+            // Until then chance would decide, and one burst refuse both.
+            w.judged_after = meters::BURSTS_READINGS;
+            return;
+        }
         for (meter, a) in &assessed {
             if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
                 c.refused.clone_from(&a.refused);
@@ -2070,7 +2088,7 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Judged {
         let is_near = match c.class {
             MeterClass::Application => true,
             MeterClass::Probe => a.counted >= meters::COUNTED_MIN,
-            MeterClass::Kernel => !meters::is_of_waiting(&c.id) && !a.by_a_clock,
+            MeterClass::Kernel => !meters::is_of_waiting(&c.id) && a.unsettled != Some(Unsettled::Clock),
             MeterClass::Points | MeterClass::Hardware => false,
         };
         is_near && a.refused.is_none()
@@ -2078,28 +2096,33 @@ fn judge(w: &Watched, limit: NoiseLimit, policy: &Policy) -> Judged {
     // What is read for longest.
     let unsettled = assessed
         .iter()
-        .filter(|(_, a)| a.unsettled)
-        .max_by_key(|(_, a)| a.speaks_after);
+        .filter_map(|(c, a)| Some((c, a, a.unsettled?)))
+        .max_by_key(|(_, _, unsettled)| unsettled.readings());
     match unsettled {
-        Some((c, a)) if !assessed.iter().any(will_do) => Judged::NotYet(Some(reads_on(&c.id, a))),
+        Some((c, a, why)) if !assessed.iter().any(will_do) => {
+            Judged::NotYet(Some(reads_on(&c.id, a.noise, why)))
+        }
         _ => Judged::Settled(assessed.into_iter().map(|(c, a)| (c.id.clone(), a)).collect()),
     }
 }
 
 /// The sentence for a meter that is read for longer before anything is said of it.
-fn reads_on(meter: &MeterId, assessment: &Assessment) -> String {
-    let why = if assessment.by_a_clock {
-        "counts as evenly as by a clock so far, which tells no work".to_owned()
-    } else {
-        format!(
-            "varies by {:.0} % from block to block, and what may speak for it has few readings yet",
-            assessment.noise * 100.0
-        )
-    };
-    format!(
-        "{meter} {why}; it is judged after {} readings",
-        assessment.speaks_after
-    )
+fn reads_on(meter: &MeterId, noise: f64, unsettled: Unsettled) -> String {
+    match unsettled {
+        Unsettled::Clock => format!(
+            "{meter} counts as evenly as by a clock so far, which tells no work; it is judged after at most {} readings",
+            unsettled.readings()
+        ),
+        Unsettled::Unspoken(readings) if noise.is_finite() => format!(
+            "{meter} varies by {:.0} % from block to block, and what may speak for it has few readings yet; it is judged after at most \
+             {readings} readings of both",
+            noise * 100.0
+        ),
+        Unsettled::Unspoken(readings) => format!(
+            "{meter} counts now and then only, and what may speak for it has few readings yet; it is judged after at most {readings} \
+             readings of both"
+        ),
+    }
 }
 
 /// Whether the workload waits for an inspection to be decided upon.

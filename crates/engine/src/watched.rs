@@ -100,8 +100,10 @@ pub(crate) struct Watched {
     pub(crate) lost: BTreeMap<MeterId, String>,
     /// When that which judges is opened again; this is done where something is in force.
     pub(crate) reopening: Reopening,
-    /// Why they are read for longer than others before they are judged.
+    /// Why they are read for longer than others before they are judged …
     pub(crate) reads_on: Option<String>,
+    /// … and that they are not looked at before so many samples.
+    pub(crate) judged_after: usize,
     pub(crate) meter: Option<Chosen>,
     /// The other kind of kernel work by whose constant ratio that one qualified, if it is kernel work.
     pub(crate) confirming: Option<MeterId>,
@@ -189,6 +191,7 @@ impl Watched {
             lost: BTreeMap::new(),
             reopening: Reopening::default(),
             reads_on: None,
+            judged_after: 0,
             meter: None,
             confirming: None,
             witnessed: false,
@@ -337,6 +340,8 @@ impl Watched {
         self.tier = 0;
         self.lost.clear();
         self.reopening = Reopening::default();
+        self.reads_on = None;
+        self.judged_after = 0;
         self.meter = None;
         self.confirming = None;
         self.forget_inspections();
