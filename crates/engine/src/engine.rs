@@ -1289,12 +1289,12 @@ impl Engine {
         let any = best(w, None);
         let next = meters::next_tier(w.tier, &w.candidates, application.is_some(), any.is_some());
         let chosen = application.or(any);
-        let may_come_in_bursts = chosen.as_ref().is_some_and(|chosen| {
+        let looked_for_after = chosen.as_ref().filter(|_| !in_a_loss).and_then(|chosen| {
             let known = w
                 .candidates
                 .iter()
                 .filter_map(|c| Some((c, assessed.get(&c.id)?)));
-            !in_a_loss && meters::may_come_in_bursts(&chosen.candidate, known, &w.series, w.judging_since)
+            meters::bursts_are_looked_for_after(&chosen.candidate, known, &w.series, w.judging_since)
         });
         let Some(w) = self.workloads.get_mut(id) else {
             return;
@@ -1304,13 +1304,13 @@ impl Engine {
             self.open_tier(id);
             return;
         }
-        if may_come_in_bursts {
+        if let Some(readings) = looked_for_after {
             w.reads_on = Some(format!(
-                "bytes and calls vary against each other, and which of them comes in bursts is not clear yet; that is judged after {} readings",
-                meters::BURSTS_READINGS
+                "bytes and calls vary against each other, and which of them comes in bursts is not clear yet; that is judged after {readings} \
+                 readings"
             ));
             // Until then chance would decide, and one burst refuse both.
-            w.judged_after = meters::BURSTS_READINGS;
+            w.judged_after = readings;
             return;
         }
         for (meter, a) in &assessed {

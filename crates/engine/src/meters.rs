@@ -38,8 +38,9 @@ const CLOCK_SPANS_EARLY: usize = 2;
 /// Bytes and calls that vary by more than this against each other (standard deviation of the logarithm of their ratio, over blocks) are told
 /// apart by which of them does.
 const BURSTS_MIN: f64 = 0.05;
-/// Before there are so many readings a few blocks may not show how much they do: half of that is enough to wait for these.
-pub(crate) const BURSTS_READINGS: usize = FEW_BLOCKS * BLOCK;
+/// It is looked after so many readings which of them does. Before, a few blocks may not show how much they vary: half of that is enough to
+/// wait for the first look.
+const BURSTS_LOOKS: [usize; 3] = [FEW_BLOCKS * BLOCK, 2 * FEW_BLOCKS * BLOCK, 4 * FEW_BLOCKS * BLOCK];
 const BURSTS_MIN_EARLY: f64 = BURSTS_MIN / 2.0;
 /// Of fewer blocks than these every one must keep the ratio.
 const FEW_BLOCKS: usize = 6;
@@ -853,23 +854,31 @@ fn is_calls(candidate: &MeterCandidate) -> bool {
     candidate.id.as_str().ends_with("_calls")
 }
 
-/// Whether the meter that would be taken is bytes of files, which vary against calls that would do as well, and there are too few readings
-/// yet to say which of them comes in bursts. For a while: readings may be missing.
-pub(crate) fn may_come_in_bursts<'a>(
+/// After how many readings it is looked again, where the meter that would be taken is bytes of files, which vary against calls that would do
+/// as well, and it is not clear yet whether they come in bursts. For a while: readings may be missing.
+pub(crate) fn bursts_are_looked_for_after<'a>(
     taken: &MeterCandidate,
     assessed: impl IntoIterator<Item = (&'a MeterCandidate, &'a Assessment)>,
     series: &Series,
     since: Nanoseconds,
-) -> bool {
-    is_of_files(taken)
-        && series.since(since).count() < 2 * BURSTS_READINGS
-        && assessed.into_iter().any(|(calls, a)| {
-            if !is_calls(calls) || a.refused.is_some() {
-                return false;
-            }
+) -> Option<usize> {
+    let [first, .., last] = BURSTS_LOOKS;
+    if !is_of_files(taken) || series.since(since).count() >= 2 * last {
+        return None;
+    }
+    let all = assessed.into_iter();
+    all.filter(|(calls, a)| is_calls(calls) && a.refused.is_none())
+        .filter_map(|(calls, _)| {
             let both = BytesAndCalls::of(taken, calls, series, since);
-            both.readings < BURSTS_READINGS && both.are_apart_by(BURSTS_MIN_EARLY)
+            let next = BURSTS_LOOKS.into_iter().find(|look| both.readings < *look)?;
+            let may_be = if both.readings < first {
+                both.are_apart_by(BURSTS_MIN_EARLY)
+            } else {
+                both.may_come_in_bursts()
+            };
+            may_be.then_some(next)
         })
+        .max()
 }
 
 /// How bytes and calls vary per CPU second, over blocks (logarithms).
@@ -921,14 +930,27 @@ impl BytesAndCalls {
         self.apart > least * least
     }
 
-    /// Whether most of that is in the bytes, and proven not to be in the calls (level .05, one side).
-    fn come_in_bursts(&self) -> bool {
+    /// The slope and its limit of error (level .05, one side), where the ratio varies by too much to say the same.
+    fn slope(&self) -> Option<(f64, f64)> {
         if self.blocks < FEW_BLOCKS || !self.are_apart_by(BURSTS_MIN) {
-            return false;
+            return None;
         }
         let (slope, error) = self.in_bytes;
-        let limit = robust::student_t_limit(0.05, (self.blocks - 2) as f64);
-        slope > 0.5 && slope > limit * error
+        Some((
+            slope,
+            error * robust::student_t_limit(0.05, (self.blocks - 2) as f64),
+        ))
+    }
+
+    /// Whether most of that is in the bytes, and proven not to be in the calls.
+    fn come_in_bursts(&self) -> bool {
+        self.slope()
+            .is_some_and(|(slope, limit)| slope > 0.5 && slope > limit)
+    }
+
+    /// Whether most of it may be in the bytes.
+    fn may_come_in_bursts(&self) -> bool {
+        self.slope().is_some_and(|(slope, limit)| slope + limit > 0.5)
     }
 }
 
@@ -1737,25 +1759,35 @@ mod tests {
     fn bytes_are_not_taken_before_it_can_be_seen_whether_they_come_in_bursts() {
         let all = ["io.bytes", "io.write_calls"].map(|id| candidate(id, MeterClass::Kernel, 0));
         let [bytes, calls] = &all;
-        let waits = |taken: &MeterCandidate, seconds: u64, by: f64, of_calls: &Assessment| {
+        // How much the machine moves both, and how much larger the bytes of every third block are.
+        let look = |taken: &MeterCandidate, seconds: u64, (moves, by): (f64, f64), of_calls: &Assessment| {
             let s = series_of(seconds, |t| {
-                let block = (t - 1) / 4 % 3;
-                let calls = [1000.0, 1040.0, 980.0][block as usize];
-                let burst = if block == 0 { by } else { 1.0 };
+                let block = (t - 1) / 4;
+                let calls = 1000.0 * [1.0, 1.0 + moves, 1.0 - moves, 1.0 + moves / 2.0][(block % 4) as usize];
+                let burst = if block.is_multiple_of(3) { by } else { 1.0 };
                 vec![("io.write_calls", calls), ("io.bytes", 100.0 * calls * burst)]
             });
             let assessed = [(bytes, &good(0.05, 1.0)), (calls, of_calls)];
-            may_come_in_bursts(taken, assessed, &s, Nanoseconds::ZERO)
+            bursts_are_looked_for_after(taken, assessed, &s, Nanoseconds::ZERO)
         };
         let fine = good(0.05, 1.0);
-        assert!(waits(bytes, 12, 1.08, &fine));
-        // There are enough of them, they keep their ratio, the calls will not do, or these are taken.
+        let quiet = (0.04, 1.08);
+        assert_eq!(look(bytes, 12, quiet, &fine), Some(24));
+        // They are not so much apart, keep their ratio, the calls will not do, or these are taken.
         let refused = Assessment {
             refused: Some("counts nothing".into()),
             ..fine.clone()
         };
-        assert!(!waits(bytes, 24, 1.08, &fine) && !waits(bytes, 12, 1.03, &fine));
-        assert!(!waits(bytes, 12, 1.08, &refused) && !waits(calls, 12, 1.08, &fine));
+        assert_eq!(look(bytes, 24, quiet, &fine), None);
+        assert_eq!(look(bytes, 12, (0.04, 1.03), &fine), None);
+        assert_eq!(look(bytes, 12, quiet, &refused), None);
+        assert_eq!(look(calls, 12, quiet, &fine), None);
+        // Where the machine moves both by much more few blocks tell nothing, and in the end it is given up.
+        let loud = (0.6, 1.2);
+        assert_eq!(
+            [12, 24, 48, 96].map(|seconds| look(bytes, seconds, loud, &fine)),
+            [Some(24), Some(48), Some(96), None]
+        );
     }
 
     #[test]
