@@ -1102,9 +1102,7 @@ impl Engine {
         w.finding = true;
         w.series.clear();
         w.tier = 0;
-        w.judging_since = self.now;
-        w.reads_on = None;
-        w.judged_after = 0;
+        w.judge_from(self.now);
         let resident = w.sample.as_ref().map_or(Bytes::ZERO, |s| s.resident);
         let text = format!(
             "{} ({} process{}, {:.2} CPUs, {resident}); looking for a way to measure its work",
@@ -1120,7 +1118,6 @@ impl Engine {
     // ---- meters -------------------------------------------------------------------------------------------------
 
     fn on_meters(&mut self, id: &WorkloadId, result: Result<Vec<homeostat_model::MeterCandidate>, Fault>) {
-        let now = self.now;
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
@@ -1132,7 +1129,6 @@ impl Engine {
             Ok(candidates) => {
                 w.candidates = candidates;
                 w.tier = 0;
-                w.judging_since = now;
                 self.open_tier(id);
             }
             Err(fault) => {
@@ -1151,9 +1147,7 @@ impl Engine {
         let Some(classes) = meters::TIERS.get(w.tier) else {
             return;
         };
-        w.judging_since = now;
-        w.reads_on = None;
-        w.judged_after = 0;
+        w.judge_from(now);
         let mut opened = Vec::new();
         for c in &w.candidates {
             if c.refused.is_none() && classes.contains(&c.class) && !w.open.contains(&c.id) {

@@ -332,6 +332,13 @@ impl Watched {
         self.meter.as_ref().is_some_and(|m| m.in_a_loss)
     }
 
+    /// Its meters are judged by what is read from now on.
+    pub(crate) fn judge_from(&mut self, now: Nanoseconds) {
+        self.judging_since = now;
+        self.reads_on = None;
+        self.judged_after = 0;
+    }
+
     /// Starts over from first sight, keeping the story and the load.
     pub(crate) fn reset(&mut self) {
         self.stage = Stage::Ignored;

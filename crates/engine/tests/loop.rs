@@ -327,7 +327,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
     }
 }
 
-/// Segments, and write calls (or another kind) beside them, which keep a ratio.
+/// Segments (or another kind), and write calls (or another) beside them, which keep a ratio.
 #[derive(Clone, Copy)]
 struct TwoKinds {
     first: &'static str,
