@@ -1,6 +1,7 @@
 //! Following the code of a function from its start, and from where it was seen at work.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
+use std::collections::BTreeSet;
 
 /// One instruction, by its place in the function.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,10 @@ struct Follower<'a> {
     begins: &'a dyn Fn(u64) -> bool,
     /// Whether an instruction with these bytes is offered.
     cheap: &'a dyn Fn(&[u8]) -> bool,
+    /// What stands behind a call is followed after all else, and left out where it is no code.
+    calls_may_end: bool,
+    /// What stands behind calls and was not followed yet.
+    behind_calls: Vec<u32>,
     /// For each byte: 0 not reached, 1 an instruction begins, 2 within one.
     reached: Vec<u8>,
     steps: Vec<Step>,
@@ -78,13 +83,35 @@ impl Follower<'_> {
             }
             bytes.fill(2);
             *bytes.first_mut()? = 1;
-            if !matches!(step.flow, Flow::Jump | Flow::Step | Flow::Somewhere | Flow::Away) {
-                ways.push(step.next());
+            match step.flow {
+                Flow::Jump | Flow::Step | Flow::Somewhere | Flow::Away => {}
+                Flow::Call if self.calls_may_end => self.behind_calls.push(step.next()),
+                Flow::On | Flow::Branch | Flow::Call => ways.push(step.next()),
             }
             ways.extend(step.to);
             self.steps.push(step);
         }
         Some(())
+    }
+
+    /// Follows what stands behind calls, of which nobody knows whether they come back. One that does not is the last instruction of its
+    /// piece, and behind it are tables: what contradicts the rest is taken back.
+    fn follow_behind_calls(&mut self) {
+        let mut places: BTreeSet<u32> = std::mem::take(&mut self.behind_calls).into_iter().collect();
+        while let Some(place) = places.pop_first() {
+            let known = self.steps.len();
+            let followed = self.follow(place);
+            let further = std::mem::take(&mut self.behind_calls);
+            if followed.is_some() {
+                places.extend(further);
+                continue;
+            }
+            for step in self.steps.drain(known..) {
+                if let Some(bytes) = self.reached.get_mut(step.at as usize..step.next() as usize) {
+                    bytes.fill(0);
+                }
+            }
+        }
     }
 
     fn step(&self, at: u32) -> Option<Step> {
@@ -117,7 +144,7 @@ impl Follower<'_> {
 }
 
 /// The instructions of a function that its entry leads to, if that is known, and the places at which it was seen at work, ascending. `begins`: whether
-/// a function begins at an address; `cheap`: whether an instruction is offered. `None`: two ways contradict each other, or lead to bytes that are no instruction.
+/// a function begins at an address; `cheap`: whether an instruction is offered. Without an entry nobody knows either which calls come back. `None`: two ways contradict each other, or lead to bytes that are no instruction.
 pub(super) fn steps(
     start: u64,
     code: &[u8],
@@ -131,6 +158,8 @@ pub(super) fn steps(
         code,
         begins,
         cheap,
+        calls_may_end: entry.is_none(),
+        behind_calls: Vec::new(),
         reached: vec![0; code.len()],
         steps: Vec::new(),
     };
@@ -144,6 +173,7 @@ pub(super) fn steps(
             follower.follow(place)?;
         }
     }
+    follower.follow_behind_calls();
     let mut steps = follower.steps;
     for step in steps.iter_mut().skip(from_start) {
         step.seen = true;

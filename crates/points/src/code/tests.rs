@@ -153,6 +153,39 @@ fn an_instruction_is_moved_within_what_is_known_of_its_sequence_only() {
 }
 
 #[test]
+fn a_call_in_compiled_code_may_be_its_end() {
+    // loop: { call [r13+8]; test eax, eax; je leave; dec ebx; jne loop }; ret; leave: call [r13+16], and a table: 06 is no instruction
+    let code = [
+        0x41, 0xff, 0x55, 0x08, // 0 call [r13+8]
+        0x85, 0xc0, // 4 test eax, eax
+        0x74, 0x05, // 6 je 13
+        0xff, 0xcb, // 8 dec ebx
+        0x75, 0xf4, // 10 jne 0
+        0xc3, // 12 ret
+        0x41, 0xff, 0x55, 0x10, // 13 call [r13+16]
+        0x55, 0x06, 0x00, // 17 what looks like push rbp, and no instruction
+    ];
+    let made = Function::decode_made(0x1000, &code, &[0x1000]).unwrap();
+    assert!(made.is_boundary(0x1004) && made.is_boundary(0x100d));
+    assert!(
+        !made.is_boundary(0x1011),
+        "nothing of what was followed into the table stays"
+    );
+    assert_eq!(made.loops.len(), 1);
+    // What jumps lead to is code for certain.
+    let mut odd = code;
+    odd[13] = 0x06;
+    assert!(Function::decode_made(0x1000, &odd, &[0x1004]).is_none());
+    // Where a function is known to begin its calls are known as well.
+    assert!(plain(0x1000, &code).is_none());
+    // What was seen goes before what stands behind a call: with the bytes read from there on, je would begin within an instruction.
+    let mut other = code;
+    other[4] = 0xb8;
+    let made = Function::decode_made(0x1000, &other, &[0x1000, 0x1006]).unwrap();
+    assert!(made.is_boundary(0x1000) && made.is_boundary(0x1006) && !made.is_boundary(0x1004));
+}
+
+#[test]
 fn calls_are_not_offered() {
     let f = nested();
     for (at, returns) in [(0x1006, true), (0x1001, false), (0x100a, false)] {

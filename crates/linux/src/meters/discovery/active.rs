@@ -39,8 +39,9 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
 /// breakpoints come and go, and the looks before that, would be a large part of what they are there for.
 const SHARE_MIN: f64 = 0.02;
 
-/// … by the processor's own breakpoints, which come and go within microseconds.
-const SHARE_MIN_COMPILED: f64 = 0.005;
+/// … by the processor's own breakpoints, which come and go within microseconds. (A turn gives up at half a percent. Of a Node program that
+/// could be counted for 1 to 1.2 % of each second two searches of four found a place that was given up within seconds.)
+const SHARE_MIN_COMPILED: f64 = 0.01;
 
 /// A point that is hit so often that it could be counted for less of each second has a window of that length every so many seconds (at most):
 /// whoever compares leaves out as many after each change, and of a program that is slower at one time than at another a block meets few
@@ -53,19 +54,20 @@ const APART_MAX: f64 = 6.0;
 /// Why it cannot be counted for long enough at this price, for people.
 pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     let share = share(found);
-    let share_min = match found.at {
+    let of_each_second = match found.at {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
-    } + waiting();
-    if share >= share_min {
+    };
+    if share >= of_each_second + waiting() {
         return Ok(Rest::CpuTime);
     }
+    // Also by the processor's breakpoints: of what costs ten times as much a window that is shorter would have few hits.
+    let share_min = SHARE_MIN + waiting();
     // At the price that was seen: where it turns out to be another they will be as far apart as that takes.
     let apart = share_min / share.max(1e-9) * (found.hit_cost_seen / found.hit_cost).min(1.0);
     // What is hit in more than half of its time is told too small.
     let most = APART_MAX.min(TAKEN_MAX * CHARGED * share_min / cost_max);
-    // Of code that no file holds so short a window has few hits.
-    if apart <= most && matches!(found.at, At::File { .. }) {
+    if apart <= most {
         return Ok(Rest::LastWindow { share_min, apart });
     }
     Err(format!(
