@@ -129,3 +129,62 @@ pub(super) fn open(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::compiled::Instruction;
+    use super::*;
+    use homeostat_points::choice::Chosen;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// In code that no file holds, and counted for such a share of the time, as a hit is charged.
+    fn found(share: f64, hit_cost: f64, seen: f64) -> Found {
+        Found {
+            at: At::Compiled {
+                place: Instruction {
+                    address: 0x1000,
+                    bytes: vec![0x90],
+                    name: "node+0x1000".to_owned(),
+                },
+                witness: None,
+            },
+            chosen: Chosen {
+                point: 0,
+                witness: None,
+                cluster: vec![0],
+                rate: 7_000.0,
+                noise: 0.01,
+                duty: share * CHARGED,
+                reason: String::new(),
+            },
+            hit_cost,
+            hit_cost_seen: seen,
+            costs: BTreeMap::new(),
+            cpus: 1.0,
+            executables: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn what_is_too_dear_for_each_second_has_windows_seconds_apart_and_no_farther() {
+        let rest = |share| rest(&found(share, 20e-6, 20e-6), 0.005);
+        let least = SHARE_MIN_COMPILED + waiting();
+        assert!(matches!(rest(least + 0.001), Ok(Rest::CpuTime)));
+        let of_windows = SHARE_MIN + waiting();
+        for seconds in [3.0, 5.9] {
+            let Ok(Rest::LastWindow { share_min, apart }) = rest(of_windows / seconds) else {
+                panic!("a window every {seconds} s");
+            };
+            assert_eq!(share_min, of_windows);
+            assert!((apart - seconds).abs() < 1e-9, "{apart}");
+        }
+        let why = rest(of_windows / 6.1).err().unwrap();
+        assert!(
+            why.contains("node+0x1000") && why.contains("7000 hits a second"),
+            "{why}"
+        );
+        // At the price that was seen in the search it is closer.
+        let cheaper = super::rest(&found(of_windows / 6.1, 20e-6, 10e-6), 0.005);
+        assert!(matches!(cheaper, Ok(Rest::LastWindow { .. })));
+    }
+}
