@@ -52,10 +52,9 @@ const BURDEN_MIN: f64 = 0.02;
 /// Two clusters say the same about a change when their ratio moves by less than this share of how much the program was
 /// slowed.
 const SAME_EFFECT: f64 = 0.2;
-/// What chance picks of the passages of a place goes with them to this (slope of the logarithms, 1), for certain …
-const GOES_WITH: f64 = 0.5;
-/// … by so many standard errors (two sides, .05), and varies by no more than chance does (one side, .05: the normal quantile).
-const GOES_WITH_CERTAIN: f64 = 2.0;
+/// … less than this, where they are in one loop and chance explains how their ratio varies …
+const SAME_EFFECT_BY_CHANCE: f64 = 0.5;
+/// … at this level (one side, .05: the normal quantile).
 const BY_CHANCE: f64 = 1.645;
 /// A cluster is larger than another, or steadier, when it is so by this factor.
 const BY_FAR: f64 = 1.6;
@@ -85,6 +84,9 @@ pub struct Point {
     pub function: u64,
     /// What it counts.
     pub kind: PointKind,
+    /// Where the innermost loop around it in its function begins, if there is one.
+    #[serde(default)]
+    pub innermost_loop: Option<u64>,
     /// Share of the samples of the stack in which it was seen, 0..1.
     pub coverage: f64,
     /// The same of the function of an interpreter, in whose loop it is taken to be; 0: it is in none.
@@ -581,62 +583,63 @@ impl Judge<'_> {
         (after - before).abs() + self.certain() * error <= SAME_EFFECT * self.burden
     }
 
-    /// Whether one of two clusters in one function is what chance picks of the other's passages: a branch that is taken for some of the data
-    /// and not for others. It is never hit more often, their ratio varies by no more than a coin for each passage makes it vary, and the one
-    /// rises and falls with the other, from window to window and while the program is slowed. With some hundred counts in a window that chance
-    /// is several times what [`SAME_WORK`] allows. (Of a loop of Node's: 48 % of its turns, ±6 % from window to window, while its turns varied
-    /// by 30 % on a machine that did.) Not of turns that find work by chance, which are more and the rarer the busier the program is.
+    /// Whether one of two clusters in one loop is what chance picks of the other's passages: a branch that is taken for some of the data and
+    /// not for others. It is never hit more often, their ratio varies by no more than a coin for each passage would make it vary (with some
+    /// hundred counts in a window that is several times what [`SAME_WORK`] allows), and that ratio does not move while the program is slowed,
+    /// as it does where the one comes by time, or finds the more work the rarer it looks. (Of a loop of Node's: 48 % of its turns, ±6 % from
+    /// window to window.)
     fn part_by_chance(&self, a: &Cluster, b: &Cluster) -> Told {
-        let (whole, part) = if a.series.mean() >= b.series.mean() {
-            (a, b)
-        } else {
-            (b, a)
-        };
-        let functions = |c: &Cluster| -> BTreeSet<u64> {
-            let points = c.members.iter().filter_map(|m| self.seen.points.get(*m));
-            points.map(|p| p.function).collect()
-        };
+        let (whole, part) = whole_and_part(a, b);
         let windows: Vec<(f64, f64)> = (whole.series.0.iter().copied())
             .zip(part.series.0.iter().copied())
             .collect();
         // At the edge of a window one of them may have been read before the other.
-        let within = |(all, some): &(f64, f64)| *some > 0.0 && *some <= all + 1.0;
-        if functions(whole) != functions(part) || functions(part).len() != 1 || !windows.iter().all(within) {
+        let within = |(all, some): &(f64, f64)| *all > 0.0 && *some <= all + 1.0;
+        if !self.are_in_one_loop(whole, part) || !windows.iter().all(within) {
             return Told::No;
         }
-        let (all, some) = windows.iter().fold((0.0, 0.0), |s, w| (s.0 + w.0, s.1 + w.1));
-        let (share, freedom) = (some / all, windows.len() as f64 - 1.0);
-        let by_chance = |all: f64| (all * share * (1.0 - share)).max(f64::MIN_POSITIVE);
+        let of_kind = |slowed: bool| {
+            let pairs = windows.iter().zip(&self.seen.burden);
+            let of_kind = pairs.filter(|(_, burden)| (**burden > 0.0) == slowed);
+            of_kind.fold((0.0, 0.0), |sum, (w, _)| (sum.0 + w.0, sum.1 + w.1))
+        };
+        let (alone, slowed) = (of_kind(false), of_kind(true));
+        let share = (alone.1 + slowed.1) / (alone.0 + slowed.0);
+        if self.burden < BURDEN_MIN || alone.1 <= 0.0 || slowed.1 <= 0.0 || share >= 1.0 {
+            return Told::No;
+        }
         let squares: f64 = windows
             .iter()
-            .map(|(all, some)| (some - share * all).powi(2) / by_chance(*all))
+            .map(|(all, some)| (some - share * all).powi(2) / (all * share * (1.0 - share)))
             .sum();
-        // The limit of chi-squared (Wilson and Hilferty).
-        let limit =
-            freedom * (1.0 - 2.0 / (9.0 * freedom) + BY_CHANCE * (2.0 / (9.0 * freedom)).sqrt()).powi(3);
-        if squares > limit {
+        let freedom = windows.len() as f64 - 1.0;
+        if squares > chi_squared_limit(freedom) {
             return Told::No;
         }
-        let logarithms: Vec<(f64, f64)> = windows.iter().map(|(all, some)| (all.ln(), some.ln())).collect();
-        let of =
-            |value: fn(&(f64, f64)) -> f64| logarithms.iter().map(value).sum::<f64>() / windows.len() as f64;
-        let (mean_all, mean_some) = (of(|l| l.0), of(|l| l.1));
-        let sum = |value: &dyn Fn(&(f64, f64)) -> f64| logarithms.iter().map(value).sum::<f64>();
-        let moved = sum(&|l| (l.0 - mean_all).powi(2));
-        let slope = sum(&|l| (l.0 - mean_all) * (l.1 - mean_some)) / moved;
-        // What chance is known to do, weighed as the slope is.
-        let chance = sum(&|l| (l.0 - mean_all).powi(2) * (1.0 - share) / (share * l.0.exp()));
-        let error = GOES_WITH_CERTAIN * chance.sqrt() / moved;
-        if !error.is_finite() {
-            return Told::No;
-        }
-        let off = (slope - 1.0).abs();
-        if off + error <= GOES_WITH {
+        let moved = ((slowed.1 / slowed.0) / (alone.1 / alone.0)).ln();
+        // What a coin does, or more where more was seen.
+        let coin = ((1.0 - share) / share * (1.0 / alone.0 + 1.0 / slowed.0)).sqrt();
+        let error = coin * (squares / freedom).sqrt().max(1.0);
+        let room = SAME_EFFECT_BY_CHANCE * self.burden;
+        if moved.abs() + self.certain() * error <= room {
             Told::Yes
-        } else if off <= error && self.may_be_told(error / GOES_WITH_CERTAIN, GOES_WITH) {
+        } else if moved.abs() <= 2.0 * error && self.may_be_told(error, room / CERTAIN_AGAIN) {
             Told::NotYet
         } else {
             Told::No
+        }
+    }
+
+    /// Whether all places of the one, and some of the other, stand in one loop and in none that is within it.
+    fn are_in_one_loop(&self, whole: &Cluster, part: &Cluster) -> bool {
+        let loops = |c: &Cluster| -> BTreeSet<(u64, Option<u64>)> {
+            let points = c.members.iter().filter_map(|m| self.seen.points.get(*m));
+            points.map(|p| (p.function, p.innermost_loop)).collect()
+        };
+        let mut of_part = loops(part).into_iter();
+        match (of_part.next(), of_part.next()) {
+            (Some(one @ (_, Some(_))), None) => loops(whole).contains(&one),
+            _ => false,
         }
     }
 
@@ -747,10 +750,14 @@ impl Judge<'_> {
         };
         // Of those that say the same the steadiest.
         let best = equal
-            .into_iter()
+            .iter()
             .filter(|c| c.noise < first.noise / BY_FAR && c.functions * 2 >= first.functions)
             .min_by(|a, b| a.noise.total_cmp(&b.noise));
-        self.take(best.as_ref().unwrap_or(&first), &why)
+        // Of what chance picks and what it picks from, the latter, unless it would be left without a witness.
+        let whole = equal.iter().find(|c| {
+            c.members.len() >= 2 && c.series.mean() > first.series.mean() && by_chance(c) == Told::Yes
+        });
+        self.take(best.or(whole).unwrap_or(&first), &why)
     }
 
     /// The member of a cluster that is counted: neither coarse nor dear.
@@ -811,6 +818,21 @@ impl Judge<'_> {
             cluster: cluster.members.clone(),
         })
     }
+}
+
+/// The one that was hit more often first.
+fn whole_and_part<'a>(a: &'a Cluster, b: &'a Cluster) -> (&'a Cluster, &'a Cluster) {
+    if a.series.mean() >= b.series.mean() {
+        (a, b)
+    } else {
+        (b, a)
+    }
+}
+
+/// What chi-squared exceeds by chance at the level [`BY_CHANCE`] (Wilson and Hilferty's approximation).
+fn chi_squared_limit(freedom: f64) -> f64 {
+    let spread = 2.0 / (9.0 * freedom);
+    freedom * (1.0 - spread + BY_CHANCE * spread.sqrt()).powi(3)
 }
 
 fn points(n: usize) -> String {

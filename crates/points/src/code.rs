@@ -64,6 +64,8 @@ pub struct Candidate {
     pub kind: Kind,
     /// How many loops of the function are around it.
     pub nesting: u8,
+    /// Where the innermost of them begins.
+    pub innermost_loop: Option<u64>,
     /// It stands in a loop that seems to wait for something instead of working.
     pub waits: bool,
     /// It is one of the ways to a jump of which only running tells where it leads, so perhaps in the loop of an interpreter. Who
@@ -217,6 +219,7 @@ impl Function {
             address: self.start + u64::from(this.at),
             kind,
             nesting: self.inner.get(step)?.1,
+            innermost_loop: self.loop_of(step).map(|turn| self.start + u64::from(turn.head)),
             waits: self.loop_of(step).is_some_and(|turn| turn.waits),
             dispatched: false,
             seen: this.seen,

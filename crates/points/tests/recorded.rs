@@ -75,67 +75,97 @@ fn compiled_java_is_abstained_from() {
 }
 
 /// A loop of Node's, its jump back and two branches of it in 16 windows; the last branch was taken in 48 % of its turns, as the data had it.
+/// The loop in which they are was not recorded: the start of their piece stands for it.
 fn node_branch() -> Observation {
-    observation("node-branch")
+    let mut seen = observation("node-branch");
+    for point in &mut seen.points {
+        point.innermost_loop = Some(point.function);
+    }
+    seen
+}
+
+/// The same with so many times as many counts.
+fn node_branch_for_longer(times: u64) -> Observation {
+    let mut seen = node_branch();
+    for count in seen.points.iter_mut().flat_map(|p| &mut p.counts) {
+        *count *= times;
+    }
+    seen
 }
 
 /// Sets what was counted of the branch in each window: of the window's number and the turns of the loop in it.
-fn with_branch(mut seen: Observation, count: impl Fn(usize, u64) -> u64) -> Observation {
+fn with_branch(mut seen: Observation, count: impl Fn(usize, u64) -> f64) -> Observation {
     let turns = seen.points[0].counts.clone();
-    seen.points[2].counts = turns.iter().enumerate().map(|(i, all)| count(i, *all)).collect();
+    let of = turns.iter().enumerate();
+    seen.points[2].counts = of.map(|(i, all)| count(i, *all).round() as u64).collect();
     seen
+}
+
+/// What a coin might do, in standard deviations.
+const COIN: [f64; 16] = [
+    0.9, -0.6, 0.2, -1.2, 0.8, 0.1, -0.4, 0.6, -0.8, 1.2, -0.2, 0.4, -1.0, 0.2, 0.6, -0.8,
+];
+
+fn by_coin(i: usize, all: u64) -> f64 {
+    0.5 * all as f64 + COIN[i] * 0.5 * (all as f64).sqrt()
+}
+
+fn told(seen: &Observation, expected: fn(&Choice) -> bool) {
+    let choice = choose(seen, Limits::default());
+    assert!(expected(&choice), "{choice:?}");
+}
+
+fn is_of_two(choice: &Choice) -> bool {
+    matches!(choice, Choice::Abstained(why) if why.contains("two clusters"))
 }
 
 #[test]
 fn a_branch_that_chance_takes_is_no_other_work_than_its_loop() {
-    let seen = node_branch();
-    let Choice::Chosen(chosen) = choose(&seen, Limits::default()) else {
-        panic!("{:?}", choose(&seen, Limits::default()));
-    };
-    assert_eq!(
-        chosen.cluster,
-        [0, 1],
-        "all of the turns rather than some: {chosen:?}"
-    );
+    let of_turns = |choice: &Choice| matches!(choice, Choice::Chosen(c) if c.cluster == [0, 1]);
+    told(&with_branch(node_branch_for_longer(10), by_coin), of_turns);
+    // Where the branch has more places than the loop, all of the turns are counted nevertheless.
+    let mut more = with_branch(node_branch_for_longer(10), by_coin);
+    more.points
+        .extend([more.points[2].clone(), more.points[2].clone()]);
+    told(&more, of_turns);
+    // … unless they would be left without a witness.
+    more.points.remove(1);
+    told(&more, |c| matches!(c, Choice::Chosen(c) if c.witness.is_some()));
 }
 
 #[test]
 fn a_branch_that_goes_its_own_way_is_another_work() {
-    let abstained = |seen: &Observation| match choose(seen, Limits::default()) {
-        Choice::Abstained(why) => assert!(why.contains("two clusters"), "{why}"),
-        other => panic!("{other:?}"),
-    };
-    // More often in the windows in which the program was slowed: what comes by time.
+    let longer = || node_branch_for_longer(10);
     let slowed: Vec<bool> = node_branch().burden.iter().map(|b| *b > 0.0).collect();
-    let by_time = |i: usize, all: u64| all * if slowed[i] { 56 } else { 40 } / 100;
-    abstained(&with_branch(node_branch(), by_time));
+    // What comes by time: a tenth more often in the windows in which the program was slowed by a tenth.
+    let by_time = |i: usize, all: u64| by_coin(i, all) * if slowed[i] { 1.11 } else { 1.0 };
+    told(&with_branch(longer(), by_time), is_of_two);
+    // … which a third of the counts would not tell from a coin but for that.
+    told(&with_branch(node_branch_for_longer(3), by_time), is_of_two);
     // As often in the mean, and less evenly than a coin would.
-    let uneven = |i: usize, all: u64| all * if i % 2 == 0 { 33 } else { 63 } / 100;
-    abstained(&with_branch(node_branch(), uneven));
-    // In another function, where anything may be.
-    let mut elsewhere = node_branch();
+    let uneven = |i: usize, all: u64| by_coin(i, all) * if i % 4 < 2 { 0.9 } else { 1.1 };
+    told(&with_branch(longer(), uneven), is_of_two);
+    // In another loop or function, where anything may be, or in none.
+    let mut elsewhere = with_branch(longer(), by_coin);
+    for innermost_loop in [Some(7), None] {
+        elsewhere.points[2].innermost_loop = innermost_loop;
+        told(&elsewhere, is_of_two);
+    }
+    let mut elsewhere = with_branch(longer(), by_coin);
     elsewhere.points[2].function += 0x1000;
-    abstained(&elsewhere);
+    told(&elsewhere, is_of_two);
     // More often than the loop in a window: no part of it.
-    abstained(&with_branch(node_branch(), |i, all| {
-        if i == 3 { all + 9 } else { all / 2 }
-    }));
+    let more = |i: usize, all: u64| if i == 3 { all as f64 + 9.0 } else { by_coin(i, all) };
+    told(&with_branch(longer(), more), is_of_two);
 }
 
 #[test]
-fn more_windows_are_asked_for_where_the_machine_was_too_even_to_tell() {
-    let mut seen = node_branch();
-    let turns: Vec<u64> = (seen.burden.iter().enumerate())
-        .map(|(i, b)| if *b > 0.0 { 85 } else { 95 } + 5 * (i as u64 % 4))
-        .collect();
-    for point in &mut seen.points[..2] {
-        point.counts.clone_from(&turns);
-    }
-    let coin = [5_i64, -3, 1, -6, 4, 0, -2, 3, -4, 6, -1, 2, -5, 1, 3, -4];
-    let seen = with_branch(seen, |i, all| (all / 2).saturating_add_signed(coin[i]));
-    let choice = choose(&seen, Limits::default());
-    assert!(
-        matches!(&choice, Choice::Undecided(why) if why.contains("two clusters")),
-        "{choice:?}"
+fn more_windows_are_asked_for_where_few_counts_do_not_tell() {
+    // It moved by 2 % while the program was slowed by 10, and by 3 % by chance with twice the counts that there were.
+    told(
+        &node_branch_for_longer(2),
+        |c| matches!(c, Choice::Undecided(why) if why.contains("two clusters")),
     );
+    // Of what was counted three times as many windows would not tell either.
+    told(&node_branch(), is_of_two);
 }

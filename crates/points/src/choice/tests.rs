@@ -41,6 +41,7 @@ fn point(function: u64, coverage: f64, counts: &[f64], per_unit: f64) -> Point {
     Point {
         function,
         kind: PointKind::Entry,
+        innermost_loop: None,
         coverage,
         of_function: 0.0,
         waits: false,

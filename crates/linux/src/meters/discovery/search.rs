@@ -1282,6 +1282,7 @@ mod tests {
                 address: function + rate as u64,
                 kind: Kind::Entry,
                 nesting: 0,
+                innermost_loop: None,
                 waits: false,
                 dispatched: false,
                 seen: false,

@@ -302,6 +302,7 @@ fn point(spot: &Spot) -> Point {
     Point {
         function: spot.function,
         kind: spot.candidate.kind.into(),
+        innermost_loop: spot.candidate.innermost_loop,
         coverage: spot.own,
         of_function: if spot.coverage > spot.own {
             spot.coverage
