@@ -1,5 +1,6 @@
 """The arithmetic of tools/bench-meters, from which the figures of docs/meters.md come, on readings that are made up."""
 
+import argparse
 import importlib.machinery
 import importlib.util
 import math
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+import types
 import unittest
 from pathlib import Path
 
@@ -200,6 +203,44 @@ class Cost(unittest.TestCase):
             {"pair": 1, "on": True, "begin": 30.0, "end": 39.0, "counted": 1.0},
         ]
         self.assertEqual(len(bench.cost_effects(blocks, record())), 1)
+
+
+class Settings(unittest.TestCase):
+    def part(self, treatment, probe_cost_max, **chosen):
+        options = argparse.Namespace(
+            everything=False, report=False, search=45, level=None, pairs=None, settle=None, memory=None, seed=1, probe_cost_max=probe_cost_max
+        )
+        vars(options).update(chosen)
+        return bench.prepared(options, treatment)
+
+    def test_what_counting_may_cost_is_the_daemons_unless_it_is_chosen(self):
+        of = lambda *chosen, **more: bench.settings(self.part(*chosen, **more)).get("probe_cost_max")
+        # What was kept before it could be chosen is of the same settings.
+        for treatment in (None, "large-pages", "none"):
+            self.assertNotIn("probe_cost_max", bench.settings(self.part(treatment, None)))
+            self.assertNotIn("probe_cost_max", bench.settings(self.part(treatment, 0.005)))
+            self.assertEqual(of(treatment, 1.0), 1.0)
+        self.assertEqual(of("counting", None), 1.0)
+        self.assertEqual(of("counting", 0.005), 0.005)
+        self.assertEqual(self.part("counting", 0.0).probe_cost_max, 0.0, "refused, and not all the time")
+        # The goals are asked of what the daemon does.
+        self.assertIsNone(of("large-pages", 1.0, everything=True))
+        self.assertEqual(of("counting", 0.005, everything=True), 0.005)
+
+    def test_homeostat_is_told_what_counting_may_cost(self):
+        with tempfile.TemporaryDirectory() as directory:
+            ran = []
+            subject = types.SimpleNamespace(directory=Path(directory), pid=7, spawn=lambda command, **_: ran.append(command))
+            for probe_cost_max in (None, 0.005, 1.0):
+                options = argparse.Namespace(homeostat="homeostat", probe_cost_max=probe_cost_max)
+                bench.meter_test(subject, options, 60, None)
+                if probe_cost_max is None:
+                    self.assertNotIn("--config", ran[-1])
+                    continue
+                config = ran[-1][ran[-1].index("--config") + 1]
+                told = tomllib.loads(Path(config).read_text())
+                self.assertEqual(told["meters"]["probe_cost_max"], probe_cost_max)
+                self.assertEqual(told["policy"]["meter_cost_max"], max(probe_cost_max, 0.01), "the default at least")
 
 
 class Told(unittest.TestCase):

@@ -590,12 +590,15 @@ impl Judge<'_> {
     /// window to window.)
     fn part_by_chance(&self, a: &Cluster, b: &Cluster) -> Told {
         let (whole, part) = whole_and_part(a, b);
-        let windows: Vec<(f64, f64)> = (whole.series.0.iter().copied())
+        let Some(of_whole) = self.in_the_loop_of(whole, part) else {
+            return Told::No;
+        };
+        let windows: Vec<(f64, f64)> = (of_whole.0.into_iter())
             .zip(part.series.0.iter().copied())
             .collect();
         // At the edge of a window one of them may have been read before the other.
         let within = |(all, some): &(f64, f64)| *all > 0.0 && *some <= all + 1.0;
-        if !self.are_in_one_loop(whole, part) || !windows.iter().all(within) {
+        if !windows.iter().all(within) {
             return Told::No;
         }
         let of_kind = |slowed: bool| {
@@ -630,17 +633,22 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether all places of the one, and some of the other, stand in one loop and in none that is within it.
-    fn are_in_one_loop(&self, whole: &Cluster, part: &Cluster) -> bool {
-        let loops = |c: &Cluster| -> BTreeSet<(u64, Option<u64>)> {
-            let points = c.members.iter().filter_map(|m| self.seen.points.get(*m));
-            points.map(|p| (p.function, p.innermost_loop)).collect()
+    /// What was counted of the whole in the innermost loop in which all places of the part are, where it was hit most often: a coin is for
+    /// these passages, and not for the turns of a loop within it. `None`: they have no such loop in common.
+    fn in_the_loop_of(&self, whole: &Cluster, part: &Cluster) -> Option<Series> {
+        let place = |m: &usize| {
+            let point = self.seen.points.get(*m)?;
+            Some((point.function, point.innermost_loop?))
         };
-        let mut of_part = loops(part).into_iter();
-        match (of_part.next(), of_part.next()) {
-            (Some(one @ (_, Some(_))), None) => loops(whole).contains(&one),
-            _ => false,
+        let the_loop = place(part.members.first()?)?;
+        let is_there = |m: &&usize| place(m) == Some(the_loop);
+        if !part.members.iter().all(|m| is_there(&m)) {
+            return None;
         }
+        let there = whole.members.iter().filter(is_there);
+        there
+            .map(|m| self.counts(*m))
+            .max_by(|a, b| a.mean().total_cmp(&b.mean()))
     }
 
     /// Leaves of each cluster what runs at least once for each count of the signal that it keeps to; for programs that wait for several
@@ -717,9 +725,11 @@ impl Judge<'_> {
                 || rival.noise > BY_FAR * first.noise + 0.005
                 || (first.agrees_weakly && !rival.agrees_weakly)
         };
+        let weighty = |m: &usize| self.seen.points.get(*m).is_some_and(|p| p.around() >= 0.5);
+        let carries_weight = first.functions >= 2 || first.members.iter().any(weighty);
         let rivals_left = || rivals.iter().filter(|r| !outweighed(r));
         if let Some(rival) = rivals_left().next() {
-            let open = rivals_left().all(|r| by_chance(r) == Told::NotYet);
+            let open = carries_weight && rivals_left().all(|r| by_chance(r) == Told::NotYet);
             let why = format!(
                 "two clusters of points that do not keep their ratio could be the work ({} of {} functions, ±{:.1} % per \
                  CPU second; {} of {} functions, ±{:.1} %), and nothing from outside decides between them",
@@ -736,8 +746,7 @@ impl Judge<'_> {
                 Choice::Abstained(why)
             };
         }
-        let weighty = |m: &usize| self.seen.points.get(*m).is_some_and(|p| p.around() >= 0.5);
-        if first.functions < 2 && !first.members.iter().any(weighty) {
+        if !carries_weight {
             return Choice::Abstained(
                 "the points that are steady lie all in one function that is not at work most of the time"
                     .to_owned(),
@@ -753,11 +762,17 @@ impl Judge<'_> {
             .iter()
             .filter(|c| c.noise < first.noise / BY_FAR && c.functions * 2 >= first.functions)
             .min_by(|a, b| a.noise.total_cmp(&b.noise));
-        // Of what chance picks and what it picks from, the latter, unless it would be left without a witness.
-        let whole = equal.iter().find(|c| {
-            c.members.len() >= 2 && c.series.mean() > first.series.mean() && by_chance(c) == Told::Yes
-        });
-        self.take(best.or(whole).unwrap_or(&first), &why)
+        if let Some(best) = best {
+            return self.take(best, &why);
+        }
+        // Of what chance picks and what it picks from the latter, unless it would be left without a witness.
+        let whole = equal
+            .iter()
+            .find(|c| c.series.mean() > first.series.mean() && by_chance(c) == Told::Yes);
+        match whole.map(|whole| self.take(whole, &why)) {
+            Some(Choice::Chosen(chosen)) if chosen.witness.is_some() => Choice::Chosen(chosen),
+            _ => self.take(&first, &why),
+        }
     }
 
     /// The member of a cluster that is counted: neither coarse nor dear.

@@ -154,6 +154,15 @@ fn a_branch_that_goes_its_own_way_is_another_work() {
     let mut elsewhere = with_branch(longer(), by_coin);
     elsewhere.points[2].function += 0x1000;
     told(&elsewhere, is_of_two);
+    // A coin for each of the turns of another loop, of which there are a hundred times as many, would explain anything.
+    let mut inner = with_branch(longer(), uneven);
+    let mut turns = inner.points[0].clone();
+    turns.innermost_loop = Some(7);
+    for count in &mut turns.counts {
+        *count *= 100;
+    }
+    inner.points.push(turns);
+    told(&inner, is_of_two);
     // More often than the loop in a window: no part of it.
     let more = |i: usize, all: u64| if i == 3 { all as f64 + 9.0 } else { by_coin(i, all) };
     told(&with_branch(longer(), more), is_of_two);

@@ -3,10 +3,6 @@
 use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use std::collections::BTreeSet;
 
-/// So many times as many instructions as there are bytes may be followed behind calls: who is led on and on, and taken back each time, is
-/// kept busy on purpose.
-const BEHIND_CALLS_MAX: usize = 4;
-
 /// One instruction, by its place in the function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
@@ -83,7 +79,13 @@ impl Follower<'_> {
                 _ => {}
             }
             self.left = self.left.checked_sub(1)?;
-            let Some(step) = self.step(at)? else { continue };
+            let Some(step) = self.step(at)? else {
+                let cut = self.reached.get(at as usize..)?;
+                if cut.iter().any(|b| *b != 0) {
+                    return None;
+                }
+                continue;
+            };
             let bytes = self.reached.get_mut(at as usize..step.next() as usize)?;
             if bytes.iter().any(|b| *b != 0) {
                 return None;
@@ -106,7 +108,8 @@ impl Follower<'_> {
     /// Follows what stands behind calls, of which nobody knows whether they come back. One that does not is the last instruction of its
     /// piece, and behind it are tables: what contradicts the rest is taken back.
     fn follow_behind_calls(&mut self) {
-        self.left = BEHIND_CALLS_MAX * self.code.len();
+        // Some four times as many as there are: who is led on and on, and taken back each time, is kept busy on purpose.
+        self.left = self.code.len();
         let mut places = std::mem::take(&mut self.behind_calls);
         // What the code that was seen goes on with before what that leads to.
         let mut then = BTreeSet::new();
