@@ -585,8 +585,8 @@ impl Judge<'_> {
 
     /// Whether one of two clusters in one loop is what chance picks of the other's passages: a branch that is taken for some of the data and
     /// not for others. It is never hit more often, their ratio varies by no more than a coin for each passage would make it vary (with some
-    /// hundred counts in a window that is several times what [`SAME_WORK`] allows), and that ratio does not move while the program is slowed,
-    /// as it does where the one comes by time, or finds the more work the rarer it looks. (Of a loop of Node's: 48 % of its turns, ±6 % from
+    /// hundred counts in a window that is several times what [`SAME_WORK`] allows), and that ratio hardly moves while the program is slowed, as
+    /// it does where the one comes by time, or finds the more work the rarer it looks. (Of a loop of Node's: half of its turns, ±5 % from
     /// window to window.)
     fn part_by_chance(&self, a: &Cluster, b: &Cluster) -> Told {
         let (whole, part) = whole_and_part(a, b);
