@@ -93,7 +93,7 @@ bench: build test-tools ## measure large pages on real workloads (as root; hours
 meter-tools: test-tools
 	@tools/install-test-tools $(METER_TOOLS)
 
-bench-meters: build meter-tools ## measure how well work is counted, of all programs, and what that costs (as root; some seven hours; goes on where it was interrupted); BENCH_ARGS are passed on
+bench-meters: build meter-tools ## measure how well work is counted, of all programs, and what that costs (as root; some ten hours; goes on where it was interrupted); BENCH_ARGS are passed on
 	$(BUILD) -p homeostat-linux --example probe_readings
 	tools/bench-meters --everything $(BENCH_ARGS)
 

@@ -205,6 +205,164 @@ class Cost(unittest.TestCase):
         self.assertEqual(len(bench.cost_effects(blocks, record())), 1)
 
 
+def blocks(meter, arms, by_cpu=False):
+    """Of a trial, ten seconds each; `meter` tells what it counts of a unit."""
+    made = []
+    for i, on in enumerate(arms):
+        counted, cpu = meter(on, i) * UNITS_PER_S, 4.0 if by_cpu else 8.0
+        made.append({"index": i, "on": on, "broken": False, "measured_from_s": 10.0 * i, "measured_s": 8.0, "work": 8.0 * counted, "cpu_s": cpu, "score": math.log(8.0 * counted / cpu)})
+    return made
+
+
+def trial(made, objective="work per second"):
+    return {"objective": objective, "measured_s": 8.0, "blocks": made}
+
+
+class Trials(unittest.TestCase):
+    ARMS = [True, False, False, True, True, False, True, False]
+
+    def test_welchs_interval(self):
+        # By hand: 6.5 degrees of freedom, of which the table has six.
+        mean, half = bench.difference([5.1, 4.9, 5.6, 5.2], [4.2, 4.8, 4.4, 4.1, 4.6])
+        self.assertAlmostEqual(mean, 0.78, places=9)
+        self.assertAlmostEqual(half, 2.447 * math.sqrt(0.2943920**2 / 4 + 0.2863564**2 / 5), places=5)
+        self.assertEqual(bench.difference([1.0, 1.0], [1.0, 1.0]), (0.0, 0.0))
+
+    def test_a_meter_that_misses_some_of_a_gain_is_wrong_by_that(self):
+        # The truth stands still: what the meter says of an effect is all error.
+        wiggle = lambda i: 0.0005 * (-1) ** (i // 2)
+        found = bench.trial_effects(trial(blocks(lambda on, i: 1.0 + 0.05 * on + wiggle(i), self.ARMS)), record())
+        self.assertAlmostEqual(found["truth_percent"][0], 0.0, places=6)
+        self.assertAlmostEqual(found["error_points"][0], 5.0, places=1)
+        self.assertEqual((found["goal"], found["blocks"]), ("no", [[4, 4], [4, 4]]))
+        found = bench.trial_effects(trial(blocks(lambda on, i: 3.0 + wiggle(i), self.ARMS)), record())
+        self.assertEqual(found["goal"], "yes", "a constant factor is no error")
+
+    def test_work_is_divided_by_what_the_trial_is_judged_by(self):
+        # Half a CPU by the trial's reckoning, and one by the truth's: what the CPU time is off by is the meter's error, too.
+        made = trial(blocks(lambda on, i: 1.0, self.ARMS, by_cpu=True), "work per CPU second")
+        for block in made["blocks"]:
+            block["score"] -= math.log(1.1) if block["on"] else 0.0
+        found = bench.trial_effects(made, record())
+        self.assertAlmostEqual(found["meter_percent"][0], 100 * (1 / 1.1 - 1), places=6)
+        self.assertAlmostEqual(found["error_points"][0], 100 * (1 / 1.1 - 1), places=6)
+        made = trial(blocks(lambda on, i: 1.0, self.ARMS))
+        self.assertAlmostEqual(bench.trial_effects(made, record())["error_points"][0], 0.0, places=6)
+
+    def test_no_block_is_left_out_for_what_its_meter_says(self):
+        made = blocks(lambda on, i: 1.0, self.ARMS)
+        # What the breaker has ended, and one in which the meter saw nothing.
+        made[0] |= {"broken": True, "measured_s": 2.0}
+        made[1] |= {"work": 0.0, "score": math.log(0.5 / 8)}
+        found = bench.trial_effects(trial(made), record())
+        self.assertEqual((found["blocks"], found["goal"]), ([[4, 4], [4, 4]], "open"))
+        self.assertGreater(found["error_points"][0], 100)
+        # Some readings were missing: truth is asked of the whole block.
+        made = blocks(lambda on, i: 1.0, self.ARMS)
+        made[2] |= {"measured_s": 6.0}
+        self.assertAlmostEqual(bench.trial_effects(trial(made), record())["error_points"][0], 0.0, places=6)
+
+    def test_what_is_not_compared_is_told(self):
+        made = blocks(lambda on, i: 1.0, self.ARMS)
+        self.assertEqual(bench.trial_effects(trial(made), record(end=72.0))["blocks"], [[4, 4], [3, 4]])
+        found = bench.trial_effects(trial(made), record(end=30.0))
+        self.assertEqual(found, {"goal": "open", "blocks": [[1, 4], [2, 4]]})
+        told = trial(made) | {"meter": "points", "verdict": "aborted", "started_unix": 1, "ended_unix": 9, "effect": None}
+        (row,) = bench.trial_rows("chase", {"experiment": told, "effects": found}, None)
+        self.assertIn("| aborted after 8 s | 1 of 4, 2 of 4 | work per second |  |  |  | open |", row)
+        self.assertIn("(1 aborted)", bench.trial_summary({"chase": {"experiment": told, "effects": found}})[1])
+
+    def test_the_daemon_sees_its_program_and_no_other(self):
+        with tempfile.TemporaryDirectory() as directory:
+            ran = []
+            subject = types.SimpleNamespace(directory=Path(directory), pid=7, counter=None, spawn=lambda command, **_: ran.append(command))
+            daemon = bench.Daemon(subject, argparse.Namespace(homeostat="homeostat", seed=5, limit=60))
+            told = tomllib.loads(Path(directory, "homeostat.toml").read_text())
+            self.assertEqual(told["policy"]["workloads"], [{"match": "*[7]"}, {"match": "*", "never": True}])
+            self.assertEqual(told["policy"]["seed"], 5)
+            self.assertNotIn("measured_candidates_s", told["policy"])
+            # All that there are, but one.
+            known = {path.stem for path in (TOOLS.parent / "docs/strategies").glob("*.md")} - {"autotune"}
+            self.assertEqual(set(told["policy"]["strategies"]) | {"large_pages"}, known)
+            self.assertFalse(any(told["policy"]["strategies"].values()))
+            subject.counter = bench.Told()
+            bench.Daemon(subject, argparse.Namespace(homeostat="homeostat", seed=5, limit=60))
+            told = tomllib.loads(Path(directory, "homeostat.toml").read_text())
+            self.assertEqual(min(told["policy"]["measured_candidates_s"]), bench.TOLD_LEVEL_MIN)
+            for path in told["paths"].values():
+                self.assertTrue(path.startswith(directory), path)
+            self.assertEqual(ran[0], ["homeostat", "run", "--config", f"{directory}/homeostat.toml"])
+            self.assertTrue(daemon.log.exists())
+
+    def test_the_trial_of_a_daemon_is_waited_for_and_it_is_stopped(self):
+        # Has no history at first, then a placebo, then a trial without a verdict, then with one, and when it is stopped another.
+        answers = """
+import json, pathlib, sys
+asked = pathlib.Path(sys.argv[0]).with_name("asked")
+n = len(asked.read_text()) if asked.exists() else 0
+asked.write_text("x" * (n + 1))
+of = lambda number, kind, verdict: {"id": number, "kind": kind, "strategy": "large_pages", "verdict": verdict}
+placebo, trial = of(1, "placebo", "rejected"), of(2, "switchback", "accepted" if n > 2 else None)
+if n == 0:
+    print(json.dumps({"schema": 1, "error": {}}))
+    sys.exit(4)
+found = [placebo] if n == 1 else [trial, placebo] if n < 4 else [of(3, "switchback", "aborted"), trial, placebo]
+if "--blocks" in sys.argv:
+    found = [dict(e, blocks=["b"]) for e in found if e["id"] == int(sys.argv[sys.argv.index("--blocks") + 1])]
+print(json.dumps({"schema": 1, "experiments": found}))
+"""
+        with tempfile.TemporaryDirectory() as directory:
+            homeostat = Path(directory, "homeostat")
+            homeostat.write_text(f"#!{sys.executable}\nimport sys, time\nif sys.argv[1] == 'run': time.sleep(60)\n{answers}")
+            homeostat.chmod(0o755)
+            subject = bench.Subject(directory)
+            subject.pid = 7
+            before, bench.LOOK_S = bench.LOOK_S, 0.05
+            try:
+                daemon = bench.Daemon(subject, argparse.Namespace(homeostat=str(homeostat), seed=1, limit=30))
+                trial = {"id": 2, "kind": "switchback", "strategy": "large_pages", "verdict": "accepted", "blocks": ["b"]}
+                self.assertEqual(daemon.run(), trial)
+                # Its time is over before: what it says when it is stopped is no verdict of its own.
+                asked = Path(directory, "asked")
+                for looks, verdict in ((2, None), (5, "aborted")):
+                    asked.write_text("x" * looks)
+                    homeostat.write_text(homeostat.read_text().replace('"accepted" if n > 2', '"aborted" if n > 4'))
+                    found = bench.Daemon(subject, argparse.Namespace(homeostat=str(homeostat), seed=1, limit=0.04)).run()
+                    self.assertEqual((found["id"], found["verdict"]), (2, verdict))
+                self.assertIsNotNone(daemon.process.poll(), "it is stopped")
+                # One that ends by itself says why.
+                homeostat.write_text(f"#!{sys.executable}\nimport sys\nif sys.argv[1] == 'run': sys.exit('no, thanks')\nsys.exit(4)\n")
+                with self.assertRaisesRegex(bench.Skip, "homeostat ended: no, thanks"):
+                    bench.Daemon(subject, argparse.Namespace(homeostat=str(homeostat), seed=1, limit=30)).run()
+            finally:
+                bench.LOOK_S = before
+                subject.end()
+
+    def test_a_trial_is_told_with_its_verdict_and_what_the_daemon_said(self):
+        trial = {
+            "meter": "points", "verdict": "accepted", "started_unix": 100, "ended_unix": 340, "objective": "work per second", "measured_s": 8.0,
+            "effect": {"estimate": 0.116, "lower": 0.07, "upper": 0.16, "confidence": 0.9},
+            "blocks": blocks(lambda on, i: 1.0, self.ARMS),
+        }
+        (row,) = bench.trial_rows("chase", {"experiment": trial, "effects": bench.trial_effects(trial, record())}, None)
+        self.assertEqual(row.count("|"), len(bench.TRIAL_COLUMNS) + 1)
+        self.assertIn("accepted after 240 s | 4, 4 | work per second", row)
+        self.assertIn("+11.6 % [+7.0, +16.0] (90 %) |  |", row)
+        trial["witness"] = {"meter": "points", "difference": {"estimate": -0.002, "lower": -0.012, "upper": 0.008, "confidence": 0.95}}
+        (row,) = bench.trial_rows("redis-P16", {"experiment": trial, "effects": bench.trial_effects(trial, record())}, None)
+        self.assertIn("-0.2 % [-1.2, +0.8] (95 %) |", row)
+        both = {"chase": {"experiment": trial, "effects": bench.trial_effects(trial, record())}}
+        both["go"] = {"experiment": dict(trial, verdict=None), "effects": dict(both["chase"]["effects"], goal="open")}
+        self.assertIn("Of 2 programs of which the daemon has tried large pages (1 without a verdict, 1 accepted) the error of the effect is within 1 point of: 1 yes, 0 no, 1 not resolved.", bench.trial_summary(both))
+        parts = ("load", "counting", "large-pages", "trial")
+        book = "\n".join(bench.book({part: both if part == "trial" else {} for part in parts}, {part: {} for part in parts}))
+        self.assertIn("## Trials by the daemon", book)
+        self.assertIn("| pointer chase, C | points | accepted after 240 s |", book)
+        trial |= {"verdict": None, "effect": None}
+        (row,) = bench.trial_rows("chase", {"experiment": trial, "effects": bench.trial_effects(trial, record())}, None)
+        self.assertIn("none after", row)
+
+
 class Settings(unittest.TestCase):
     def part(self, treatment, probe_cost_max, **chosen):
         options = argparse.Namespace(

@@ -169,7 +169,7 @@ pub struct Meter {
     /// nothing was.
     #[serde(default)]
     pub lag_s: f64,
-    /// `work per second` or `CPU seconds per unit of work`.
+    /// `work per second` or `work per CPU second`.
     pub objective: String,
     /// Why that one judges.
     pub objective_reason: String,

@@ -2,7 +2,7 @@
 //! The same rules as in [`crate::api`] hold.
 
 use crate::api::{Effect, SCHEMA};
-use homeostat_model::{ExperimentRecord, Machine, Nanoseconds};
+use homeostat_model::{ExperimentRecord, Machine};
 use serde::{Deserialize, Serialize};
 
 /// A sensor or effector as probed.
@@ -103,6 +103,10 @@ pub struct Block {
     pub index: u32,
     /// Whether the change was on.
     pub on: bool,
+    /// Start of the measured part: seconds since the machine booted (CLOCK_MONOTONIC), so that a block can be laid beside what others
+    /// have written down at the same time. Absent in what an earlier homeostat has written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_from_s: Option<f64>,
     /// Length of the measured part.
     pub measured_s: f64,
     /// Work in the measured part.
@@ -474,7 +478,8 @@ impl From<&ExperimentRecord> for PastExperiment {
                 .map(|b| Block {
                     index: b.index,
                     on: b.on,
-                    measured_s: Nanoseconds::as_secs_f64(b.measured),
+                    measured_from_s: Some(b.measured_from.as_secs_f64()),
+                    measured_s: b.measured.as_secs_f64(),
                     work: known(b.work),
                     cpu_s: b.cpu.as_secs_f64(),
                     score: known(b.score),

@@ -1267,28 +1267,25 @@ impl Engine {
         if in_a_loss && let Judged::Settled(lifted) = judged(NoiseLimit::Lifted) {
             assessed = lifted;
         }
-        let best = |w: &Watched, class: Option<MeterClass>| {
-            let known = w
-                .candidates
+        let known = || {
+            w.candidates
                 .iter()
-                .filter(|c| class.is_none_or(|k| c.class == k))
-                .filter_map(|c| Some((c, assessed.get(&c.id)?)));
-            meters::choose(known, &w.series, w.judging_since).map(|b| Chosen {
+                .filter_map(|c| Some((c, assessed.get(&c.id)?)))
+        };
+        let best = |class: Option<MeterClass>| {
+            let of_it = known().filter(|(c, _)| class.is_none_or(|k| c.class == k));
+            meters::choose(of_it, &w.series, w.judging_since).map(|b| Chosen {
                 candidate: b.candidate.clone(),
                 assessment: b.assessment.clone(),
                 in_a_loss,
             })
         };
-        let application = best(w, Some(MeterClass::Application));
-        let any = best(w, None);
+        let application = best(Some(MeterClass::Application));
+        let any = best(None);
         let next = meters::next_tier(w.tier, &w.candidates, application.is_some(), any.is_some());
         let chosen = application.or(any);
         let looked_for_after = chosen.as_ref().filter(|_| !in_a_loss).and_then(|chosen| {
-            let known = w
-                .candidates
-                .iter()
-                .filter_map(|c| Some((c, assessed.get(&c.id)?)));
-            meters::bursts_are_looked_for_after(&chosen.candidate, known, &w.series, w.judging_since)
+            meters::bursts_are_looked_for_after(&chosen.candidate, known(), &w.series, w.judging_since)
         });
         let Some(w) = self.workloads.get_mut(id) else {
             return;

@@ -69,7 +69,7 @@ pub struct MeterView {
     pub counted: f64,
     /// How long before its end some of what a reading tells may have been counted. Nothing: all of it is of the reading's own time.
     pub lag: Nanoseconds,
-    /// `work per second` or `CPU seconds per unit of work`.
+    /// `work per second` or `work per CPU second`.
     pub objective: String,
     /// Why that one judges.
     pub objective_reason: String,

@@ -457,7 +457,7 @@ pub struct ExperimentRecord {
     pub predicted: Effect,
     /// Meter that judged.
     pub meter: MeterId,
-    /// Objective in words: `operations per second` or `CPU seconds per operation`.
+    /// Objective in words: `work per second` or `work per CPU second`.
     pub objective: String,
     /// Seed of the coins.
     pub seed: u64,

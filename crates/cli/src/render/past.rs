@@ -152,6 +152,7 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         bytes(e.bloat_bytes),
         e.harm_exposure.map_or_else(|| "?".into(), |h| format!("{h:.1}")),
     );
+    let first = e.blocks.first().and_then(|b| b.measured_from_s).unwrap_or(0.0);
     let rows: Vec<Vec<String>> = e
         .blocks
         .iter()
@@ -159,6 +160,8 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
             vec![
                 b.index.to_string(),
                 if b.on { "on" } else { "off" }.into(),
+                b.measured_from_s
+                    .map_or_else(|| "?".into(), |from| format!("{:.1}", from - first)),
                 format!("{:.1}", b.measured_s),
                 b.work.map_or_else(|| "?".into(), count),
                 format!("{:.2}", b.cpu_s),
@@ -173,7 +176,7 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         .collect();
     out.push('\n');
     out.push_str(&table(
-        &["BLOCK", "ARM", "SECONDS", "WORK", "CPU S", "SCORE", ""],
+        &["BLOCK", "ARM", "FROM S", "SECONDS", "WORK", "CPU S", "SCORE", ""],
         &rows,
         look,
     ));

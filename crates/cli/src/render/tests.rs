@@ -336,6 +336,7 @@ fn the_past_is_listed_and_shown_block_by_block() {
     let block = |index, on, score| homeostat_daemon::report::Block {
         index,
         on,
+        measured_from_s: Some(5_000.0 + 8.0 * f64::from(index)),
         measured_s: 6.0,
         work: Some(100_000.0 + f64::from(index)),
         cpu_s: 5.98,

@@ -155,6 +155,14 @@ pub(super) trait Subject: Send + 'static {
     fn hit_cost(&mut self) -> Option<f64> {
         None
     }
+    /// What a hit costs now (seconds of CPU time), where that is measured again and again: it is charged by that. The estimate goes on with
+    /// what it cost at the search; else it would move by whatever measuring is off by.
+    ///
+    /// # Errors
+    /// Lasting: more than it may at most.
+    fn cost_now(&mut self) -> Result<Option<f64>, Refusal> {
+        Ok(None)
+    }
     /// What counting has cost the program beside its hits since the last question (seconds of CPU time).
     fn beside(&mut self) -> f64 {
         0.0
@@ -574,6 +582,8 @@ impl<S: Subject> Turns<S> {
         if how == Ended::Stopped || (!always && !self.rest_of_the_turn(begun, told)) {
             return Ok(false);
         }
+        // Before it is read what is to be paid: what is hit meanwhile is in it.
+        self.look_at_the_price()?;
         let (now, hits) = {
             let mut tally = self.shared.hold();
             self.shared.moment(&mut tally)
@@ -623,6 +633,16 @@ impl<S: Subject> Turns<S> {
             self.shared.hold().ledger.lack();
         }
         is_whole
+    }
+
+    /// From now on is charged what a hit costs now.
+    fn look_at_the_price(&mut self) -> Result<(), Lost> {
+        match self.subject.cost_now() {
+            Ok(Some(cost)) => self.hit_cost = CHARGED * cost,
+            Err(Refusal::Lasting(why)) => return Err(Lost::Changed(why)),
+            Ok(None) | Err(Refusal::Now(_)) => {}
+        }
+        Ok(())
     }
 
     /// Adds what counting has cost beside its hits since it was asked last.
@@ -1048,6 +1068,8 @@ mod tests {
         beside: f64,
         /// Somebody begins to look into it while it is counted.
         disturbed: bool,
+        /// What it says of its price, the last first.
+        prices: Vec<Result<Option<f64>, Refusal>>,
     }
 
     impl Hits for Fake {
@@ -1085,6 +1107,9 @@ mod tests {
         fn unpaid(&mut self, _: &[ProcessId]) -> Unpaid {
             Unpaid::default()
         }
+        fn cost_now(&mut self) -> Result<Option<f64>, Refusal> {
+            self.prices.pop().unwrap_or(Ok(None))
+        }
         fn beside(&mut self) -> f64 {
             std::mem::take(&mut self.beside)
         }
@@ -1111,6 +1136,7 @@ mod tests {
             attaches,
             beside,
             disturbed: false,
+            prices: Vec::new(),
         }
     }
 
@@ -1377,6 +1403,39 @@ mod tests {
             }
             assert!((spacing.share() / share - 1.0).abs() < 0.1, "{spacing:?}");
         }
+    }
+
+    #[test]
+    fn hits_are_charged_at_what_they_cost_now() {
+        let mut subject = fake(true, 0.0);
+        subject.prices = vec![
+            Err(Refusal::Lasting("too dear".to_owned())),
+            Err(Refusal::Now("somebody has them".to_owned())),
+            Ok(Some(5e-6)),
+            Ok(None),
+        ];
+        let mut turns = turns(Root::default(), workload(), subject, 1.0);
+        let charged = |turns: &mut Turns<Fake>| {
+            turns.look_at_the_price()?;
+            turns.charge(&[], 100, 1.0).map(|(cost, _)| cost)
+        };
+        let at_first = charged(&mut turns).unwrap();
+        assert!((at_first - 100.0 * 1e-6).abs() < 1e-12, "{at_first}");
+        for what in [
+            "it costs five times as much",
+            "that is not known now, and it stays so",
+        ] {
+            let cost = charged(&mut turns).unwrap();
+            assert!((cost - CHARGED * 100.0 * 5e-6).abs() < 1e-12, "{what}: {cost}");
+        }
+        let why = charged(&mut turns).unwrap_err();
+        assert!(matches!(&why, Lost::Changed(why) if why == "too dear"), "{why:?}");
+        // Each turn asks.
+        turns.subject.prices = vec![Err(Refusal::Lasting("too dear".to_owned()))];
+        turns.share = Share::new(0.1);
+        let (read, told) = sync_channel(1);
+        read.send(()).unwrap();
+        assert!(matches!(turns.turn(&told), Err(Lost::Changed(why)) if why == "too dear"));
     }
 
     #[test]

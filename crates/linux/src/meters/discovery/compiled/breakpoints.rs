@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Places that are counted at once.
@@ -25,6 +25,13 @@ const COLD: f64 = 1.25;
 const COST_ELSEWHERE: f64 = 8.5e-6;
 const COST_MIN: f64 = 1e-6;
 const COST_MAX: f64 = 200e-6;
+/// For how long what they cost is taken to stay so. On a virtual machine a hit is for its host to handle: within some hours it cost 8 to
+/// 25 µs. Measuring takes some 30 to 90 ms of our CPU time, and at most .4 s more for what a switch costs.
+const FRESH: Duration = Duration::from_secs(600);
+/// For how long it is taken to stay so that they cannot be used, or cost too much: for less than until a point is looked for again.
+const FRESH_TROUBLE: Duration = Duration::from_secs(60);
+/// Times, one after the other, that this has to be found where a price was known: one loud moment takes back nothing.
+const TROUBLES_MAX: u32 = 3;
 /// Breakpoints of a thread while what a switch costs is measured: those on a point and its witness.
 const SWITCHED: usize = 2;
 /// Times that a thread is switched in one series, and the time that all series may take.
@@ -295,7 +302,7 @@ fn series() -> f64 {
     clock() - begun
 }
 
-/// What a hit costs on this machine, in seconds of the program's CPU time; found out once, on ourselves.
+/// What a hit costs on this machine, in seconds of the program's CPU time; found out on ourselves, anew after ten minutes.
 ///
 /// # Errors
 /// A sentence: there are no such breakpoints here, or they do not count as they should.
@@ -311,15 +318,72 @@ pub(in crate::meters::discovery) fn rehearse() -> Result<f64, Refusal> {
     Ok(costs()?.hit)
 }
 
+/// The same, for what is counted already. `None`: somebody finds it out at this moment, and is not waited for.
+///
+/// # Errors
+/// As above.
+pub(in crate::meters::discovery) fn cost_now() -> Result<Option<f64>, Refusal> {
+    let measuring = match MEASURING.try_lock() {
+        Ok(measuring) => measuring,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Ok(None),
+    };
+    Ok(Some(costs_by(&measuring)?.hit))
+}
+
 fn costs() -> Result<Costs, Trouble> {
-    if let Some(known) = KNOWN.get() {
-        return known.clone();
+    // Who comes meanwhile waits, and has what is found out then; who asks what is known does not.
+    costs_by(&MEASURING.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn costs_by(_measuring: &MutexGuard<'_, ()>) -> Result<Costs, Trouble> {
+    let before = known().clone();
+    let (now, costs) = asked(before, Instant::now(), try_on_ourselves);
+    *known() = now;
+    costs
+}
+
+/// What was found out, and when.
+#[derive(Clone, Debug)]
+struct Measured {
+    at: Instant,
+    costs: Result<Costs, Trouble>,
+    /// Since then it was found so many times that they cannot be used.
+    troubles: u32,
+}
+
+impl Measured {
+    fn holds(&self, at: Instant) -> bool {
+        let fresh = if self.costs.is_ok() { FRESH } else { FRESH_TROUBLE };
+        self.troubles == 0 && at.saturating_duration_since(self.at) < fresh
     }
-    match try_on_ourselves() {
-        // Somebody has them for a while: it is tried again.
-        Err(trouble) if trouble.passes => Err(trouble),
-        found => KNOWN.get_or_init(|| found).clone(),
-    }
+}
+
+/// What is known after it was asked at a moment, and the answer.
+fn asked(
+    before: Option<Measured>,
+    at: Instant,
+    measure: impl FnOnce() -> Result<Costs, Trouble>,
+) -> (Option<Measured>, Result<Costs, Trouble>) {
+    let found = match (before, measure) {
+        (Some(known), _) if known.holds(at) => known,
+        (before, measure) => match (before, measure()) {
+            // Somebody has them for a while: what was known stays, and it is tried again.
+            (None, Err(trouble)) if trouble.passes => return (None, Err(trouble)),
+            (Some(known), Err(trouble)) if trouble.passes => known,
+            (Some(known), Err(_)) if known.costs.is_ok() && known.troubles + 1 < TROUBLES_MAX => Measured {
+                troubles: known.troubles + 1,
+                ..known
+            },
+            (_, costs) => Measured {
+                at,
+                costs,
+                troubles: 0,
+            },
+        },
+    };
+    let costs = found.costs.clone();
+    (Some(found), costs)
 }
 
 /// What they cost (seconds of the program's CPU time).
@@ -349,23 +413,28 @@ impl From<Trouble> for Refusal {
 
 /// The same, if it has been found out already; else what it is elsewhere.
 pub(in crate::meters::discovery) fn known_cost() -> f64 {
-    match KNOWN.get() {
-        Some(Ok(costs)) => costs.hit,
-        _ => COLD * COST_ELSEWHERE,
-    }
+    last_known().map_or(COLD * COST_ELSEWHERE, |costs| costs.hit)
 }
 
 /// What it costs each time a thread with so many breakpoints loses its CPU and is given one again, if that has been found out already; else
 /// what is assumed (seconds of CPU time, of which a part falls on who has the CPU next).
 pub(in crate::meters::discovery) fn switch_cost(breakpoints: usize) -> f64 {
-    let of_two = match KNOWN.get() {
-        Some(Ok(costs)) => costs.switch,
-        _ => COLD * SWITCH_ELSEWHERE,
-    };
+    let of_two = last_known().map_or(COLD * SWITCH_ELSEWHERE, |costs| costs.switch);
     of_two * breakpoints.max(SWITCHED) as f64 / SWITCHED as f64
 }
 
-static KNOWN: OnceLock<Result<Costs, Trouble>> = OnceLock::new();
+/// Held for a moment only.
+static KNOWN: Mutex<Option<Measured>> = Mutex::new(None);
+/// Held by the thread that measures.
+static MEASURING: Mutex<()> = Mutex::new(());
+
+fn known() -> MutexGuard<'static, Option<Measured>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn last_known() -> Option<Costs> {
+    known().as_ref()?.costs.as_ref().ok().copied()
+}
 
 fn middle(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
@@ -391,7 +460,12 @@ fn try_on_ourselves() -> Result<Costs, Trouble> {
             })
         };
         let before = read()?;
-        breakpoint.set(true);
+        if !breakpoint.set(true) {
+            return Err(Trouble {
+                why: "the processor's breakpoints cannot be put on".to_owned(),
+                passes: true,
+            });
+        }
         with.push(series());
         breakpoint.set(false);
         let hits = read()?.saturating_sub(before);
@@ -405,11 +479,14 @@ fn try_on_ourselves() -> Result<Costs, Trouble> {
         }
     }
     let hit = believed(COLD * (middle(with) - middle(without)) / CALLS as f64)?;
-    let switch = switching().unwrap_or(SWITCH_ELSEWHERE);
-    Ok(Costs {
-        hit,
-        switch: COLD * switch.max(SWITCH_MIN),
-    })
+    // A CPU that is too busy to tell is no reason to charge less than before.
+    let untold = || {
+        last_known()
+            .map_or(0.0, |costs| costs.switch)
+            .max(COLD * SWITCH_ELSEWHERE)
+    };
+    let switch = switching().map_or_else(untold, |switch| COLD * switch.max(SWITCH_MIN));
+    Ok(Costs { hit, switch })
 }
 
 /// What is believed of what a hit was seen to cost.
@@ -546,6 +623,52 @@ mod tests {
             Breakpoint::open(i32::MAX, address),
             Err(OpenError::Vanished)
         ));
+    }
+
+    #[test]
+    fn what_a_hit_costs_is_found_out_anew_after_a_while() {
+        let of = |hit| Costs { hit, switch: 1e-6 };
+        let trouble = |passes| Trouble {
+            why: "why".into(),
+            passes,
+        };
+        let begun = Instant::now();
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let never = || -> Result<Costs, Trouble> { panic!("measured though it is known") };
+
+        // Somebody has them: nothing is remembered.
+        let (known, costs) = asked(None, begun, || Err(trouble(true)));
+        assert!(known.is_none() && costs.is_err());
+
+        let (known, costs) = asked(known, begun, || Ok(of(8e-6)));
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(8e-6));
+        let (known, costs) = asked(known, after(599), never);
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(8e-6));
+
+        // Somebody has them now: what was known holds, and the next time it is tried again.
+        let (known, costs) = asked(known, after(600), || Err(trouble(true)));
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(8e-6));
+        let (known, costs) = asked(known, after(601), || Ok(of(25e-6)));
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(25e-6));
+
+        // One moment in which it is too dear takes back nothing, and is looked at again at once.
+        let (known, costs) = asked(known, after(1_300), || Err(trouble(false)));
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(25e-6));
+        let (known, costs) = asked(known, after(1_301), || Ok(of(30e-6)));
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(30e-6));
+        let (mut known, _) = asked(known, after(1_302), never);
+        for second in 1..TROUBLES_MAX {
+            let (now, costs) = asked(known, after(2_000 + u64::from(second)), || Err(trouble(false)));
+            assert!(costs.is_ok());
+            known = now;
+        }
+        let (known, costs) = asked(known, after(2_010), || Err(trouble(false)));
+        assert!(costs.is_err());
+        // Nor is it too dear for ever; and before a point is looked for again it is known anew.
+        let (known, costs) = asked(known, after(2_060), never);
+        assert!(costs.is_err());
+        let (_, costs) = asked(known, after(2_070), || Ok(of(9e-6)));
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(9e-6));
     }
 
     #[test]

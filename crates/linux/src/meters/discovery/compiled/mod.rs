@@ -15,6 +15,7 @@ mod runs;
 mod subject;
 
 pub use breakpoints::cost;
+use breakpoints::cost_now;
 pub(super) use breakpoints::{Counted, PLACES_MAX, Set, Sets, known_cost, rehearse, switch_cost};
 pub(super) use few::best;
 pub(super) use pieces::Pieces;

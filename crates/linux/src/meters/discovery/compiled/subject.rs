@@ -6,7 +6,7 @@ use super::super::super::concern::{Refusal, threads};
 use super::super::super::turns::{Hits, Lost, Subject, Unpaid, Window};
 use super::super::active::failed;
 use super::super::probes::Watch;
-use super::{Instruction, Memory, Set, Switches, runs, switch_cost};
+use super::{Instruction, Memory, Set, Switches, cost_now, runs, switch_cost};
 use crate::Root;
 use crate::sys::perf::OpenError;
 use homeostat_model::{ProcessId, Workload};
@@ -288,6 +288,10 @@ impl Subject for Compiled {
     fn unpaid(&mut self, _: &[ProcessId]) -> Unpaid {
         // Children do not inherit them.
         Unpaid::default()
+    }
+
+    fn cost_now(&mut self) -> Result<Option<f64>, Refusal> {
+        cost_now()
     }
 
     fn beside(&mut self) -> f64 {
