@@ -291,6 +291,8 @@ class Trials(unittest.TestCase):
             self.assertEqual(min(told["policy"]["measured_candidates_s"]), bench.TOLD_LEVEL_MIN)
             for path in told["paths"].values():
                 self.assertTrue(path.startswith(directory), path)
+            self.assertEqual(ran, [])
+            daemon.start()
             self.assertEqual(ran[0], ["homeostat", "run", "--config", f"{directory}/homeostat.toml"])
             self.assertTrue(daemon.log.exists())
 
@@ -298,6 +300,8 @@ class Trials(unittest.TestCase):
         # Has no history at first, then a placebo, then a trial without a verdict, then with one, and when it is stopped another.
         answers = """
 import json, pathlib, sys
+if sys.argv[1] != "history":
+    sys.exit(0)
 asked = pathlib.Path(sys.argv[0]).with_name("asked")
 n = len(asked.read_text()) if asked.exists() else 0
 asked.write_text("x" * (n + 1))
@@ -313,7 +317,7 @@ print(json.dumps({"schema": 1, "experiments": found}))
 """
         with tempfile.TemporaryDirectory() as directory:
             homeostat = Path(directory, "homeostat")
-            homeostat.write_text(f"#!{sys.executable}\nimport sys, time\nif sys.argv[1] == 'run': time.sleep(60)\n{answers}")
+            homeostat.write_text(f"#!{sys.executable}\nimport sys, time\nif sys.argv[1] == 'run':\n import signal\n signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n time.sleep(60)\n{answers}")
             homeostat.chmod(0o755)
             subject = bench.Subject(directory)
             subject.pid = 7
@@ -330,6 +334,15 @@ print(json.dumps({"schema": 1, "experiments": found}))
                     found = bench.Daemon(subject, argparse.Namespace(homeostat=str(homeostat), seed=1, limit=0.04)).run()
                     self.assertEqual((found["id"], found["verdict"]), (2, verdict))
                 self.assertIsNotNone(daemon.process.poll(), "it is stopped")
+                # While it is stopped nothing cuts that short, and it is told afterwards.
+                homeostat.write_text(f"#!{sys.executable}\nimport signal, sys, time\nif sys.argv[1] != 'run': sys.exit(4)\n"
+                                     "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\ntime.sleep(60)\n")
+                daemon = bench.Daemon(subject, argparse.Namespace(homeostat=str(homeostat), seed=1, limit=1))
+                daemon.start()
+                time.sleep(0.5)
+                with self.assertRaisesRegex(bench.Skip, "minutes"), bench.at_most(0.5):
+                    daemon.stop()
+                self.assertEqual(daemon.process.poll(), 0)
                 # One that ends by itself says why.
                 homeostat.write_text(f"#!{sys.executable}\nimport sys\nif sys.argv[1] == 'run': sys.exit('no, thanks')\nsys.exit(4)\n")
                 with self.assertRaisesRegex(bench.Skip, "homeostat ended: no, thanks"):
@@ -347,13 +360,16 @@ print(json.dumps({"schema": 1, "experiments": found}))
         (row,) = bench.trial_rows("chase", {"experiment": trial, "effects": bench.trial_effects(trial, record())}, None)
         self.assertEqual(row.count("|"), len(bench.TRIAL_COLUMNS) + 1)
         self.assertIn("accepted after 240 s | 4, 4 | work per second", row)
-        self.assertIn("+11.6 % [+7.0, +16.0] (90 %) |  |", row)
+        self.assertIn("+11.6 % [+7.0, +16.0] (90 %), the truth is outside |  |", row)
+        inside = dict(trial, effect=dict(trial["effect"], lower=-0.01))
+        (within,) = bench.trial_rows("chase", {"experiment": inside, "effects": bench.trial_effects(trial, record())}, None)
+        self.assertIn("(90 %), holds the truth |", within)
         trial["witness"] = {"meter": "points", "difference": {"estimate": -0.002, "lower": -0.012, "upper": 0.008, "confidence": 0.95}}
         (row,) = bench.trial_rows("redis-P16", {"experiment": trial, "effects": bench.trial_effects(trial, record())}, None)
         self.assertIn("-0.2 % [-1.2, +0.8] (95 %) |", row)
         both = {"chase": {"experiment": trial, "effects": bench.trial_effects(trial, record())}}
         both["go"] = {"experiment": dict(trial, verdict=None), "effects": dict(both["chase"]["effects"], goal="open")}
-        self.assertIn("Of 2 programs of which the daemon has tried large pages (1 without a verdict, 1 accepted) the error of the effect is within 1 point of: 1 yes, 0 no, 1 not resolved.", bench.trial_summary(both))
+        self.assertIn("Of 2 programs of which the daemon has tried large pages (1 without a verdict, 1 accepted) the meter's error of the effect, over the trial's blocks, is within 1 point of: 1 yes, 0 no, 1 not resolved.", bench.trial_summary(both))
         parts = ("load", "counting", "large-pages", "trial")
         book = "\n".join(bench.book({part: both if part == "trial" else {} for part in parts}, {part: {} for part in parts}))
         self.assertIn("## Trials by the daemon", book)

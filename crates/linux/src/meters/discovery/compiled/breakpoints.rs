@@ -28,10 +28,13 @@ const COST_MAX: f64 = 200e-6;
 /// For how long what they cost is taken to stay so. On a virtual machine a hit is for its host to handle: within some hours it cost 8 to
 /// 25 µs. Measuring takes some 30 to 90 ms of our CPU time, and at most .4 s more for what a switch costs.
 const FRESH: Duration = Duration::from_secs(600);
-/// For how long it is taken to stay so that they cannot be used, or cost too much: for less than until a point is looked for again.
+/// For how long it is taken to stay so that they cannot be used, or cost too much. (A point that is lost by it is looked for later than that.)
 const FRESH_TROUBLE: Duration = Duration::from_secs(60);
-/// Times, one after the other, that this has to be found where a price was known: one loud moment takes back nothing.
+/// Times that this has to be found where a price was known, and how far apart: a loud half minute takes back nothing.
 const TROUBLES_MAX: u32 = 3;
+const TROUBLES_APART: Duration = Duration::from_secs(20);
+/// After so long the series that there are have to do.
+const SERIES_TIME: Duration = Duration::from_millis(200);
 /// Breakpoints of a thread while what a switch costs is measured: those on a point and its witness.
 const SWITCHED: usize = 2;
 /// Times that a thread is switched in one series, and the time that all series may take.
@@ -302,12 +305,15 @@ fn series() -> f64 {
     clock() - begun
 }
 
-/// What a hit costs on this machine, in seconds of the program's CPU time; found out on ourselves, anew after ten minutes.
+/// What a hit costs on this machine, in seconds of the program's CPU time: as it was found out last, or is found out now, on ourselves.
 ///
 /// # Errors
 /// A sentence: there are no such breakpoints here, or they do not count as they should.
 pub fn cost() -> Result<f64, String> {
-    costs().map(|costs| costs.hit).map_err(|trouble| trouble.why)
+    let last = known().as_ref().map(|known| known.costs.clone());
+    last.unwrap_or_else(costs)
+        .map(|costs| costs.hit)
+        .map_err(|trouble| trouble.why)
 }
 
 /// The same, for a search.
@@ -348,14 +354,23 @@ fn costs_by(_measuring: &MutexGuard<'_, ()>) -> Result<Costs, Trouble> {
 struct Measured {
     at: Instant,
     costs: Result<Costs, Trouble>,
-    /// Since then it was found so many times that they cannot be used.
-    troubles: u32,
+    /// Since then it was found so many times that they cannot be used; the last time then.
+    troubles: Option<(u32, Instant)>,
 }
 
 impl Measured {
     fn holds(&self, at: Instant) -> bool {
-        let fresh = if self.costs.is_ok() { FRESH } else { FRESH_TROUBLE };
-        self.troubles == 0 && at.saturating_duration_since(self.at) < fresh
+        let (since, fresh) = match (&self.costs, self.troubles) {
+            (Ok(_), None) => (self.at, FRESH),
+            (Ok(_), Some((_, last))) => (last, TROUBLES_APART),
+            (Err(_), _) => (self.at, FRESH_TROUBLE),
+        };
+        at.saturating_duration_since(since) < fresh
+    }
+
+    /// With one more.
+    fn troubles_now(&self) -> u32 {
+        self.troubles.map_or(0, |(before, _)| before) + 1
     }
 }
 
@@ -371,14 +386,14 @@ fn asked(
             // Somebody has them for a while: what was known stays, and it is tried again.
             (None, Err(trouble)) if trouble.passes => return (None, Err(trouble)),
             (Some(known), Err(trouble)) if trouble.passes => known,
-            (Some(known), Err(_)) if known.costs.is_ok() && known.troubles + 1 < TROUBLES_MAX => Measured {
-                troubles: known.troubles + 1,
+            (Some(known), Err(_)) if known.costs.is_ok() && known.troubles_now() < TROUBLES_MAX => Measured {
+                troubles: Some((known.troubles_now(), at)),
                 ..known
             },
             (_, costs) => Measured {
                 at,
                 costs,
-                troubles: 0,
+                troubles: None,
             },
         },
     };
@@ -451,7 +466,11 @@ fn try_on_ourselves() -> Result<Costs, Trouble> {
         passes: matches!(e, OpenError::Busy(_)),
     })?;
     let (mut with, mut without) = (Vec::new(), Vec::new());
-    for _ in 0..SERIES {
+    let begun = Instant::now();
+    for number in 0..SERIES {
+        if number >= SERIES_MIN && begun.elapsed() > SERIES_TIME {
+            break;
+        }
         without.push(series());
         let read = || {
             breakpoint.read().map_err(|e| Trouble {
@@ -651,23 +670,25 @@ mod tests {
         let (known, costs) = asked(known, after(601), || Ok(of(25e-6)));
         assert_eq!(costs.map(|c| c.hit).ok(), Some(25e-6));
 
-        // One moment in which it is too dear takes back nothing, and is looked at again at once.
+        // One moment in which it is too dear takes back nothing, and is looked at again soon.
         let (known, costs) = asked(known, after(1_300), || Err(trouble(false)));
         assert_eq!(costs.map(|c| c.hit).ok(), Some(25e-6));
-        let (known, costs) = asked(known, after(1_301), || Ok(of(30e-6)));
+        let (known, costs) = asked(known, after(1_319), never);
+        assert_eq!(costs.map(|c| c.hit).ok(), Some(25e-6));
+        let (known, costs) = asked(known, after(1_320), || Ok(of(30e-6)));
         assert_eq!(costs.map(|c| c.hit).ok(), Some(30e-6));
-        let (mut known, _) = asked(known, after(1_302), never);
-        for second in 1..TROUBLES_MAX {
-            let (now, costs) = asked(known, after(2_000 + u64::from(second)), || Err(trouble(false)));
+        let (mut known, _) = asked(known, after(1_345), never);
+        for time in 1..TROUBLES_MAX {
+            let (now, costs) = asked(known, after(2_000 + 20 * u64::from(time)), || Err(trouble(false)));
             assert!(costs.is_ok());
             known = now;
         }
-        let (known, costs) = asked(known, after(2_010), || Err(trouble(false)));
+        let (known, costs) = asked(known, after(2_060), || Err(trouble(false)));
         assert!(costs.is_err());
-        // Nor is it too dear for ever; and before a point is looked for again it is known anew.
-        let (known, costs) = asked(known, after(2_060), never);
+        // Nor is it too dear for ever.
+        let (known, costs) = asked(known, after(2_119), never);
         assert!(costs.is_err());
-        let (_, costs) = asked(known, after(2_070), || Ok(of(9e-6)));
+        let (_, costs) = asked(known, after(2_120), || Ok(of(9e-6)));
         assert_eq!(costs.map(|c| c.hit).ok(), Some(9e-6));
     }
 

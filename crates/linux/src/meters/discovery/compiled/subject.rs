@@ -319,6 +319,31 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
+    #[test]
+    fn what_a_hit_costs_now_is_known_of_compiled_code() {
+        if let Err(why) = super::super::cost() {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        let own = ProcessId {
+            pid: std::process::id().cast_signed(),
+            start_ticks: 0,
+        };
+        let mut subject = Compiled::new(&Root::default(), own, (0, 0), Vec::new());
+        let begun = Instant::now();
+        // Another test may be finding it out at this moment.
+        let cost = loop {
+            match subject.cost_now() {
+                Ok(Some(cost)) => break cost,
+                Ok(None) | Err(Refusal::Now(_)) if begun.elapsed() < Duration::from_secs(60) => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!((1e-6..=200e-6).contains(&cost), "{cost}");
+    }
+
     /// Makes its code in memory of no file and tells where two of its functions begin there; units that are so long that their hits cost next to
     /// nothing. After each of them two threads pass a byte to and fro, a hundred times.
     const SWITCHING: &str = r#"
