@@ -162,7 +162,7 @@ impl Block {
                 BlockState::Finished(BlockRecord {
                     index: self.index,
                     on: self.on,
-                    measured_from: self.measure_from,
+                    measured_from: reading.from.unwrap_or(self.measure_from),
                     measured: Nanoseconds::from_secs_f64(reading.seconds),
                     work: reading.work,
                     cpu: Nanoseconds::from_secs_f64(reading.cpu),
@@ -197,7 +197,7 @@ impl Block {
         BlockRecord {
             index: self.index,
             on: self.on,
-            measured_from: self.measure_from,
+            measured_from: reading.from.unwrap_or(self.measure_from),
             measured: Nanoseconds::from_secs_f64(reading.seconds),
             work: reading.work,
             cpu: Nanoseconds::from_secs_f64(reading.cpu),
@@ -272,11 +272,27 @@ mod tests {
         ));
         match poll(&mut block, 17, &series(17, 0..0), &panel) {
             BlockState::Finished(r) => {
-                assert_eq!((r.work, r.measured), (50.0, at(5)));
+                assert_eq!((r.work, r.measured, r.measured_from), (50.0, at(5), at(12)));
                 assert!((r.score - 10f64.ln()).abs() < 1e-12);
             }
             _ => panic!("not finished"),
         }
+    }
+
+    #[test]
+    fn the_measured_part_begins_with_the_first_reading_that_is_in_it() {
+        // A washout that ends between two samples: what lies across its end is not measured.
+        let washout = Nanoseconds::from_millis(2_500);
+        let mut block = Block::start(0, true, at(10), washout, at(5));
+        let panel = panel(Objective::WorkPerSecond, 0.0);
+        match poll(&mut block, 18, &series(18, 0..0), &panel) {
+            BlockState::Finished(r) => assert_eq!((r.measured_from, r.measured), (at(13), at(5))),
+            _ => panic!("not finished"),
+        }
+        let gauge_of = series(18, 0..0);
+        let gauge = Gauge::new(&panel, |_| Some(&gauge_of)).unwrap();
+        let broken = Block::start(0, true, at(10), washout, at(5)).broken(at(15), &gauge);
+        assert_eq!((broken.measured_from, broken.measured), (at(13), at(2)));
     }
 
     #[test]

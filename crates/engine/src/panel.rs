@@ -150,6 +150,8 @@ pub(crate) struct Panel(Arc<[Member]>);
 /// What was measured over a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Reading {
+    /// When the first interval began that carries a reading; of several members the earliest.
+    pub(crate) from: Option<Nanoseconds>,
     /// Seconds that carry readings: those of the member with the fewest.
     pub(crate) seconds: f64,
     /// Work of all, in the units of their meters.
@@ -275,6 +277,7 @@ impl<'a> Gauge<'a> {
         for (m, series) in self.members.iter().zip(&self.series) {
             let sums = series.sums(&m.meter, from, to);
             reading.seconds = reading.seconds.min(sums.seconds);
+            reading.from = reading.from.into_iter().chain(sums.from).min();
             reading.work += sums.work;
             reading.cpu += sums.cpu;
             let idle = m.is_idle(&sums);

@@ -49,6 +49,12 @@ pub(crate) struct Interval {
     pub(crate) spans: Option<Spans>,
 }
 
+impl Interval {
+    fn start(&self) -> Nanoseconds {
+        self.end.saturating_sub(Nanoseconds::from_secs_f64(self.seconds))
+    }
+}
+
 /// The recent past.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Series {
@@ -66,6 +72,8 @@ pub(crate) struct Sums {
     /// Seconds over which work was counted.
     pub(crate) work_seconds: f64,
     pub(crate) intervals: usize,
+    /// When the first of the intervals began; nothing without any.
+    pub(crate) from: Option<Nanoseconds>,
 }
 
 impl Sums {
@@ -79,6 +87,7 @@ impl Sums {
         self.work += work;
         self.work_seconds += seconds;
         self.intervals += 1;
+        self.from.get_or_insert(i.start());
         true
     }
 }
@@ -207,10 +216,8 @@ impl Series {
 
     /// Intervals that lie wholly within `from..=to`; starts are allowed [`EDGE_TOLERANCE`].
     fn within(&self, from: Nanoseconds, to: Nanoseconds) -> impl Iterator<Item = &Interval> {
-        self.since(from.saturating_sub(EDGE_TOLERANCE)).filter(move |i| {
-            let start = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
-            start + EDGE_TOLERANCE >= from && i.end <= to
-        })
+        self.since(from.saturating_sub(EDGE_TOLERANCE))
+            .filter(move |i| i.start() + EDGE_TOLERANCE >= from && i.end <= to)
     }
 
     /// The load over the last half minute.

@@ -124,7 +124,7 @@ pub struct BlockRecord {
     pub index: u32,
     /// Whether the change was on.
     pub on: bool,
-    /// Start of the measured part (since boot).
+    /// Start of the measured part (since boot): of the first sample in it, up to a second after the washout is over.
     pub measured_from: Nanoseconds,
     /// Length of the measured part.
     pub measured: Nanoseconds,
