@@ -22,6 +22,8 @@ pub enum Kind {
     NotFound = 4,
     /// A privilege is missing.
     Permission = 5,
+    /// The loop of the daemon hangs, so the state that was shown is old.
+    Hangs = 6,
 }
 
 /// A failure, or the quiet end of a reader.
@@ -116,7 +118,7 @@ pub struct Said<'a> {
 /// An error or a warning in JSON.
 #[derive(Debug, Serialize)]
 struct Problem<'a> {
-    /// `failed`, `usage`, `not_running`, `not_found` or `permission`; absent in a warning.
+    /// `failed`, `usage`, `not_running`, `not_found`, `permission` or `hangs`; absent in a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<Kind>,
     /// Exit code of the program; absent in a warning.

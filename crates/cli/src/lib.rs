@@ -25,11 +25,12 @@ EXIT CODES
   3  no daemon runs
   4  no such workload, change or experiment
   5  permission denied
+  6  the loop of the daemon hangs, so what `status` shows is old
 
 ERRORS
   With --json each error and warning is one line on standard error:
   {\"schema\": 1, \"error\": {\"kind\": \"not_running\", \"exit_code\": 3, \"message\": \"...\", \"hint\": \"...\"}}
-  kind is failed, usage, not_running, not_found or permission, in the order of the exit codes; hint may be null.
+  kind is failed, usage, not_running, not_found, permission or hangs, in the order of the exit codes; hint may be null.
   An error of the configuration has a list \"places\" with file, line, column, key, value, problem and remedy.
   A warning stands under \"warning\" instead and has no kind and no exit_code.
 

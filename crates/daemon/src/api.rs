@@ -5,9 +5,11 @@
 //! A number that is not known is absent (`null`). Times end in `_s` (seconds) or `_unix` (seconds since the
 //! epoch), sizes in `_bytes`, relative values are shares (`0.05` is five percent).
 
+use crate::board::{self, Board};
 use homeostat_engine::view::{ChangeView, ExperimentView, OutcomeView, View, WorkloadView};
 use homeostat_engine::{Stage, Story};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Version of the shapes in this module. Raised when a field is removed or changes its meaning; new fields may
 /// come without a new number.
@@ -59,6 +61,9 @@ pub struct Status {
     pub pid: i64,
     /// When this was true, seconds since the epoch.
     pub at_unix: u64,
+    /// Seconds since the loop published this; absent before the first time.
+    #[serde(default)]
+    pub view_age_s: Option<f64>,
     /// `act`, `advise-only` or `calibrate`.
     pub mode: String,
     /// Whether an operator paused it.
@@ -616,6 +621,21 @@ impl From<&OutcomeView> for Outcome {
 }
 
 impl Status {
+    /// The latest state of this daemon.
+    pub fn latest(board: &Board) -> Self {
+        let (view, age) = board.fresh_view_with_age();
+        Self {
+            view_age_s: age.map(|age| age.as_secs_f64()),
+            ..Self::new(&view, std::process::id(), &board.notes())
+        }
+    }
+
+    /// The age of this state, where the loop of the daemon should long have published a newer one.
+    pub fn hangs_for(&self) -> Option<Duration> {
+        let age = Duration::try_from_secs_f64(self.view_age_s?).unwrap_or(Duration::MAX);
+        (age > board::HANGS_AFTER).then_some(age)
+    }
+
     /// The state of a daemon with that process id.
     pub fn new(view: &View, pid: u32, notes: &[String]) -> Self {
         let b = &view.budget;
@@ -625,6 +645,7 @@ impl Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: i64::from(pid),
             at_unix: view.unix_seconds,
+            view_age_s: None,
             mode: view.mode.clone(),
             paused: view.paused,
             machine: view.machine.clone(),

@@ -13,6 +13,12 @@ use std::time::{Duration, Instant};
 const STORY_LINES_MAX: usize = 512;
 /// A view that was published longer ago than this is old.
 pub const FRESH: Duration = Duration::from_secs(1);
+/// A view that is older than this means that the loop hangs. Source: the loop publishes at least every
+/// [`PUBLISH_EVERY`], and a reader who finds a view older than [`FRESH`] asks for a new one.
+pub const HANGS_AFTER: Duration = PUBLISH_EVERY.saturating_add(FRESH);
+/// The loop publishes this often at least, and whenever there is news or somebody asks for it. It costs a fifth of a
+/// millisecond on a small machine.
+pub const PUBLISH_EVERY: Duration = Duration::from_secs(10);
 /// So long a reader waits for a new one; so often one is asked for at most while the loop is busy.
 const LOOK_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -86,8 +92,20 @@ impl Board {
         self.lock().view.clone()
     }
 
+    /// A view as [`fresh_view`](Self::fresh_view) and the time since its publication, `None` before the first one.
+    pub fn fresh_view_with_age(&self) -> (Arc<View>, Option<Duration>) {
+        self.wait_for_fresh();
+        let shown = self.lock();
+        (shown.view.clone(), shown.published.map(|at| at.elapsed()))
+    }
+
     /// A view that is not old, where the loop can be asked for one and has the time; else the latest.
     pub fn fresh_view(&self) -> Arc<View> {
+        self.wait_for_fresh();
+        self.view()
+    }
+
+    fn wait_for_fresh(&self) {
         if let Some(post) = self.whom_to_ask() {
             let (answer, reply) = sync_channel(1);
             if post(Errand {
@@ -98,7 +116,6 @@ impl Board {
                 let _ = reply.recv_timeout(LOOK_PATIENCE);
             }
         }
-        self.view()
     }
 
     /// How to ask for a view, where the last one is old and nobody else has just asked: however many read, requests of others

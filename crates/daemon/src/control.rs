@@ -542,9 +542,7 @@ impl varlink::Interface for Desk {
         let method = call.request.map(|r| r.method.to_string()).unwrap_or_default();
         let board = &self.shared.board;
         let outcome = match method.strip_prefix("io.homeostat.").unwrap_or_default() {
-            "GetStatus" => {
-                Ok(json!({"status": Status::new(&board.fresh_view(), std::process::id(), &board.notes())}))
-            }
+            "GetStatus" => Ok(json!({"status": Status::latest(board)})),
             "GetPlan" => Ok(json!({"plan": Plan::new(&board.fresh_view())})),
             "Explain" => match Self::parameters::<ExplainParameters>(call) {
                 Ok(p) => self.explain(&p.workload),

@@ -3,6 +3,7 @@
 pub mod endpoint;
 
 use crate::api::{Effect, Meter, Status};
+use crate::board::HANGS_AFTER;
 use crate::printable;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -101,8 +102,17 @@ pub fn render(s: &Status) -> String {
     t.gauge(
         "homeostat_state_time_seconds",
         "seconds",
-        "When this was true, since the epoch: an old time is a loop that hangs.",
+        "When this was true, since the epoch.",
         s.at_unix as f64,
+    );
+    t.gauge(
+        "homeostat_state_age_seconds",
+        "seconds",
+        &format!(
+            "Time since the loop published this state. Above {} the loop hangs.",
+            HANGS_AFTER.as_secs()
+        ),
+        s.view_age_s.unwrap_or(f64::NAN),
     );
     host(&mut t, s);
     workloads(&mut t, s);

@@ -4,7 +4,7 @@
 //! bounded channel, on which the loop waits until the runtime wants to be woken.
 
 use crate::api::StoryLine;
-use crate::board::Board;
+use crate::board::{self, Board};
 use crate::control::{Answer, Ask, Errand, Post};
 use crate::greeting::FirstLook;
 use crate::log::{Log, Repetition};
@@ -28,9 +28,8 @@ use std::time::Duration;
 const QUEUE: usize = 16;
 /// How long a stop may take. What is not undone by then stays in the journal, and `homeostat restore` undoes it.
 pub const STOP_PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
-/// The view is published this often at least, and whenever there is news or somebody asks for it. It costs a fifth of a
-/// millisecond on a small machine.
-const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(10);
+/// Longest time between two publications of the view.
+const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(board::PUBLISH_EVERY.as_secs());
 /// … and so often while the first look is to be told.
 const PUBLISH_EVERY_AT_FIRST: Nanoseconds = Nanoseconds::from_secs(1);
 /// What waits to be written down or said again is looked at this often.

@@ -1,6 +1,6 @@
 //! `homeostat status`.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::{Context, render};
 use clap::Args;
 use homeostat_daemon::client::Client;
@@ -23,6 +23,17 @@ impl Status {
         let status = Client::connect(&context.socket())?.status()?;
         context
             .terminal
-            .show(&status, |look| render::status(&status, self.all, look))
+            .show(&status, |look| render::status(&status, self.all, look))?;
+        match status.hangs_for() {
+            None => Ok(()),
+            Some(age) => Err(Failure::Report(
+                Kind::Hangs,
+                format!(
+                    "the loop of the daemon has published nothing for {} s, so this state is that old\n  hint: look at its log; \
+                     restart it, and `homeostat restore` undoes what it leaves",
+                    age.as_secs()
+                ),
+            )),
+        }
     }
 }

@@ -36,6 +36,10 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         "homeostat {} (process {}) is {mode} on {}",
         s.version, s.pid, s.machine
     );
+    if let Some(age) = s.hangs_for() {
+        let text = format!("The loop hangs: this state is {} s old.", age.as_secs());
+        let _ = writeln!(out, "{}", look.paint(Tone::Bad, &text));
+    }
     for refusal in &s.machine_refusals {
         out.push_str(&wrap(
             &format!("nothing can be done here: {refusal}"),

@@ -206,7 +206,10 @@ fn title(canvas: &mut Canvas<'_>, area: Rect, model: &Model) {
         .map_or_else(String::new, |m| time_of_day(m.at_unix));
     let place = match (model.origin(), model.place()) {
         (_, _) if model.trouble().is_some() => "no answer".to_owned(),
-        (Origin::Daemon, None) => "live".to_owned(),
+        (Origin::Daemon, None) => match model.status().and_then(Status::hangs_for) {
+            Some(age) => format!("loop hangs, {} s old", age.as_secs()),
+            None => "live".to_owned(),
+        },
         (Origin::Daemon, Some(_)) => format!("{} ago", hours_or_less(model.behind() as f64)),
         (Origin::Recording(_), place) => {
             let (at, of) = place.unwrap_or((0, 0));

@@ -141,7 +141,7 @@ fn answer(mut stream: TcpStream, board: &Board) -> std::io::Result<()> {
     let request = read_request(&mut stream)?;
     let (code, content_type, body) = match judge(&request) {
         Ok(()) => {
-            let status = Status::new(&board.fresh_view(), std::process::id(), &board.notes());
+            let status = Status::latest(board);
             ("200 OK", CONTENT_TYPE, render(&status))
         }
         Err(refusal) => (refusal, "text/plain", format!("{refusal}\n")),
