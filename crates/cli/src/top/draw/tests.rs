@@ -72,6 +72,7 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
         version: "0.1.0".into(),
         pid: 1,
         at_unix,
+        view_age_s: None,
         mode: "act".into(),
         paused: false,
         machine: "Linux 6.18 | Xeon | 2 cpus | 1 nodes | 24.0 GiB".into(),
