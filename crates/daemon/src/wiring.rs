@@ -177,6 +177,8 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
 /// # Errors
 /// Also when the file can not be made.
 pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result<Ended, RunError> {
+    // While there is one thread, and nothing is locked yet.
+    homeostat_linux::helper::start();
     let loaded = settings::load_for_daemon(sources)?;
     let mut settings = loaded.settings.clone();
     if !loaded.seed_given {

@@ -5,6 +5,7 @@
 
 pub mod capabilities;
 pub mod effectors;
+pub mod helper;
 pub mod meters;
 pub mod parsers;
 mod platform;

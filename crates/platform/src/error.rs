@@ -1,9 +1,10 @@
 //! Faults of the machine, typed by what the caller should do.
 
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// A fault of a sensor or effector. The variant tells the caller what to do, not only what happened.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum PlatformError {
     /// This machine cannot do it: stop proposing it here.
     #[error("{what} is not supported on this machine: {why}")]

@@ -152,13 +152,13 @@ pub(crate) fn start_ticks(stat: &[u8]) -> Option<u64> {
 }
 
 /// Reads the beginning of a file of a directory into `buffer`.
-pub(super) fn read_at(dir: impl AsFd, name: &str, buffer: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn read_at(dir: impl AsFd, name: &str, buffer: &mut [u8]) -> Result<usize, Errno> {
     let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     read_full(&file, buffer)
 }
 
 /// Reads until the buffer is full or the file ends.
-pub(super) fn read_full(file: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn read_full(file: impl AsFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     let mut used = 0;
     while used < buffer.len() {
         match rustix::io::read(&file, &mut buffer[used..]) {
@@ -210,7 +210,7 @@ pub(crate) fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Ve
 
 /// Whether a file lies on a file system whose reads only take bytes from memory or a disk: not on one of the kernel's own
 /// (proc, sysfs, tracefs, control groups …) nor on one that a program or another machine answers for.
-pub(super) fn is_ordinary_storage(fd: &OwnedFd) -> bool {
+pub(crate) fn is_ordinary_storage(fd: &OwnedFd) -> bool {
     // From include/uapi/linux/magic.h: tmpfs, ramfs, ext, xfs, btrfs, overlayfs, f2fs, bcachefs, squashfs, erofs; and zfs.
     const ORDINARY: [u64; 11] = [
         0x0102_1994,
@@ -229,7 +229,7 @@ pub(super) fn is_ordinary_storage(fd: &OwnedFd) -> bool {
 }
 
 /// Whether an error of the kernel says that something is short here and now, and nothing of what it was asked about.
-pub(super) fn is_shortage(errno: Errno) -> bool {
+pub(crate) fn is_shortage(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::MFILE
@@ -244,7 +244,7 @@ pub(super) fn is_shortage(errno: Errno) -> bool {
 }
 
 /// An error of the kernel about a process, in the words of the seam.
-pub(super) fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
+pub(crate) fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
     match errno {
         Errno::NOENT | Errno::SRCH => PlatformError::Vanished {
             target: target.to_owned(),
@@ -301,7 +301,7 @@ pub(super) fn is_program(workload: &Workload, names: &[&str]) -> bool {
 }
 
 /// Real, effective, saved and file system user id.
-pub(super) fn user_ids(status: &str) -> Vec<u32> {
+pub(crate) fn user_ids(status: &str) -> Vec<u32> {
     let line = status
         .lines()
         .find_map(|l| l.strip_prefix("Uid:"))

@@ -23,9 +23,10 @@ mod patient;
 mod points;
 mod probing;
 mod processor;
-mod progress;
+pub(crate) mod progress;
 mod prometheus;
 mod redis;
+pub(crate) mod remote;
 mod servers;
 mod settings;
 mod sockets;
@@ -169,7 +170,7 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
         }
     };
     vec![
-        Box::new(progress::Progress::new(settings)),
+        Box::new(remote::Remote::new(remote::Kind::Progress, settings)),
         Box::new(redis::Redis::new(settings)),
         Box::new(memcached::Memcached),
         Box::new(prometheus::Prometheus::new(settings)),
@@ -184,11 +185,11 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use homeostat_model::{Fingerprint, MeterClass, OperatorChoice, ProcessId, WorkloadId, WorkloadKind};
 
-    pub(super) fn workload(program: &str, processes: Vec<ProcessId>) -> Workload {
+    pub(crate) fn workload(program: &str, processes: Vec<ProcessId>) -> Workload {
         Workload {
             id: WorkloadId::from(program),
             kind: WorkloadKind::ProcessGroup,
@@ -201,7 +202,7 @@ mod tests {
     }
 
     /// This test program itself, as a workload.
-    pub(super) fn own() -> Workload {
+    pub(crate) fn own() -> Workload {
         let stat = std::fs::read("/proc/self/stat").unwrap();
         let start_ticks = common::start_ticks(&stat).unwrap();
         workload(

@@ -1,24 +1,26 @@
 //! The program's own progress counter: the file that crate `homeostat-progress` or its C header publishes.
 //!
 //! Anybody may write into the directory, so nothing in it is believed: the file must be a regular one, found
-//! without following a link, owned by the user of the process (or root), and name the process by number and
-//! start time. It is read, never mapped: a file that shrinks cannot hurt.
+//! without following a link, owned by the user of the process (or root), on ordinary storage that nobody without rights
+//! over the machine has mounted, and name the process by number and start time. It is read, never mapped: a file that
+//! shrinks cannot hurt. All of this works in a helper process (`crate::helper`).
 
 use super::common::{
-    Cumulative, fault, is_ordinary_storage, is_shortage, not_mine, now_ticks, open_process, read_at, refused,
-    usable, user_ids,
+    Cumulative, fault, is_shortage, not_mine, now_ticks, open_process, read_at, refused, usable, user_ids,
 };
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
+use crate::helper::opener::{Ask, Got, ask};
+use crate::helper::storage::{Refused, open_below};
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use homeostat_progress::layout::{self, Header};
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-const ID: &str = "progress";
+pub(super) const ID: &str = "progress";
 
 /// The kind.
 pub(super) struct Progress {
@@ -89,71 +91,27 @@ struct File {
 }
 
 impl File {
-    /// The file of a process; `None` when it publishes none.
+    /// The file of a process, from the opener; `None` when it publishes none.
     fn open(root: &Root, directory: &Path, process: ProcessId) -> Result<Option<Self>, PlatformError> {
-        let dir = open_process(root, process)?;
-        let mut buffer = [0u8; 8192];
-        let target = format!("process {process}");
-        let n = read_at(&dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
-        let status = String::from_utf8_lossy(&buffer[..n]);
-        let pid = innermost_pid(&status).unwrap_or(process.pid as u32);
-        let name = layout::file_name(pid, process.start_ticks);
-
-        // As the process sees the directory (it may live in a container); links in its tree lead nowhere else.
-        let relative = directory.strip_prefix("/").unwrap_or(directory).join(&name);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let opened = rustix::fs::openat(
-            &dir,
-            "root",
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .and_then(|tree| {
-            rustix::fs::openat2(
-                &tree,
-                &relative,
-                flags,
-                Mode::empty(),
-                ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
-            )
-        });
-        let opened = match opened {
-            // No permission to look through the process's root, or a tree without it: our own view.
-            Err(Errno::ACCESS | Errno::PERM | Errno::NOSYS | Errno::NOENT) => rustix::fs::open(
-                root.path(&directory.join(&name).to_string_lossy()),
-                flags,
-                Mode::empty(),
-            ),
-            other => other,
+        let (got, fd) = ask(&Ask::Progress {
+            root: root.as_path().to_owned(),
+            directory: directory.to_owned(),
+            process,
+        })?;
+        let Got::Progress(pid) = got;
+        let (Some(pid), Some(fd)) = (pid, fd) else {
+            return Ok(None);
         };
-        let fd = match opened {
-            Ok(fd) => fd,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(e) if is_shortage(e) => return Err(fault(e, &target, "its progress file")),
-            Err(e) => return Err(refuse(process, &format!("the file cannot be opened: {e}"))),
-        };
-        let stat = rustix::fs::fstat(&fd).map_err(|e| refuse(process, &e.to_string()))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(refuse(process, "it is not a regular file"));
-        }
-        if stat.st_uid != 0 && !user_ids(&status).contains(&stat.st_uid) {
-            return Err(refuse(
-                process,
-                &format!("it belongs to user {}, not to the process's", stat.st_uid),
-            ));
-        }
-        // A workload can mount what it likes there. Files of the kernel have no size, and reading one may wait, or take
-        // something away from its real reader; a file in user space may answer when it likes.
-        if !is_ordinary_storage(&fd) {
-            return Err(refuse(process, "it does not lie on ordinary storage"));
-        }
-        if u64::try_from(stat.st_size).unwrap_or(0) < layout::HEADER_SIZE as u64 {
+        let size = rustix::fs::fstat(&fd)
+            .map_err(|e| refuse(process, &e.to_string()))?
+            .st_size;
+        let size = u64::try_from(size).unwrap_or(0);
+        if size < layout::HEADER_SIZE as u64 {
             return Err(refuse(process, "it is shorter than its header"));
         }
         let mut head = [0u8; layout::HEADER_SIZE];
         let n = pread_full(&fd, &mut head).map_err(|e| refuse(process, &e.to_string()))?;
-        let header = Header::parse(&head[..n], u64::try_from(stat.st_size).unwrap_or(0))
-            .map_err(|e| refuse(process, &e.to_string()))?;
+        let header = Header::parse(&head[..n], size).map_err(|e| refuse(process, &e.to_string()))?;
         if (header.pid, header.start_ticks) != (pid, process.start_ticks) {
             return Err(refuse(process, "it names another process"));
         }
@@ -165,6 +123,51 @@ impl File {
         let n = pread_full(&self.fd, buffer)?;
         layout::sum_slots(&buffer[..n], self.header.slots).ok_or(Errno::IO)
     }
+}
+
+/// Finds and opens the file of a process; with the number of the process as it knows itself. Works in an opener.
+pub(crate) fn find_file(
+    root: &Root,
+    directory: &Path,
+    process: ProcessId,
+) -> Result<(Option<OwnedFd>, u32), PlatformError> {
+    let dir = open_process(root, process)?;
+    let mut buffer = [0u8; 8192];
+    let target = format!("process {process}");
+    let n = read_at(&dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
+    let status = String::from_utf8_lossy(&buffer[..n]);
+    let pid = innermost_pid(&status).unwrap_or(process.pid as u32);
+    let name = layout::file_name(pid, process.start_ticks);
+
+    // As the process sees the directory (it may live in a container).
+    let relative = directory.strip_prefix("/").unwrap_or(directory).join(&name);
+    let tree = |path: &Path, below: &OwnedFd| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::openat(below, path, flags, Mode::empty())
+    };
+    let opened = tree(Path::new("root"), &dir)
+        .map_err(Refused::from)
+        .and_then(|tree| open_below(&tree, &relative, &dir));
+    let opened = match opened {
+        // No permission to look through the process's root, or a tree without it: our own view.
+        Err(Refused::Kernel(Errno::ACCESS | Errno::PERM | Errno::NOSYS | Errno::NOENT)) => {
+            tree(root.as_path(), &dir)
+                .map_err(Refused::from)
+                .and_then(|tree| open_below(&tree, &relative, &dir))
+        }
+        other => other,
+    };
+    let (fd, stat) = match opened {
+        Ok(opened) => opened,
+        Err(Refused::Kernel(Errno::NOENT)) => return Ok((None, pid)),
+        Err(Refused::Kernel(e)) if is_shortage(e) => return Err(fault(e, &target, "its progress file")),
+        Err(why) => return Err(refuse(process, &why.to_string())),
+    };
+    if stat.st_uid != 0 && !user_ids(&status).contains(&stat.st_uid) {
+        let why = format!("it belongs to user {}, not to the process's", stat.st_uid);
+        return Err(refuse(process, &why));
+    }
+    Ok((Some(fd), pid))
 }
 
 fn refuse(process: ProcessId, why: &str) -> PlatformError {

@@ -8,6 +8,7 @@ pub mod cache;
 #[cfg(test)]
 pub mod counted;
 pub mod fanotify;
+pub mod helper;
 pub mod internal_files;
 pub mod interrupt;
 pub mod memory;

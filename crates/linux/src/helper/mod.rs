@@ -1,0 +1,44 @@
+//! Helper processes: everything that a workload can mount, write, replace or answer is opened and parsed there, and never
+//! by the daemon.
+//!
+//! * At its start, with one thread, the daemon forks a *mother*. The mother keeps one socket and nothing else, touches
+//!   nothing of a workload, and forks helpers when the daemon asks for one.
+//! * A helper is a pair of processes for one *domain* (the user whom its workloads belong to). The *opener* finds, checks
+//!   and opens files and connects to servers. It has the four capabilities that this takes, and no other. The *speaker*
+//!   has no capability, may open nothing, and gets descriptors from the opener. It holds the meters, parses what they read,
+//!   and answers the daemon with numbers and sentences.
+//! * Both have a table of descriptors of their own with their sockets only, a filter of system calls, and limits of
+//!   memory, CPU time and descriptors. No lock, journal or socket of the daemon is open there, and both end with it.
+//! * The daemon asks by messages of JSON, and waits for [`PATIENCE`] at most. A helper that is late or breaks off is killed
+//!   and abandoned, and the domain rests. Its meters are opened anew in the next helper, at a lower count, by which the
+//!   sensor drops one interval. One that cannot even be killed (its file system does not answer) is *stuck*. A domain with
+//!   [`STUCK_OF_ONE`] of them, or any when there are [`STUCK_MAX`], is read no more until one comes back; the others are.
+//! * Where a program has made no mother, the first use forks one: so do tests and commands for a person.
+//!
+//! To have something else done in a helper: what needs a privilege is an [`opener::Ask`], the rest a [`speaker::Request`].
+
+pub(crate) mod domain;
+mod mother;
+pub(crate) mod opener;
+mod pool;
+pub(crate) mod speaker;
+pub(crate) mod storage;
+mod wire;
+
+pub(crate) use domain::Domain;
+pub(crate) use pool::{call, tell};
+pub use pool::{refused, start};
+
+use std::time::Duration;
+
+/// Longest wait for an answer of a helper. Servers have 400 ms for theirs.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+/// Longest wait for the opener within that.
+pub(crate) const OPENING: Duration = Duration::from_millis(250);
+/// Most helpers that cannot be killed.
+pub(crate) const STUCK_MAX: usize = 4;
+/// Most of one domain.
+pub(crate) const STUCK_OF_ONE: usize = 2;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,313 @@
+//! The daemon's side: which helpers there are, which are stuck, and who is not read meanwhile.
+
+use super::mother::{Answer, Make, fork_mother};
+use super::speaker::{Reply, Request, Said};
+use super::wire::Line;
+use super::{Domain, PATIENCE, STUCK_MAX, STUCK_OF_ONE};
+use homeostat_platform::PlatformError;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Signal, pidfd_send_signal};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most helpers at the same time. Beyond it the one that was asked longest ago ends. Each has 0.5 MiB of its own.
+const HELPERS_MAX: usize = 8;
+/// Longest wait for a new helper: two forks of a small process.
+const MAKING: Duration = Duration::from_secs(1);
+/// A helper that was not asked for so long ends.
+const IDLE: Duration = Duration::from_secs(120);
+/// A process that was killed and waits for nothing ends within a moment.
+const DYING: Duration = Duration::from_secs(1);
+/// A domain rests so long after its helper was late: a server that is measured is asked every second, and one that was late
+/// once is not to go without readings for long. Twice as long each time, for as long as it is late again and again.
+const REST: Duration = Duration::from_secs(2);
+const REST_MAX: Duration = Duration::from_secs(256);
+/// After so long without, being late is forgotten.
+const FORGET: Duration = Duration::from_secs(600);
+
+static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
+
+/// Why a helper was not asked, or has not answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error(
+        "a file system or a lock that its programs brought along did not answer within {PATIENCE:?}; it is asked again after a rest"
+    )]
+    Late,
+    #[error("the helper process that reads for it broke off; another one reads after a rest")]
+    BrokeOff,
+    #[error("it kept a helper process waiting a short while ago; it is asked again after a rest")]
+    Resting,
+    #[error(
+        "{0} helper processes hang for good in a file system that its programs brought along; they are read again when it answers \
+         or is unmounted"
+    )]
+    Stuck(usize),
+    #[error(
+        "{STUCK_MAX} helper processes hang for good in file systems of other users; it is read again when one comes back"
+    )]
+    Full,
+    #[error("no helper process can be had ({0}); restart homeostat if this lasts")]
+    None(Errno),
+}
+
+/// Starts the mother of helpers. To be called while this program has one thread and no lock; without it the first use does it.
+pub fn start() {
+    let mut pool = lock();
+    if pool.mother.is_none() {
+        pool.mother = fork_mother().ok();
+    }
+}
+
+/// Whose programs are not read now, as sentences for people.
+pub fn refused() -> Vec<String> {
+    lock().refused(Instant::now())
+}
+
+/// Asks the helper of a domain.
+///
+/// # Errors
+/// `Busy`: the domain cannot be read now.
+pub(crate) fn call(domain: Domain, request: &Request) -> Result<Reply, PlatformError> {
+    lock().call(domain, request).map_err(|why| PlatformError::Busy {
+        what: format!("reading what programs of {domain} publish"),
+        why: why.to_string(),
+    })
+}
+
+/// Tells the helper of a domain something, if there is one.
+pub(crate) fn tell(domain: Domain, request: &Request) {
+    let mut pool = lock();
+    if let Some(helper) = pool.helpers.get(&domain)
+        && helper
+            .line
+            .send(request, &[], Some(Instant::now() + PATIENCE))
+            .is_err()
+    {
+        pool.abandon(domain);
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Pool> {
+    // Whoever panicked has left it in order.
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Helper {
+    line: Line,
+    /// A descriptor for each of its processes.
+    processes: Vec<OwnedFd>,
+    asked: Instant,
+}
+
+/// A helper that was killed.
+#[derive(Debug)]
+struct Abandoned {
+    domain: Domain,
+    processes: Vec<OwnedFd>,
+    at: Instant,
+}
+
+impl Abandoned {
+    /// Whether it does not end though it was killed a while ago.
+    fn is_stuck(&self, now: Instant) -> bool {
+        now > self.at + DYING
+    }
+}
+
+/// How often a domain has kept a helper waiting.
+#[derive(Debug)]
+struct Lateness {
+    times: u32,
+    rests_until: Instant,
+    last: Instant,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    mother: Option<Line>,
+    helpers: BTreeMap<Domain, Helper>,
+    /// Helpers that were killed and have not ended yet.
+    dying: Vec<Abandoned>,
+    late: BTreeMap<Domain, Lateness>,
+}
+
+impl Pool {
+    pub(super) fn call(&mut self, domain: Domain, request: &Request) -> Result<Reply, Refusal> {
+        let now = Instant::now();
+        self.forget(now);
+        if let Some(why) = self.why_not(domain, now) {
+            return Err(why);
+        }
+        if !self.helpers.contains_key(&domain) {
+            let helper = self.make(domain).map_err(Refusal::None)?;
+            self.helpers.insert(domain, helper);
+        }
+        let Some(helper) = self.helpers.get_mut(&domain) else {
+            return Err(Refusal::None(Errno::SRCH));
+        };
+        helper.asked = now;
+        let deadline = Some(Instant::now() + PATIENCE);
+        let said = helper
+            .line
+            .send(request, &[], deadline)
+            .and_then(|()| helper.line.receive::<Said>(deadline));
+        match said {
+            Ok(Said { reply, late }) => {
+                if late {
+                    self.was_late(domain);
+                }
+                Ok(reply)
+            }
+            Err(e) => {
+                self.was_late(domain);
+                Err(if e == Errno::TIMEDOUT {
+                    Refusal::Late
+                } else {
+                    Refusal::BrokeOff
+                })
+            }
+        }
+    }
+
+    /// Forgets what is over: processes that have ended, lateness of long ago, helpers that nobody needs.
+    fn forget(&mut self, now: Instant) {
+        self.dying
+            .retain(|helper| !helper.processes.iter().all(has_ended));
+        self.late.retain(|_, late| now < late.last + FORGET);
+        let idle = |helper: &Helper| now > helper.asked + IDLE;
+        let ended: Vec<Domain> = self
+            .helpers
+            .iter()
+            .filter_map(|(domain, helper)| idle(helper).then_some(*domain))
+            .collect();
+        for domain in ended {
+            self.abandon(domain);
+        }
+    }
+
+    /// How many helpers of a domain do not end, though they were killed.
+    fn stuck(&self, domain: Domain, now: Instant) -> usize {
+        let of_it = |helper: &&Abandoned| helper.domain == domain && helper.is_stuck(now);
+        self.dying.iter().filter(of_it).count()
+    }
+
+    fn why_not(&self, domain: Domain, now: Instant) -> Option<Refusal> {
+        let stuck = self.stuck(domain, now);
+        if stuck >= STUCK_OF_ONE {
+            return Some(Refusal::Stuck(stuck));
+        }
+        if self.dying.iter().filter(|helper| helper.is_stuck(now)).count() >= STUCK_MAX {
+            return Some(Refusal::Full);
+        }
+        let late = self.late.get(&domain)?;
+        (now < late.rests_until).then_some(Refusal::Resting)
+    }
+
+    pub(super) fn refused(&mut self, now: Instant) -> Vec<String> {
+        self.forget(now);
+        let known: std::collections::BTreeSet<Domain> = self
+            .late
+            .keys()
+            .copied()
+            .chain(self.dying.iter().map(|helper| helper.domain))
+            .collect();
+        known
+            .into_iter()
+            .filter_map(|domain| {
+                let why = self.why_not(domain, now)?;
+                Some(format!("what programs of {domain} publish is not read: {why}"))
+            })
+            .collect()
+    }
+
+    /// Kills the helper of a domain, and waits for nothing.
+    fn abandon(&mut self, domain: Domain) {
+        let Some(helper) = self.helpers.remove(&domain) else {
+            return;
+        };
+        for process in &helper.processes {
+            // One that has ended is gone, which is what is wanted.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+        self.dying.push(Abandoned {
+            domain,
+            processes: helper.processes,
+            at: Instant::now(),
+        });
+    }
+
+    fn was_late(&mut self, domain: Domain) {
+        self.abandon(domain);
+        let now = Instant::now();
+        let late = self.late.entry(domain).or_insert(Lateness {
+            times: 0,
+            rests_until: now,
+            last: now,
+        });
+        let rest = REST * 2u32.saturating_pow(late.times.min(7));
+        late.times += 1;
+        late.last = now;
+        late.rests_until = now + rest.min(REST_MAX);
+    }
+
+    fn make(&mut self, domain: Domain) -> Result<Helper, Errno> {
+        while self.helpers.len() >= HELPERS_MAX {
+            let oldest = self.helpers.iter().min_by_key(|(_, helper)| helper.asked);
+            let Some(oldest) = oldest.map(|(domain, _)| *domain) else {
+                break;
+            };
+            self.abandon(oldest);
+        }
+        let mother = match &self.mother {
+            Some(mother) => mother,
+            None => self.mother.insert(fork_mother()?),
+        };
+        let deadline = Some(Instant::now() + MAKING);
+        mother.send(&Make(domain), &[], deadline)?;
+        let (answer, descriptors) = mother.receive_with::<Answer>(deadline)?;
+        if let Answer::Failed(errno) = answer {
+            return Err(Errno::from_raw_os_error(errno));
+        }
+        let mut descriptors = descriptors.into_iter();
+        let line = Line(descriptors.next().ok_or(Errno::PROTO)?);
+        Ok(Helper {
+            line,
+            processes: descriptors.collect(),
+            asked: Instant::now(),
+        })
+    }
+}
+
+#[cfg(test)]
+impl Pool {
+    /// The processes of a domain's helper: its opener and its speaker.
+    pub(super) fn processes(&self, domain: Domain) -> impl Iterator<Item = &OwnedFd> {
+        self.helpers
+            .get(&domain)
+            .into_iter()
+            .flat_map(|helper| &helper.processes)
+    }
+
+    /// A process was killed, and does not end.
+    pub(super) fn hang(&mut self, domain: Domain, process: OwnedFd) {
+        self.dying.push(Abandoned {
+            domain,
+            processes: vec![process],
+            at: Instant::now() - DYING * 2,
+        });
+    }
+}
+
+/// Whether a process has ended, given by a descriptor for it.
+fn has_ended(process: &OwnedFd) -> bool {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,96 @@
+//! The part of a helper that speaks: it holds the meters, parses what they read, and has no privilege.
+
+use super::opener;
+use super::wire::Line;
+use crate::Root;
+use crate::meters::{Meter, MeterSettings, remote};
+use homeostat_model::{MeterCandidate, MeterId, Workload};
+use homeostat_platform::PlatformError;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What the daemon asks for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Which meters of a kind could count a workload's work.
+    Find(Place),
+    /// Reads a meter, and opens it first where it is not open here.
+    Read(u64, Place, MeterId),
+    /// A workload has these processes only.
+    Forget(u64, Workload),
+    /// A meter is not needed any more.
+    Close(u64),
+}
+
+/// A kind of meter, and the workload that it is asked about.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) kind: remote::Kind,
+    pub(crate) root: PathBuf,
+    pub(crate) settings: MeterSettings,
+    pub(crate) workload: Workload,
+}
+
+/// What it is answered.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    /// To [`Request::Find`].
+    Found(Vec<MeterCandidate>),
+    /// To [`Request::Read`].
+    Count(Result<f64, PlatformError>),
+}
+
+/// A reply, and whether this helper can serve on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Said {
+    pub(super) reply: Reply,
+    /// The opener let us wait, and is to be replaced.
+    pub(super) late: bool,
+}
+
+/// Serves the daemon, until that ends.
+pub(super) fn serve(line: &Line, to_opener: Line) -> Result<(), Errno> {
+    opener::link(to_opener);
+    let mut meters: BTreeMap<u64, Box<dyn Meter>> = BTreeMap::new();
+    loop {
+        let reply = match line.receive(None)? {
+            Request::Find(place) => Reply::Found(find(&place)),
+            Request::Read(key, place, id) => Reply::Count(read(&mut meters, key, &place, &id)),
+            Request::Forget(key, workload) => {
+                if let Some(meter) = meters.get_mut(&key) {
+                    meter.forget_ended(&workload);
+                }
+                continue;
+            }
+            Request::Close(key) => {
+                meters.remove(&key);
+                continue;
+            }
+        };
+        let late = opener::is_late();
+        line.send(&Said { reply, late }, &[], None)?;
+    }
+}
+
+fn find(place: &Place) -> Vec<MeterCandidate> {
+    let mut kind = place.kind.make(&place.settings);
+    kind.find(&Root::new(&place.root), &place.workload)
+}
+
+fn read(
+    meters: &mut BTreeMap<u64, Box<dyn Meter>>,
+    key: u64,
+    place: &Place,
+    id: &MeterId,
+) -> Result<f64, PlatformError> {
+    let meter = match meters.entry(key) {
+        std::collections::btree_map::Entry::Occupied(open) => open.into_mut(),
+        std::collections::btree_map::Entry::Vacant(free) => {
+            let mut kind = place.kind.make(&place.settings);
+            free.insert(kind.open(&Root::new(&place.root), &place.workload, id)?)
+        }
+    };
+    meter.read(&place.workload)
+}
