@@ -66,3 +66,8 @@ const SENSORS: &[Parser] = &[
         let _ = layout::parse_file_name(&String::from_utf8_lossy(bytes));
     }),
 ];
+
+/// The parsers of executable files, as they read from a file: for tests with files that fit into no memory.
+pub fn executable(file: &std::fs::File) {
+    meters::parsers::file(file);
+}

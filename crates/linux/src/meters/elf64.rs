@@ -1,26 +1,28 @@
 //! The outline of an executable file: where its headers say that segments and sections are.
 //!
-//! A program chooses its own file, so this is read before anything larger is: piece by piece, each of a bounded size, every
-//! number checked against the size of the file. What a general reader of such files would take into memory on its word (a
-//! symbol table of ten gigabytes in a file with holes) is refused here.
+//! A program chooses its own file. So the outline is read within limits ([`Bounded`]), and every number is checked against
+//! the size of the file. Tables are read later, by whoever asks for them, one window at a time.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use super::bounded::{Bounded, Region};
 
 /// Most program headers: linkers write a dozen.
 const SEGMENTS_MAX: u16 = 256;
 /// Most sections: linked programs have some forty.
 const SECTIONS_MAX: u16 = 4096;
-/// Largest table of the sections' names.
-const NAMES_MAX: u64 = 1024 * 1024;
+/// Longest name of a section that is asked for: `.data.rel.ro.gopclntab`.
+const NAME_MAX: usize = 32;
 /// `EM_X86_64`.
 const X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 const SHT_SYMTAB: u32 = 2;
+const SHT_STRTAB: u32 = 3;
 const SHT_NOBITS: u32 = 8;
 const SHT_DYNSYM: u32 = 11;
+const SHF_COMPRESSED: u64 = 0x800;
 const STT_FUNC: u8 = 2;
+/// Bytes of a symbol.
+const SYMBOL: usize = 24;
 
 /// A piece of the file that is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +45,30 @@ impl Segment {
 /// A section that lies in the file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Section {
+    /// Its number, by which others refer to it.
+    number: u32,
     name: Vec<u8>,
     kind: u32,
     address: u64,
     offset: u64,
     size: u64,
+    link: u32,
+}
+
+/// A table of symbols and the table of their names.
+pub(super) struct Symbols<'b> {
+    pub(super) table: Region<'b>,
+    pub(super) names: Region<'b>,
+}
+
+/// A function, as a symbol table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FunctionSymbol {
+    /// Where its name stands among the names.
+    pub(super) name: u32,
+    pub(super) address: u64,
+    /// 0 = not told.
+    pub(super) size: u64,
 }
 
 /// The outline of a 64-bit little-endian executable.
@@ -66,9 +87,8 @@ impl Outline {
     ///
     /// # Errors
     /// A sentence: it is no such executable, or its headers do not fit it.
-    pub(super) fn read(file: &File) -> Result<Self, String> {
-        let length = file.metadata().map_err(|e| e.to_string())?.len();
-        let head = bytes_at(file, length, 0, 64).ok_or("it has no header of an executable")?;
+    pub(super) fn read(file: &Bounded<'_>) -> Result<Self, String> {
+        let head = file.read(0, 64).ok_or("it has no header of an executable")?;
         if head.get(..6) != Some(&[0x7f, b'E', b'L', b'F', 2, 1]) {
             return Err("it is no 64-bit little-endian executable".to_owned());
         }
@@ -88,9 +108,11 @@ impl Outline {
         if (segment_count > 0 && short(54) != 56) || (section_count > 0 && short(58) != 64) {
             return Err("its headers have a size of their own".to_owned());
         }
-        let table = |at, count: u16, each: u64| {
-            bytes_at(file, length, at, u64::from(count) * each).ok_or("its headers lie outside of the file")
+        let table = |at, count: u16, each: usize| {
+            file.read(at, usize::from(count) * each)
+                .ok_or("its headers lie outside of the file")
         };
+        let length = file.length();
         let segments = table(long(32), segment_count, 56)?
             .as_chunks::<56>()
             .0
@@ -99,17 +121,17 @@ impl Outline {
             .collect();
         let headers = table(long(40), section_count, 64)?;
         let headers = headers.as_chunks::<64>().0;
-        let names = headers
-            .get(usize::from(short(62)))
-            .and_then(|h| bytes_within(file, length, h, NAMES_MAX))
-            .unwrap_or_default();
+        let mut names = headers.get(usize::from(short(62))).and_then(|h| {
+            let (offset, size) = (u64_at(h, 24)?, u64_at(h, 32)?);
+            file.region(offset, size)
+        });
         Ok(Self {
             x86_64: short(18) == X86_64,
             entry: long(24),
             segments,
-            sections: headers
-                .iter()
-                .filter_map(|h| section(h, &names, length))
+            sections: (0u32..)
+                .zip(headers)
+                .filter_map(|(number, h)| section(number, h, names.as_mut(), length))
                 .collect(),
         })
     }
@@ -118,10 +140,10 @@ impl Outline {
         self.sections.iter().find(|s| s.name == name.as_bytes())
     }
 
-    /// Address and contents of a section, if it is there and not larger than that.
-    pub(super) fn contents(&self, file: &File, name: &str, most: u64) -> Option<(u64, Vec<u8>)> {
-        let section = self.named(name).filter(|s| s.size <= most)?;
-        Some((section.address, contents(file, section)?))
+    /// Address of a section, and a reader of it.
+    pub(super) fn section<'b>(&self, file: &'b Bounded<'_>, name: &str) -> Option<(u64, Region<'b>)> {
+        let section = self.named(name)?;
+        Some((section.address, file.region(section.offset, section.size)?))
     }
 
     /// Addresses that a section takes.
@@ -130,32 +152,37 @@ impl Outline {
         Some((section.address, section.address.checked_add(section.size)?))
     }
 
-    /// The larger of the two symbol tables, in bytes.
-    pub(super) fn symbols_size(&self) -> u64 {
-        self.symbol_tables().map(|s| s.size).max().unwrap_or(0)
+    /// The table of symbols that the loader needs, which survives `strip`, then the full one. A file may claim more of
+    /// either kind; only the first counts.
+    pub(super) fn symbols<'b>(&self, file: &'b Bounded<'_>) -> Vec<Symbols<'b>> {
+        let first = |kind| {
+            let table = self.sections.iter().find(|s| s.kind == kind)?;
+            let names = self
+                .sections
+                .iter()
+                .find(|s| s.number == table.link && s.kind == SHT_STRTAB)?;
+            Some(Symbols {
+                table: file.region(table.offset, table.size)?,
+                names: file.region(names.offset, names.size)?,
+            })
+        };
+        [SHT_DYNSYM, SHT_SYMTAB].into_iter().filter_map(first).collect()
     }
 
-    fn symbol_tables(&self) -> impl Iterator<Item = &Section> {
-        self.sections
+    /// File offset of an address, by the segments; `code`: of one with code or of one without.
+    pub(super) fn file_offset(&self, address: u64, code: bool) -> Option<u64> {
+        let segment = self
+            .segments
             .iter()
-            .filter(|s| matches!(s.kind, SHT_SYMTAB | SHT_DYNSYM))
-    }
-
-    /// Addresses of functions by the symbol tables, from and to; of tables that are not larger than that.
-    pub(super) fn functions(&self, file: &File, most: u64) -> Vec<(u64, u64)> {
-        let mut found = Vec::new();
-        for section in self.symbol_tables().filter(|s| s.size <= most) {
-            let symbols = contents(file, section).unwrap_or_default();
-            found.extend(symbols.as_chunks::<24>().0.iter().filter_map(|s| function(s)));
-        }
-        found
+            .find(|s| s.code == code && s.holds(address))?;
+        segment.offset.checked_add(address.checked_sub(segment.address)?)
     }
 }
 
-fn contents(file: &File, section: &Section) -> Option<Vec<u8>> {
-    let mut data = vec![0; usize::try_from(section.size).ok()?];
-    file.read_exact_at(&mut data, section.offset).ok()?;
-    Some(data)
+/// Each function of a table of symbols that is defined in the file, until `each` says that it is enough. `None` where the
+/// table cannot be read to its end.
+pub(super) fn functions(table: &mut Region<'_>, mut each: impl FnMut(FunctionSymbol) -> bool) -> Option<()> {
+    table.records::<SYMBOL>(|symbol| function(symbol).is_none_or(&mut each))
 }
 
 /// A loaded piece; what would lie outside of the file is left out.
@@ -172,189 +199,261 @@ fn segment(header: &[u8], length: u64) -> Option<Segment> {
     )
 }
 
-fn section(header: &[u8], names: &[u8], length: u64) -> Option<Section> {
-    let (kind, address) = (u32_at(header, 4)?, u64_at(header, 16)?);
+/// What lies outside of the file, or is compressed there, is left out: nothing is unpacked.
+fn section(number: u32, header: &[u8], names: Option<&mut Region<'_>>, length: u64) -> Option<Section> {
+    let (kind, flags, address) = (u32_at(header, 4)?, u64_at(header, 8)?, u64_at(header, 16)?);
     let (offset, size) = (u64_at(header, 24)?, u64_at(header, 32)?);
-    if kind == SHT_NOBITS || offset.checked_add(size)? > length {
+    if kind == SHT_NOBITS || flags & SHF_COMPRESSED != 0 || offset.checked_add(size)? > length {
         return None;
     }
-    let name = names.get(usize::try_from(u32_at(header, 0)?).ok()?..)?;
-    // The names of sections are short; a longer one is none that is asked for.
-    let name = name.split(|c| *c == 0).next()?;
+    // A section without a name can still be one that others refer to.
+    let name = names.and_then(|names| {
+        let name = names.up_to(u64::from(u32_at(header, 0)?), NAME_MAX)?;
+        Some(name.split(|c| *c == 0).next()?.to_vec())
+    });
     Some(Section {
-        name: name.get(..name.len().min(64))?.to_vec(),
+        number,
+        name: name.unwrap_or_default(),
         kind,
         address,
         offset,
         size,
+        link: u32_at(header, 40)?,
     })
 }
 
 /// A symbol of a function: `name u32, info u8, other u8, section u16, value u64, size u64`.
-fn function(symbol: &[u8]) -> Option<(u64, u64)> {
-    let (start, size) = (u64_at(symbol, 8)?, u64_at(symbol, 16)?);
-    let defined = u16_at(symbol, 6)? != 0 && start != 0 && size != 0;
-    (defined && symbol.get(4)? & 0x0f == STT_FUNC).then_some((start, start.checked_add(size)?))
+fn function(symbol: &[u8; SYMBOL]) -> Option<FunctionSymbol> {
+    let address = u64_at(symbol, 8)?;
+    let defined = u16_at(symbol, 6)? != 0 && address != 0;
+    (defined && symbol.get(4)? & 0x0f == STT_FUNC).then_some(FunctionSymbol {
+        name: u32_at(symbol, 0)?,
+        address,
+        size: u64_at(symbol, 16)?,
+    })
 }
 
-/// Contents of the section with this header.
-fn bytes_within(file: &File, length: u64, header: &[u8], most: u64) -> Option<Vec<u8>> {
-    let (offset, size) = (u64_at(header, 24)?, u64_at(header, 32)?);
-    (size <= most).then_some(())?;
-    bytes_at(file, length, offset, size)
-}
-
-fn bytes_at(file: &File, length: u64, at: u64, size: u64) -> Option<Vec<u8>> {
-    (at.checked_add(size)? <= length).then_some(())?;
-    let mut bytes = vec![0; usize::try_from(size).ok()?];
-    file.read_exact_at(&mut bytes, at).ok()?;
-    Some(bytes)
-}
-
-pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(
         bytes.get(at..at.checked_add(2)?)?.try_into().ok()?,
     ))
 }
 
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(
         bytes.get(at..at.checked_add(4)?)?.try_into().ok()?,
     ))
 }
 
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(
         bytes.get(at..at.checked_add(8)?)?.try_into().ok()?,
     ))
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn file(bytes: &[u8]) -> File {
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(bytes, 0).unwrap();
-        file
+    /// A section of an executable that is made up.
+    pub(in crate::meters) struct Made<'a> {
+        pub(in crate::meters) name: &'a str,
+        pub(in crate::meters) kind: u32,
+        pub(in crate::meters) flags: u64,
+        pub(in crate::meters) address: u64,
+        pub(in crate::meters) link: u32,
+        pub(in crate::meters) data: Vec<u8>,
     }
 
-    /// One segment of code, a section of names, one of symbols, one called `.text`.
-    fn small() -> Vec<u8> {
-        let mut b = vec![0u8; 64];
-        b[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
-        let put = |b: &mut Vec<u8>, at: usize, n: u64, size: usize| {
-            if b.len() < at + size {
-                b.resize(at + size, 0);
+    impl<'a> Made<'a> {
+        pub(in crate::meters) fn new(name: &'a str, kind: u32, data: Vec<u8>) -> Self {
+            Self {
+                name,
+                kind,
+                flags: 0,
+                address: 0,
+                link: 0,
+                data,
             }
-            b[at..at + size].copy_from_slice(&n.to_le_bytes()[..size]);
-        };
-        for (at, n, size) in [
-            (18, 62, 2),
-            (32, 64, 8),
-            (40, 512, 8),
-            (54, 56, 2),
-            (56, 1, 2),
-            (58, 64, 2),
-            (60, 3, 2),
+        }
+    }
+
+    /// Where the code of such an executable is loaded, and where it begins in the file.
+    pub(in crate::meters) const ADDRESS: u64 = 0x1000;
+    pub(in crate::meters) const CODE: u64 = 0xb0;
+
+    /// An executable of one segment of code and one of data, and these sections; the first is number 1.
+    pub(in crate::meters) fn made(code: &[u8], sections: &[Made<'_>]) -> Vec<u8> {
+        let mut b = vec![0u8; CODE as usize];
+        b.extend(code);
+        let loaded = b.len() as u64;
+        let mut names = vec![0u8];
+        let mut headers = vec![0u8; 64];
+        for section in sections {
+            headers.extend((names.len() as u32).to_le_bytes());
+            headers.extend(section.kind.to_le_bytes());
+            for n in [
+                section.flags,
+                section.address,
+                b.len() as u64,
+                section.data.len() as u64,
+            ] {
+                headers.extend(n.to_le_bytes());
+            }
+            headers.extend(section.link.to_le_bytes());
+            headers.extend([0; 20]);
+            names.extend(section.name.bytes().chain([0]));
+            b.extend(&section.data);
+        }
+        headers.extend([0, 0, 0, 0, 3, 0, 0, 0]);
+        for n in [0, 0, b.len() as u64, names.len() as u64, 0, 0, 0] {
+            headers.extend(n.to_le_bytes());
+        }
+        b.extend(names);
+        let headers_at = b.len() as u64;
+        b.extend(headers);
+        let count = sections.len() as u16 + 2;
+        let mut put = |at: usize, bytes: &[u8]| b[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &[0x7f, b'E', b'L', b'F', 2, 1]);
+        put(18, &X86_64.to_le_bytes());
+        put(24, &ADDRESS.to_le_bytes());
+        put(32, &64u64.to_le_bytes());
+        put(40, &headers_at.to_le_bytes());
+        for (at, n) in [(54, 56u16), (56, 2), (58, 64), (60, count), (62, count - 1)] {
+            put(at, &n.to_le_bytes());
+        }
+        for (at, flags, from, address, size) in [
+            (64, 5u32, CODE, ADDRESS, loaded - CODE),
+            (120, 6, 0, 0x10_0000, CODE),
         ] {
-            put(&mut b, at, n, size);
+            put(at, &1u32.to_le_bytes());
+            put(at + 4, &flags.to_le_bytes());
+            put(at + 8, &from.to_le_bytes());
+            put(at + 16, &address.to_le_bytes());
+            put(at + 32, &size.to_le_bytes());
         }
-        for (at, n, size) in [(0, 1, 4), (4, 5, 4), (8, 0, 8), (16, 0x1000, 8), (32, 0x300, 8)] {
-            put(&mut b, 64 + at, n, size);
-        }
-        b.resize(512, 0);
-        b[256..256 + 16].copy_from_slice(b"\0.names\0.text\0\0\0");
-        // A symbol of a function, and one of data.
-        for (at, n, size) in [(4, 2, 1), (6, 1, 2), (8, 0x1010, 8), (16, 0x20, 8)] {
-            put(&mut b, 300 + at, n, size);
-        }
-        for (at, n, size) in [(4, 1, 1), (6, 1, 2), (8, 0x2010, 8), (16, 0x20, 8)] {
-            put(&mut b, 324 + at, n, size);
-        }
-        for (i, (name, kind, address, offset, size)) in [
-            (1u64, 3u64, 0u64, 256u64, 16u64),
-            (8, 1, 0x1000, 0, 64),
-            (0, 2, 0, 300, 48),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let at = 512 + i * 64;
-            put(&mut b, at, name, 4);
-            put(&mut b, at + 4, kind, 4);
-            put(&mut b, at + 16, address, 8);
-            put(&mut b, at + 24, offset, 8);
-            put(&mut b, at + 32, size, 8);
-            put(&mut b, at + 56, 0, 8);
-        }
-        b.resize(0x400, 0);
         b
+    }
+
+    /// A table of symbols of functions: where its name stands, address, size.
+    pub(in crate::meters) fn table(symbols: &[(u32, u64, u64)]) -> Vec<u8> {
+        let mut b = vec![0; SYMBOL];
+        for (name, address, size) in symbols {
+            b.extend(name.to_le_bytes());
+            b.extend([STT_FUNC, 0, 1, 0]);
+            b.extend(address.to_le_bytes());
+            b.extend(size.to_le_bytes());
+        }
+        b
+    }
+
+    fn small() -> Vec<u8> {
+        let mut symbols = table(&[(1, ADDRESS + 4, 2), (3, 0, 2), (3, ADDRESS, 2)]);
+        // The last one is of data.
+        let last = symbols.len() - 20;
+        symbols[last] = 1;
+        let link = |made: Made<'static>| Made { link: 1, ..made };
+        made(
+            &[0x90; 16],
+            &[
+                Made::new(".strtab", SHT_STRTAB, b"\0a\0b\0".to_vec()),
+                link(Made::new(".symtab", SHT_SYMTAB, symbols)),
+                Made::new(".data", 1, vec![7; 9]),
+            ],
+        )
+    }
+
+    fn outline(bytes: &[u8]) -> Result<Outline, String> {
+        Outline::read(&Bounded::new(&bytes).unwrap())
+    }
+
+    fn all(bytes: &[u8]) -> Vec<FunctionSymbol> {
+        let file = Bounded::new(&bytes).unwrap();
+        let mut found = Vec::new();
+        for mut symbols in Outline::read(&file).unwrap().symbols(&file) {
+            functions(&mut symbols.table, |f| {
+                found.push(f);
+                true
+            });
+        }
+        found
+    }
+
+    /// Where a number in the header of a section stands.
+    fn header(bytes: &[u8], section: usize, field: usize) -> usize {
+        u64_at(bytes, 40).unwrap() as usize + section * 64 + field
     }
 
     #[test]
     fn segments_sections_and_functions_are_found() {
-        let f = file(&small());
-        let outline = Outline::read(&f).unwrap();
+        let bytes = small();
+        let outline = outline(&bytes).unwrap();
         assert!(outline.x86_64);
         assert_eq!(
-            outline.segments,
-            [Segment {
-                address: 0x1000,
-                offset: 0,
-                size: 0x300,
+            outline.segments.first(),
+            Some(&Segment {
+                address: ADDRESS,
+                offset: CODE,
+                size: 16,
                 code: true
-            }]
+            })
         );
-        assert_eq!(outline.range(".text"), Some((0x1000, 0x1040)));
-        assert_eq!(outline.contents(&f, ".text", 64).unwrap().1.len(), 64);
-        assert!(outline.contents(&f, ".text", 63).is_none(), "larger than wanted");
-        assert_eq!(outline.functions(&f, 48), [(0x1010, 0x1030)]);
-        assert_eq!(outline.symbols_size(), 48);
+        let file = &bytes[..];
+        let file = Bounded::new(&file).unwrap();
+        let (_, mut data) = outline.section(&file, ".data").unwrap();
+        assert_eq!(data.bytes(0, 9).unwrap(), [7; 9]);
+        assert_eq!(data.bytes(1, 9), None);
+        assert!(outline.section(&file, ".dat").is_none());
+        let found = FunctionSymbol {
+            name: 1,
+            address: ADDRESS + 4,
+            size: 2,
+        };
+        assert_eq!(all(&bytes), [found]);
+        assert_eq!(outline.file_offset(ADDRESS + 4, true), Some(CODE + 4));
+        assert_eq!(outline.file_offset(ADDRESS + 4, false), None);
+        assert_eq!(outline.file_offset(ADDRESS + 16, true), None);
     }
 
     #[test]
-    fn a_table_that_the_file_does_not_hold_is_not_read() {
-        let mut b = small();
-        // The size of the symbol table: more than memory holds, then more than the file has.
+    fn a_table_that_the_file_does_not_hold_or_packs_is_not_read() {
+        let with = |field, value: &[u8]| {
+            let mut b = small();
+            let at = header(&b, 2, field);
+            b[at..at + value.len()].copy_from_slice(value);
+            all(&b).len()
+        };
+        assert_eq!(with(32, &48u64.to_le_bytes()), 1);
         for size in [u64::MAX, 1 << 40, 0x1000] {
-            b[512 + 128 + 32..512 + 128 + 40].copy_from_slice(&size.to_le_bytes());
-            let f = file(&b);
-            let outline = Outline::read(&f).unwrap();
-            assert!(outline.functions(&f, u64::MAX).is_empty());
+            assert_eq!(with(32, &size.to_le_bytes()), 0, "{size:#x}");
         }
-        // In a file with a hole of that size the outline tells it, so that nobody reads it.
-        let f = file(&b);
-        b[512 + 128 + 32..512 + 128 + 40].copy_from_slice(&(1u64 << 34).to_le_bytes());
-        f.write_all_at(&b, 0).unwrap();
-        f.set_len(1 << 35).unwrap();
-        let outline = Outline::read(&f).unwrap();
-        assert_eq!(outline.symbols_size(), 1 << 34);
-        assert!(outline.functions(&f, 1 << 20).is_empty());
+        assert_eq!(with(8, &SHF_COMPRESSED.to_le_bytes()), 0);
+        // Names of symbols are in a table of names: not in the symbols themselves in a circle, and not nowhere.
+        for link in [2u32, 0, 77, u32::MAX] {
+            assert_eq!(with(40, &link.to_le_bytes()), 0, "{link}");
+        }
     }
 
     #[test]
     fn damaged_headers_are_refused_or_harmless() {
         let good = small();
         for cut in 0..good.len() {
-            let _ = Outline::read(&file(&good[..cut]));
+            let _ = outline(&good[..cut]);
         }
         for at in 0..good.len() {
             for value in [0xff, 0x7f, 0] {
                 let mut b = good.clone();
                 b[at] = value;
-                let f = file(&b);
-                if let Ok(outline) = Outline::read(&f) {
-                    let _ = outline.functions(&f, 1 << 20);
-                    let _ = outline.contents(&f, ".text", 1 << 20);
+                if outline(&b).is_ok() {
+                    all(&b);
                 }
             }
         }
         let mut many = good.clone();
         many[60..62].copy_from_slice(&0xffffu16.to_le_bytes());
-        assert!(Outline::read(&file(&many)).unwrap_err().contains("sections"));
+        assert!(outline(&many).unwrap_err().contains("sections"));
         let mut none = good;
         none[60..62].copy_from_slice(&0u16.to_le_bytes());
-        assert!(Outline::read(&file(&none)).unwrap_err().contains("missing"));
+        assert!(outline(&none).unwrap_err().contains("missing"));
     }
 }

@@ -2,18 +2,24 @@
 //! program needs it itself, so it survives `-ldflags "-s -w"` and `strip`.
 //!
 //! Layout as in Go's `internal/abi` and `debug/gosym`: a header of eight bytes and eight words, then tables at the offsets that
-//! the header gives.
+//! the header gives. The table is read through windows ([`Region`]); nothing of it is kept but what was asked for.
 
-use super::elf64::{Outline, u32_at, u64_at};
+use super::bounded::Region;
+use super::elf64::Outline;
+use super::ranges::Ranges;
 
 /// Names of the section.
 pub(super) const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
 /// Most functions of a program.
-const FUNCTIONS_MAX: usize = 1_000_000;
+const FUNCTIONS_MAX: u64 = 1_000_000;
+/// Most places at which a name may stand among all names: it stands there once.
+const PLACES_MAX: usize = 1024;
 /// How the names of the functions begin at which the kernel, or the loader, begins a Go program (`_rt0_amd64_linux`).
 const ENTRY: &[u8] = b"_rt0_";
 /// … and how those end that the loader calls in a library, or C code in a program (`_rt0_amd64_linux_lib`): nothing begins there.
 const ENTRY_OF_LIBRARY: &[u8] = b"_lib";
+/// Bytes of such a name that are looked at.
+const ENTRY_MAX: usize = 64;
 
 /// Where a program begins, by its own headers.
 #[derive(Clone, Copy, Debug)]
@@ -34,27 +40,33 @@ impl Beginning {
 }
 
 /// The table.
-struct Table<'a> {
-    count: usize,
+struct Table<'b> {
+    count: u64,
     /// Address that functions are counted from.
     start: u64,
-    names: &'a [u8],
-    /// Pairs of offsets: of the function from `start`, and of its description from the beginning of this.
-    functions: &'a [u8],
+    /// Where the names begin in the section.
+    names_at: u64,
+    /// Where pairs of offsets begin: of the function from `start`, and of its description from here.
+    functions_at: u64,
+    pairs: Region<'b>,
+    descriptions: Region<'b>,
+    names: Region<'b>,
 }
 
-impl<'a> Table<'a> {
-    fn new(data: &'a [u8], beginning: Option<Beginning>) -> Option<Self> {
+impl<'b> Table<'b> {
+    fn new(mut data: Region<'b>, beginning: Option<Beginning>) -> Option<Self> {
         // 1.18 and 1.20; 8-byte pointers.
-        if !matches!(u32_at(data, 0)?, 0xffff_fff0 | 0xffff_fff1) || *data.get(7)? != 8 {
+        if !matches!(data.u32(0)?, 0xffff_fff0 | 0xffff_fff1) || data.u8(7)? != 8 {
             return None;
         }
-        let part = |at| data.get(usize::try_from(u64_at(data, at)?).ok()?..);
-        let table = Self {
-            count: usize::try_from(u64_at(data, 8)?).ok()?.min(FUNCTIONS_MAX),
-            start: u64_at(data, 24)?,
-            names: part(32)?,
-            functions: part(64)?,
+        let mut table = Self {
+            count: data.u64(8)?.min(FUNCTIONS_MAX),
+            start: data.u64(24)?,
+            names_at: data.u64(32)?,
+            functions_at: data.u64(64)?,
+            descriptions: data.another(),
+            names: data.another(),
+            pairs: data,
         };
         if table.start != 0 {
             return Some(table);
@@ -64,33 +76,28 @@ impl<'a> Table<'a> {
         // for that; no function is known there, rather than a wrong one.
         let Beginning { text, entry } = beginning?;
         let offset = u32::try_from(entry.checked_sub(text)?).ok()?;
-        let begins_there = table
-            .entries()
-            .any(|(at, description)| at == offset && table.name(description).is_some_and(is_entry));
-        begins_there.then_some(Self { start: text, ..table })
+        let at = (0..table.count).find_map(|i| {
+            let (at, description) = table.pair(i)?;
+            (at == offset).then_some(description)
+        })?;
+        let name = table.name(at)?;
+        let name_at = table.names_at.checked_add(u64::from(name))?;
+        is_entry(table.names.up_to(name_at, ENTRY_MAX)?).then_some(())?;
+        table.start = text;
+        Some(table)
     }
 
-    /// Of each function: where it begins, from `start`, and where its description stands.
-    fn entries(&self) -> impl Iterator<Item = (u32, u32)> + use<'a> {
-        self.functions
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .take(self.count)
-            .map(|[a, b, c, d, e, f, g, h]| {
-                (
-                    u32::from_le_bytes([*a, *b, *c, *d]),
-                    u32::from_le_bytes([*e, *f, *g, *h]),
-                )
-            })
+    /// Of a function: where it begins, from `start`, and where its description stands.
+    fn pair(&mut self, i: u64) -> Option<(u32, u32)> {
+        let at = self.functions_at.checked_add(i.checked_mul(8)?)?;
+        Some((self.pairs.u32(at)?, self.pairs.u32(at.checked_add(4)?)?))
     }
 
-    /// The name of a function and what stands after it.
-    fn name(&self, description: u32) -> Option<&'a [u8]> {
+    /// Where the name of a function stands among the names.
+    fn name(&mut self, description: u32) -> Option<u32> {
         // The entry, then where the name stands.
-        let at = usize::try_from(description).ok()?.checked_add(4)?;
-        self.names
-            .get(usize::try_from(u32_at(self.functions, at)?).ok()?..)
+        let at = self.functions_at.checked_add(u64::from(description))?;
+        self.descriptions.u32(at.checked_add(4)?)
     }
 
     fn address(&self, offset: u32) -> Option<u64> {
@@ -104,38 +111,61 @@ fn is_entry(name: &[u8]) -> bool {
     name.starts_with(ENTRY) && !name.ends_with(ENTRY_OF_LIBRARY)
 }
 
-/// Ranges of functions, from and to, ascending. A function ends where the next begins; what fills the gap is no way that
-/// its code goes. `None` where nothing says where the code begins.
-pub(in crate::meters) fn functions(data: &[u8], beginning: Option<Beginning>) -> Option<Vec<(u64, u64)>> {
-    let table = Table::new(data, beginning)?;
-    let mut starts: Vec<u64> = table.entries().filter_map(|(at, _)| table.address(at)).collect();
-    // After the last pair stands the end of the code.
-    let end = u32_at(table.functions, table.count.checked_mul(8)?);
-    starts.extend(end.and_then(|end| table.address(end)));
-    Some(
-        starts
-            .iter()
-            .copied()
-            .zip(starts.iter().copied().skip(1))
-            .collect(),
-    )
+/// Notes ranges of functions. A function ends where the next begins; what fills the gap is no way that its code goes.
+/// Nothing is noted where nothing says where the code begins.
+pub(in crate::meters) fn functions(
+    data: Region<'_>,
+    beginning: Option<Beginning>,
+    into: &mut Ranges,
+) -> Option<()> {
+    let mut table = Table::new(data, beginning)?;
+    let (first, _) = table.pair(0)?;
+    let mut start = table.address(first)?;
+    for i in 1..=table.count {
+        // After the last pair stands the end of the code.
+        let at = table.functions_at.checked_add(i.checked_mul(8)?)?;
+        let next = table.pairs.u32(at)?;
+        let next = table.address(next)?;
+        into.note(start, next);
+        start = next;
+    }
+    Some(())
 }
 
 /// Address of the function with this name (`net/http.serverHandler.ServeHTTP`).
-pub(in crate::meters) fn function(data: &[u8], name: &str, beginning: Option<Beginning>) -> Option<u64> {
-    let table = Table::new(data, beginning)?;
-    let is_it = |description| {
-        table
-            .name(description)
-            .is_some_and(|n| n.starts_with(name.as_bytes()) && n.get(name.len()) == Some(&0))
+pub(in crate::meters) fn function(data: Region<'_>, name: &str, beginning: Option<Beginning>) -> Option<u64> {
+    let mut everything = data.another();
+    let mut table = Table::new(data, beginning)?;
+    let ended = [name.as_bytes(), b"\0"].concat();
+    let places = everything.positions(&ended, PLACES_MAX)?;
+    let names_at = table.names_at;
+    let is_it = |table: &mut Table<'_>, description| {
+        let at = names_at.checked_add(u64::from(table.name(description)?))?;
+        places.binary_search(&at).is_ok().then_some(())
     };
-    let (at, _) = table.entries().find(|(_, description)| is_it(*description))?;
-    table.address(at)
+    (0..table.count).find_map(|i| {
+        let (at, description) = table.pair(i)?;
+        is_it(&mut table, description)?;
+        table.address(at)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::bounded::Bounded;
     use super::*;
+
+    fn functions(data: &[u8], beginning: Option<Beginning>) -> Option<Vec<(u64, u64)>> {
+        let file = Bounded::new(&data).unwrap();
+        let mut found = Ranges::of_code(&[(0x40_0000, 0x50_0000)]).unwrap();
+        super::functions(file.region(0, data.len() as u64)?, beginning, &mut found)?;
+        Some(found.finish().iter().collect())
+    }
+
+    fn function(data: &[u8], name: &str, beginning: Option<Beginning>) -> Option<u64> {
+        let file = Bounded::new(&data).unwrap();
+        super::function(file.region(0, data.len() as u64)?, name, beginning)
+    }
 
     /// Two functions, `main.a` of 0x20 bytes and `main.ab` of 0x60.
     fn table() -> Vec<u8> {

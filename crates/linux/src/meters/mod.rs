@@ -1,5 +1,6 @@
 //! How useful work is counted, one file per kind of meter. To add one: a file here, a line in [`kinds`].
 
+mod bounded;
 mod code_file;
 pub(crate) mod common;
 mod concern;
@@ -25,6 +26,7 @@ mod probing;
 mod processor;
 pub(crate) mod progress;
 mod prometheus;
+mod ranges;
 mod redis;
 pub(crate) mod remote;
 mod servers;

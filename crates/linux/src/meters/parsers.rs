@@ -1,15 +1,15 @@
 //! The parsers of the meters, as functions of bytes.
 
+use super::bounded::{Bounded, ReadAt};
 use super::connection::{Connection, Deadline};
+use super::ranges::Ranges;
 use super::{
-    code_file, concern, discovery, elf, elf64, go, kernel, listeners, memcached, prometheus, redis, sockets,
+    code_file, concern, discovery, elf, go, kernel, listeners, memcached, prometheus, redis, sockets,
 };
 use crate::parsers::Parser;
 use homeostat_model::ProcessId;
 use homeostat_points::code::Function;
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// A name, and a parser of whatever bytes there are.
@@ -66,12 +66,26 @@ pub(crate) const ALL: &[Parser] = &[
                 entry: 0x1020,
             }),
         ] {
-            let _ = go::functions(bytes, beginning);
-            let _ = go::function(bytes, "main.main", beginning);
+            let size = bytes.len() as u64;
+            let (Ok(file), Some(mut ranges)) = (Bounded::new(&bytes), Ranges::of_code(&[(0, 1 << 31)]))
+            else {
+                return;
+            };
+            let part = |from, to| file.region(from, to - from);
+            let (Some(all), Some(again), Some(header), Some(frames)) = (
+                part(0, size),
+                part(0, size),
+                part(0, size / 2),
+                part(size / 2, size),
+            ) else {
+                return;
+            };
+            let _ = go::functions(all, beginning, &mut ranges);
+            let _ = go::function(again, "main.main", beginning);
+            let part = |address, data| discovery::unwind::Section { address, data };
+            let _ = discovery::unwind::functions(part(0x1000, header), part(0x2000, frames), &mut ranges);
+            let _ = ranges.finish();
         }
-        let (header, frames) = bytes.split_at(bytes.len() / 2);
-        let part = |address, data| discovery::unwind::Section { address, data };
-        let _ = discovery::unwind::functions(part(0x1000, header), part(0x2000, frames));
     }),
     ("code", |bytes| {
         for every in [1u64, 2] {
@@ -101,15 +115,18 @@ fn with_connection(bytes: &[u8], parse: impl FnOnce(&mut Connection, Deadline)) 
 }
 
 fn executable(bytes: &[u8]) {
-    let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::memfd_create("executable", flags).map(File::from) else {
-        return;
-    };
-    if file.write_all_at(bytes, 0).is_ok() {
-        let _ = elf::function(&file, elf::Symbol::Exact("main"));
-        let _ = elf::static_probe(&file, "a", "b");
-        if let Ok(outline) = elf64::Outline::read(&file) {
-            let _ = outline.functions(&file, 1 << 20);
-        }
+    file(&bytes);
+}
+
+/// All that is asked of an executable file.
+pub(crate) fn file(file: &dyn ReadAt) {
+    use elf::Wanted;
+    for wanted in [
+        Wanted::Function("main".to_owned()),
+        Wanted::Containing("main".to_owned()),
+        Wanted::StaticProbe("a".to_owned(), "b".to_owned()),
+    ] {
+        let _ = elf::find(file, &wanted);
     }
+    let _ = discovery::image::CodeMap::read(file);
 }

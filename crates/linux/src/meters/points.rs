@@ -5,6 +5,7 @@
 //! 35 % of its throughput, 32,000 hits/s of `readQueryFromClient` nothing that could be told from noise).
 
 use super::common::is_program;
+use super::elf::Wanted;
 use homeostat_model::Workload;
 
 /// Where work is counted in a program.
@@ -16,6 +17,17 @@ pub enum Place {
     FunctionContaining(&'static str),
     /// Static probe: provider and name.
     StaticProbe(&'static str, &'static str),
+}
+
+impl Place {
+    /// What is looked for in the program's file.
+    pub(super) fn wanted(&self) -> Wanted {
+        match *self {
+            Self::Function(name) => Wanted::Function(name.to_owned()),
+            Self::FunctionContaining(text) => Wanted::Containing(text.to_owned()),
+            Self::StaticProbe(provider, name) => Wanted::StaticProbe(provider.to_owned(), name.to_owned()),
+        }
+    }
 }
 
 /// A good place to count the work of a well-known program.
@@ -165,7 +177,7 @@ pub fn known_points() -> &'static [KnownPoint] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meters::elf::{self, Symbol};
+    use crate::meters::elf;
     use std::path::PathBuf;
 
     /// Where Debian keeps a server, if it is installed.
@@ -200,16 +212,8 @@ mod tests {
                     continue;
                 };
                 let file = std::fs::File::open(&path).unwrap();
-                let found = match point.place {
-                    Place::Function(symbol) => elf::function(&file, Symbol::Exact(symbol)).map(|_| 1),
-                    Place::FunctionContaining(text) => {
-                        elf::function(&file, Symbol::Containing(text)).map(|_| 1)
-                    }
-                    Place::StaticProbe(provider, name) => {
-                        elf::static_probe(&file, provider, name).map(|sites| sites.len())
-                    }
-                };
-                if !found.as_ref().is_ok_and(|sites| *sites > 0) {
+                let found = elf::find(&file, &point.place.wanted()).map(|found| found.sites);
+                if !found.as_ref().is_ok_and(|sites| !sites.is_empty()) {
                     missing.push(format!("{}: {:?}: {found:?}", path.display(), point.place));
                 }
             }

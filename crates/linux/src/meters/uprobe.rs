@@ -20,7 +20,7 @@ use super::concern::census::Census;
 use super::concern::threads::has_shadow_stack;
 use super::concern::{Files, Looked, Others, Target};
 use super::crowd::Crowd;
-use super::elf::{self, ElfError, Site, Symbol};
+use super::elf::{self, ElfError, Found, Site};
 use super::owed::is_replaced;
 use super::patient::look_up;
 use super::points::{KnownPoint, Place, coming_and_going, known_points};
@@ -34,7 +34,6 @@ use crate::sys::perf::OpenError;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::Arc;
 
 /// Cost of one hit on an instruction that the kernel emulates, and on one that it steps through (measured in loops on a virtual
@@ -138,12 +137,10 @@ impl Wanted {
         }
     }
 
-    fn sites(&self, file: &File) -> Result<Vec<Site>, ElfError> {
+    fn in_file(&self) -> elf::Wanted {
         match self {
-            Self::Function { symbol, .. } => {
-                elf::function(file, Symbol::Exact(symbol)).map(|(_, site)| vec![site])
-            }
-            Self::Static { provider, name, .. } => elf::static_probe(file, provider, name),
+            Self::Function { symbol, .. } => elf::Wanted::Function(symbol.clone()),
+            Self::Static { provider, name, .. } => elf::Wanted::StaticProbe(provider.clone(), name.clone()),
         }
     }
 }
@@ -152,7 +149,7 @@ impl Wanted {
 type FileState = ((u64, u64), (i64, i64), u64);
 
 /// Answers about files: reading the symbols of a large one takes tens of milliseconds.
-type Cache = BTreeMap<(FileState, String), Result<(String, Vec<Site>), ElfError>>;
+type Cache = BTreeMap<(FileState, elf::Wanted), Result<Found, ElfError>>;
 
 /// The kind.
 pub(super) struct Uprobe {
@@ -184,17 +181,12 @@ impl Uprobe {
     }
 
     /// Looks into a file, or remembers.
-    fn look(
-        &mut self,
-        binary: &Binary,
-        key: &str,
-        look: impl FnOnce(&File) -> Result<(String, Vec<Site>), ElfError>,
-    ) -> Result<(String, Vec<Site>), ElfError> {
-        let key = (binary.state, key.to_owned());
+    fn look(&mut self, binary: &Binary, wanted: elf::Wanted) -> Result<Found, ElfError> {
+        let key = (binary.state, wanted);
         if let Some(answer) = self.cache.get(&key) {
             return answer.clone();
         }
-        let answer = look(binary.file.file());
+        let answer = elf::find(binary.file.file(), &key.1);
         if self.cache.len() >= CACHE_MAX {
             self.cache.clear();
         }
@@ -214,22 +206,10 @@ impl Uprobe {
             Place::StaticProbe(provider, probe) => format!("usdt:{name}:{provider}:{probe}"),
         };
         let found = Binary::main(root, workload).and_then(|binary| {
-            let (symbol, sites) = self
-                .look(&binary, &plain_key(&point.place, &plain), |file| {
-                    match point.place {
-                        Place::Function(s) => {
-                            elf::function(file, Symbol::Exact(s)).map(|(n, s)| (n, vec![s]))
-                        }
-                        Place::FunctionContaining(s) => {
-                            elf::function(file, Symbol::Containing(s)).map(|(n, s)| (n, vec![s]))
-                        }
-                        Place::StaticProbe(p, n) => {
-                            elf::static_probe(file, p, n).map(|sites| (n.to_owned(), sites))
-                        }
-                    }
-                })
+            let found = self
+                .look(&binary, point.place.wanted())
                 .map_err(|e| e.to_string())?;
-            Ok((symbol, sites, binary))
+            Ok((found.name, found.sites, binary))
         });
         let (id, checked) = match found {
             Ok((symbol, sites, binary)) => {
@@ -284,9 +264,10 @@ impl Uprobe {
         };
         let wanted = Wanted::parse(id).map_err(refuse)?;
         let binary = Binary::find(root, workload, wanted.binary()).map_err(refuse)?;
-        let (_, sites) = self
-            .look(&binary, id, |file| wanted.sites(file).map(|s| (String::new(), s)))
-            .map_err(|e| refuse(e.to_string()))?;
+        let sites = self
+            .look(&binary, wanted.in_file())
+            .map_err(|e| refuse(e.to_string()))?
+            .sites;
         shadowed(root, workload, &binary, &sites).map_err(refuse)?;
         replaced(&binary, &sites).map_err(refuse)?;
         let way = Way::choose(root, workload, &binary, &sites).map_err(refuse)?;
@@ -297,14 +278,6 @@ impl Uprobe {
             way,
             source,
         })
-    }
-}
-
-/// The text an answer is remembered under; a search and an exact name are different questions.
-fn plain_key(place: &Place, plain: &str) -> String {
-    match place {
-        Place::FunctionContaining(_) => format!("{plain}*"),
-        Place::Function(_) | Place::StaticProbe(..) => plain.to_owned(),
     }
 }
 

@@ -17,6 +17,8 @@ use std::time::SystemTime;
 const CODE_MAX: usize = 4 * 1024 * 1024;
 /// Most files that are looked into.
 const IMAGES_MAX: usize = 128;
+/// Most functions of all files together, of which each takes eight bytes.
+const FUNCTIONS_MAX: usize = 1024 * 1024;
 
 /// An address of the program, understood.
 #[derive(Clone)]
@@ -231,6 +233,10 @@ impl Atlas {
     ) -> Result<Image, Refusal> {
         self.census
             .allow(&self.family, &mapping.device_inode, &mapping.path)?;
+        let known: usize = self.images.iter().flatten().map(Image::functions).sum();
+        if known > FUNCTIONS_MAX {
+            return Err(format!("more than {FUNCTIONS_MAX} functions in all files").into());
+        }
         let file = CodeFile::mapped(root, process, mapping)?;
         let main = is_main(root, process, mapping);
         let name = if main {

@@ -12,7 +12,7 @@
 mod active;
 mod atlas;
 mod compiled;
-mod image;
+pub(super) mod image;
 mod place;
 mod probes;
 mod rehearsal;

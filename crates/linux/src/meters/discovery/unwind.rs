@@ -4,21 +4,21 @@
 //! The table of the header leads to one description per function, which has the function's own range. Only what table and
 //! description agree on is taken.
 
-use super::super::elf64::{u16_at, u32_at, u64_at};
+use super::super::bounded::Region;
+use super::super::ranges::{FUNCTIONS_MAX, Ranges};
 use std::collections::BTreeMap;
 
-/// Most functions of a file.
-pub(super) const FUNCTIONS_MAX: usize = 1_000_000;
 /// Most kinds of descriptions (CIE): linkers merge them to a few per library that was linked in.
-const KINDS_MAX: usize = 65_536;
+const KINDS_MAX: usize = 16_384;
+/// Most bytes of one that are looked at: numbers and the augmentation come first.
+const KIND_MAX: usize = 64;
 /// Longest augmentation string that is looked at.
 const AUGMENTATION_MAX: usize = 16;
 
-/// A section: its address and its bytes.
-#[derive(Clone, Copy)]
-pub(in crate::meters) struct Section<'a> {
+/// A section: its address and a reader of it.
+pub(in crate::meters) struct Section<'b> {
     pub(in crate::meters) address: u64,
-    pub(in crate::meters) data: &'a [u8],
+    pub(in crate::meters) data: Region<'b>,
 }
 
 /// How the addresses of a description are written.
@@ -54,116 +54,132 @@ fn size_of_number(byte: u8) -> Option<usize> {
     }
 }
 
-/// Ranges of functions, from and to, in no order.
-pub(in crate::meters) fn functions(header: Section<'_>, frames: Section<'_>) -> Vec<(u64, u64)> {
-    let mut kinds = BTreeMap::new();
-    table(header)
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|(start, description)| {
-            let end = end(frames, start, description, &mut kinds)?;
-            Some((start, end))
-        })
-        .collect()
-}
-
-/// The search table: pairs of start and address of the description, as signed offsets from the section's own address, in
-/// the one encoding that linkers write (`datarel | sdata4`).
-fn table(header: Section<'_>) -> Option<Vec<(u64, u64)>> {
-    let [1, pointer, 0x03, 0x3b, ..] = header.data else {
+/// Notes ranges of functions, in no order.
+pub(in crate::meters) fn functions(
+    mut header: Section<'_>,
+    frames: Section<'_>,
+    into: &mut Ranges,
+) -> Option<()> {
+    // The search table: pairs of start and address of the description, as signed offsets from the section's own address,
+    // in the one encoding that linkers write (`datarel | sdata4`).
+    let [1, pointer, 0x03, 0x3b] = *header.data.bytes(0, 4)? else {
         return None;
     };
-    let count_at = 4 + size_of_number(*pointer)?;
-    let count = u32_at(header.data, count_at)? as usize;
-    let table = header.data.get(count_at.checked_add(4)?..)?;
-    let address = |bytes: [u8; 4]| {
-        header
-            .address
-            .wrapping_add_signed(i64::from(i32::from_le_bytes(bytes)))
+    let count_at = 4 + size_of_number(pointer)? as u64;
+    let count = u64::from(header.data.u32(count_at)?).min(FUNCTIONS_MAX as u64);
+    let mut descriptions = Descriptions {
+        kinds: BTreeMap::new(),
+        of_kinds: frames.data.another(),
+        frames,
     };
-    Some(
-        table
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .take(count.min(FUNCTIONS_MAX))
-            .map(|[a, b, c, d, e, f, g, h]| (address([*a, *b, *c, *d]), address([*e, *f, *g, *h])))
-            .collect(),
-    )
+    for i in 0..count {
+        let at = count_at + 4 + 8 * i;
+        let (start, description) = (header.data.u32(at)?, header.data.u32(at + 4)?);
+        let address = |offset: u32| header.address.wrapping_add_signed(i64::from(offset as i32));
+        let (start, description) = (address(start), address(description));
+        if let Some(end) = descriptions.end(start, description) {
+            into.note(start, end);
+        }
+    }
+    Some(())
 }
 
 /// Bounds of a record that begins at a place in the section: of its contents behind the length.
-fn record(data: &[u8], at: usize) -> Option<(usize, usize)> {
-    let length = u32_at(data, at)?;
+fn record(data: &mut Region<'_>, at: u64) -> Option<(u64, u64)> {
+    let length = data.u32(at)?;
     // 0 ends the section; the long form is for sections beyond 4 GiB.
     if length == 0 || length == u32::MAX {
         return None;
     }
     let begin = at.checked_add(4)?;
-    let end = begin.checked_add(usize::try_from(length).ok()?)?;
-    (end <= data.len()).then_some((begin, end))
+    let end = begin.checked_add(u64::from(length))?;
+    (end <= data.size()).then_some((begin, end))
 }
 
-/// End of the function that starts there, from its description (FDE).
-fn end(
-    frames: Section<'_>,
-    start: u64,
-    description: u64,
-    kinds: &mut BTreeMap<usize, Option<Encoding>>,
-) -> Option<u64> {
-    let at = usize::try_from(description.checked_sub(frames.address)?).ok()?;
-    let (begin, end) = record(frames.data, at)?;
-    let data = frames.data.get(..end)?;
-    // How far back its kind (CIE) is described, counted from this number itself.
-    let back = usize::try_from(u32_at(data, begin)?).ok()?;
-    let kind = begin.checked_sub(back).filter(|_| back != 0)?;
-    if kinds.len() >= KINDS_MAX {
-        return None;
-    }
-    let encoding = (*kinds.entry(kind).or_insert_with(|| encoding(frames.data, kind)))?;
-    let first = begin.checked_add(4)?;
-    let number = |at: usize| match encoding.size {
-        2 => u16_at(data, at).map(u64::from),
-        4 => u32_at(data, at).map(u64::from),
-        _ => u64_at(data, at),
-    };
-    // As the table has it, or one of them is wrong.
-    let written = number(first)?;
-    let begins = if encoding.relative {
-        let signed = match encoding.size {
-            2 => i64::from(written as u16 as i16),
-            4 => i64::from(written as u32 as i32),
-            _ => written as i64,
+/// The descriptions of functions (FDE) and what is known of their kinds.
+struct Descriptions<'b> {
+    frames: Section<'b>,
+    /// The same section: kinds stand far from the descriptions that refer to them.
+    of_kinds: Region<'b>,
+    kinds: BTreeMap<u64, Option<Encoding>>,
+}
+
+impl Descriptions<'_> {
+    /// End of the function that starts there, from its description.
+    fn end(&mut self, start: u64, description: u64) -> Option<u64> {
+        let at = description.checked_sub(self.frames.address)?;
+        let (begin, end) = record(&mut self.frames.data, at)?;
+        // How far back its kind (CIE) is described, counted from this number itself.
+        let back = u64::from(self.frames.data.u32(begin)?);
+        let kind = begin.checked_sub(back).filter(|_| back != 0)?;
+        let encoding = self.encoding(kind)?;
+        let first = begin.checked_add(4)?;
+        let second = first.checked_add(encoding.size as u64)?;
+        // As the table has it, or one of them is wrong.
+        let written = self.number(first, end, encoding.size)?;
+        let begins = if encoding.relative {
+            let signed = match encoding.size {
+                2 => i64::from(written as u16 as i16),
+                4 => i64::from(written as u32 as i32),
+                _ => written as i64,
+            };
+            self.frames
+                .address
+                .wrapping_add(first)
+                .wrapping_add_signed(signed)
+        } else {
+            written
         };
-        frames
-            .address
-            .wrapping_add(first as u64)
-            .wrapping_add_signed(signed)
-    } else {
-        written
-    };
-    let length = number(first.checked_add(encoding.size)?)?;
-    (begins == start && length > 0)
-        .then(|| start.checked_add(length))
-        .flatten()
+        let length = self.number(second, end, encoding.size)?;
+        (begins == start && length > 0)
+            .then(|| start.checked_add(length))
+            .flatten()
+    }
+
+    /// A number of so many bytes before the end of a record.
+    fn number(&mut self, at: u64, end: u64, size: usize) -> Option<u64> {
+        (at.checked_add(size as u64)? <= end).then_some(())?;
+        match size {
+            2 => self.frames.data.u16(at).map(u64::from),
+            4 => self.frames.data.u32(at).map(u64::from),
+            _ => self.frames.data.u64(at),
+        }
+    }
+
+    fn encoding(&mut self, kind: u64) -> Option<Encoding> {
+        if let Some(known) = self.kinds.get(&kind) {
+            return *known;
+        }
+        if self.kinds.len() >= KINDS_MAX {
+            return None;
+        }
+        let found = record(&mut self.of_kinds, kind).and_then(|(begin, end)| {
+            let most = usize::try_from(end - begin).ok()?.min(KIND_MAX);
+            encoding(self.of_kinds.bytes(begin, most)?)
+        });
+        self.kinds.insert(kind, found);
+        found
+    }
 }
 
 /// How the addresses of descriptions of a kind are written: from its augmentation. `None`: not understood, or of frames
 /// that signals make, which nobody calls.
-fn encoding(data: &[u8], at: usize) -> Option<Encoding> {
-    let (begin, end) = record(data, at)?;
-    let data = data.get(..end)?;
+fn encoding(data: &[u8]) -> Option<Encoding> {
     // A kind has 0 where a description says which kind it is of.
-    (u32_at(data, begin)? == 0).then_some(())?;
-    let version = *data.get(begin.checked_add(4)?)?;
-    let mut rest = data.get(begin.checked_add(5)?..)?;
+    let (0, rest) = data
+        .split_first_chunk()
+        .map(|(id, rest)| (u32::from_le_bytes(*id), rest))?
+    else {
+        return None;
+    };
+    let (version, mut rest) = rest.split_first()?;
     let length = rest.iter().take(AUGMENTATION_MAX).position(|c| *c == 0)?;
     let augmentation = rest.get(..length)?;
     rest = rest.get(length + 1..)?;
     // Code and data alignment, and the register of the return address.
     skip_number(&mut rest)?;
     skip_number(&mut rest)?;
-    match version {
+    match *version {
         1 => rest = rest.get(1..)?,
         3 => skip_number(&mut rest)?,
         _ => return None,
@@ -209,6 +225,7 @@ fn skip_number(rest: &mut &[u8]) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::bounded::Bounded;
     use super::*;
 
     const HEADER: u64 = 0x1000;
@@ -247,16 +264,20 @@ mod tests {
     }
 
     fn found(header: &[u8], frames: &[u8]) -> Vec<(u64, u64)> {
+        let (of_header, of_frames) = (Bounded::new(&header).unwrap(), Bounded::new(&frames).unwrap());
+        let mut into = Ranges::of_code(&[(0, 1 << 20)]).unwrap();
         functions(
             Section {
                 address: HEADER,
-                data: header,
+                data: of_header.region(0, header.len() as u64).unwrap(),
             },
             Section {
                 address: FRAMES,
-                data: frames,
+                data: of_frames.region(0, frames.len() as u64).unwrap(),
             },
-        )
+            &mut into,
+        );
+        into.finish().iter().collect()
     }
 
     #[test]
