@@ -7,12 +7,14 @@
 mod arena;
 mod children;
 mod file_cache;
+mod ground;
 
 use crate::Context;
 use crate::failure::{Failure, Kind};
 use crate::render::{self, Look, bytes, effect};
 use children::{Daemon, Scratch, Workload};
 use clap::{Args, ValueEnum};
+use ground::Ground;
 use homeostat_daemon::api::{Effect, Status};
 use homeostat_daemon::client::{Client, ClientError};
 use homeostat_daemon::machine_lock;
@@ -40,6 +42,8 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// Level of each of the two tries. The daemon's own default is fifty times stricter, because it makes many tries; on a
 /// loud host that needs more blocks than fit into five minutes.
 const LEVEL: f64 = 0.05;
+/// How long `latency` may fill its memory; an emulated CPU takes a minute or two.
+const FILL_PATIENCE: Duration = Duration::from_secs(120);
 /// How long an undo may take.
 const UNDO_PATIENCE: Duration = Duration::from_secs(30);
 /// Memory of `latency`: far more than the processor's translation buffers reach with 4 KiB pages.
@@ -49,6 +53,7 @@ const LATENCY_MIB: u64 = 1024;
 ///
 /// Needs root. large-pages starts `latency` (a pointer chase over 1 GiB) and, if it is installed, a redis-server with a
 /// load generator; a private daemon finds them, tries large pages on and off in random order, judges, and undoes.
+/// Where the kernel gives programs large pages from the start (THP=always), it shows shared memory, or file-cache.
 /// file-cache starts a program that works on a file and one that reads a large file, in a control group with too little
 /// memory for both; the daemon keeps the reader from pushing the other out, proves it, and undoes. No other process is
 /// touched.
@@ -57,7 +62,9 @@ const LATENCY_MIB: u64 = 1024;
   homeostat demo
   homeostat demo --no-redis                  the first program only
   homeostat demo file-cache                  a big reader no longer pushes a program out of memory
-  homeostat demo --json > demo.json")]
+  homeostat demo --json > demo.json
+
+Exit status: 0 when the demo ended and everything was put back, whether a gain was proven or not; --json has the verdict.")]
 pub struct Demo {
     /// What to show.
     #[arg(value_enum, default_value = "large-pages")]
@@ -81,6 +88,8 @@ enum What {
 struct Shown {
     program: String,
     verdict: String,
+    /// Why there is no gain, where none was proven.
+    reason: String,
     effect: Option<Effect>,
     blocks: u32,
     seconds: u64,
@@ -105,6 +114,18 @@ impl Demo {
         }
         let begin = Instant::now();
         let latency = self.check(context)?;
+        let ground = Ground::of_this_machine();
+        let show = Show {
+            look: context.terminal.look(),
+            live: context.terminal.is_terminal,
+            quiet: context.terminal.json,
+        };
+        if let Some(text) = ground.explanation() {
+            show.write(&text);
+        }
+        if ground == Ground::Nothing {
+            return file_cache::run(context);
+        }
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [
             signal_hook::consts::SIGINT,
@@ -115,15 +136,10 @@ impl Demo {
                 .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
         }
         let scratch = Scratch::new().map_err(|e| Failure::from_error(&e))?;
-        let redis = if self.no_redis {
+        let redis = if self.no_redis || ground == Ground::Shared {
             None
         } else {
             children::copy_of_redis(&scratch)
-        };
-        let show = Show {
-            look: context.terminal.look(),
-            live: context.terminal.is_terminal,
-            quiet: context.terminal.json,
         };
         // Before the daemon looks: a program that is being filled does other work than one that is read, and what it
         // did then would count as noise.
@@ -135,6 +151,32 @@ impl Demo {
             ));
             children::Redis::start(server, keys, &scratch, &stop)
         });
+        let mib = children::memory_available_mib()
+            .map_or(LATENCY_MIB, |free| LATENCY_MIB.min(free / 3))
+            .max(64)
+            .to_string();
+        let mut arguments = vec![
+            mib.as_str(),
+            "64",
+            "1",
+            "900",
+            "--order",
+            "random",
+            "--report",
+            "1",
+        ];
+        arguments.extend(ground.arguments());
+        show.write(&format!("Filling {mib} MiB of memory …"));
+        let child = Workload::start(&latency, &arguments, &scratch, "latency")
+            .map_err(|e| Failure::from_error(&e))?;
+        let filling = Instant::now();
+        while child.last_report("work_per_s").is_none()
+            && child.ended().is_none()
+            && filling.elapsed() < FILL_PATIENCE
+            && !stop.load(Ordering::Relaxed)
+        {
+            std::thread::sleep(LOOK_EVERY);
+        }
         if stop.load(Ordering::Relaxed) {
             return Err(interrupted());
         }
@@ -168,18 +210,13 @@ impl Demo {
             stage.daemon.pid(),
             LEVEL * 100.0
         ));
-        let mib = children::memory_available_mib()
-            .map_or(LATENCY_MIB, |free| LATENCY_MIB.min(free / 3))
-            .max(64);
         stage.say(&format!(
-            "\n1. latency: one thread follows pointers through {mib} MiB in random order."
+            "\n1. latency: one thread follows pointers through {mib} MiB of {} memory in random order.",
+            ground.memory()
         ));
-        let arguments = [&mib.to_string(), "64", "1", "900", "--order", "random"];
-        let child = Workload::start(&latency, &arguments, &scratch, "latency")
-            .map_err(|e| Failure::from_error(&e))?;
         summary.workloads.push(stage.prove(
             "latency",
-            &child,
+            (&child, ground),
             VERDICT_UNTIL.saturating_sub(begin.elapsed()),
             &mut summary.restored,
         )?);
@@ -199,7 +236,7 @@ impl Demo {
                 match redis.start_load(&scratch) {
                     Ok(()) => summary.workloads.push(stage.prove(
                         "redis-server",
-                        &redis.server,
+                        (&redis.server, ground),
                         VERDICT_UNTIL.saturating_sub(begin.elapsed()),
                         &mut summary.restored,
                     )?),
@@ -208,6 +245,10 @@ impl Demo {
             }
             Some(Err(e)) => stage.say(&format!("\n2. redis could not be started: {e}")),
             None if self.no_redis => {}
+            None if ground == Ground::Shared => stage.say(
+                "\n2. redis-server: left out. Its memory is private, and redis itself switches large pages off where \
+                 enabled is always.",
+            ),
             None => stage.say("\n2. redis-server and redis-benchmark are not installed: left out."),
         }
         let Stage {
@@ -221,15 +262,10 @@ impl Demo {
         } else {
             context.terminal.print(&closing(&summary))?;
         }
-        match (
-            summary.restored,
-            summary.workloads.iter().any(|w| w.verdict == "accepted"),
-        ) {
-            (false, _) => Err(Failure::failed("something was not put back; see above")),
-            (true, false) => Err(Failure::failed(
-                "no gain was proven in the time of the demo; see above",
-            )),
-            (true, true) => Ok(()),
+        if summary.restored {
+            Ok(())
+        } else {
+            Err(Failure::failed("something was not put back; see above"))
         }
     }
 
@@ -394,7 +430,7 @@ impl Stage {
     fn prove(
         &mut self,
         program: &str,
-        child: &Workload,
+        (child, ground): (&Workload, Ground),
         patience: Duration,
         restored: &mut bool,
     ) -> Result<Shown, Failure> {
@@ -402,17 +438,21 @@ impl Stage {
         let mut shown = Shown {
             program: program.into(),
             verdict: "none in time".into(),
+            reason: String::new(),
             effect: None,
             blocks: 0,
             seconds: 0,
-            huge_bytes_before: child.huge_bytes().unwrap_or(0),
+            huge_bytes_before: 0,
             huge_bytes_during: 0,
             huge_bytes_after: None,
         };
+        let mut pages = Pages::default();
         let mut told = Instant::now();
         let mut name = String::new();
         let mut was_declined = false;
         let status = loop {
+            // Read before the daemon is asked: a change that it does not know of yet is not in here.
+            let huge = child.huge_bytes(ground).unwrap_or(0);
             let status = self.look()?;
             if let Some(why) = child.ended() {
                 return Err(Failure::failed(format!("{program} ended: {why}")));
@@ -424,8 +464,7 @@ impl Stage {
             if let Some(found) = found {
                 name.clone_from(&found.name);
             }
-            let huge = child.huge_bytes().unwrap_or(0);
-            shown.huge_bytes_during = shown.huge_bytes_during.max(huge);
+            pages.read(huge, is_changed(&status, &name));
             if let Some(e) = status.experiments.iter().find(|e| e.workload == name) {
                 shown.blocks = e.blocks;
                 let line = format!(
@@ -441,6 +480,7 @@ impl Stage {
             }
             if let Some(outcome) = status.outcomes.iter().find(|o| o.workload == name) {
                 shown.verdict.clone_from(&outcome.verdict);
+                shown.reason.clone_from(&outcome.reason);
                 shown.effect.clone_from(&outcome.effect);
                 shown.blocks = outcome.blocks;
                 break status;
@@ -450,6 +490,7 @@ impl Stage {
                 self.say(&format!("   declined: {}", found.summary));
                 if !is_looked_at_again(&found.summary, begin.elapsed(), patience) {
                     shown.verdict = "declined".into();
+                    shown.reason.clone_from(&found.summary);
                     break status;
                 }
                 self.say(&format!(
@@ -464,10 +505,11 @@ impl Stage {
                     .iter()
                     .find(|w| w.name == name)
                     .map(|w| w.summary.clone());
+                shown.reason = why.unwrap_or_else(|| "the daemon has not found it".into());
                 self.say(&format!(
                     "   no verdict after {} s; {}",
                     patience.as_secs(),
-                    why.unwrap_or_else(|| "the daemon has not found it".into())
+                    shown.reason
                 ));
                 break status;
             }
@@ -482,48 +524,84 @@ impl Stage {
             "   Verdict for {program} after {} s: {}{gain}",
             shown.seconds, shown.verdict
         ));
-        self.put_back(child, &status, &name, &mut shown)?;
-        *restored &= shown
-            .huge_bytes_after
-            .is_none_or(|after| after <= shown.huge_bytes_before);
+        (shown.huge_bytes_before, shown.huge_bytes_during) = (pages.before, pages.during);
+        *restored &= self.put_back((child, ground), &status, &name, &mut shown, pages.changed)?;
         Ok(shown)
     }
 
     /// Has the daemon undo everything, if something of that workload is in force or on trial.
     fn undo_changes_of(&mut self, name: &str, status: &Status) -> Result<(), Failure> {
-        let changed = status.in_force.iter().any(|c| c.workload == name)
-            || status.experiments.iter().any(|e| e.workload == name);
-        if let (Some(client), true) = (self.client.as_mut(), changed) {
+        if let (Some(client), true) = (self.client.as_mut(), is_changed(status, name)) {
             client.undo_all()?;
         }
         Ok(())
     }
 
+    /// Takes the change back and says whether it is gone. A workload that was not changed has nothing to be put back: what the
+    /// kernel does with its pages meanwhile is the kernel's.
     fn put_back(
         &mut self,
-        child: &Workload,
+        (child, ground): (&Workload, Ground),
         status: &Status,
         name: &str,
         shown: &mut Shown,
-    ) -> Result<(), Failure> {
+        changed: bool,
+    ) -> Result<bool, Failure> {
         self.undo_changes_of(name, status)?;
         let begin = Instant::now();
-        let mut after = child.huge_bytes();
-        while after.is_some_and(|after| after > shown.huge_bytes_before) && begin.elapsed() < UNDO_PATIENCE {
+        let mut after = child.huge_bytes(ground);
+        let is_left =
+            |after: Option<u64>| changed && after.is_some_and(|after| after > shown.huge_bytes_before);
+        while is_left(after) && begin.elapsed() < UNDO_PATIENCE {
             self.look()?;
             std::thread::sleep(LOOK_EVERY);
-            after = child.huge_bytes();
+            after = child.huge_bytes(ground);
         }
+        let is_back = !is_left(after);
         shown.huge_bytes_after = after;
-        if let Some(after) = after {
-            self.say(&format!(
+        match after {
+            Some(after) if changed => self.say(&format!(
                 "   In large pages: {} before, {} at most during, {} after the undo (read from the kernel).",
                 bytes(shown.huge_bytes_before),
                 bytes(shown.huge_bytes_during),
                 bytes(after)
-            ));
+            )),
+            Some(after) => self.say(&format!(
+                "   Nothing was changed. In large pages: {} (read from the kernel).",
+                bytes(after)
+            )),
+            None => {}
         }
-        Ok(())
+        Ok(is_back)
+    }
+}
+
+/// Whether something of that workload is in force or on trial.
+fn is_changed(status: &Status, name: &str) -> bool {
+    status.in_force.iter().any(|c| c.workload == name)
+        || status.experiments.iter().any(|e| e.workload == name)
+}
+
+/// Memory in large pages over the course of a demo.
+#[derive(Debug, Default)]
+struct Pages {
+    /// The reading of the last look and that of the look before it.
+    last: [u64; 2],
+    before: u64,
+    during: u64,
+    changed: bool,
+}
+
+impl Pages {
+    /// Takes a reading. The state of the daemon is up to a turn of its loop old, so that a change may have begun when it shows none:
+    /// what counts as before is the reading of two looks ago.
+    fn read(&mut self, huge: u64, changed: bool) {
+        self.changed |= changed;
+        if !self.changed {
+            self.before = self.last[1];
+        }
+        self.during = self.during.max(huge);
+        self.last = [huge, self.last[0]];
     }
 }
 
@@ -549,6 +627,12 @@ fn closing(summary: &Summary) -> String {
             "  {}: {}{gain}, {} blocks, {} s from its start to the verdict\n",
             w.program, w.verdict, w.blocks, w.seconds
         ));
+        if w.verdict != "accepted" && !w.reason.is_empty() {
+            out.push_str(&format!("    {}\n", w.reason));
+        }
+    }
+    if summary.workloads.iter().all(|w| w.verdict != "accepted") {
+        out.push_str("  No gain was proven here, and nothing was kept.\n");
     }
     out.push_str(if summary.restored {
         "  The daemon has undone everything and ended; nothing stays changed.\n"
@@ -602,6 +686,46 @@ mod tests {
                 .never
         );
         assert_eq!(policy.reconsider_s, LOOK_AGAIN.as_secs_f64());
+    }
+
+    #[test]
+    fn a_workload_was_changed_only_where_the_daemon_had_a_trial() {
+        // On a machine that gives large pages by itself, memory in them grows while nothing is on trial.
+        let mut pages = Pages::default();
+        for huge in [0, 2, 8, 8, 8] {
+            pages.read(huge, false);
+        }
+        assert_eq!((pages.before, pages.during, pages.changed), (8, 8, false));
+        // The first reading that shows the change may come before the state that does.
+        pages.read(20, false);
+        pages.read(30, true);
+        pages.read(12, false);
+        assert_eq!((pages.before, pages.during, pages.changed), (8, 30, true));
+    }
+
+    #[test]
+    fn the_end_says_why_nothing_was_proven() {
+        let text = closing(&Summary {
+            schema: 1,
+            workloads: vec![Shown {
+                program: "latency".into(),
+                verdict: "declined".into(),
+                reason: "0 B to convert; 1 GiB is in large pages already".into(),
+                effect: None,
+                blocks: 0,
+                seconds: 9,
+                huge_bytes_before: 0,
+                huge_bytes_during: 0,
+                huge_bytes_after: Some(1 << 30),
+            }],
+            restored: true,
+            seconds: 10,
+        });
+        assert!(text.contains("1 GiB is in large pages already"), "{text}");
+        assert!(
+            text.contains("No gain was proven") && text.contains("nothing stays changed"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! They run in process groups of their own: a Ctrl-C on the terminal reaches the demo alone, which then ends them in
 //! the right order (the daemon first, because it undoes its changes while the workloads still live).
 
+use super::ground::Ground;
 use homeostat_daemon::client::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use std::cell::RefCell;
@@ -228,10 +229,10 @@ impl Workload {
         Some(format!("{status}\n{}", tail(&self.log)))
     }
 
-    /// Anonymous memory in large pages, from the kernel.
-    pub(super) fn huge_bytes(&self) -> Option<u64> {
+    /// Memory of the kind that the demo is about in large pages, from the kernel.
+    pub(super) fn huge_bytes(&self, ground: Ground) -> Option<u64> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)).ok()?;
-        let line = text.lines().find_map(|l| l.strip_prefix("AnonHugePages:"))?;
+        let line = text.lines().find_map(|l| l.strip_prefix(ground.kernel_name()))?;
         line.split_whitespace()
             .next()?
             .parse::<u64>()

@@ -48,7 +48,7 @@ struct Part {
     reader_mib_per_s: f64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Summary {
     schema: u32,
     alone: Part,
@@ -59,6 +59,8 @@ struct Summary {
     /// From the start of the reader to the first containment.
     contained_after_s: Option<f64>,
     verdict: String,
+    /// Why there is no gain, where none was proven.
+    reason: String,
     effect: Option<Effect>,
     blocks: u32,
     limit_bytes: Option<u64>,
@@ -184,12 +186,10 @@ pub(super) fn run(context: &Context) -> Result<(), Failure> {
     } else {
         context.terminal.print(&closing(&summary))?;
     }
-    match (summary.restored, summary.verdict.as_str()) {
-        (false, _) => Err(Failure::failed("something was not put back; see above")),
-        (true, "accepted") => Ok(()),
-        (true, _) => Err(Failure::failed(
-            "no gain was proven in the time of the demo; see above",
-        )),
+    if summary.restored {
+        Ok(())
+    } else {
+        Err(Failure::failed("something was not put back; see above"))
     }
 }
 
@@ -202,7 +202,16 @@ impl Play {
             stage.daemon.pid(),
             LEVEL * 100.0
         ));
-        self.await_meter(stage)?;
+        if let Some(reason) = self.await_meter(stage)? {
+            stage.say(&format!("   declined: {reason}"));
+            return Ok(Summary {
+                schema: homeostat_daemon::api::SCHEMA,
+                verdict: "declined".into(),
+                reason,
+                restored: true,
+                ..Summary::default()
+            });
+        }
         let mut alone = Seconds::default();
         let since = Instant::now();
         while since.elapsed() < ALONE {
@@ -232,23 +241,26 @@ impl Play {
         self.watch(stage, alone, begin)
     }
 
-    /// Waits until the daemon knows how the worker's work is measured: no change is made that cannot be judged.
-    fn await_meter(&self, stage: &mut Stage) -> Result<(), Failure> {
+    /// Waits until the daemon knows how the worker's work is measured: no change is made that cannot be judged. Says why not,
+    /// if it finds no way.
+    fn await_meter(&self, stage: &mut Stage) -> Result<Option<String>, Failure> {
         let begin = Instant::now();
         loop {
             let status = stage.look()?;
             self.alive()?;
-            let is_known = status.workloads.iter().any(|w| {
-                w.pids.contains(&i64::from(self.worker.pid()))
-                    && !matches!(w.stage.as_str(), "ignored" | "considered")
-            });
-            if is_known {
-                return Ok(());
+            let found = status
+                .workloads
+                .iter()
+                .find(|w| w.pids.contains(&i64::from(self.worker.pid())));
+            if found.is_some_and(|w| !matches!(w.stage.as_str(), "ignored" | "considered")) {
+                return Ok(None);
             }
             if begin.elapsed() > METER_PATIENCE {
-                return Err(Failure::failed(
-                    "the daemon has found no way to measure file-worker; see above",
-                ));
+                let why = found.map_or("the daemon has not found it", |w| w.summary.as_str());
+                return Ok(Some(format!(
+                    "after {} s the daemon has no way to measure file-worker: {why}",
+                    METER_PATIENCE.as_secs()
+                )));
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -289,6 +301,7 @@ impl Play {
             recovered_after_s: None,
             contained_after_s: None,
             verdict: "none in time".into(),
+            reason: String::new(),
             effect: None,
             blocks: 0,
             limit_bytes: None,
@@ -372,13 +385,20 @@ impl Play {
                 .find(|o| o.workload == name && o.strategy == "file_cache")
             {
                 summary.verdict.clone_from(&outcome.verdict);
+                summary.reason.clone_from(&outcome.reason);
                 summary.effect.clone_from(&outcome.effect);
                 // The last block ends with the verdict: no look has seen it as a trial.
                 summary.blocks = outcome.blocks;
                 break name;
             }
             if begin.elapsed() > VERDICT_UNTIL {
-                stage.say(&format!("   no verdict after {} s", started.elapsed().as_secs()));
+                let found = status.workloads.iter().find(|w| w.name == name);
+                summary.reason = found.map_or_else(String::new, |w| w.summary.clone());
+                stage.say(&format!(
+                    "   no verdict after {} s; {}",
+                    started.elapsed().as_secs(),
+                    summary.reason
+                ));
                 break name;
             }
             std::thread::sleep(LOOK_EVERY / 2);
@@ -518,6 +538,12 @@ fn closing(s: &Summary) -> String {
         s.effect.as_ref().map_or_else(String::new, |e| format!(" {}", effect(e))),
         s.blocks
     ));
+    if s.verdict != "accepted" {
+        out.push_str(&format!(
+            "    {}\n  No gain was proven here, and nothing was kept.\n",
+            s.reason
+        ));
+    }
     out.push_str(if s.restored {
         "  The daemon has undone everything and ended; nothing stays changed.\n"
     } else {
@@ -566,6 +592,7 @@ mod tests {
             recovered_after_s: None,
             contained_after_s: Some(4.25),
             verdict: "none in time".into(),
+            reason: "waits since 30 s: memory is short".into(),
             effect: None,
             blocks: 3,
             limit_bytes: None,
@@ -577,7 +604,9 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("recovered not") && text.contains("NOT everything"),
+            text.contains("recovered not")
+                && text.contains("NOT everything")
+                && text.contains("waits since 30 s: memory is short\n  No gain was proven"),
             "{text}"
         );
     }
