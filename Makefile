@@ -36,7 +36,7 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
+.PHONY: help build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ unit: ## the tests alone
 vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
 	$(CARGO) test --workspace --locked --no-run
 	vm/vm-test $(VM_ARGS) $(SHAPE)
+
+vm-demo: vm-tools ## the demo on the kernels of Debian 12 and 13 as they are set there (large pages: always), some four minutes
+	$(CARGO) build --workspace --locked
+	vm/vm-test $(VM_ARGS) debian-12 debian-13
 
 # As parts of `make test`: where there is no QEMU to be had at all, that is said loudly and is no failure.
 vm-tools-if-any:

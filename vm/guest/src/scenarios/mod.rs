@@ -8,6 +8,7 @@ mod badly_placed;
 mod balancing;
 mod comparison;
 mod daemons;
+mod demo;
 mod file_cache;
 mod generations;
 mod groups;
@@ -98,6 +99,7 @@ const ALL: &[(&str, Scenario)] = &[
     ("homeostat-beside-numad", comparison::homeostat),
     ("control-groups", groups::recognised_and_left_alone),
     ("daemon-lives-and-dies", daemons::lives_and_dies),
+    ("demo", demo::ends_with_a_true_account),
     ("setting-by-a-person", settings::made_by_a_person),
     ("daemon-trials", trials::end_with_everything_as_found),
     ("placement-tests", placement_tests::pass_here),
