@@ -18,6 +18,7 @@ use crate::sensors::regions::Glance;
 use crate::sensors::{regions, topology};
 use crate::sys::numa::CpuMask;
 use crate::{Root, capabilities};
+use homeostat_model::action::Target;
 use homeostat_model::{
     Action, Bytes, Direction, KernelBalancing, Locality, Machine, MemoryMap, MemorySetting, MeterCandidate,
     MeterId, MeterReading, Nanoseconds, Places, ProcessId, Progress, Snapshot, UndoRecord, Workload,
@@ -25,7 +26,7 @@ use homeostat_model::{
 };
 use homeostat_platform::{Clock, Effectors, LostMeter, PlatformError, Reached, SampleRequest, Sensors};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Share of one CPU below which a workload is noise after a scan, unless it is large.
 const NOISE_CPU: f64 = 0.001;
@@ -165,6 +166,8 @@ pub struct LinuxPlatform {
     /// Whose spans are followed.
     spans: BTreeMap<WorkloadId, Follower>,
     rollups: BTreeMap<ProcessId, Rollup>,
+    /// Processes whose large pages were split by an undo after their last walk: how many they have is not known.
+    split_since: BTreeSet<ProcessId>,
     glances: BTreeMap<ProcessId, Glanced>,
     /// What the processor's event counters say, by windows.
     counters: HardwareCounters,
@@ -232,6 +235,7 @@ impl LinuxPlatform {
             lost: Vec::new(),
             spans: BTreeMap::new(),
             rollups: BTreeMap::new(),
+            split_since: BTreeSet::new(),
             glances: BTreeMap::new(),
             counters: HardwareCounters::default(),
             nodes: 1,
@@ -452,6 +456,7 @@ impl LinuxPlatform {
         self.spans.retain(|workload, _| living.contains_key(workload));
         if let Some(table) = &self.processes {
             self.rollups.retain(|process, _| table.is_known(*process));
+            self.split_since.retain(|process| table.is_known(*process));
             self.glances.retain(|process, _| table.is_known(*process));
             self.reads.retain(|process| table.is_known(process));
             self.locality
@@ -566,7 +571,7 @@ impl LinuxPlatform {
         if let Some(done) = self.rollups.get(&process)
             && begin - done.at < done.took * ROLLUP_REST
         {
-            return Some(*done);
+            return (!self.split_since.contains(&process)).then_some(*done);
         }
         let (root, mut buffer) = (self.root.clone(), std::mem::take(&mut self.buffer));
         // Under the process's mmap_lock; a large process takes its time. When it cannot be read now the share of
@@ -585,6 +590,7 @@ impl LinuxPlatform {
             private,
             shared,
         };
+        self.split_since.remove(&process);
         self.rollups.insert(process, done);
         Some(done)
     }
@@ -793,7 +799,22 @@ impl Effectors for LinuxPlatform {
         }
     }
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
-        self.effectors.advance(record, direction)
+        let progress = self.effectors.advance(record, direction)?;
+        if let (true, Target::Memory(memory)) = (progress.done, &record.action.target) {
+            for target in memory {
+                match direction {
+                    // The next walk is short: it is over large pages.
+                    Direction::Apply => {
+                        self.rollups.remove(&target.process);
+                        self.split_since.remove(&target.process);
+                    }
+                    Direction::Undo => {
+                        self.split_since.insert(target.process);
+                    }
+                }
+            }
+        }
+        Ok(progress)
     }
     fn forget(&mut self, record: &UndoRecord) {
         self.effectors.forget(record);
