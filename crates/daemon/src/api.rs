@@ -141,12 +141,21 @@ pub struct Workload {
     pub huge_bytes: Option<u64>,
     /// `ignored`, `considered`, `observed`, `proposed`, `trying`, `improved` or `declined`.
     pub stage: String,
+    /// Whether it is declined because a person had its change undone.
+    #[serde(default)]
+    pub undone: bool,
     /// The last sentence about it.
     pub summary: String,
     /// The meter that counts its work, once chosen.
     pub meter: Option<Meter>,
     /// The proposal that waits.
     pub proposal: Option<Proposal>,
+}
+
+/// Whether a sentence needs no stage before it: it begins with the stage, or a person decided and not homeostat.
+pub fn is_said_by(stage: &str, text: &str) -> bool {
+    text.strip_prefix(stage).is_some_and(|rest| rest.starts_with(':'))
+        || text.starts_with(homeostat_engine::UNDONE_BY_A_PERSON)
 }
 
 /// What older versions, which did not count in turns, say by saying nothing.
@@ -264,6 +273,18 @@ pub struct Experiment {
     pub elapsed_s: f64,
     /// Longest it may take.
     pub budget_s: f64,
+    /// Time for which the workload stood still so far while the change was made and undone.
+    #[serde(default)]
+    pub stalled_s: f64,
+    /// Memory that the change added at most so far.
+    #[serde(default)]
+    pub bloat_bytes: u64,
+    /// What it has cost so far: seconds of the workload's work.
+    #[serde(default)]
+    pub lost_work_s: f64,
+    /// CPU time that homeostat used while it ran.
+    #[serde(default)]
+    pub own_cpu_s: f64,
 }
 
 /// A change in force.
@@ -390,7 +411,7 @@ pub struct Budget {
     pub experiments_last_hour: u32,
     /// Most experiments per hour.
     pub experiments_per_hour_max: u32,
-    /// Harm exposure of the last 24 hours in percent × seconds.
+    /// Harm exposure of the last 24 hours in percent × seconds, with that of the trials that run.
     pub harm_exposure_day: f64,
     /// Most harm exposure per day.
     pub harm_exposure_per_day_max: f64,
@@ -499,7 +520,7 @@ impl StoryLine {
     /// The line for people, without the time: about whom, the stage unless the sentence begins with it, the sentence.
     pub fn sentence(&self) -> String {
         match &self.workload {
-            Some(workload) if self.text.starts_with(&format!("{}:", self.stage)) => {
+            Some(workload) if is_said_by(&self.stage, &self.text) => {
                 format!("{workload} {}", self.text)
             }
             Some(workload) => format!("{workload} {}: {}", self.stage, self.text),
@@ -531,6 +552,7 @@ impl From<&WorkloadView> for Workload {
             resident_bytes: w.resident_bytes,
             huge_bytes: w.huge_bytes,
             stage: w.stage.to_string(),
+            undone: w.undone,
             summary: w.summary.clone(),
             meter: w.meter.as_ref().map(|m| Meter {
                 id: m.id.to_string(),
@@ -585,6 +607,10 @@ impl From<&ExperimentView> for Experiment {
             evidence_needed: finite_or_zero(e.evidence_needed),
             elapsed_s: finite_or_zero(e.elapsed_s),
             budget_s: finite_or_zero(e.budget_s),
+            stalled_s: finite_or_zero(e.stalled_s),
+            bloat_bytes: e.bloat_bytes,
+            lost_work_s: finite_or_zero(e.harm_exposure / 100.0),
+            own_cpu_s: finite_or_zero(e.own_cpu_s),
         }
     }
 }
@@ -799,6 +825,13 @@ pub trait Named {
     fn program(&self) -> &str;
     /// Whether the process is one of its own.
     fn has_process(&self, pid: i32) -> bool;
+}
+
+impl Workload {
+    /// Its stage for people: what a person had undone was not declined.
+    pub fn stage_word(&self) -> &str {
+        if self.undone { "undone" } else { &self.stage }
+    }
 }
 
 impl Named for WorkloadView {

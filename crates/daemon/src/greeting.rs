@@ -307,6 +307,7 @@ mod tests {
             resident_bytes: mib << 20,
             huge_bytes: None,
             stage,
+            undone: false,
             summary: format!("why {id}"),
             meter: None,
             meters: vec![],

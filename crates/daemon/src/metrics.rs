@@ -2,7 +2,7 @@
 
 pub mod endpoint;
 
-use crate::api::{Effect, Meter, Status};
+use crate::api::{Effect, Experiment, Meter, Status};
 use crate::board::HANGS_AFTER;
 use crate::printable;
 use std::collections::BTreeSet;
@@ -299,6 +299,38 @@ fn trials(t: &mut Text, s: &Status) {
     t.family(name, "gauge", "", "What the evidence must reach.");
     for (i, e) in s.experiments.iter().enumerate() {
         t.sample(name, &labels(i), e.evidence_needed);
+    }
+    let prices: [(&str, &str, &str, fn(&Experiment) -> f64); 4] = [
+        (
+            "homeostat_trial_stalled_seconds",
+            "seconds",
+            "Time for which the workload of the running trial stood still so far for the change.",
+            |e| e.stalled_s,
+        ),
+        (
+            "homeostat_trial_lost_work_seconds",
+            "seconds",
+            "Seconds of its work that the running trial has cost the workload so far.",
+            |e| e.lost_work_s,
+        ),
+        (
+            "homeostat_trial_added_memory_bytes",
+            "bytes",
+            "Memory that the change on trial added at most so far.",
+            |e| e.bloat_bytes as f64,
+        ),
+        (
+            "homeostat_trial_own_cpu_seconds",
+            "seconds",
+            "CPU time that homeostat has used while the running trial ran.",
+            |e| e.own_cpu_s,
+        ),
+    ];
+    for (name, unit, help, of) in prices {
+        t.family(name, "gauge", unit, help);
+        for (i, e) in s.experiments.iter().enumerate() {
+            t.sample(name, &labels(i), of(e));
+        }
     }
     let name = "homeostat_outcomes";
     t.family(

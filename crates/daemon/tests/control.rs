@@ -11,11 +11,12 @@ use homeostat_daemon::machine_lock::{MachineLock, Sole};
 use homeostat_daemon::notify::Manager;
 use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
-use homeostat_engine::view::{ChangeView, Stage, View, WorkloadView};
+use homeostat_engine::view::{BudgetView, ChangeView, ExperimentView, Stage, View, WorkloadView};
 use homeostat_engine::{OperatorRequest, Story};
 use homeostat_linux::settings::watch::ForeignWrite;
 use homeostat_model::{
-    ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, Machine, Nanoseconds, WorkloadKind,
+    ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, ExperimentId, ExperimentKind,
+    Machine, Nanoseconds, WorkloadKind,
 };
 use homeostat_platform::Clock;
 use homeostat_runtime::Turn;
@@ -54,11 +55,39 @@ fn workload(id: &str, program: &str, pid: i32) -> WorkloadView {
         resident_bytes: 1 << 30,
         huge_bytes: None,
         stage: Stage::Observed,
+        undone: false,
         summary: "watching".into(),
         meter: None,
         meters: vec![],
         proposal: None,
         decisions: vec![],
+    }
+}
+
+/// A trial whose first conversion has cost something before any block was measured.
+fn in_trial(id: &str) -> ExperimentView {
+    ExperimentView {
+        id: ExperimentId(8),
+        kind: ExperimentKind::Switchback,
+        strategy: "large_pages".into(),
+        workload: id.into(),
+        others: vec![],
+        phase: "preparing".into(),
+        prepared: 0.9,
+        blocks: 0,
+        latest: vec![],
+        on: true,
+        washout_s: 2.0,
+        measured_s: 4.0,
+        effect: None,
+        evidence: 1.0,
+        evidence_needed: 1000.0,
+        elapsed_s: 30.0,
+        budget_s: 3600.0,
+        stalled_s: 13.8,
+        bloat_bytes: 4096,
+        harm_exposure: 1484.0,
+        own_cpu_s: 1.25,
     }
 }
 
@@ -181,6 +210,11 @@ impl Daemon {
                     workload("latency[8]", "latency", 8),
                 ],
                 in_force: vec![change(5), change(6)],
+                experiments: vec![in_trial("latency[7]")],
+                budget: BudgetView {
+                    harm_exposure_day: 1484.0,
+                    ..BudgetView::default()
+                },
                 machine_refusals: vec!["large_pages: memory was short".into()],
                 ..View::default()
             };
@@ -240,6 +274,36 @@ impl Daemon {
         assert!(!self.socket.exists(), "the socket is gone after the end");
         ended
     }
+}
+
+#[test]
+fn the_price_of_a_running_trial_is_in_the_status_and_in_the_metrics() {
+    let daemon = Daemon::start(false);
+    let status = daemon.client().status().unwrap();
+    let e = &status.experiments[0];
+    assert_eq!((e.blocks, e.stalled_s, e.bloat_bytes), (0, 13.8, 4096));
+    assert_eq!((e.lost_work_s, e.own_cpu_s), (14.84, 1.25));
+    assert_eq!(status.budget.harm_exposure_day, 1484.0);
+    let text = homeostat_daemon::metrics::render(&status);
+    for (name, value) in [
+        ("trial_stalled_seconds", "13.8"),
+        ("trial_lost_work_seconds", "14.84"),
+        ("trial_added_memory_bytes", "4096"),
+        ("trial_own_cpu_seconds", "1.25"),
+    ] {
+        let line = text
+            .lines()
+            .find(|l| l.starts_with(&format!("homeostat_{name}{{")));
+        assert!(
+            line.is_some_and(|l| l.ends_with(&format!(" {value}"))),
+            "{name}: {line:?}"
+        );
+    }
+    assert!(
+        text.contains("\nhomeostat_harm_exposure_day_seconds 14.84\n"),
+        "{text}"
+    );
+    daemon.stop();
 }
 
 #[test]

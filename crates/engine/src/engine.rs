@@ -85,6 +85,9 @@ impl Gone {
     }
 }
 
+/// Why a change goes that a person had undone: the sentence about its workload begins with it.
+pub const UNDONE_BY_A_PERSON: &str = "undone by a person";
+
 /// A change that exists on the machine, or is on its way in or out.
 pub(crate) struct Change {
     /// What is changed, and for whom.
@@ -102,6 +105,7 @@ pub(crate) struct Change {
     pub(crate) moved_at: Nanoseconds,
     /// Units that were done at the last report of progress.
     pub(crate) finished: u64,
+    /// Since when it is there: when it was begun, and from a verdict that keeps it on when it was proven.
     pub(crate) since_unix: u64,
     pub(crate) bloat: Bytes,
     /// Its undo waits for that of a later change that lies over it.
@@ -450,8 +454,8 @@ impl Engine {
                 let whose = self.changes.get(&action).map(|c| c.action.workload.clone());
                 self.hold_relief(whose.as_ref());
                 self.forget_readers(Some(action));
-                self.rest_file(action, "undone by an operator");
-                self.withdraw(action, "undone by an operator");
+                self.rest_file(action, UNDONE_BY_A_PERSON);
+                self.withdraw(action, UNDONE_BY_A_PERSON);
             }
             OperatorRequest::Yield(action, why) => {
                 self.leave_file(action, &why);
@@ -461,10 +465,10 @@ impl Engine {
             OperatorRequest::UndoAll => {
                 self.hold_relief(None);
                 self.forget_readers(None);
-                self.abort_all("undone by an operator");
+                self.abort_all(UNDONE_BY_A_PERSON);
                 for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {
-                    self.rest_file(action, "undone by an operator");
-                    self.withdraw(action, "undone by an operator");
+                    self.rest_file(action, UNDONE_BY_A_PERSON);
+                    self.withdraw(action, UNDONE_BY_A_PERSON);
                 }
             }
             OperatorRequest::Stop { keep } => {
@@ -598,6 +602,9 @@ impl Engine {
         }
         self.own
             .push_back((snapshot.interval.as_secs_f64(), snapshot.own_cpu.as_secs_f64()));
+        for e in self.experiments.values_mut() {
+            e.own_cpu += snapshot.own_cpu;
+        }
         for tuner in self.machine_sample.other_tuners.clone() {
             self.tell_host(
                 format!("another tuner runs here: {tuner}; what it sets counts as chosen by a person"),

@@ -159,6 +159,8 @@ pub(crate) struct Experiment {
     lag_seen: Nanoseconds,
     pub(crate) stalled: Nanoseconds,
     pub(crate) bloat: Bytes,
+    /// CPU time that homeostat used while it ran.
+    pub(crate) own_cpu: Nanoseconds,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) reason: String,
     /// It ended for a reason of its own (not an operator, a stop, or the end of the workload): not tried again at once.
@@ -264,6 +266,7 @@ impl Experiment {
             lag_seen: Nanoseconds::ZERO,
             stalled: Nanoseconds::ZERO,
             bloat: Bytes::ZERO,
+            own_cpu: Nanoseconds::ZERO,
             verdict: None,
             reason: String::new(),
             own_end: false,

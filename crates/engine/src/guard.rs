@@ -23,7 +23,7 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
-use crate::engine::{Change, Engine};
+use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
 use crate::experiment::{Experiment, SETTLING_CONSTANTS};
 use crate::panel::{Member, Panel, log_gain};
 use crate::policy::{Mode, Policy};
@@ -122,7 +122,7 @@ pub(crate) struct Guard {
     pub(crate) key: ActionId,
     /// What was tried, in the order in which it was made: an action for each workload. The guard goes when the last of
     /// them goes.
-    tried: Vec<ActionId>,
+    pub(crate) tried: Vec<ActionId>,
     /// Parts that followed.
     pub(crate) followers: Vec<ActionId>,
     /// Whose work judges, and what it shows.
@@ -1204,7 +1204,7 @@ impl Engine {
     }
 
     /// A change of this workload that was under guard is on its way out.
-    pub(crate) fn guard_loses(&mut self, id: &WorkloadId, action: ActionId) {
+    pub(crate) fn guard_loses(&mut self, id: &WorkloadId, action: ActionId, why: &str) {
         let Some(key) = self.guard_of_any(id, action) else {
             return;
         };
@@ -1254,12 +1254,17 @@ impl Engine {
         if last {
             w.retry_at = retry;
             self.close_meters(id);
+            let by_a_person = why == UNDONE_BY_A_PERSON;
+            let what = if by_a_person { why } else { "the change was undone" };
             self.decide(
                 id,
                 Stage::Declined,
-                "the change was undone and is not tried again for now",
+                format!("{what} and is not tried again for now"),
                 false,
             );
+            if let Some(w) = self.workloads.get_mut(id) {
+                w.undone_by_a_person = by_a_person;
+            }
         } else {
             w.more_at = retry;
             let text = format!(

@@ -52,6 +52,6 @@ mod watch;
 mod watched;
 mod witness;
 
-pub use engine::Engine;
+pub use engine::{Engine, UNDONE_BY_A_PERSON};
 pub use homeostat_statistics::merit::{CONFIDENCE as PLACEBO_CONFIDENCE, Linearity, Placebo, Unknown};
 pub use meters::{JudgedMeter, MeterInterval, judge_meters, readings_wanted};

@@ -123,7 +123,7 @@ pub struct Policy {
     pub probe_every_s: f64,
     /// Experiments started per hour at most.
     pub experiments_per_hour_max: u32,
-    /// Harm exposure per day at most, in percent × seconds: when it is used up no new trial starts that day.
+    /// Work that trials may cost in 24 hours, in hundredths of a second: 20,000 are 200 s of lost work. When it is used up no new trial starts.
     pub harm_exposure_per_day_max: f64,
     /// Most memory that a change may add to a workload, as a share of its resident memory.
     pub bloat_max: f64,

@@ -1,7 +1,7 @@
 //! Experiments from start to verdict, and the changes they leave behind.
 
 use crate::blocks::{BREAKER_SPAN, Objective};
-use crate::engine::{Change, Engine};
+use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
 use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::meaning::{self, Meaning};
@@ -345,8 +345,9 @@ impl Engine {
         let exposure: f64 = self.exposure.iter().map(|(_, e)| e).sum();
         if exposure > self.policy.harm_exposure_per_day_max {
             return Some(format!(
-                "the daily budget of harm exposure ({:.0} percent-seconds) is used up; no new trial today",
-                self.policy.harm_exposure_per_day_max
+                "the trials of the last 24 hours have cost {} of lost work, and {} are allowed; no new trial for now",
+                Nanoseconds::from_secs_f64(exposure / 100.0),
+                Nanoseconds::from_secs_f64(self.policy.harm_exposure_per_day_max / 100.0)
             ));
         }
         let stalled = self.machine_sample.stalled_for_memory(self.machine_interval);
@@ -1288,7 +1289,7 @@ impl Engine {
                     self.tell_what_was_left(&workload, action, &progress);
                     self.out.push(Command::Close(action));
                     self.changes.remove(&action);
-                    self.guard_loses(&workload, action);
+                    self.guard_loses(&workload, action, "it is gone");
                     self.release();
                     self.conclude_of(action);
                     self.bring_files();
@@ -1651,7 +1652,7 @@ impl Engine {
             self.withdraw(later, "it was set on top of a change that is undone");
         }
         // The parts that followed it go first.
-        self.guard_loses(&workload, action);
+        self.guard_loses(&workload, action, why);
         self.leave(action);
     }
 
@@ -1792,10 +1793,14 @@ impl Engine {
                 self.remember(&e.setup.strategy, panel.members(), verdict, e.effect());
             }
             if let Some(m) = living.first() {
-                let text = format!(
-                    "{verdict} by experiment {id}: {}; the change was undone",
-                    e.reason
-                );
+                let text = if e.reason == UNDONE_BY_A_PERSON {
+                    format!("{UNDONE_BY_A_PERSON} in experiment {id} and is not tried again for now")
+                } else {
+                    format!(
+                        "{verdict} by experiment {id}: {}; the change was undone",
+                        e.reason
+                    )
+                };
                 self.refuse_tried(&e, &m.workload, verdict, text);
             }
         }
@@ -1832,6 +1837,11 @@ impl Engine {
         }
         if living.is_empty() || guard.is_empty() {
             return;
+        }
+        for action in &guard.tried {
+            if let Some(c) = self.changes.get_mut(action) {
+                c.since_unix = self.unix;
+            }
         }
         self.guards.insert(guard);
         let ids: Vec<WorkloadId> = living.iter().map(|m| m.workload.clone()).collect();
@@ -1932,6 +1942,9 @@ impl Engine {
         let warning = verdict == Verdict::Harmful;
         if !on {
             self.refuse(workload, Declined::because(text), warning);
+            if let Some(w) = self.workloads.get_mut(workload) {
+                w.undone_by_a_person = w.stage == Stage::Declined && e.reason == UNDONE_BY_A_PERSON;
+            }
             return;
         }
         let stage = if self.guards.any(workload) {

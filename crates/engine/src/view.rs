@@ -117,6 +117,9 @@ pub struct WorkloadView {
     pub huge_bytes: Option<u64>,
     /// Stage.
     pub stage: Stage,
+    /// Whether it is declined because a person had its change undone.
+    #[serde(default)]
+    pub undone: bool,
     /// The last sentence about it.
     pub summary: String,
     /// The meter, once chosen.
@@ -181,6 +184,18 @@ pub struct ExperimentView {
     pub elapsed_s: f64,
     /// Longest it may take.
     pub budget_s: f64,
+    /// Seconds for which the workload stood still so far while the change was made and undone.
+    #[serde(default)]
+    pub stalled_s: f64,
+    /// Memory that the change added at most so far.
+    #[serde(default)]
+    pub bloat_bytes: u64,
+    /// Harm exposure so far in percent × seconds; zero for a placebo.
+    #[serde(default)]
+    pub harm_exposure: f64,
+    /// CPU seconds that homeostat used while it ran.
+    #[serde(default)]
+    pub own_cpu_s: f64,
 }
 
 /// A change in force.
@@ -263,7 +278,7 @@ pub struct BudgetView {
     pub experiments_last_hour: u32,
     /// Limit.
     pub experiments_per_hour_max: u32,
-    /// Harm exposure of the last 24 hours in percent × seconds.
+    /// Harm exposure of the last 24 hours in percent × seconds, with that of the trials that run.
     pub harm_exposure_day: f64,
     /// Limit.
     pub harm_exposure_per_day_max: f64,

@@ -9,7 +9,7 @@ use crate::view::{
     Stage, View, WorkloadView,
 };
 use crate::watched::Watched;
-use homeostat_model::Nanoseconds;
+use homeostat_model::{ExperimentKind, Nanoseconds};
 
 /// Span over which it is told for how much of the time a meter counted.
 const COUNTED_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
@@ -127,6 +127,7 @@ impl Engine {
             resident_bytes: sample.map_or(0, |s| s.resident.0),
             huge_bytes: sample.and_then(|s| s.huge).map(|b| b.0),
             stage: w.stage,
+            undone: w.undone_by_a_person,
             summary: match self.waiting(w) {
                 Some(waits) => format!("{}; {waits}", w.summary),
                 None => w.summary.clone(),
@@ -230,6 +231,10 @@ impl Engine {
             evidence_needed: 1.0 / e.setup.parameters.alpha,
             elapsed_s: (self.now - e.setup.started).as_secs_f64(),
             budget_s: e.setup.budget.as_secs_f64(),
+            stalled_s: e.stalled.as_secs_f64(),
+            bloat_bytes: e.bloat.0,
+            harm_exposure: exposure_of(e),
+            own_cpu_s: e.own_cpu.as_secs_f64(),
         }
     }
 
@@ -266,12 +271,23 @@ impl Engine {
             experiments_last_hour: self.starts.len() as u32,
             experiments_per_hour_max: self.policy.experiments_per_hour_max,
             // The sum of nothing is minus zero.
-            harm_exposure_day: self.exposure.iter().map(|(_, e)| e).sum::<f64>() + 0.0,
+            harm_exposure_day: self.exposure.iter().map(|(_, e)| e).sum::<f64>()
+                + self.experiments.values().map(exposure_of).sum::<f64>()
+                + 0.0,
             harm_exposure_per_day_max: self.policy.harm_exposure_per_day_max,
             stalled_s: self.stalled.as_secs_f64(),
             bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),
             ..BudgetView::default()
         }
+    }
+}
+
+/// What a running trial has cost so far in percent × seconds. A placebo switches nothing.
+fn exposure_of(e: &Experiment) -> f64 {
+    if e.setup.kind == ExperimentKind::Placebo {
+        0.0
+    } else {
+        e.harm_exposure()
     }
 }
 

@@ -81,6 +81,8 @@ pub(crate) struct Watched {
     pub(crate) workload: Workload,
     pub(crate) stage: Stage,
     pub(crate) summary: String,
+    /// Whether it is declined because a person had its change undone.
+    pub(crate) undone_by_a_person: bool,
     pub(crate) decisions: VecDeque<DecisionView>,
     pub(crate) series: Series,
     pub(crate) sample: Option<WorkloadSample>,
@@ -178,6 +180,7 @@ impl Watched {
             workload,
             stage: Stage::Ignored,
             summary: String::new(),
+            undone_by_a_person: false,
             decisions: VecDeque::new(),
             series: Series::default(),
             sample: None,
@@ -238,6 +241,9 @@ impl Watched {
                 .rev()
                 .find(|d| d.stage == Stage::Declined)
                 .is_some_and(|d| skeleton(&d.text) == skeleton(text));
+        if (stage, text) != (self.stage, &self.summary) {
+            self.undone_by_a_person = false;
+        }
         self.stage = stage;
         self.summary = text.to_owned();
         if news && !returning {

@@ -399,6 +399,8 @@ struct World {
     swings: Option<Swings>,
     finished: bool,
     fail_undo: bool,
+    /// What each switch costs: standstill and memory.
+    price: Progress,
     /// A change that cannot be undone.
     stuck: Option<ActionId>,
     refuse_apply: Option<Fault>,
@@ -485,6 +487,7 @@ impl World {
             swings: None,
             finished: false,
             fail_undo: false,
+            price: Progress::default(),
             stuck: None,
             refuse_apply: None,
             refuse_for: None,
@@ -669,7 +672,12 @@ impl World {
     fn settle(&mut self, id: ActionId, direction: Direction) {
         self.later
             .retain(|(_, e)| !matches!(e, Event::Settled(other, _, _) if *other == id));
-        let event = Event::Settled(id, direction, Ok(done()));
+        let progress = Progress {
+            stalled: self.price.stalled,
+            bloat: self.price.bloat,
+            ..done()
+        };
+        let event = Event::Settled(id, direction, Ok(progress));
         self.moving.insert(id, self.second);
         match self.takes(id) {
             0 => self.pending.push(event),
@@ -1587,6 +1595,20 @@ fn an_operators_undo_wins_over_a_running_trial_and_over_a_change_in_force() {
     world.run(2);
     assert!(world.on.is_empty());
     assert_eq!(world.stage("good"), Stage::Declined);
+    // It is not shown as one that homeostat declined, until it is looked at anew.
+    let seen = world.seen("good");
+    assert!(
+        seen.undone && seen.summary.starts_with("undone by a person"),
+        "{seen:#?}"
+    );
+    for _ in 0..5000 {
+        world.run(1);
+        if !world.stages_missing("good", Stage::Trying) {
+            break;
+        }
+    }
+    assert_eq!(world.stage("good"), Stage::Trying);
+    assert!(!world.seen("good").undone);
 }
 
 /// In a trial and in force.
@@ -2448,6 +2470,57 @@ fn while_a_loss_is_suspected_nothing_else_begins_and_what_it_cost_is_paid_from_t
 }
 
 #[test]
+fn the_price_of_a_trial_is_shown_while_it_runs() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    world.price = Progress {
+        stalled: Nanoseconds::from_secs(3),
+        bloat: Bytes(4096),
+        ..Progress::default()
+    };
+    while world.engine.view().experiments.iter().all(|e| e.stalled_s == 0.0) {
+        world.run(1);
+    }
+    // No block is measured yet: 3 s of standstill of the thread of this program are all that it has cost.
+    let view = world.engine.view();
+    let e = &view.experiments[0];
+    assert!((e.blocks, e.stalled_s, e.bloat_bytes) == (0, 3.0, 4096), "{e:#?}");
+    assert!(e.harm_exposure > 0.0 && e.harm_exposure <= 300.0, "{e:#?}");
+    assert!(
+        (view.budget.harm_exposure_day - e.harm_exposure).abs() < 1e-9,
+        "{:?}",
+        view.budget
+    );
+    let (first, cost) = (e.own_cpu_s, e.harm_exposure);
+    world.run(10);
+    assert!(world.engine.view().experiments[0].own_cpu_s > first);
+    // The verdict takes it over: nothing counts twice.
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    let view = world.engine.view();
+    assert!(view.experiments.is_empty());
+    let record = world.records.last().unwrap();
+    assert!((view.budget.harm_exposure_day - record.harm_exposure).abs() < 1e-6);
+    assert!(record.harm_exposure >= cost, "{}", record.harm_exposure);
+}
+
+#[test]
+fn a_change_is_in_force_since_its_verdict() {
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Trying) {
+        world.run(1);
+    }
+    world.run(10);
+    let in_trial = world.engine.view().unix_seconds;
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    let view = world.engine.view();
+    assert_eq!(view.in_force[0].since_unix, view.outcomes[0].unix_seconds);
+    assert!(view.in_force[0].since_unix > in_trial);
+}
+
+#[test]
 fn what_earlier_days_cost_is_carried_over_a_restart() {
     let spent = Memory {
         exposure: 30_000.0,
@@ -2465,7 +2538,7 @@ fn what_earlier_days_cost_is_carried_over_a_restart() {
         world
             .stories
             .iter()
-            .any(|s| s.contains("daily budget of harm exposure"))
+            .any(|s| s.contains("of lost work, and 3.3 min are allowed"))
     );
 }
 

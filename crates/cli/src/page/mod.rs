@@ -160,6 +160,9 @@ fn running(h: &mut Html, status: &Status) {
                     }
                 });
                 h.leaf("p", &[("class", "soft")], &crate::render::experiment_line(e));
+                if let Some(price) = crate::render::price(e) {
+                    h.leaf("p", &[("class", "soft")], &format!("Cost so far: {price}"));
+                }
                 let dots = dots(e.latest.iter().map(|b| (b.on, b.broken, b.score)));
                 let known: Vec<(Option<Span>, f64)> =
                     e.latest.iter().map(|b| (span(&b.effect), b.evidence)).collect();
@@ -441,7 +444,7 @@ fn receipts(h: &mut Html, t: &Tried) {
     facts.push(("work stood still", time(e.stalled_s)));
     facts.push(("memory added", crate::render::bytes(e.bloat_bytes)));
     if let Some(harm) = e.harm_exposure {
-        facts.push(("harm exposure", format!("{harm:.1} percent \u{d7} seconds")));
+        facts.push(("lost work", time(harm / 100.0)));
     }
     facts.push(("seed of the coins", format!("{:016x}", e.seed)));
     h.element("dl", &[("class", "receipt")], |h| {

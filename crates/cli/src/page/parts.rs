@@ -5,7 +5,7 @@ use super::plot::{self, Series};
 use super::{badge, by_hand, date, effect_text, time, verdict_of};
 use crate::render::bytes;
 use crate::render::text::{count, hours_or_less, in_turns, percent, plural};
-use homeostat_daemon::api::{Change, Explanation, Status, Workload};
+use homeostat_daemon::api::{Change, Explanation, Status, Workload, is_said_by};
 use homeostat_daemon::dossier::{Dossier, Told, Window};
 use std::collections::BTreeMap;
 
@@ -130,11 +130,18 @@ fn figures(h: &mut Html, d: &Dossier) {
             "no daemon runs: it undoes everything when it stops".into(),
         ));
     }
-    let stalled: f64 = real.iter().map(|t| t.past.stalled_s).sum();
+    let running = || d.status.iter().flat_map(|s| &s.experiments);
+    let stalled =
+        real.iter().map(|t| t.past.stalled_s).sum::<f64>() + running().map(|e| e.stalled_s).sum::<f64>();
+    let lost = real.iter().filter_map(|t| t.past.harm_exposure).sum::<f64>() / 100.0
+        + running().map(|e| e.lost_work_s).sum::<f64>();
     facts.push((
         "price of the trials",
         time(stalled),
-        "programs stood still for them".into(),
+        format!(
+            "of standstill, and {} of lost work, with the trials that run",
+            time(lost)
+        ),
     ));
     let (placebos, wrong) = match &d.status {
         Some(s) => (
@@ -291,7 +298,7 @@ pub(super) fn found(h: &mut Html, d: &Dossier) {
 fn workload(h: &mut Html, w: &Workload, explanation: Option<&Explanation>, windows: &[&Window], d: &Dossier) {
     h.element("header", &[], |h| {
         h.leaf("h3", &[], &w.name);
-        badge(h, &w.stage);
+        badge(h, w.stage_word());
     });
     h.leaf("p", &[], &w.summary);
     let huge = w
@@ -584,9 +591,13 @@ pub(super) fn story(h: &mut Html, d: &Dossier) {
                     h.leaf("time", &[], &date(t.at_unix));
                     if let Some(workload) = &t.workload {
                         h.leaf("b", &[], workload);
-                        h.text(&format!(" {}: ", t.stage));
+                        if is_said_by(&t.stage, &t.text) {
+                            h.text(" ");
+                        } else {
+                            h.text(&format!(" {}: ", t.stage));
+                        }
                     }
-                    h.text(t.text.strip_prefix(&format!("{}: ", t.stage)).unwrap_or(&t.text));
+                    h.text(&t.text);
                 });
             }
         });

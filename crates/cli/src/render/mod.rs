@@ -15,13 +15,13 @@ pub use places::{locality, locality_of_one, placement, topology};
 pub use text::{Look, bytes, effect, hours_or_less};
 
 use homeostat_daemon::api::{
-    Advice, Change, Experiment, Explanation, Outcome, Plan, Status, StoryLine, Workload,
+    Advice, Change, Experiment, Explanation, Outcome, Plan, Status, StoryLine, Workload, is_said_by,
 };
 use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::report::Diagnosis;
 use homeostat_model::Nanoseconds;
 use std::fmt::Write as _;
-use text::{Tone, all_of, first_of, in_turns, percent, plural, table, wrap};
+use text::{Tone, all_of, first_of, in_turns, lost_work, percent, plural, table, wrap};
 
 /// `homeostat status`.
 pub fn status(s: &Status, all: bool, look: &Look) -> String {
@@ -87,8 +87,11 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
     }
     let _ = writeln!(
         out,
-        "  {} of at most {} experiments this hour; harm exposure today {:.0} of at most {:.0} percent x seconds",
-        b.experiments_last_hour, b.experiments_per_hour_max, b.harm_exposure_day, b.harm_exposure_per_day_max,
+        "  {} of at most {} experiments this hour; trials cost {} of lost work today (limit {})",
+        b.experiments_last_hour,
+        b.experiments_per_hour_max,
+        lost_work(b.harm_exposure_day),
+        lost_work(b.harm_exposure_per_day_max),
     );
     let _ = writeln!(
         out,
@@ -152,6 +155,19 @@ pub fn experiment_line(e: &Experiment) -> String {
     )
 }
 
+/// What a running trial has cost so far; nothing of a placebo, which changes nothing.
+pub(crate) fn price(e: &Experiment) -> Option<String> {
+    (e.kind != "placebo").then(|| {
+        format!(
+            "stood still {}, lost work {}, own CPU {}, added memory {}",
+            hours_or_less(e.stalled_s),
+            hours_or_less(e.lost_work_s),
+            hours_or_less(e.own_cpu_s),
+            bytes(e.bloat_bytes)
+        )
+    })
+}
+
 fn experiments(list: &[Experiment], look: &Look, out: &mut String) {
     if list.is_empty() {
         return;
@@ -172,6 +188,9 @@ fn experiments(list: &[Experiment], look: &Look, out: &mut String) {
             "  ",
             look.width,
         ));
+        if let Some(price) = price(e) {
+            out.push_str(&wrap(&format!("cost so far: {price}"), "    ", look.width));
+        }
     }
 }
 
@@ -187,7 +206,7 @@ fn workload_rows<'a>(list: impl Iterator<Item = &'a Workload>, look: &Look) -> V
     list.map(|w| {
         vec![
             w.name.clone(),
-            look.paint(stage_tone(&w.stage), &w.stage),
+            look.paint(stage_tone(&w.stage), w.stage_word()),
             format!("{:.2}", w.cpus),
             bytes(w.resident_bytes),
             w.summary.clone(),
@@ -300,7 +319,7 @@ pub fn explanation(e: &Explanation, look: &Look) -> String {
         out,
         "{} is {}",
         look.paint(Tone::Heading, &w.name),
-        look.paint(stage_tone(&w.stage), &w.stage)
+        look.paint(stage_tone(&w.stage), w.stage_word())
     );
     out.push_str(&wrap(&w.summary, "  ", look.width));
     let pids: Vec<String> = w.pids.iter().take(8).map(ToString::to_string).collect();
@@ -366,7 +385,7 @@ pub fn explanation(e: &Explanation, look: &Look) -> String {
         out.push_str("  nothing yet\n");
     }
     for d in &e.decisions {
-        let stage = if d.text.starts_with(&format!("{}:", d.stage)) {
+        let stage = if is_said_by(&d.stage, &d.text) {
             ""
         } else {
             &format!("{}: ", d.stage)

@@ -1,7 +1,7 @@
 //! Experiments of the past.
 
 use super::text::{
-    Look, all_of, bytes, count, effect, first_of, hours_or_less, percent, plural, table, wrap,
+    Look, all_of, bytes, count, effect, first_of, hours_or_less, lost_work, percent, plural, table, wrap,
 };
 use super::verdict_tone;
 use homeostat_daemon::api::Effect;
@@ -137,20 +137,20 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
     }
     let _ = writeln!(
         out,
-        "  {} of {} + {} s washout; level {}; evidence {}; took {}",
+        "  {} of {} + {} washout; level {}; evidence {}; took {}",
         plural(e.blocks.len() as u64, "block"),
         hours_or_less(e.measured_s),
-        e.washout_s,
+        hours_or_less(e.washout_s),
         percent(e.alpha, 2),
         e.evidence.map_or_else(|| "?".into(), count),
         hours_or_less(e.ended_unix.saturating_sub(e.started_unix) as f64),
     );
     let _ = writeln!(
         out,
-        "  cost: stood still {}, {} of memory added, harm exposure {} percent x seconds",
+        "  cost: {} of standstill, {} of memory added, {} of lost work",
         hours_or_less(e.stalled_s),
         bytes(e.bloat_bytes),
-        e.harm_exposure.map_or_else(|| "?".into(), |h| format!("{h:.1}")),
+        e.harm_exposure.map_or_else(|| "unknown".into(), lost_work),
     );
     let first = e.blocks.first().and_then(|b| b.measured_from_s).unwrap_or(0.0);
     let rows: Vec<Vec<String>> = e

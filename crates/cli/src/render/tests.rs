@@ -34,6 +34,7 @@ fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> WorkloadVie
         resident_bytes: 3 << 29,
         huge_bytes: Some(1 << 30),
         stage,
+        undone: false,
         summary: summary.into(),
         meter: None,
         meters: vec![],
@@ -158,6 +159,10 @@ fn view() -> View {
             evidence_needed: 1000.0,
             elapsed_s: 36.0,
             budget_s: 3600.0,
+            stalled_s: 13.8,
+            bloat_bytes: 0,
+            harm_exposure: 1484.0,
+            own_cpu_s: 1.2,
         }],
         in_force: vec![ChangeView {
             action: ActionId(17),

@@ -56,7 +56,15 @@ pub fn bytes(b: u64) -> String {
 
 /// A length of time in the unit that fits.
 pub fn hours_or_less(seconds: f64) -> String {
+    if seconds <= 0.0 {
+        return "0 s".to_owned();
+    }
     homeostat_model::Nanoseconds::from_secs_f64(seconds).to_string()
+}
+
+/// Harm exposure, which is in percent × seconds, as the length of time whose work was lost.
+pub(crate) fn lost_work(percent_seconds: f64) -> String {
+    hours_or_less(percent_seconds / 100.0)
 }
 
 /// A share in percent.

@@ -2,8 +2,10 @@
 //! reaches a cell goes through [`Canvas::put`], which lets nothing through that a terminal obeys.
 
 use super::model::{Model, Origin, PAGES, Page};
-use crate::render::text::{all_of, count, effect, first_of, hours_or_less, in_turns, percent, plural, wrap};
-use crate::render::{bytes, experiment_line};
+use crate::render::text::{
+    all_of, count, effect, first_of, hours_or_less, in_turns, lost_work, percent, plural, wrap,
+};
+use crate::render::{bytes, experiment_line, price};
 use homeostat_daemon::api::{Experiment, Status, StoryLine, TrialBlock, Workload};
 use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::printable;
@@ -346,9 +348,13 @@ fn machine_rows(s: &Status, look: Look, width: usize) -> Vec<Row> {
             ),
             Tone::Plain,
         ),
-        ("  harm ".to_owned(), Tone::Soft),
+        ("  lost work ".to_owned(), Tone::Soft),
         (
-            format!("{:.0}/{:.0} %s", b.harm_exposure_day, b.harm_exposure_per_day_max),
+            format!(
+                "{}/{}",
+                lost_work(b.harm_exposure_day),
+                lost_work(b.harm_exposure_per_day_max)
+            ),
             if spent { Tone::Warn } else { Tone::Plain },
         ),
         ("  stalls ".to_owned(), Tone::Soft),
@@ -516,14 +522,14 @@ fn workload_row(w: &Workload, name_width: usize, chosen: bool, width: usize) -> 
         w.summary
     );
     if chosen {
-        let mut line = format!(" {name} {:<10}{numbers}", w.stage);
+        let mut line = format!(" {name} {:<10}{numbers}", w.stage_word());
         let missing = width.saturating_sub(line.width());
         line.push_str(&" ".repeat(missing));
         return row(line, Tone::Chosen);
     }
     vec![
         (format!(" {name} "), Tone::Plain),
-        (format!("{:<10}", w.stage), stage_tone(&w.stage)),
+        (format!("{:<10}", w.stage_word()), stage_tone(&w.stage)),
         (numbers, Tone::Plain),
     ]
 }
@@ -655,6 +661,9 @@ fn trial_rows(e: &Experiment, width: usize, look: Look) -> Vec<Row> {
             Tone::Plain,
         ),
     ]);
+    if let Some(price) = price(e) {
+        rows.push(vec![(" cost     ".to_owned(), Tone::Soft), (price, Tone::Plain)]);
+    }
     rows
 }
 
@@ -853,7 +862,7 @@ fn workload_page(model: &Model, status: &Status, look: Look, body: Rect) -> Vec<
     };
     text(
         &mut rows,
-        &format!("{}: {}", w.stage, w.summary),
+        &format!("{}: {}", w.stage_word(), w.summary),
         stage_tone(&w.stage),
     );
     let huge = w

@@ -34,6 +34,7 @@ fn workload(name: &str, stage: &str, cpus: f64) -> Workload {
         resident_bytes: 512 << 20,
         huge_bytes: Some(128 << 20),
         stage: stage.to_owned(),
+        undone: false,
         summary: format!("what is said of {name}"),
         meter: Some(Meter {
             id: "progress".into(),
@@ -112,6 +113,10 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
             evidence_needed: 1000.0,
             elapsed_s: 61.0,
             budget_s: 3600.0,
+            stalled_s: 2.7,
+            bloat_bytes: 0,
+            lost_work_s: 2.74,
+            own_cpu_s: 1.2,
         }],
         in_force: vec![Change {
             action: 17,
@@ -215,7 +220,8 @@ fn the_overview_holds_what_matters_at_80_by_24() {
         "1.50/2",
         "6.0/24.0 GiB",
         "cpu 31 mem 0 io 2 %",
-        "harm 274/2000",
+        "lost work 2.7 s/20.0 s",
+        "stood still 2.7 s, lost work 2.7 s, own CPU 1.2 s, added memory 0 B",
         "latency[77]",
         "experiment 8",
         "1m 1s of at most",
