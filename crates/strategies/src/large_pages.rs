@@ -24,9 +24,12 @@
 //! and the load. Where event counters give the share of the cycles spent on page-table walks, the gain is predicted
 //! from that; too little (`gain_min`) is not tried. No such counter is at hand on most virtual machines: there it is
 //! predicted from size alone, with a wide interval (measured on this project's machines: 64 MiB +8 %, 512 MiB +10 %,
-//! from 2 GiB +30 % for a pointer chase; Redis +14 to +20 %, a JVM +11 %, PostgreSQL +25 %). The trial decides, not
-//! the prediction. Conversions of 16 MiB pages, and of segments that several processes share, were measured on the
-//! simulated machine only.
+//! from 2 GiB +30 % for a pointer chase; Redis +14 to +20 %, a JVM +11 %). The trial decides, not the prediction.
+//! Conversions of 16 MiB pages were measured on the simulated machine only.
+//!
+//! Where `transparent_hugepage/enabled` is `always`, the kernel gives private memory large pages at its first touch, and next
+//! to nothing is left to convert: shared memory of one process, and memory whose large pages were split. Segments that
+//! several processes map, as PostgreSQL's, are declined everywhere on Linux (see Undo).
 //!
 //! A part of up to `trial_max_mib` is switched on and off; the rest follows in stages. Where that part would show less
 //! than `trial_gain`, up to `trial_most_mib` are switched. Where even that is so small a share of the whole that its
