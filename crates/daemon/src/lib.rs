@@ -18,6 +18,7 @@ pub mod notify;
 pub mod places;
 pub mod printable;
 pub mod process;
+pub mod progress_place;
 pub mod recordings;
 pub mod report;
 pub mod service;

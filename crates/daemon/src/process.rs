@@ -162,6 +162,14 @@ pub fn raise_priority(service: &Service) -> Vec<String> {
     refused
 }
 
+/// Whether this process may change programs of others: it is root's, or has one of root's rights that this takes.
+pub fn may_change_others() -> bool {
+    use rustix::thread::CapabilitySet;
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE;
+    rustix::process::geteuid().is_root()
+        || rustix::thread::capabilities(None).is_ok_and(|has| has.effective.intersects(needed))
+}
+
 /// Files that may be open: the meters of a busy host and the watch over settings need some hundred each.
 const FILES: u64 = 8192;
 

@@ -988,18 +988,38 @@ fn open(places: &Places, root: &Root) -> Result<(Journal, Registry), TunableErro
     Ok((journal, Registry::new(root)))
 }
 
+/// What was recovered of the changes that a person makes by command.
+#[derive(Debug, Default)]
+pub struct ByHand {
+    /// What was undone.
+    pub report: RecoveryReport,
+    /// What is wrong with the journal of such changes: something may be in force that is not known here.
+    pub complaints: Vec<String>,
+}
+
 /// Undoes what a `homeostat tunable set` that was killed left half done. What it finished stays: it is a person's.
 /// Nothing to do where nothing was ever set, or while such a command runs.
-pub fn recover(state_directory: &Path) -> RecoveryReport {
+pub fn recover(state_directory: &Path) -> ByHand {
     let directory = state_directory.join(JOURNAL_DIRECTORY);
-    let half_done = journal::read(&directory)
-        .is_ok_and(|recovered| recovered.owed.values().any(|o| o.state != OwedState::Kept));
-    if !half_done {
-        return RecoveryReport::default();
+    if !directory.exists() {
+        return ByHand::default();
+    }
+    let found = match journal::read(&directory) {
+        Ok(found) => found,
+        Err(e) => {
+            return ByHand {
+                report: RecoveryReport::default(),
+                complaints: vec![e.to_string()],
+            };
+        }
+    };
+    let is_half_done = found.owed.values().any(|o| o.state != OwedState::Kept);
+    if !is_half_done && found.is_whole() {
+        return ByHand::default();
     }
     let root = Root::default();
-    match Journal::open(&directory, JournalOptions::default()) {
-        Ok((mut journal, _)) => {
+    match Journal::open_for_undo(&directory, JournalOptions::default()) {
+        Ok((mut journal, found)) => {
             let mut effectors = Registry::new(&root);
             let mut report = restore_within(
                 RECOVERY_PATIENCE,
@@ -1011,9 +1031,19 @@ pub fn recover(state_directory: &Path) -> RecoveryReport {
             );
             // A person's own settings are no news here.
             report.kept.clear();
-            report
+            let complaints = if found.is_whole() {
+                Vec::new()
+            } else {
+                found.complaints()
+            };
+            ByHand { report, complaints }
         }
-        Err(_) => RecoveryReport::default(),
+        // Such a command runs, and looks after what it does.
+        Err(JournalError::Held { .. }) => ByHand::default(),
+        Err(e) => ByHand {
+            report: RecoveryReport::default(),
+            complaints: vec![e.to_string()],
+        },
     }
 }
 

@@ -9,6 +9,7 @@ use crate::machine_lock::{self, MachineLockError, Sole, while_dying};
 use crate::metrics::endpoint::{self, Endpoint, MetricsError};
 use crate::notify::Manager;
 use crate::process;
+use crate::progress_place;
 use crate::report::{Diagnosis, Past, StrategyState, Witness, WitnessError};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
@@ -36,6 +37,12 @@ pub enum RunError {
     /// The configuration is not valid.
     #[error("{0}")]
     Settings(#[from] SettingsErrors),
+    /// Nothing can be changed without root's rights.
+    #[error(
+        "without root's rights nothing of other users' programs can be measured, changed or put back\n  hint: run it as root; or \
+         `homeostat run --advise-only`, which changes nothing"
+    )]
+    Privileges,
     /// The journal can not be opened: without it nothing may be changed.
     #[error("{0}")]
     Journal(#[from] JournalError),
@@ -142,6 +149,10 @@ fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
         &report.failed,
         "could not be undone and is still owed: action",
     ));
+    notes.extend(lines(
+        &report.unrecorded,
+        "nothing is left to undo, but the journal could not be written, so the next start looks again: action",
+    ));
     notes
 }
 
@@ -153,14 +164,19 @@ fn breakpoint_notes(mended: &Mended) -> Vec<String> {
     mended.taken_out.iter().cloned().chain(left).collect()
 }
 
-/// Opens the journal. A daemon that was killed just now may still have it for a moment.
-fn open_journal(state_directory: &Path) -> Result<(Journal, Recovered), JournalError> {
+/// Opens the journal. A daemon that was killed just now may still have it for a moment. `allow_read_only`: to undo what it says, which
+/// works without writing into it.
+fn open_journal(state_directory: &Path, allow_read_only: bool) -> Result<(Journal, Recovered), JournalError> {
     let held_by = |e: &JournalError| match e {
         JournalError::Held { pid, .. } => Some(*pid),
         _ => None,
     };
     while_dying(held_by, || {
-        Journal::open(state_directory, JournalOptions::default())
+        let options = JournalOptions::default();
+        match allow_read_only {
+            true => Journal::open_for_undo(state_directory, options),
+            false => Journal::open(state_directory, options),
+        }
     })
 }
 
@@ -184,13 +200,17 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     if !loaded.seed_given {
         settings.policy.seed = draw_seed();
     }
+    if settings.policy.mode == Mode::Act && !process::may_change_others() {
+        return Err(RunError::Privileges);
+    }
     let clock = MonotonicClock;
-    let (journal, recovered) = open_journal(&settings.paths.state_directory)?;
+    let (journal, recovered) = open_journal(&settings.paths.state_directory, false)?;
     let mut notes = recovered.complaints();
     let mut sole = Sole::new(Path::new(machine_lock::FILE), &settings.paths.state_directory);
     notes.extend(sole.ensure(&settings.policy)?);
     notes.extend(process::raise_priority(&settings.service));
     process::raise_file_limit();
+    notes.extend(progress_place::make(&settings.meters));
     let socket = settings.socket();
     let listener = match control::bind(&socket, &settings.control.group) {
         Ok(listener) => Some(listener),
@@ -249,9 +269,9 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         recorder,
     )?;
     notes.extend(recovery_notes(&report));
-    notes.extend(recovery_notes(&crate::tunables::recover(
-        &settings.paths.state_directory,
-    )));
+    let by_hand = crate::tunables::recover(&settings.paths.state_directory);
+    notes.extend(recovery_notes(&by_hand.report));
+    notes.extend(by_hand.complaints);
     // Before anything is counted.
     meters::write_breakpoints_down_in(&settings.paths.state_directory);
     notes.extend(breakpoint_notes(&meters::mend(&settings.paths.state_directory)));
@@ -348,7 +368,7 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
         .map_err(RestoreError::Boot)?
         .trim()
         .to_owned();
-    let (mut journal, recovered) = open_journal(state_directory).map_err(|e| match e {
+    let (mut journal, recovered) = open_journal(state_directory, true).map_err(|e| match e {
         JournalError::Held { pid: Some(pid), .. } if crate::process::is_ending(pid) => {
             RestoreError::Ending { pid }
         }
@@ -364,13 +384,17 @@ pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, R
         include_kept,
     );
     let by_hand = crate::tunables::recover(state_directory);
-    report.undone.extend(by_hand.undone);
-    report.failed.extend(by_hand.failed);
+    report.undone.extend(by_hand.report.undone);
+    report.failed.extend(by_hand.report.failed);
+    report.unrecorded.extend(by_hand.report.unrecorded);
+    let damaged = !recovered.is_whole() || !by_hand.complaints.is_empty();
+    let mut complaints = recovered.complaints();
+    complaints.extend(by_hand.complaints);
     Ok(Restored {
         report,
         breakpoints,
-        complaints: recovered.complaints(),
-        damaged: !recovered.is_whole(),
+        complaints,
+        damaged,
     })
 }
 

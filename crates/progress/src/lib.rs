@@ -29,7 +29,7 @@ mod sys;
 use layout::{DIRECTORY, DIRECTORY_VARIABLE, HEADER_SIZE, Header, MAGIC, SLOT_STRIDE, SLOTS_MAX};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -199,21 +199,13 @@ fn new_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Makes the directory if it is missing; when root makes it, every user may add files and remove only their own.
+/// Makes the directory if it is missing, for this user alone. The one in which every user may publish is made by the daemon, which
+/// limits its size: else every user could fill `/run`.
 fn make_directory(directory: &Path) -> io::Result<()> {
-    if directory.is_dir() {
-        return Ok(());
-    }
-    if let Some(parent) = directory.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
-    }
-    match fs::DirBuilder::new().mode(0o755).create(directory) {
-        Ok(()) if sys::effective_uid() == 0 => {
-            fs::set_permissions(directory, fs::Permissions::from_mode(0o1777))
-        }
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
-    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)
 }
 
 /// Removes files of this user whose process has ended, as far as `STALE_SCAN_MAX` entries tell. A process id

@@ -33,12 +33,14 @@ pub struct RecoveryReport {
     pub kept: Vec<(ActionId, String)>,
     /// Could not be undone; still owed, with the reason.
     pub failed: Vec<(ActionId, String)>,
+    /// Undone or void, but the journal could not be written, so the next start tries again. With the reason.
+    pub unrecorded: Vec<(ActionId, String)>,
 }
 
 impl RecoveryReport {
     /// Whether everything owed is settled.
     pub fn complete(&self) -> bool {
-        self.failed.is_empty()
+        self.failed.is_empty() && self.unrecorded.is_empty()
     }
 }
 
@@ -259,9 +261,7 @@ fn reached(state: OwedState) -> Reached {
 /// A record that cannot be closed stays owed: undoing it again later finds nothing to do.
 fn close(journal: &mut Journal, id: ActionId, report: &mut RecoveryReport) {
     if let Err(e) = journal.closed(id) {
-        report
-            .failed
-            .push((id, format!("undone, but the journal cannot be written: {e}")));
+        report.unrecorded.push((id, e.to_string()));
     }
 }
 

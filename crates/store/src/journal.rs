@@ -29,7 +29,9 @@
 //!
 //! **Damage.** Every record that is whole is used, wherever it stands. Damage is reported in [`Recovered`], with
 //! the numbers of actions whose record is known to be lost, and the damaged file is copied aside before the
-//! journal is rewritten. An unfinished last line is what a crash leaves behind, not damage.
+//! journal is rewritten. An unfinished last line is what a crash leaves behind, not damage. A second file,
+//! `journal.count`, holds the number of records and the actions in force: it shows the loss of whole records at the end of the
+//! journal, of the journal, or of all that stands in it. It is written after the record, and before an action may be taken.
 //!
 //! **After a failed sync** the kernel may have dropped the data and report success the next time (the `fsync`
 //! man page, *BUGS* of many file systems), so the journal never syncs the same pages twice: it writes itself
@@ -39,12 +41,17 @@
 //! machine in trouble. Why not a binary format: a person must be able to read what is owed with `less`.
 
 mod books;
+mod count;
 mod line;
+#[cfg(test)]
+mod mutation_tests;
 
 pub use books::{COINS_MAX, Coin, Note, OWED_MAX, Owed, OwedState, REMARK_BYTES_MAX, REMARKS_MAX};
 pub use line::FORMAT_VERSION;
 
+use crate::trust;
 use books::{Books, Event};
+use count::{Count, Found};
 use homeostat_model::{ActionId, ExperimentId, UndoRecord};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +65,8 @@ use std::path::{Path, PathBuf};
 pub const JOURNAL_FILE: &str = "journal";
 /// Name of the file that is written during compaction.
 pub const NEW_FILE: &str = "journal.new";
+/// Name of the file with the number of records and the actions in force.
+pub const COUNT_FILE: &str = "journal.count";
 /// Name of the lock file.
 pub const LOCK_FILE: &str = "journal.lock";
 
@@ -99,6 +108,11 @@ pub const FAULT_POINTS: &[&str] = &[
     "note.before_write",
     "note.after_write",
     "note.after_sync",
+    "count.before_create",
+    "count.after_create",
+    "count.before_write",
+    "count.after_write",
+    "count.after_sync",
     "reserve.before_allocate",
     "compact.before_create",
     "compact.after_write",
@@ -146,7 +160,7 @@ pub enum JournalError {
         /// What is wrong.
         why: String,
         /// What a person can do.
-        remedy: &'static str,
+        remedy: String,
     },
     /// Written by a newer homeostat.
     #[error("{}: format version {version}, this program knows {FORMAT_VERSION}\n  hint: run `homeostat restore` of the newer version first", path.display())]
@@ -256,9 +270,18 @@ fn io_error(path: &Path, what: &'static str, source: io::Error) -> JournalError 
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
             JournalError::NoSpace { path, what, source }
         }
-        io::ErrorKind::ReadOnlyFilesystem => JournalError::ReadOnly { path, what, source },
+        _ if cannot_be_written(&source) => JournalError::ReadOnly { path, what, source },
         _ => JournalError::Io { path, what, source },
     }
+}
+
+/// A read-only file system, or a file or directory that is immutable (`chattr +i`).
+fn cannot_be_written(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::ROFS, Errno::PERM]
+        .map(Errno::raw_os_error)
+        .map(Some)
+        .contains(&error.raw_os_error())
 }
 
 /// What makes a directory fit to hold a journal.
@@ -270,6 +293,8 @@ const STRANGE_FILE: &str =
 /// What was found in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
+    /// Where it is, or would be.
+    pub file: PathBuf,
     /// Whether there was a journal at all.
     pub existed: bool,
     /// Actions whose undo is owed, by number. Undo them in descending order.
@@ -290,6 +315,14 @@ pub struct Recovered {
     pub damaged: Vec<Range<u64>>,
     /// Records that existed and could not be read.
     pub missing: u64,
+    /// The journal does not begin as every journal does, or is gone: what stood in it is not known.
+    pub headless: bool,
+    /// Records do not stand where they were written.
+    pub disordered: bool,
+    /// The file ends where space was reserved: its end was cut off.
+    pub short: bool,
+    /// `journal.count` is missing or unreadable, so the loss of the last records could not be seen.
+    pub uncounted: bool,
     /// Actions that were in force and whose undo record is lost to damage. They can not be undone; reported at
     /// every start until they are [closed](Journal::closed).
     pub lost: Vec<ActionId>,
@@ -298,10 +331,11 @@ pub struct Recovered {
 }
 
 impl Recovered {
-    fn from_reading(reading: &line::Reading) -> Self {
+    fn from_reading(file: PathBuf, existed: bool, reading: &line::Reading) -> Self {
         let books = &reading.books;
         Self {
-            existed: true,
+            file,
+            existed,
             owed: books.owed.clone(),
             coins: books
                 .coins
@@ -319,26 +353,27 @@ impl Recovered {
             torn: reading.torn,
             damaged: reading.damaged.clone(),
             missing: reading.missing,
+            headless: reading.headless,
+            disordered: reading.disordered,
+            short: reading.short,
+            uncounted: reading.uncounted,
             lost: books.lost.iter().copied().collect(),
             set_aside: None,
         }
     }
 
-    fn nothing() -> Self {
-        Self {
-            existed: false,
-            ..Self::from_reading(&line::Reading::default())
-        }
-    }
-
     /// Whether every record was read. An unfinished last line does not count as damage.
     pub fn is_whole(&self) -> bool {
-        self.damaged.is_empty() && self.missing == 0 && self.lost.is_empty()
+        self.damaged.is_empty()
+            && self.missing == 0
+            && self.lost.is_empty()
+            && !(self.headless || self.disordered || self.short || self.uncounted)
     }
 
     /// What a person should know about the state of the file, one sentence each; empty when all is well.
     pub fn complaints(&self) -> Vec<String> {
         let mut out = Vec::new();
+        let file = self.file.display();
         if self.torn > 0 {
             let meaning = if self.is_whole() {
                 "as a crash leaves it; nothing is lost by that"
@@ -346,30 +381,54 @@ impl Recovered {
                 "and what stood there is not known"
             };
             out.push(format!(
-                "the last record of the journal is unfinished ({} bytes), {meaning}",
+                "the last record of {file} is unfinished ({} bytes), {meaning}",
                 self.torn
             ));
         }
         if let Some(first) = self.damaged.first() {
-            let copy = self
-                .set_aside
-                .as_ref()
-                .map_or_else(String::new, |p| format!("; copy in {}", p.display()));
             out.push(format!(
-                "the journal is damaged in {} place(s), the first at byte {}; {} record(s) were read{copy}",
+                "{file} is damaged in {} place(s), the first at byte {}",
                 self.damaged.len(),
-                first.start,
-                self.records
+                first.start
             ));
         }
+        if self.headless {
+            out.push(if self.existed {
+                format!("{file} has lost its beginning")
+            } else {
+                format!("{file} is gone, and was there before")
+            });
+        }
         if self.missing > 0 {
-            out.push(format!("{} record(s) of the journal are missing", self.missing));
+            out.push(format!("{file} lacks {} record(s)", self.missing));
+        }
+        if self.disordered {
+            out.push(format!("records of {file} do not stand where they were written"));
+        }
+        if self.short {
+            out.push(format!("the end of {file} was cut off"));
+        }
+        if self.uncounted {
+            out.push(format!(
+                "{} is missing or unreadable, so it is not known whether the last records of {file} are missing",
+                self.file.with_file_name(COUNT_FILE).display()
+            ));
         }
         if !self.lost.is_empty() {
             let ids: Vec<String> = self.lost.iter().map(ToString::to_string).collect();
             out.push(format!(
                 "the undo record of action {} is lost; if it is still in force it ends with the processes it changed, or at the next boot",
                 ids.join(", ")
+            ));
+        }
+        if !self.is_whole() {
+            let copy = self.set_aside.as_ref().map_or_else(String::new, |p| {
+                format!("; a copy of the file is {}", p.display())
+            });
+            out.push(format!(
+                "a change that was recorded there may still be in force: restart the programs that homeostat changed, or reboot; \
+                 all {} record(s) that could be read were used{copy}",
+                self.records
             ));
         }
         out
@@ -382,10 +441,15 @@ impl Recovered {
 /// # Errors
 /// When there is a journal that can not be opened, is not a file, is oversized or newer than this program.
 pub fn read(directory: &Path) -> Result<Recovered, JournalError> {
-    Ok(match load(directory)? {
-        Some((_, reading)) => Recovered::from_reading(&reading),
-        None => Recovered::nothing(),
-    })
+    let (file, reading) = load(directory, &boot_id())?;
+    let path = directory.join(JOURNAL_FILE);
+    Ok(Recovered::from_reading(path, file.is_some(), &reading))
+}
+
+/// The current boot; empty where the kernel does not tell it.
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| String::new(), |id| id.trim().to_owned())
 }
 
 /// The open journal. There is at most one per state directory on the machine.
@@ -394,7 +458,7 @@ pub struct Journal {
     directory: PathBuf,
     options: JournalOptions,
     /// Held for as long as this value lives.
-    _lock: Lock,
+    _lock: Option<Lock>,
     file: File,
     books: Books,
     /// Number of the next record.
@@ -405,6 +469,13 @@ pub struct Journal {
     unterminated: bool,
     /// Byte up to which space is allocated.
     allocated: u64,
+    /// The second file; `None` until it could be made.
+    count: Option<File>,
+    /// Number of the record after the last one that is synced.
+    synced: u64,
+    boot: String,
+    /// Nothing can be written there: the journal was opened to undo what it says.
+    read_only: bool,
     /// A sync failed: what the file holds is unknown; write it anew before anything else.
     rewrite_first: bool,
     /// The file was renamed into place and the directory is not synced yet.
@@ -424,6 +495,8 @@ struct Kind {
     after_write: &'static str,
     /// `None`: not synced.
     after_sync: Option<&'static str>,
+    /// The second file must know of it, also after a loss of power.
+    counted: bool,
     /// Allocated bytes that must remain behind it.
     leave: u64,
     what: &'static str,
@@ -432,6 +505,7 @@ const INTEND: Kind = Kind {
     before_write: "intend.before_write",
     after_write: "intend.after_write",
     after_sync: Some("intend.after_sync"),
+    counted: true,
     leave: RESERVE_BYTES,
     what: "write the undo record",
 };
@@ -439,6 +513,7 @@ const NOTE: Kind = Kind {
     before_write: "note.before_write",
     after_write: "note.after_write",
     after_sync: Some("note.after_sync"),
+    counted: false,
     leave: RESERVE_BYTES / 2,
     what: "write a note",
 };
@@ -446,6 +521,7 @@ const APPLIED: Kind = Kind {
     before_write: "applied.before_write",
     after_write: "applied.after_write",
     after_sync: None,
+    counted: false,
     leave: RESERVE_BYTES / 4,
     what: "write that an action was applied",
 };
@@ -453,18 +529,21 @@ const UNDOING: Kind = Kind {
     before_write: "undoing.before_write",
     after_write: "undoing.after_write",
     after_sync: None,
+    counted: false,
     leave: RESERVE_BYTES / 4,
     what: "write that an undo began",
 };
 /// A start leaves alone what is kept: that this is so no longer must be as sure as that it was.
 const UNDOING_KEPT: Kind = Kind {
     after_sync: Some("undoing.after_sync"),
+    counted: true,
     ..UNDOING
 };
 const KEPT: Kind = Kind {
     before_write: "kept.before_write",
     after_write: "kept.after_write",
     after_sync: Some("kept.after_sync"),
+    counted: false,
     leave: RESERVE_BYTES / 4,
     what: "write that an action is kept",
 };
@@ -472,6 +551,7 @@ const PUT_BACK: Kind = Kind {
     before_write: "put_back.before_write",
     after_write: "put_back.after_write",
     after_sync: None,
+    counted: false,
     leave: RESERVE_BYTES / 4,
     what: "write that everything was put back",
 };
@@ -479,6 +559,7 @@ const CLOSED: Kind = Kind {
     before_write: "closed.before_write",
     after_write: "closed.after_write",
     after_sync: Some("closed.after_sync"),
+    counted: false,
     leave: 0,
     what: "write that an action is closed",
 };
@@ -490,27 +571,43 @@ impl Journal {
     /// [`JournalError::Held`] when another process has it; [`JournalError::Insecure`],
     /// [`JournalError::Newer`], [`JournalError::Oversized`] as they say; [`JournalError::NoSpace`] only when there
     /// was no journal yet; [`JournalError::Io`] otherwise. Damage is no error.
-    pub fn open(directory: &Path, mut options: JournalOptions) -> Result<(Self, Recovered), JournalError> {
+    pub fn open(directory: &Path, options: JournalOptions) -> Result<(Self, Recovered), JournalError> {
+        Self::open_as(directory, options, false)
+    }
+
+    /// As [`open`](Self::open), to undo what is owed: where nothing can be written it opens all the same, and every write fails.
+    ///
+    /// # Errors
+    /// As there, but for [`JournalError::ReadOnly`].
+    pub fn open_for_undo(
+        directory: &Path,
+        options: JournalOptions,
+    ) -> Result<(Self, Recovered), JournalError> {
+        Self::open_as(directory, options, true)
+    }
+
+    fn open_as(
+        directory: &Path,
+        mut options: JournalOptions,
+        allow_read_only: bool,
+    ) -> Result<(Self, Recovered), JournalError> {
         create_directory(directory)?;
-        let lock = take_lock(directory)?;
+        let lock = take_lock(directory, allow_read_only)?;
         let path = directory.join(JOURNAL_FILE);
         hook(&mut options, "open.after_lock").map_err(|e| io_error(&path, "open", e))?;
-        adopt_new_file(directory)?;
-        let found = load(directory)?;
+        match adopt_new_file(directory) {
+            Err(JournalError::ReadOnly { .. }) if allow_read_only => {}
+            adopted => adopted?,
+        }
+        let boot = boot_id();
+        let (file, reading) = load(directory, &boot)?;
         hook(&mut options, "open.after_read").map_err(|e| io_error(&path, "read", e))?;
-
-        let (file, reading, mut recovered) = match found {
-            Some((file, reading)) => {
-                let recovered = Recovered::from_reading(&reading);
-                (Some(file), reading, recovered)
-            }
-            None => (None, line::Reading::default(), Recovered::nothing()),
-        };
+        let mut recovered = Recovered::from_reading(path.clone(), file.is_some(), &reading);
         let allocated = match &file {
             Some(file) => file.metadata().map_err(|e| io_error(&path, "examine", e))?.len(),
             None => 0,
         };
-        if !recovered.damaged.is_empty()
+        if !reading.is_whole()
             && let Some(file) = &file
         {
             // On a full disk there may be no room for a copy. Then the damaged file itself stays as it is:
@@ -518,8 +615,9 @@ impl Journal {
             recovered.set_aside = set_aside(directory, file).ok().flatten();
             hook(&mut options, "open.after_set_aside").map_err(|e| io_error(&path, "copy", e))?;
         }
-        let may_rewrite = recovered.damaged.is_empty() || recovered.set_aside.is_some();
-        let unclean = reading.torn > 0 || !reading.ends_with_newline || !recovered.damaged.is_empty();
+        let may_rewrite = reading.is_whole() || recovered.set_aside.is_some();
+        let unclean =
+            reading.torn > 0 || !reading.ends_with_newline || !reading.is_whole() || !reading.counted;
         let compact_bytes = options.compact_bytes.unwrap_or(COMPACT_BYTES);
 
         // Without a file there is nothing to write to until the first rewrite made one.
@@ -539,18 +637,31 @@ impl Journal {
             end: reading.end,
             unterminated: !reading.ends_with_newline,
             allocated,
+            // One that is damaged, or was never written, is made anew.
+            count: match load_count(directory) {
+                Found::Valid(_) => open_count(directory, OFlags::RDWR).ok(),
+                Found::Nothing | Found::Unreadable => None,
+            },
+            synced: 0,
+            boot,
+            read_only: false,
             rewrite_first: false,
             directory_unsynced: false,
             compact_at: compact_bytes,
             compaction_failure: None,
             closed: BTreeSet::new(),
         };
+        journal.synced = journal.sequence;
         if fresh {
-            journal.rewrite()?;
+            match journal.rewrite() {
+                Err(JournalError::ReadOnly { .. }) if allow_read_only => {}
+                made => made?,
+            }
         } else if (unclean && may_rewrite) || journal.end >= journal.compact_at {
             // On a full disk this fails and the old file serves on: recovery must work then, too.
             journal.compact();
         }
+        journal.read_only = allow_read_only && !is_writable(&journal.file);
         Ok((journal, recovered))
     }
 
@@ -732,6 +843,13 @@ impl Journal {
 
     /// Appends one record; enters it into the books only when it is as safe as its kind asks.
     fn append(&mut self, kind: &Kind, event: Event) -> Result<(), JournalError> {
+        if self.read_only {
+            return Err(JournalError::ReadOnly {
+                path: self.path(),
+                what: kind.what,
+                source: io::Error::from_raw_os_error(rustix::io::Errno::ROFS.raw_os_error()),
+            });
+        }
         if self.rewrite_first {
             self.rewrite()?;
         }
@@ -751,10 +869,91 @@ impl Journal {
             self.rewrite_first |= synced;
             return Err(io_error(&self.path(), kind.what, source));
         }
-        self.end += line.len() as u64;
+        let end = self.end + line.len() as u64;
+        let sequence = self.sequence + 1;
+        if kind.after_sync.is_some() {
+            self.synced = sequence;
+        }
+        let mut open = self.books.open();
+        let mut highest_action = self.books.highest_action;
+        match &event {
+            Event::Intend(record) => {
+                open.insert(record.action.id);
+                highest_action = highest_action.max(record.action.id.0);
+            }
+            Event::Closed(id) => {
+                open.remove(id);
+            }
+            _ => {}
+        }
+        let counted = self.count_records(sequence, highest_action, open, kind.counted);
+        if let Err(source) = counted
+            && kind.counted
+        {
+            // The record stays where it is, since the second file may know of it, and goes with the next rewrite.
+            self.sequence = sequence;
+            self.rewrite_first = true;
+            return Err(io_error(&self.directory.join(COUNT_FILE), kind.what, source));
+        }
+        self.end = end;
         self.unterminated = false;
-        self.sequence += 1;
+        self.sequence = sequence;
         self.books.enter(event);
+        Ok(())
+    }
+
+    /// Writes into the second file how many records there are and which actions are open.
+    fn count_records(
+        &mut self,
+        next: u64,
+        highest_action: u64,
+        open: BTreeSet<ActionId>,
+        sync: bool,
+    ) -> io::Result<()> {
+        let count = Count {
+            next,
+            synced: self.synced,
+            boot: self.boot.clone(),
+            a: highest_action,
+            e: self.books.highest_experiment,
+            open,
+        };
+        hook(&mut self.options, "count.before_write")?;
+        let Some(file) = &self.count else {
+            // The journal does not say that it is there either.
+            return Ok(());
+        };
+        write_count(file, &count)?;
+        hook(&mut self.options, "count.after_write")?;
+        if sync {
+            file.sync_data()?;
+            hook(&mut self.options, "count.after_sync")?;
+        }
+        Ok(())
+    }
+
+    /// Makes the second file before a journal says that it is there.
+    fn make_count(&mut self) -> io::Result<()> {
+        if self.count.is_some() {
+            return Ok(());
+        }
+        hook(&mut self.options, "count.before_create")?;
+        let file = open_count(&self.directory, OFlags::RDWR | OFlags::CREATE)?;
+        allocate(&file, 0, count::COUNT_BYTES)?;
+        // What the journal holds now: a crash before the rename leaves the two in agreement.
+        let count = Count {
+            next: self.sequence,
+            synced: self.synced,
+            boot: self.boot.clone(),
+            a: self.books.highest_action,
+            e: self.books.highest_experiment,
+            open: self.books.open(),
+        };
+        write_count(&file, &count)?;
+        file.sync_all()?;
+        File::open(&self.directory)?.sync_all()?;
+        hook(&mut self.options, "count.after_create")?;
+        self.count = Some(file);
         Ok(())
     }
 
@@ -848,6 +1047,8 @@ impl Journal {
     fn rewrite(&mut self) -> Result<(), JournalError> {
         let target = self.path();
         let new = self.directory.join(NEW_FILE);
+        self.make_count()
+            .map_err(|e| io_error(&self.directory.join(COUNT_FILE), "write", e))?;
         let mut content = Vec::new();
         let mut sequence = self.sequence;
         for event in self.books.retell() {
@@ -869,6 +1070,7 @@ impl Journal {
         };
         self.file = file;
         self.sequence = sequence;
+        self.synced = sequence;
         self.end = end;
         self.allocated = allocated;
         self.unterminated = false;
@@ -878,7 +1080,11 @@ impl Journal {
         hook(&mut self.options, "compact.after_rename")
             .and_then(|()| self.sync_directory())
             .and_then(|()| hook(&mut self.options, "compact.after_directory_sync"))
-            .map_err(|e| io_error(&self.directory, "sync", e))
+            .map_err(|e| io_error(&self.directory, "sync", e))?;
+        // A second file that knows less does no harm, and the next record brings it up to date.
+        let (action, open) = (self.books.highest_action, self.books.open());
+        let _ = self.count_records(sequence, action, open, false);
+        Ok(())
     }
 
     fn write_new(&mut self, path: &Path, content: &[u8], allocated: u64) -> io::Result<File> {
@@ -943,7 +1149,52 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     }
 }
 
+fn is_writable(file: &File) -> bool {
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR))
+}
+
+/// Opens the second file. Who may have written it is no matter: it can only make a journal doubtful.
+fn open_count(directory: &Path, flags: OFlags) -> io::Result<File> {
+    let file = open_file(&directory.join(COUNT_FILE), flags | OFlags::NONBLOCK)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file)
+}
+
+fn write_count(file: &File, count: &Count) -> io::Result<()> {
+    let line = count
+        .encode()
+        .ok_or_else(|| io::Error::other("too many actions are in force"))?;
+    file.write_all_at(&line, (count.next % 2) * count::SLOT_BYTES)
+}
+
+/// What the second file says.
+fn load_count(directory: &Path) -> Found {
+    match open_count(directory, OFlags::RDONLY) {
+        Ok(file) => {
+            let mut bytes = Vec::new();
+            match file.take(count::COUNT_BYTES).read_to_end(&mut bytes) {
+                Ok(_) => count::decode(&bytes),
+                Err(_) => Found::Unreadable,
+            }
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Found::Nothing,
+        Err(_) => Found::Unreadable,
+    }
+}
+
 fn create_directory(directory: &Path) -> Result<(), JournalError> {
+    // First: below a directory of somebody else nothing is made.
+    if let Some(above) = directory.parent()
+        && let Some(trust::Distrust { path, why, remedy }) = trust::distrust(above)
+    {
+        let why = format!(
+            "{why}, and so can replace the state directory {}",
+            directory.display()
+        );
+        return Err(JournalError::Insecure { path, why, remedy });
+    }
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -954,7 +1205,7 @@ fn create_directory(directory: &Path) -> Result<(), JournalError> {
         Err(JournalError::Insecure {
             path: directory.to_owned(),
             why,
-            remedy: PRIVATE_DIRECTORY,
+            remedy: PRIVATE_DIRECTORY.to_owned(),
         })
     };
     if metadata.mode() & 0o022 != 0 {
@@ -975,7 +1226,7 @@ fn check_owner(path: &Path, owner: u32) -> Result<(), JournalError> {
     Err(JournalError::Insecure {
         path: path.to_owned(),
         why,
-        remedy: "look at it; if it is yours, give it to this user (chown)",
+        remedy: "look at it; if it is yours, give it to this user (chown)".to_owned(),
     })
 }
 
@@ -988,14 +1239,23 @@ impl Drop for Lock {
     }
 }
 
-/// Takes the lock of the directory or says who has it.
-fn take_lock(directory: &Path) -> Result<Lock, JournalError> {
+/// Takes the lock of the directory or says who has it. Where nothing can be written, a lock file that is there is locked all the same;
+/// without one nobody can have locked it.
+fn take_lock(directory: &Path, allow_read_only: bool) -> Result<Option<Lock>, JournalError> {
     let path = directory.join(LOCK_FILE);
     let failed = |e: io::Error| io_error(&path, "lock", e);
     // The file may be removed by a person between opening and locking; then we would hold a lock that nobody
     // else sees. A few tries settle it.
     for _ in 0..8 {
-        let mut lock = open_file(&path, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
+        let mut lock = match open_file(&path, OFlags::RDWR | OFlags::CREATE) {
+            Ok(lock) => lock,
+            Err(e) if allow_read_only && cannot_be_written(&e) => match open_file(&path, OFlags::RDONLY) {
+                Ok(lock) => lock,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(e) => return Err(failed(e)),
+            },
+            Err(e) => return Err(failed(e)),
+        };
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -1016,7 +1276,7 @@ fn take_lock(directory: &Path) -> Result<Lock, JournalError> {
                 let _ = lock
                     .set_len(0)
                     .and_then(|()| writeln!(lock, "{}", std::process::id()));
-                return Ok(Lock(lock));
+                return Ok(Some(Lock(lock)));
             }
             _ => {}
         }
@@ -1040,13 +1300,15 @@ fn adopt_new_file(directory: &Path) -> Result<(), JournalError> {
 }
 
 /// Opens and reads the journal, or the half of a first compaction if there is no journal.
-fn load(directory: &Path) -> Result<Option<(File, line::Reading)>, JournalError> {
+fn load(directory: &Path, boot: &str) -> Result<(Option<File>, line::Reading), JournalError> {
+    // Before the journal: beside a daemon that writes, the one read first must be the one that knows less.
+    let count = load_count(directory);
     for name in [JOURNAL_FILE, NEW_FILE] {
         let path = directory.join(name);
         // Read-only media can be read by `read`; `open` finds out at its first write.
-        let opened = open_file(&path, OFlags::RDWR).or_else(|e| match e.kind() {
+        let opened = open_file(&path, OFlags::RDWR | OFlags::NONBLOCK).or_else(|e| match e.kind() {
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-                open_file(&path, OFlags::RDONLY)
+                open_file(&path, OFlags::RDONLY | OFlags::NONBLOCK)
             }
             _ => Err(e),
         });
@@ -1057,7 +1319,7 @@ fn load(directory: &Path) -> Result<Option<(File, line::Reading)>, JournalError>
                 return Err(JournalError::Insecure {
                     path,
                     why: "it is a symbolic link".to_owned(),
-                    remedy: STRANGE_FILE,
+                    remedy: STRANGE_FILE.to_owned(),
                 });
             }
             Err(e) => return Err(io_error(&path, "open", e)),
@@ -1067,14 +1329,14 @@ fn load(directory: &Path) -> Result<Option<(File, line::Reading)>, JournalError>
             return Err(JournalError::Insecure {
                 path,
                 why: "it is not a regular file".to_owned(),
-                remedy: STRANGE_FILE,
+                remedy: STRANGE_FILE.to_owned(),
             });
         }
         if metadata.mode() & 0o022 != 0 {
             return Err(JournalError::Insecure {
                 path,
                 why: "others may write to it".to_owned(),
-                remedy: STRANGE_FILE,
+                remedy: STRANGE_FILE.to_owned(),
             });
         }
         check_owner(&path, metadata.uid())?;
@@ -1087,13 +1349,25 @@ fn load(directory: &Path) -> Result<Option<(File, line::Reading)>, JournalError>
             .take(JOURNAL_BYTES_MAX)
             .read_to_end(&mut content)
             .map_err(|e| io_error(&path, "read", e))?;
-        let reading = line::decode(&content);
+        let reading = reading(Some(&content), &count, boot);
         if let Some(version) = reading.newer {
             return Err(JournalError::Newer { path, version });
         }
-        return Ok(Some((file, reading)));
+        return Ok((Some(file), reading));
     }
-    Ok(None)
+    Ok((None, reading(None, &count, boot)))
+}
+
+/// What the bytes of the journal, or none, and the second file add up to.
+fn reading(journal: Option<&[u8]>, count: &Found, boot: &str) -> line::Reading {
+    let mut reading = journal.map_or_else(line::Reading::default, line::decode);
+    if journal.is_none()
+        && let Found::Valid(count) = count
+    {
+        reading.headless = count.expected(boot) > 0;
+    }
+    reading.hold_against(count, boot);
+    reading
 }
 
 /// Copies the damaged journal to the first free `journal.damaged-N`. `None` when there are enough of them.

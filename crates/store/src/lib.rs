@@ -6,6 +6,7 @@
 
 pub mod history;
 pub mod journal;
+pub mod trust;
 
 pub use history::{History, HistoryError, HistoryOptions, ResilientHistory};
 pub use journal::{Journal, JournalError, JournalOptions, Recovered};

@@ -12,8 +12,8 @@ mod common;
 use homeostat_model::action::{MemoryTarget, Target};
 use homeostat_model::{Action, ActionId, ExperimentId, ProcessId, UndoRecord};
 use homeostat_store::journal::{
-    Coin, FAULT_POINTS, JOURNAL_FILE, Journal, JournalError, JournalOptions, LOCK_FILE, NEW_FILE, Note,
-    OwedState, RESERVE_BYTES, Recovered, read,
+    COUNT_FILE, Coin, FAULT_POINTS, JOURNAL_FILE, Journal, JournalError, JournalOptions, LOCK_FILE, NEW_FILE,
+    Note, OwedState, RESERVE_BYTES, Recovered, read,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -437,9 +437,14 @@ fn the_format_of_version_1_can_be_read_forever() {
     ]
     .map(line)
     .concat();
-    std::fs::write(directory.path().join(JOURNAL_FILE), text).unwrap();
+    let mut bytes = text.into_bytes();
+    bytes.resize(bytes.len() + RESERVE_BYTES as usize, 0);
+    std::fs::write(directory.path().join(JOURNAL_FILE), bytes).unwrap();
     let seen = read(directory.path()).unwrap();
     assert!(seen.is_whole() && seen.torn == 0, "{seen:?}");
+    // From the first opening on it has a second file, and is as whole.
+    assert_eq!(reopen(directory.path()), seen);
+    assert!(directory.path().join(COUNT_FILE).exists() && reopen(directory.path()).is_whole());
     assert_eq!(seen.records, 8);
     assert_eq!(seen.owed[&ActionId(9)].state, OwedState::Kept);
     assert_eq!(
@@ -452,36 +457,54 @@ fn the_format_of_version_1_can_be_read_forever() {
     );
 }
 
+/// A crash leaves the journal with an unfinished last record, and the second file as it was before that record.
 #[test]
 fn cut_at_any_byte_the_journal_owes_what_its_whole_lines_say() {
     let directory = tempfile::tempdir().unwrap();
     let steps = script();
-    fill(directory.path(), &steps);
     let path = directory.path().join(JOURNAL_FILE);
-    let mut bytes = std::fs::read(&path).unwrap();
-    let used = bytes.iter().rposition(|b| *b != 0).unwrap() + 1;
-    bytes.truncate(used);
-    // Expectation after k whole lines; line 0 is the start.
+    let count_path = directory.path().join(COUNT_FILE);
+    let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+    // Expectation and second file after k whole lines; line 0 is the start, without which nothing is whole.
     let mut expected = vec![Model::default(), Model::default()];
+    let mut counts = vec![Vec::new(), std::fs::read(&count_path).unwrap()];
     for step in &steps {
+        carry_out(&mut journal, step).unwrap();
         let mut next = expected.last().unwrap().clone();
         next.take(step);
         expected.push(next);
+        counts.push(std::fs::read(&count_path).unwrap());
     }
+    drop(journal);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let used = bytes.iter().rposition(|b| *b != 0).unwrap() + 1;
+    bytes.truncate(used);
+    let full = counts.last().unwrap();
     for cut in 0..=used {
         // A last line that lacks only its newline is whole: its checksum says so.
         let whole = bytes[..cut].iter().filter(|b| **b == b'\n').count()
             + usize::from(cut < used && bytes[cut] == b'\n' && cut > 0 && bytes[cut - 1] != b'\n');
-        for tail in [0, 100] {
-            let mut content = bytes[..cut].to_vec();
-            content.resize(cut + tail, 0);
-            std::fs::write(&path, &content).unwrap();
-            let seen = read(directory.path()).unwrap();
-            assert_eq!(Model::of(&seen), expected[whole], "cut at {cut}");
-            assert!(seen.is_whole(), "cut at {cut}: {seen:?}");
-        }
+        let mut content = bytes[..cut].to_vec();
+        content.resize(cut + RESERVE_BYTES as usize, 0);
+        std::fs::write(&path, &content).unwrap();
+        std::fs::write(&count_path, &counts[whole]).unwrap();
+        let seen = read(directory.path()).unwrap();
+        assert_eq!(Model::of(&seen), expected[whole], "cut at {cut}");
+        assert_eq!(seen.is_whole(), whole > 0, "cut at {cut}: {seen:?}");
+        // The same cut as damage: the second file knows of what is not there.
+        std::fs::write(&count_path, full).unwrap();
+        let seen = read(directory.path()).unwrap();
+        assert_eq!(
+            seen.is_whole(),
+            whole == expected.len() - 1,
+            "cut at {cut}: {seen:?}"
+        );
+        let named: BTreeSet<u64> = seen.owed.keys().chain(&seen.lost).map(|id| id.0).collect();
+        let owed = &expected.last().unwrap().owed;
+        assert!(owed.keys().all(|id| named.contains(id)), "cut at {cut}: {seen:?}");
         // Opening cleans up, and life goes on. (Sampled: it syncs four times.)
-        if cut % 23 == 0 {
+        if cut % 23 == 0 && whole > 0 {
+            std::fs::write(&count_path, &counts[whole]).unwrap();
             let (mut journal, recovered) =
                 Journal::open(directory.path(), JournalOptions::default()).unwrap();
             assert_eq!(Model::of(&recovered), expected[whole], "cut at {cut}");
@@ -499,8 +522,12 @@ fn cut_at_any_byte_the_journal_owes_what_its_whole_lines_say() {
 #[test]
 fn what_was_put_back_is_not_known_to_be_so_where_a_later_record_is_lost() {
     let directory = tempfile::tempdir().unwrap();
-    let steps = [Step::Intend(1), Step::PutBack(1), Step::Applied(1)];
-    fill(directory.path(), &steps);
+    let count_path = directory.path().join(COUNT_FILE);
+    fill(directory.path(), &[Step::Intend(1), Step::PutBack(1)]);
+    let before = std::fs::read(&count_path).unwrap();
+    let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+    journal.applied(ActionId(1)).unwrap();
+    drop(journal);
     let path = directory.path().join(JOURNAL_FILE);
     let good = std::fs::read(&path).unwrap();
     let line = |n: usize| {
@@ -516,7 +543,10 @@ fn what_was_put_back_is_not_known_to_be_so_where_a_later_record_is_lost() {
     assert!(!seen.is_whole());
     assert_eq!(seen.owed[&ActionId(1)].state, OwedState::Applied);
     // One that is only unfinished was not written, and nothing made after it.
-    std::fs::write(&path, &good[..line(3) + 20]).unwrap();
+    let mut content = good[..line(3) + 20].to_vec();
+    content.resize(content.len() + RESERVE_BYTES as usize, 0);
+    std::fs::write(&path, content).unwrap();
+    std::fs::write(&count_path, before).unwrap();
     assert_eq!(
         read(directory.path()).unwrap().owed[&ActionId(1)].state,
         OwedState::PutBack
@@ -552,8 +582,8 @@ fn a_flipped_byte_anywhere_costs_at_most_the_record_it_is_in() {
             for (id, owed) in &seen.owed {
                 assert_eq!(owed.record, record(id.0));
             }
-            // What is lost is known by its number, unless it was the last one (then it looks unfinished or damaged).
-            if owed != all && line_of < ids.len() {
+            // What is lost is known by its number, the last one by the second file.
+            if owed != all {
                 assert_eq!(seen.lost, [ActionId(line_of as u64)], "byte {at} ^ {flip:#x}");
                 assert!(!seen.is_whole());
                 assert!(!seen.complaints().is_empty());
@@ -562,8 +592,7 @@ fn a_flipped_byte_anywhere_costs_at_most_the_record_it_is_in() {
                 owed == all || seen.torn > 0 || !seen.damaged.is_empty(),
                 "byte {at} ^ {flip:#x}: unnoticed"
             );
-            let highest = if owed.contains(&6) { 7 } else { 6 };
-            assert_eq!(seen.next_action, ActionId(highest));
+            assert_eq!(seen.next_action, ActionId(7));
         }
     }
 }
@@ -598,7 +627,7 @@ fn a_damaged_journal_is_set_aside_and_replaced_by_what_could_be_read() {
     assert_eq!((recovered.missing, recovered.damaged.len()), (1, 1));
     let copy = recovered.set_aside.clone().unwrap();
     assert_eq!(std::fs::read(&copy).unwrap(), bytes);
-    assert_eq!(recovered.complaints().len(), 3, "{:?}", recovered.complaints());
+    assert_eq!(recovered.complaints().len(), 4, "{:?}", recovered.complaints());
     // The loss is reported at every start until it is closed; the damage only once.
     drop(journal);
     let again = reopen(directory.path());
@@ -739,6 +768,8 @@ fn after_a_kill_at_any_step_exactly_what_the_contract_says_is_owed() {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes.splice(0..0, b"damage\n".iter().copied());
         std::fs::write(&path, &bytes).unwrap();
+        // And without the second file, which is made again.
+        std::fs::remove_file(state.join(COUNT_FILE)).unwrap();
 
         let output = common::child(CRASH_TEST, "crash", directory.path(), moment);
         use std::os::unix::process::ExitStatusExt;
@@ -770,8 +801,13 @@ fn after_a_kill_at_any_step_exactly_what_the_contract_says_is_owed() {
         }
         // A kill leaves the page cache intact: what was written is there, what was not is not.
         let expected = match point.rsplit_once('.').unwrap().1 {
-            "before_write" | "before_allocate" => base,
+            "before_write" | "before_allocate" if !point.starts_with("count.") => base,
             _ if point.starts_with("open.") => base,
+            // The second file comes after the record, or is made at the start.
+            _ if point.starts_with("count.") && acknowledged == 0 && !state_has_step(&state, &with_next) => {
+                base
+            }
+            _ if point.starts_with("count.") => with_next,
             "after_write" | "after_sync" if !point.starts_with("compact.") => with_next,
             // Compaction happens inside `open` or at the end of a call whose record is written.
             _ if acknowledged == 0 && !state_has_step(&state, &with_next) => base,
@@ -1031,5 +1067,98 @@ proptest! {
         journal.intend(&record(50)).unwrap();
         drop(journal);
         prop_assert!(read(directory.path()).unwrap().owed.contains_key(&ActionId(50)));
+    }
+}
+
+#[test]
+fn a_journal_that_is_gone_or_emptied_is_damage_and_names_what_was_in_force() {
+    for damage in ["gone", "empty", "zero", "both gone"] {
+        let directory = tempfile::tempdir().unwrap();
+        fill(directory.path(), &script());
+        let path = directory.path().join(JOURNAL_FILE);
+        let length = std::fs::metadata(&path).unwrap().len() as usize;
+        match damage {
+            "gone" => std::fs::remove_file(&path).unwrap(),
+            "empty" => std::fs::write(&path, "").unwrap(),
+            "zero" => std::fs::write(&path, vec![0; length]).unwrap(),
+            _ => {
+                std::fs::remove_file(&path).unwrap();
+                std::fs::remove_file(directory.path().join(COUNT_FILE)).unwrap();
+            }
+        }
+        let seen = reopen(directory.path());
+        if damage == "both gone" {
+            assert!(seen.is_whole() && !seen.existed, "as where homeostat never ran");
+            continue;
+        }
+        assert_eq!(seen.lost, [5, 6, 7].map(ActionId), "{damage}");
+        let told = seen.complaints().join("\n");
+        assert!(
+            told.contains(&path.display().to_string()) && told.contains("reboot"),
+            "{told}"
+        );
+        // No number is used again, and the loss is told until it is closed.
+        assert_eq!(seen.next_action, ActionId(8));
+        let again = reopen(directory.path());
+        assert_eq!(again.lost, seen.lost);
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        for id in seen.lost {
+            journal.closed(id).unwrap();
+        }
+        drop(journal);
+        assert!(reopen(directory.path()).is_whole());
+    }
+}
+
+#[test]
+fn where_nothing_can_be_written_the_journal_is_read_to_undo_it() {
+    const TEST: &str = "where_nothing_can_be_written_the_journal_is_read_to_undo_it";
+    if common::role().as_deref() == Some("read-only") {
+        let state = common::directory();
+        let refused = Journal::open(&state, JournalOptions::default());
+        assert!(
+            matches!(refused, Err(JournalError::ReadOnly { .. })),
+            "{refused:?}"
+        );
+        let (mut journal, found) = Journal::open_for_undo(&state, JournalOptions::default()).unwrap();
+        assert!(found.is_whole() && found.owed.len() == 3, "{found:?}");
+        let written = journal.closed(ActionId(5));
+        assert!(
+            matches!(written, Err(JournalError::ReadOnly { .. })),
+            "{written:?}"
+        );
+        assert_eq!(journal.owed().count(), 3);
+        println!("CHILD-DONE");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    fill(&state, &script());
+    let mount = "mount --bind \"$DIR\" \"$DIR\" && mount -o remount,bind,ro \"$DIR\"";
+    if let Some(output) = common::child_with_mounts(mount, TEST, "read-only", &state) {
+        assert!(String::from_utf8_lossy(&output.stdout).contains("CHILD-DONE"));
+    }
+}
+
+#[test]
+fn below_a_directory_that_others_may_write_to_no_journal_is_made() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let above = directory.path().join("above");
+    std::fs::create_dir(&above).unwrap();
+    let set = |mode| std::fs::set_permissions(&above, PermissionsExt::from_mode(mode)).unwrap();
+    let state = above.join("state");
+    let open = || Journal::open(&state, JournalOptions::default());
+    set(0o777);
+    let refused = open().unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        matches!(refused, JournalError::Insecure { .. }) && text.contains("chmod"),
+        "{text}"
+    );
+    assert!(!state.exists());
+    for mode in [0o1777, 0o755] {
+        set(mode);
+        open().unwrap();
     }
 }

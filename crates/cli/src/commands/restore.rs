@@ -51,6 +51,8 @@ struct Answer {
     void: Vec<Item>,
     kept: Vec<Item>,
     failed: Vec<Item>,
+    /// Undone, but the journal could not be written.
+    unrecorded: Vec<Item>,
     /// What was counted with in programs and had been left there: taken out now.
     breakpoints: Vec<String>,
     /// … and what may still be there.
@@ -73,6 +75,7 @@ impl Answer {
             void: vec![],
             kept: vec![],
             failed: vec![],
+            unrecorded: vec![],
             breakpoints: vec![],
             breakpoints_left: vec![],
             complaints: vec![],
@@ -91,6 +94,10 @@ impl Answer {
             ("nothing to undo any more", &self.void),
             ("kept on purpose (--kept undoes it)", &self.kept),
             ("NOT UNDONE", &self.failed),
+            (
+                "nothing left to undo, but its record could not be updated",
+                &self.unrecorded,
+            ),
         ];
         for (what, items) in parts {
             for item in items {
@@ -150,7 +157,13 @@ impl Restore {
                 "not everything could be looked at, so something may still be in force\n  hint: see the notes above; a program that is restarted has its own memory settings again, and a reboot clears all",
             ))
         } else if answer.failed.is_empty() && answer.breakpoints_left.is_empty() {
-            Ok(())
+            match answer.unrecorded.len() {
+                0 => Ok(()),
+                n => Err(Failure::failed(format!(
+                    "everything is undone, but {n} record(s) of the journal could not be updated\n  hint: make the state \
+                     directory writable and run `homeostat restore` again"
+                ))),
+            }
         } else {
             Err(Failure::failed(
                 "the machine is not fully restored\n  hint: run it again; see the reasons above",
@@ -225,6 +238,7 @@ impl Restore {
             void: items(report.void),
             kept: items(report.kept),
             failed: items(report.failed),
+            unrecorded: items(report.unrecorded),
             breakpoints: breakpoints.taken_out,
             breakpoints_left: breakpoints.left,
             complaints,

@@ -2,7 +2,7 @@
 
 use crate::Context;
 use crate::commands::record;
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use clap::{Args, ValueEnum};
 use homeostat_daemon::service::Ended;
 use homeostat_daemon::settings::assignment;
@@ -79,6 +79,7 @@ impl Run {
             Ok(Ended::Unsettled { in_force }) => Err(Failure::failed(format!(
                 "ended with {in_force} change(s) in force\n  hint: `homeostat restore` undoes them"
             ))),
+            Err(e @ RunError::Privileges) => Err(Failure::Report(Kind::Permission, e.to_string())),
             Err(RunError::Settings(errors)) => Err(Failure::Configuration(errors)),
             Err(e) => Err(Failure::from_error(&e)),
         }

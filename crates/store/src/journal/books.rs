@@ -15,6 +15,9 @@ pub const REMARKS_MAX: usize = 64;
 /// Longest remark in bytes; the rest is cut off.
 pub const REMARK_BYTES_MAX: usize = 1024;
 
+/// End of the text of the first record where the journal has a second file. Journals of older versions have none.
+pub(super) const COUNTED: &str = ", counted in journal.count";
+
 /// How far an action that is owed an undo got, as far as the journal knows. The undo is owed in every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -176,11 +179,17 @@ impl Books {
         }
     }
 
+    /// Actions whose undo is owed, or would be if its record were not lost.
+    pub(super) fn open(&self) -> BTreeSet<ActionId> {
+        self.owed.keys().chain(&self.lost).copied().collect()
+    }
+
     /// The shortest list of records that adds up to this state.
     pub(super) fn retell(&self) -> impl Iterator<Item = Event> + '_ {
-        let start = std::iter::once(Event::Start(
-            concat!("homeostat ", env!("CARGO_PKG_VERSION")).to_owned(),
-        ));
+        let start = std::iter::once(Event::Start(format!(
+            "{}{COUNTED}",
+            concat!("homeostat ", env!("CARGO_PKG_VERSION"))
+        )));
         let owed = self.owed.iter().flat_map(|(id, owed)| {
             let state = match owed.state {
                 OwedState::Intended => None,

@@ -5,9 +5,13 @@
 //! the record after it. This is safe because the text ` {"v":` can not occur inside a JSON string (its quotes
 //! would be escaped).
 
-use super::books::{Books, Event};
+use super::RESERVE_BYTES;
+use super::books::{Books, COUNTED, Event};
+use super::count::Found;
+use homeostat_model::ActionId;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Version of the format. Raised when an older program could misread a record; see [`super::JournalError::Newer`].
@@ -15,6 +19,10 @@ pub const FORMAT_VERSION: u32 = 1;
 
 /// Most damaged places that are listed one by one.
 const DAMAGE_LISTED_MAX: usize = 64;
+
+/// Space behind the last record of a journal, unless that one closes an action. Source: the least that any other record leaves
+/// ([`super::Journal`], `Kind::leave`).
+const SHORT_BYTES: u64 = RESERVE_BYTES / 4;
 
 const CHECKSUM_DIGITS: usize = 8;
 const OPENING: &[u8] = br#" {"v":"#;
@@ -77,6 +85,54 @@ pub(super) struct Reading {
     pub(super) newer: Option<u32>,
     /// Whether the last record in use is followed by a newline.
     pub(super) ends_with_newline: bool,
+    /// The first record is not the one with which every journal begins.
+    pub(super) headless: bool,
+    /// Records do not stand in the order in which they were written.
+    pub(super) disordered: bool,
+    /// The space that is kept behind the last record is not there.
+    pub(super) short: bool,
+    /// The journal was written together with a second file, which is missing or unreadable.
+    pub(super) uncounted: bool,
+    /// The start says that there is a second file.
+    pub(super) counted: bool,
+    closed: BTreeSet<ActionId>,
+}
+
+impl Reading {
+    /// Whether nothing that was written is known to be missing. An unfinished last line is no loss.
+    pub(super) fn is_whole(&self) -> bool {
+        self.missing == 0
+            && self.damaged.is_empty()
+            && !(self.headless || self.disordered || self.short || self.uncounted)
+    }
+
+    /// Holds the journal against the second place. `boot`: the current one.
+    pub(super) fn hold_against(&mut self, found: &Found, boot: &str) {
+        match found {
+            Found::Nothing => self.uncounted = self.counted,
+            Found::Unreadable => self.uncounted = true,
+            Found::Valid(count) => {
+                let expected = count.expected(boot);
+                self.missing = self
+                    .missing
+                    .saturating_add(expected.saturating_sub(self.sequence));
+                if !self.is_whole() {
+                    let books = &mut self.books;
+                    let gone = count
+                        .open
+                        .iter()
+                        .filter(|id| !books.owed.contains_key(id) && !self.closed.contains(id));
+                    books.lost.extend(gone);
+                }
+                self.sequence = self.sequence.max(count.next);
+                self.books.highest_action = self.books.highest_action.max(count.a);
+                self.books.highest_experiment = self.books.highest_experiment.max(count.e);
+            }
+        }
+        if !self.is_whole() {
+            self.books.doubt();
+        }
+    }
 }
 
 /// Reads everything that can be read. Never fails.
@@ -86,7 +142,7 @@ pub(super) fn decode(bytes: &[u8]) -> Reading {
     reading.end = used as u64;
     reading.ends_with_newline = used == 0 || bytes[used - 1] == b'\n';
     let mut at = 0;
-    let mut baseline = None;
+    let mut entries = Vec::new();
     while at < used {
         let newline = bytes[at..used].iter().position(|b| *b == b'\n').map(|i| at + i);
         let stop = newline.unwrap_or(used);
@@ -94,12 +150,23 @@ pub(super) fn decode(bytes: &[u8]) -> Reading {
             &bytes[at..stop],
             at,
             newline.is_none(),
-            &mut baseline,
+            &mut entries,
             &mut reading,
         );
         at = stop + 1;
     }
-    if reading.missing > 0 || !reading.damaged.is_empty() {
+    reading.disordered = !entries.is_sorted_by(|a: &Envelope, b| a.n < b.n);
+    // The order of writing decides what the records mean.
+    entries.sort_by_key(|entry| entry.n);
+    reading.headless = !matches!(entries.first().map(|e| &e.event), Some(Event::Start(_)));
+    // Only the last record before the end may use up the reserve, and only one that closes.
+    let may_be_short = matches!(entries.last().map(|e| &e.event), Some(Event::Closed(_)));
+    reading.short = !may_be_short && (bytes.len() as u64) < reading.end + SHORT_BYTES;
+    let mut previous = None;
+    for entry in entries {
+        enter(entry, &mut previous, &mut reading);
+    }
+    if !reading.is_whole() {
         // That it was made again may have stood there.
         reading.books.doubt();
     }
@@ -107,12 +174,12 @@ pub(super) fn decode(bytes: &[u8]) -> Reading {
 }
 
 /// Reads what stands between two newlines: one record, or what damage made of one or several.
-fn segment(bytes: &[u8], offset: usize, last: bool, baseline: &mut Option<u64>, reading: &mut Reading) {
+fn segment(bytes: &[u8], offset: usize, last: bool, entries: &mut Vec<Envelope>, reading: &mut Reading) {
     if bytes.is_empty() {
         return;
     }
     if let Some(json) = whole_record(bytes)
-        && accept(json, baseline, reading)
+        && accept(json, entries, reading)
     {
         return;
     }
@@ -123,7 +190,7 @@ fn segment(bytes: &[u8], offset: usize, last: bool, baseline: &mut Option<u64>, 
         let length = value_length(&bytes[json_from..]);
         let record = length.and_then(|n| whole_record(&bytes[found..json_from + n]));
         match (record, length) {
-            (Some(json), Some(n)) if accept(json, baseline, reading) => {
+            (Some(json), Some(n)) if accept(json, entries, reading) => {
                 damage(bytes, unread_from..found, offset, reading);
                 unread_from = json_from + n;
                 at = unread_from;
@@ -152,7 +219,7 @@ fn damage(bytes: &[u8], range: Range<usize>, offset: usize, reading: &mut Readin
 }
 
 /// The JSON of the record if the bytes are exactly one, undamaged.
-fn whole_record(bytes: &[u8]) -> Option<&[u8]> {
+pub(super) fn whole_record(bytes: &[u8]) -> Option<&[u8]> {
     let (head, json) = bytes.split_at_checked(CHECKSUM_DIGITS + 1)?;
     let digits = std::str::from_utf8(&head[..CHECKSUM_DIGITS]).ok()?;
     // Exactly what the writer writes: `from_str_radix` alone would also take a sign or capitals.
@@ -180,8 +247,8 @@ fn value_length(bytes: &[u8]) -> Option<usize> {
     Some(values.byte_offset())
 }
 
-/// Enters a record whose checksum is right. False when it is not one that this program understands.
-fn accept(json: &[u8], baseline: &mut Option<u64>, reading: &mut Reading) -> bool {
+/// Takes a record whose checksum is right. False when it is not one that this program understands.
+fn accept(json: &[u8], entries: &mut Vec<Envelope>, reading: &mut Reading) -> bool {
     let envelope: Envelope = match serde_json::from_slice(json) {
         Ok(envelope) => envelope,
         Err(_) => {
@@ -197,21 +264,33 @@ fn accept(json: &[u8], baseline: &mut Option<u64>, reading: &mut Reading) -> boo
         reading.newer = Some(reading.newer.unwrap_or(0).max(envelope.v));
         return false;
     }
-    if let Some(previous) = *baseline {
+    entries.push(envelope);
+    true
+}
+
+/// Enters a record into the books, after those that were written before it.
+fn enter(envelope: Envelope, previous: &mut Option<u64>, reading: &mut Reading) {
+    // Sequence numbers start anywhere (they go on over compaction); the first record sets the scale.
+    if let Some(previous) = *previous {
         reading.missing = reading
             .missing
             .saturating_add(envelope.n.saturating_sub(previous).saturating_sub(1));
         // The highest number rose although no readable record raised it: that undo record is gone.
         if envelope.a > reading.books.highest_action {
-            reading.books.lost.insert(homeostat_model::ActionId(envelope.a));
+            reading.books.lost.insert(ActionId(envelope.a));
         }
     }
-    // Else: sequence numbers start anywhere (they go on over compaction); the first record sets the scale.
-    *baseline = Some(envelope.n);
+    *previous = Some(envelope.n);
     reading.sequence = reading.sequence.max(envelope.n.saturating_add(1));
     reading.records += 1;
     reading.books.highest_action = reading.books.highest_action.max(envelope.a);
     reading.books.highest_experiment = reading.books.highest_experiment.max(envelope.e);
+    match &envelope.event {
+        Event::Start(by) => reading.counted |= by.ends_with(COUNTED),
+        Event::Closed(id) => {
+            reading.closed.insert(*id);
+        }
+        _ => {}
+    }
     reading.books.enter(envelope.event);
-    true
 }
