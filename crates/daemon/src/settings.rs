@@ -15,6 +15,7 @@ use crate::control::{GROUP_REMEDY, group_id};
 use crate::metrics;
 pub use homeostat_engine::Policy;
 pub use homeostat_linux::meters::MeterSettings;
+use homeostat_store::trust;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -237,7 +238,7 @@ struct Layer {
 /// # Errors
 /// Every complaint that was found.
 pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
-    load_and(sources, |_| Vec::new())
+    load_and(sources, Vec::new(), |_| Vec::new())
 }
 
 /// As [`load`], for a daemon that is to run here: also what this machine lacks is complained about. Whoever only looks for
@@ -246,24 +247,52 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
 /// # Errors
 /// Every complaint that was found.
 pub fn load_for_daemon(sources: &Sources) -> Result<Loaded, SettingsErrors> {
-    load_and(sources, |settings| {
-        let group = &settings.control.group;
-        match group_id(group) {
-            Some(_) => Vec::new(),
-            None => vec![(
-                "control.group".into(),
-                "there is no such group".into(),
-                GROUP_REMEDY.into(),
-            )],
-        }
+    load_and(sources, changeable_by_others(sources), |settings| {
+        let group = group_id(&settings.control.group).is_none().then(|| {
+            (
+                "control.group".to_owned(),
+                "there is no such group".to_owned(),
+                GROUP_REMEDY.to_owned(),
+            )
+        });
+        let passwords = settings.meters.redis_password_files.values();
+        let passwords = passwords.filter_map(|file| {
+            // The file belongs to the user of its server; the way to it may not be another's.
+            let wrong = file.parent().and_then(trust::distrust)?;
+            Some((
+                "meters.redis_password_files".to_owned(),
+                wrong.to_string(),
+                wrong.remedy,
+            ))
+        });
+        group.into_iter().chain(passwords).collect()
     })
+}
+
+/// The files of the configuration that others than root may change: what stands there is done with root's rights.
+fn changeable_by_others(sources: &Sources) -> Vec<SettingsError> {
+    let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
+    let drop_ins = main.with_extension("d");
+    // The directory counts also while it is empty.
+    let files = [main, drop_ins.clone()]
+        .into_iter()
+        .chain(self::drop_ins(&drop_ins));
+    let mut wrong: Vec<trust::Distrust> = files.filter_map(|file| trust::distrust(&file)).collect();
+    wrong.dedup();
+    wrong
+        .into_iter()
+        .map(|wrong| *whole_file(&wrong.path, wrong.why, &wrong.remedy))
+        .collect()
 }
 
 /// A complaint about a value: setting, problem, remedy.
 type Complaint = (String, String, String);
 
-fn load_and(sources: &Sources, more: impl Fn(&Settings) -> Vec<Complaint>) -> Result<Loaded, SettingsErrors> {
-    let mut errors = Vec::new();
+fn load_and(
+    sources: &Sources,
+    mut errors: Vec<SettingsError>,
+    more: impl Fn(&Settings) -> Vec<Complaint>,
+) -> Result<Loaded, SettingsErrors> {
     let mut layers = Vec::new();
     match &sources.file {
         Some(file) => match read(file) {

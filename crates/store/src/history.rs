@@ -351,6 +351,7 @@ impl History {
     /// # Errors
     /// Any [`HistoryError`] about the file.
     pub fn open(path: &Path, options: HistoryOptions) -> Result<Self, HistoryError> {
+        only_regular_files(path)?;
         create_private(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags).map_err(|e| classify(path, e))?;
@@ -369,6 +370,7 @@ impl History {
     /// [`HistoryError::Unreachable`] when there is none, [`HistoryError::Older`] or [`HistoryError::Newer`] when its
     /// version is not that of this program.
     pub fn open_read_only(path: &Path) -> Result<Self, HistoryError> {
+        only_regular_files(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let read = |connection: Connection| {
             let history = Self {
@@ -1543,6 +1545,20 @@ fn classify(path: &Path, e: rusqlite::Error) -> HistoryError {
         Some(ErrorCode::CannotOpen) => HistoryError::Unreachable { path, why },
         _ => HistoryError::Sqlite { path, source: e },
     }
+}
+
+/// SQLite waits for ever for the other end of a FIFO, and a device answers as it likes: neither is opened.
+fn only_regular_files(path: &Path) -> Result<(), HistoryError> {
+    for suffix in ["", "-wal", "-shm", "-journal"] {
+        let path = with_suffix(path, suffix);
+        if std::fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+            return Err(HistoryError::Unreachable {
+                path,
+                why: "it is not a regular file; look at it and move it away".to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Makes the file with mode 0600 before SQLite would make it readable for all; its companions inherit the mode.

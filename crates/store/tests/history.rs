@@ -1228,3 +1228,34 @@ fn a_reader_is_proven_by_the_last_trial_that_says_something() {
         Some("tar".into())
     );
 }
+
+/// SQLite would wait for the other end of a FIFO.
+#[test]
+fn what_is_no_regular_file_is_not_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(homeostat_store::history::HISTORY_FILE);
+    for suffix in ["", "-wal", "-shm", "-journal"] {
+        let mut name = path.clone().into_os_string();
+        name.push(suffix);
+        let made = std::process::Command::new("mkfifo").arg(&name).status().unwrap();
+        assert!(made.success());
+        for opened in [
+            History::open(&path, HistoryOptions::default()).err(),
+            History::open_read_only(&path).err(),
+        ] {
+            assert!(
+                matches!(opened, Some(HistoryError::Unreachable { .. })),
+                "{suffix}: {opened:?}"
+            );
+        }
+        std::fs::remove_file(&name).unwrap();
+        std::fs::create_dir(&name).unwrap();
+        let opened = History::open(&path, HistoryOptions::default()).err();
+        assert!(
+            matches!(opened, Some(HistoryError::Unreachable { .. })),
+            "{suffix}: {opened:?}"
+        );
+        std::fs::remove_dir(&name).unwrap();
+    }
+    History::open(&path, HistoryOptions::default()).unwrap();
+}
