@@ -91,7 +91,7 @@ impl Terminal {
         if self.json {
             let text = serde_json::to_string_pretty(value)
                 .map_err(|e| Failure::failed(format!("cannot be expressed as JSON: {e}")))?;
-            self.print(&text)
+            self.print(&printable::for_json(&text))
         } else {
             self.print(&printable::for_terminal(&human(&self.look()), self.color))
         }
@@ -105,7 +105,7 @@ impl Terminal {
     /// Why it failed, or what to be careful about.
     pub fn complain(&self, said: &Said<'_>) {
         let line = match serde_json::to_string(said) {
-            Ok(json) if self.json => json,
+            Ok(json) if self.json => printable::for_json(&json).into_owned(),
             _ => format!("homeostat: {}", printable::for_terminal(&said.text(), false)),
         };
         let _ = writeln!(std::io::stderr(), "{line}");

@@ -100,12 +100,24 @@ fn a_daemon_starts_answers_reloads_and_stops_clean() {
         daemon.ask(&["advice", "apply", "no-such-advice"]).status.code(),
         Some(4)
     );
+    let nosuch = daemon.ask(&["advice", "mute", "nosuch"]);
+    assert_eq!(nosuch.status.code(), Some(4));
+    let known = String::from_utf8_lossy(&nosuch.stderr).into_owned();
+    assert!(known.contains("prefetch/counters"), "{known}");
     assert_eq!(
-        json(&daemon.ask(&["--json", "advice", "mute", "x/y"]))["in_force"],
+        json(&daemon.ask(&["--json", "advice", "mute", "memory/growth/y"]))["in_force"],
         true
     );
-    assert_eq!(json(&daemon.ask(&["advice", "--json"]))["muted"][0], "x/y");
-    assert!(daemon.ask(&["advice", "unmute", "x/y"]).status.success());
+    assert_eq!(
+        json(&daemon.ask(&["advice", "--json"]))["muted"][0],
+        "memory/growth/y"
+    );
+    assert!(
+        daemon
+            .ask(&["advice", "unmute", "memory/growth/y"])
+            .status
+            .success()
+    );
     assert!(daemon.ask(&["undo", "--all"]).status.success());
     assert!(daemon.ask(&["plan"]).status.success());
     assert!(

@@ -167,7 +167,9 @@ impl Log {
             out.push_str(if line.warning { "<4>" } else { "<6>" });
         }
         if self.format == LogFormat::Json {
-            out.push_str(&serde_json::to_string(line).unwrap_or_default());
+            out.push_str(&printable::for_json(
+                &serde_json::to_string(line).unwrap_or_default(),
+            ));
             return out;
         }
         if !self.journal {

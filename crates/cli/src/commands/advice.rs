@@ -84,7 +84,9 @@ impl From<MuteError> for Failure {
     fn from(e: MuteError) -> Self {
         match e {
             MuteError::Configuration(errors) => Self::Configuration(errors),
-            MuteError::NotMuted { .. } => Self::Report(Kind::NotFound, e.to_string()),
+            MuteError::NotMuted { .. } | MuteError::Unknown { .. } => {
+                Self::Report(Kind::NotFound, e.to_string())
+            }
             MuteError::NoId(_) => Self::Report(Kind::Usage, e.to_string()),
             MuteError::File { .. } | MuteError::Overridden(_) => Self::from_error(&e),
         }
@@ -149,7 +151,12 @@ fn apply(context: &Context, id: &str, force: bool, dry_run: bool) -> Result<(), 
 }
 
 fn mute(context: &Context, id: String, mute: bool) -> Result<(), Failure> {
-    let file = muted::set_muted(&context.sources, &id, mute)?;
+    // Without a daemon, the kinds of advice are known all the same.
+    let shown = Client::connect(&context.socket())
+        .and_then(|mut daemon| daemon.status())
+        .map(|status| status.advice.into_iter().map(|a| a.id).collect::<Vec<_>>())
+        .unwrap_or_default();
+    let file = muted::set_muted(&context.sources, &id, mute, &shown)?;
     let told = Client::connect(&context.socket()).and_then(|mut daemon| {
         daemon.reload()?;
         daemon.status()

@@ -12,3 +12,5 @@
 
 mod plant;
 mod s0_control;
+mod s7_journal;
+mod s8_small;

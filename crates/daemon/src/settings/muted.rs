@@ -31,6 +31,14 @@ pub enum MuteError {
         "{0:?} is no id of advice: those have 1 to {ID_BYTES_MAX} bytes and no control characters\n  hint: `homeostat advice` shows them"
     )]
     NoId(String),
+    /// No advice has that name.
+    #[error("there is no advice {id:?}\n  hint: known are {}", known.join(", "))]
+    Unknown {
+        /// What was asked for.
+        id: String,
+        /// Advice of now, what is muted, and the kinds that there are.
+        known: Vec<String>,
+    },
     /// Another file says otherwise, and it is read later.
     #[error("{}: written, but a file that is read later sets policy.muted_advice, too\n  hint: move the list from there to here, or the id into that list", .0.display())]
     Overridden(PathBuf),
@@ -52,11 +60,31 @@ pub fn muted(sources: &Sources) -> Result<Vec<String>, MuteError> {
     Ok(load(sources)?.settings.policy.muted_advice)
 }
 
-/// Mutes an id, or lets it speak again. Returns the drop-in.
+/// The kinds of advice: whole ids, and beginnings that a name of a workload follows. A test finds each in the source that gives it.
+const KINDS: [(&str, bool); 6] = [
+    ("file_cache/reader/", true),
+    ("large_pages/enabled-never", false),
+    ("large_pages/shared-memory-alignment/", true),
+    ("large_pages/shared-memory-of-several/", true),
+    ("memory/growth/", true),
+    ("prefetch/counters", false),
+];
+
+/// Whether there can be advice of that name, also where there is none now.
+fn is_of_a_kind(id: &str) -> bool {
+    KINDS
+        .iter()
+        .any(|(kind, of_a_workload)| match id.strip_prefix(kind) {
+            Some(rest) => *of_a_workload != rest.is_empty(),
+            None => false,
+        })
+}
+
+/// Mutes an id, or lets it speak again. Returns the drop-in. `shown`: the advice of a daemon that runs.
 ///
 /// # Errors
 /// [`MuteError`].
-pub fn set_muted(sources: &Sources, id: &str, mute: bool) -> Result<PathBuf, MuteError> {
+pub fn set_muted(sources: &Sources, id: &str, mute: bool, shown: &[String]) -> Result<PathBuf, MuteError> {
     if id.is_empty() || id.len() > ID_BYTES_MAX || id.chars().any(char::is_control) {
         return Err(MuteError::NoId(id.to_owned()));
     }
@@ -70,6 +98,18 @@ pub fn set_muted(sources: &Sources, id: &str, mute: bool) -> Result<PathBuf, Mut
     let _lock = lock(&path).map_err(failed)?;
     let mut ids = muted(sources)?;
     let was = ids.iter().any(|known| known == id);
+    if mute && !was && !shown.iter().any(|known| known == id) && !is_of_a_kind(id) {
+        let kinds = KINDS.iter().map(|(kind, of_a_workload)| {
+            let name = if *of_a_workload { "WORKLOAD" } else { "" };
+            format!("{kind}{name}")
+        });
+        let known: std::collections::BTreeSet<String> =
+            shown.iter().cloned().chain(ids).chain(kinds).collect();
+        return Err(MuteError::Unknown {
+            id: id.to_owned(),
+            known: known.into_iter().collect(),
+        });
+    }
     match (mute, was) {
         (true, false) => ids.push(id.to_owned()),
         (false, true) => ids.retain(|known| known != id),
@@ -121,6 +161,50 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// Advice that a daemon shows.
+    fn shown() -> Vec<String> {
+        let ids = (0..8).map(|i| format!("id{i}"));
+        ids.chain(["a", "b/\"c\"", "late"].map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn every_kind_of_advice_is_known_and_nothing_else_is() {
+        let sources = [
+            include_str!("../../../strategies/src/large_pages.rs"),
+            include_str!("../../../strategies/src/prefetch.rs"),
+            include_str!("../../../strategies/src/file_cache.rs"),
+            include_str!("../../../engine/src/growth.rs"),
+        ];
+        for (kind, _) in KINDS {
+            assert!(sources.iter().any(|s| s.contains(&format!("\"{kind}"))), "{kind}");
+        }
+        for known in [
+            "prefetch/counters",
+            "memory/growth/x.service",
+            "large_pages/shared-memory-of-several/x",
+        ] {
+            assert!(is_of_a_kind(known), "{known}");
+        }
+        for unknown in [
+            "nosuch",
+            "x/y",
+            "memory/growth/",
+            "prefetch/counters/x",
+            "prefetch",
+        ] {
+            assert!(!is_of_a_kind(unknown), "{unknown}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let sources = Sources {
+            file: Some(directory.path().join("homeostat.toml")),
+            set: Vec::new(),
+        };
+        std::fs::write(sources.file.as_ref().unwrap(), "").unwrap();
+        let refused = set_muted(&sources, "nosuch", true, &[]).unwrap_err().to_string();
+        assert!(refused.contains("memory/growth/WORKLOAD"), "{refused}");
+        assert!(muted(&sources).unwrap().is_empty());
+    }
+
     #[test]
     fn an_id_is_muted_and_speaks_again() {
         let directory = tempfile::tempdir().unwrap();
@@ -130,12 +214,12 @@ mod tests {
             file: Some(main),
             set: Vec::new(),
         };
-        let file = set_muted(&sources, "b/\"c\"", true).unwrap();
+        let file = set_muted(&sources, "b/\"c\"", true, &shown()).unwrap();
         assert_eq!(muted(&sources).unwrap(), ["a", "b/\"c\""]);
-        set_muted(&sources, "a", true).unwrap();
-        set_muted(&sources, "a", false).unwrap();
+        set_muted(&sources, "a", true, &shown()).unwrap();
+        set_muted(&sources, "a", false, &shown()).unwrap();
         assert_eq!(muted(&sources).unwrap(), ["b/\"c\""]);
-        let said = set_muted(&sources, "z", false).unwrap_err().to_string();
+        let said = set_muted(&sources, "z", false, &shown()).unwrap_err().to_string();
         assert!(said.starts_with("\"z\" is not muted; muted: b/"), "{said}");
         assert!(std::fs::read_to_string(&file).unwrap().starts_with("# Advice"));
         assert_eq!(
@@ -155,13 +239,13 @@ mod tests {
             set: Vec::new(),
         };
         assert!(matches!(
-            set_muted(&sources, "a", true),
+            set_muted(&sources, "a", true, &shown()),
             Err(MuteError::Configuration(_))
         ));
         assert!(!directory.path().join("homeostat.d").join(FILE).exists());
         for wrong in ["", "a\nb", &"x".repeat(401)] {
             assert!(matches!(
-                set_muted(&sources, wrong, true),
+                set_muted(&sources, wrong, true, &shown()),
                 Err(MuteError::NoId(_))
             ));
         }
@@ -179,14 +263,14 @@ mod tests {
         std::thread::scope(|scope| {
             for i in 0..8 {
                 let sources = &sources;
-                scope.spawn(move || set_muted(sources, &format!("id{i}"), true).unwrap());
+                scope.spawn(move || set_muted(sources, &format!("id{i}"), true, &shown()).unwrap());
             }
         });
         assert_eq!(muted(&sources).unwrap().len(), 8);
         let later = directory.path().join("homeostat.d/zzz.toml");
         std::fs::write(later, "[policy]\nmuted_advice = []\n").unwrap();
         assert!(matches!(
-            set_muted(&sources, "late", true),
+            set_muted(&sources, "late", true, &shown()),
             Err(MuteError::Overridden(_))
         ));
     }

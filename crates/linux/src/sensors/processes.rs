@@ -951,9 +951,13 @@ impl Entry {
 
 /// The name of a process as text of one line. Programs choose it, and it becomes part of the names of workloads, which
 /// stand in tables and logs: what is not text, and what ends a line or moves a cursor, becomes U+FFFD.
+/// A process may also call itself nothing, or blanks: it gets a name that is seen.
 fn one_line(name: &[u8]) -> String {
-    String::from_utf8_lossy(name)
-        .chars()
+    let name = String::from_utf8_lossy(name);
+    if name.trim().is_empty() {
+        return "?".to_owned();
+    }
+    name.chars()
         .map(|c| {
             if c.is_control() {
                 char::REPLACEMENT_CHARACTER
