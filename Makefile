@@ -71,7 +71,7 @@ vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=t
 	$(CARGO) test --workspace --locked --no-run
 	vm/vm-test $(VM_ARGS) $(SHAPE)
 
-vm-demo: vm-tools ## the demo on the kernels of Debian 12 and 13 as they are set there (large pages: always), some four minutes
+vm-demo: vm-tools ## the demo on the kernels of Debian 12 and 13 as they are set there (large pages: always), some five minutes
 	$(CARGO) build --workspace --locked
 	vm/vm-test $(VM_ARGS) debian-12 debian-13
 

@@ -169,3 +169,79 @@ fn every_page_has_its_place_in_the_book() {
         "docs/SUMMARY.md lists every page"
     );
 }
+
+/// Words of a page: code counts as words, the marks of tables and headings do not.
+fn words(text: &str) -> usize {
+    text.split_whitespace()
+        .filter(|w| w.chars().any(char::is_alphanumeric))
+        .count()
+}
+
+/// The paths of tests that a text names: `path/to/file.rs::name` in code.
+fn named_tests(text: &str) -> Vec<(String, String)> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|code| {
+            let (file, name) = code.split_once(".rs::")?;
+            Some((format!("{file}.rs"), name.to_owned()))
+        })
+        .collect()
+}
+
+/// The numbered claims of the threat model, each with the lines that belong to it.
+fn claims(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        let is_item = line
+            .split_once(". ")
+            .is_some_and(|(number, _)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
+        if is_item {
+            found.push(String::new());
+            inside = true;
+        } else if line.starts_with('#') {
+            inside = false;
+        }
+        if let (true, Some(claim)) = (inside, found.last_mut()) {
+            claim.push_str(line);
+            claim.push('\n');
+        }
+    }
+    found
+}
+
+#[test]
+fn the_threat_model_is_short_and_each_of_its_claims_names_tests_that_exist() {
+    let text = read(&root().join("docs/security.md"));
+    assert!(words(&text) <= 1500, "{} words", words(&text));
+    let claims = claims(&text);
+    assert!(claims.len() >= 5, "{} claims", claims.len());
+    for claim in &claims {
+        assert!(!named_tests(claim).is_empty(), "no test is named: {claim}");
+    }
+    for (file, name) in named_tests(&text) {
+        let source = read(&root().join(&file));
+        let head = format!("fn {name}(");
+        // The attribute stands before the function, perhaps with others and comments between.
+        let found = source
+            .split_once(&head)
+            .and_then(|(before, _)| Some(before.rsplit_once("\n\n")?.1.to_owned()));
+        assert!(
+            found
+                .as_ref()
+                .is_some_and(|before| before.contains("#[test]") || source.contains("proptest!")),
+            "{file} has no test {name}"
+        );
+    }
+}
+
+#[test]
+fn claims_and_tests_are_read_from_a_page() {
+    let page = "# T\n\n1. One. Test: `a/b.rs::c`.\n   More.\n2. Two.\n\n## Rest\n\nNo 3. claim `x.rs`.\n";
+    let found = claims(page);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(named_tests(&found[0]), [("a/b.rs".to_owned(), "c".to_owned())]);
+    assert!(named_tests(&found[1]).is_empty());
+    assert_eq!(words("| a | 1.5 | -- |\n# b"), 3);
+}
