@@ -13,6 +13,8 @@
 //!   and abandoned, and the domain rests. Its meters are opened anew in the next helper, at a lower count, by which the
 //!   sensor drops one interval. One that cannot even be killed (its file system does not answer) is *stuck*. A domain with
 //!   [`STUCK_OF_ONE`] of them, or any when there are [`STUCK_MAX`], is read no more until one comes back; the others are.
+//! * Files with code are found, opened and looked into by a helper that is made for that one question ([`call_apart`]). The
+//!   daemon gets the file itself only where it lies on storage that the machine answers for.
 //! * Where a program has made no mother, the first use forks one: so do tests and commands for a person.
 //!
 //! To have something else done in a helper: what needs a privilege is an [`opener::Ask`], the rest a [`speaker::Request`].
@@ -26,7 +28,7 @@ pub(crate) mod storage;
 mod wire;
 
 pub(crate) use domain::Domain;
-pub(crate) use pool::{call, tell};
+pub(crate) use pool::{call, call_apart, tell};
 pub use pool::{refused, start};
 
 use std::time::Duration;

@@ -166,6 +166,7 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_pread64,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_close,
     libc::SYS_ppoll,
@@ -196,7 +197,7 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// What the opener needs besides: files of `/proc`, paths, connections, namespaces; to hand on descriptors.
+/// What the opener needs besides: files of `/proc`, paths, connections, namespaces.
 const OPENING: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
@@ -213,7 +214,6 @@ const OPENING: &[libc::c_long] = &[
     libc::SYS_getdents64,
     libc::SYS_fcntl,
     libc::SYS_ioctl,
-    libc::SYS_sendmsg,
     libc::SYS_socket,
     libc::SYS_connect,
     libc::SYS_setsockopt,

@@ -7,7 +7,7 @@ use super::domain::Domain;
 use super::wire::Line;
 use crate::Root;
 use crate::meters::common::open_process;
-use crate::meters::progress;
+use crate::meters::{code_file, progress};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use rustix::io::Errno;
@@ -29,6 +29,17 @@ pub(crate) enum Ask {
         /// Whose.
         process: ProcessId,
     },
+    /// A file with code of a process.
+    Code {
+        /// Where the machine's files are.
+        root: PathBuf,
+        /// Whose.
+        process: ProcessId,
+        /// Which.
+        which: code_file::Which,
+    },
+    /// What a path leads to where homeostat runs, for a process that may run it.
+    Behind(PathBuf, ProcessId),
 }
 
 /// What was asked for; a descriptor may come with it.
@@ -36,6 +47,10 @@ pub(crate) enum Ask {
 pub(crate) enum Got {
     /// The progress file, and the number of the process in its own namespace.
     Progress(Option<u32>),
+    /// The file comes with it.
+    Code,
+    /// See [`Ask::Behind`].
+    Behind(Option<String>),
 }
 
 type Answer = Result<Got, PlatformError>;
@@ -116,9 +131,9 @@ pub(super) fn serve(line: &Line, domain: Domain) -> Result<(), Errno> {
 /// Whether the process is one of the domain's.
 fn check(what: &Ask, domain: Domain) -> Result<(), PlatformError> {
     let (root, process) = match what {
-        Ask::Progress { root, process, .. } => (root, *process),
+        Ask::Progress { root, process, .. } | Ask::Code { root, process, .. } => (Root::new(root), *process),
+        Ask::Behind(_, process) => (Root::default(), *process),
     };
-    let root = Root::new(root);
     let whose = Domain::of_directory(&root, &open_process(&root, process)?, process)?;
     if whose == domain {
         return Ok(());
@@ -138,6 +153,15 @@ fn perform(what: &Ask) -> Result<(Got, Option<OwnedFd>), PlatformError> {
         } => {
             let (file, pid) = progress::find_file(&Root::new(root), directory, *process)?;
             Ok((Got::Progress(file.is_some().then_some(pid)), file))
+        }
+        Ask::Code { root, process, which } => {
+            let file = code_file::find_file(&Root::new(root), *process, *which)?;
+            Ok((Got::Code, Some(file)))
+        }
+        Ask::Behind(path, _) => {
+            let behind = std::fs::canonicalize(path).ok();
+            let behind = behind.and_then(|path| path.into_os_string().into_string().ok());
+            Ok((Got::Behind(behind), None))
         }
     }
 }

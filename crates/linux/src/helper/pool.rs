@@ -25,6 +25,10 @@ const DYING: Duration = Duration::from_secs(1);
 /// once is not to go without readings for long. Twice as long each time, for as long as it is late again and again.
 const REST: Duration = Duration::from_secs(2);
 const REST_MAX: Duration = Duration::from_secs(256);
+/// The loop waits no longer than this, in so long a time, for what is asked about the files of one user who is not root. Source: the
+/// loop may be late by a second, and a question that was begun may take [`PATIENCE`] more.
+const WAITING_MAX: Duration = Duration::from_millis(250);
+const WAITING_WITHIN: Duration = Duration::from_secs(30);
 /// After so long without, being late is forgotten.
 const FORGET: Duration = Duration::from_secs(600);
 
@@ -39,6 +43,10 @@ pub(super) enum Refusal {
     Late,
     #[error("the helper process that reads for it broke off; another one reads after a rest")]
     BrokeOff,
+    #[error(
+        "its files could not be looked into within {0:?}: they are large, or their storage is slow; they are looked into again after a rest"
+    )]
+    Slow(Duration),
     #[error("it kept a helper process waiting a short while ago; it is asked again after a rest")]
     Resting,
     #[error(
@@ -76,6 +84,37 @@ pub(crate) fn call(domain: Domain, request: &Request) -> Result<Reply, PlatformE
         what: format!("reading what programs of {domain} publish"),
         why: why.to_string(),
     })
+}
+
+/// Asks a helper that is made for this one question, for so long. Nobody else waits meanwhile, and the meters of the domain go on. A
+/// descriptor may come with the reply.
+///
+/// # Errors
+/// `Busy`: the domain cannot be asked now.
+pub(crate) fn call_apart(
+    domain: Domain,
+    request: &Request,
+    patience: Duration,
+) -> Result<(Reply, Option<OwnedFd>), PlatformError> {
+    let busy = |why: Refusal| PlatformError::Busy {
+        what: format!("looking into programs of {domain}"),
+        why: why.to_string(),
+    };
+    let helper = lock().apart(domain).map_err(busy)?;
+    let begun = Instant::now();
+    let deadline = Some(begun + patience);
+    let said = helper
+        .line
+        .send(request, &[], deadline)
+        .and_then(|()| helper.line.receive_with::<Said>(deadline));
+    let served = matches!(&said, Ok((Said { late: false, .. }, _)));
+    let waited = (patience <= PATIENCE).then(|| begun.elapsed());
+    lock().ended_apart(domain, helper, served, waited.unwrap_or_default());
+    match said {
+        Ok((Said { reply, .. }, files)) => Ok((reply, files.into_iter().next())),
+        Err(Errno::TIMEDOUT) => Err(busy(Refusal::Slow(patience))),
+        Err(_) => Err(busy(Refusal::BrokeOff)),
+    }
 }
 
 /// Tells the helper of a domain something, if there is one.
@@ -134,6 +173,10 @@ pub(super) struct Pool {
     /// Helpers that were killed and have not ended yet.
     dying: Vec<Abandoned>,
     late: BTreeMap<Domain, Lateness>,
+    /// The same of helpers that were made for one question.
+    late_apart: BTreeMap<Domain, Lateness>,
+    /// How long it was waited for them since then, of each domain.
+    waited: BTreeMap<Domain, (Instant, Duration)>,
 }
 
 impl Pool {
@@ -179,6 +222,8 @@ impl Pool {
         self.dying
             .retain(|helper| !helper.processes.iter().all(has_ended));
         self.late.retain(|_, late| now < late.last + FORGET);
+        self.late_apart.retain(|_, late| now < late.last + FORGET);
+        self.waited.retain(|_, (since, _)| now < *since + WAITING_WITHIN);
         let idle = |helper: &Helper| now > helper.asked + IDLE;
         let ended: Vec<Domain> = self
             .helpers
@@ -196,7 +241,38 @@ impl Pool {
         self.dying.iter().filter(of_it).count()
     }
 
+    /// A helper that serves one question.
+    fn apart(&mut self, domain: Domain) -> Result<Helper, Refusal> {
+        let now = Instant::now();
+        self.forget(now);
+        let waited = self
+            .waited
+            .get(&domain)
+            .is_some_and(|(_, waited)| *waited > WAITING_MAX);
+        if waited && domain != Domain(0) {
+            return Err(Refusal::Resting);
+        }
+        if let Some(why) = self.why_not_by(&self.late_apart, domain, now) {
+            return Err(why);
+        }
+        self.fork(domain).map_err(Refusal::None)
+    }
+
+    /// It has served, and ends by itself; or it is killed.
+    fn ended_apart(&mut self, domain: Domain, helper: Helper, served: bool, waited: Duration) {
+        let now = Instant::now();
+        self.waited.entry(domain).or_insert((now, Duration::ZERO)).1 += waited;
+        if !served {
+            self.kill(domain, helper);
+            note(&mut self.late_apart, domain, now);
+        }
+    }
+
     fn why_not(&self, domain: Domain, now: Instant) -> Option<Refusal> {
+        self.why_not_by(&self.late, domain, now)
+    }
+
+    fn why_not_by(&self, late: &BTreeMap<Domain, Lateness>, domain: Domain, now: Instant) -> Option<Refusal> {
         let stuck = self.stuck(domain, now);
         if stuck >= STUCK_OF_ONE {
             return Some(Refusal::Stuck(stuck));
@@ -204,7 +280,7 @@ impl Pool {
         if self.dying.iter().filter(|helper| helper.is_stuck(now)).count() >= STUCK_MAX {
             return Some(Refusal::Full);
         }
-        let late = self.late.get(&domain)?;
+        let late = late.get(&domain)?;
         (now < late.rests_until).then_some(Refusal::Resting)
     }
 
@@ -227,9 +303,12 @@ impl Pool {
 
     /// Kills the helper of a domain, and waits for nothing.
     fn abandon(&mut self, domain: Domain) {
-        let Some(helper) = self.helpers.remove(&domain) else {
-            return;
-        };
+        if let Some(helper) = self.helpers.remove(&domain) {
+            self.kill(domain, helper);
+        }
+    }
+
+    fn kill(&mut self, domain: Domain, helper: Helper) {
         for process in &helper.processes {
             // One that has ended is gone, which is what is wanted.
             let _ = pidfd_send_signal(process, Signal::KILL);
@@ -243,16 +322,7 @@ impl Pool {
 
     fn was_late(&mut self, domain: Domain) {
         self.abandon(domain);
-        let now = Instant::now();
-        let late = self.late.entry(domain).or_insert(Lateness {
-            times: 0,
-            rests_until: now,
-            last: now,
-        });
-        let rest = REST * 2u32.saturating_pow(late.times.min(7));
-        late.times += 1;
-        late.last = now;
-        late.rests_until = now + rest.min(REST_MAX);
+        note(&mut self.late, domain, Instant::now());
     }
 
     fn make(&mut self, domain: Domain) -> Result<Helper, Errno> {
@@ -263,6 +333,10 @@ impl Pool {
             };
             self.abandon(oldest);
         }
+        self.fork(domain)
+    }
+
+    fn fork(&mut self, domain: Domain) -> Result<Helper, Errno> {
         let mother = match &self.mother {
             Some(mother) => mother,
             None => self.mother.insert(fork_mother()?),
@@ -281,6 +355,19 @@ impl Pool {
             asked: Instant::now(),
         })
     }
+}
+
+/// Notes that a domain was late.
+fn note(late: &mut BTreeMap<Domain, Lateness>, domain: Domain, now: Instant) {
+    let late = late.entry(domain).or_insert(Lateness {
+        times: 0,
+        rests_until: now,
+        last: now,
+    });
+    let rest = REST * 2u32.saturating_pow(late.times.min(7));
+    late.times += 1;
+    late.last = now;
+    late.rests_until = now + rest.min(REST_MAX);
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
 //! The part of a helper that speaks: it holds the meters, parses what they read, and has no privilege.
 
-use super::opener;
+use super::opener::{self, Ask, Got};
 use super::wire::Line;
 use crate::Root;
-use crate::meters::{Meter, MeterSettings, remote};
-use homeostat_model::{MeterCandidate, MeterId, Workload};
+use crate::meters::{Meter, MeterSettings, code_file, remote};
+use homeostat_model::{MeterCandidate, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What the daemon asks for.
@@ -22,6 +23,10 @@ pub(crate) enum Request {
     Forget(u64, Workload),
     /// A meter is not needed any more.
     Close(u64),
+    /// A file with code of a process, or what is in it.
+    Code(code_file::Asked),
+    /// What a path leads to where homeostat runs, for a process that may run it.
+    Behind(PathBuf, ProcessId),
 }
 
 /// A kind of meter, and the workload that it is asked about.
@@ -40,6 +45,10 @@ pub(crate) enum Reply {
     Found(Vec<MeterCandidate>),
     /// To [`Request::Read`].
     Count(Result<f64, PlatformError>),
+    /// To [`Request::Code`]; the file comes with it where that was wanted.
+    Code(Result<code_file::Answered, PlatformError>),
+    /// To [`Request::Behind`].
+    Behind(Option<String>),
 }
 
 /// A reply, and whether this helper can serve on.
@@ -55,6 +64,7 @@ pub(super) fn serve(line: &Line, to_opener: Line) -> Result<(), Errno> {
     opener::link(to_opener);
     let mut meters: BTreeMap<u64, Box<dyn Meter>> = BTreeMap::new();
     loop {
+        let mut file = None;
         let reply = match line.receive(None)? {
             Request::Find(place) => Reply::Found(find(&place)),
             Request::Read(key, place, id) => Reply::Count(read(&mut meters, key, &place, &id)),
@@ -68,9 +78,18 @@ pub(super) fn serve(line: &Line, to_opener: Line) -> Result<(), Errno> {
                 meters.remove(&key);
                 continue;
             }
+            Request::Code(asked) => Reply::Code(code_file::answer(&asked).map(|(answered, opened)| {
+                file = opened;
+                answered
+            })),
+            Request::Behind(path, process) => Reply::Behind(match opener::ask(&Ask::Behind(path, process)) {
+                Ok((Got::Behind(behind), _)) => behind,
+                Ok(_) | Err(_) => None,
+            }),
         };
         let late = opener::is_late();
-        line.send(&Said { reply, late }, &[], None)?;
+        let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        line.send(&Said { reply, late }, &files, None)?;
     }
 }
 

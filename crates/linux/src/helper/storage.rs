@@ -56,6 +56,17 @@ pub(crate) fn open_found(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<(
     Ok((rustix::fs::open(name, flags, Mode::empty())?, stat))
 }
 
+/// The same for a file that a process runs or has mapped. It may have got there by a descriptor, from a tree that is nobody's: so its
+/// file system must be mounted in the tree of the process or in ours.
+pub(crate) fn open_mapped(found: &OwnedFd, process: &OwnedFd) -> Result<(OwnedFd, Stat), Refused> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let us = rustix::fs::open("/proc/self", flags, Mode::empty())?;
+    if device_of_mount(process, found).is_none() && device_of_mount(&us, found).is_none() {
+        return Err(Refused::Mount);
+    }
+    open_found(found, Some(process))
+}
+
 /// Whether what was found by its path (`O_PATH`) is an ordinary regular file.
 pub(crate) fn check(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<Stat, Refused> {
     // What the kernel alone knows comes first; the file's own state may be for others to tell.

@@ -5,19 +5,31 @@
 //! were found in one file would then be used in another, perhaps one that runs with privileges that its caller lacks. So a
 //! file is opened once, through the mapping that the process really runs (`/proc/PID/map_files/…`), looked into through
 //! that descriptor, and named to the kernel by the same descriptor (`/proc/self/fd/N`).
+//!
+//! A helper process finds and opens the file, because the storage that it lies on may be the workload's own and never answer. The
+//! daemon gets the descriptor when the file lies on storage that the machine answers for. A helper also looks into the file: it may be
+//! made to take memory and time without end.
 
 use super::common::{fault, is_ordinary_storage, open_process, read_at};
+use super::concern::Refusal;
+use super::discovery::image::{CodeMap, Told};
+use super::elf::{self, ElfError, Found, Wanted};
 use super::owed;
 use super::patient::patiently;
 use crate::Root;
+use crate::helper::opener::{self, Ask};
+use crate::helper::speaker::{Reply, Request};
+use crate::helper::{self, Domain, storage};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 /// Most that is read of a list of mappings.
@@ -29,6 +41,8 @@ const FILE_CLOCK: Duration = Duration::from_millis(20);
 /// Breakpoint instruction of x86-64.
 const BREAKPOINT: u8 = 0xcc;
 const OVERLAYFS: u64 = 0x794c_7630;
+/// Longest wait for what functions a file has: nobody but a search waits for it.
+const MAP_PATIENCE: Duration = Duration::from_secs(10);
 const BTRFS: u64 = 0x9123_683e;
 /// Attribute in which a file keeps the privileges that it gives to whoever executes it (capabilities(7)).
 const PRIVILEGES: &str = "security.capability";
@@ -205,10 +219,115 @@ pub(super) fn executable_at(dir: impl AsFd) -> Option<(u64, u64)> {
     Some((device, stat.stx_ino))
 }
 
+/// Which file of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Which {
+    /// The program that it runs.
+    Program,
+    /// What it has mapped there, from and to.
+    Mapped(u64, u64),
+}
+
+/// What is asked about such a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Question {
+    /// Where something is that can be counted.
+    Place(Wanted),
+    /// Where its functions are.
+    Map,
+}
+
+/// A request to a helper. Without a question the file itself is wanted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Asked {
+    /// Where the machine's files are.
+    pub(crate) root: PathBuf,
+    /// Whose file.
+    pub(crate) process: ProcessId,
+    /// Which of them.
+    pub(crate) which: Which,
+    question: Option<Question>,
+}
+
+/// The answer of a helper: of which state of the file, and what was found in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Answered {
+    state: FileState,
+    findings: Option<Findings>,
+}
+
+/// What was found in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Findings {
+    /// To [`Question::Place`].
+    Place(Result<Found, ElfError>),
+    /// To [`Question::Map`].
+    Map(Result<Told, String>),
+}
+
+/// What tells one state of a file from others: device and inode, last change, size.
+pub(super) type FileState = ((u64, u64), (i64, i64), u64);
+
+/// Finds and opens a file of a process: in a helper that may open. It is found by its path alone and looked at first, so that nothing
+/// is opened that the machine does not answer for.
+pub(crate) fn find_file(root: &Root, process: ProcessId, which: Which) -> Result<OwnedFd, PlatformError> {
+    let dir = open_process(root, process)?;
+    let name = match which {
+        Which::Program => "exe".to_owned(),
+        Which::Mapped(start, end) => format!("map_files/{start:x}-{end:x}"),
+    };
+    let what = format!("opening the code of process {process}");
+    let found = rustix::fs::openat(&dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| fault(e, &format!("the code of process {process}"), &what))?;
+    storage::open_mapped(&found, &dir)
+        .map(|(file, _)| file)
+        .map_err(|why| PlatformError::Unsupported {
+            what,
+            why: format!("{why}: nothing is counted in such files"),
+        })
+}
+
+/// Answers in a helper that has no privilege.
+pub(crate) fn answer(asked: &Asked) -> Result<(Answered, Option<OwnedFd>), PlatformError> {
+    let ask = Ask::Code {
+        root: asked.root.clone(),
+        process: asked.process,
+        which: asked.which,
+    };
+    let what = || format!("looking into the code of process {}", asked.process);
+    let (_, file) = opener::ask(&ask)?;
+    let file = file
+        .map(File::from)
+        .ok_or_else(|| PlatformError::Vanished { target: what() })?;
+    let state = rustix::fs::fstat(&file)
+        .map(|stat| state_of(&stat))
+        .map_err(|e| fault(e, "the file", &what()))?;
+    let findings = asked.question.as_ref().map(|question| match question {
+        Question::Place(wanted) => Findings::Place(elf::find(&file, wanted)),
+        Question::Map => Findings::Map(CodeMap::read(&file).map(|map| map.told())),
+    });
+    let file = findings.is_none().then(|| OwnedFd::from(file));
+    Ok((Answered { state, findings }, file))
+}
+
+/// Asks a helper for a file of a process, or about it.
+fn ask(asked: &Asked, patience: Duration) -> Result<(Answered, Option<OwnedFd>), PlatformError> {
+    let domain = Domain::of(&Root::new(&asked.root), asked.process)?;
+    match helper::call_apart(domain, &Request::Code(asked.clone()), patience)? {
+        (Reply::Code(answered), file) => Ok((answered?, file)),
+        _ => Err(PlatformError::Busy {
+            what: format!("looking into the code of process {}", asked.process),
+            why: "the helper process has answered something else".to_owned(),
+        }),
+    }
+}
+
 /// A file with code, open as long as anything is counted in it.
 #[derive(Debug)]
 pub(super) struct CodeFile {
     file: File,
+    /// By whom it was found; `None`: it is our own executable.
+    asked: Option<Asked>,
     /// Device and inode.
     identity: (u64, u64),
     /// Last change and size: a file that is written over is another one.
@@ -225,9 +344,8 @@ impl CodeFile {
     /// # Errors
     /// A sentence: it cannot be opened, or must not be counted in.
     pub(super) fn executable(root: &Root, process: ProcessId) -> Result<Self, String> {
-        let dir = open_process(root, process).map_err(|e| e.to_string())?;
-        let name = format!("the executable of process {process}");
-        patiently(process.pid, move || Self::open(&dir, "exe", &name))?
+        let called = format!("the executable of process {process}");
+        Self::by_helper(root, process, Which::Program, &called)
     }
 
     /// The file behind a mapping of a process: what is mapped, whatever lies under that name by now.
@@ -235,10 +353,8 @@ impl CodeFile {
     /// # Errors
     /// As of [`Self::executable`]; also when the mapping is another one meanwhile.
     pub(super) fn mapped(root: &Root, process: ProcessId, mapping: &Mapping) -> Result<Self, String> {
-        let dir = open_process(root, process).map_err(|e| e.to_string())?;
-        let at = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
-        let path = mapping.path.clone();
-        let this = patiently(process.pid, move || Self::open(&dir, &at, &path))??;
+        let which = Which::Mapped(mapping.start, mapping.end);
+        let this = Self::by_helper(root, process, which, &mapping.path)?;
         let device = (
             rustix::fs::major(this.identity.0),
             rustix::fs::minor(this.identity.0),
@@ -266,17 +382,27 @@ impl CodeFile {
             Mode::empty(),
         )
         .map_err(|e| format!("/proc/self cannot be opened: {e}; mount proc"))?;
-        Self::open(&proc, "exe", "our own executable")
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&proc, "exe", flags, Mode::empty())
+            .map_err(|e| format!("our own executable cannot be opened: {e}"))?;
+        Self::checked(file, None, "our own executable")
     }
 
-    fn open(dir: &OwnedFd, name: &str, called: &str) -> Result<Self, String> {
+    fn by_helper(root: &Root, process: ProcessId, which: Which, called: &str) -> Result<Self, String> {
+        let asked = Asked {
+            root: root.as_path().to_owned(),
+            process,
+            which,
+            question: None,
+        };
+        let cannot = |why: String| format!("{called} cannot be opened: {why}");
+        let (_, file) = ask(&asked, helper::PATIENCE).map_err(|e| cannot(e.to_string()))?;
+        let file = file.ok_or_else(|| cannot("the helper process has sent no file".to_owned()))?;
+        Self::checked(file, Some(asked), called)
+    }
+
+    fn checked(fd: OwnedFd, asked: Option<Asked>, called: &str) -> Result<Self, String> {
         let say = |what: &str| format!("{called} {what}");
-        // Not blocking: what it is is known only when it is open.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(|e| match e {
-            Errno::ACCESS | Errno::PERM => say(&format!("cannot be opened: {e}; run homeostat as root")),
-            _ => say(&format!("cannot be opened: {e}")),
-        })?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| say(&format!("cannot be looked at: {e}")))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(say("is no regular file"));
@@ -296,12 +422,63 @@ impl CodeFile {
             identity: (stat.st_dev, stat.st_ino),
             state: change_and_size(&stat),
             file,
+            asked,
             path,
         })
     }
 
     pub(super) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Asks about this state of this file.
+    fn ask(&self, asked: &Asked, question: Question, patience: Duration) -> Result<Findings, String> {
+        let asked = Asked {
+            question: Some(question),
+            ..asked.clone()
+        };
+        let (answered, _) = ask(&asked, patience).map_err(|e| e.to_string())?;
+        match answered.findings {
+            Some(findings) if answered.state == self.state() => Ok(findings),
+            _ => Err("it is another file by now, or was written over".to_owned()),
+        }
+    }
+
+    /// Looks for a place that can be counted.
+    ///
+    /// # Errors
+    /// [`ElfError`]; `Unreadable` where it could not be looked into now.
+    pub(super) fn find(&self, wanted: &Wanted) -> Result<Found, ElfError> {
+        let Some(asked) = &self.asked else {
+            return elf::find(&self.file, wanted);
+        };
+        let question = Question::Place(wanted.clone());
+        match self.ask(asked, question, helper::PATIENCE) {
+            Ok(Findings::Place(Ok(found))) if !found.is_plausible(self.state.1) => Err(ElfError::Malformed(
+                "what was found in it cannot be there".to_owned(),
+            )),
+            Ok(Findings::Place(found)) => found,
+            Ok(Findings::Map(_)) => Err(ElfError::Unreadable("the helper process is confused".to_owned())),
+            Err(why) => Err(ElfError::Unreadable(why)),
+        }
+    }
+
+    /// Where its functions are.
+    ///
+    /// # Errors
+    /// As of [`CodeMap::read`]; `Now` where it could not be looked into now.
+    pub(super) fn code_map(&self, called: &str) -> Result<CodeMap, Refusal> {
+        let lasting = |why: &str| Refusal::Lasting(format!("{called}: {why}"));
+        let Some(asked) = &self.asked else {
+            return CodeMap::read(&self.file).map_err(|why| lasting(&why));
+        };
+        match self.ask(asked, Question::Map, MAP_PATIENCE) {
+            Ok(Findings::Map(Ok(told))) => CodeMap::believed(told, self.state.1)
+                .ok_or_else(|| lasting("what was found in it cannot be there")),
+            Ok(Findings::Map(Err(why))) => Err(lasting(&why)),
+            Ok(Findings::Place(_)) => Err(lasting("the helper process is confused")),
+            Err(why) => Err(Refusal::Now(format!("{called}: {why}"))),
+        }
     }
 
     /// Whether it is as it was when it was opened, and gives no privileges still: both can be changed while it is open. What was
@@ -342,7 +519,7 @@ impl CodeFile {
     }
 
     /// What tells this state of this file from others: device, inode, last change, size.
-    pub(super) fn state(&self) -> ((u64, u64), (i64, i64), u64) {
+    pub(super) fn state(&self) -> FileState {
         (self.identity, self.state.0, self.state.1)
     }
 
@@ -378,6 +555,11 @@ fn change_and_size(stat: &rustix::fs::Stat) -> ((i64, i64), u64) {
         (stat.st_mtime, stat.st_mtime_nsec as i64),
         u64::try_from(stat.st_size).unwrap_or(0),
     )
+}
+
+fn state_of(stat: &rustix::fs::Stat) -> FileState {
+    let (change, size) = change_and_size(stat);
+    ((stat.st_dev, stat.st_ino), change, size)
 }
 
 fn kind_of_storage(file: &File) -> Option<u64> {
@@ -536,10 +718,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("code");
         std::fs::write(&path, "code").unwrap();
-        let file = || {
-            let dir = OwnedFd::from(File::open(directory.path()).unwrap());
-            CodeFile::open(&dir, "code", "it")
-        };
+        let file = || CodeFile::checked(File::open(&path).unwrap().into(), None, "it");
         let Ok(opened) = file() else {
             eprintln!("skipped: {:?}", file().err());
             return;
@@ -724,14 +903,12 @@ nonsense
     #[test]
     fn files_that_give_privileges_and_what_is_no_file_are_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let dir = rustix::fs::open(
-            directory.path(),
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .unwrap();
         std::fs::write(directory.path().join("program"), b"\x7fELF").unwrap();
-        let open = |name: &str| CodeFile::open(&dir, name, name);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let open = |name: &str| {
+            let file = rustix::fs::open(directory.path().join(name), flags, Mode::empty());
+            CodeFile::checked(file.unwrap(), None, name)
+        };
         if let Err(why) = open("program") {
             eprintln!("skipped: {why}");
             return;
@@ -774,15 +951,10 @@ nonsense
         if made.is_ok_and(|s| s.success()) {
             assert!(open("pipe").unwrap_err().contains("no regular file"));
         }
-        assert!(open(".").is_err() && open("nothing").is_err());
-        let status = rustix::fs::open(
-            "/proc/self",
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .unwrap();
+        assert!(open(".").is_err());
+        let status = File::open("/proc/self/status").unwrap();
         assert!(
-            CodeFile::open(&status, "status", "status")
+            CodeFile::checked(status.into(), None, "status")
                 .unwrap_err()
                 .contains("storage")
         );
@@ -802,14 +974,8 @@ nonsense
             eprintln!("skipped: this user or file system cannot give a file capabilities ({e})");
             return;
         }
-        let dir = rustix::fs::open(
-            directory.path(),
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .unwrap();
         assert!(
-            CodeFile::open(&dir, "program", "program")
+            CodeFile::checked(File::open(&file).unwrap().into(), None, "program")
                 .unwrap_err()
                 .contains("gives privileges")
         );

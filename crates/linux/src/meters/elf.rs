@@ -53,7 +53,6 @@ pub(crate) struct Found {
     pub(super) sites: Vec<Site>,
 }
 
-#[cfg(test)]
 impl Found {
     /// Whether this can be an answer about a file of that size: it comes from a process that hostile files pass through.
     pub(super) fn is_plausible(&self, length: u64) -> bool {

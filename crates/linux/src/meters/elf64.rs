@@ -4,6 +4,7 @@
 //! the size of the file. Tables are read later, by whoever asks for them, one window at a time.
 
 use super::bounded::{Bounded, Region};
+use serde::{Deserialize, Serialize};
 
 /// Most program headers: linkers write a dozen.
 const SEGMENTS_MAX: u16 = 256;
@@ -25,7 +26,7 @@ const STT_FUNC: u8 = 2;
 const SYMBOL: usize = 24;
 
 /// A piece of the file that is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Segment {
     pub(super) address: u64,
     pub(super) offset: u64,

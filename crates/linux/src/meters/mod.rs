@@ -1,7 +1,7 @@
 //! How useful work is counted, one file per kind of meter. To add one: a file here, a line in [`kinds`].
 
 mod bounded;
-mod code_file;
+pub(crate) mod code_file;
 pub(crate) mod common;
 mod concern;
 mod connection;

@@ -98,8 +98,7 @@ impl File {
             directory: directory.to_owned(),
             process,
         })?;
-        let Got::Progress(pid) = got;
-        let (Some(pid), Some(fd)) = (pid, fd) else {
+        let (Got::Progress(Some(pid)), Some(fd)) = (got, fd) else {
             return Ok(None);
         };
         let size = rustix::fs::fstat(&fd)

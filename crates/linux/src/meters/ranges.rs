@@ -84,7 +84,6 @@ impl Ranges {
     }
 
     /// The functions as numbers, for another process: of each the gap before it, and its length. These stay short.
-    #[cfg(test)]
     pub(in crate::meters) fn gaps(&self) -> Vec<u32> {
         let mut last = 0;
         let mut gaps = Vec::with_capacity(self.functions.len() * 2);
@@ -96,7 +95,6 @@ impl Ranges {
     }
 
     /// Takes functions that another process found. `None`: they are too many, or not in the code.
-    #[cfg(test)]
     pub(in crate::meters) fn with_gaps(mut self, gaps: &[u32]) -> Option<Self> {
         let (pairs, []) = gaps.as_chunks::<2>() else {
             return None;

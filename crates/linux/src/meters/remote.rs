@@ -158,7 +158,7 @@ impl Meter for RemoteMeter {
         };
         match call(domain, &Request::Read(self.key, place, self.id.clone()))? {
             Reply::Count(count) => count,
-            Reply::Found(_) => Err(PlatformError::Busy {
+            Reply::Found(_) | Reply::Code(_) | Reply::Behind(_) => Err(PlatformError::Busy {
                 what: format!("reading meter {}", self.id),
                 why: "the helper process has answered something else".to_owned(),
             }),

@@ -14,7 +14,7 @@
 //!
 //! Whether the place is reached at all (a function may be inlined) is judged from the readings.
 
-use super::code_file::{CodeFile, Mapping, executable_at, mappings, own_code};
+use super::code_file::{CodeFile, FileState, Mapping, executable_at, mappings, own_code};
 use super::common::{PROCESSES_MAX, is_program, not_mine, open_process, parent, refused, usable};
 use super::concern::census::Census;
 use super::concern::threads::has_shadow_stack;
@@ -22,13 +22,14 @@ use super::concern::{Files, Looked, Others, Target};
 use super::crowd::Crowd;
 use super::elf::{self, ElfError, Found, Site};
 use super::owed::is_replaced;
-use super::patient::look_up;
 use super::points::{KnownPoint, Place, coming_and_going, known_points};
 use super::probing::{Plan, Probing};
 use super::tasks::{Counted, Limits, online_cpus, threads};
 use super::turns::lag;
 use super::{ConfiguredMeter, Meter, MeterKind, MeterSettings, functions};
 use crate::Root;
+use crate::helper::speaker::{Reply, Request};
+use crate::helper::{self, Domain};
 use crate::sys::bpf::Counters;
 use crate::sys::perf::OpenError;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, ProcessId, Workload};
@@ -145,9 +146,6 @@ impl Wanted {
     }
 }
 
-/// A file as it was when we looked into it: device and inode, last change, size.
-type FileState = ((u64, u64), (i64, i64), u64);
-
 /// Answers about files: reading the symbols of a large one takes tens of milliseconds.
 type Cache = BTreeMap<(FileState, elf::Wanted), Result<Found, ElfError>>;
 
@@ -186,7 +184,11 @@ impl Uprobe {
         if let Some(answer) = self.cache.get(&key) {
             return answer.clone();
         }
-        let answer = elf::find(binary.file.file(), &key.1);
+        let answer = binary.file.find(&key.1);
+        // A file that could not be looked into now is looked into at the next question.
+        if matches!(answer, Err(ElfError::Unreadable(_))) {
+            return answer;
+        }
         if self.cache.len() >= CACHE_MAX {
             self.cache.clear();
         }
@@ -585,9 +587,12 @@ impl Binary {
         if !root.is_live() || !name.starts_with('/') {
             return None;
         }
-        let path = root.path(name);
-        let found = look_up(process.pid, move || std::fs::canonicalize(path).ok());
-        found.ok()??.into_os_string().into_string().ok()
+        let domain = Domain::of(root, process).ok()?;
+        let request = Request::Behind(root.path(name), process);
+        match helper::call_apart(domain, &request, helper::PATIENCE) {
+            Ok((Reply::Behind(path), _)) => path,
+            Ok(_) | Err(_) => None,
+        }
     }
 
     /// The file that an id names: the main executable by name or path, or a mapped library.

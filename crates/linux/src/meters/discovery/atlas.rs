@@ -244,7 +244,7 @@ impl Atlas {
         } else {
             mapping.path.rsplit('/').next().unwrap_or_default().to_owned()
         };
-        Ok(Image::new(file, mapping.device_inode, &mapping.path, name)?)
+        Image::new(file, mapping.device_inode, &mapping.path, name)
     }
 
     fn look(&mut self, image: usize, at: u64, returns: bool) -> Option<Frame> {

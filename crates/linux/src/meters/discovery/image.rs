@@ -5,11 +5,12 @@
 
 use super::super::bounded::{Bounded, ReadAt};
 use super::super::code_file::CodeFile;
-use super::super::concern::Target;
+use super::super::concern::{Refusal, Target};
 use super::super::elf64::{self, Outline, Segment};
 use super::super::go;
 use super::super::ranges::Ranges;
 use super::unwind;
+use serde::{Deserialize, Serialize};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -49,6 +50,38 @@ impl CodeMap {
             functions: functions.ok_or("it does not tell where its functions begin and end")?,
             segments,
             stubs: STUBS.iter().filter_map(|s| outline.range(s)).collect(),
+        })
+    }
+}
+
+/// The same in numbers, as a helper process tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    segments: Vec<Segment>,
+    gaps: Vec<u32>,
+    stubs: Vec<(u64, u64)>,
+}
+
+impl CodeMap {
+    pub(in crate::meters) fn told(&self) -> Told {
+        Told {
+            segments: self.segments.clone(),
+            gaps: self.functions.gaps(),
+            stubs: self.stubs.clone(),
+        }
+    }
+
+    /// Takes what a helper tells of a file of this length. `None`: nobody can have found that there.
+    pub(in crate::meters) fn believed(told: Told, length: u64) -> Option<Self> {
+        let in_file = |s: &Segment| {
+            let end = s.offset.checked_add(s.size);
+            s.code && s.address.checked_add(s.size).is_some() && end.is_some_and(|end| end <= length)
+        };
+        (told.segments.iter().all(in_file) && told.stubs.len() <= STUBS.len()).then_some(())?;
+        Some(Self {
+            functions: empty(&told.segments)?.with_gaps(&told.gaps)?,
+            segments: told.segments,
+            stubs: told.stubs,
         })
     }
 }
@@ -98,14 +131,14 @@ impl Image {
     /// Looks into a file.
     ///
     /// # Errors
-    /// As of [`CodeMap::read`].
+    /// As of [`CodeMap::read`]; or no helper process could look into it now.
     pub(super) fn new(
         file: CodeFile,
         device_inode: ((u32, u32), u64),
         path: &str,
         name: String,
-    ) -> Result<Self, String> {
-        let code = CodeMap::read(file.file()).map_err(|e| format!("{name}: {e}"))?;
+    ) -> Result<Self, Refusal> {
+        let code = file.code_map(&name)?;
         Ok(Self {
             file: Arc::new(file),
             device_inode,
@@ -181,7 +214,8 @@ mod tests {
     use homeostat_points::code::Function;
 
     fn own() -> Option<Image> {
-        let found = CodeFile::own().and_then(|file| Image::new(file, ((0, 0), 0), "/own", "own".to_owned()));
+        let image = |file| Image::new(file, ((0, 0), 0), "/own", "own".to_owned()).map_err(|e| e.to_string());
+        let found = CodeFile::own().and_then(image);
         match found {
             Ok(own) => Some(own),
             Err(why) => {
@@ -189,6 +223,33 @@ mod tests {
                 None
             }
         }
+    }
+
+    #[test]
+    fn what_a_helper_tells_is_believed_where_the_file_can_hold_it() {
+        let Some(own) = own() else { return };
+        let length = std::fs::metadata("/proc/self/exe").unwrap().len();
+        let told = own.code.told();
+        let text = serde_json::to_vec(&told).unwrap();
+        assert!(
+            text.len() < own.functions() * 16,
+            "it stays short: {}",
+            text.len()
+        );
+        let told_again: Told = serde_json::from_slice(&text).unwrap();
+        assert_eq!(CodeMap::believed(told_again, length).as_ref(), Some(&own.code));
+        let wrong = |change: &dyn Fn(&mut Told)| {
+            let mut wrong = told.clone();
+            change(&mut wrong);
+            assert_eq!(CodeMap::believed(wrong, length), None);
+        };
+        wrong(&|told| told.segments[0].offset = length);
+        wrong(&|told| told.segments[0].size = u64::MAX);
+        wrong(&|told| told.segments[0].code = false);
+        wrong(&|told| told.segments.clear());
+        wrong(&|told| told.gaps[0] = u32::MAX);
+        wrong(&|told| told.gaps.push(1));
+        wrong(&|told| told.stubs = vec![(0, 1); 4]);
     }
 
     #[test]

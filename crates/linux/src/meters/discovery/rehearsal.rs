@@ -421,7 +421,8 @@ fn own_places() -> Result<(Image, Vec<Candidate>), String> {
         mapping.device_inode,
         &mapping.path,
         "homeostat".to_owned(),
-    )?;
+    )
+    .map_err(|e| e.to_string())?;
     let place = (address - mapping.start)
         .checked_add(mapping.offset)
         .and_then(|offset| image.address(offset))
