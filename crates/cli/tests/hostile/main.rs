@@ -12,5 +12,6 @@
 
 mod plant;
 mod s0_control;
+mod s2_elf;
 mod s7_journal;
 mod s8_small;
