@@ -1,6 +1,7 @@
 //! Executable files that a hostile user made: what is asked of them takes little memory and ends.
 //!
 //! One test in a process of its own, because the kernel counts the peak of a whole process.
+#![allow(clippy::unwrap_used, reason = "helpers of a test")]
 
 use homeostat_linux::parsers;
 use std::fs::File;
