@@ -740,7 +740,7 @@ fn look_at_reader(
         }
         // Another one has got its number meanwhile, or it is something else than a file: nothing to say of it.
         let path = root.path(&format!("/proc/{pid}/fd/{number}"));
-        if let Some((file, length)) = open_read(&path, inode) {
+        if let Some((file, length)) = open_read(root, &path, &mounts, inode) {
             look.files.insert(inode, Found { file, mount, length });
         }
     }
@@ -774,8 +774,8 @@ fn single(positions: &BTreeMap<u64, Positions>, doings: &[Single]) -> Option<Sin
 }
 
 /// Opens what a process has open as that inode once more, if it is a regular file. With it: its length.
-fn open_read(path: &Path, inode: u64) -> Option<(OwnedFd, u64)> {
-    let (held, stat) = hold_regular(path).filter(|(_, stat)| stat.st_ino == inode)?;
+fn open_read(root: &Root, path: &Path, mounts: &Mounts, inode: u64) -> Option<(OwnedFd, u64)> {
+    let (held, stat) = hold_regular(root, path, mounts).filter(|(_, stat)| stat.st_ino == inode)?;
     Some((open_held(&held)?, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 

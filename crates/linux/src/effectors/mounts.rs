@@ -5,6 +5,7 @@
 //! (`mnt_id` in `fdinfo`, Linux 3.15).
 
 use crate::Root;
+use crate::helper::storage::mounts_are_the_machines;
 use crate::sensors::bytes::{lines, number, words};
 use std::collections::BTreeMap;
 use std::{fs, io};
@@ -37,9 +38,11 @@ impl Mounts {
         Ok(Self::parse(&read(root, pid)?, false))
     }
 
-    /// Those that a process sees, and with them what is laid over a disk.
+    /// Those that a process sees, and with them what is laid over a disk: where nobody without rights over the machine can have laid
+    /// it over something else.
     pub(super) fn with_overlays(root: &Root, pid: i32) -> io::Result<Self> {
-        Ok(Self::parse(&read(root, pid)?, true))
+        let overlays = !root.is_live() || mounts_are_the_machines(pid);
+        Ok(Self::parse(&read(root, pid)?, overlays))
     }
 
     fn parse(text: &[u8], overlays: bool) -> Self {

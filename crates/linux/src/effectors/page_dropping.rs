@@ -164,7 +164,8 @@ impl Following {
         };
         let key = (process, number);
         let path = root.path(&format!("/proc/{}/fd/{number}", process.pid));
-        let Ok(there) = rustix::fs::stat(&path) else {
+        // What was looked at by its number may be another file by now.
+        let Some((held, there)) = hold_regular(root, &path, mounts) else {
             self.files.remove(&key);
             return;
         };
@@ -178,7 +179,7 @@ impl Following {
             return;
         }
         if let Some(followed) = self.files.get_mut(&key) {
-            followed.read_to(&path, position, begun);
+            followed.read_to(&held, position, begun);
         }
     }
 }
@@ -206,7 +207,7 @@ impl Followed {
 
     /// The reader has got to `position`. Returns how many bytes behind it were given back: what fits into the slice that has begun, and
     /// the rest at the next look.
-    fn read_to(&mut self, path: &std::path::Path, position: u64, begun: Instant) -> u64 {
+    fn read_to(&mut self, held: &OwnedFd, position: u64, begun: Instant) -> u64 {
         let before = std::mem::replace(&mut self.position, position);
         if position < before {
             // Round again, or here and there.
@@ -218,7 +219,7 @@ impl Followed {
             return 0;
         }
         if self.file.is_none() {
-            self.file = open_regular(path, self.identity);
+            self.file = open_regular(held, self.identity);
         }
         let Some(file) = &self.file else { return 0 };
         let end = (position.saturating_sub(KEEP) / STEP * STEP).min(self.fresh_to);
@@ -291,18 +292,24 @@ pub(super) fn has_lease(text: &[u8]) -> bool {
     locks.any(|lock| lock.windows(5).any(|word| word == b"LEASE"))
 }
 
-/// Opens what a process has open once more, if it is that regular file.
-fn open_regular(path: &std::path::Path, identity: (u64, u64)) -> Option<OwnedFd> {
-    let (held, stat) = hold_regular(path)?;
+/// Opens what is held, if it is that regular file.
+fn open_regular(held: &OwnedFd, identity: (u64, u64)) -> Option<OwnedFd> {
+    let stat = regular(held)?;
     ((stat.st_dev, stat.st_ino) == identity)
-        .then(|| open_held(&held))
+        .then(|| open_held(held))
         .flatten()
 }
 
-/// Takes hold of what a process has open, if it is a regular file. What it is is known before it is opened: to open a device
-/// may do something.
-pub(super) fn hold_regular(path: &std::path::Path) -> Option<(OwnedFd, Stat)> {
+/// Takes hold of what a process has open, if it is a regular file on one of these mounts. What it is is known before it is opened: to
+/// open a device may do something. On which mount it is the kernel tells without asking whoever keeps the file.
+pub(super) fn hold_regular(root: &Root, path: &std::path::Path, mounts: &Mounts) -> Option<(OwnedFd, Stat)> {
     let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    // (The mounts of a captured tree are not those of this machine.)
+    if root.is_live() {
+        let number = std::os::fd::AsRawFd::as_raw_fd(&held);
+        let text = fs::read(format!("/proc/self/fdinfo/{number}")).ok()?;
+        mounts.mount_of(&text)?;
+    }
     let stat = regular(&held)?;
     Some((held, stat))
 }
@@ -511,6 +518,10 @@ mod tests {
     }
 
     /// Nobody reads here: the positions are said, so that nothing depends on how far the kernel reads ahead.
+    fn held(path: &std::path::Path) -> OwnedFd {
+        open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+    }
+
     #[test]
     fn what_the_reader_brought_goes_and_what_somebody_else_had_stays() {
         let Some((_keep, path)) = cold_file(256) else {
@@ -520,36 +531,39 @@ mod tests {
         let in_time = Instant::now() + Duration::from_secs(3600);
         let mut followed = Followed::new(identity(&path), 0);
         // What it had read when it was first seen to read may be somebody's.
-        assert_eq!(followed.read_to(&path, mib(16), in_time), 0);
+        assert_eq!(followed.read_to(&held(&path), mib(16), in_time), 0);
         // The first 16 MiB were not looked at before they were read, and the last ones stay.
-        assert_eq!(followed.read_to(&path, mib(48), in_time), mib(46 - 16));
+        assert_eq!(followed.read_to(&held(&path), mib(48), in_time), mib(46 - 16));
         // Somebody else works on what comes next: what was not yet written to the disk cannot be taken.
         let mut other = fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::io::Seek::seek(&mut other, std::io::SeekFrom::Start(mib(130))).unwrap();
         other.write_all(&[2; MIB]).unwrap();
         assert_eq!(
-            followed.read_to(&path, mib(80), in_time),
+            followed.read_to(&held(&path), mib(80), in_time),
             mib(32),
             "that was looked at in time"
         );
         assert_eq!(
-            followed.read_to(&path, mib(180), in_time),
+            followed.read_to(&held(&path), mib(180), in_time),
             mib(112 - 78),
             "up to where it may be the other one's"
         );
-        assert_eq!(followed.read_to(&path, mib(182), in_time), 0);
+        assert_eq!(followed.read_to(&held(&path), mib(182), in_time), 0);
         // Round again.
-        assert_eq!(followed.read_to(&path, mib(2), in_time), 0);
+        assert_eq!(followed.read_to(&held(&path), mib(2), in_time), 0);
         assert_eq!((followed.fresh_from, followed.fresh_to), (0, 0));
         // Another file has got the descriptor: it is not this one that is opened.
         let mut another = Followed::new((1, 1), 0);
         assert_eq!(
-            (another.read_to(&path, mib(16), in_time), another.file.is_none()),
+            (
+                another.read_to(&held(&path), mib(16), in_time),
+                another.file.is_none()
+            ),
             (0, true)
         );
         assert!(
             open_regular(
-                std::path::Path::new("/dev/null"),
+                &held(std::path::Path::new("/dev/null")),
                 identity(std::path::Path::new("/dev/null"))
             )
             .is_none()
@@ -576,13 +590,16 @@ mod tests {
             return;
         };
         let mut followed = Followed::new(identity(&path), 0);
-        followed.read_to(&path, mib(2), Instant::now());
+        followed.read_to(&held(&path), mib(2), Instant::now());
         (followed.fresh_from, followed.fresh_to) = (0, mib(256));
         let over = Instant::now().checked_sub(SLICE).unwrap();
-        assert_eq!(followed.read_to(&path, mib(201), over), PART);
-        assert_eq!(followed.read_to(&path, mib(203), over), PART);
+        assert_eq!(followed.read_to(&held(&path), mib(201), over), PART);
+        assert_eq!(followed.read_to(&held(&path), mib(203), over), PART);
         let in_time = Instant::now() + Duration::from_secs(3600);
-        assert_eq!(followed.read_to(&path, mib(205), in_time), mib(204) - 2 * PART);
+        assert_eq!(
+            followed.read_to(&held(&path), mib(205), in_time),
+            mib(204) - 2 * PART
+        );
     }
 
     /// A shell that reads as many bytes of a file as it is told, and says when it has.

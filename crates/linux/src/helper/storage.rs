@@ -7,7 +7,7 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 /// Most that is read of a list of mounts: a user may make some 100,000 (fs.mount-max).
@@ -51,6 +51,9 @@ pub(crate) fn open_below(tree: &OwnedFd, path: &Path, process: &OwnedFd) -> Resu
 /// Opens for reading what was found, by its path alone, to be an ordinary regular file.
 pub(crate) fn open_found(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<(OwnedFd, Stat), Refused> {
     let stat = check(found, process)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Refused::Irregular);
+    }
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let name = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok((rustix::fs::open(name, flags, Mode::empty())?, stat))
@@ -67,7 +70,7 @@ pub(crate) fn open_mapped(found: &OwnedFd, process: &OwnedFd) -> Result<(OwnedFd
     open_found(found, Some(process))
 }
 
-/// Whether what was found by its path (`O_PATH`) is an ordinary regular file.
+/// Whether what was found by its path (`O_PATH`) lies on ordinary storage, and what it is.
 pub(crate) fn check(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<Stat, Refused> {
     // What the kernel alone knows comes first; the file's own state may be for others to tell.
     if let Some(process) = process
@@ -78,21 +81,29 @@ pub(crate) fn check(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<Stat, 
     if !is_ordinary_storage(found) {
         return Err(Refused::Storage);
     }
-    let stat = rustix::fs::fstat(found)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Refused::Irregular);
-    }
-    Ok(stat)
+    Ok(rustix::fs::fstat(found)?)
 }
 
 /// Whether a file in the tree of a process lies on a file system that was mounted by who has rights over the machine: the
 /// process's mounts belong to our user namespace, or the file system is mounted in our own tree as well.
 fn mounted_by_the_machine(process: &OwnedFd, found: &OwnedFd) -> bool {
+    has_mounts_of_the_machine(process)
+        || device_of_mount(process, found).is_some_and(|device| is_mounted_here(&device))
+}
+
+/// Whether what a process sees mounted was mounted by who has rights over the machine.
+fn has_mounts_of_the_machine(process: impl AsFd) -> bool {
     let ours = || -> Result<bool, Errno> {
         let owner = owning_user_namespace(namespace(process, "ns/mnt")?)?;
         Ok(identity(owner)? == our_users()?)
     };
-    ours().unwrap_or(false) || device_of_mount(process, found).is_some_and(|device| is_mounted_here(&device))
+    ours().unwrap_or(false)
+}
+
+/// As [`has_mounts_of_the_machine`], by the number of the process. The kernel alone is asked.
+pub(crate) fn mounts_are_the_machines(pid: i32) -> bool {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).is_ok_and(has_mounts_of_the_machine)
 }
 
 /// The device of the file system that a file lies on, as `MAJOR:MINOR`.
