@@ -425,6 +425,9 @@ impl Service<'_> {
         waits.tell(&mut view.budget);
         view.budget.kept_small = self.driven.kept_small();
         self.manager.tell_state(&view);
+        let not_read = homeostat_linux::helper::refused();
+        self.board
+            .set_notes([self.notes.as_slice(), not_read.as_slice()].concat());
         self.board.publish(view);
     }
 

@@ -78,7 +78,12 @@ fn a_helper_has_nothing_of_ours_and_no_right_that_it_does_not_need() {
         for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
             let target = std::fs::read_link(entry.unwrap().path()).unwrap();
             let target = target.to_string_lossy();
-            assert!(target == "/dev/null" || target.starts_with("socket:"), "{target}");
+            // An opener comes back to our network from that of a container.
+            let home = !is_speaker && target.starts_with("net:");
+            assert!(
+                target == "/dev/null" || target.starts_with("socket:") || home,
+                "{target}"
+            );
         }
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         for limited in ["Max address space", "Max cpu time", "Max open files"] {

@@ -122,7 +122,7 @@ pub(super) fn directory_of(process: ProcessId) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// `Vanished`: it does not. Any other says that this could not be seen.
-pub(super) fn living(root: &Root, process: ProcessId) -> Result<(), PlatformError> {
+pub(crate) fn living(root: &Root, process: ProcessId) -> Result<(), PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
     let mut buffer = [0u8; 1024];

@@ -4,10 +4,12 @@ use super::common::{ENTRIES_MAX, fault, is_shortage, numbers_in, open_process, r
 use super::connection::{Address, Endpoint};
 use super::network::{Fault, Identity, Network};
 use crate::Root;
+use crate::helper::opener::{self, Ask, Got};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -16,7 +18,8 @@ use std::os::fd::OwnedFd;
 const TABLE_MAX: usize = 1024 * 1024;
 
 /// What a process listens on, local and cheap ways first.
-pub(super) struct Listeners {
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Listeners {
     /// In the order in which to try them.
     pub(super) endpoints: Vec<Endpoint>,
     /// Why others of its sockets are out of reach, if there are any: the process lives in another network namespace, and that
@@ -26,8 +29,8 @@ pub(super) struct Listeners {
     pub(super) more: bool,
 }
 
-/// Finds the listening stream sockets of a process.
-pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, PlatformError> {
+/// Finds the listening stream sockets of a process. Works in an opener.
+pub(crate) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
     let failed = |e| fault(e, &target, &format!("the sockets of {target}"));
@@ -62,6 +65,7 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     }
     let endpoints = addresses
         .into_iter()
+        .take(TRIED_MAX)
         .map(|address| Endpoint {
             network: network.filter(|_| address.belongs_to_a_network()),
             address,
@@ -74,16 +78,22 @@ pub(super) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     })
 }
 
-/// The sockets of a process that listen at this address of our own network now. None where the process is in another.
+/// The sockets of a process that listen at this address now: of its own network where that is named, else of ours. None
+/// where the process is in another network than that.
 pub(super) fn sockets_at(
     root: &Root,
     process: ProcessId,
+    network: Option<ProcessId>,
     address: SocketAddr,
 ) -> Result<BTreeSet<u64>, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
     let failed = |e| fault(e, &target, &format!("the sockets of {target}"));
-    if Identity::of(&dir).map_err(failed)? != Identity::ours().map_err(failed)? {
+    let is_there = match network {
+        Some(whose) => whose == process,
+        None => Identity::of(&dir).map_err(failed)? == Identity::ours().map_err(failed)?,
+    };
+    if !is_there {
         return Ok(BTreeSet::new());
     }
     let (inodes, _) = socket_inodes(&dir).map_err(failed)?;
@@ -183,9 +193,15 @@ pub(super) fn first_that_answers<T>(
     if !root.is_live() {
         return Err(refusal(&what, "this is a captured tree, not the running machine").into());
     }
-    let found = of_process(root, process)?;
+    let (got, _) = opener::ask(&Ask::Listeners {
+        root: root.as_path().to_owned(),
+        process,
+    })?;
+    let Got::Listeners(found) = got else {
+        return Err(refusal(&what, "the helper process has answered something else").into());
+    };
     let mut failed: Option<Unanswered> = None;
-    for endpoint in found.endpoints.into_iter().take(TRIED_MAX) {
+    for endpoint in found.endpoints {
         match ask(endpoint) {
             Ok(answer) => return Ok(answer),
             Err(e) => {
@@ -480,10 +496,10 @@ mod tests {
         }
         assert_eq!(found.out_of_reach, None);
         let address = tcp.local_addr().unwrap();
-        let listening = sockets_at(&root, own, address).unwrap();
+        let listening = sockets_at(&root, own, None, address).unwrap();
         assert_eq!(listening.len(), 1);
-        assert_eq!(sockets_at(&root, own, address), Ok(listening));
+        assert_eq!(sockets_at(&root, own, None, address), Ok(listening));
         drop(tcp);
-        assert_eq!(sockets_at(&root, own, address), Ok(BTreeSet::new()));
+        assert_eq!(sockets_at(&root, own, None, address), Ok(BTreeSet::new()));
     }
 }

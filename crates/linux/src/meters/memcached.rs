@@ -1,17 +1,17 @@
 //! memcached: the `cmd_*` and result counters of its `stats` command, over a connection that stays open.
 
 use super::common::{is_program, not_mine, refused, usable};
-use super::connection::{Connection, Deadline, Endpoint};
+use super::connection::{Connection, Deadline, Endpoint, NotConnected};
 use super::listeners::{Says, Unanswered};
-use super::servers::{Ask, Servers, WAIT};
+use super::servers::{Ask, STRANGER, Servers, WAIT};
 use super::{Meter, MeterKind, listeners};
 use crate::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use rustix::io::Errno;
 
-const ID: &str = "memcached";
-const UNIT: &str = "operation";
+pub(super) const ID: &str = "memcached";
+pub(super) const UNIT: &str = "operation";
 /// Most lines of an answer; `stats` has about 90.
 const LINES_MAX: usize = 1000;
 /// Each operation is counted in exactly one of these (memcached doc/protocol.txt); `cas` is counted as a set.
@@ -27,12 +27,14 @@ const COUNTERS: [&str; 9] = [
     "decr_misses",
 ];
 
+pub(super) const PROGRAMS: [&str; 1] = ["memcached"];
+
 /// The kind.
 pub(super) struct Memcached;
 
 impl MeterKind for Memcached {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
-        if !is_program(workload, &["memcached"]) {
+        if !is_program(workload, &PROGRAMS) {
             return vec![];
         }
         match Servers::open(root, workload, Client { root: root.clone() }) {
@@ -74,26 +76,40 @@ impl Ask for Client {
                 endpoint,
                 connection: None,
             };
-            let count = ask(&mut server, deadline)?;
+            let count = ask(&self.root, process, &mut server, deadline)?;
             Ok((server, count))
         })
     }
 
-    fn ask(&mut self, _: ProcessId, server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
-        ask(server, deadline)
+    fn ask(
+        &mut self,
+        process: ProcessId,
+        server: &mut Server,
+        deadline: Deadline,
+    ) -> Result<u64, Unanswered> {
+        ask(&self.root, process, server, deadline)
     }
 }
 
 /// Asks; reconnects once when the connection was lost.
-fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
+fn ask(root: &Root, process: ProcessId, server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
     let deadline = deadline.at_most(WAIT);
     let had = server.connection.is_some();
-    let answer = match ask_once(server, deadline) {
-        Err(Errno::CONNRESET | Errno::PIPE) if had => ask_once(server, deadline),
+    let lost = [
+        NotConnected::from(Errno::CONNRESET),
+        NotConnected::from(Errno::PIPE),
+    ];
+    let answer = match ask_once(root, process, server, deadline) {
+        Err(e) if had && lost.contains(&e) => ask_once(root, process, server, deadline),
         other => other,
     };
     answer.map_err(|e| {
         let what = format!("the server at {}", server.endpoint);
+        let e = match e {
+            NotConnected::Kernel(e) => Errno::from_raw_os_error(e),
+            NotConnected::Process(error) => return Unanswered::from(error),
+            NotConnected::Stranger => return Unanswered::from(refusal(&what, STRANGER)),
+        };
         let says = match e {
             // It closed the connection, or did not answer like a memcached.
             Errno::CONNRESET | Errno::PIPE | Errno::PROTO | Errno::MSGSIZE => Says::NoServer,
@@ -122,10 +138,15 @@ fn ask(server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
     })
 }
 
-fn ask_once(server: &mut Server, deadline: Deadline) -> Result<u64, Errno> {
+fn ask_once(
+    root: &Root,
+    process: ProcessId,
+    server: &mut Server,
+    deadline: Deadline,
+) -> Result<u64, NotConnected> {
     let mut connection = match server.connection.take() {
         Some(c) => c,
-        None => Connection::open(&server.endpoint, deadline)?,
+        None => Connection::open(root, process, &server.endpoint, deadline)?,
     };
     connection.send(b"stats\r\n", deadline)?;
     let sum = answer(&mut connection, deadline)?;

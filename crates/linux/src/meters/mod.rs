@@ -4,7 +4,7 @@ mod bounded;
 pub(crate) mod code_file;
 pub(crate) mod common;
 mod concern;
-mod connection;
+pub(crate) mod connection;
 mod cpu_time;
 mod crowd;
 mod discovery;
@@ -15,9 +15,9 @@ mod go;
 mod jvm;
 mod kernel;
 mod known;
-mod listeners;
+pub(crate) mod listeners;
 mod memcached;
-mod network;
+pub(crate) mod network;
 mod owed;
 pub(crate) mod parsers;
 mod patient;
@@ -27,7 +27,7 @@ mod processor;
 pub(crate) mod progress;
 mod prometheus;
 mod ranges;
-mod redis;
+pub(crate) mod redis;
 pub(crate) mod remote;
 mod servers;
 mod settings;
@@ -173,9 +173,9 @@ pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
     };
     vec![
         Box::new(remote::Remote::new(remote::Kind::Progress, settings)),
-        Box::new(redis::Redis::new(settings)),
-        Box::new(memcached::Memcached),
-        Box::new(prometheus::Prometheus::new(settings)),
+        Box::new(remote::Remote::new(remote::Kind::Redis, settings)),
+        Box::new(remote::Remote::new(remote::Kind::Memcached, settings)),
+        Box::new(remote::Remote::new(remote::Kind::Prometheus, settings)),
         Box::new(jvm::Jvm),
         by_breakpoints(Box::new(uprobe::Uprobe::new(settings))),
         Box::new(kernel::Kernel),

@@ -6,6 +6,7 @@
 //! the process is gone.
 
 use super::common::{directory_of, is_shortage};
+use crate::helper::opener;
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
@@ -56,7 +57,7 @@ pub(super) struct Network {
 
 /// Why nothing was made in a network.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// Its namespace may not be entered, or is gone.
     #[error(
         "it cannot be entered ({0}): homeostat must be root of the machine, with CAP_SYS_ADMIN, and RestrictNamespaces= of its \
@@ -115,6 +116,10 @@ impl Network {
         let Some(file) = &self.other else {
             return make().map_err(Fault::Making);
         };
+        if opener::is_here() {
+            // It has one thread, and does one thing at a time.
+            return opener::visit(file, make);
+        }
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new()
                 .name("network".to_owned())

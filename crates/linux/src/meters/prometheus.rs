@@ -5,17 +5,20 @@
 //! `/etc/hosts` only: a name server could keep the loop waiting for seconds.
 
 use super::common::{not_mine, refused, usable};
-use super::connection::{Address, Connection, Deadline, Endpoint};
+use super::connection::{Address, Connection, Deadline, NotConnected};
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
+use crate::helper::opener::{Ask, Got, ask};
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
 use homeostat_platform::PlatformError;
 use rustix::io::Errno;
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// What one count is where the configuration does not say it.
-const UNIT: &str = "count";
+pub(super) const UNIT: &str = "count";
 /// Longest wait for a whole answer.
 const WAIT: Duration = Duration::from_millis(400);
 /// Most bytes of an answer.
@@ -173,8 +176,13 @@ fn resolve(root: &Root, host: &str) -> Result<SocketAddr, String> {
     if let Ok(ip) = name.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, port));
     }
-    let hosts = std::fs::read(root.path("/etc/hosts")).unwrap_or_default();
-    let hosts = String::from_utf8_lossy(&hosts[..hosts.len().min(BODY_MAX)]).into_owned();
+    let root = root.as_path().to_owned();
+    let mut hosts = Vec::new();
+    if let Ok((Got::Hosts, Some(file))) = ask(&Ask::Hosts { root }) {
+        let most = BODY_MAX as u64;
+        let _ = File::from(file).take(most).read_to_end(&mut hosts);
+    }
+    let hosts = String::from_utf8_lossy(&hosts).into_owned();
     let mut found = hosts.lines().filter_map(|line| {
         let mut words = line
             .split('#')
@@ -196,6 +204,14 @@ pub(super) enum Http {
     Connection(Errno),
     Answer(String),
 }
+impl From<NotConnected> for Http {
+    fn from(e: NotConnected) -> Self {
+        match e {
+            NotConnected::Kernel(e) => Self::Connection(Errno::from_raw_os_error(e)),
+            NotConnected::Stranger | NotConnected::Process(_) => Self::Connection(Errno::TIMEDOUT),
+        }
+    }
+}
 impl From<Errno> for Http {
     fn from(e: Errno) -> Self {
         match e {
@@ -208,7 +224,7 @@ impl From<Errno> for Http {
 
 fn fetch(address: SocketAddr, host: &str, path: &str) -> Result<Vec<u8>, Http> {
     let deadline = Deadline::after(WAIT);
-    let mut connection = Connection::open(&Endpoint::here(Address::Tcp(address)), deadline)?;
+    let mut connection = Connection::dial(address, deadline)?;
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: homeostat\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
     );
@@ -359,7 +375,7 @@ fn parse_labels(text: &str) -> Option<(Vec<(String, String)>, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use std::io::Write;
 
     const PAGE: &str = "# HELP requests_total x\n# TYPE requests_total counter\n\
         requests_total{code=\"200\",path=\"/a,b}\\\"\"} 10\nrequests_total{code=\"500\"} 1.5e1 1700000000\n\

@@ -1,24 +1,25 @@
 //! Redis and its relatives (Valkey, KeyDB, Dragonfly): `total_commands_processed` of `INFO stats`, less our own
 //! commands, over a connection that stays open. One question per reading, answered in about 50 µs by the server.
 
-use super::common::{
-    fault, is_program, is_shortage, living, not_mine, open_process, read_at, refused, usable, user_ids,
-};
-use super::connection::{Address, Connection, Deadline, Endpoint};
+use super::common::{is_program, is_shortage, not_mine, refused, usable};
+use super::connection::{Connection, Deadline, Endpoint, NotConnected};
 use super::listeners::{Says, Unanswered};
-use super::servers::{Ask, Servers, WAIT};
+use super::servers::{STRANGER, Servers, WAIT};
 use super::{Meter, MeterKind, MeterSettings, listeners};
 use crate::Root;
+use crate::helper::opener::{Ask, Got, ask};
+use crate::helper::storage;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-const ID: &str = "redis";
-const UNIT: &str = "command";
-const PROGRAMS: [&str; 6] = [
+pub(super) const ID: &str = "redis";
+pub(super) const UNIT: &str = "command";
+pub(super) const PROGRAMS: [&str; 6] = [
     "redis-server",
     "valkey-server",
     "keydb-server",
@@ -26,6 +27,8 @@ const PROGRAMS: [&str; 6] = [
     "redis-check-rdb",
     "valkey-check-rdb",
 ];
+/// Codes of errors that have a remedy of their own (redis.io, "Redis serialization protocol specification", simple errors).
+const KNOWN_CODES: [&str; 6] = ["NOAUTH", "DENIED", "WRONGPASS", "NOPERM", "LOADING", "ERR"];
 /// Most bytes of an answer: `INFO stats` has about 2 KiB.
 const ANSWER_MAX: usize = 256 * 1024;
 
@@ -118,7 +121,7 @@ struct Client {
     tallies: BTreeMap<ProcessId, Tally>,
 }
 
-impl Ask for Client {
+impl super::servers::Ask for Client {
     type Server = Server;
 
     fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Server, u64), Unanswered> {
@@ -197,8 +200,7 @@ impl Access {
         Ok(tally.take(count, own))
     }
 
-    /// Connects, and tells the password if there is one: to nobody but the server that it is for. It may have ended, and another
-    /// have taken its port or its name, also between a look and the connection; so it is looked before and after.
+    /// Connects, and tells the password if there is one: who listens there is known by then.
     fn connect(
         &self,
         process: ProcessId,
@@ -206,8 +208,9 @@ impl Access {
         tally: &mut Tally,
         deadline: Deadline,
     ) -> Result<Connection, Fault> {
+        let connect = || Connection::open(&self.root, process, endpoint, deadline).map_err(Fault::from);
         let Some(file) = &self.password else {
-            return Connection::open(endpoint, deadline).map_err(Fault::Connection);
+            return connect();
         };
         // Who rules that network may lead what is said there to somebody else.
         if endpoint.network.is_some() {
@@ -215,38 +218,24 @@ impl Access {
                        (unixsocket in its configuration)";
             return Err(Fault::Password(why.to_owned()));
         }
-        let users = self.users(process)?;
-        let words = password(file, &users)?;
-        let before = self.listening(process, endpoint)?;
-        let mut connection = Connection::open(endpoint, deadline)?;
-        living(&self.root, process)?;
-        let is_it = match &endpoint.address {
-            Address::Path { .. } | Address::Abstract(_) => users.contains(&connection.peer_user()?),
-            Address::Tcp(_) => !self.listening(process, endpoint)?.is_disjoint(&before),
+        let (got, opened) = ask(&Ask::Password {
+            root: self.root.as_path().to_owned(),
+            process,
+            file: file.clone(),
+        })?;
+        let (Got::Password(Ok(())), Some(opened)) = (&got, opened) else {
+            return Err(match got {
+                Got::Password(Err(why)) => Fault::Password(why),
+                _ => Fault::Stranger,
+            });
         };
-        if !is_it {
-            return Err(Fault::Gone);
-        }
+        let words = words(file, &opened)?;
+        let mut connection = connect()?;
         let mut command = vec![b"AUTH".as_slice()];
         command.extend(words.iter().map(Vec::as_slice));
-        say(&mut connection, &command, tally, deadline)?;
-        Ok(connection)
-    }
-
-    /// Whom the password may be told to: the users that the process runs as.
-    fn users(&self, process: ProcessId) -> Result<Vec<u32>, PlatformError> {
-        let target = format!("process {process}");
-        let dir = open_process(&self.root, process)?;
-        let mut buffer = [0u8; 8192];
-        let n = read_at(&dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
-        Ok(user_ids(&String::from_utf8_lossy(&buffer[..n])))
-    }
-
-    /// The sockets of the process that listen there, where that is told by their address.
-    fn listening(&self, process: ProcessId, endpoint: &Endpoint) -> Result<BTreeSet<u64>, PlatformError> {
-        match endpoint.address {
-            Address::Tcp(address) => listeners::sockets_at(&self.root, process, address),
-            Address::Path { .. } | Address::Abstract(_) => Ok(BTreeSet::new()),
+        match say(&mut connection, &command, tally, deadline) {
+            Err(Fault::Error("ERR" | "")) => Err(Fault::NoPassword),
+            said => said.map(|_| connection),
         }
     }
 }
@@ -272,8 +261,10 @@ fn say(
 #[derive(Debug)]
 pub(super) enum Fault {
     Connection(Errno),
-    /// The server's own words.
-    Error(String),
+    /// The code of an error of the server, if it is a known one.
+    Error(&'static str),
+    /// It refuses the password or the command for it.
+    NoPassword,
     /// Not the protocol of Redis.
     Stranger,
     Password(String),
@@ -285,6 +276,15 @@ pub(super) enum Fault {
 impl From<Errno> for Fault {
     fn from(e: Errno) -> Self {
         Self::Connection(e)
+    }
+}
+impl From<NotConnected> for Fault {
+    fn from(e: NotConnected) -> Self {
+        match e {
+            NotConnected::Kernel(e) => Self::Connection(Errno::from_raw_os_error(e)),
+            NotConnected::Stranger => Self::Gone,
+            NotConnected::Process(e) => Self::Process(e),
+        }
     }
 }
 impl From<PlatformError> for Fault {
@@ -303,7 +303,7 @@ impl Fault {
     fn says(&self) -> Says {
         match self {
             Self::Stranger | Self::Connection(Errno::CONNRESET | Errno::PIPE) => Says::NoServer,
-            Self::Error(_) | Self::Password(_) => Says::NotAllowed,
+            Self::Error(_) | Self::NoPassword | Self::Password(_) => Says::NotAllowed,
             Self::Connection(_) | Self::Gone | Self::Process(_) => Says::Nothing,
         }
     }
@@ -334,34 +334,43 @@ impl Fault {
             ),
             Self::Password(why) => refusal(&what, &why),
             // The process lives: it may listen again.
-            Self::Gone => refusal(
-                &what,
-                "somebody else answers there, who is not told the password; let the server listen there again",
-            ),
+            Self::Gone => refusal(&what, STRANGER),
             Self::Process(e) => e,
-            Self::Error(text) => {
-                let remedy = if text.starts_with("NOAUTH") || text.starts_with("DENIED") {
-                    "name a file with its password under redis_password_files in the configuration"
-                } else if text.starts_with("WRONGPASS") || text.starts_with("ERR invalid password") {
-                    "correct the password in the file named under redis_password_files"
-                } else if text.starts_with("ERR") && text.contains("AUTH") {
-                    "the server wants no password; remove it from redis_password_files"
-                } else if text.starts_with("NOPERM") {
-                    "allow the user the command INFO (ACL SETUSER … +info)"
-                } else if text.starts_with("LOADING") {
-                    "wait until it has loaded its data"
-                } else {
-                    "allow the command INFO on this server"
-                };
-                let why = format!("it says \"{text}\"; {remedy}");
-                if text.starts_with("LOADING") {
-                    PlatformError::Busy {
-                        what: format!("asking {what}"),
-                        why,
+            Self::NoPassword => refusal(
+                &what,
+                "it refuses the password; correct the password in the file named under redis_password_files, or remove it if the \
+                 server wants none",
+            ),
+            Self::Error(kind) => {
+                let (says, remedy) = match kind {
+                    "NOAUTH" => (
+                        "it wants a password",
+                        "name a file with its password under redis_password_files in the configuration",
+                    ),
+                    "DENIED" => (
+                        "it is in protected mode",
+                        "name a file with its password under redis_password_files in the configuration",
+                    ),
+                    "WRONGPASS" => (
+                        "it refuses the password",
+                        "correct the password in the file named under redis_password_files",
+                    ),
+                    "NOPERM" => (
+                        "it does not allow its user the command INFO",
+                        "allow it (ACL SETUSER … +info)",
+                    ),
+                    "LOADING" => {
+                        return PlatformError::Busy {
+                            what: format!("asking {what}"),
+                            why: "it loads its data; wait until it has".to_owned(),
+                        };
                     }
-                } else {
-                    refusal(&what, &why)
-                }
+                    _ => (
+                        "it refuses the command INFO",
+                        "allow the command INFO on this server",
+                    ),
+                };
+                refusal(&what, &format!("{says}; {remedy}"))
             }
         }
     }
@@ -394,12 +403,10 @@ pub(super) fn answer(connection: &mut Connection, deadline: Deadline) -> Result<
     match line.split_first() {
         Some((b'+', text)) => Ok(text.to_vec()),
         Some((b'-', text)) => {
-            let text: String = String::from_utf8_lossy(text)
-                .chars()
-                .filter(|c| !c.is_control())
-                .take(200)
-                .collect();
-            Err(Fault::Error(text))
+            // Its first word is a code. What follows may be a secret, if who answers is not who it seems.
+            let code = text.split(|c| !c.is_ascii_uppercase()).next().unwrap_or_default();
+            let code = KNOWN_CODES.iter().find(|known| known.as_bytes() == code);
+            Err(Fault::Error(code.copied().unwrap_or_default()))
         }
         Some((b'$', length)) => {
             let length: usize = std::str::from_utf8(length)
@@ -425,39 +432,42 @@ pub(super) fn commands(info: &str) -> Option<u64> {
         .ok()
 }
 
-/// The words of a password file: `PASSWORD` or `USER PASSWORD`. Others must not be able to read it, and who owns it is whom
-/// it is told to: a process chooses its own name, and must not get a password by it.
-fn password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
-    let fail = |why: String| Fault::Password(format!("the password file {}: {why}", file.display()));
-    let fd = rustix::fs::open(
-        file,
-        OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
-        Mode::empty(),
-    )
-    .map_err(|e| {
-        if is_shortage(e) {
-            Fault::Connection(e)
-        } else {
-            fail(format!("{e}; correct the path in the configuration"))
-        }
-    })?;
-    let stat = rustix::fs::fstat(&fd).map_err(|e| fail(e.to_string()))?;
+/// Opens a password file. Others must not be able to read it, and who owns it is whom it is told to: a process chooses its own
+/// name, and must not get a password by it. Works in an opener.
+pub(crate) fn password_file(file: &Path, users: &[u32]) -> Result<Result<OwnedFd, String>, Errno> {
+    let fail = |why: String| Ok(Err(format!("the password file {}: {why}", file.display())));
+    let found = match rustix::fs::open(file, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(found) => found,
+        Err(e) if is_shortage(e) => return Err(e),
+        Err(e) => return fail(format!("{e}; correct the path in the configuration")),
+    };
+    let (opened, stat) = match storage::open_found(&found, None) {
+        Ok(opened) => opened,
+        Err(storage::Refused::Kernel(e)) if is_shortage(e) => return Err(e),
+        Err(e) => return fail(format!("{e}; correct the path in the configuration")),
+    };
     if stat.st_mode & 0o007 != 0 {
-        return Err(fail("every user may access it; chmod 600 it".to_owned()));
+        return fail("every user may access it; chmod 600 it".to_owned());
     }
     if !users.contains(&stat.st_uid) {
         let server = users
             .get(1)
             .or(users.first())
             .map_or("?".to_owned(), u32::to_string);
-        return Err(fail(format!(
+        return fail(format!(
             "it belongs to user {}, and only a server of that user is told the password; this one runs as user {server}: if it \
              is yours, chown {server} it",
             stat.st_uid
-        )));
+        ));
     }
+    Ok(Ok(opened))
+}
+
+/// The words of a password file: `PASSWORD` or `USER PASSWORD`.
+fn words(file: &Path, opened: &OwnedFd) -> Result<Vec<Vec<u8>>, Fault> {
+    let fail = |why: String| Fault::Password(format!("the password file {}: {why}", file.display()));
     let mut buffer = [0u8; 4096];
-    let n = super::common::read_full(&fd, &mut buffer).map_err(|e| fail(e.to_string()))?;
+    let n = super::common::read_full(opened, &mut buffer).map_err(|e| fail(e.to_string()))?;
     let line = buffer[..n].split(|&c| c == b'\n').next().unwrap_or_default();
     let words: Vec<Vec<u8>> = line
         .split(u8::is_ascii_whitespace)
@@ -474,6 +484,7 @@ fn password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connection::Address;
     use super::super::tests::own;
     use super::*;
     use std::io::{Read, Write};
@@ -493,6 +504,11 @@ mod tests {
         assert_eq!(commands("# Stats"), None);
     }
 
+    fn read_password(file: &Path, users: &[u32]) -> Result<Vec<Vec<u8>>, Fault> {
+        let opened = password_file(file, users).unwrap().map_err(Fault::Password)?;
+        words(file, &opened)
+    }
+
     #[test]
     fn password_files() {
         use std::os::unix::fs::PermissionsExt;
@@ -502,7 +518,7 @@ mod tests {
         let write = |text: &str, mode| {
             std::fs::write(&file, text).unwrap();
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-            password(&file, &[0, own, 4242])
+            read_password(&file, &[0, own, 4242])
         };
         assert_eq!(write("secret\n", 0o600).ok(), Some(vec![b"secret".to_vec()]));
         assert_eq!(
@@ -513,11 +529,11 @@ mod tests {
             assert!(matches!(write(text, mode), Err(Fault::Password(_))));
         }
         assert!(matches!(
-            password(&dir.path().join("none"), &[own]),
+            read_password(&dir.path().join("none"), &[own]),
             Err(Fault::Password(_))
         ));
         write("secret", 0o600).ok();
-        let Err(Fault::Password(why)) = password(&file, &[own + 1; 4]) else {
+        let Err(Fault::Password(why)) = read_password(&file, &[own + 1; 4]) else {
             unreachable!("a stranger is told nothing");
         };
         assert!(why.contains(&format!("chown {}", own + 1)), "{why}");
@@ -647,11 +663,8 @@ mod tests {
         let server = Sleeper::start(None);
         let refused = connect(&access, server.process(), &endpoint);
         assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
-        let said = heard(
-            |wait| listener.set_nonblocking(!wait),
-            || listener.accept().map(|(stream, _)| stream),
-        );
-        assert_eq!(said, b"");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "nobody has even come");
         // Or it has ended.
         let gone = server.process();
         drop(server);
@@ -674,6 +687,13 @@ mod tests {
             process: server.process(),
             path: path.to_str().unwrap().to_owned(),
         });
+        // A socket of ours.
+        let refused = connect(&access, server.process(), &endpoint);
+        assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "nobody has even come");
+        // It is given away, and we listen at it still.
+        std::os::unix::fs::chown(&path, Some(user), None).unwrap();
         let refused = connect(&access, server.process(), &endpoint);
         assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
         let said = heard(
@@ -681,20 +701,37 @@ mod tests {
             || listener.accept().map(|(stream, _)| stream),
         );
         assert_eq!(said, b"");
+        // A link to one of its own.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let endpoint = Endpoint::here(Address::Path {
+            process: server.process(),
+            path: link.to_str().unwrap().to_owned(),
+        });
+        let refused = connect(&access, server.process(), &endpoint);
+        assert!(matches!(refused, Err(Fault::Gone)), "{refused:?}");
+        assert!(listener.accept().is_err(), "nobody has even come");
     }
 
     #[test]
     fn refusals_name_the_remedy() {
         let e = Endpoint::here(Address::Abstract(b"x".to_vec()));
-        let say = |text: &str| Fault::Error(text.to_owned()).into_platform(&e).to_string();
+        let told = |text: &str| {
+            let mut connection = Connection::received(format!("-{text}\r\n").as_bytes()).unwrap();
+            answer(&mut connection, Deadline::after(Duration::from_secs(60))).unwrap_err()
+        };
+        let say = |text: &str| told(text).into_platform(&e).to_string();
         assert!(say("NOAUTH Authentication required.").contains("redis_password_files"));
         assert!(say("DENIED Redis is running in protected mode").contains("redis_password_files"));
         assert!(say("WRONGPASS invalid").contains("correct the password"));
         assert!(say("NOPERM this user").contains("ACL"));
         assert!(matches!(
-            Fault::Error("LOADING Redis is loading".into()).into_platform(&e),
+            told("LOADING Redis is loading").into_platform(&e),
             PlatformError::Busy { .. }
         ));
+        // What it says besides is nobody's business.
+        assert!(!say("ERR the root password is hunter2").contains("hunter2"));
+        assert!(!say("hunter2").contains("hunter2"));
         for errno in [Errno::TIMEDOUT, Errno::MFILE] {
             let error = Fault::Connection(errno).into_platform(&e);
             assert!(matches!(error, PlatformError::Busy { .. }), "{error}");

@@ -2,8 +2,8 @@
 //!
 //! The daemon's side looks at the workload only: whether it is one for that kind, and whose it is.
 
-use super::common::{not_mine, refused};
-use super::{Meter, MeterKind, MeterSettings, progress};
+use super::common::{is_program, not_mine, refused};
+use super::{Meter, MeterKind, MeterSettings, memcached, progress, prometheus, redis};
 use crate::Root;
 use crate::helper::speaker::{Place, Reply, Request};
 use crate::helper::{Domain, call, tell};
@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Progress,
+    Redis,
+    Memcached,
+    Prometheus,
 }
 
 impl Kind {
@@ -23,15 +26,32 @@ impl Kind {
     pub(crate) fn make(self, settings: &MeterSettings) -> Box<dyn MeterKind> {
         match self {
             Self::Progress => Box::new(progress::Progress::new(settings)),
+            Self::Redis => Box::new(redis::Redis::new(settings)),
+            Self::Memcached => Box::new(memcached::Memcached),
+            Self::Prometheus => Box::new(prometheus::Prometheus::new(settings)),
         }
     }
 
     /// The meters of that kind that a workload might have, with their units.
     fn possible(self, settings: &MeterSettings, workload: &Workload) -> Vec<(String, String)> {
-        let _ = (settings, workload);
         let one = |id: &str, unit: &str| vec![(id.to_owned(), unit.to_owned())];
         match self {
             Self::Progress => one(progress::ID, "count"),
+            Self::Redis if is_program(workload, &redis::PROGRAMS) => one(redis::ID, redis::UNIT),
+            Self::Memcached if is_program(workload, &memcached::PROGRAMS) => {
+                one(memcached::ID, memcached::UNIT)
+            }
+            Self::Redis | Self::Memcached => Vec::new(),
+            Self::Prometheus => {
+                let named = settings.configured_for(workload).into_iter();
+                named
+                    .filter(|named| prometheus::is_mine(&named.meter))
+                    .map(|named| {
+                        let unit = named.unit.as_deref().unwrap_or(prometheus::UNIT);
+                        (named.meter.clone(), unit.to_owned())
+                    })
+                    .collect()
+            }
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Servers of a workload's processes, each of which is asked at every reading how much it has done.
 
 use super::Meter;
-use super::common::{Cumulative, lives, living};
+use super::common::Cumulative;
 use super::connection::Deadline;
 use super::listeners::{Says, Unanswered};
 use crate::Root;
+use crate::helper::opener::{lives, living};
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 const READING: Duration = Duration::from_millis(400);
 /// Longest wait for a connection and an answer.
 pub(super) const WAIT: Duration = Duration::from_millis(200);
+/// Why nobody is asked at a socket.
+pub(super) const STRANGER: &str = "what listens there is no socket of the process's user, or its path leads over a link; give the \
+                                   server a socket that its own user makes, at a path without links";
 /// Most servers of one workload that are asked.
 const SERVERS_MAX: usize = 16;
 /// A process that was no server is asked again so long after.

@@ -5,6 +5,10 @@
 //! likes, and whoever reads waits with it. The loop must not: it gives such reads to the one thread kept here and waits
 //! for a while. A thread that does not come back is left to its fate (it ends by itself when the lock is let go), the
 //! process is not asked again for some time, and a new thread takes over, as long as not too many are stuck.
+//!
+//! Every such wait ends when the daemon is killed, and its locks are free then: the kernel waits for the lock so that SIGKILL
+//! ends it, and does not read `cmdline` and `environ` from mapped files at all (Linux 4.17). What can wait for good in a file
+//! system of a workload is opened by helper processes instead (`crate::helper`).
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

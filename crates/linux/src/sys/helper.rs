@@ -85,19 +85,6 @@ fn close_between(first: u32, last_one: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Gives the calling thread a table of descriptors of its own, with none in it: a file that it hangs on keeps nothing open
-/// that other threads have.
-///
-/// # Errors
-/// The kernel refuses; the thread then shares the table as before.
-pub fn own_descriptors() -> Result<(), Errno> {
-    // SAFETY: takes flags.
-    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
-        return Err(last());
-    }
-    close_between(0, u32::MAX)
-}
-
 /// From now on children that end are taken away by the kernel, signals of a terminal or a service manager are not heard (a
 /// helper ends with its daemon), and all others do what they do by default.
 pub fn plain_signals() {
