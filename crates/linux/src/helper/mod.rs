@@ -9,8 +9,8 @@
 //!   and answers the daemon with numbers and sentences.
 //! * Both have a table of descriptors of their own with their sockets only, a filter of system calls, and limits of
 //!   memory, CPU time and descriptors. No lock, journal or socket of the daemon is open there, and both end with it.
-//! * The daemon asks by messages of JSON, and waits for [`PATIENCE`] at most. A helper that is late or breaks off is killed
-//!   and abandoned, and the domain rests. Its meters are opened anew in the next helper, at a lower count, by which the
+//! * The daemon asks by messages of JSON, and waits for [`PATIENCE`] at most. The answer may come yet for [`GRACE`], without
+//!   anybody waiting for it. A helper that is later or breaks off is killed and abandoned, and the domain rests. Its meters are opened anew in the next helper, at a lower count, by which the
 //!   sensor drops one interval. One that cannot even be killed (its file system does not answer) is *stuck*. A domain with
 //!   [`STUCK_OF_ONE`] of them, or any when there are [`STUCK_MAX`], is read no more until one comes back; the others are.
 //! * Files with code are found, opened and looked into by a helper that is made for that one question ([`call_apart`]). The
@@ -35,8 +35,9 @@ use std::time::Duration;
 
 /// Longest wait for an answer of a helper. Servers have 400 ms for theirs.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
-/// Longest wait for the opener within that.
-pub(crate) const OPENING: Duration = Duration::from_millis(250);
+/// An answer that is late may come yet for so long: a machine that is busy or slow takes seconds (measured: an emulated one of
+/// two CPUs answers within 2 s). Meanwhile nobody waits for it, and the domain is not read.
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 /// Most helpers that cannot be killed.
 pub(crate) const STUCK_MAX: usize = 4;
 /// Most of one domain.

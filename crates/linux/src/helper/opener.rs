@@ -2,7 +2,6 @@
 //!
 //! It serves the processes of its own domain only, whatever its speaker asks for.
 
-use super::OPENING;
 use super::domain::Domain;
 use super::storage;
 use super::wire::Line;
@@ -22,7 +21,7 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What a speaker asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -119,11 +118,7 @@ pub(crate) enum Got {
 type Answer = Result<Got, PlatformError>;
 
 /// What this process asks by, if it is a speaker.
-struct Link {
-    line: Line,
-    /// An answer was late: it may come yet, and would be taken for the next.
-    late: bool,
-}
+struct Link(Line);
 
 thread_local! {
     static LINK: RefCell<Option<Link>> = const { RefCell::new(None) };
@@ -133,25 +128,17 @@ thread_local! {
 
 /// From now on this thread asks by that line.
 pub(super) fn link(line: Line) {
-    LINK.set(Some(Link { line, late: false }));
+    LINK.set(Some(Link(line)));
 }
 
-/// Whether the opener let us wait: nothing can be asked any more.
-pub(super) fn is_late() -> bool {
-    LINK.with_borrow(|link| link.as_ref().is_some_and(|link| link.late))
-}
-
-/// Asks the opener.
+/// Asks the opener, and waits as long as it takes: the daemon bounds the wait, and kills both where an answer does not come.
 ///
 /// # Errors
-/// Its own; `Busy` when it is late. In a process that is no helper everything is `Unsupported`.
+/// Its own; `Busy` when it has broken off. In a process that is no helper everything is `Unsupported`.
 pub(crate) fn ask(what: &Ask) -> Result<(Got, Option<OwnedFd>), PlatformError> {
-    LINK.with_borrow_mut(|link| match link {
-        Some(link) if link.late => Err(late(Errno::TIMEDOUT)),
+    LINK.with_borrow(|link| match link {
         Some(link) => {
-            let answer = link.exchange(what);
-            link.late = answer.is_err();
-            let (answer, descriptors) = answer.map_err(late)?;
+            let (answer, descriptors) = link.exchange(what).map_err(broke_off)?;
             Ok((answer?, descriptors.into_iter().next()))
         }
         // A test of what helpers do, in one process.
@@ -163,18 +150,17 @@ pub(crate) fn ask(what: &Ask) -> Result<(Got, Option<OwnedFd>), PlatformError> {
     })
 }
 
-fn late(errno: Errno) -> PlatformError {
+fn broke_off(errno: Errno) -> PlatformError {
     PlatformError::Busy {
         what: "opening what a workload publishes".to_owned(),
-        why: format!("a file system or a lock of the workload does not answer in time ({errno})"),
+        why: format!("the helper process that opens has broken off ({errno})"),
     }
 }
 
 impl Link {
     fn exchange(&self, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Errno> {
-        let deadline = Some(Instant::now() + OPENING);
-        self.line.send(what, &[], deadline)?;
-        self.line.receive_with(deadline)
+        self.0.send(what, &[], None)?;
+        self.0.receive_with(None)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The daemon's side: which helpers there are, which are stuck, and who is not read meanwhile.
 
 use super::mother::{Answer, Make, fork_mother};
-use super::speaker::{Reply, Request, Said};
-use super::wire::Line;
-use super::{Domain, PATIENCE, STUCK_MAX, STUCK_OF_ONE};
+use super::speaker::{Reply, Request};
+use super::wire::{Line, wait};
+use super::{Domain, GRACE, PATIENCE, STUCK_MAX, STUCK_OF_ONE};
 use homeostat_platform::PlatformError;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -38,7 +38,8 @@ static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     #[error(
-        "a file system or a lock that its programs brought along did not answer within {PATIENCE:?}; it is asked again after a rest"
+        "a file system or a lock that its programs brought along did not answer within {PATIENCE:?}, or the machine is too busy; it is \
+         asked again"
     )]
     Late,
     #[error("the helper process that reads for it broke off; another one reads after a rest")]
@@ -106,12 +107,12 @@ pub(crate) fn call_apart(
     let said = helper
         .line
         .send(request, &[], deadline)
-        .and_then(|()| helper.line.receive_with::<Said>(deadline));
-    let served = matches!(&said, Ok((Said { late: false, .. }, _)));
+        .and_then(|()| helper.line.receive_with::<Reply>(deadline));
+    let served = said.is_ok();
     let waited = (patience <= PATIENCE).then(|| begun.elapsed());
     lock().ended_apart(domain, helper, served, waited.unwrap_or_default());
     match said {
-        Ok((Said { reply, .. }, files)) => Ok((reply, files.into_iter().next())),
+        Ok((reply, files)) => Ok((reply, files.into_iter().next())),
         Err(Errno::TIMEDOUT) => Err(busy(Refusal::Slow(patience))),
         Err(_) => Err(busy(Refusal::BrokeOff)),
     }
@@ -141,6 +142,48 @@ struct Helper {
     /// A descriptor for each of its processes.
     processes: Vec<OwnedFd>,
     asked: Instant,
+    /// Since when an answer is late that nobody waits for any more.
+    owes: Option<Instant>,
+}
+
+/// Why a helper gave no answer.
+enum Unanswered {
+    /// It may come yet.
+    Yet,
+    /// It will not.
+    For(Errno),
+}
+
+impl Helper {
+    /// Asks, and waits for [`PATIENCE`]. What it still owes comes first, and is thrown away: nobody waits for that.
+    fn answer_to(&mut self, request: &Request, now: Instant) -> Result<Reply, Unanswered> {
+        if let Some(since) = self.owes {
+            match wait(&self.line.0, PollFlags::IN, Some(now)) {
+                Err(Errno::TIMEDOUT) if now < since + GRACE => return Err(Unanswered::Yet),
+                Err(e) => return Err(Unanswered::For(e)),
+                Ok(()) => {
+                    self.receive()?;
+                    self.owes = None;
+                }
+            }
+        }
+        let deadline = Some(Instant::now() + PATIENCE);
+        self.line.send(request, &[], deadline).map_err(Unanswered::For)?;
+        match wait(&self.line.0, PollFlags::IN, deadline) {
+            Ok(()) => self.receive(),
+            Err(Errno::TIMEDOUT) => {
+                self.owes = Some(Instant::now());
+                Err(Unanswered::Yet)
+            }
+            Err(e) => Err(Unanswered::For(e)),
+        }
+    }
+
+    /// An answer that has begun.
+    fn receive(&self) -> Result<Reply, Unanswered> {
+        let deadline = Some(Instant::now() + PATIENCE);
+        self.line.receive(deadline).map_err(Unanswered::For)
+    }
 }
 
 /// A helper that was killed.
@@ -194,21 +237,12 @@ impl Pool {
             return Err(Refusal::None(Errno::SRCH));
         };
         helper.asked = now;
-        let deadline = Some(Instant::now() + PATIENCE);
-        let said = helper
-            .line
-            .send(request, &[], deadline)
-            .and_then(|()| helper.line.receive::<Said>(deadline));
-        match said {
-            Ok(Said { reply, late }) => {
-                if late {
-                    self.was_late(domain);
-                }
-                Ok(reply)
-            }
-            Err(e) => {
+        match helper.answer_to(request, now) {
+            Ok(reply) => Ok(reply),
+            Err(Unanswered::Yet) => Err(Refusal::Late),
+            Err(Unanswered::For(errno)) => {
                 self.was_late(domain);
-                Err(if e == Errno::TIMEDOUT {
+                Err(if errno == Errno::TIMEDOUT {
                     Refusal::Late
                 } else {
                     Refusal::BrokeOff
@@ -353,6 +387,7 @@ impl Pool {
             line,
             processes: descriptors.collect(),
             asked: Instant::now(),
+            owes: None,
         })
     }
 }

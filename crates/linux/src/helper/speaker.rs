@@ -51,14 +51,6 @@ pub(crate) enum Reply {
     Behind(Option<String>),
 }
 
-/// A reply, and whether this helper can serve on.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Said {
-    pub(super) reply: Reply,
-    /// The opener let us wait, and is to be replaced.
-    pub(super) late: bool,
-}
-
 /// Serves the daemon, until that ends.
 pub(super) fn serve(line: &Line, to_opener: Line) -> Result<(), Errno> {
     opener::link(to_opener);
@@ -87,9 +79,8 @@ pub(super) fn serve(line: &Line, to_opener: Line) -> Result<(), Errno> {
                 Ok(_) | Err(_) => None,
             }),
         };
-        let late = opener::is_late();
         let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-        line.send(&Said { reply, late }, &files, None)?;
+        line.send(&reply, &files, None)?;
     }
 }
 
