@@ -12,6 +12,8 @@
 
 mod plant;
 mod s0_control;
+mod s1_mounts;
 mod s2_elf;
+mod s6_sockets;
 mod s7_journal;
 mod s8_small;
