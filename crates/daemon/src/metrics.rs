@@ -300,7 +300,9 @@ fn trials(t: &mut Text, s: &Status) {
     for (i, e) in s.experiments.iter().enumerate() {
         t.sample(name, &labels(i), e.evidence_needed);
     }
-    let prices: [(&str, &str, &str, fn(&Experiment) -> f64); 4] = [
+    /// Name, unit, help, value.
+    type Price = (&'static str, &'static str, &'static str, fn(&Experiment) -> f64);
+    let prices: [Price; 4] = [
         (
             "homeostat_trial_stalled_seconds",
             "seconds",
