@@ -127,6 +127,9 @@ pub struct Workload {
     pub program: String,
     /// Identity in the history.
     pub fingerprint: String,
+    /// Whose it is: `machine` (root's), `user:1000`, or the name of a tenant such as a pod.
+    #[serde(default)]
+    pub owner: String,
     /// Process ids, main first, at most 16.
     pub pids: Vec<i64>,
     /// Number of its processes.
@@ -415,10 +418,28 @@ pub struct Budget {
     pub harm_exposure_day: f64,
     /// Most harm exposure per day.
     pub harm_exposure_per_day_max: f64,
+    /// What owners other than the machine have used of both, and the most that each may use.
+    #[serde(default)]
+    pub owners: Vec<OwnerBudget>,
     /// Time that workloads stood still for our changes, since start.
     pub stalled_s: f64,
     /// Memory added by changes in force.
     pub bloat_bytes: u64,
+}
+
+/// What one owner has used of the budgets, and its limits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnerBudget {
+    /// Whose: `user:1000`, or the name of a tenant.
+    pub owner: String,
+    /// Experiments started in the last hour.
+    pub experiments_last_hour: u32,
+    /// Most experiments per hour.
+    pub experiments_per_hour_max: u32,
+    /// Harm exposure of the last 24 hours in percent × seconds.
+    pub harm_exposure_day: f64,
+    /// Most harm exposure per day.
+    pub harm_exposure_per_day_max: f64,
 }
 
 /// What placebo experiments say about homeostat.
@@ -545,6 +566,7 @@ impl From<&WorkloadView> for Workload {
             kind: word(&w.kind),
             program: w.program.clone(),
             fingerprint: w.fingerprint.clone(),
+            owner: w.owner.clone(),
             pids: w.pids.iter().map(|p| i64::from(*p)).collect(),
             processes: w.processes,
             age_s: finite_or_zero(w.age_s),
@@ -708,6 +730,17 @@ impl Status {
                 experiments_per_hour_max: b.experiments_per_hour_max,
                 harm_exposure_day: finite_or_zero(b.harm_exposure_day),
                 harm_exposure_per_day_max: finite_or_zero(b.harm_exposure_per_day_max),
+                owners: b
+                    .owners
+                    .iter()
+                    .map(|o| OwnerBudget {
+                        owner: o.owner.clone(),
+                        experiments_last_hour: o.experiments_last_hour,
+                        experiments_per_hour_max: o.experiments_per_hour_max,
+                        harm_exposure_day: finite_or_zero(o.harm_exposure_day),
+                        harm_exposure_per_day_max: finite_or_zero(o.harm_exposure_per_day_max),
+                    })
+                    .collect(),
                 stalled_s: finite_or_zero(b.stalled_s),
                 bloat_bytes: b.bloat_bytes,
             },

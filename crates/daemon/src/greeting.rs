@@ -300,6 +300,7 @@ mod tests {
             kind: WorkloadKind::Unit,
             program: id.into(),
             fingerprint: String::new(),
+            owner: "machine".into(),
             pids: vec![1],
             processes: 1,
             age_s: 1.0,

@@ -906,6 +906,9 @@ mod tests {
         Workload {
             id: id.into(),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::new(id),
             program: program.into(),
             executable: String::new(),

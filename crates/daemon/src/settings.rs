@@ -780,6 +780,16 @@ fn complaints(settings: &Settings) -> Vec<Complaint> {
             ));
         }
     }
+    for pattern in policy.one_owner.iter().flatten() {
+        // A rule that fits nobody would do nothing, without a word.
+        if pattern != "machine" && !pattern.contains([':', '*']) {
+            found.push((
+                "policy.one_owner".into(),
+                format!("{pattern:?} is no owner"),
+                "name owners as `homeostat status --json` does: machine, user:1000, pod:*".into(),
+            ));
+        }
+    }
     found.extend(complaints_of_meters(&settings.meters));
     found
 }

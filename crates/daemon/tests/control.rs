@@ -48,6 +48,7 @@ fn workload(id: &str, program: &str, pid: i32) -> WorkloadView {
         kind: WorkloadKind::Unit,
         program: program.into(),
         fingerprint: format!("unit {id}"),
+        owner: "machine".into(),
         pids: vec![pid],
         processes: 1,
         age_s: 100.0,

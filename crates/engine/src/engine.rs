@@ -7,6 +7,7 @@ use crate::guard::{Guard, Guards};
 use crate::hindered::Hindered;
 use crate::losses::{Losses, Rereads};
 use crate::meters::{self, Assessment, MeterInterval, NoiseLimit, Unsettled};
+use crate::owners::Spent;
 use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
@@ -24,7 +25,7 @@ use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Action, ActionId, Advice, Bytes, CpuId, ExperimentId, ExperimentKind, Fingerprint, Machine,
-    MachineSample, MeterClass, MeterId, Nanoseconds, Reads, Snapshot, StrategyId, Verdict, Workload,
+    MachineSample, MeterClass, MeterId, Nanoseconds, Owner, Reads, Snapshot, StrategyId, Verdict, Workload,
     WorkloadId, WorkloadSample,
 };
 use homeostat_statistics::discovery::Discovery;
@@ -164,9 +165,9 @@ pub struct Engine {
     pub(crate) advice: BTreeMap<String, Advice>,
     pub(crate) outcomes: VecDeque<OutcomeView>,
     /// Starts of experiments in the last hour.
-    pub(crate) starts: VecDeque<Nanoseconds>,
+    pub(crate) starts: Spent,
     /// Harm exposure by time of the verdict, last 24 hours.
-    pub(crate) exposure: VecDeque<(Nanoseconds, f64)>,
+    pub(crate) exposure: Spent,
     pub(crate) stalled: Nanoseconds,
     pub(crate) placebo_due: Nanoseconds,
     pub(crate) placebos: u32,
@@ -231,12 +232,8 @@ impl Engine {
             finished: false,
             advice: BTreeMap::new(),
             outcomes: VecDeque::new(),
-            starts: VecDeque::new(),
-            // When of the day it was is not known here: it counts from now on, which errs on the side of leaving things alone.
-            exposure: (memory.exposure > 0.0)
-                .then_some((Nanoseconds::ZERO, memory.exposure))
-                .into_iter()
-                .collect(),
+            starts: Spent::default(),
+            exposure: Spent::default(),
             stalled: Nanoseconds::ZERO,
             placebo_due: Nanoseconds::ZERO,
             placebos: memory.placebos,
@@ -257,6 +254,13 @@ impl Engine {
             out: Vec::new(),
             policy,
         };
+        if memory.exposure > 0.0 {
+            // Whose it was and when of the day is not known here: it counts from now on, which errs on the side of leaving
+            // things alone.
+            engine
+                .exposure
+                .note(Nanoseconds::ZERO, Owner::Machine, memory.exposure);
+        }
         for action in memory.kept {
             let strategy = StrategyId::new(action.effector.as_str());
             let mut change = Change::new(action, strategy, Nanoseconds::ZERO, 0);
@@ -653,6 +657,7 @@ impl Engine {
     fn update_workloads(&mut self, list: Vec<Workload>) {
         let mut seen = BTreeSet::new();
         for workload in list {
+            self.know_by_former_name(&workload);
             let room = self.workloads.len() < WORKLOADS_MAX;
             seen.insert(workload.id.clone());
             match self.workloads.get_mut(&workload.id) {
@@ -922,13 +927,9 @@ impl Engine {
 
     fn prune(&mut self) {
         let hour = self.now.saturating_sub(Nanoseconds::from_secs(3600));
-        while self.starts.front().is_some_and(|t| *t < hour) {
-            self.starts.pop_front();
-        }
+        self.starts.forget_before(hour);
         let day = self.now.saturating_sub(Nanoseconds::from_secs(86_400));
-        while self.exposure.front().is_some_and(|(t, _)| *t < day) {
-            self.exposure.pop_front();
-        }
+        self.exposure.forget_before(day);
         while self.outcomes.len() > OUTCOMES_MAX {
             self.outcomes.pop_back();
         }
@@ -1825,7 +1826,9 @@ impl Engine {
 
     pub(crate) fn opinion(&self, id: &WorkloadId, strategy: usize) -> Option<Opinion> {
         let neighbours = self.neighbours(id);
-        self.ask(id, strategy, neighbours, |s, seen| s.consider(seen))
+        let opinion = self.ask(id, strategy, neighbours, |s, seen| s.consider(seen))?;
+        let strategy = self.strategies.get(strategy)?.id();
+        Some(self.within_one_owner(id, &strategy, opinion))
     }
 
     /// Puts a question to a strategy about a workload. Neighbours are costly to gather: only for `consider`.
@@ -1972,6 +1975,7 @@ impl Engine {
                 processes: w.workload.processes.clone(),
                 left_alone: self
                     .opted_out(&w.workload)
+                    .or_else(|| self.strangers(other, id))
                     .or_else(|| self.over_too_soon(w).filter(|_| !is_proven)),
                 is_proven,
                 read_so_far: self.recall.read_by(other),

@@ -37,8 +37,8 @@ use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, StrategyId,
-    Verdict, WorkloadId,
+    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, Owner,
+    StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -1281,7 +1281,11 @@ impl Engine {
         let (strategy, accepted) = (g.strategy.clone(), g.record.clone());
         // What a guard comes too late for comes out of the day's budget, too.
         let harm = g.harm(self.now);
-        self.exposure.push_back((self.now, harm));
+        let owner = g
+            .workloads()
+            .next()
+            .map_or(Owner::Machine, |id| self.domain_of(id));
+        self.exposure.note(self.now, owner, harm);
         if let Some(pair) = &g.pair {
             self.recall.forget(pair);
         }

@@ -36,6 +36,7 @@ mod hindered;
 mod losses;
 mod meaning;
 mod meters;
+mod owners;
 mod panel;
 mod places;
 mod reach;

@@ -129,6 +129,9 @@ pub struct Policy {
     pub bloat_max: f64,
     /// Rules for workloads, first match wins.
     pub workloads: Vec<WorkloadRule>,
+    /// Owners that trust each other: lists of patterns of owners (`machine`, `user:1000`, `pod:*`), each list one owner. Without a
+    /// rule nothing is changed on one owner's workload for another owner's sake.
+    pub one_owner: Vec<Vec<String>>,
     /// Strategy id to on/off for the whole host.
     pub strategies: BTreeMap<String, bool>,
     /// Ids of advice that nobody wants to see again (`homeostat advice mute ID`).
@@ -177,6 +180,7 @@ impl Default for Policy {
             harm_exposure_per_day_max: 20_000.0,
             bloat_max: 0.01,
             workloads: Vec::new(),
+            one_owner: Vec::new(),
             strategies: BTreeMap::new(),
             muted_advice: Vec::new(),
             profile: Profile::Homeostat,

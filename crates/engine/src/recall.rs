@@ -158,6 +158,19 @@ impl Recall {
         }
     }
 
+    /// What is known under one fingerprint is known under another one from now on.
+    pub(crate) fn rename(&mut self, former: &Fingerprint, now: &Fingerprint) {
+        let is_of = |(program, reader, _): &Pair| program == former || reader == former;
+        let pairs: Vec<Pair> = self.proven.keys().filter(|pair| is_of(pair)).cloned().collect();
+        let renamed = |name: &Fingerprint| if name == former { now.clone() } else { name.clone() };
+        for pair in pairs {
+            if let Some(known) = self.proven.remove(&pair) {
+                let new = (renamed(&pair.0), renamed(&pair.1), pair.2);
+                self.proven.entry(new).or_insert(known);
+            }
+        }
+    }
+
     /// What was proven does not hold any more.
     pub(crate) fn forget(&mut self, pair: &Pair) {
         self.proven.remove(pair);
@@ -247,6 +260,9 @@ impl Engine {
 
     /// Whether a reader was proven to take the memory of a workload, so that it is contained without a trial.
     pub(crate) fn is_proven(&self, id: &WorkloadId, reader: &WorkloadId) -> bool {
+        if self.strangers(reader, id).is_some() || !self.is_known_again(id) {
+            return false;
+        }
         let of = |id: &WorkloadId| self.workloads.get(id).map(|w| &w.workload.fingerprint);
         let (Some(program), Some(reader)) = (of(id), of(reader)) else {
             return false;
@@ -265,6 +281,9 @@ impl Engine {
         proposal: &Proposal,
     ) -> Option<Pair> {
         let pair = self.pair_of(id, strategy, &proposal.target)?;
+        if !self.is_known_again(id) {
+            return None;
+        }
         self.recall
             .proven
             .get(&pair)

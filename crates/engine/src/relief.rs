@@ -273,7 +273,7 @@ impl Engine {
         }
     }
 
-    /// A reader that a person wants to be left alone is released, also while it is contained.
+    /// A reader that a person wants to be left alone, or that is another owner's by now, is released, also while it is contained.
     pub(crate) fn release_readers_left_alone(&mut self) {
         let released: Vec<(ActionId, String)> = self
             .changes
@@ -284,8 +284,11 @@ impl Engine {
                     return None;
                 };
                 let reader = self.workloads.get(&r.workload)?;
-                let why = self.opted_out(&reader.workload)?;
-                Some((*action, format!("its reader {} is {why}", r.workload)))
+                let why = match self.opted_out(&reader.workload) {
+                    Some(why) => format!("its reader {} is {why}", r.workload),
+                    None => self.strangers(&r.workload, &c.action.workload)?,
+                };
+                Some((*action, why))
             })
             .collect();
         for (action, why) in released {

@@ -41,7 +41,7 @@ const PRESSURE_MEMORY_MAX: f64 = 0.10;
 /// Passive history that the circuit breaker takes as the level before.
 const PASSIVE_LEVEL_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
 /// Starts of experiments are counted over this.
-const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
+pub(crate) const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
 /// Effector that does nothing.
 const PLACEBO: &str = "placebo";
 /// A proposal that may be tried together with others waits this long for workloads about which the strategies are yet
@@ -123,7 +123,9 @@ impl Engine {
             } else {
                 p.proposal.predicted.estimate * w.load.cpus
             };
-            Some((p.proposal.urgent, known, size))
+            // Owners take turns, so that the trials of one do not keep another waiting for ever.
+            let rest = self.rest_of(&self.domain(&w.workload));
+            Some((p.proposal.urgent, rest, known, size))
         };
         let best = self
             .workloads
@@ -134,10 +136,11 @@ impl Engine {
                     && !w.reopens_its_meter()
                     && !self.something_leaves(id)
                     && !self.awaits_company(id, w)
+                    && self.share_used_up(&self.domain(&w.workload)).is_none()
             })
             .filter_map(|(id, w)| rank(id, w).map(|r| (r, id.clone())))
-            .max_by(|(a, _), (b, _)| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
-        let Some(((urgent, _, _), id)) = best else {
+            .max_by(|(a, _), (b, _)| (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)).then(a.3.total_cmp(&b.3)));
+        let Some(((urgent, ..), id)) = best else {
             return;
         };
         // What looks like a loss stays on for as long as something else is tried.
@@ -176,6 +179,7 @@ impl Engine {
                 other != id
                     && !o.gone
                     && !self.tried_alone(o)
+                    && self.domain(&o.workload) == self.domain(&w.workload)
                     && (matches!(o.stage, Stage::Considered | Stage::Observed)
                         || (o.stage == Stage::Improved && o.seeking))
             })
@@ -205,6 +209,7 @@ impl Engine {
             o.stage == Stage::Proposed
                 && !o.gone
                 && !self.tried_alone(o)
+                && self.domain(&o.workload) == self.domain(&w.workload)
                 && o.meter.is_some()
                 && !o.reopens_its_meter()
                 && !self.something_leaves(other)
@@ -275,15 +280,18 @@ impl Engine {
             return Some("an earlier change of it is still on its way out".to_owned());
         }
         if let Some(why) = self.no_trial_now(p.proposal.urgent) {
-            let free = self.starts.front().map_or(self.now, |t| *t + HOUR);
+            let free = self.starts.first().map_or(self.now, |t| t + HOUR);
             return Some(
-                if self.starts.len() as u32 >= self.policy.experiments_per_hour_max {
+                if self.starts.total() as u32 >= self.policy.experiments_per_hour_max {
                     let left = free.saturating_sub(self.now);
                     format!("{why} {left} more (`experiments_per_hour_max` allows more)")
                 } else {
                     why
                 },
             );
+        }
+        if let Some(why) = self.share_used_up(&self.domain(&w.workload)) {
+            return Some(why);
         }
         if self.awaits_company(id, w) {
             let left = (p.at + COMPANY_AWAITED).saturating_sub(self.now);
@@ -336,17 +344,16 @@ impl Engine {
 
     /// A budget or the state of the machine that forbids any trial now; of what is urgent the budgets only.
     fn no_trial_now(&self, urgent: bool) -> Option<String> {
-        if self.starts.len() as u32 >= self.policy.experiments_per_hour_max {
+        if self.starts.total() as u32 >= self.policy.experiments_per_hour_max {
             return Some(format!(
                 "the budget of {} experiments per hour is used up; the next waits",
                 self.policy.experiments_per_hour_max
             ));
         }
-        let exposure: f64 = self.exposure.iter().map(|(_, e)| e).sum();
-        if exposure > self.policy.harm_exposure_per_day_max {
+        if self.exposure.total() > self.policy.harm_exposure_per_day_max {
             return Some(format!(
                 "the trials of the last 24 hours have cost {} of lost work, and {} are allowed; no new trial for now",
-                Nanoseconds::from_secs_f64(exposure / 100.0),
+                Nanoseconds::from_secs_f64(self.exposure.total() / 100.0),
                 Nanoseconds::from_secs_f64(self.policy.harm_exposure_per_day_max / 100.0)
             ));
         }
@@ -576,7 +583,7 @@ impl Engine {
             if let Some(e) = self.experiments.get_mut(&id) {
                 e.rest = rest;
             }
-            self.starts.push_back(self.now);
+            self.starts.note(self.now, self.domain_of(best), 1.0);
             self.decide_all(ids, Stage::Trying, &text, false);
         }
     }
@@ -632,7 +639,7 @@ impl Engine {
         {
             let staged = Staged::new(parts, shares, plan, Nanoseconds::from_secs_f64(interval));
             let need = e.roll_out(staged, now);
-            self.starts.push_back(now);
+            self.starts.note(now, self.domain_of(best), 1.0);
             self.decide_all(&ids, Stage::Trying, &text, false);
             self.meet(experiment, need);
         }
@@ -1758,7 +1765,8 @@ impl Engine {
             }
             return;
         }
-        self.exposure.push_back((self.now, e.harm_exposure()));
+        let owner = self.domain_of(&e.setup.panel.lead().workload);
+        self.exposure.note(self.now, owner, e.harm_exposure());
         if verdict != Verdict::Aborted || !e.blocks.is_empty() {
             // A try that was broken off could have been accepted until then: its level is used up.
             self.discovery.record(verdict == Verdict::Accepted);

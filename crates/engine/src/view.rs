@@ -103,6 +103,9 @@ pub struct WorkloadView {
     pub program: String,
     /// Identity in the history.
     pub fingerprint: String,
+    /// Whose it is: `machine`, `user:1000`, or the name of a tenant.
+    #[serde(default)]
+    pub owner: String,
     /// Process ids, main first (at most 16).
     pub pids: Vec<i32>,
     /// Number of processes.
@@ -282,10 +285,28 @@ pub struct BudgetView {
     pub harm_exposure_day: f64,
     /// Limit.
     pub harm_exposure_per_day_max: f64,
+    /// What owners other than the machine have used of both, and the most that each may use.
+    #[serde(default)]
+    pub owners: Vec<OwnerBudgetView>,
     /// Time workloads stood still for our changes, seconds, since start.
     pub stalled_s: f64,
     /// Memory added by changes in force.
     pub bloat_bytes: u64,
+}
+
+/// What one owner has used of the budgets, and its limits.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OwnerBudgetView {
+    /// Whose: `user:1000`, or the name of a tenant.
+    pub owner: String,
+    /// Experiments started in the last hour.
+    pub experiments_last_hour: u32,
+    /// Limit.
+    pub experiments_per_hour_max: u32,
+    /// Harm exposure of the last 24 hours in percent × seconds.
+    pub harm_exposure_day: f64,
+    /// Limit.
+    pub harm_exposure_per_day_max: f64,
 }
 
 /// What placebo experiments say about us.

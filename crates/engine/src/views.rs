@@ -114,6 +114,7 @@ impl Engine {
             kind: w.workload.kind,
             program: w.workload.program.clone(),
             fingerprint: w.workload.fingerprint.to_string(),
+            owner: w.workload.owner.to_string(),
             pids: w
                 .workload
                 .processes
@@ -268,13 +269,12 @@ impl Engine {
         BudgetView {
             own_cpu: if seconds > 0.0 { cpu / seconds } else { 0.0 },
             own_resident_bytes: self.own_resident.0,
-            experiments_last_hour: self.starts.len() as u32,
+            experiments_last_hour: self.starts.total() as u32,
             experiments_per_hour_max: self.policy.experiments_per_hour_max,
-            // The sum of nothing is minus zero.
-            harm_exposure_day: self.exposure.iter().map(|(_, e)| e).sum::<f64>()
-                + self.experiments.values().map(exposure_of).sum::<f64>()
-                + 0.0,
+            harm_exposure_day: self.exposure.total()
+                + self.experiments.values().map(exposure_of).sum::<f64>(),
             harm_exposure_per_day_max: self.policy.harm_exposure_per_day_max,
+            owners: self.owner_budgets(),
             stalled_s: self.stalled.as_secs_f64(),
             bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),
             ..BudgetView::default()

@@ -419,6 +419,9 @@ mod tests {
             Workload {
                 id: "w".into(),
                 kind: WorkloadKind::ProcessGroup,
+                former: None,
+                owner: homeostat_model::Owner::Machine,
+                others: Vec::new(),
                 fingerprint: Fingerprint::new("w"),
                 program: "w".into(),
                 executable: String::new(),

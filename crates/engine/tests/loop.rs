@@ -11,7 +11,7 @@ use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
     Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
-    NodeId, OperatorChoice, Pressure, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId,
+    NodeId, OperatorChoice, Owner, Pressure, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId,
     Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -283,6 +283,10 @@ struct Plant {
     executions: u32,
     /// When that process began.
     started: u64,
+    /// Whose it is.
+    owner: Owner,
+    /// How an earlier version called it.
+    former: Option<&'static str>,
 }
 
 /// Spans of a plant: 300 a second of a millisecond, one in fifty four times as long.
@@ -324,6 +328,8 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         excluded: false,
         executions: 1,
         started: 1,
+        owner: Owner::Machine,
+        former: None,
     }
 }
 
@@ -873,6 +879,9 @@ impl World {
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
+                former: p.former.map(Fingerprint::from),
+                owner: p.owner.clone(),
+                others: Vec::new(),
                 fingerprint: Fingerprint::new(p.name),
                 // `job@2` is the second process of job.
                 program: p.name.split('@').next().unwrap_or(p.name).into(),
@@ -2898,6 +2907,146 @@ fn changes_that_act_on_each_other_are_tried_as_one_and_guarded_as_one() {
         3,
         "all are on again"
     );
+}
+
+#[test]
+fn owners_are_tried_apart_unless_root_makes_them_one() {
+    let of = |owners: [Owner; 3], one_owner: Vec<Vec<String>>| {
+        let mut world = crowd(&["a", "b", "c"], 0.10);
+        for (plant, owner) in world.plants.iter_mut().zip(owners) {
+            plant.owner = owner;
+        }
+        let policy = Policy {
+            one_owner,
+            ..policy()
+        };
+        world.step(Event::Operator(OperatorRequest::Configure(Box::new(policy))));
+        world.run(400);
+        let mut together: Vec<Vec<String>> = world
+            .records
+            .iter()
+            .map(|r| {
+                let others = r.others.iter().map(|(w, _)| w.to_string());
+                std::iter::once(r.workload.to_string()).chain(others).collect()
+            })
+            .collect();
+        together.sort();
+        together.dedup();
+        together
+    };
+    let user = |n: u32| Owner::User(n);
+    let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+    let machine = || Owner::Machine;
+    assert_eq!(
+        of([machine(), machine(), machine()], vec![]),
+        [names(&["a", "b", "c"])]
+    );
+    assert_eq!(of([user(1), user(1), user(1)], vec![]), [names(&["a", "b", "c"])]);
+    let apart = of([machine(), user(1), user(1)], vec![]);
+    assert!(
+        !apart.is_empty()
+            && apart
+                .iter()
+                .all(|t| *t == names(&["a"]) || *t == names(&["b", "c"])),
+        "{apart:?}"
+    );
+    let apart = of([user(1), user(2), user(3)], vec![]);
+    assert!(apart.iter().all(|t| t.len() == 1), "{apart:?}");
+    let joined = of([machine(), user(1), user(2)], vec![vec!["*".into()]]);
+    assert_eq!(joined, [names(&["a", "b", "c"])]);
+}
+
+#[test]
+fn settings_of_the_host_are_not_changed_for_a_users_sake() {
+    let of = |owner: Owner| {
+        let setting = custom("setting", vec![Target::Files(vec!["/sys/x".into()])]);
+        let mut a = plant("a", 0.0);
+        a.gains = vec![("setting", 0.10, 1.0)];
+        a.owner = owner;
+        let mut world = World::with(vec![Box::new(setting)], vec![a], policy(), Memory::default());
+        world.run(400);
+        (world.records.len(), world.summary("a"))
+    };
+    assert_eq!(of(Owner::Machine).0, 1);
+    let (tried, told) = of(Owner::User(1000));
+    assert_eq!(tried, 0);
+    assert!(
+        told.contains("policy.one_owner = [[\"machine\", \"user:1000\"]]"),
+        "{told}"
+    );
+}
+
+#[test]
+fn one_user_cannot_use_up_the_budgets_of_all() {
+    let names = ["u0", "u1", "u2", "u3", "u4", "u5", "u6", "u7", "u8", "u9", "root"];
+    let plants: Vec<Plant> = names
+        .iter()
+        .map(|name| Plant {
+            owner: if *name == "root" {
+                Owner::Machine
+            } else {
+                Owner::User(1000)
+            },
+            ..plant(name, 0.0)
+        })
+        .collect();
+    let policy = Policy {
+        experiments_per_hour_max: 8,
+        backoff_rejected_s: 0.0,
+        backoff_inconclusive_s: 0.0,
+        reconsider_s: 10.0,
+        ..policy()
+    };
+    let mut world = World::with(vec![Box::new(Try)], plants, policy, Memory::default());
+    world.run(3500);
+    let budget = world.engine.view().budget;
+    let user = budget.owners.iter().find(|o| o.owner == "user:1000").unwrap();
+    assert_eq!(
+        (user.experiments_last_hour, user.experiments_per_hour_max),
+        (2, 2),
+        "{budget:?}"
+    );
+    let of_root = world
+        .records
+        .iter()
+        .filter(|r| r.workload.as_str() == "root")
+        .count();
+    assert!(of_root >= 1, "{:#?}", world.stories);
+    let waits = world.engine.view().workloads;
+    assert!(
+        waits
+            .iter()
+            .any(|w| w.summary.contains("user:1000 has used up its share")),
+        "{waits:#?}"
+    );
+}
+
+#[test]
+fn history_of_an_earlier_version_is_found_under_the_former_fingerprint() {
+    let tries = |former: Option<&'static str>| {
+        let harmful = Prior {
+            fingerprint: Fingerprint::new("as it was"),
+            strategy: "try".into(),
+            verdict: Verdict::Harmful,
+            effect: None,
+            unix_seconds: 1_000_900,
+            failures: 1,
+        };
+        let memory = Memory {
+            priors: vec![harmful],
+            ..Memory::default()
+        };
+        let a = Plant {
+            former,
+            ..plant("a", 0.10)
+        };
+        let mut world = World::new(vec![a], policy(), memory);
+        world.run(300);
+        world.records.len()
+    };
+    assert_eq!(tries(Some("as it was")), 0, "what did harm is known");
+    assert_eq!(tries(Some("another")), 1);
+    assert_eq!(tries(None), 1);
 }
 
 #[test]

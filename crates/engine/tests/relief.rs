@@ -9,8 +9,9 @@ use homeostat_engine::{
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     ActionId, Advice, Bytes, Direction, Effect, ExperimentId, Fingerprint, Machine, MachineSample,
-    MeterCandidate, MeterClass, MeterReading, Nanoseconds, OperatorChoice, Paging, Pressure, ProcessId,
-    Progress, Reads, Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    MeterCandidate, MeterClass, MeterReading, Nanoseconds, OperatorChoice, Owner, Paging, Pressure,
+    ProcessId, Progress, Reads, Snapshot, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind,
+    WorkloadSample,
 };
 use homeostat_statistics::discovery::Rule;
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,6 +170,8 @@ struct World {
     /// By how much its work swings about what it is: while it loses its pages, and while it does not.
     rough_loss: f64,
     rough: f64,
+    /// Whose the program and the readers are.
+    owners: (Owner, Owner),
 }
 
 const NAMES: [&str; 4] = ["program", "reader", "third", "other reader"];
@@ -222,6 +225,7 @@ impl World {
             third_faults: 0,
             rough_loss: 1.0,
             rough: 1.0,
+            owners: (Owner::Machine, Owner::Machine),
         }
     }
 
@@ -281,6 +285,13 @@ impl World {
             workloads.push(Workload {
                 id: id.clone(),
                 kind: WorkloadKind::ProcessGroup,
+                former: None,
+                owner: match i {
+                    0 => self.owners.0.clone(),
+                    1 | 3 => self.owners.1.clone(),
+                    _ => Owner::Machine,
+                },
+                others: Vec::new(),
                 fingerprint: Fingerprint::new(*name),
                 program: (*name).into(),
                 executable: (*name).into(),
@@ -622,6 +633,120 @@ fn it_is_made_at_once_and_proven_after() {
     assert_eq!(verdict, Verdict::Accepted, "{reason}");
     assert_eq!(world.stage("program"), Stage::Improved);
     assert!(world.is_contained());
+}
+
+/// A night of a program and a reader of these owners, with these rules of root's.
+fn night_of(program: Owner, reader: Owner, one_owner: Vec<Vec<String>>) -> World {
+    let mut world = World::new(0.95, 0.0);
+    world.owners = (program, reader);
+    world.policy.one_owner = one_owner;
+    let policy = Box::new(world.policy.clone());
+    world.step(Event::Operator(OperatorRequest::Configure(policy)));
+    world.run(90);
+    world.reads = true;
+    world.run(400);
+    world
+}
+
+#[test]
+fn nobodys_reader_is_contained_for_another_owners_program_unless_root_says_so() {
+    let user = || Owner::User(1000);
+    let pod = |name: &str| Owner::Tenant(format!("pod:{name}"));
+    for (program, reader) in [
+        (user(), Owner::Machine),
+        (Owner::Machine, user()),
+        (user(), Owner::User(1001)),
+        (pod("a"), pod("b")),
+    ] {
+        let world = night_of(program.clone(), reader.clone(), vec![]);
+        assert_eq!(world.contained_at(), None, "{program} {reader}");
+        let told = world.engine.view();
+        let advised = told.advice.iter().any(|a| a.id == "protect/reader");
+        assert!(advised, "a person can do it: {told:?}");
+        let rule = vec![vec![program.to_string(), reader.to_string()]];
+        let world = night_of(program, reader, rule);
+        assert!(world.is_contained(), "{}", world.story("program"));
+    }
+    assert!(night_of(user(), user(), vec![]).is_contained());
+}
+
+#[test]
+fn a_strategy_that_does_not_ask_whose_a_reader_is_is_declined_with_the_rule() {
+    /// Contains whoever reads.
+    struct Blind;
+    impl Strategy for Blind {
+        fn id(&self) -> StrategyId {
+            "blind".into()
+        }
+        fn summary(&self) -> &'static str {
+            "test"
+        }
+        fn applicable(&self, _: &Machine) -> Result<(), String> {
+            Ok(())
+        }
+        fn relieves(&self) -> bool {
+            true
+        }
+        fn consider(&self, seen: &Seen<'_>) -> Opinion {
+            let Some(reader) = seen.neighbours.iter().find(|n| n.reads.from_storage.0 > 0) else {
+                return Opinion::Decline(Declined::because("nobody reads"));
+            };
+            proposal(
+                Target::Reader(FileReader {
+                    workload: reader.id.clone(),
+                    processes: reader.processes.clone(),
+                    limit: Bytes::from_mib(64),
+                }),
+                true,
+            )
+        }
+    }
+    let night = |owner: Owner| {
+        let mut world = World::new(0.95, 0.0);
+        world.engine = Engine::new(
+            machine(),
+            vec![Box::new(Blind)],
+            world.policy.clone(),
+            Memory::default(),
+        );
+        world.owners = (owner, Owner::Machine);
+        world.run(90);
+        world.reads = true;
+        world.run(700);
+        world
+    };
+    assert!(night(Owner::Machine).contained_at().is_some());
+    let world = night(Owner::User(1000));
+    assert_eq!(world.contained_at(), None);
+    let story = world.story("program");
+    assert!(
+        story.contains("policy.one_owner = [[\"machine\", \"user:1000\"]]"),
+        "{story}"
+    );
+}
+
+#[test]
+fn what_was_proven_of_one_tenants_reader_is_not_recalled_for_the_next() {
+    // A tenant that comes later may have the same fingerprints and be another one: each night is a trial.
+    let second_night_is_a_trial = |owner: Owner| {
+        let mut world = World::new(0.95, 0.0);
+        world.owners = (owner.clone(), owner);
+        world.tells_end = true;
+        world.run(90);
+        world.reads = true;
+        world.run(400);
+        assert_eq!(world.verdict_of("protect").unwrap().0, Verdict::Accepted);
+        world.reads = false;
+        world.run(120);
+        assert!(!world.is_contained());
+        world.reads = true;
+        world.run(10);
+        assert!(world.is_contained());
+        !world.engine.view().experiments.is_empty()
+    };
+    assert!(!second_night_is_a_trial(Owner::Machine));
+    assert!(!second_night_is_a_trial(Owner::User(1000)));
+    assert!(second_night_is_a_trial(Owner::Tenant("pod:a".into())));
 }
 
 #[test]

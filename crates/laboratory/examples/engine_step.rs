@@ -151,6 +151,9 @@ impl World {
                 .map(|i| Workload {
                     id: id(i),
                     kind: WorkloadKind::Unit,
+                    former: None,
+                    owner: homeostat_model::Owner::Machine,
+                    others: Vec::new(),
                     fingerprint: Fingerprint::new(format!("unit {i}")),
                     program: "program".into(),
                     executable: "/usr/bin/program".into(),

@@ -2001,6 +2001,9 @@ mod tests {
                 workloads.push(Workload {
                     id: id.clone(),
                     kind: WorkloadKind::ProcessGroup,
+                    former: None,
+                    owner: homeostat_model::Owner::Machine,
+                    others: Vec::new(),
                     fingerprint: Fingerprint::new(p.name.clone()),
                     program: p.name.clone(),
                     executable: p.name.clone(),

@@ -40,6 +40,9 @@ fn main() {
     let workload = Workload {
         id: WorkloadId::from(program.as_str()),
         kind: WorkloadKind::ProcessGroup,
+        former: None,
+        owner: homeostat_model::Owner::Machine,
+        others: Vec::new(),
         fingerprint: Fingerprint::from(program.as_str()),
         program,
         executable,

@@ -59,6 +59,9 @@ fn main() {
     let workload = Workload {
         id: "cat".into(),
         kind: WorkloadKind::ProcessGroup,
+        former: None,
+        owner: homeostat_model::Owner::Machine,
+        others: Vec::new(),
         fingerprint: Fingerprint::new("cat"),
         program: "cat".into(),
         executable: "/usr/bin/cat".into(),

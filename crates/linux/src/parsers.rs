@@ -19,7 +19,8 @@ const SENSORS: &[Parser] = &[
         let _ = choice::from_environment(bytes, "here");
     }),
     ("cgroup", |bytes| {
-        let _ = grouping::place(bytes);
+        let _ = grouping::place(bytes, &grouping::TextOnly);
+        let _ = grouping::ArgumentHashes::of(bytes);
     }),
     ("memory-stat", |bytes| {
         let _ = group_memory::parse(bytes);

@@ -289,6 +289,9 @@ fn who_changes_the_limit_or_moves_the_reader_wins() {
         Workload {
             id: "reader".into(),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: homeostat_model::Fingerprint::new("reader"),
             program: "sleep".into(),
             executable: String::new(),
@@ -352,6 +355,9 @@ fn a_reader_that_ended_is_no_reader_and_one_that_was_born_since_joins() {
     let mut workload = Workload {
         id: "reader".into(),
         kind: WorkloadKind::ProcessGroup,
+        former: None,
+        owner: homeostat_model::Owner::Machine,
+        others: Vec::new(),
         fingerprint: homeostat_model::Fingerprint::new("reader"),
         program: "sleep".into(),
         executable: String::new(),

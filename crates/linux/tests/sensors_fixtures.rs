@@ -464,3 +464,74 @@ fn a_process_that_keeps_its_address_space_locked_does_not_hold_up_the_others() {
     assert!(platform.inspect_memory(&"well.service".into()).is_ok());
     release(&smaps);
 }
+
+#[test]
+fn below_units_that_delegate_every_next_group_is_a_workload_with_an_owner_of_its_own() {
+    let host = tempfile::tempdir().unwrap();
+    let uid = |pod: u32| format!("{pod}f0f0f0f_1111_2222_3333_444444444444");
+    let pod = |pod: u32, digit: &str| {
+        let id = digit.repeat(64);
+        let slice = format!("kubepods-burstable-pod{}.slice", uid(pod));
+        format!("0::/system.slice/containerd.service/{slice}:cri-containerd:{id}\n")
+    };
+    let job = |job: &str| format!("0::/system.slice/slurmstepd.scope/{job}/step_0/user/task_0\n");
+    let task = "0123456789abcdef".repeat(2);
+    for (pid, program, user, cgroup) in [
+        (
+            700,
+            "containerd",
+            0,
+            "0::/system.slice/containerd.service\n".to_owned(),
+        ),
+        (801, "redis-server", 0, pod(0, "a")),
+        (802, "postgres", 0, pod(1, "b")),
+        (910, "slurmd", 0, "0::/system.slice/slurmd.service\n".to_owned()),
+        (911, "solver", 1001, job("job_1001")),
+        (912, "train", 1002, job("job_1002")),
+        (913, "solver2", 1003, job("s5AAAAAAAAAA00")),
+        (921, "api", 0, format!("0::/ecs/{task}/{task}-123456789\n")),
+    ] {
+        let directory = made_process(host.path(), pid, program);
+        std::fs::write(directory.join("cgroup"), cgroup).unwrap();
+        let status = format!("Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\nVmRSS:\t80000 kB\n");
+        std::fs::write(directory.join("status"), status).unwrap();
+    }
+    for (leaf, text) in [
+        ("meminfo", "MemTotal: 1000000 kB\n"),
+        ("uptime", "1000.0 1000.0\n"),
+        ("stat", "cpu  1 1 1 1 1 1 1 1\n"),
+    ] {
+        std::fs::write(host.path().join("proc").join(leaf), text).unwrap();
+    }
+    let mut platform = LinuxPlatform::new(Root::new(host.path()));
+    let request = SampleRequest {
+        scan: true,
+        detail: vec![],
+    };
+    let list = platform.sample(&request).unwrap().workloads.unwrap();
+    let found: Vec<(&str, String, Vec<i32>)> = list
+        .iter()
+        .map(|w| (w.id.as_str(), w.owner.to_string(), pids(w)))
+        .collect();
+    let owner = |pod: u32| format!("pod:{}", uid(pod).replace('_', "-"));
+    let ecs = format!("ecs/{0}/{0}-123456789", &task[..12]);
+    assert_eq!(
+        found,
+        [
+            ("containerd-aaaaaaaaaaaa", owner(0), vec![801]),
+            ("containerd-bbbbbbbbbbbb", owner(1), vec![802]),
+            ("containerd.service", "machine".to_owned(), vec![700]),
+            (ecs.as_str(), "machine".to_owned(), vec![921]),
+            ("slurmd.service", "machine".to_owned(), vec![910]),
+            ("slurmstepd.scope/job_1001", "user:1001".to_owned(), vec![911]),
+            ("slurmstepd.scope/job_1002", "user:1002".to_owned(), vec![912]),
+            (
+                "slurmstepd.scope/s5AAAAAAAAAA00",
+                "user:1003".to_owned(),
+                vec![913]
+            ),
+        ]
+    );
+    let of_ecs = &named(&list, &ecs).fingerprint;
+    assert!(of_ecs.to_string().starts_with("cgroup /ecs/*/*-*: "), "{of_ecs}");
+}

@@ -40,4 +40,4 @@ pub use topology::{
     Topology,
 };
 pub use units::{Bytes, CpuId, LlcId, Nanoseconds, NodeId, Ratio};
-pub use workload::{Fingerprint, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind};
+pub use workload::{Fingerprint, OperatorChoice, Owner, ProcessId, Workload, WorkloadId, WorkloadKind};

@@ -59,6 +59,54 @@ pub struct OperatorChoice {
     pub tuned: Vec<String>,
 }
 
+/// Whose a workload is. Workloads of two owners are strangers to each other: neither is changed for the other's sake.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub enum Owner {
+    /// Root's: system units, containers that root's runtimes made, accounts of services.
+    #[default]
+    Machine,
+    /// A user's: what runs in the user's slice or sessions, or in a group that was delegated to the user.
+    User(u32),
+    /// Somebody who rents a part of the machine: a pod, a virtual machine, a system container. The text names it.
+    Tenant(String),
+}
+
+impl Owner {
+    /// Whether it is root's.
+    pub fn is_machine(&self) -> bool {
+        *self == Self::Machine
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Machine => f.write_str("machine"),
+            Self::User(user) => write!(f, "user:{user}"),
+            Self::Tenant(name) => f.write_str(name),
+        }
+    }
+}
+
+impl From<Owner> for String {
+    fn from(owner: Owner) -> Self {
+        owner.to_string()
+    }
+}
+
+impl From<String> for Owner {
+    fn from(text: String) -> Self {
+        if text == "machine" {
+            return Self::Machine;
+        }
+        match text.strip_prefix("user:").and_then(|user| user.parse().ok()) {
+            Some(user) => Self::User(user),
+            None => Self::Tenant(text),
+        }
+    }
+}
+
 /// A workload as recognised by the last scan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
@@ -68,12 +116,22 @@ pub struct Workload {
     pub kind: WorkloadKind,
     /// Identity across restarts.
     pub fingerprint: Fingerprint,
+    /// The fingerprint under which an earlier version knew it, where that was another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<Fingerprint>,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Owner::is_machine")]
+    pub owner: Owner,
     /// Name of the program (`comm` of the main process).
     pub program: String,
     /// Path of the main executable; empty if unreadable.
     pub executable: String,
     /// Its processes, oldest first. The first is the main process.
     pub processes: Vec<ProcessId>,
+    /// Those of its processes that belong to another user than the main process, and not to root. Their own counters are
+    /// not taken for the workload's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ProcessId>,
     /// Opt-in, opt-out and settings made by people.
     pub choice: OperatorChoice,
 }

@@ -92,6 +92,9 @@ fn sampled(second: u64, work: f64) -> Event {
     let workload = Workload {
         id: "program[7]".into(),
         kind: WorkloadKind::ProcessGroup,
+        former: None,
+        owner: homeostat_model::Owner::Machine,
+        others: Vec::new(),
         fingerprint: Fingerprint::new("program"),
         program: "program".into(),
         executable: "/usr/bin/program".into(),

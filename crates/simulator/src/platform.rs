@@ -302,6 +302,9 @@ fn workload_of(world: &World, p: usize, program: &Program, alive: &Alive) -> Wor
         } else {
             WorkloadKind::Unit
         },
+        former: None,
+        owner: homeostat_model::Owner::Machine,
+        others: Vec::new(),
         fingerprint: Fingerprint::new(format!("simulated {}", program.name)),
         program: spec.map_or_else(String::new, |s| s.name.clone()),
         executable: spec.map_or_else(String::new, |s| format!("/usr/bin/{}", s.name)),

@@ -721,6 +721,9 @@ mod tests {
         let workload = Workload {
             id: "w".into(),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::new("w"),
             program: "w".into(),
             executable: "/w".into(),

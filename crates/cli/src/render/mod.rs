@@ -93,6 +93,17 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         lost_work(b.harm_exposure_day),
         lost_work(b.harm_exposure_per_day_max),
     );
+    for o in &b.owners {
+        let _ = writeln!(
+            out,
+            "  of these {}: {} of at most {} experiments, {:.0} of at most {:.0} percent x seconds",
+            o.owner,
+            o.experiments_last_hour,
+            o.experiments_per_hour_max,
+            o.harm_exposure_day,
+            o.harm_exposure_per_day_max,
+        );
+    }
     let _ = writeln!(
         out,
         "  placebos accepted by mistake: {} of {}; real tries accepted: {} of {}; level of the next try: {}",

@@ -6,7 +6,8 @@
 //! belongs to. There a group that a workload has to itself is limited where it is.
 
 use crate::Root;
-use crate::sensors::grouping::{self, Place};
+use crate::sensors::group_view::GroupView;
+use crate::sensors::grouping::{self, PlaceKind};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -313,10 +314,8 @@ impl MemoryGroup {
 /// Why nobody but its owner may do anything to the groups of a process; `None` when it may be done.
 pub(super) fn hands_off(root: &Root, pid: i32) -> Option<String> {
     let text = fs::read(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
-    match grouping::place(&text) {
-        Place::Container { name, .. } => Some(format!("it runs in the container {name}")),
-        Place::Unit { .. } | Place::Cgroup(_) | Place::Nowhere => None,
-    }
+    let place = grouping::place(&text, &GroupView::new(root.clone()));
+    (place.kind == PlaceKind::Container).then(|| format!("it runs in the container {}", place.name))
 }
 
 /// Whether the group of a process, or one above it, was delegated to somebody (`Delegate=` in a unit), who rules over all below it.

@@ -19,6 +19,7 @@ pub(crate) mod listeners;
 mod memcached;
 pub(crate) mod network;
 mod owed;
+mod owned;
 pub(crate) mod parsers;
 mod patient;
 mod points;
@@ -164,26 +165,31 @@ impl MeterKind for WithoutBreakpoints {
 
 /// All kinds of meters, those closest to the work first.
 pub fn kinds(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
+    let of_its_user = |kind: Box<dyn MeterKind>| -> Box<dyn MeterKind> { Box::new(owned::Owned(kind)) };
     let by_breakpoints = |kind: Box<dyn MeterKind>| -> Box<dyn MeterKind> {
+        let kind = of_its_user(kind);
         if settings.breakpoints {
             kind
         } else {
             Box::new(WithoutBreakpoints(kind))
         }
     };
-    vec![
+    let told: Vec<Box<dyn MeterKind>> = vec![
         Box::new(remote::Remote::new(remote::Kind::Progress, settings)),
         Box::new(remote::Remote::new(remote::Kind::Redis, settings)),
         Box::new(remote::Remote::new(remote::Kind::Memcached, settings)),
         Box::new(remote::Remote::new(remote::Kind::Prometheus, settings)),
         Box::new(jvm::Jvm),
+    ];
+    let counted: Vec<Box<dyn MeterKind>> = vec![
         by_breakpoints(Box::new(uprobe::Uprobe::new(settings))),
         Box::new(kernel::Kernel),
         Box::new(sockets::Sockets),
         by_breakpoints(Box::new(discovery::Points::new(settings))),
         Box::new(processor::Processor),
-        Box::new(unclaimed::Unclaimed::new(settings)),
-    ]
+        of_its_user(Box::new(unclaimed::Unclaimed::new(settings))),
+    ];
+    told.into_iter().map(of_its_user).chain(counted).collect()
 }
 
 #[cfg(test)]
@@ -195,6 +201,9 @@ pub(crate) mod tests {
         Workload {
             id: WorkloadId::from(program),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::from(program),
             program: program.to_owned(),
             executable: format!("/usr/bin/{program}"),

@@ -287,6 +287,9 @@ mod tests {
         Workload {
             id: "x".into(),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::new("x"),
             program: "x".into(),
             executable: String::new(),

@@ -1,28 +1,49 @@
 //! Which processes belong together: what an operator would name.
 //!
-//! Rules, the first that fits wins (issue 3, item 2; design.md, *workload*):
-//! 1. **Container**: a cgroup made by docker, containerd, CRI-O, podman, LXC, systemd-nspawn, at any depth and in
-//!    any hierarchy. A systemd unit inside a container is a workload of its own. As with every cgroup below: if
-//!    it holds the init or this daemon, it is what we run inside of and names nothing; its processes fall through.
-//! 2. **Unit**: the innermost `.service` or `.scope` of the unified or `name=systemd` hierarchy. Login sessions,
-//!    terminals and the init itself are not units that anybody would name: their processes fall through.
-//! 3. **Cgroup**: another cgroup of the unified or `name=systemd` hierarchy, unless it
-//!    holds more than half of all programs: then it says nothing about what belongs together.
-//!    Groups of v1 resource controllers alone are not used: tools put whole sessions into them.
-//! 4. **Family**: a process joins its parent when it runs the same executable and was forked from it without a
+//! The first rule that fits wins.
+//! 1. **Place** ([`place`]): a container, a systemd unit, the next group below a unit that delegates, or another
+//!    control group. Each is keyed by its whole path. A place that holds the init or this daemon names nothing.
+//!    A plain group that holds more than half of all programs names nothing either. Users with a login
+//!    ([`PERSONS_FROM`]) whose programs run in a unit of somebody else have a workload of their own there.
+//! 2. **Family**: a process joins its parent when it runs the same executable and was forked from it without a
 //!    new `exec` (same place of the initial stack), or when the executable is not an interpreter or shell, or when
-//!    both have the same arguments. What is left joins siblings with the same executable and arguments under the
-//!    same parent (not the init) or in the same session.
-//! 5. **Shared segment**: families attached to one large shared segment become one workload, when they run one
-//!    executable, or when one user's programs share a SysV segment of at least 64 MiB. (Small segments and memfds
-//!    between different programs are display buffers.)
+//!    both have the same arguments. What is left joins siblings of one user with the same executable and arguments
+//!    under the same parent (not the init) or in the same session.
+//! 3. **Shared segment**: families attached to one large shared segment become one workload, when they run one
+//!    executable, or when one user's programs share a SysV segment of at least 64 MiB.
 //!
 //! Pure: processes in, workloads out, in order of their ids.
 
-use super::bytes::fingerprint;
+mod lasting;
+mod place;
+
 use super::choice;
-use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind};
+use homeostat_model::{Fingerprint, OperatorChoice, Owner, ProcessId, Workload, WorkloadId, WorkloadKind};
+pub use place::{Groups, Holder, Place, PlaceKind, TextOnly, Writer, place};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Users from here on are persons with a login; below are root and the accounts of services.
+/// Source: `UID_MIN` and `SYS_UID_MAX` of login.defs(5) as all major distributions set them.
+pub const PERSONS_FROM: u32 = 1000;
+
+/// Hashes of the arguments of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArgumentHashes {
+    /// Without what one run invents.
+    pub lasting: u64,
+    /// As the version before computed it.
+    pub former: u64,
+}
+
+impl ArgumentHashes {
+    /// Of a `/proc/PID/cmdline`.
+    pub fn of(command_line: &[u8]) -> Self {
+        Self {
+            lasting: lasting::arguments(command_line),
+            former: lasting::former_arguments(command_line),
+        }
+    }
+}
 
 /// A shared segment that a process maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,32 +60,6 @@ pub struct Segment {
 
 /// Smallest SysV segment in bytes that ties different programs together.
 pub const SEGMENT_BETWEEN_PROGRAMS_MIN: u64 = 64 * 1024 * 1024;
-
-/// Where the cgroups put a process.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    /// In a container: its short name, and the unit inside it if any.
-    Container {
-        /// Runtime and short id or name, e.g. `docker-0123456789ab`.
-        name: String,
-        /// Whether the name is chosen by a person and so survives a restart of the container.
-        named: bool,
-        /// Unit inside the container.
-        unit: Option<String>,
-    },
-    /// In a systemd unit: its name and the slice path above it, which tells units of two users apart.
-    Unit {
-        /// `redis-server.service`.
-        name: String,
-        /// `/system.slice`.
-        slice: String,
-    },
-    /// In another cgroup: its path.
-    Cgroup(String),
-    /// Nowhere that says something.
-    #[default]
-    Nowhere,
-}
 
 /// One process as the grouping sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,8 +78,8 @@ pub struct Member {
     pub program: String,
     /// Path of the executable; empty if unreadable.
     pub executable: String,
-    /// Hash of the normalised arguments ([`normalised_arguments`]).
-    pub arguments: u64,
+    /// Hashes of the arguments.
+    pub arguments: ArgumentHashes,
     /// Initial stack address (field 28 of `/proc/PID/stat`): the same after `fork`, another after `exec`; zero
     /// when the kernel does not tell.
     pub start_stack: u64,
@@ -106,110 +101,15 @@ impl Member {
     fn order(&self) -> (u64, i32) {
         (self.start_ticks, self.pid)
     }
-}
-
-/// Finds the place of a process from `/proc/PID/cgroup`.
-pub fn place(cgroup: &[u8]) -> Place {
-    let text = String::from_utf8_lossy(cgroup);
-    let mut best = Place::Nowhere;
-    for line in text.lines() {
-        // hierarchy-ID:controller-list:cgroup-path (cgroups(7)).
-        let mut parts = line.splitn(3, ':');
-        let (Some(hierarchy), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
-        else {
-            continue;
-        };
-        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-        let container = container(path);
-        if matches!(container, Place::Container { .. }) {
-            return container;
-        }
-        let names_processes = (hierarchy == "0" && controllers.is_empty()) || controllers == "name=systemd";
-        if names_processes && best == Place::Nowhere {
-            best = unit_or_cgroup(path);
+    /// Whose it is.
+    fn owner(&self) -> Owner {
+        match &self.place.holder {
+            Holder::Owner(owner) => owner.clone(),
+            Holder::Machine => Owner::Machine,
+            Holder::Whoever if self.user < PERSONS_FROM => Owner::Machine,
+            Holder::Whoever => Owner::User(self.user),
         }
     }
-    best
-}
-
-fn is_hex(text: &str, length: usize) -> bool {
-    text.len() == length && text.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
-/// Prefixes of the cgroup that a runtime makes for a container under systemd: `docker-<id>.scope`.
-const RUNTIME_PREFIXES: &[(&str, &str)] = &[
-    ("docker-", "docker"),
-    ("cri-containerd-", "containerd"),
-    ("crio-", "crio"),
-    ("libpod-", "podman"),
-    ("nerdctl-", "nerdctl"),
-];
-
-fn container(path: &str) -> Place {
-    let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
-    // The outermost container is meant; what is inside it belongs to it.
-    for (index, part) in parts.iter().enumerate() {
-        let above = index
-            .checked_sub(1)
-            .and_then(|i| parts.get(i))
-            .copied()
-            .unwrap_or_default();
-        let base = part.strip_suffix(".scope").unwrap_or(part);
-        let found = RUNTIME_PREFIXES
-            .iter()
-            .find_map(|(prefix, runtime)| {
-                base.strip_prefix(prefix)
-                    .filter(|id| is_hex(id, 64))
-                    .map(|id| (*runtime, id, false))
-            })
-            .or_else(|| {
-                is_hex(base, 64).then(|| {
-                    let runtime = if path.contains("kubepods") {
-                        "containerd"
-                    } else if above.starts_with("libpod") {
-                        "podman"
-                    } else if above == "docker" {
-                        "docker"
-                    } else {
-                        "container"
-                    };
-                    (runtime, base, false)
-                })
-            })
-            .or_else(|| base.strip_prefix("lxc.payload.").map(|name| ("lxc", name, true)))
-            .or_else(|| matches!(above, "lxc" | "lxc.payload").then_some(("lxc", base, true)))
-            .or_else(|| {
-                (above == "machine.slice")
-                    .then(|| base.strip_prefix("machine-"))
-                    .flatten()
-                    .or_else(|| part.strip_prefix("systemd-nspawn@")?.strip_suffix(".service"))
-                    .map(|name| ("machine", name, true))
-            });
-        let Some((runtime, id, named)) = found.filter(|(_, id, _)| !id.is_empty()) else {
-            continue;
-        };
-        let short = if named { id } else { id.get(..12).unwrap_or(id) };
-        let inner = parts.get(index + 1..).unwrap_or_default();
-        let unit = inner
-            .iter()
-            .rev()
-            .find(|p| p.ends_with(".service"))
-            .map(|p| (*p).to_owned());
-        return Place::Container {
-            name: format!("{runtime}-{short}"),
-            named,
-            unit,
-        };
-    }
-    Place::Nowhere
-}
-
-/// Scopes of logins and terminals: whatever a person starts there, unrelated things share them.
-fn is_session(scope: &str) -> bool {
-    scope == "init.scope"
-        || ["session-", "vte-spawn-", "tmux-spawn-", "app-org.gnome.Terminal"]
-            .iter()
-            .any(|p| scope.starts_with(p))
 }
 
 /// How the groups begin into which homeostat itself moves a reader: who is in one belongs where the group is.
@@ -220,33 +120,6 @@ pub fn is_own_group(path: &str) -> bool {
     path.rsplit('/')
         .next()
         .is_some_and(|name| name.starts_with(OWN_GROUP))
-}
-
-fn unit_or_cgroup(path: &str) -> Place {
-    let mut parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != "..").collect();
-    if parts.last().is_some_and(|last| last.starts_with(OWN_GROUP)) {
-        parts.pop();
-    }
-    for (index, part) in parts.iter().enumerate().rev() {
-        if !(part.ends_with(".service") || part.ends_with(".scope")) {
-            continue;
-        }
-        // The user's own service manager is a container of units, not a unit that anybody means.
-        if is_session(part) || part.starts_with("user@") {
-            return Place::Nowhere;
-        }
-        let slice = parts.get(..index).unwrap_or_default().join("/");
-        return Place::Unit {
-            name: (*part).to_owned(),
-            slice: format!("/{slice}"),
-        };
-    }
-    match parts.last() {
-        // Slices hold units; a process directly in one is in no unit.
-        None => Place::Nowhere,
-        Some(last) if last.ends_with(".slice") => Place::Nowhere,
-        Some(_) => Place::Cgroup(format!("/{}", parts.join("/"))),
-    }
 }
 
 /// Programs whose executable says little about what they do: their script or subcommand does.
@@ -287,133 +160,43 @@ fn is_interpreter(executable: &str) -> bool {
     NAMES.contains(&name) || NAMES.contains(&plain)
 }
 
-/// A hash of the arguments without what changes from run to run, so that the fingerprint survives a restart but two
-/// servers with different configurations stay apart. Arguments may hold secrets, so only their hash is kept.
-///
-/// Masked: values of options about process ids, descriptors and sockets handed over (`--pid`, `--parent-pid`,
-/// `--fd`); runs of ten or more digits (times, random ids); runs of 32 or more hexadecimal digits (UUIDs without
-/// dashes, container ids) and dashed UUIDs; and in parts of paths below `/tmp`, `/var/tmp`, `/run`, `/var/run`,
-/// `/dev/shm`: runs of more than 3 digits, and endings in the manner of `mkstemp(3)` (a dot, dash or underscore and
-/// 6 to 12 letters and digits of mixed kind). Kept: every other number, so ports (`--port 6380`, `*:6380`, `-p 5433`),
-/// sizes and counts.
-pub fn normalised_arguments(command_line: &[u8]) -> u64 {
-    /// Options whose value is a number of this run.
-    const RUN_OPTIONS: &[&str] = &[
-        "pid",
-        "ppid",
-        "parent-pid",
-        "parent",
-        "fd",
-        "listen-fd",
-        "start-time",
-    ];
-    /// Most arguments that take part.
-    const ARGUMENTS_MAX: usize = 256;
-    let mut parts: Vec<String> = Vec::new();
-    let mut masks_next = false;
-    for argument in command_line
-        .split(|&b| b == 0)
-        .filter(|a| !a.is_empty())
-        .take(ARGUMENTS_MAX)
-    {
-        let text = String::from_utf8_lossy(argument);
-        let (option, value) = match text.split_once('=') {
-            Some((option, value)) => (option, Some(value)),
-            None => (text.as_ref(), None),
-        };
-        let of_this_run = option.starts_with('-') && RUN_OPTIONS.contains(&option.trim_start_matches('-'));
-        if masks_next && !text.starts_with('-') {
-            parts.push("*".to_owned());
-            masks_next = false;
-            continue;
-        }
-        masks_next = of_this_run && value.is_none();
-        parts.push(match value {
-            Some(_) if of_this_run => format!("{option}=*"),
-            Some(value) => format!("{option}={}", mask(value)),
-            None => mask(&text),
-        });
-    }
-    let bytes: Vec<&[u8]> = parts.iter().map(|p| p.as_bytes()).collect();
-    fingerprint(&bytes)
-}
-
-fn mask(text: &str) -> String {
-    const TEMPORARY: &[&str] = &["/tmp/", "/var/tmp/", "/run/", "/var/run/", "/dev/shm/"];
-    let temporary = TEMPORARY.iter().any(|t| text.starts_with(t));
-    let mut out = String::with_capacity(text.len());
-    let mut run = String::new();
-    let mut before = None;
-    for c in text.chars().map(Some).chain([None]) {
-        match c {
-            Some(c) if c.is_ascii_alphanumeric() => run.push(c),
-            other => {
-                push_masked(&mut out, &run, temporary, before);
-                run.clear();
-                before = other;
-                out.extend(other);
-            }
-        }
-    }
-    out
-}
-
-/// Writes one run of letters and digits, masked where it belongs to this run of the program.
-fn push_masked(out: &mut String, run: &str, temporary: bool, before: Option<char>) {
-    let digits = |c: char| c.is_ascii_digit();
-    let random_hex = run.len() >= 32 && run.bytes().all(|b| b.is_ascii_hexdigit());
-    // mkstemp's letters: digits and letters mixed, or both cases mixed inside the word.
-    let kinds = [
-        run.chars().any(digits),
-        run.chars().skip(1).any(|c| c.is_ascii_uppercase()),
-        run.chars().any(|c| c.is_ascii_lowercase()),
-    ];
-    let random_ending = temporary
-        && matches!(before, Some('.' | '-' | '_'))
-        && (6..=12).contains(&run.len())
-        && !run.chars().all(digits)
-        && kinds.iter().filter(|k| **k).count() >= 2;
-    if random_hex || random_ending {
-        out.push('*');
-        return;
-    }
-    let limit = if temporary { 4 } else { 10 };
-    let mut rest = run;
-    while !rest.is_empty() {
-        let split = rest.find(digits).unwrap_or(rest.len());
-        let (letters, tail) = rest.split_at(split);
-        out.push_str(letters);
-        let end = tail.find(|c| !digits(c)).unwrap_or(tail.len());
-        let (number, tail) = tail.split_at(end);
-        out.push_str(if number.len() >= limit { "*" } else { number });
-        rest = tail;
-    }
-}
-
 /// A group on its way to becoming a workload.
 struct Group<'m> {
     kind: WorkloadKind,
     name: Option<String>,
     /// Part of the fingerprint that the kind adds to executable and arguments.
     mark: String,
+    /// Whose it is; of a family its eldest process decides.
+    owner: Option<Owner>,
     members: Vec<&'m Member>,
+}
+
+impl Group<'_> {
+    fn owner(&self) -> Owner {
+        let main = || self.members.iter().min_by_key(|m| m.order());
+        self.owner
+            .clone()
+            .or_else(|| main().map(|m| m.owner()))
+            .unwrap_or_default()
+    }
 }
 
 /// Recognises workloads. `own` is this daemon's process id: whatever it belongs to is left out.
 pub fn group(members: &[&Member], own: i32) -> Vec<Workload> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut loose: Vec<&Member> = Vec::new();
-    let mut places: BTreeMap<&Place, Vec<&Member>> = BTreeMap::new();
+    let mut places: BTreeMap<(PlaceKind, &str), Vec<&Member>> = BTreeMap::new();
     for member in members {
-        match member.place {
-            Place::Nowhere => loose.push(member),
-            _ => places.entry(&member.place).or_default().push(member),
+        match member.place.kind {
+            PlaceKind::Nowhere => loose.push(member),
+            kind => places.entry((kind, &member.place.path)).or_default().push(member),
         }
     }
-    for (place, inside) in places {
-        match named_group(place, &inside, members.len(), own) {
-            Some(group) => groups.push(group),
-            None => loose.extend(inside),
+    for ((kind, _), inside) in places {
+        if says_nothing(kind, &inside, members.len(), own) {
+            loose.extend(inside);
+        } else {
+            groups.extend(named_groups(kind, inside));
         }
     }
     let families = families(&loose);
@@ -422,79 +205,53 @@ pub fn group(members: &[&Member], own: i32) -> Vec<Workload> {
     finish(groups)
 }
 
-/// A group that a cgroup names, unless the cgroup says nothing about what belongs together.
-fn named_group<'m>(place: &Place, inside: &[&'m Member], all: usize, own: i32) -> Option<Group<'m>> {
-    // Seen from inside a container, everything is in it; seen from a job runner's unit, we are. Then the place says
-    // nothing about what belongs together.
-    if inside.iter().any(|m| m.pid == 1 || m.pid == own) {
-        return None;
-    }
-    let members = inside.to_vec();
-    match place {
-        Place::Nowhere => None,
-        Place::Container { name, named, unit } => {
-            let id = unit
-                .as_ref()
-                .map_or_else(|| name.clone(), |u| format!("{name}/{u}"));
-            let stable = if *named {
-                id.clone()
-            } else {
-                unit.clone().unwrap_or_default()
-            };
-            Some(Group {
-                kind: WorkloadKind::Container,
-                name: Some(id),
-                mark: format!("container {stable}"),
-                members,
-            })
-        }
-        Place::Unit { name, .. } => {
-            let mark = format!("unit {}", stable_unit_name(name));
-            Some(Group {
-                kind: WorkloadKind::Unit,
-                name: Some(name.clone()),
-                mark,
-                members,
-            })
-        }
-        Place::Cgroup(path) => {
-            /// Below this number of programs on the machine a share says nothing.
-            const PROGRAMS_MIN: usize = 8;
-            let swallows = all >= PROGRAMS_MIN && inside.len() * 2 > all;
-            if swallows {
-                return None;
-            }
-            Some(Group {
-                kind: WorkloadKind::Cgroup,
-                name: Some(path.trim_start_matches('/').to_owned()),
-                mark: format!("cgroup {path}"),
-                members,
-            })
-        }
-    }
+/// Whether a place says nothing about what belongs together. Seen from inside a container, everything is in it; seen from a
+/// job runner's unit, we are.
+fn says_nothing(kind: PlaceKind, inside: &[&Member], all: usize, own: i32) -> bool {
+    /// Below this number of programs on the machine a share says nothing.
+    const PROGRAMS_MIN: usize = 8;
+    let swallows = kind == PlaceKind::Cgroup && all >= PROGRAMS_MIN && inside.len() * 2 > all;
+    swallows || inside.iter().any(|m| m.pid == 1 || m.pid == own)
 }
 
-/// Names of transient units carry a number of this run: `run-u17.service`, `run-r4f…e.scope`, `app-x-4711.scope`.
-fn stable_unit_name(name: &str) -> String {
-    let (base, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
-    let transient = base.strip_prefix("run-").is_some_and(|rest| {
-        let rest = rest.trim_start_matches(['u', 'r', 'p', 'i']);
-        !rest.is_empty()
-            && rest
-                .chars()
-                .all(|c| c.is_ascii_hexdigit() || c == '-' || c == 'i')
-    });
-    if transient {
-        return format!("run-*.{suffix}");
-    }
-    match base.rsplit_once('-') {
-        Some((head, number))
-            if suffix == "scope" && number.len() > 1 && number.chars().all(|c| c.is_ascii_digit()) =>
-        {
-            format!("{head}-*.{suffix}")
+/// The groups that a place makes: one, and one for each person whose programs run in somebody else's place.
+fn named_groups(kind: PlaceKind, mut inside: Vec<&Member>) -> Vec<Group<'_>> {
+    inside.sort_by_key(|m| m.order());
+    let Some(main) = inside.first().copied() else {
+        return Vec::new();
+    };
+    let place = &main.place;
+    let workload_kind = match kind {
+        PlaceKind::Container => WorkloadKind::Container,
+        PlaceKind::Unit => WorkloadKind::Unit,
+        PlaceKind::Cgroup | PlaceKind::Nowhere => WorkloadKind::Cgroup,
+    };
+    // A container, and all that one user holds, is of one owner, whatever its users are called.
+    let is_split = kind != PlaceKind::Container && !matches!(place.holder, Holder::Owner(_));
+    let mut own: Vec<&Member> = Vec::new();
+    let mut persons: BTreeMap<u32, Vec<&Member>> = BTreeMap::new();
+    for member in inside {
+        if is_split && member.user >= PERSONS_FROM && member.user != main.user {
+            persons.entry(member.user).or_default().push(member);
+        } else {
+            own.push(member);
         }
-        _ => name.to_owned(),
     }
+    let mut groups = vec![Group {
+        kind: workload_kind,
+        name: Some(place.name.clone()),
+        mark: place.lasting.clone(),
+        owner: Some(main.owner()),
+        members: own,
+    }];
+    groups.extend(persons.into_iter().map(|(user, members)| Group {
+        kind: workload_kind,
+        name: Some(format!("{}/user-{user}", place.name)),
+        mark: place.lasting.clone(),
+        owner: Some(Owner::User(user)),
+        members,
+    }));
+    groups
 }
 
 /// Families of processes that no cgroup names.
@@ -508,7 +265,7 @@ fn families<'m>(loose: &[&'m Member]) -> Vec<Group<'m>> {
             .push(member);
     }
     // Roots with one executable and the same arguments under one parent or session are one workload.
-    let mut merged: BTreeMap<(String, u64, bool, i32), Vec<&'m Member>> = BTreeMap::new();
+    let mut merged: BTreeMap<(String, u64, u32, bool, i32), Vec<&'m Member>> = BTreeMap::new();
     for (root, family) in by_root {
         let Some(head) = by_pid.get(&root) else { continue };
         // Without a readable executable nothing but the process itself is known to be the same.
@@ -520,7 +277,7 @@ fn families<'m>(loose: &[&'m Member]) -> Vec<Group<'m>> {
             (head.executable.clone(), false, head.session)
         };
         merged
-            .entry((executable, head.arguments, by_parent, link))
+            .entry((executable, head.arguments.lasting, head.user, by_parent, link))
             .or_default()
             .extend(family);
     }
@@ -530,6 +287,7 @@ fn families<'m>(loose: &[&'m Member]) -> Vec<Group<'m>> {
             kind: WorkloadKind::ProcessGroup,
             name: None,
             mark: "process".to_owned(),
+            owner: None,
             members,
         })
         .collect()
@@ -597,23 +355,35 @@ fn join_segments(families: Vec<Group<'_>>) -> Vec<Group<'_>> {
     result
 }
 
-fn finish(groups: Vec<Group<'_>>) -> Vec<Workload> {
-    let mut workloads: Vec<Workload> = Vec::with_capacity(groups.len());
-    let mut names: BTreeMap<String, u32> = BTreeMap::new();
+fn finish(mut groups: Vec<Group<'_>>) -> Vec<Workload> {
+    for group in &mut groups {
+        group.members.sort_by_key(|m| m.order());
+    }
+    groups.retain(|g| !g.members.is_empty());
+    // Root's groups take their names first: nobody else can take one away by calling his own the same.
+    groups.sort_by_cached_key(|g| g.owner() != Owner::Machine);
+    let mut names: BTreeMap<(bool, String), u32> = BTreeMap::new();
     for group in &groups {
         if let Some(name) = &group.name {
-            *names.entry(name.clone()).or_default() += 1;
+            *names
+                .entry((group.owner() == Owner::Machine, name.clone()))
+                .or_default() += 1;
         }
     }
+    let mut workloads: Vec<Workload> = Vec::with_capacity(groups.len());
     let mut used: BTreeSet<WorkloadId> = BTreeSet::new();
-    for mut group in groups {
-        group.members.sort_by_key(|m| m.order());
+    for group in groups {
         let Some(main) = group.members.first().copied() else {
             continue;
         };
+        let owner = group.owner();
+        let count = |of_root: bool, name: &String| names.get(&(of_root, name.clone())).copied().unwrap_or(0);
+        let is_of_root = owner == Owner::Machine;
         let id = match &group.name {
-            Some(name) if names.get(name).is_none_or(|n| *n == 1) => name.clone(),
-            // Two users' units of one name.
+            Some(name) if count(is_of_root, name) <= 1 && (is_of_root || count(true, name) == 0) => {
+                name.clone()
+            }
+            // Two groups of one name.
             Some(name) => format!("{name}[{}]", main.pid),
             None => format!("{}[{}]", main.program, main.pid),
         };
@@ -634,13 +404,26 @@ fn finish(groups: Vec<Group<'_>>) -> Vec<Workload> {
         } else {
             &main.executable
         };
+        // What one user's programs have shown says nothing of another user's of the same name.
+        let of_whom = match &owner {
+            Owner::User(user) => format!("user {user} "),
+            Owner::Machine | Owner::Tenant(_) => String::new(),
+        };
+        let fingerprint = |arguments: u64| {
+            Fingerprint::new(format!("{of_whom}{}: {program} #{arguments:016x}", group.mark))
+        };
+        let is_known_by_another = is_of_root && main.arguments.former != main.arguments.lasting;
+        let belongs = |m: &&&Member| m.user != main.user && m.user != 0;
         workloads.push(Workload {
             id,
             kind: group.kind,
-            fingerprint: Fingerprint::new(format!("{}: {program} #{:016x}", group.mark, main.arguments)),
+            fingerprint: fingerprint(main.arguments.lasting),
+            former: is_known_by_another.then(|| fingerprint(main.arguments.former)),
             program: main.program.clone(),
             executable: main.executable.clone(),
             processes: group.members.iter().map(|m| m.id()).collect(),
+            others: group.members.iter().filter(belongs).map(|m| m.id()).collect(),
+            owner,
             choice: all,
         });
     }
@@ -655,11 +438,30 @@ mod tests {
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-    fn container_name(path: &str) -> Option<String> {
-        match place(format!("0::{path}\n").as_bytes()) {
-            Place::Container { name, .. } => Some(name),
-            _ => None,
+    /// Directories of a user, and units that delegate.
+    #[derive(Default)]
+    struct Tree {
+        writers: BTreeMap<String, Writer>,
+        delegating: Vec<String>,
+    }
+
+    impl Groups for Tree {
+        fn writer(&self, _: &str, path: &str) -> Option<Writer> {
+            self.writers.get(path).copied()
         }
+        fn delegates(&self, _: &str, _: &str, unit: &str) -> bool {
+            self.delegating.iter().any(|d| d == unit)
+        }
+    }
+
+    fn at(path: &str) -> Place {
+        place(format!("0::{path}\n").as_bytes(), &TextOnly)
+    }
+
+    fn container_name(path: &str) -> Option<String> {
+        Some(at(path))
+            .filter(|p| p.kind == PlaceKind::Container)
+            .map(|p| p.name)
     }
 
     #[test]
@@ -676,43 +478,193 @@ mod tests {
                 "crio-0123456789ab",
             ),
             (
+                format!("/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:{ID}"),
+                "containerd-0123456789ab",
+            ),
+            (
                 format!("/machine.slice/libpod-{ID}.scope/container"),
                 "podman-0123456789ab",
             ),
-            (
-                format!("/user.slice/user-1.slice/user@1.service/user.slice/libpod-{ID}.scope"),
-                "podman-0123456789ab",
-            ),
             ("/lxc/web/init.scope".to_owned(), "lxc-web"),
-            ("/lxc.payload.web/system.slice/x.service".to_owned(), "lxc-web"),
+            (
+                "/lxc.payload.web/system.slice/x.service".to_owned(),
+                "lxc-web/x.service",
+            ),
             ("/machine.slice/machine-deb.scope".to_owned(), "machine-deb"),
         ] {
             assert_eq!(container_name(&path).as_deref(), Some(name), "{path}");
         }
         for path in [
-            "/system.slice/docker.service",
-            "/docker",
-            "/session/0123456789abcdef0123456789abcdef",
+            "/system.slice/docker.service".to_owned(),
+            "/docker".to_owned(),
+            "/session/0123456789abcdef0123456789abcdef".to_owned(),
+            // Whoever holds a directory chooses the names below it.
+            format!("/user.slice/user-1007.slice/user@1007.service/user.slice/libpod-{ID}.scope"),
+            format!("/user.slice/user-1007.slice/user@1007.service/docker-{ID}.scope"),
         ] {
-            assert_eq!(container_name(path), None, "{path}");
+            assert_eq!(container_name(&path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_users_directory_holds_no_containers_and_is_the_users() {
+        let path = format!("/batch/7/docker-{ID}.scope");
+        let mut tree = Tree::default();
+        let look = |tree: &Tree| place(format!("0::{path}\n").as_bytes(), tree);
+        assert_eq!(look(&tree).kind, PlaceKind::Container);
+        tree.writers.insert("/batch/7".into(), Writer::User(1007));
+        let found = look(&tree);
+        assert_eq!((found.kind, &found.path), (PlaceKind::Unit, &path));
+        assert_eq!(found.holder, Holder::Owner(Owner::User(1007)));
+        tree.writers.insert("/batch/7".into(), Writer::Others);
+        assert_eq!(look(&tree).kind, PlaceKind::Unit);
+        // A container with users of its own owns its own directory, which root made.
+        let tree = Tree {
+            writers: [(path.clone(), Writer::User(100_000))].into(),
+            ..Tree::default()
+        };
+        let found = look(&tree);
+        assert_eq!(
+            (found.kind, found.holder),
+            (PlaceKind::Container, Holder::Machine)
+        );
+    }
+
+    #[test]
+    fn below_what_delegates_the_next_group_is_the_workload() {
+        let tree = Tree {
+            delegating: vec!["own.service".into()],
+            ..Tree::default()
+        };
+        let of = |path: &str| {
+            let found = place(format!("0::{path}\n").as_bytes(), &tree);
+            (found.path, found.lasting)
+        };
+        for (path, key, lasting) in [
+            (
+                "/system.slice/slurmstepd.scope/job_1001/step_0/user/task_0",
+                "/system.slice/slurmstepd.scope/job_1001",
+                "unit slurmstepd.scope/job_*",
+            ),
+            (
+                "/system.slice/slurmstepd.scope/s5AAAAAAAAAA00/step_0/user",
+                "/system.slice/slurmstepd.scope/s5AAAAAAAAAA00",
+                "unit slurmstepd.scope/*",
+            ),
+            (
+                "/system.slice/own.service/b.slice/c/d",
+                "/system.slice/own.service/b.slice/c",
+                "unit own.service/c",
+            ),
+            (
+                "/system.slice/own.service",
+                "/system.slice/own.service",
+                "unit own.service",
+            ),
+            (
+                "/system.slice/other.service/a/b",
+                "/system.slice/other.service",
+                "unit other.service",
+            ),
+            (
+                "/user.slice/user-1007.slice/user@1007.service/mine/inner",
+                "/user.slice/user-1007.slice/user@1007.service/mine",
+                "unit user@1007.service/mine",
+            ),
+        ] {
+            assert_eq!(of(path), (key.to_owned(), lasting.to_owned()), "{path}");
+        }
+    }
+
+    #[test]
+    fn jobs_of_a_manager_are_told_apart_where_only_resources_have_groups() {
+        let of = |text: &str| {
+            let found = place(text.as_bytes(), &TextOnly);
+            (found.path, found.lasting)
+        };
+        let job = |number: u32, step: u32| {
+            of(&format!(
+                "9:name=systemd:/system.slice/slurmd.service\n4:memory:/slurm/uid_1007/job_{number}/step_{step}/task_0\n"
+            ))
+        };
+        assert_eq!(job(1, 0), job(1, 1));
+        assert_ne!(job(1, 0).0, job(2, 0).0);
+        assert_eq!(job(1, 0).1, job(2, 0).1);
+        assert_eq!(job(1, 0).1, "unit slurmd.service/slurm/uid_1007/job_*");
+        // The manager itself, and a unit that is none.
+        for unit in ["slurmd.service", "web.service"] {
+            let resources = if unit == "web.service" { "/session/1" } else { "/" };
+            let text = format!("9:name=systemd:/system.slice/{unit}\n4:memory:{resources}\n");
+            assert_eq!(of(&text).0, format!("/system.slice/{unit}"));
+        }
+    }
+
+    #[test]
+    fn who_holds_a_place_is_told_by_its_path() {
+        let holder = |path: &str| at(path).holder;
+        let user = |user| Holder::Owner(Owner::User(user));
+        let tenant = |name: &str| Holder::Owner(Owner::Tenant(name.to_owned()));
+        let uid = "0f0f0f0f-1111-2222-3333-444444444444";
+        for (path, expected) in [
+            ("/system.slice/a.service".to_owned(), Holder::Machine),
+            (format!("/system.slice/docker-{ID}.scope"), Holder::Machine),
+            (format!("/kubepods/pod{uid}/{ID}"), tenant(&format!("pod:{uid}"))),
+            (
+                format!(
+                    "/kubepods.slice/kubepods-pod{}.slice/crio-{ID}.scope",
+                    uid.replace('-', "_")
+                ),
+                tenant(&format!("pod:{uid}")),
+            ),
+            (
+                "/machine.slice/machine-deb.scope".to_owned(),
+                tenant("machine:deb"),
+            ),
+            (
+                "/user.slice/user-1007.slice/session-3.scope".to_owned(),
+                user(1007),
+            ),
+            (
+                "/user.slice/user-0.slice/session-3.scope".to_owned(),
+                Holder::Machine,
+            ),
+            (
+                "/user.slice/user-1007.slice/user@1007.service/app.slice/x.service".to_owned(),
+                user(1007),
+            ),
+            ("/system.slice/slurmstepd.scope/job_1".to_owned(), Holder::Whoever),
+            ("/system.slice/cron.service".to_owned(), Holder::Whoever),
+            ("/jobs/1".to_owned(), Holder::Whoever),
+            (
+                "/user.slice/user-998.slice/session-3.scope".to_owned(),
+                Holder::Machine,
+            ),
+            ("/".to_owned(), Holder::Whoever),
+        ] {
+            assert_eq!(holder(&path), expected, "{path}");
         }
     }
 
     #[test]
     fn units_are_found_and_logins_are_not_units() {
-        let unit = |text: &str| match place(text.as_bytes()) {
-            Place::Unit { name, .. } => name,
-            other => format!("{other:?}"),
+        let look = |text: &str| place(text.as_bytes(), &TextOnly);
+        let unit = |text: &str| {
+            Some(look(text))
+                .filter(|p| p.kind == PlaceKind::Unit)
+                .map(|p| p.name)
         };
-        assert_eq!(unit("0::/system.slice/a.service\n"), "a.service");
-        assert_eq!(unit("0::/system.slice/a.service/inner\n"), "a.service");
+        assert_eq!(unit("0::/system.slice/a.service\n").as_deref(), Some("a.service"));
         assert_eq!(
-            unit("1:name=systemd:/system.slice/b.service\n0::/\n"),
-            "b.service"
+            unit("0::/system.slice/a.service/inner\n").as_deref(),
+            Some("a.service")
         );
         assert_eq!(
-            unit("0::/user.slice/user-1.slice/user@1.service/app.slice/c.service\n"),
-            "c.service"
+            unit("1:name=systemd:/system.slice/b.service\n0::/\n").as_deref(),
+            Some("b.service")
+        );
+        assert_eq!(
+            unit("0::/user.slice/user-1.slice/user@1.service/app.slice/c.service\n").as_deref(),
+            Some("c.service")
         );
         for none in [
             "0::/user.slice/user-1.slice/session-3.scope\n",
@@ -725,27 +677,14 @@ mod tests {
             "rubbish",
             "",
         ] {
-            assert_eq!(place(none.as_bytes()), Place::Nowhere, "{none}");
+            assert_eq!(look(none).kind, PlaceKind::Nowhere, "{none}");
         }
-        assert_eq!(place(b"0::/jobs/1\n"), Place::Cgroup("/jobs/1".into()));
-    }
-
-    #[test]
-    fn names_of_transient_units_are_one_across_runs() {
-        assert_eq!(
-            stable_unit_name("run-u17.service"),
-            stable_unit_name("run-u4711.service")
-        );
-        assert_eq!(stable_unit_name("app-firefox-123.scope"), "app-firefox-*.scope");
-        assert_eq!(
-            stable_unit_name("postgresql@15-main.service"),
-            "postgresql@15-main.service"
-        );
-        assert_eq!(stable_unit_name("run-backup.service"), "run-backup.service");
+        let plain = look("0::/jobs/1\n");
+        assert_eq!((plain.kind, plain.path.as_str()), (PlaceKind::Cgroup, "/jobs/1"));
     }
 
     fn arguments(list: &[&str]) -> u64 {
-        normalised_arguments(list.join("\0").as_bytes())
+        ArgumentHashes::of(list.join("\0").as_bytes()).lasting
     }
 
     #[test]
@@ -818,7 +757,10 @@ mod tests {
             ..member(11, 10, "/usr/bin/python3")
         };
         let other = Member {
-            arguments: 5,
+            arguments: ArgumentHashes {
+                lasting: 5,
+                former: 5,
+            },
             ..member(12, 10, "/usr/bin/python3")
         };
         assert_eq!(grouped(&[script, forked, other], 0), [vec![10, 11], vec![12]]);
@@ -843,11 +785,11 @@ mod tests {
             .map(|pid| member(pid, 1, &format!("/bin/p{pid}")))
             .collect();
         for m in all.iter_mut().take(8) {
-            m.place = Place::Cgroup("/all".into());
+            m.place = at("/all");
         }
         assert_eq!(grouped(&all, 0).len(), 10);
         for m in all.iter_mut().skip(3) {
-            m.place = Place::Nowhere;
+            m.place = Place::default();
         }
         assert_eq!(grouped(&all, 0)[0], [10, 11, 12]);
     }
@@ -879,34 +821,273 @@ mod tests {
         assert_eq!(grouped(&pair(segment(1 << 30, true)), 0).len(), 1);
     }
 
+    fn found(members: &[Member]) -> Vec<Workload> {
+        group(&members.iter().collect::<Vec<_>>(), 0)
+    }
+
     #[test]
-    fn units_of_two_users_with_one_name_have_two_ids() {
-        let unit = |user: u32| Place::Unit {
-            name: "web.service".into(),
-            slice: format!("/user-{user}"),
+    fn nobody_takes_the_name_of_roots_unit_and_users_units_have_two_ids() {
+        let unit = |pid: i32, path: &str| Member {
+            place: at(path),
+            ..member(pid, 1, "/bin/web")
         };
-        let all = [
+        let of_user = |user: u32| format!("/user.slice/user-{user}.slice/user@{user}.service/web.service");
+        let ids = |members: &[Member]| -> Vec<String> {
+            let mut all: Vec<(i32, String)> = found(members)
+                .iter()
+                .map(|w| (w.processes[0].pid, w.id.to_string()))
+                .collect();
+            all.sort();
+            all.into_iter().map(|(_, id)| id).collect()
+        };
+        let users = [unit(10, &of_user(1007)), unit(11, &of_user(1008))];
+        assert_eq!(ids(&users), ["web.service[10]", "web.service[11]"]);
+        let with_root = [unit(10, &of_user(1007)), unit(11, "/system.slice/web.service")];
+        assert_eq!(ids(&with_root), ["web.service[10]", "web.service"]);
+        let fingerprints: BTreeSet<Fingerprint> = found(&users)
+            .into_iter()
+            .chain(found(&with_root))
+            .map(|w| w.fingerprint)
+            .collect();
+        assert_eq!(fingerprints.len(), 3, "{fingerprints:?}");
+        // Nor by calling a group like a program.
+        let like_a_program = [
             Member {
-                place: unit(1),
+                place: at("/user.slice/user-1007.slice/user@1007.service/latency[11]"),
                 ..member(10, 1, "/bin/web")
             },
-            Member {
-                place: unit(2),
-                ..member(11, 1, "/bin/web")
-            },
+            member(11, 1, "/bin/latency"),
         ];
-        let refs: Vec<&Member> = all.iter().collect();
-        let ids: Vec<String> = group(&refs, 0).iter().map(|w| w.id.to_string()).collect();
-        assert_eq!(ids, ["web.service[10]", "web.service[11]"]);
+        assert_eq!(ids(&like_a_program)[1], "latency[11]");
+    }
+
+    #[test]
+    fn a_person_in_somebody_elses_unit_is_a_workload_of_his_own() {
+        let in_unit = |pid: i32, user: u32| Member {
+            user,
+            place: at("/system.slice/hub.service"),
+            ..member(pid, 1, "/bin/hub")
+        };
+        let all = found(&[
+            in_unit(10, 0),
+            in_unit(11, 33),
+            in_unit(12, 1007),
+            in_unit(13, 1008),
+        ]);
+        let told: Vec<(String, Owner, usize)> = all
+            .iter()
+            .map(|w| (w.id.to_string(), w.owner.clone(), w.processes.len()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("hub.service".to_owned(), Owner::Machine, 2),
+                ("hub.service/user-1007".to_owned(), Owner::User(1007), 1),
+                ("hub.service/user-1008".to_owned(), Owner::User(1008), 1),
+            ]
+        );
+        assert_eq!(all[0].others.iter().map(|p| p.pid).collect::<Vec<_>>(), [11]);
+    }
+
+    /// The victim's id, and the same cut to what is shown of it.
+    fn forged(victim: &str, tail: &str) -> String {
+        format!("{}{}", &victim[..12], &tail[..52])
+    }
+
+    proptest! {
+        #[test]
+        fn two_groups_are_never_one_workload_whatever_they_are_called(
+            victim in "[0-9a-f]{64}",
+            tail in "[0-9a-f]{64}",
+            prefix in prop::sample::select(vec!["docker-", "cri-containerd-", "crio-", "libpod-", "nerdctl-", ""]),
+            held in prop::sample::select(vec![
+                "/user.slice/user-1007.slice/user@1007.service",
+                "/user.slice/user-1007.slice/user@1007.service/app.slice",
+                "/batch/1007",
+            ]),
+            version_one in any::<bool>(),
+        ) {
+            let forged = forged(&victim, &tail);
+            let tree = Tree {
+                writers: [("/batch/1007".to_owned(), Writer::User(1007))].into(),
+                ..Tree::default()
+            };
+            let number = if version_one { "1:name=systemd" } else { "0:" };
+            let of = |path: String| place(format!("{number}:{path}\n").as_bytes(), &tree);
+            let theirs = Member {
+                place: of(format!("{held}/{prefix}{forged}.scope")),
+                user: 1007,
+                ..member(9, 1, "/bin/redis-server")
+            };
+            // A directory of the same name as the victim's own, too.
+            let twin = Member {
+                place: of(format!("{held}/{prefix}{victim}.scope")),
+                user: 1007,
+                ..member(10, 1, "/bin/redis-server")
+            };
+            let victims = Member {
+                place: of(format!("/system.slice/docker-{victim}.scope")),
+                ..member(11, 1, "/bin/redis-server")
+            };
+            let all = found(&[theirs, twin, victims]);
+            prop_assert_eq!(all.len(), 3);
+            let own = all.iter().find(|w| w.processes[0].pid == 11).unwrap();
+            prop_assert_eq!(own.id.to_string(), format!("docker-{}", &victim[..12]));
+            prop_assert_eq!(&own.owner, &Owner::Machine);
+            for other in all.iter().filter(|w| w.processes[0].pid != 11) {
+                prop_assert_eq!(&other.owner, &Owner::User(1007));
+                prop_assert_ne!(&other.fingerprint, &own.fingerprint);
+                prop_assert_ne!(&other.kind, &WorkloadKind::Container);
+            }
+        }
+
+        #[test]
+        fn what_lasts_of_a_group_is_the_same_in_the_next_run(
+            (first, second) in (run(), run()),
+            shape in 0..SHAPES,
+            own in "[a-z]{3,7}",
+        ) {
+            let of = |run: &Run| at(&run.path(shape, &own)).lasting;
+            prop_assert_eq!(of(&first), of(&second));
+            // What a person chose stays: two programs are told apart.
+            let other = at(&first.path(shape, &format!("{own}x"))).lasting;
+            if !NAMELESS.contains(&shape) {
+                prop_assert_ne!(of(&first), other);
+            }
+        }
+
+        #[test]
+        fn what_lasts_of_arguments_is_the_same_in_the_next_run(
+            (first, second) in (run(), run()),
+            own in "[a-z]{3,9}",
+        ) {
+            let of = |run: &Run, own: &str| arguments(&run.arguments(own).iter().map(String::as_str).collect::<Vec<_>>());
+            prop_assert_eq!(of(&first, &own), of(&second, &own));
+            prop_assert_ne!(of(&first, &own), of(&first, &format!("{own}x")));
+        }
+
+        #[test]
+        fn names_and_ports_that_a_person_chose_stay(
+            base in "[a-z]{2,9}",
+            one in 1u32..32_768,
+            two in 1u32..32_768,
+        ) {
+            prop_assume!(one != two);
+            let service = |n: u32| at(&format!("/system.slice/{base}@{n}-main.service")).lasting;
+            prop_assert_eq!(service(one), format!("unit {base}@{one}-main.service"));
+            prop_assert_ne!(service(one), service(two));
+            let port = |n: u32| arguments(&["server", "--port", &n.to_string(), &format!("*:{n}")]);
+            prop_assert_ne!(port(one), port(two));
+            // History of the version before is found again.
+            let hashes = ArgumentHashes::of(format!("server\0--port\0{one}").as_bytes());
+            prop_assert_eq!(hashes.lasting, hashes.former);
+        }
+    }
+
+    /// What one run invents.
+    #[derive(Clone, Debug)]
+    struct Run {
+        uuid: String,
+        hex: String,
+        number: u32,
+        pid: u32,
+        time: u64,
+        port: u32,
+        token: String,
+    }
+
+    fn run() -> impl Strategy<Value = Run> {
+        (
+            "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+            "[0-9a-f]{32}",
+            1u32..100_000,
+            100u32..4_194_304,
+            1_600_000_000u64..1_999_999_999,
+            32_768u32..=60_999,
+            "[A-Z][0-9][A-Z]{3}[0-9][A-Z]{4}",
+        )
+            .prop_map(|(uuid, hex, number, pid, time, port, token)| Run {
+                uuid,
+                hex,
+                number,
+                pid,
+                time,
+                port,
+                token,
+            })
+    }
+
+    const SHAPES: usize = 16;
+    /// Those whose workload has no part that a person chose.
+    const NAMELESS: [usize; 4] = [3, 9, 11, 12];
+
+    impl Run {
+        fn path(&self, shape: usize, own: &str) -> String {
+            let Self {
+                uuid,
+                hex,
+                number,
+                pid,
+                time,
+                token,
+                ..
+            } = self;
+            match shape {
+                0 => format!("/machine.slice/machine-qemu\\x2d{number}\\x2d{own}.scope"),
+                1 => format!("/ecs/{own}/{hex}/{hex}-{time}"),
+                2 => format!("/nomad.slice/share.slice/{uuid}.{own}.scope"),
+                3 => format!("/system.slice/slurmstepd.scope/job_{number}/step_{own}"),
+                4 => format!("/batch/{own}/job_{number}/task_{pid}"),
+                5 => format!("/{own}/jobs/{number}"),
+                6 => format!("/app.slice/snap.{own}.{own}-{uuid}.scope"),
+                7 => format!("/system.slice/{own}-{uuid}.service"),
+                8 => format!("/yarn/{own}/container_{time}_{number}_01_{pid}"),
+                9 => format!("/system.slice/slurmstepd.scope/s{token}{token}/step_0"),
+                10 => format!("/{own}/{time}"),
+                11 => "/system.slice/run-u17.service".replace("17", &number.to_string()),
+                12 => format!("/system.slice/run-r{hex}.scope"),
+                13 => {
+                    format!("/user.slice/user-1007.slice/user@1007.service/app.slice/app-{own}-{pid}.scope")
+                }
+                14 => format!("/system.slice/dbus-:1.{number}-org.{own}@{number}.service"),
+                _ => format!("/{own}/pod{}/{own}", uuid.replace('-', "_")),
+            }
+        }
+
+        fn arguments(&self, own: &str) -> Vec<String> {
+            let Self {
+                uuid,
+                hex,
+                number,
+                pid,
+                time,
+                port,
+                ..
+            } = self;
+            vec![
+                own.to_owned(),
+                format!("-uuid={uuid}"),
+                format!("socket,path=/var/lib/libvirt/qemu/domain-{number}-{own}/monitor.sock,fd={pid}"),
+                format!("--task={uuid}.{own}"),
+                format!("/opt/{hex}/{own}"),
+                format!("--started={time}"),
+                "--pid".to_owned(),
+                pid.to_string(),
+                format!("--peer=127.0.0.1:{port}"),
+                "--port".to_owned(),
+                port.to_string(),
+                format!("/tmp/{own}-{time}/x"),
+            ]
+        }
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "[a-z0-9/.:=@-]{0,80}") {
-            let _ = place(&bytes);
-            let _ = place(format!("0::/{text}").as_bytes());
-            let _ = normalised_arguments(&bytes);
-            let _ = normalised_arguments(text.as_bytes());
+            let _ = place(&bytes, &TextOnly);
+            let _ = place(format!("0::/{text}").as_bytes(), &TextOnly);
+            let _ = ArgumentHashes::of(&bytes);
+            let _ = ArgumentHashes::of(text.as_bytes());
         }
 
         #[test]
@@ -918,7 +1099,7 @@ mod tests {
                 .enumerate()
                 .map(|(i, (parent, exe, stack, place))| Member {
                     start_stack: *stack,
-                    place: if *place == 0 { Place::Cgroup("/c".into()) } else { Place::Nowhere },
+                    place: if *place == 0 { at("/c") } else { Place::default() },
                     ..member(i as i32 + 10, *parent as i32 + 10, &format!("/bin/{exe}"))
                 })
                 .collect();

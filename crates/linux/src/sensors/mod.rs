@@ -6,6 +6,7 @@ pub mod choice;
 pub mod counters;
 pub mod files;
 pub mod group_memory;
+pub mod group_view;
 pub mod grouping;
 pub mod gzip;
 pub mod host;

@@ -19,6 +19,7 @@ use super::bytes::{fingerprint, hexadecimal, lines, number, signed, words};
 use super::choice;
 use super::counters::others::{self, Profiler};
 use super::files::{Directory, ProcessFile};
+use super::group_view::GroupView;
 use super::grouping::{self, Member, Segment};
 use super::reader::{self, Reader};
 use super::{host, tuners};
@@ -258,7 +259,7 @@ struct Entry {
 /// What a process tells about itself in memory of its own; the kernel reads it under the process's `mmap_lock`.
 struct Told {
     /// Hash of the arguments, and the tuner they name; `None` when they could not be read.
-    arguments: Option<(u64, Option<&'static str>)>,
+    arguments: Option<(grouping::ArgumentHashes, Option<&'static str>)>,
     choice: homeostat_model::OperatorChoice,
     /// The largest shared segment, when it was looked for.
     segment: Option<Option<Segment>>,
@@ -273,7 +274,7 @@ impl Told {
             .ok()
             .map(|text| {
                 let first: Vec<&[u8]> = text.split(|&b| b == 0).take(8).collect();
-                (grouping::normalised_arguments(text), tuners::by_argument(&first))
+                (grouping::ArgumentHashes::of(text), tuners::by_argument(&first))
             });
         let environment = proc.read(
             ProcessFile::new(pid, "environ").name(),
@@ -327,6 +328,7 @@ pub struct ProcessTable {
     root: Root,
     /// Shared with the thread that reads what may block.
     proc: Arc<Directory>,
+    groups: GroupView,
     reader: Reader,
     own: i32,
     tick: u64,
@@ -371,6 +373,7 @@ impl ProcessTable {
             0
         };
         Ok(Self {
+            groups: GroupView::new(root.clone()),
             root,
             proc: Arc::new(proc),
             reader: Reader::default(),
@@ -401,6 +404,9 @@ impl ProcessTable {
     /// `Unsupported` when `/proc` can no longer be listed.
     pub fn pass(&mut self, uptime: Nanoseconds) -> Result<(), PlatformError> {
         self.passes += 1;
+        if self.passes.is_multiple_of(IDENTIFY_ANYWAY) {
+            self.groups.forget();
+        }
         self.cost = PassCost::default();
         self.list().map_err(|e| PlatformError::Unsupported {
             what: format!("listing {}", self.root.path("/proc").display()),
@@ -618,7 +624,7 @@ impl ProcessTable {
                 .clone_into(&mut entry.member.executable);
         }
         if let Ok(text) = proc.read(ProcessFile::new(pid, "cgroup").name(), buffer, TEXT_MAX) {
-            entry.member.place = grouping::place(text);
+            entry.member.place = grouping::place(text, &self.groups);
         }
         let mut tuned = Vec::new();
         if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, TEXT_MAX)
@@ -952,7 +958,7 @@ impl Entry {
 /// The name of a process as text of one line. Programs choose it, and it becomes part of the names of workloads, which
 /// stand in tables and logs: what is not text, and what ends a line or moves a cursor, becomes U+FFFD.
 /// A process may also call itself nothing, or blanks: it gets a name that is seen.
-fn one_line(name: &[u8]) -> String {
+pub(super) fn one_line(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     if name.trim().is_empty() {
         return "?".to_owned();

@@ -54,6 +54,9 @@ fn workload(name: &str, pids: &[u32]) -> Workload {
     Workload {
         id: WorkloadId::from(name),
         kind: WorkloadKind::ProcessGroup,
+        former: None,
+        owner: homeostat_model::Owner::Machine,
+        others: Vec::new(),
         fingerprint: Fingerprint::from(name),
         program: name.to_owned(),
         executable,

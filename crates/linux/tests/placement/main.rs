@@ -39,6 +39,9 @@ impl Hands {
         let workload = Workload {
             id: "victim".into(),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::new("victim"),
             program: "victim".into(),
             executable: String::new(),

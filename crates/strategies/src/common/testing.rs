@@ -148,6 +148,9 @@ impl Scene {
             workload: Workload {
                 id: "w".into(),
                 kind: WorkloadKind::ProcessGroup,
+                former: None,
+                owner: homeostat_model::Owner::Machine,
+                others: Vec::new(),
                 fingerprint: Fingerprint::new("w"),
                 program: "w".into(),
                 executable: "/w".into(),

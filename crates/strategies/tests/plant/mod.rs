@@ -390,6 +390,9 @@ impl Plant {
         let workload = |name: &str, pid: i32, tuned: Vec<String>| Workload {
             id: id_of(name, pid),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::new(name),
             program: name.into(),
             executable: name.into(),

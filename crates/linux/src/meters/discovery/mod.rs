@@ -610,6 +610,9 @@ mod tests {
         Workload {
             id: "x".into(),
             kind: homeostat_model::WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: homeostat_model::Fingerprint::new("x"),
             program: "x".into(),
             executable: String::new(),

@@ -137,6 +137,9 @@ impl Busy {
         Workload {
             id: WorkloadId::from("busy"),
             kind: WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: Fingerprint::from("busy"),
             program: "sh".into(),
             executable: "/bin/sh".into(),

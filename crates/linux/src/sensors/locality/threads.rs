@@ -669,6 +669,9 @@ current_node=0, numa_group_id=0\n";
         Workload {
             id: "w".into(),
             kind: homeostat_model::WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: homeostat_model::Fingerprint::new("w"),
             program: "w".into(),
             executable: String::new(),

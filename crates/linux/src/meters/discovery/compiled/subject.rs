@@ -471,6 +471,9 @@ int main(void)
         let workload = Workload {
             id: "x".into(),
             kind: homeostat_model::WorkloadKind::ProcessGroup,
+            former: None,
+            owner: homeostat_model::Owner::Machine,
+            others: Vec::new(),
             fingerprint: homeostat_model::Fingerprint::new("x"),
             program: "made".into(),
             executable: String::new(),
