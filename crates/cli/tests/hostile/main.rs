@@ -14,6 +14,7 @@ mod plant;
 mod s0_control;
 mod s1_mounts;
 mod s2_elf;
+mod s3_identity;
 mod s6_sockets;
 mod s7_journal;
 mod s8_small;
