@@ -952,11 +952,15 @@ impl Engine {
                 rule.pattern
             ));
         }
-        workload
-            .choice
-            .never
-            .as_ref()
-            .map(|by| format!("left alone: {by}"))
+        if let Some(by) = &workload.choice.never {
+            return Some(format!("left alone: {by}"));
+        }
+        let said_always = workload.choice.always.is_some() || self.rule(workload).is_some_and(|r| r.always);
+        let why = workload.choice.unknown.as_ref().filter(|_| !said_always)?;
+        Some(format!(
+            "left alone: whether a person opted it out is not known: {why}; a rule in the configuration with always = true, or \
+             Environment=HOMEOSTAT=always in its unit, allows changes"
+        ))
     }
 
     fn rule(&self, workload: &Workload) -> Option<&crate::policy::WorkloadRule> {

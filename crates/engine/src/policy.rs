@@ -43,7 +43,7 @@ pub struct WorkloadRule {
     pub pattern: String,
     /// Leave it alone.
     pub never: bool,
-    /// Skip the age and size floors.
+    /// Skip the age and size floors, and allow changes where the workload's own choice cannot be read.
     pub always: bool,
     /// Strategy id to on/off.
     pub strategies: BTreeMap<String, bool>,

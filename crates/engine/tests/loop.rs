@@ -279,6 +279,8 @@ struct Plant {
     spans: Option<Spanned>,
     /// A person wants it left alone.
     excluded: bool,
+    /// Nobody can tell whether a person excluded it.
+    unread: bool,
     /// How often its main process has executed a program.
     executions: u32,
     /// When that process began.
@@ -326,6 +328,7 @@ fn plant(name: &'static str, gain: f64) -> Plant {
         offered: false,
         spans: None,
         excluded: false,
+        unread: false,
         executions: 1,
         started: 1,
         owner: Owner::Machine,
@@ -894,6 +897,7 @@ impl World {
                     never: p
                         .excluded
                         .then(|| "HOMEOSTAT=never in its environment".to_owned()),
+                    unknown: p.unread.then(|| "its environment is overwritten".to_owned()),
                     ..OperatorChoice::default()
                 },
             });
@@ -4310,4 +4314,39 @@ fn what_was_refused_for_a_lost_meter_is_tried_when_that_is_read_again() {
     assert_eq!(order, ["base", "upon"], "{:#?}", world.stories);
     assert!(world.records.iter().all(|r| r.verdict == Some(Verdict::Accepted)));
     assert_eq!(world.engine.view().in_force.len(), 2);
+}
+
+#[test]
+fn a_program_whose_choice_cannot_be_read_is_left_alone_unless_a_rule_says_always() {
+    let of = |always: bool| {
+        let gains = Plant {
+            gains: vec![("common", 0.20, 2.0)],
+            unread: true,
+            ..plant("good", 0.0)
+        };
+        let rule = WorkloadRule {
+            pattern: "good".into(),
+            always,
+            ..WorkloadRule::default()
+        };
+        let policy = Policy {
+            workloads: vec![rule],
+            ..policy()
+        };
+        let mut world = World::with(
+            vec![Box::new(custom("common", vec![cpus(0..2)]))],
+            vec![gains],
+            policy,
+            Memory::default(),
+        );
+        world.run(400);
+        world
+    };
+    let world = of(false);
+    assert!(world.on.is_empty() && !world.stories.iter().any(|s| s.contains("trying")));
+    let says = |s: &String| {
+        s.contains("is not known: its environment is overwritten") && s.contains("always = true")
+    };
+    assert!(world.stories.iter().any(says), "{:#?}", world.stories);
+    assert_eq!(of(true).verdict("good"), Verdict::Accepted);
 }

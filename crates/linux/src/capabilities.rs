@@ -10,6 +10,7 @@ use crate::effectors::prefetch::control::{self, Obstacle};
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
+use crate::sensors::regions::gives_large_pages_to_all;
 use crate::sensors::{files, memory_settings, pressure, topology};
 use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
 use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
@@ -111,6 +112,7 @@ pub fn probe(root: &Root, machine: &Machine) -> Probed {
     list.event_sources(root);
     list.settings(root, machine);
     list.surroundings(root, machine);
+    list.choices(root, machine);
     list.capabilities.sort_by(|a, b| a.id.cmp(&b.id));
     Probed {
         capabilities: list.capabilities,
@@ -149,6 +151,67 @@ impl List {
             None => Seen::new(Missing, format!("{path} is absent or unreadable"), remedy),
         };
         self.add(id, cost, seen);
+    }
+
+    /// Choices of people that this kernel does not show, each with the kernel that matters and another way to say it.
+    fn choices(&mut self, root: &Root, machine: &Machine) {
+        let release = machine.kernel.as_str();
+        let at_least = |version: (u32, u32)| kernel_version(release).is_some_and(|own| own >= version);
+        let seen = if !at_least((6, 18)) {
+            Seen::new(
+                Available,
+                format!("Linux {release} has no such choice (6.18 brought it)"),
+                "",
+            )
+        } else if gives_large_pages_to_all(root) {
+            Seen::new(
+                Available,
+                "transparent huge pages are given to all (enabled = always): THPeligible shows who refused them",
+                "",
+            )
+        } else {
+            Seen::new(
+                Missing,
+                format!(
+                    "Linux {release} shows PR_THP_DISABLE_EXCEPT_ADVISED only where enabled = always; MemoryTHP= is read from the \
+                     files of units"
+                ),
+                "set MemoryTHP= in the unit, or HOMEOSTAT_STRATEGIES=large_pages=off, where memory must stay on small pages",
+            )
+        };
+        self.add(
+            "choices.thp_except_advised",
+            "a program that asked by prctl for large pages only where it advises them is not recognised",
+            seen,
+        );
+        let seen = if at_least((5, 0)) || !root.is_live() {
+            Seen::new(Available, "THP_enabled in /proc/PID/status shows it", "")
+        } else {
+            Seen::new(
+                Missing,
+                format!("Linux {release} does not show PR_SET_THP_DISABLE in /proc/PID/status (5.0 does)"),
+                "set HOMEOSTAT_STRATEGIES=large_pages=off where large pages are refused by prctl",
+            )
+        };
+        self.add(
+            "choices.thp_disable",
+            "a program that switched large pages off by prctl is not recognised",
+            seen,
+        );
+        let seen = if at_least((5, 7)) {
+            Seen::new(Available, "control groups keep the attribute user.homeostat", "")
+        } else {
+            Seen::new(
+                Missing,
+                format!("control groups of Linux {release} keep no attributes of users (those of 5.7 do)"),
+                "set Environment=HOMEOSTAT=never in the unit, or a rule in the configuration",
+            )
+        };
+        self.add(
+            "choices.control_group",
+            "nobody can opt out by an attribute of a control group",
+            seen,
+        );
     }
 
     fn conversion(&mut self, root: &Root) {
@@ -1079,6 +1142,12 @@ fn probe_locality(root: &Root, machine: &Machine) -> Seen {
             "run a kernel with CONFIG_NUMA and CONFIG_MIGRATION",
         ),
     }
+}
+
+/// Major and minor number of a kernel's release.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(['.', '-']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn captured() -> Seen {

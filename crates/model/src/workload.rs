@@ -52,6 +52,9 @@ pub struct OperatorChoice {
     pub never: Option<String>,
     /// `HOMEOSTAT=always`: skip the age and size floors. Holds where the choice was made.
     pub always: Option<String>,
+    /// Why nobody can tell whether `never` was said; `None` where that is known. The workload is left alone meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
     /// `HOMEOSTAT_STRATEGIES=large_pages=off,…`: strategy id to on/off.
     pub strategies: BTreeMap<String, bool>,
     /// Settings that a person or another tool made on this workload and that homeostat must respect,

@@ -316,6 +316,7 @@ fn workload_of(world: &World, p: usize, program: &Program, alive: &Alive) -> Wor
             always: choice
                 .is_some_and(|c| c.always)
                 .then(|| "HOMEOSTAT=always in its environment".to_owned()),
+            unknown: None,
             strategies: choice.map(|c| c.strategies.clone()).unwrap_or_default(),
             tuned,
         },

@@ -259,7 +259,8 @@ impl Strategy for LargePages {
             let memory = seen.memory?;
             let process = memory.disabled.first()?;
             Some(format!(
-                "large pages were switched off for process {process} (PR_SET_THP_DISABLE)"
+                "large pages were switched off for process {process} (PR_SET_THP_DISABLE, MemoryTHP=), or its status could not \
+                 be read whole"
             ))
         })
     }
@@ -278,8 +279,17 @@ fn size_name(bytes: Bytes) -> String {
     }
 }
 
-/// The choice of a person that forbids large pages for the whole host.
+/// The choice of a person that forbids large pages, for the workload or for the whole host.
 fn switched_off(seen: &Seen<'_>) -> Option<String> {
+    if let Some(set) = seen
+        .workload
+        .choice
+        .tuned
+        .iter()
+        .find(|t| t.starts_with("MemoryTHP="))
+    {
+        return Some(format!("large pages were switched off by a person: {set}"));
+    }
     let settings = &seen.machine_sample.huge_pages;
     (settings.enabled.0 == "never").then(|| {
         let set = match settings.enabled_set_by.as_deref() {
@@ -701,6 +711,14 @@ mod tests {
         regions: Vec<MemoryRegion>,
         change: impl FnOnce(&mut MachineSample, &mut MemoryMap, &mut Load),
     ) -> Opinion {
+        opinion_where(&[], regions, change)
+    }
+
+    fn opinion_where(
+        tuned: &[&str],
+        regions: Vec<MemoryRegion>,
+        change: impl FnOnce(&mut MachineSample, &mut MemoryMap, &mut Load),
+    ) -> Opinion {
         let machine = machine();
         let mut sample = MachineSample::default();
         sample.huge_pages.enabled = PageSizeSetting("madvise".into());
@@ -728,7 +746,10 @@ mod tests {
             program: "w".into(),
             executable: "/w".into(),
             processes: vec![PROCESS],
-            choice: OperatorChoice::default(),
+            choice: OperatorChoice {
+                tuned: tuned.iter().map(|t| (*t).to_owned()).collect(),
+                ..OperatorChoice::default()
+            },
         };
         let workload_sample = WorkloadSample {
             id: "w".into(),
@@ -826,6 +847,9 @@ mod tests {
             .contains("never")
         );
         assert!(reason(opinion(vec![region(64)], |_, m, _| m.disabled.push(PROCESS))).contains("MemoryTHP"));
+        let by_unit = "MemoryTHP=madvise in /etc/systemd/system/x.service.d/y.conf";
+        let opinion = opinion_where(&[by_unit], vec![region(64)], |_, _, _| {});
+        assert!(reason(opinion).contains("by a person: MemoryTHP=madvise"));
     }
 
     #[test]

@@ -57,6 +57,11 @@ use std::time::Duration;
 /// Longest wait of an orderly end for breakpoints to be taken out.
 const TAKEN_OFF_MAX: Duration = Duration::from_secs(10);
 
+/// Whether a process has mapped only memory and storage that nobody else answers for, so that reading it waits for nobody.
+pub(crate) fn maps_only_its_own(root: &Root, process: homeostat_model::ProcessId) -> bool {
+    concern::storage::own_memory(root, process).is_ok()
+}
+
 /// Why progress points are not used now unless a person asks for them: somebody is on the machine who is not trusted with them.
 pub(crate) fn why_no_points(root: &Root) -> Option<String> {
     strangers::Strangers::default().why_not(root, std::time::Instant::now())

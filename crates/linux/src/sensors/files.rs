@@ -16,6 +16,41 @@ pub const LARGE_FILE_MAX: usize = 4 * 1024 * 1024;
 /// Most entries of a directory that are looked at.
 pub const DIRECTORY_MAX: usize = 100_000;
 
+/// What a bounded read found. A text that was cut is not the whole text, and nothing may be concluded from what it lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a text that was cut must not be taken for the whole"]
+pub struct Text<'b> {
+    bytes: &'b [u8],
+    cut: bool,
+}
+
+impl<'b> Text<'b> {
+    /// A text to its end.
+    pub fn whole_of(bytes: &'b [u8]) -> Self {
+        Self { bytes, cut: false }
+    }
+
+    /// A text of which this is the beginning only.
+    pub fn cut(bytes: &'b [u8]) -> Self {
+        Self { bytes, cut: true }
+    }
+
+    /// The text, unless it was cut.
+    pub fn whole(self) -> Option<&'b [u8]> {
+        (!self.cut).then_some(self.bytes)
+    }
+
+    /// As much of the text as was read: only for what the beginning says, or for lines one by one.
+    pub fn beginning(self) -> &'b [u8] {
+        self.bytes
+    }
+
+    /// Whether there was more.
+    pub fn is_cut(self) -> bool {
+        self.cut
+    }
+}
+
 /// A directory that stays open, so that files in it are found without walking the path again.
 #[derive(Debug)]
 pub struct Directory(OwnedFd);
@@ -49,7 +84,7 @@ impl Directory {
         relative: &CStr,
         buffer: &'b mut Vec<u8>,
         limit: usize,
-    ) -> Result<&'b [u8], Errno> {
+    ) -> Result<Text<'b>, Errno> {
         let fd = rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         read_all(fd.as_fd(), buffer, limit)
     }
@@ -68,7 +103,7 @@ impl Directory {
     /// it whole or not at all, so asking for its end would be a wasted call per process.
     ///
     /// # Errors
-    /// As [`Directory::read`].
+    /// As [`Directory::read`]; `FBIG` for a file that is no such record.
     pub fn read_record<'b>(&self, relative: &CStr, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Errno> {
         /// Longer than any such record: `stat` has 52 numbers of at most 20 digits.
         const RECORD_MAX: usize = 2048;
@@ -76,7 +111,10 @@ impl Directory {
         if buffer.len() < RECORD_MAX {
             buffer.resize(RECORD_MAX, 0);
         }
-        let n = rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut buffer[..]))?;
+        let n = rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut buffer[..RECORD_MAX]))?;
+        if n == RECORD_MAX {
+            return Err(Errno::FBIG);
+        }
         Ok(buffer.get(..n).unwrap_or_default())
     }
 }
@@ -89,25 +127,22 @@ impl From<OwnedFd> for Directory {
 }
 
 /// Reads from the start of an open file until its end or `limit`.
-fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Result<&'b [u8], Errno> {
-    let used = fill(buffer, limit, |room, _| rustix::io::read(fd, room))?;
-    Ok(buffer.get(..used).unwrap_or_default())
+fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Result<Text<'b>, Errno> {
+    fill(buffer, limit, |room, _| rustix::io::read(fd, room))
 }
 
 /// Fills the buffer, which grows as it needs to, by `read` (into which room, from which position) until there is nothing
-/// more or `limit` bytes are there. Returns how many are.
-fn fill(
-    buffer: &mut Vec<u8>,
+/// more or more than `limit` bytes are there.
+fn fill<'b>(
+    buffer: &'b mut Vec<u8>,
     limit: usize,
     mut read: impl FnMut(&mut [u8], usize) -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
+) -> Result<Text<'b>, Errno> {
     let mut used = 0;
-    loop {
+    // The byte after the limit tells a file that ends there from one that goes on.
+    while used <= limit {
         if used == buffer.len() {
-            if used >= limit {
-                break;
-            }
-            let larger = (used * 2).max(1024).min(limit);
+            let larger = (used * 2).max(1024).min(limit.saturating_add(1));
             buffer.resize(larger, 0);
         }
         let Some(room) = buffer.get_mut(used..) else { break };
@@ -117,11 +152,12 @@ fn fill(
             Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }
-        if used >= limit {
-            break;
-        }
     }
-    Ok(used.min(limit))
+    let bytes = buffer.get(..used.min(limit)).unwrap_or_default();
+    Ok(Text {
+        bytes,
+        cut: used > limit,
+    })
 }
 
 /// A file that is read again and again. It stays open: reading it anew takes no memory, neither ours nor, but for what the
@@ -149,7 +185,7 @@ impl Kept {
         &self.path
     }
 
-    /// Reads it from its beginning into `buffer`, at most `limit` bytes; `None` when it is absent or unreadable. The buffer
+    /// Reads it from its beginning into `buffer`; `None` when it is absent, unreadable or longer than `limit` bytes. The buffer
     /// grows to what the file needed and is kept by the caller, so a steady state allocates nothing.
     pub fn read<'b>(&mut self, buffer: &'b mut Vec<u8>, limit: usize) -> Option<&'b [u8]> {
         if self.open.is_none() {
@@ -164,7 +200,7 @@ impl Kept {
         if outcome.is_err() || !self.stays {
             self.open = None;
         }
-        buffer.get(..outcome.ok()?)
+        outcome.ok()?.whole()
     }
 }
 
@@ -225,7 +261,7 @@ impl NumberedFile {
     }
 }
 
-/// Reads a file below the root whole, at most `limit` bytes; `None` when it is absent or unreadable.
+/// Reads a file below the root whole; `None` when it is absent, unreadable or longer than `limit` bytes.
 pub fn bytes(root: &Root, absolute: &str, limit: usize) -> Option<Vec<u8>> {
     read(root, absolute, limit).ok()
 }
@@ -233,7 +269,7 @@ pub fn bytes(root: &Root, absolute: &str, limit: usize) -> Option<Vec<u8>> {
 /// As [`bytes`], for who wants to know why.
 ///
 /// # Errors
-/// As `open(2)` and `read(2)`.
+/// As `open(2)` and `read(2)`; `FBIG` where the file is longer than `limit` bytes.
 pub fn read(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Errno> {
     let fd = rustix::fs::open(
         root.path(absolute),
@@ -241,7 +277,8 @@ pub fn read(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Errno>
         Mode::empty(),
     )?;
     let mut buffer = Vec::new();
-    let used = read_all(fd.as_fd(), &mut buffer, limit)?.len();
+    let used = read_all(fd.as_fd(), &mut buffer, limit)?;
+    let used = used.whole().ok_or(Errno::FBIG)?.len();
     buffer.truncate(used);
     Ok(buffer)
 }
@@ -307,18 +344,28 @@ mod tests {
     }
 
     #[test]
-    fn reading_stops_at_the_limit_and_reuses_the_buffer() {
+    fn reading_stops_at_the_limit_says_so_and_reuses_the_buffer() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), vec![b'a'; 10_000]).unwrap();
         let d = Directory::open(dir.path()).unwrap();
         let mut buffer = Vec::new();
-        assert_eq!(d.read(c"f", &mut buffer, 5000).unwrap().len(), 5000);
-        assert_eq!(d.read(c"f", &mut buffer, 100_000).unwrap().len(), 10_000);
+        let cut = d.read(c"f", &mut buffer, 5000).unwrap();
+        assert!(cut.is_cut() && cut.whole().is_none() && cut.beginning().len() == 5000);
+        let length = |text: Text<'_>| text.whole().map(<[u8]>::len);
+        assert_eq!(length(d.read(c"f", &mut buffer, 100_000).unwrap()), Some(10_000));
         let capacity = buffer.capacity();
-        assert_eq!(d.read(c"f", &mut buffer, 100_000).unwrap().len(), 10_000);
+        assert_eq!(length(d.read(c"f", &mut buffer, 100_000).unwrap()), Some(10_000));
         assert_eq!(buffer.capacity(), capacity);
-        assert_eq!(d.read(c"f", &mut Vec::new(), 10).unwrap().len(), 10);
-        assert_eq!(d.read_record(c"f", &mut Vec::new()).unwrap().len(), 2048);
+        // A limit of just its length.
+        assert_eq!(
+            length(d.read(c"f", &mut Vec::new(), 10_000).unwrap()),
+            Some(10_000)
+        );
+        assert_eq!(length(d.read(c"f", &mut Vec::new(), 9_999).unwrap()), None);
+        let root = Root::new(dir.path());
+        assert_eq!(read(&root, "/f", 9_999), Err(Errno::FBIG));
+        assert_eq!(bytes(&root, "/f", 10_000).map(|b| b.len()), Some(10_000));
+        assert_eq!(d.read_record(c"f", &mut Vec::new()), Err(Errno::FBIG));
         assert_eq!(d.read(c"absent", &mut buffer, 10).unwrap_err(), Errno::NOENT);
     }
 
@@ -334,7 +381,7 @@ mod tests {
             std::fs::write(dir.path().join("new"), text).unwrap();
             std::fs::rename(dir.path().join("new"), &file).unwrap();
             assert_eq!(kept.read(&mut buffer, 10), Some(text.as_bytes()));
-            assert_eq!(kept.read(&mut buffer, 2), Some(&text.as_bytes()[..2]));
+            assert_eq!(kept.read(&mut buffer, 2), None, "it is longer");
         }
         // The running machine: one that stays open.
         let mut kept = Kept::new(&Root::default(), file.to_str().unwrap());

@@ -92,7 +92,8 @@ pub struct Member {
 }
 
 impl Member {
-    fn id(&self) -> ProcessId {
+    /// Which process it is.
+    pub fn process(&self) -> ProcessId {
         ProcessId {
             pid: self.pid,
             start_ticks: self.start_ticks,
@@ -421,8 +422,13 @@ fn finish(mut groups: Vec<Group<'_>>) -> Vec<Workload> {
             former: is_known_by_another.then(|| fingerprint(main.arguments.former)),
             program: main.program.clone(),
             executable: main.executable.clone(),
-            processes: group.members.iter().map(|m| m.id()).collect(),
-            others: group.members.iter().filter(belongs).map(|m| m.id()).collect(),
+            processes: group.members.iter().map(|m| m.process()).collect(),
+            others: group
+                .members
+                .iter()
+                .filter(belongs)
+                .map(|m| m.process())
+                .collect(),
             owner,
             choice: all,
         });

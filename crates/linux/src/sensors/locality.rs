@@ -306,7 +306,7 @@ impl LocalitySensor {
             .filter_map(|process| {
                 let status =
                     regions::read_of(&self.root, *process, "status", &mut buffer, files::SMALL_FILE_MAX)?;
-                Some((*process, Resident::parse(status)?))
+                Some((*process, Resident::parse(status.whole()?)?))
             })
             .collect()
     }
@@ -562,7 +562,7 @@ fn fault(error: MemoryError, workload: &Workload) -> PlatformError {
         MemoryError::Vanished => PlatformError::Vanished {
             target: workload.id.to_string(),
         },
-        MemoryError::NoNuma | MemoryError::Captured => PlatformError::Unsupported {
+        MemoryError::NoNuma | MemoryError::Captured | MemoryError::TooLong => PlatformError::Unsupported {
             what,
             why: error.to_string(),
         },

@@ -16,13 +16,14 @@
 //! (SIGCHLD ignored), or that was inherited by the init, takes its last fraction of an interval with it.
 
 use super::bytes::{fingerprint, hexadecimal, lines, number, signed, words};
-use super::choice;
+use super::choice::{self, Said, Unknown};
 use super::counters::others::{self, Profiler};
-use super::files::{Directory, ProcessFile};
+use super::elsewhere::Elsewhere;
+use super::files::{Directory, ProcessFile, SMALL_FILE_MAX, Text};
 use super::group_view::GroupView;
 use super::grouping::{self, Member, Segment};
 use super::reader::{self, Reader};
-use super::{host, tuners};
+use super::{host, live_environment, tuners};
 use crate::Root;
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::{Bytes, Nanoseconds, ProcessId, Workload, WorkloadId, WorkloadSample};
@@ -32,6 +33,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most processes that are kept (`pid_max` of a 64-bit kernel is 4,194,304; a machine with more than this number of
 /// processes is seen in part).
@@ -46,6 +48,8 @@ const MAPS_MAX: usize = 1024 * 1024;
 const READ_ANYWAY: u64 = 16;
 /// Every how many passes the identity of a process that runs is read again (a unit may be moved to a cgroup).
 const IDENTIFY_ANYWAY: u64 = 32;
+/// An environment that says nothing is read at so many passes one after another: the parent may have been read after the child.
+const ASKED_MAX: u32 = 3;
 /// Up to this age the cgroup of a process may still be about to be set by whoever started it.
 const YOUNG: Nanoseconds = Nanoseconds::from_secs(5);
 /// The anonymous memory of a workload that is not looked at in detail is read this often: enough to see it grow …
@@ -88,6 +92,10 @@ pub struct Stat<'a> {
     pub code: (u64, u64),
     /// Initial stack address; zero without permission to see it.
     pub start_stack: u64,
+    /// Where its arguments begin and end; zeros without permission to see it, and while a program is being executed.
+    pub arguments: (u64, u64),
+    /// Where its environment begins and ends; zeros as of the arguments.
+    pub environment: (u64, u64),
 }
 
 impl Stat<'_> {
@@ -114,7 +122,7 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat<'_>> {
     let close = text.iter().rposition(|&b| b == b')')?;
     let pid = i32::try_from(number(text.get(..open)?.trim_ascii())?).ok()?;
     let comm = text.get(open + 1..close)?;
-    let mut field: [&[u8]; 26] = [b""; 26];
+    let mut field: [&[u8]; 49] = [b""; 49];
     let mut count = 0;
     for (slot, word) in field.iter_mut().zip(words(text.get(close + 1..)?)) {
         *slot = word;
@@ -154,6 +162,8 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat<'_>> {
         resident_pages: time(21)?,
         code: (unsigned(23).unwrap_or(0), unsigned(24).unwrap_or(0)),
         start_stack: unsigned(25).unwrap_or(0),
+        arguments: (unsigned(45).unwrap_or(0), unsigned(46).unwrap_or(0)),
+        environment: (unsigned(47).unwrap_or(0), unsigned(48).unwrap_or(0)),
     })
 }
 
@@ -229,8 +239,6 @@ struct Entry {
     identified: u64,
     /// What it is could not be read whole: it is tried again at each pass.
     unread: bool,
-    /// It was read whole at least once.
-    was_identified: bool,
     now: Counters,
     /// Counters that earlier samples have delivered.
     delivered: Counters,
@@ -253,6 +261,15 @@ struct Entry {
     executions: u32,
     workload: Option<WorkloadId>,
     tuner: Option<&'static str>,
+    /// What its environment said, since it executed its program; `None` until it was read.
+    said: Option<Said>,
+    /// How often it was read since then without an answer.
+    asked_in_vain: u32,
+    /// Its control groups, as a key of what is said there; and the state of that which its choice has.
+    groups: u64,
+    groups_seen: u64,
+    /// What its status shows.
+    tuned: Vec<String>,
     member: Member,
 }
 
@@ -260,47 +277,187 @@ struct Entry {
 struct Told {
     /// Hash of the arguments, and the tuner they name; `None` when they could not be read.
     arguments: Option<(grouping::ArgumentHashes, Option<&'static str>)>,
-    choice: homeostat_model::OperatorChoice,
-    /// The largest shared segment, when it was looked for.
+    /// `None` where it was not asked for, or the process has ended.
+    said: Option<Said>,
+    /// The largest shared segment, when it was looked for and all mappings were seen.
     segment: Option<Option<Segment>>,
 }
 
+/// What is asked of a process.
+struct Question {
+    pid: i32,
+    /// Whose environment it is, for people.
+    place: String,
+    is_live: bool,
+    with_environment: bool,
+    with_segment: bool,
+}
+
 impl Told {
-    fn read(proc: &Directory, pid: i32, place: &str, with_segment: bool, buffer: &mut Vec<u8>) -> Self {
-        /// Most of a command line that is read, in bytes.
-        const ARGUMENTS_MAX: usize = 16 * 1024;
+    fn read(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> Self {
+        /// Most of a command line that is read, in bytes: class paths have tens of thousands.
+        const ARGUMENTS_MAX: usize = 256 * 1024;
+        let pid = question.pid;
         let arguments = proc
             .read(ProcessFile::new(pid, "cmdline").name(), buffer, ARGUMENTS_MAX)
             .ok()
             .map(|text| {
+                let is_cut = text.is_cut();
+                let text = text.beginning();
                 let first: Vec<&[u8]> = text.split(|&b| b == 0).take(8).collect();
-                (grouping::ArgumentHashes::of(text), tuners::by_argument(&first))
+                let mut hashes = grouping::ArgumentHashes::of(text);
+                if is_cut {
+                    // Never the same as that of arguments which end there.
+                    hashes.lasting = !hashes.lasting;
+                }
+                (hashes, tuners::by_argument(&first))
             });
-        let environment = proc.read(
-            ProcessFile::new(pid, "environ").name(),
-            buffer,
-            choice::ENVIRONMENT_MAX,
-        );
-        let choice = match environment {
-            Ok(text) => choice::from_environment(text, place),
-            Err(_) => homeostat_model::OperatorChoice::default(),
+        let said = if question.with_environment {
+            read_environment(proc, question, buffer)
+        } else {
+            None
         };
-        // Environments hold secrets: they do not stay in our memory.
-        buffer.fill(0);
         // Searched once per process, and again while it maps more and more.
-        let segment = with_segment
+        let segment = question
+            .with_segment
             .then(|| {
                 proc.read(ProcessFile::new(pid, "maps").name(), buffer, MAPS_MAX)
                     .ok()
+                    .and_then(Text::whole)
             })
             .flatten()
             .map(parse_segment);
         Self {
             arguments,
-            choice,
+            said,
             segment,
         }
     }
+}
+
+/// Reads the environment of a process; `None` when it has ended.
+fn read_environment(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> Option<Said> {
+    /// A process that is executing a program has no environment for a moment, which is shorter than …
+    const MOMENT: Duration = Duration::from_millis(1);
+    /// … so many of these. Measured: `execve` of a static program takes 0.3 ms.
+    const MOMENTS: u32 = 4;
+    let mut said = Said::nothing(Unknown::Unreadable);
+    for _ in 0..MOMENTS {
+        said = look_through(proc, question, buffer)?;
+        let may_pass = said
+            .unknown
+            .is_some_and(|why| matches!(why, Unknown::Empty | Unknown::Cut | Unknown::Unreadable));
+        if !may_pass || !question.is_live {
+            break;
+        }
+        std::thread::sleep(MOMENT);
+    }
+    Some(said)
+}
+
+/// Looks through the environment of a process once; `None` when it has ended.
+fn look_through(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> Option<Said> {
+    /// What is read at once, in bytes.
+    const PIECE: usize = 64 * 1024;
+    /// `PF_EXITING` of `include/linux/sched.h`.
+    const EXITING: u64 = 0x4;
+    let pid = question.pid;
+    let mut lengths = None;
+    if question.is_live {
+        let text = proc
+            .read_record(ProcessFile::new(pid, "stat").name(), buffer)
+            .ok()?;
+        let stat = parse_stat(text)?;
+        if stat.has_ended() || stat.flags & EXITING != 0 {
+            return None;
+        }
+        if stat.environment.1 <= 1 {
+            return Some(Said::nothing(Unknown::Unreadable));
+        }
+        let length = |(from, to): (u64, u64)| to.saturating_sub(from);
+        lengths = Some((length(stat.arguments), length(stat.environment)));
+    }
+    let environ = match proc.open_file(ProcessFile::new(pid, "environ").name()) {
+        Ok(file) => file,
+        // Nothing is known of a captured process but what was captured.
+        Err(Errno::NOENT) if !question.is_live => return Some(Said::default()),
+        Err(Errno::NOENT | Errno::SRCH) => return None,
+        Err(_) => return Some(Said::nothing(Unknown::Unreadable)),
+    };
+    if buffer.len() < PIECE {
+        buffer.resize(PIECE, 0);
+    }
+    let mut scanner = choice::Scanner::default();
+    let mut at = 0;
+    let outcome = loop {
+        let piece = buffer.get_mut(..PIECE).unwrap_or_default();
+        match rustix::io::pread(&environ, &mut *piece, at) {
+            Ok(0) => break scanner.finish(lengths.map(|(_, length)| length), &question.place),
+            // It may still have said never.
+            Err(Errno::INTR) => {}
+            Err(_) => {
+                let so_far = scanner.finish(None, &question.place);
+                break Said {
+                    unknown: Some(Unknown::Unreadable),
+                    ..so_far
+                };
+            }
+            Ok(n) => {
+                scanner.feed(piece.get(..n).unwrap_or_default(), &question.place);
+                at += n as u64;
+                if at > choice::ENVIRONMENT_MAX {
+                    let so_far = scanner.finish(None, &question.place);
+                    break Said {
+                        unknown: Some(Unknown::Cut),
+                        ..so_far
+                    };
+                }
+            }
+        }
+    };
+    // Environments hold secrets: they do not stay in our memory.
+    buffer.fill(0);
+    let spilled = lengths.is_some_and(|(arguments, _)| title_goes_on(proc, pid, arguments));
+    Some(if spilled && outcome.unknown.is_none() {
+        Said {
+            unknown: Some(Unknown::Overwritten),
+            ..outcome
+        }
+    } else {
+        outcome
+    })
+}
+
+/// Whether a title was written over the end of the arguments, so that it goes on in the environment. The kernel ends each
+/// argument with a zero byte.
+fn title_goes_on(proc: &Directory, pid: i32, arguments: u64) -> bool {
+    let Some(last) = arguments.checked_sub(1) else {
+        return false;
+    };
+    let Ok(file) = proc.open_file(ProcessFile::new(pid, "cmdline").name()) else {
+        return true;
+    };
+    let mut byte = [1];
+    !matches!(rustix::io::pread(&file, &mut byte, last), Ok(1) if byte == [0])
+}
+
+/// What is known of the environment of a process image, from what was known of it, what a new look found and what its parent
+/// said, if it is a fork of that. A `never` stays, and what was read whole stays read when the program overwrites it.
+fn settle(before: Option<&Said>, found: Option<Said>, parent: Option<&Said>) -> Said {
+    let mut now = found
+        .or_else(|| before.cloned())
+        .unwrap_or(Said::nothing(Unknown::Unreadable));
+    for known in [before, parent].into_iter().flatten() {
+        if now.unknown.is_some() && known.unknown.is_none() {
+            let never = now.choice.never.take();
+            now = known.clone();
+            now.choice.never = now.choice.never.or(never);
+        }
+        if now.choice.never.is_none() {
+            now.choice.never.clone_from(&known.choice.never);
+        }
+    }
+    now
 }
 
 /// What is remembered of a workload between its samples.
@@ -330,6 +487,9 @@ pub struct ProcessTable {
     proc: Arc<Directory>,
     groups: GroupView,
     reader: Reader,
+    /// Reads the memory of programs that overwrote their environment, one for each user at a time.
+    memory_reader: Reader,
+    elsewhere: Elsewhere,
     own: i32,
     tick: u64,
     page: u64,
@@ -373,10 +533,12 @@ impl ProcessTable {
             0
         };
         Ok(Self {
+            elsewhere: Elsewhere::new(root.clone()),
             groups: GroupView::new(root.clone()),
             root,
             proc: Arc::new(proc),
             reader: Reader::default(),
+            memory_reader: Reader::default(),
             own,
             tick: host::tick_length(),
             page: rustix::param::page_size() as u64,
@@ -429,6 +591,7 @@ impl ProcessTable {
             self.remove(pid);
         }
         self.kernel_threads.retain(|_, (_, seen)| *seen == pass);
+        self.look_elsewhere();
         Ok(())
     }
 
@@ -537,7 +700,6 @@ impl ProcessTable {
             seen: pass,
             identified: 0,
             unread: false,
-            was_identified: false,
             now,
             // At the first pass nothing is known of when the time was used.
             delivered: if first_pass {
@@ -561,6 +723,11 @@ impl ProcessTable {
             executions: 0,
             workload: None,
             tuner: None,
+            said: None,
+            asked_in_vain: 0,
+            groups: 0,
+            groups_seen: 0,
+            tuned: Vec::new(),
             member: Member {
                 pid,
                 start_ticks: stat.start_ticks,
@@ -579,12 +746,16 @@ impl ProcessTable {
         entry.member.parent = stat.parent;
         entry.member.session = stat.session;
         let start_stack = if stat.start_stack > 1 { stat.start_stack } else { 0 };
-        let executed = entry.member.start_stack != start_stack;
+        let mut executed = entry.member.start_stack != start_stack;
         entry.member.start_stack = start_stack;
         if let Some(image) = stat.image() {
             let before = entry.image.replace(image);
             if before.is_some_and(|before| before != image) {
                 entry.executions = entry.executions.saturating_add(1);
+                // Another program: what the one before said is over.
+                entry.said = None;
+                entry.asked_in_vain = 0;
+                executed = true;
             }
         }
         let name = fingerprint(&[stat.comm]);
@@ -599,15 +770,90 @@ impl ProcessTable {
                 || executed
                 || young
                 || entry.unread
+                || (1..ASKED_MAX).contains(&entry.asked_in_vain)
                 || pass.wrapping_sub(entry.identified) >= IDENTIFY_ANYWAY
                 || entry.resident_pages.saturating_mul(self.page) / 2
                     > entry.segment_searched_at.max(SEGMENT_MIN))
     }
 
+    /// Where the environment of a process is overwritten: reads the copy that its C library uses.
+    fn look_into_memory(&mut self, pid: i32, place: &str) {
+        let Some(entry) = self.entries.get(&pid) else {
+            return;
+        };
+        let is_unknown = entry.said.as_ref().is_some_and(|said| said.unknown.is_some());
+        let process = entry.member.process();
+        if !is_unknown || !self.root.is_live() || !crate::meters::maps_only_its_own(&self.root, process) {
+            return;
+        }
+        let (proc, place) = (self.proc.clone(), place.to_owned());
+        let executable = entry.member.executable.clone();
+        let user = i32::from_ne_bytes(entry.member.user.to_ne_bytes());
+        // A process may still map storage that does not answer: then its user's are not asked for a while.
+        let outcome = self.memory_reader.run(user, reader::PATIENCE, move || {
+            let mut buffer = Vec::new();
+            let maps = proc.read(ProcessFile::new(pid, "maps").name(), &mut buffer, MAPS_MAX);
+            live_environment::read(pid, maps.ok()?.whole()?, &executable, &place)
+        });
+        if let (Ok(found @ Some(_)), Some(entry)) = (outcome, self.entries.get_mut(&pid)) {
+            entry.said = Some(settle(entry.said.as_ref(), found, None));
+        }
+    }
+
+    /// Puts together what was said about a process, in its environment and elsewhere. `not_now` is why that could not be read.
+    fn choose(&mut self, pid: i32, place: &str, not_now: Option<String>) {
+        let Some(entry) = self.entries.get_mut(&pid) else {
+            return;
+        };
+        let mut choice = entry
+            .said
+            .as_ref()
+            .map(|said| said.choice.clone())
+            .unwrap_or_default();
+        choice.tuned.extend(entry.tuned.iter().cloned());
+        let mut unknown = not_now.or_else(|| {
+            let why = entry.said.as_ref()?.unknown?;
+            Some(why.sentence(place))
+        });
+        entry.groups_seen = 0;
+        if let Some((state, says)) = self.elsewhere.says(entry.groups) {
+            entry.groups_seen = state;
+            choice::merge(&mut choice, &says.choice);
+            if unknown.is_some() && says.answer_for(&entry.member.executable) {
+                unknown = None;
+            }
+        }
+        entry.asked_in_vain = if unknown.is_some() {
+            entry.asked_in_vain.saturating_add(1)
+        } else {
+            0
+        };
+        choice.unknown = choice.unknown.or(unknown);
+        entry.member.choice = choice;
+    }
+
+    /// Looks again at what is said about processes elsewhere than in their environment.
+    fn look_elsewhere(&mut self) {
+        self.elsewhere.refresh(self.passes);
+        let changed: Vec<i32> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| {
+                self.elsewhere
+                    .says(e.groups)
+                    .is_some_and(|(state, _)| state != e.groups_seen)
+            })
+            .map(|(pid, _)| *pid)
+            .collect();
+        for pid in changed {
+            self.identify(pid);
+        }
+        let used: BTreeSet<u64> = self.entries.values().map(|e| e.groups).collect();
+        self.elsewhere.retain(&used);
+    }
+
     /// Reads what the process is.
     fn identify(&mut self, pid: i32) {
-        /// Most of `cgroup` and `status` that is read, in bytes.
-        const TEXT_MAX: usize = 16 * 1024;
         self.cost.identified += 1;
         let Some(entry) = self.entries.get_mut(&pid) else {
             return;
@@ -623,15 +869,21 @@ impl ProcessTable {
                 .unwrap_or(&target)
                 .clone_into(&mut entry.member.executable);
         }
-        if let Ok(text) = proc.read(ProcessFile::new(pid, "cgroup").name(), buffer, TEXT_MAX) {
-            entry.member.place = grouping::place(text, &self.groups);
+        let mut groups_known = false;
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "cgroup").name(), buffer, SMALL_FILE_MAX) {
+            // A part of the hierarchies may name another place than all of them.
+            if let Some(text) = text.whole() {
+                entry.member.place = grouping::place(text, &self.groups);
+                entry.groups = self.elsewhere.enter(text);
+                groups_known = true;
+            }
         }
-        let mut tuned = Vec::new();
-        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, TEXT_MAX)
-            && choice::is_status(text)
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, SMALL_FILE_MAX)
+            && choice::is_status(text.beginning())
         {
-            entry.member.user = choice::user(text);
-            tuned = choice::from_status(text, &entry.member.program, pid);
+            // The user stands before what may be long.
+            entry.member.user = choice::user(text.beginning());
+            entry.tuned = choice::from_status(text, &entry.member.program, pid);
         }
         if let Ok(text) = proc.read_record(ProcessFile::new(pid, "statm").name(), buffer) {
             entry.shared_pages = words(text).nth(2).and_then(number).unwrap_or(0);
@@ -639,12 +891,31 @@ impl ProcessTable {
         let shared = entry.shared_pages.saturating_mul(self.page);
         entry.segment_searched_at = entry.resident_pages.saturating_mul(self.page);
         let place = format!("the environment of {} (pid {pid})", entry.member.program);
+        let question = Question {
+            pid,
+            place: place.clone(),
+            is_live: self.root.is_live(),
+            // Nothing takes back a never.
+            with_environment: entry.said.as_ref().is_none_or(|said| said.choice.never.is_none()),
+            with_segment: shared >= SEGMENT_MIN,
+        };
+        let (parent, image) = (entry.member.parent, entry.image);
+        // A fork runs the program of its parent, and has its environment.
+        let of_parent = self
+            .entries
+            .get(&parent)
+            .filter(|parent| image.is_some() && parent.image == image)
+            .and_then(|parent| parent.said.clone());
         // What follows is read under the process's mmap_lock.
         let (proc, mut lent) = (self.proc.clone(), std::mem::take(&mut self.large));
         let outcome = self.reader.run(pid, reader::PATIENCE, move || {
-            let told = Told::read(&proc, pid, &place, shared >= SEGMENT_MIN, &mut lent);
+            let told = Told::read(&proc, &question, &mut lent);
             (told, lent)
         });
+        let Some(entry) = self.entries.get_mut(&pid) else {
+            return;
+        };
+        let mut not_now = None;
         match outcome {
             Ok((told, buffer)) => {
                 self.large = buffer;
@@ -656,25 +927,26 @@ impl ProcessTable {
                         .or(tuner)
                         .filter(|_| entry.member.user == 0);
                 }
-                entry.member.choice = told.choice;
-                entry.member.choice.tuned.extend(tuned);
                 if let Some(segment) = told.segment {
                     entry.member.segment = segment;
                 }
-            }
-            Err(not_now) => {
-                // Whether a person said never is not known of a process that was never read: left alone until it is.
-                if !entry.was_identified {
-                    entry.member.choice = homeostat_model::OperatorChoice {
-                        never: Some(not_now.to_string()),
-                        tuned,
-                        ..homeostat_model::OperatorChoice::default()
-                    };
+                // Of a process that has ended nothing more will be known, and nothing is to be done about it.
+                if told.said.is_some() || entry.said.is_some() || of_parent.is_some() {
+                    entry.said = Some(settle(entry.said.as_ref(), told.said, of_parent.as_ref()));
                 }
+            }
+            Err(error) => {
                 entry.unread = true;
+                if entry.said.is_none() {
+                    not_now = Some(error.to_string());
+                }
             }
         }
-        entry.was_identified |= !entry.unread;
+        self.look_into_memory(pid, &place);
+        if !groups_known {
+            not_now.get_or_insert_with(|| format!("/proc/{pid}/cgroup cannot be read whole"));
+        }
+        self.choose(pid, &place, not_now);
         /// A buffer larger than this is given back.
         const KEEP: usize = 128 * 1024;
         if self.large.len() > KEEP {

@@ -5,8 +5,9 @@
 //! [`PROCESSES_MAX`] processes, [`REGIONS_MAX`] regions, [`INSPECTED_MAX`] bytes, and no further process is begun
 //! after [`TIME_MAX`].
 
-use super::bytes::{hexadecimal, keyed, lines, number, words};
-use super::files::{self, ProcessFile};
+use super::bytes::{chosen, hexadecimal, keyed, lines, number, words};
+use super::choice;
+use super::files::{self, ProcessFile, Text};
 use super::reader::{NotNow, Reader};
 use crate::Root;
 use crate::sys::memory::{PIECE, Pagemap, PieceState};
@@ -66,6 +67,8 @@ pub struct Mapping {
     pub swapped: u64,
     /// `THPeligible`.
     pub eligible: bool,
+    /// Whether the kernel tells that.
+    pub tells_eligible: bool,
     /// `VmFlags`: `hg`.
     pub advised: bool,
     /// `nh`.
@@ -76,6 +79,8 @@ pub struct Mapping {
     pub hugetlb: bool,
     /// `io`, `pf` or `pm`: device memory, not ordinary pages.
     pub device_memory: bool,
+    /// `um`, `uw`, `ui` or `mm`: userfaultfd or a driver decides about its pages.
+    pub watched: bool,
 }
 
 /// An address range `55d0c0a00000-55d0c0c00000`.
@@ -152,7 +157,10 @@ pub fn parse_smaps(text: &[u8]) -> Vec<Mapping> {
                 mapping.huge = mapping.huge.saturating_add(value());
             }
             b"Swap:" => mapping.swapped = value(),
-            b"THPeligible:" => mapping.eligible = value() == 1,
+            b"THPeligible:" => {
+                mapping.eligible = value() == 1;
+                mapping.tells_eligible = true;
+            }
             b"VmFlags:" => {
                 for flag in words(line).skip(1) {
                     match flag {
@@ -161,6 +169,7 @@ pub fn parse_smaps(text: &[u8]) -> Vec<Mapping> {
                         b"lo" => mapping.locked = true,
                         b"ht" => mapping.hugetlb = true,
                         b"io" | b"pf" | b"pm" => mapping.device_memory = true,
+                        b"um" | b"uw" | b"ui" | b"mm" => mapping.watched = true,
                         _ => {}
                     }
                 }
@@ -193,6 +202,19 @@ impl Mapping {
         } else {
             MemoryKind::Anonymous
         })
+    }
+
+    /// Whether the kernel refuses large pages to plain memory that it gives them to where all may have them: then the process
+    /// chose so (`PR_THP_DISABLE_EXCEPT_ADVISED`, which its status does not show).
+    fn is_excepted(&self) -> bool {
+        let is_plain = self.inode == 0 && (self.name.is_empty() || self.name == "[heap]");
+        let fits = (self.end / PIECE).saturating_sub(self.start.div_ceil(PIECE)) > 0;
+        is_plain
+            && fits
+            && self.tells_eligible
+            && !self.eligible
+            && !(self.shared || self.advised || self.refused || self.hugetlb || self.device_memory)
+            && !self.watched
     }
 
     fn region(&self, process: ProcessId, kind: MemoryKind) -> MemoryRegion {
@@ -240,6 +262,7 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
     let largest = largest_processes(root, workload, &mut map);
     // Shared memory and files by device, inode and offset: named through whoever maps most.
     let mut named_once: BTreeMap<(String, u64, u64), usize> = BTreeMap::new();
+    let all_may_have = gives_large_pages_to_all(root);
     let main = largest.first().map_or(0, |process| process.pid);
     for process in largest {
         if begun.elapsed() > TIME_MAX {
@@ -250,10 +273,13 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
         let read = reader.run(process.pid, SMAPS_PATIENCE, move || {
             let mut buffer = Vec::new();
             read_of(&own_root, process, "smaps", &mut buffer, SMAPS_MAX)
-                .map(|text| (text.len() >= SMAPS_MAX, parse_smaps(text)))
+                .map(|text| (text.is_cut(), parse_smaps(text.beginning())))
         })?;
         let Some((cut, mappings)) = read else { continue };
         map.truncated |= cut;
+        if all_may_have && !map.disabled.contains(&process) && mappings.iter().any(Mapping::is_excepted) {
+            map.disabled.push(process);
+        }
         for mapping in mappings {
             let Some(kind) = mapping.kind() else { continue };
             if mapping.end - mapping.start < PIECE {
@@ -296,6 +322,18 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
     Ok(map)
 }
 
+/// Whether the kernel gives large pages to all memory that fits, unless somebody refused them.
+pub fn gives_large_pages_to_all(root: &Root) -> bool {
+    const BASE: &str = "/sys/kernel/mm/transparent_hugepage";
+    let is = |file: &str, wanted: &[&str]| {
+        files::text(root, &format!("{BASE}/{file}"))
+            .is_some_and(|text| chosen(text.as_bytes()).is_some_and(|word| wanted.contains(&word)))
+    };
+    let own = "hugepages-2048kB/enabled";
+    is("enabled", &["always"])
+        && (is(own, &["always", "inherit"]) || files::text(root, &format!("{BASE}/{own}")).is_none())
+}
+
 /// The members with most resident memory; also notes those with large pages disabled.
 fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> Vec<ProcessId> {
     let mut buffer = Vec::new();
@@ -305,11 +343,11 @@ fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> V
         let Some(status) = read_of(root, *process, "status", &mut buffer, files::SMALL_FILE_MAX) else {
             continue;
         };
-        if keyed(status, "THP_enabled") == Some(0) {
+        if choice::may_refuse_large_pages(status) {
             map.disabled.push(*process);
         }
         // A kernel thread or zombie has no VmRSS.
-        if let Some(resident) = keyed(status, "VmRSS") {
+        if let Some(resident) = keyed(status.beginning(), "VmRSS") {
             sizes.push((resident, *process));
         }
     }
@@ -328,11 +366,11 @@ pub(crate) fn read_of<'b>(
     leaf: &str,
     buffer: &'b mut Vec<u8>,
     limit: usize,
-) -> Option<&'b [u8]> {
+) -> Option<Text<'b>> {
     // The directory stays that of this process even if its number is reused: opened once, checked, then read.
     let directory = files::Directory::open(&root.path(&format!("/proc/{}", process.pid))).ok()?;
     let stat = directory
-        .read(c"stat", buffer, 4096)
+        .read_record(c"stat", buffer)
         .ok()
         .and_then(super::processes::parse_stat)?;
     if stat.start_ticks != process.start_ticks {
@@ -430,12 +468,16 @@ pub fn parse_rollup(rollup: &[u8]) -> Option<(Bytes, Bytes)> {
 
 /// Reads the status of a process at a glance.
 pub fn glance(root: &Root, process: ProcessId, buffer: &mut Vec<u8>) -> Option<Glance> {
-    read_of(root, process, "status", buffer, files::SMALL_FILE_MAX).map(parse_glance)
+    read_of(root, process, "status", buffer, files::SMALL_FILE_MAX)
+        .and_then(Text::whole)
+        .map(parse_glance)
 }
 
 /// Reads the large-page memory of a process; walks its page tables.
 pub fn rollup(root: &Root, process: ProcessId, buffer: &mut Vec<u8>) -> Option<(Bytes, Bytes)> {
-    read_of(root, process, "smaps_rollup", buffer, files::SMALL_FILE_MAX).and_then(parse_rollup)
+    read_of(root, process, "smaps_rollup", buffer, files::SMALL_FILE_MAX)
+        .and_then(Text::whole)
+        .and_then(parse_rollup)
 }
 
 #[cfg(test)]

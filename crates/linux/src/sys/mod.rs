@@ -14,6 +14,7 @@ pub mod interrupt;
 pub mod memory;
 pub mod moves;
 pub mod numa;
+pub mod other_memory;
 pub mod perf;
 pub mod probe;
 pub mod residence;

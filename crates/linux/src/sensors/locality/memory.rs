@@ -649,6 +649,9 @@ pub enum MemoryError {
     /// It is too large to be counted, and a captured machine cannot be asked.
     #[error("it is too large to be counted on a captured machine")]
     Captured,
+    /// Its list of mappings is longer than what is read of one.
+    #[error("/proc/PID/maps is longer than {TEXT_MAX} bytes")]
+    TooLong,
 }
 
 /// Reads the memory of a process by node. May block on the process's `mmap_lock`: run it in the reader thread.
@@ -674,7 +677,8 @@ pub fn read(
     let small = resident.total() <= how.exact_max;
     let mut counted = if small {
         let text = read_of(root, process, "numa_maps", &mut buffer, TEXT_MAX).ok_or(MemoryError::Vanished)?;
-        Some(parse_numa_maps(text, page))
+        // What is counted must be all of it; else it is sampled.
+        text.whole().map(|text| parse_numa_maps(text, page))
     } else {
         None
     };
@@ -684,7 +688,7 @@ pub fn read(
     // Large pages are not told apart in numa_maps: a sample finds them.
     if counted.is_none() || how.huge {
         let text = read_of(root, process, "maps", &mut buffer, TEXT_MAX).ok_or(MemoryError::Vanished)?;
-        let ranges = parse_maps(text);
+        let ranges = parse_maps(text.whole().ok_or(MemoryError::TooLong)?);
         let mut live = Live {
             process: process.pid,
             call: PageCall::default(),

@@ -13,7 +13,7 @@
 use super::Shape;
 use crate::Root;
 use crate::sensors::bytes::{keyed, lines, number, signed, words};
-use crate::sensors::files::{Directory, ProcessFile};
+use crate::sensors::files::{Directory, ProcessFile, SMALL_FILE_MAX, Text};
 use crate::sys::moves::MoveWatch;
 use homeostat_model::{LlcId, Nanoseconds, NodeId, NumaBalancing, ProcessId, Redispatches, Workload};
 use std::collections::{BTreeMap, BTreeSet};
@@ -540,13 +540,14 @@ fn counts_of(proc: &Directory, (process, thread): (i32, i32), buffer: &mut Vec<u
     const TEXT_MAX: usize = 16 * 1024;
     let leaf = format!("task/{thread}/sched");
     if let Ok(text) = proc.read(ProcessFile::new(process, &leaf).name(), buffer, TEXT_MAX)
-        && let Some(counts) = parse_sched(text)
+        && let Some(counts) = text.whole().and_then(parse_sched)
     {
         return Some(counts);
     }
     let leaf = format!("task/{thread}/status");
-    proc.read(ProcessFile::new(process, &leaf).name(), buffer, TEXT_MAX)
+    proc.read(ProcessFile::new(process, &leaf).name(), buffer, SMALL_FILE_MAX)
         .ok()
+        .and_then(Text::whole)
         .and_then(parse_switches)
 }
 
