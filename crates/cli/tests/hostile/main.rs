@@ -15,6 +15,8 @@ mod s0_control;
 mod s1_mounts;
 mod s2_elf;
 mod s3_identity;
+mod s4_environment;
+mod s5_thp_choice;
 mod s6_sockets;
 mod s7_journal;
 mod s8_small;
