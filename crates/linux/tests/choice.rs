@@ -300,7 +300,7 @@ fn a_process_that_wants_large_pages_only_where_it_advises_them_is_seen_where_all
 }
 
 #[test]
-fn a_variable_behind_64_kib_is_seen_in_a_captured_tree() {
+fn a_variable_behind_64_kib_is_seen_and_what_cannot_be_read_is_not_known() {
     let directory = tempfile::tempdir().unwrap();
     let put = |file: &str, text: &[u8]| {
         let path = directory.path().join("proc/70").join(file);
@@ -315,6 +315,11 @@ fn a_variable_behind_64_kib_is_seen_in_a_captured_tree() {
     put("cgroup", b"0::/\n");
     let services = (0..2200).map(|n| format!("SVC_{n:04}_PORT_80_TCP_ADDR=10.0.{}.{}\0", n / 256, n % 256));
     let services: String = services.collect();
+    let look = || {
+        let mut table = ProcessTable::new(Root::new(directory.path())).unwrap();
+        table.pass(Nanoseconds::from_secs(1000)).unwrap();
+        table.workloads(None)[0].choice.clone()
+    };
     for (environment, says, is_known) in [
         (format!("{services}HOMEOSTAT=never\0"), true, true),
         (format!("HOMEOSTAT=never\0{services}"), true, true),
@@ -323,12 +328,22 @@ fn a_variable_behind_64_kib_is_seen_in_a_captured_tree() {
         (String::new(), false, false),
     ] {
         put("environ", environment.as_bytes());
-        let mut table = ProcessTable::new(Root::new(directory.path())).unwrap();
-        table.pass(Nanoseconds::from_secs(1000)).unwrap();
-        let choice = table.workloads(None)[0].choice.clone();
+        let choice = look();
         assert_eq!(
             (choice.never.is_some(), choice.unknown.is_none()),
             (says, is_known)
         );
     }
+    // Reading fails: nothing is known, and that is no consent.
+    let environ = directory.path().join("proc/70/environ");
+    std::fs::remove_file(&environ).unwrap();
+    std::fs::create_dir(&environ).unwrap();
+    let choice = look();
+    assert!(
+        choice
+            .unknown
+            .as_ref()
+            .is_some_and(|why| why.contains("cannot be read")),
+        "{choice:?}"
+    );
 }
