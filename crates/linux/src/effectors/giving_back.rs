@@ -942,7 +942,7 @@ fn processes(root: &Root, is_meant: impl Fn(i32) -> bool) -> Result<Vec<i32>, Ob
 
 /// Whether all processes of the machine are listed to us, and let themselves be looked at.
 fn sees_everybody(root: &Root) -> bool {
-    let namespace = fs::read_link(root.path("/proc/self/ns/pid"));
+    let namespace = fs::read_link(root.link_path("/proc/self/ns/pid"));
     namespace.is_ok_and(|name| name.as_os_str() == PROCESSES_OF_THE_MACHINE) && may(root, CAP_SYS_PTRACE)
 }
 

@@ -15,7 +15,7 @@ pub(super) const NAMESPACES: &str = "namespaces";
 pub(super) fn namespaces(root: &Root) -> String {
     ["pid", "time"]
         .map(|kind| {
-            fs::read_link(root.path(&format!("/proc/self/ns/{kind}"))).map_or_else(
+            fs::read_link(root.link_path(&format!("/proc/self/ns/{kind}"))).map_or_else(
                 |_| format!("{kind}:?"),
                 |link| link.to_string_lossy().into_owned(),
             )

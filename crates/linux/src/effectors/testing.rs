@@ -6,7 +6,7 @@ use std::fs;
 /// A machine of these files alone, by path below its root and text. It lasts as long as the directory is held.
 pub(super) fn tree<'f>(files: impl IntoIterator<Item = &'f (&'f str, &'f str)>) -> (tempfile::TempDir, Root) {
     let directory = tempfile::tempdir().unwrap();
-    let root = Root::new(directory.path());
+    let root = Root::imitating(directory.path());
     for (path, text) in files {
         let path = root.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -7,6 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Most that is read of a file which is not expected to be large.
@@ -53,25 +54,27 @@ impl<'b> Text<'b> {
 
 /// A directory that stays open, so that files in it are found without walking the path again.
 #[derive(Debug)]
-pub struct Directory(OwnedFd);
+pub struct Directory {
+    open: OwnedFd,
+    /// It belongs to a captured tree, where no link may lead out of it.
+    captured: bool,
+}
 
 impl Directory {
-    /// Opens it for listing and reading.
+    /// Opens a directory below the root for listing and reading.
     ///
     /// # Errors
     /// As `open(2)`.
-    pub fn open(path: &Path) -> Result<Self, Errno> {
-        rustix::fs::open(
-            path,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map(Self)
+    pub fn open(root: &Root, absolute: &str) -> Result<Self, Errno> {
+        Ok(Self {
+            open: root.open(absolute, OFlags::RDONLY | OFlags::DIRECTORY)?,
+            captured: root.is_captured(),
+        })
     }
 
     /// Its descriptor.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.open.as_fd()
     }
 
     /// Reads a file in it into `buffer`, at most `limit` bytes. The buffer grows to what the file needed and
@@ -85,7 +88,7 @@ impl Directory {
         buffer: &'b mut Vec<u8>,
         limit: usize,
     ) -> Result<Text<'b>, Errno> {
-        let fd = rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let fd = self.open_file(relative)?;
         read_all(fd.as_fd(), buffer, limit)
     }
 }
@@ -96,7 +99,12 @@ impl Directory {
     /// # Errors
     /// As `open(2)`.
     pub fn open_file(&self, relative: &CStr) -> Result<OwnedFd, Errno> {
-        rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        if self.captured {
+            let name = Path::new(std::ffi::OsStr::from_bytes(relative.to_bytes()));
+            return crate::root::open_in(self.open.as_fd(), name, flags | OFlags::NONBLOCK);
+        }
+        rustix::fs::openat(&self.open, relative, flags, Mode::empty())
     }
 
     /// Reads a file of one short record (`stat`, `statm`, `schedstat`) with a single `read(2)`: the kernel writes
@@ -107,7 +115,7 @@ impl Directory {
     pub fn read_record<'b>(&self, relative: &CStr, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Errno> {
         /// Longer than any such record: `stat` has 52 numbers of at most 20 digits.
         const RECORD_MAX: usize = 2048;
-        let fd = rustix::fs::openat(&self.0, relative, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let fd = self.open_file(relative)?;
         if buffer.len() < RECORD_MAX {
             buffer.resize(RECORD_MAX, 0);
         }
@@ -122,7 +130,10 @@ impl Directory {
 impl From<OwnedFd> for Directory {
     /// A directory that was opened for reading.
     fn from(open: OwnedFd) -> Self {
-        Self(open)
+        Self {
+            open,
+            captured: false,
+        }
     }
 }
 
@@ -164,9 +175,8 @@ fn fill<'b>(
 /// file itself needs, the kernel's.
 #[derive(Debug)]
 pub struct Kept {
-    path: PathBuf,
-    /// Below another root than `/` the file may be another one each time.
-    stays: bool,
+    root: Root,
+    absolute: String,
     open: Option<OwnedFd>,
 }
 
@@ -174,30 +184,30 @@ impl Kept {
     /// The file of that absolute path below the root; it is opened when it is read first.
     pub fn new(root: &Root, absolute: &str) -> Self {
         Self {
-            path: root.path(absolute),
-            stays: root.is_live(),
+            root: root.clone(),
+            absolute: absolute.to_owned(),
             open: None,
         }
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn path(&self) -> PathBuf {
+        self.root.path(&self.absolute)
     }
 
     /// Reads it from its beginning into `buffer`; `None` when it is absent, unreadable or longer than `limit` bytes. The buffer
     /// grows to what the file needed and is kept by the caller, so a steady state allocates nothing.
     pub fn read<'b>(&mut self, buffer: &'b mut Vec<u8>, limit: usize) -> Option<&'b [u8]> {
         if self.open.is_none() {
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            self.open = Some(rustix::fs::open(&self.path, flags, Mode::empty()).ok()?);
+            self.open = Some(self.root.open(&self.absolute, OFlags::RDONLY).ok()?);
         }
         let outcome = fill(buffer, limit, |room, at| {
             // Opened above.
             let open = self.open.as_ref().ok_or(Errno::BADF)?;
             rustix::io::pread(open, room, at as u64)
         });
-        if outcome.is_err() || !self.stays {
+        // Below another root than `/` the file may be another one each time.
+        if outcome.is_err() || !self.root.is_live() {
             self.open = None;
         }
         outcome.ok()?.whole()
@@ -271,11 +281,7 @@ pub fn bytes(root: &Root, absolute: &str, limit: usize) -> Option<Vec<u8>> {
 /// # Errors
 /// As `open(2)` and `read(2)`; `FBIG` where the file is longer than `limit` bytes.
 pub fn read(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Errno> {
-    let fd = rustix::fs::open(
-        root.path(absolute),
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let fd = root.open(absolute, OFlags::RDONLY)?;
     let mut buffer = Vec::new();
     let used = read_all(fd.as_fd(), &mut buffer, limit)?;
     let used = used.whole().ok_or(Errno::FBIG)?.len();
@@ -347,7 +353,7 @@ mod tests {
     fn reading_stops_at_the_limit_says_so_and_reuses_the_buffer() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), vec![b'a'; 10_000]).unwrap();
-        let d = Directory::open(dir.path()).unwrap();
+        let d = Directory::open(&Root::default(), dir.path().to_str().unwrap()).unwrap();
         let mut buffer = Vec::new();
         let cut = d.read(c"f", &mut buffer, 5000).unwrap();
         assert!(cut.is_cut() && cut.whole().is_none() && cut.beginning().len() == 5000);

@@ -13,7 +13,7 @@ use super::pressure::{self, Stalled};
 use crate::Root;
 use homeostat_model::{Bytes, MachineSample, Nanoseconds, Paging, Pressure};
 use homeostat_platform::PlatformError;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// Cumulative CPU times of all CPUs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Files {
     }
 
     /// A file with counters that could be read before and could not be now.
-    fn lost(&self, before: &Look, now: &Look) -> Option<&Path> {
+    fn lost(&self, before: &Look, now: &Look) -> Option<PathBuf> {
         let is_lost = |before: bool, now: bool| before && !now;
         if is_lost(before.times.is_some(), now.times.is_some()) {
             return Some(self.stat.path());
@@ -215,7 +215,7 @@ impl Host {
         let look = self
             .files
             .look(wanted)
-            .ok_or_else(|| files::is_missing(self.files.meminfo.path()))?;
+            .ok_or_else(|| files::is_missing(&self.files.meminfo.path()))?;
         if self.missed < MISSED_MAX
             && let Some(path) = self.before.and_then(|before| self.files.lost(&before, &look))
         {

@@ -521,9 +521,8 @@ impl ProcessTable {
     /// # Errors
     /// `Unsupported` when `/proc` is not there.
     pub fn new(root: Root) -> Result<Self, PlatformError> {
-        let path = root.path("/proc");
-        let proc = Directory::open(&path).map_err(|e| PlatformError::Unsupported {
-            what: format!("reading {}", path.display()),
+        let proc = Directory::open(&root, "/proc").map_err(|e| PlatformError::Unsupported {
+            what: format!("reading {}", root.path("/proc").display()),
             why: format!("{e}; homeostat needs proc mounted and readable"),
         })?;
         // Under a captured root our own number means nothing.

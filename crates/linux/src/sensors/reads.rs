@@ -263,7 +263,7 @@ impl ReadSensor {
 
     fn io_of(&mut self, pid: i32) -> Option<Io> {
         if self.proc.is_none() {
-            self.proc = Directory::open(&self.root.path("/proc")).ok();
+            self.proc = Directory::open(&self.root, "/proc").ok();
         }
         let text = self
             .proc

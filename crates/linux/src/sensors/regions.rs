@@ -368,7 +368,7 @@ pub(crate) fn read_of<'b>(
     limit: usize,
 ) -> Option<Text<'b>> {
     // The directory stays that of this process even if its number is reused: opened once, checked, then read.
-    let directory = files::Directory::open(&root.path(&format!("/proc/{}", process.pid))).ok()?;
+    let directory = files::Directory::open(root, &format!("/proc/{}", process.pid)).ok()?;
     let stat = directory
         .read_record(c"stat", buffer)
         .ok()

@@ -98,7 +98,7 @@ impl Bench {
         symlink(target, path).unwrap();
     }
     fn effector(&self) -> Prefetch {
-        Prefetch::new(Root::new(self.directory.path()))
+        Prefetch::new(Root::imitating(self.directory.path()))
     }
     fn action(&self, cpus: &[u32]) -> Action {
         Action {
@@ -156,7 +156,7 @@ fn every_kind_of_register_is_switched_and_comes_back_whole() {
 #[test]
 fn the_conformance_suite_passes_and_leaves_the_machine_as_found() {
     let bench = Bench::intel(4);
-    let root = Root::new(bench.directory.path());
+    let root = Root::imitating(bench.directory.path());
     let (mut first, mut fresh) = (Registry::new(&root), Registry::new(&root));
     let broken = conformance::acting(&mut first, &mut fresh, &bench.everywhere());
     assert_eq!(broken, Vec::<String>::new());
@@ -348,14 +348,14 @@ fn the_look_for_a_choice_on_a_large_machine_is_made_in_slices() {
     bench.set(62, 0xF);
     let theirs = bench.all();
     let plan = Plan::of(&record).unwrap();
-    let lists = CpuLists::read(&Root::new(bench.directory.path()));
+    let lists = CpuLists::read(&Root::imitating(bench.directory.path()));
     let task = effector.tasks.get_mut(&record.action.id).unwrap();
     let mut slice = Slice {
         started: Instant::now() - SLICE,
         inside: Duration::ZERO,
         longest: Duration::ZERO,
     };
-    let root = Root::new(bench.directory.path());
+    let root = Root::imitating(bench.directory.path());
     assert!(
         !task.leave_the_chosen(&root, &plan, &lists, &mut slice).unwrap(),
         "not all were looked at"

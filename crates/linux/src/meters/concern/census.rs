@@ -417,7 +417,7 @@ const USERS_OF_THE_MACHINE: &str = "user:[4026531837]";
 /// Whether we hold what permits to look at any process (CAP_SYS_PTRACE, bit 19 of `CapEff`), and not only within a name space of
 /// users. Who is kept even from that is kept from us by a security module: none of a user's own.
 fn may_look_at_any(root: &Root) -> bool {
-    let users = std::fs::read_link(root.path("/proc/self/ns/user"));
+    let users = std::fs::read_link(root.link_path("/proc/self/ns/user"));
     if users.is_ok_and(|name| name.as_os_str() != USERS_OF_THE_MACHINE) {
         return false;
     }

@@ -665,11 +665,13 @@ pub fn read(
     how: &Reading,
 ) -> Result<ProcessMemory, MemoryError> {
     let page = Bytes(rustix::param::page_size() as u64);
-    let path = root.path(&format!("/proc/{}", process.pid));
-    let directory = Directory::open(&path).map_err(|_| MemoryError::Vanished)?;
+    let directory =
+        Directory::open(root, &format!("/proc/{}", process.pid)).map_err(|_| MemoryError::Vanished)?;
     let numa_maps = match directory.open_file(c"numa_maps") {
         Ok(file) => file,
-        Err(rustix::io::Errno::NOENT) if path.join("stat").exists() => return Err(MemoryError::NoNuma),
+        Err(rustix::io::Errno::NOENT) if directory.open_file(c"stat").is_ok() => {
+            return Err(MemoryError::NoNuma);
+        }
         Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => return Err(MemoryError::Denied),
         Err(_) => return Err(MemoryError::Vanished),
     };

@@ -153,7 +153,7 @@ impl ThreadWatch {
     /// Looks once. Threads and processes that end meanwhile are absent.
     pub fn look(&mut self, root: &Root, workload: &Workload, at: Moment, shape: &Shape) {
         let now = at.now;
-        let Ok(proc) = Directory::open(&root.path("/proc")) else {
+        let Ok(proc) = Directory::open(root, "/proc") else {
             return;
         };
         let mut buffer = Vec::new();
@@ -449,7 +449,7 @@ impl DispatchWatch {
         for (thread, cpu) in threads.last_cpus() {
             self.cpus.entry(thread).or_insert(cpu);
         }
-        let Ok(proc) = Directory::open(&root.path("/proc")) else {
+        let Ok(proc) = Directory::open(root, "/proc") else {
             return (None, None);
         };
         let mut buffer = Vec::new();
