@@ -20,9 +20,11 @@ use homeostat_store::journal::{self, Owed, OwedState};
 use homeostat_store::{History, Journal, JournalError, JournalOptions};
 use homeostat_tunables::catalogue::CatalogueError;
 use homeostat_tunables::configured::{pattern, sysctl_path};
+use homeostat_tunables::reading::Reading;
+use homeostat_tunables::settings::Said;
 use homeostat_tunables::settings::{Host, Known, Own, Setting, Watched};
 use homeostat_tunables::snapshot::{self, Snapshot};
-use homeostat_tunables::{Catalogue, Facts, Found, Kind, Origin, Tree, stale};
+use homeostat_tunables::{Applies, Catalogue, Facts, Found, Kind, Origin, Tree, stale};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,8 +52,9 @@ pub const GROUPS: [&str; 18] = [
     "boot",
 ];
 /// Ways of setting, as in [`SetBy::kind`], for the command line.
-pub const KINDS: [&str; 14] = [
+pub const KINDS: [&str; 15] = [
     "default",
+    "kernel",
     "kernel_command_line",
     "module_options",
     "sysctl_file",
@@ -97,7 +100,7 @@ const SNAPSHOT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Who made a setting what it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SetBy {
-    /// `default`, `sysctl_file`, `kernel_command_line`, `module_options`, `udev_rule`, `tmpfiles`, `sysfs_file`,
+    /// `default`, `kernel` (set by the kernel itself), `sysctl_file`, `kernel_command_line`, `module_options`, `udev_rule`, `tmpfiles`, `sysfs_file`,
     /// `systemd_unit`, `boot_script`, `tuned_profile`, `run_time`, `command` (`homeostat tunable set`), `homeostat` or
     /// `unknown`.
     pub kind: String,
@@ -120,6 +123,9 @@ pub struct Line {
     pub value: String,
     /// Whether that value is in force.
     pub in_force: bool,
+    /// What is not sure: why the line may not be carried out, or why the kernel refuses its value. Empty where all is.
+    #[serde(default)]
+    pub note: String,
 }
 
 /// An experiment about a setting.
@@ -196,7 +202,7 @@ pub struct Tunables {
 /// A finding of `homeostat tunable check`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// `differs`, `missing_here`, `missing_there`, `ignored`, `not_in_force` or `works_against`.
+    /// `differs`, `missing_here`, `missing_there`, `ignored`, `not_in_force`, `conflict` or `works_against`.
     pub kind: String,
     /// Setting.
     pub name: String,
@@ -524,16 +530,7 @@ impl Survey {
             what: t.what.clone(),
             source: t.source.clone(),
             set_by: host.origin(setting, &self.known()).map(|o| set_by(&o)),
-            lines: host
-                .lines_about(setting)
-                .into_iter()
-                .map(|(written, means)| Line {
-                    kind: written.way.name().to_owned(),
-                    place: written.place(),
-                    in_force: value == Some(means.as_str()),
-                    value: means,
-                })
-                .collect(),
+            lines: host.lines_about(setting).iter().map(line).collect(),
             experiments: t
                 .strategy
                 .as_ref()
@@ -582,7 +579,7 @@ impl Survey {
             );
         }
         findings.extend(
-            stale::find(&self.catalogue, &host, &settings, &self.known())
+            stale::find(&self.catalogue, &host, &settings)
                 .into_iter()
                 .map(|f| Finding {
                     here: settings
@@ -654,10 +651,28 @@ pub fn write_new(path: &Path, text: &str) -> Result<(), TunableError> {
         })
 }
 
+fn line(said: &Said<'_>) -> Line {
+    let note = match (&said.applies, &said.reading) {
+        (_, Reading::Refused(why)) => format!("the kernel refuses it: {why}"),
+        (Applies::Unknown(why) | Applies::No(why), _) | (Applies::Yes, Reading::Unknown(why)) => {
+            format!("not sure: {why}")
+        }
+        (Applies::Yes, Reading::Equal | Reading::Different(_)) => String::new(),
+    };
+    Line {
+        kind: said.written.way.name().to_owned(),
+        place: said.written.place(),
+        value: said.value.clone(),
+        in_force: said.reading == Reading::Equal,
+        note,
+    }
+}
+
 fn set_by(origin: &Origin) -> SetBy {
     let (text, at_unix, change) = match origin {
         Origin::Default => ("kernel default".to_owned(), None, None),
         Origin::Configured { place, .. } => (place.clone(), None, None),
+        Origin::Kernel { why, .. } => (why.clone(), None, None),
         Origin::RunTime {
             at_unix: Some(at),
             by,

@@ -7,7 +7,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("statistics", &[]),
     ("progress", &[]),
-    ("tunables", &[]),
+    ("tunables", &["model"]),
     ("engine", &["model", "statistics"]),
     ("strategies", &["engine", "model", "statistics"]),
     ("platform", &["model"]),

@@ -9,6 +9,8 @@
 //! | [`values`] | which values a setting takes |
 //! | [`expression`] | defaults and rules that depend on the machine |
 //! | [`configured`] | what is written down on the machine: sysctl.d, tmpfiles.d, udev rules, units, tuned … |
+//! | [`reading`] | what the kernel makes of a text that is written into a setting |
+//! | [`kernel`] | what the kernel does to a setting by itself |
 //! | [`settings`] | the settings as they are, and the origin of each |
 //! | [`snapshot`] | one machine compared with another |
 //! | [`stale`] | what this kernel ignores and what works against it |
@@ -18,7 +20,9 @@
 pub mod catalogue;
 pub mod configured;
 pub mod expression;
+pub mod kernel;
 pub mod markdown;
+pub mod reading;
 pub mod settings;
 pub mod snapshot;
 pub mod stale;
@@ -28,7 +32,7 @@ pub mod tree;
 pub mod values;
 
 pub use catalogue::{Catalogue, Kind, Tunable};
-pub use configured::{Configured, Way, Written};
+pub use configured::{Applies, Configured, Way, Written};
 pub use settings::{Found, Origin, Setting};
 pub use tree::{Facts, Release, Tree, Unreadable};
 pub use values::Values;

@@ -1,7 +1,9 @@
 //! The settings of one machine as they are now, and who made each of them so.
 
 use crate::catalogue::{Catalogue, Kind, Standard, Tunable};
-use crate::configured::{Configured, Way, Written, pattern};
+use crate::configured::{Applies, Candidate, Configured, Form, Phase, Way, Written, pattern};
+use crate::kernel;
+use crate::reading::{self, Reading};
 use crate::tree::{Facts, Tree, Unreadable};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -160,6 +162,13 @@ pub enum Origin {
         /// The place in words.
         place: String,
     },
+    /// The kernel by itself, because of another setting or of the state of the machine.
+    Kernel {
+        /// Why, in words.
+        why: String,
+        /// The line that stands behind it, where somebody chose the other setting or a value that the kernel could not keep.
+        place: Option<String>,
+    },
     /// A person or program, while the machine ran.
     RunTime {
         /// When, in seconds since the epoch, if the daemon saw it.
@@ -190,6 +199,7 @@ impl Origin {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Default => "default",
+            Self::Kernel { .. } => "kernel",
             Self::Configured { way, .. } => way.name(),
             Self::RunTime { .. } => "run_time",
             Self::Command { .. } => "command",
@@ -202,8 +212,33 @@ impl Origin {
     pub fn is_choice(&self) -> bool {
         matches!(
             self,
-            Self::Configured { .. } | Self::RunTime { .. } | Self::Command { .. }
+            Self::Configured { .. }
+                | Self::Kernel { place: Some(_), .. }
+                | Self::RunTime { .. }
+                | Self::Command { .. }
         )
+    }
+}
+
+/// A line about a setting, with what the kernel makes of it.
+#[derive(Clone, Debug)]
+pub struct Said<'h> {
+    /// The line.
+    pub written: &'h Written,
+    /// Its position in the order of effect of all lines.
+    pub position: usize,
+    /// Whether it is carried out: never [`Applies::No`].
+    pub applies: Applies,
+    /// What the kernel makes of its value.
+    pub reading: Reading,
+    /// The value, for people.
+    pub value: String,
+}
+
+impl Said<'_> {
+    /// Whether it is carried out, and the kernel takes its value.
+    fn is_sure(&self) -> bool {
+        self.applies == Applies::Yes && !matches!(self.reading, Reading::Refused(_))
     }
 }
 
@@ -251,6 +286,12 @@ impl<'t> Host<'t> {
         all
     }
 
+    /// The setting that has a file, by its path without any device in it.
+    pub fn setting_at<'c>(&self, catalogue: &'c Catalogue, path: &str) -> Option<Setting<'c>> {
+        let tunable = catalogue.tunables.iter().find(|t| t.path == path)?;
+        Some(self.setting(tunable, tunable.name.clone(), path.to_owned()))
+    }
+
     fn setting<'c>(&self, tunable: &'c Tunable, name: String, path: String) -> Setting<'c> {
         let (found, shown) = self.look(tunable, &path);
         Setting {
@@ -266,7 +307,7 @@ impl<'t> Host<'t> {
     fn look(&self, tunable: &Tunable, path: &str) -> (Found, String) {
         if tunable.kind == Kind::Boot {
             // What is not given has the kernel's own value, if that is known.
-            let given = self.configured.about(path, self.tree).pop();
+            let given = self.configured.about(path, self.tree).pop().map(|c| c.written);
             let text = match (given, tunable.standard(&self.facts)) {
                 (Some(written), _) if written.value.is_empty() => "given".to_owned(),
                 (Some(written), _) => written.value.clone(),
@@ -286,29 +327,66 @@ impl<'t> Host<'t> {
         }
     }
 
-    /// The lines about a setting that win in their kind of place, in order of effect, with the value that each means.
-    pub fn lines_about(&self, setting: &Setting<'_>) -> Vec<(&Written, String)> {
-        let mut lines: Vec<(&Written, String)> = Vec::new();
+    /// The lines about a setting that may have made its value, in order of effect. Of one kind of place a line that is sure
+    /// takes the place of those before it; where it is not sure both are kept.
+    pub fn lines_about(&self, setting: &Setting<'_>) -> Vec<Said<'_>> {
+        let mut lines: Vec<Said<'_>> = Vec::new();
         if let Some(parameter) = &setting.tunable.parameter {
             let path = crate::configured::own_parameter(parameter);
-            for written in self.configured.about(&path, self.tree) {
-                let value = setting
-                    .tunable
-                    .parameter_values
-                    .get(&written.value)
-                    .unwrap_or(&written.value);
-                lines.push((written, setting.tunable.values.normal(value)));
+            for candidate in self.configured.about(&path, self.tree) {
+                let text = &candidate.written.value;
+                let text = setting.tunable.parameter_values.get(text).unwrap_or(text).clone();
+                lines.push(self.said(setting, candidate, &text));
             }
         }
-        for written in self.configured.about(&setting.path, self.tree) {
-            let value = if setting.tunable.kind == Kind::Boot && written.value.is_empty() {
-                "given".to_owned()
-            } else {
-                setting.tunable.values.normal(&written.value)
-            };
-            lines.push((written, value));
+        for candidate in self.configured.about(&setting.path, self.tree) {
+            let text = candidate.written.value.clone();
+            lines.push(self.said(setting, candidate, &text));
         }
-        lines
+        lines.sort_by_key(|s| s.position);
+        let mut kept: Vec<Said<'_>> = Vec::new();
+        for line in lines {
+            if line.is_sure() {
+                let kind = |s: &Said<'_>| (s.written.phase, s.written.way);
+                kept.retain(|s| kind(s) != kind(&line));
+            }
+            kept.push(line);
+        }
+        kept
+    }
+
+    fn said<'h>(&self, setting: &Setting<'_>, candidate: Candidate<'h>, text: &str) -> Said<'h> {
+        let written = candidate.written;
+        let mut reading = reading::of(
+            setting.tunable,
+            &setting.path,
+            written.form,
+            text,
+            &setting.shown,
+            self.tree,
+        );
+        if let (Reading::Different(value), Some(now)) = (&reading, setting.found.value())
+            && let Some(why) = kernel::refuses(&setting.path, value, now, self.tree)
+        {
+            reading = Reading::Refused(why);
+        }
+        let plain = setting.tunable.values.normal(text);
+        let value = match (written.form, &reading, setting.found.value()) {
+            (Form::AtLeast, ..) => format!("at least {plain}"),
+            (Form::AtMost, ..) => format!("at most {plain}"),
+            (Form::Computed, ..) if plain.is_empty() => "something".to_owned(),
+            (Form::Plain, Reading::Equal, Some(now)) => now.to_owned(),
+            (Form::Plain, Reading::Different(value), _) if !value.is_empty() => value.clone(),
+            (Form::Plain, ..) if setting.tunable.kind == Kind::Boot && text.is_empty() => "given".to_owned(),
+            (Form::Plain | Form::FirstOffered | Form::Computed, ..) => plain,
+        };
+        Said {
+            written,
+            position: candidate.position,
+            applies: candidate.applies,
+            reading,
+            value,
+        }
     }
 
     /// Who made a setting what it is; `None` when it has no value here.
@@ -339,25 +417,68 @@ impl<'t> Host<'t> {
                 by: change.by.clone(),
             });
         }
-        if let Some((written, _)) = self
-            .lines_about(setting)
-            .into_iter()
+        let said = self.lines_about(setting);
+        // What is sure to be carried out explains a value better than what may be.
+        let equal = |s: &&Said<'_>| s.reading == Reading::Equal;
+        let explains = said
+            .iter()
             .rev()
-            .find(|(_, means)| means == value)
-        {
+            .find(|s| equal(s) && s.applies == Applies::Yes)
+            .or_else(|| said.iter().rev().find(equal));
+        if let Some(line) = explains {
             return Some(Origin::Configured {
-                way: written.way,
-                place: written.place(),
+                way: line.written.way,
+                place: line.written.place(),
             });
         }
-        Some(match setting.is_changed() {
-            Some(false) => Origin::Default,
-            Some(true) => Origin::RunTime {
+        if let Some(made) = kernel::made(self, setting, &said) {
+            return Some(Origin::Kernel {
+                why: made.why,
+                place: made.place,
+            });
+        }
+        let may = said
+            .iter()
+            .rev()
+            .find(|s| matches!(s.reading, Reading::Unknown(_)));
+        Some(match (setting.is_changed(), may) {
+            (Some(false), _) => Origin::Default,
+            (_, Some(line)) => Origin::Configured {
+                way: line.written.way,
+                place: format!("{} may have set it", line.written.place()),
+            },
+            (Some(true), None) => Origin::RunTime {
                 at_unix: None,
                 by: None,
             },
-            None => Origin::Unknown,
+            (None, None) => Origin::Unknown,
         })
+    }
+
+    /// The line that should be in force and is not, given the lines about the setting. The last phase in which a line is sure
+    /// to be carried out decides; in it nothing fixes the order between kinds of places.
+    pub fn not_in_force<'s, 'h>(&self, setting: &Setting<'_>, said: &'s [Said<'h>]) -> Option<&'s Said<'h>> {
+        for phase in [
+            Phase::Reapplied,
+            Phase::Tuned,
+            Phase::Boot,
+            Phase::Kernel,
+            Phase::Module,
+        ] {
+            let of = || said.iter().filter(|s| s.written.phase == phase);
+            if of().any(|s| matches!(s.reading, Reading::Equal | Reading::Unknown(_))) {
+                return None;
+            }
+            let last =
+                of().rfind(|s| s.applies == Applies::Yes && matches!(s.reading, Reading::Different(_)));
+            if let Some(line) = last {
+                let explained = kernel::made(self, setting, said).is_some_and(|made| {
+                    !made.falls_short && made.position.is_some_and(|at| at >= line.position)
+                });
+                return (!explained).then_some(line);
+            }
+        }
+        None
     }
 }
 
@@ -664,6 +785,7 @@ mod tests {
             ways.insert(origin.kind());
             let text = match origin {
                 Origin::Default => "default".to_owned(),
+                Origin::Kernel { why, .. } => why,
                 Origin::Configured { place, .. } => place,
                 Origin::RunTime {
                     at_unix: Some(at),

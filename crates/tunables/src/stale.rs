@@ -1,11 +1,16 @@
 //! Old tuning that this kernel ignores, or that works against the machine it is on.
 
 use crate::catalogue::{Against, Catalogue, Gone};
-use crate::configured::{Way, Written, pattern};
+use crate::configured::{Applies, Phase, UNREAD_SYSCTL_CONF, Way, Written, pattern};
 use crate::expression::{self, Names};
-use crate::settings::{Host, Known, Setting};
-use crate::tree::{Release, Unreadable};
+use crate::kernel;
+use crate::reading::Reading;
+use crate::settings::{Host, Said, Setting};
+use crate::tree::{Release, Tree, Unreadable};
 use crate::values::Values;
+
+/// Most devices of one kind that a rule is looked up for.
+const DEVICES_MAX: usize = 128;
 
 /// What is wrong with a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,6 +19,8 @@ pub enum Trouble {
     Ignored,
     /// It is written down, and something else is in force.
     NotInForce,
+    /// Two places say different values, and nothing fixes which of them comes last.
+    Conflict,
     /// It works against the machine.
     WorksAgainst,
 }
@@ -24,6 +31,7 @@ impl Trouble {
         match self {
             Self::Ignored => "ignored",
             Self::NotInForce => "not_in_force",
+            Self::Conflict => "conflict",
             Self::WorksAgainst => "works_against",
         }
     }
@@ -79,12 +87,7 @@ pub fn against<'c>(
 }
 
 /// Everything stale on a machine.
-pub fn find(
-    catalogue: &Catalogue,
-    host: &Host<'_>,
-    settings: &[Setting<'_>],
-    known: &Known<'_>,
-) -> Vec<Finding> {
+pub fn find(catalogue: &Catalogue, host: &Host<'_>, settings: &[Setting<'_>]) -> Vec<Finding> {
     let mut found = Vec::new();
     for written in host.configured.all() {
         found.extend(ignored(catalogue, host, written));
@@ -93,7 +96,6 @@ pub fn find(
         let Some(value) = setting.found.value() else {
             continue;
         };
-        let origin = host.origin(setting, known);
         if let Some(rule) = against(catalogue, &setting.name, value, host)
             // What the kernel does by itself is nobody's stale tuning.
             && setting.is_changed() != Some(false)
@@ -105,20 +107,27 @@ pub fn find(
                 text: rule.text.clone(),
             });
         }
-        // A line that wins in the last kind of place that speaks of the setting should be in force.
-        if let Some((written, means)) = host.lines_about(setting).last()
-            && means != value
-            && !origin
-                .as_ref()
-                .is_some_and(|o| matches!(o, crate::settings::Origin::Configured { .. }))
-            && is_certain(written)
-        {
-            found.push(Finding {
-                trouble: Trouble::NotInForce,
-                name: setting.name.clone(),
-                place: written.place(),
-                text: format!("says {means}, but {value} is in force"),
-            });
+        let said = host.lines_about(setting);
+        found.extend(refused(setting, value, &said));
+        let finding = |trouble, line: &Said<'_>, text| Finding {
+            trouble,
+            name: setting.name.clone(),
+            place: line.written.place(),
+            text,
+        };
+        if let Some(line) = host.not_in_force(setting, &said) {
+            let why =
+                kernel::made(host, setting, &said).map_or_else(String::new, |made| format!(": {}", made.why));
+            let text = format!("says {}, but {value} is in force{why}", line.value);
+            found.push(finding(Trouble::NotInForce, line, text));
+        } else if let Some((line, other)) = conflict(&said) {
+            let text = format!(
+                "says {}, and {} says {}: nothing fixes which of the two comes last; {value} is in force",
+                line.value,
+                other.written.place(),
+                other.value
+            );
+            found.push(finding(Trouble::Conflict, line, text));
         }
     }
     found.sort_by(|a, b| (a.trouble, &a.name, &a.place).cmp(&(b.trouble, &b.name, &b.place)));
@@ -126,47 +135,113 @@ pub fn find(
     found
 }
 
-/// Whether a line can be known to have been carried out: rules have conditions that are not seen, units may be off, and
-/// tuned may compute the value.
-fn is_certain(written: &Written) -> bool {
-    match written.way {
-        Way::SysctlFile | Way::Tmpfiles | Way::KernelCommandLine | Way::SysfsFile => true,
-        Way::TunedProfile | Way::TunedSysctl => !written.value.contains('$'),
-        Way::UdevRule | Way::ModuleOptions | Way::SystemdUnit | Way::BootScript => false,
-    }
-}
-
-fn ignored(catalogue: &Catalogue, host: &Host<'_>, written: &Written) -> Option<Finding> {
-    let finding = |name: String, text: String| {
+/// Lines that the kernel refuses, whenever they are carried out. What a command writes may be tried on purpose.
+fn refused(setting: &Setting<'_>, value: &str, said: &[Said<'_>]) -> Vec<Finding> {
+    let of = |line: &Said<'_>| {
+        let Reading::Refused(why) = &line.reading else {
+            return None;
+        };
+        if matches!(line.written.way, Way::SystemdUnit | Way::BootScript) {
+            return None;
+        }
+        let (trouble, text) = match setting.tunable.values {
+            Values::Words(_) | Values::Listed => (
+                Trouble::Ignored,
+                format!("{} can never be in force here: {why}", line.value),
+            ),
+            Values::Integers { .. } | Values::Text => (
+                Trouble::NotInForce,
+                format!("says {}, but {value} is in force: {why}", line.value),
+            ),
+        };
         Some(Finding {
-            trouble: Trouble::Ignored,
-            name,
-            place: written.place(),
+            trouble,
+            name: setting.name.clone(),
+            place: line.written.place(),
             text,
         })
+    };
+    said.iter().filter_map(of).collect()
+}
+
+/// Two lines that are sure to be carried out at the start of the machine, from different kinds of places, of which only one is
+/// in force.
+fn conflict<'s, 'h>(said: &'s [Said<'h>]) -> Option<(&'s Said<'h>, &'s Said<'h>)> {
+    let sure = || {
+        said.iter()
+            .filter(|s| s.written.phase == Phase::Boot && s.applies == Applies::Yes)
+    };
+    let other = sure().find(|s| s.reading == Reading::Equal)?;
+    let line =
+        sure().find(|s| matches!(s.reading, Reading::Different(_)) && s.written.way != other.written.way)?;
+    Some((line, other))
+}
+
+fn ignored(catalogue: &Catalogue, host: &Host<'_>, written: &Written) -> Vec<Finding> {
+    let finding = |name: String, text: String| Finding {
+        trouble: Trouble::Ignored,
+        name,
+        place: written.place(),
+        text,
     };
     let name = match (written.path.strip_prefix("cmdline:"), sysctl_name(&written.path)) {
         (Some(parameter), _) => format!("boot.{parameter}"),
         (None, Some(name)) => name,
-        (None, None) => return None,
+        (None, None) => name_of(catalogue, &written.path),
     };
+    if let Applies::No(why) = &written.applies {
+        let is_read_later = host
+            .configured
+            .all()
+            .iter()
+            .any(|w| w.phase == Phase::Reapplied && w.file == written.file && w.line == written.line);
+        return (why == UNREAD_SYSCTL_CONF && !is_read_later)
+            .then(|| finding(name, why.clone()))
+            .into_iter()
+            .collect();
+    }
     if let Some(gone) = gone(catalogue, &name, host.facts.release) {
         let what = if gone.stays {
             "has no effect from"
         } else {
             "is not there from"
         };
-        return finding(name, format!("{what} Linux {} on: {}", gone.since, gone.text));
+        return vec![finding(
+            name,
+            format!("{what} Linux {} on: {}", gone.since, gone.text),
+        )];
     }
-    // Only what has a file can be missing; and a pattern may fit nothing today.
-    if written.path.starts_with("cmdline:") || pattern::is_pattern(&written.path) {
-        return None;
+    // Commands look first whether a file is there, modules come and go, and only what has a file can be missing.
+    if written.optional
+        || written.path.starts_with("cmdline:")
+        || matches!(
+            written.way,
+            Way::SystemdUnit | Way::BootScript | Way::KernelCommandLine | Way::ModuleOptions
+        ) && !written.path.starts_with("/proc/sys/")
+    {
+        return Vec::new();
+    }
+    if written.way == Way::UdevRule {
+        return missing_device(host, written)
+            .map(|text| finding(name, text))
+            .into_iter()
+            .collect();
+    }
+    // A pattern may fit nothing today.
+    if pattern::is_pattern(&written.path) {
+        return Vec::new();
     }
     let is_of_device = ["/conf/", "/neigh/"]
         .iter()
         .any(|part| written.path.contains(part));
     if host.tree.read(&written.path) != Err(Unreadable::Absent) || is_of_device {
-        return None;
+        return Vec::new();
+    }
+    if written.path.starts_with("/sys/") {
+        return missing_file(host.tree, &written.path)
+            .map(|text| finding(name, text))
+            .into_iter()
+            .collect();
     }
     let newer = catalogue
         .tunables
@@ -178,7 +253,75 @@ fn ignored(catalogue: &Catalogue, host: &Host<'_>, written: &Written) -> Option<
         None => "this kernel has no such setting: a module that is not loaded, another name, or another system's kernel"
             .to_owned(),
     };
-    finding(name, text)
+    vec![finding(name, text)]
+}
+
+/// Name of a setting by its file; the file itself where the catalogue has none.
+fn name_of(catalogue: &Catalogue, path: &str) -> String {
+    let of = |t: &crate::catalogue::Tunable| {
+        let (before, after) = t.path.split_once('*')?;
+        let star = path.strip_prefix(before)?.strip_suffix(after)?;
+        (!after.contains('*') && !star.contains('/')).then(|| t.name.replacen('*', star, 1))
+    };
+    catalogue
+        .tunables
+        .iter()
+        .find_map(|t| {
+            if t.path == path {
+                Some(t.name.clone())
+            } else {
+                of(t)
+            }
+        })
+        .unwrap_or_else(|| path.to_owned())
+}
+
+/// What is missing of a path below /sys: the first part that is not there. A tree that has nothing of that branch was not
+/// captured whole, and says nothing.
+fn missing_file(tree: &dyn Tree, path: &str) -> Option<String> {
+    let parts: Vec<&str> = path.split('/').collect();
+    for depth in (3..parts.len()).rev() {
+        let directory = parts.get(..depth)?.join("/");
+        if tree.names(&directory).is_empty() {
+            continue;
+        }
+        let missing = parts.get(depth)?;
+        return Some(match directory.as_str() {
+            "/sys/block" | "/sys/class/net" => format!("there is no device {missing} here"),
+            _ => format!("this kernel has no {directory}/{missing}"),
+        });
+    }
+    None
+}
+
+/// A rule of the administrator about one device that is not here, or about a file that the devices it fits do not have.
+fn missing_device(host: &Host<'_>, written: &Written) -> Option<String> {
+    let (base, leaf) = written.path.split_once("/*/")?;
+    // Packages bring rules for every machine; files of a scheduler come and go with it.
+    if !written.file.starts_with("/etc/")
+        || !matches!(base, "/sys/block" | "/sys/class/net")
+        || leaf.contains("iosched/")
+    {
+        return None;
+    }
+    let devices = host.tree.names(base);
+    if devices.is_empty() {
+        return None;
+    }
+    if let Some(name) = written.device()
+        && !devices.iter().any(|d| d == name)
+    {
+        return Some(format!("there is no device {name} here"));
+    }
+    let lacks = |device: &&String| {
+        let path = format!("{base}/{device}/{leaf}");
+        host.tree.read(&path) == Err(Unreadable::Absent)
+            && host.configured.about(&path, host.tree).iter().any(|c| {
+                c.applies == Applies::Yes && c.written.file == written.file && c.written.line == written.line
+            })
+    };
+    let device = devices.iter().take(DEVICES_MAX).find(lacks)?;
+    missing_file(host.tree, &format!("{base}/{device}/{leaf}"))
 }
 
 #[cfg(test)]
@@ -198,7 +341,7 @@ mod tests {
         let catalogue = Catalogue::load().unwrap();
         let host = Host::read(&tree);
         let settings = host.settings(&catalogue);
-        find(&catalogue, &host, &settings, &Known::default())
+        find(&catalogue, &host, &settings)
             .into_iter()
             .map(|f| (f.trouble, f.name, f.place))
             .collect()

@@ -27,11 +27,36 @@ pub trait Tree {
         None
     }
 
+    /// Where a path leads when all links are followed, within the tree; `None` when that is not known.
+    fn real_path(&self, _path: &str) -> Option<String> {
+        None
+    }
+
     /// A file as text; what is not UTF-8 is replaced.
     fn text(&self, path: &str) -> Option<String> {
         self.read(path)
             .ok()
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// The machine's architecture as `uname -m` names it; `None` when the files do not tell.
+pub fn architecture(tree: &dyn Tree) -> Option<String> {
+    if let Some(name) = tree.text("/proc/sys/kernel/arch") {
+        return Some(name.trim().to_owned());
+    }
+    let cpuinfo = tree.text("/proc/cpuinfo")?;
+    let has = |key: &str| {
+        cpuinfo
+            .lines()
+            .any(|l| l.split(':').next().is_some_and(|k| k.trim() == key))
+    };
+    if has("flags") {
+        Some("x86_64".to_owned())
+    } else if has("CPU implementer") {
+        Some("aarch64".to_owned())
+    } else {
+        None
     }
 }
 

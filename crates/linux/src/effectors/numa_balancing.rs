@@ -354,7 +354,7 @@ fn write(root: &Root, value: u8) -> Result<(), PlatformError> {
 
 /// Where somebody configured the value.
 pub(crate) fn configured(root: &Root) -> Option<String> {
-    crate::settings::configured(root, FILE, "numa_balancing")
+    crate::settings::configured(root, FILE)
 }
 
 fn unsupported(why: &str) -> PlatformError {

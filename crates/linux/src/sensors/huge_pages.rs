@@ -4,7 +4,7 @@
 //! somebody. The places where a choice is written down are those of `homeostat_tunables::configured`. A value that none
 //! explains was written `at run time`.
 
-use super::bytes::{chosen, lines, number};
+use super::bytes::{chosen, number};
 use super::files::{self, Kept};
 use crate::Root;
 use homeostat_model::{HugePageSettings, PageSizeSetting};
@@ -48,7 +48,7 @@ impl HugePages {
                 let origin = if enabled.is_empty() {
                     None
                 } else {
-                    origin(&self.root, &enabled)
+                    crate::settings::origin(&self.root, &format!("{BASE}/enabled"))
                 };
                 self.origin = Some((enabled.clone(), origin.clone()));
                 origin
@@ -73,33 +73,6 @@ fn choice(file: &mut Kept, buffer: &mut Vec<u8>) -> String {
         .and_then(chosen)
         .map(str::to_owned)
         .unwrap_or_default()
-}
-
-/// Who set `enabled` to `value`; `None` when that is what the kernel does by itself, or when the kernel's own
-/// default is not known and nothing else explains the value.
-fn origin(root: &Root, value: &str) -> Option<String> {
-    let path = format!("{BASE}/enabled");
-    let written = crate::settings::origin(root, &path, "transparent_hugepage", value);
-    match (written, built_in(root)) {
-        (Some(place), _) => Some(place),
-        (None, Some(default)) if default != value => Some("at run time".to_owned()),
-        (None, _) => None,
-    }
-}
-
-/// What the kernel was built with.
-fn built_in(root: &Root) -> Option<&'static str> {
-    let config = super::kernel_config::read(root)?;
-    for (symbol, value) in [
-        (&b"CONFIG_TRANSPARENT_HUGEPAGE_ALWAYS=y"[..], "always"),
-        (&b"CONFIG_TRANSPARENT_HUGEPAGE_MADVISE=y"[..], "madvise"),
-        (&b"CONFIG_TRANSPARENT_HUGEPAGE_NEVER=y"[..], "never"),
-    ] {
-        if lines(&config).any(|l| l == symbol) {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

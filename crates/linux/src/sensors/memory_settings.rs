@@ -9,7 +9,7 @@ use super::files;
 use crate::Root;
 use crate::effectors::Holder;
 use homeostat_model::{MemorySetting, Nanoseconds};
-use homeostat_tunables::{Catalogue, Configured, Facts, Written};
+use homeostat_tunables::{Catalogue, Facts};
 
 /// The settings (Documentation/admin-guide/sysctl/vm.rst).
 pub const FILES: [&str; 3] = [
@@ -104,8 +104,8 @@ impl MemorySettings {
 
 /// Where each is written down, whatever value stands there.
 fn configured(root: &Root) -> [Option<String>; FILES.len()] {
-    let all = Configured::read(root);
-    FILES.map(|file| all.about(file, root).pop().map(Written::place))
+    let mut found = crate::settings::lines(root, &FILES).into_iter();
+    FILES.map(|_| found.next().flatten())
 }
 
 /// What the kernel sets by itself, by the catalogue.

@@ -4,25 +4,37 @@ mod tree;
 pub mod watch;
 
 use crate::Root;
-use homeostat_tunables::{Configured, Written};
+use homeostat_tunables::settings::{Host, Known};
+use homeostat_tunables::{Catalogue, Origin};
 
-/// The line that a person wrote about a setting, whatever it says; the last one in the order of effect. `parameter` is its
-/// name on the kernel's command line.
-pub fn configured(root: &Root, path: &str, parameter: &str) -> Option<String> {
-    let all = Configured::read(root);
-    let parameter = format!("cmdline:{parameter}");
-    all.about(path, root)
-        .pop()
-        .or_else(|| all.about(&parameter, root).pop())
-        .map(Written::place)
+/// The line that a person wrote about a setting, whatever it says; the last one in the order of effect.
+pub fn configured(root: &Root, path: &str) -> Option<String> {
+    lines(root, &[path]).pop().flatten()
 }
 
-/// The line that explains the value that a setting has; the last one in the order of effect.
-pub fn origin(root: &Root, path: &str, parameter: &str, value: &str) -> Option<String> {
-    let all = Configured::read(root);
-    let parameter = format!("cmdline:{parameter}");
-    let same = |w: &Written| w.value.trim() == value;
-    all.origin(path, root, same)
-        .or_else(|| all.origin(&parameter, root, same))
-        .map(Written::place)
+/// As [`configured`], for several settings at once.
+pub fn lines(root: &Root, paths: &[&str]) -> Vec<Option<String>> {
+    let Ok(catalogue) = Catalogue::load() else {
+        return paths.iter().map(|_| None).collect();
+    };
+    let host = Host::read(root);
+    let of = |path: &&str| {
+        let setting = host.setting_at(&catalogue, path)?;
+        host.lines_about(&setting).pop().map(|said| said.written.place())
+    };
+    paths.iter().map(of).collect()
+}
+
+/// Who chose the value that a setting has, as far as it is written down; `at run time` where it is neither written down nor
+/// the kernel's own. `None`: nobody, or it is not known.
+pub fn origin(root: &Root, path: &str) -> Option<String> {
+    let catalogue = Catalogue::load().ok()?;
+    let host = Host::read(root);
+    let setting = host.setting_at(&catalogue, path)?;
+    match host.origin(&setting, &Known::default())? {
+        Origin::Configured { place, .. } => Some(place),
+        Origin::RunTime { .. } => Some("at run time".to_owned()),
+        Origin::Kernel { place, .. } => place,
+        Origin::Default | Origin::Command { .. } | Origin::Homeostat { .. } | Origin::Unknown => None,
+    }
 }

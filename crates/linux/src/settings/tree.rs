@@ -19,6 +19,10 @@ impl Tree for Root {
         files::names(self, directory)
     }
 
+    fn real_path(&self, path: &str) -> Option<String> {
+        Root::real_path(self, path)
+    }
+
     fn kernel_configuration(&self) -> Option<Vec<u8>> {
         kernel_config::read(self)
     }

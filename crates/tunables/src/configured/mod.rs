@@ -1,9 +1,12 @@
-//! What is written down on a machine about its settings, and which line wins.
+//! What is written down on a machine about its settings.
 //!
-//! Read are, in the order in which they take effect at boot: the kernel's command line, modprobe.d, tuned's sysctls (it
-//! applies sysctl.d again after its own, `reapply_sysctl`), sysctl.d and sysctl.conf, udev rules, tmpfiles.d, sysfs.d,
-//! the commands of systemd units, rc.local, and tuned. Within each the documented precedence holds. A place explains a
-//! value only when it is the winning one of its kind and says that value; of several the last in that order is named.
+//! Each format has a reader that follows the format's own manual, and returns its lines in the order in which their
+//! tool carries them out. A line applies, does not apply, or it cannot be told from outside (a rule of udev asks a
+//! program, a unit may be off). All lines that may apply are kept: which of them explains a value is decided in
+//! [`crate::settings`], where the value is known and what the kernel makes of a text.
+//!
+//! Order of effect: the kernel's command line and modprobe.d, then sysctl.d, udev rules, tmpfiles.d, sysfs.d, units and
+//! rc.local (whose order among each other nothing fixes), then tuned, which applies sysctl.d once more.
 
 mod command_line;
 mod modprobe;
@@ -16,6 +19,7 @@ mod tuned;
 mod udev;
 
 pub(crate) use command_line::own as own_parameter;
+pub(crate) use sysctl::UNREAD as UNREAD_SYSCTL_CONF;
 
 use crate::tree::Tree;
 use serde::{Deserialize, Serialize};
@@ -26,7 +30,7 @@ const FILES_MAX: usize = 1000;
 /// Most lines that are kept of all files together.
 const WRITTEN_MAX: usize = 20_000;
 
-/// Which kind of place something is written in, in the order in which they take effect.
+/// Which kind of place something is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
@@ -69,15 +73,57 @@ impl Way {
     }
 }
 
-/// A condition of a udev rule that can be looked at.
+/// When a line is carried out. Within one phase only lines of the same way have an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// A module is loaded with its options.
+    Module,
+    /// The kernel reads its command line, and the loader of modules adds what stands there to its own options.
+    Kernel,
+    /// The machine starts.
+    Boot,
+    /// tuned applies its profile.
+    Tuned,
+    /// tuned applies sysctl.d again (`reapply_sysctl`).
+    Reapplied,
+}
+
+/// Whether a line is carried out on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Condition {
-    /// Attribute, a file below the device's directory.
-    attribute: String,
-    /// Pattern of its value.
-    value: String,
-    /// It must not fit.
-    negated: bool,
+pub enum Applies {
+    /// It is.
+    Yes,
+    /// It is not; the reason.
+    No(String),
+    /// It cannot be told from the files; the reason.
+    Unknown(String),
+}
+
+impl Applies {
+    /// Both must apply.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (no @ Self::No(_), _) | (_, no @ Self::No(_)) => no,
+            (unknown @ Self::Unknown(_), _) | (_, unknown @ Self::Unknown(_)) => unknown,
+            (Self::Yes, Self::Yes) => Self::Yes,
+        }
+    }
+}
+
+/// How the value of a line is meant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// This text is written.
+    #[default]
+    Plain,
+    /// This number is written where a smaller one stands (`>N` of tuned).
+    AtLeast,
+    /// This number is written where a larger one stands (`<N` of tuned).
+    AtMost,
+    /// The first of these that the file offers is written (`a|b` of tuned).
+    FirstOffered,
+    /// Something is written, and what is known only when it happens: a variable, a specifier, a program's answer.
+    Computed,
 }
 
 /// One line somewhere that sets something.
@@ -85,18 +131,28 @@ pub(crate) struct Condition {
 pub struct Written {
     /// File that is set; may hold `*`, `?` and `[…]`.
     pub path: String,
-    /// The value as it stands there.
+    /// The value as its tool writes it.
     pub value: String,
+    /// How the value is meant.
+    pub form: Form,
     /// Kind of place.
     pub way: Way,
+    /// When it is carried out.
+    pub phase: Phase,
     /// The file that says so.
     pub file: String,
     /// Its line, from 1; 0 on the command line.
     pub line: usize,
     /// What to call the place besides the file: the parameter, the profile, the unit.
     pub what: String,
-    /// The attribute that a udev rule sets, with its conditions; the device's directory is the path without it.
-    conditions: (String, Vec<Condition>),
+    /// The unit or script that leads to the file.
+    pub via: String,
+    /// Whether it is carried out, as far as that does not depend on the device.
+    pub applies: Applies,
+    /// The line itself says that the file may be missing.
+    pub optional: bool,
+    /// What a rule of udev asks of the device.
+    rule: Option<udev::Rule>,
 }
 
 impl Written {
@@ -104,12 +160,32 @@ impl Written {
         Self {
             path,
             value: value.to_owned(),
+            form: Form::Plain,
             way,
+            phase: match way {
+                Way::ModuleOptions => Phase::Module,
+                Way::KernelCommandLine => Phase::Kernel,
+                Way::TunedSysctl | Way::TunedProfile => Phase::Tuned,
+                Way::SysctlFile
+                | Way::UdevRule
+                | Way::Tmpfiles
+                | Way::SysfsFile
+                | Way::SystemdUnit
+                | Way::BootScript => Phase::Boot,
+            },
             file: file.to_owned(),
             line,
             what: String::new(),
-            conditions: (String::new(), Vec::new()),
+            via: String::new(),
+            applies: Applies::Yes,
+            optional: false,
+            rule: None,
         }
+    }
+
+    /// The one device that a rule of udev is about, if it names one.
+    pub(crate) fn device(&self) -> Option<&str> {
+        self.rule.as_ref()?.names_device()
     }
 
     /// The place in words: `/etc/sysctl.d/10-x.conf:3`.
@@ -125,24 +201,22 @@ impl Written {
             | Way::SysfsFile
             | Way::SystemdUnit
             | Way::BootScript => {
-                format!("{file}:{line}")
+                let by = if self.via.is_empty() { "" } else { ", by " };
+                format!("{file}:{line}{by}{}", self.via)
             }
         }
     }
+}
 
-    fn fits(&self, path: &str, tree: &dyn Tree) -> bool {
-        if !pattern::fits(&self.path, path) {
-            return false;
-        }
-        let (attribute, conditions) = &self.conditions;
-        let Some(device) = path.strip_suffix(attribute.as_str()) else {
-            return conditions.is_empty();
-        };
-        conditions.iter().all(|c| {
-            let there = tree.text(&format!("{device}{}", c.attribute)).unwrap_or_default();
-            pattern::fits_any(&c.value, there.trim()) != c.negated
-        })
-    }
+/// A line about one file.
+#[derive(Clone, Debug)]
+pub struct Candidate<'w> {
+    /// The line.
+    pub written: &'w Written,
+    /// Its position in the order of effect of all lines.
+    pub position: usize,
+    /// Whether it is carried out for this file: never [`Applies::No`].
+    pub applies: Applies,
 }
 
 /// Everything that is written down.
@@ -160,16 +234,17 @@ impl Configured {
         let mut found = Self::default();
         found.written.extend(command_line::read(tree));
         found.written.extend(modprobe::read(tree));
-        let (written, excluded) = sysctl::read(tree);
-        found.written.extend(written);
-        found.excluded = excluded;
+        let profile = tuned::read(tree);
+        let sysctl = sysctl::read(tree, profile.reapplies);
+        found.written.extend(sysctl.written);
+        found.excluded = sysctl.excluded;
         found.written.extend(udev::read(tree));
         found.written.extend(tmpfiles::read(tree));
         found.written.extend(sysfs_conf::read(tree));
         found.written.extend(shell::read(tree));
-        found.written.extend(tuned::read(tree));
+        found.written.extend(profile.written);
         // Stable: within a kind the order of effect stays.
-        found.written.sort_by_key(|w| w.way);
+        found.written.sort_by_key(|w| (w.phase, w.way));
         found.written.truncate(WRITTEN_MAX);
         found
     }
@@ -179,43 +254,45 @@ impl Configured {
         &self.written
     }
 
-    /// The lines about one file: the winning one of each kind of place, in order of effect.
-    pub fn about(&self, path: &str, tree: &dyn Tree) -> Vec<&Written> {
-        let mut winning: BTreeMap<Way, &Written> = BTreeMap::new();
-        for written in self.written.iter().filter(|w| w.fits(path, tree)) {
-            if written.way == Way::SysctlFile {
-                // A line that names the file wins over every pattern, wherever it stands; some are kept away from
-                // patterns on purpose (sysctl.d(5)).
-                let general = pattern::is_pattern(&written.path);
-                if general && self.excluded.iter().any(|e| e == path) {
-                    continue;
-                }
-                if general
-                    && winning
-                        .get(&Way::SysctlFile)
-                        .is_some_and(|w| !pattern::is_pattern(&w.path))
-                {
-                    continue;
-                }
+    /// The lines about one file that apply or may apply, in order of effect.
+    pub fn about(&self, path: &str, tree: &dyn Tree) -> Vec<Candidate<'_>> {
+        // A file that sysctl.d names is out of reach of its patterns, wherever the two stand (sysctl.d(5)).
+        let is_named = self.excluded.iter().any(|e| e == path)
+            || self
+                .written
+                .iter()
+                .any(|w| w.way == Way::SysctlFile && w.path == path && !matches!(w.applies, Applies::No(_)));
+        let mut device = udev::Device::of(path);
+        let mut found = Vec::new();
+        for (position, written) in self.written.iter().enumerate() {
+            if !pattern::fits(&written.path, path) {
+                continue;
             }
-            winning.insert(written.way, written);
+            if written.way == Way::SysctlFile && is_named && pattern::is_pattern(&written.path) {
+                continue;
+            }
+            let mut applies = written.applies.clone();
+            if let Some(rule) = &written.rule {
+                applies = applies.and(rule.applies(&mut device, tree));
+            }
+            if !matches!(applies, Applies::No(_)) {
+                found.push(Candidate {
+                    written,
+                    position,
+                    applies,
+                });
+            }
         }
-        winning.into_values().collect()
-    }
-
-    /// The line that explains a value: `same` tells whether a written text means the value that is in force. A
-    /// parameter of the command line means what `meaning` makes of it.
-    pub fn origin(&self, path: &str, tree: &dyn Tree, same: impl Fn(&Written) -> bool) -> Option<&Written> {
-        self.about(path, tree).into_iter().rev().find(|w| same(w))
+        found
     }
 }
 
-/// The `*.conf` files of several directories, earlier directories replacing later ones by name, in order of name.
+/// The files of several directories, earlier directories replacing later ones by name, in order of name.
 fn files_of(tree: &dyn Tree, directories: &[&str], ending: &str) -> Vec<(String, String)> {
     let mut by_name: BTreeMap<String, String> = BTreeMap::new();
     for directory in directories {
         for name in tree.names(directory).into_iter().take(FILES_MAX) {
-            if name.ends_with(ending) {
+            if name.ends_with(ending) && !name.starts_with('.') {
                 by_name
                     .entry(name.clone())
                     .or_insert_with(|| format!("{directory}/{name}"));
@@ -264,18 +341,20 @@ pub fn sysctl_path(name: &str) -> String {
             .collect(),
         _ => name.to_owned(),
     };
-    format!("/proc/sys/{path}")
+    // As path_simplify() of systemd: no doubled slashes, no dots that stay where they are.
+    let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
+    format!("/proc/sys/{}", parts.join("/"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Files;
 
     #[test]
     fn names_of_sysctls_are_files() {
         assert_eq!(sysctl_path("vm.swappiness"), "/proc/sys/vm/swappiness");
         assert_eq!(sysctl_path("vm/swappiness"), "/proc/sys/vm/swappiness");
+        assert_eq!(sysctl_path("/vm//swappiness/"), "/proc/sys/vm/swappiness");
         assert_eq!(
             sysctl_path("net/ipv4/conf/eth0.100/rp_filter"),
             "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"
@@ -292,29 +371,5 @@ mod tests {
             joined_lines("a\nb \\\n  c\nd"),
             [(1, "a".to_owned()), (2, "b c".to_owned()), (4, "d".to_owned())]
         );
-    }
-
-    #[test]
-    fn the_last_kind_of_place_that_says_the_value_is_named() {
-        let tree = Files::new(&[
-            ("/proc/cmdline", "quiet sysctl.vm.swappiness=5\n"),
-            ("/etc/sysctl.d/10-a.conf", "vm.swappiness = 10\n"),
-            ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/swappiness - - - - 20\n"),
-        ]);
-        let configured = Configured::read(&tree);
-        let path = "/proc/sys/vm/swappiness";
-        assert_eq!(configured.about(path, &tree).len(), 3);
-        let origin = |value: &str| {
-            configured
-                .origin(path, &tree, |w| w.value == value)
-                .map(Written::place)
-        };
-        assert_eq!(origin("20").as_deref(), Some("/etc/tmpfiles.d/a.conf:1"));
-        assert_eq!(origin("10").as_deref(), Some("/etc/sysctl.d/10-a.conf:1"));
-        assert_eq!(
-            origin("5").as_deref(),
-            Some("kernel command line sysctl.vm.swappiness=5")
-        );
-        assert_eq!(origin("60"), None);
     }
 }

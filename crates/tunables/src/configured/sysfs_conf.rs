@@ -1,4 +1,5 @@
-//! `/etc/sysfs.conf` and `/etc/sysfs.d` of sysfsutils: `kernel/mm/ksm/run = 1`.
+//! `/etc/sysfs.conf` and `/etc/sysfs.d` of sysfsutils: `kernel/mm/ksm/run = 1`. Its script reads the files one after another,
+//! cuts comments off, and takes one word for the value; names are patterns of the shell.
 
 use super::{Way, Written, files_of};
 use crate::tree::Tree;
@@ -13,19 +14,24 @@ pub(super) fn read(tree: &dyn Tree) -> Vec<Written> {
     let mut found = Vec::new();
     for (file, text) in files {
         for (index, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default();
             let Some((name, value)) = line.split_once('=') else {
                 continue;
             };
             let name = name.trim();
-            // `mode a = 0644` and `owner a = x` are about permissions.
-            if name.starts_with('#') || name.contains(char::is_whitespace) || name.is_empty() {
+            // `mode a = 0644` and `owner a = x` are about permissions; several words are an error of syntax.
+            let mut words = value.split_whitespace();
+            let (Some(value), None) = (words.next(), words.next()) else {
+                continue;
+            };
+            if name.contains(char::is_whitespace) || name.is_empty() {
                 continue;
             }
             let name = name.strip_prefix("/sys/").unwrap_or(name);
             found.push(Written::new(
                 Way::SysfsFile,
                 format!("/sys/{name}"),
-                value.trim(),
+                value,
                 &file,
                 index + 1,
             ));
@@ -44,17 +50,20 @@ mod tests {
         let tree = Files::new(&[
             (
                 "/etc/sysfs.conf",
-                "mode kernel/mm/ksm/run = 0644\nkernel/mm/ksm/run = 1\n",
+                "mode kernel/mm/ksm/run = 0644\nkernel/mm/ksm/run = 1 # merge\n",
             ),
             (
                 "/etc/sysfs.d/b.conf",
-                "#x = 1\n/sys/kernel/mm/ksm/sleep_millisecs=5\n",
+                "#x = 1\n/sys/kernel/mm/ksm/sleep_millisecs=5\nx = two words\n",
             ),
         ]);
         let found = read(&tree);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].path, "/sys/kernel/mm/ksm/run");
-        assert_eq!(found[0].place(), "/etc/sysfs.conf:2");
+        assert_eq!(
+            (found[0].place().as_str(), found[0].value.as_str()),
+            ("/etc/sysfs.conf:2", "1")
+        );
         assert_eq!(found[1].value, "5");
     }
 }

@@ -181,7 +181,11 @@ fn one(t: &Tunable, watched_since: Option<u64>, look: &Look) -> String {
     row("since", format!("Linux {}; {}", t.since, t.source));
     for line in &t.lines {
         let state = if line.in_force { "in force" } else { "not in force" };
-        row("written", format!("{} in {}: {state}", line.value, line.place));
+        let note = if line.note.is_empty() { "" } else { "; " };
+        row(
+            "written",
+            format!("{} in {}: {state}{note}{}", line.value, line.place, line.note),
+        );
     }
     if let Some(strategy) = &t.strategy {
         if t.experiments.is_empty() {
@@ -273,6 +277,7 @@ pub(super) fn check(found: &Check, look: &Look) -> String {
         ("missing_there", "Changed here, and not known there"),
         ("ignored", "Written down, and ignored by this kernel"),
         ("not_in_force", "Written down, and not in force"),
+        ("conflict", "Written down twice, with different values"),
         ("works_against", "Works against this machine"),
     ] {
         let of: Vec<_> = found.findings.iter().filter(|f| f.kind == kind).collect();
@@ -342,6 +347,7 @@ mod tests {
                 place: "/etc/sysctl.d/10-db.conf:2".into(),
                 value: "10".into(),
                 in_force: false,
+                note: String::new(),
             }],
             strategy: None,
             experiments: vec![],
