@@ -18,7 +18,9 @@ BUILD := $(CARGO) build --release --locked
 # What the tests and measurements need besides Rust: COMMAND:PACKAGE, installed only where the command is missing.
 # PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
-	javac:default-jdk-headless cc:gcc python3:python3 nginx:nginx haproxy:haproxy
+	javac:default-jdk-headless cc:gcc python3:python3 nginx:nginx haproxy:haproxy \
+	/usr/lib/systemd/systemd-sysctl:systemd /usr/bin/systemd-tmpfiles:systemd /usr/sbin/sysctl:procps \
+	/usr/bin/unshare:util-linux /usr/sbin/tuned:tuned
 # What the table of meters needs besides; the last two, which Debian does not have, are only unpacked (see tools/install-test-tools).
 METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
 	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3 \
