@@ -298,8 +298,8 @@ pub fn describe(root: Option<&Path>) -> Result<Topology, PlatformError> {
 }
 
 /// Whether this machine has places to tell apart: several last-level caches or memory nodes.
-pub fn are_several() -> bool {
-    topology::read(&Root::default()).is_ok_and(|machine| {
+pub fn are_several(root: Option<&Path>) -> bool {
+    topology::read(&root.map_or_else(Root::default, Root::new)).is_ok_and(|machine| {
         let first = machine.cpus.first().map(|c| c.llc);
         machine.nodes.len() > 1 || machine.cpus.iter().any(|c| Some(c.llc) != first)
     })
@@ -503,6 +503,7 @@ pub enum Wanted {
 pub struct Observer {
     platform: LinuxPlatform,
     clock: MonotonicClock,
+    root: Root,
     machine: Machine,
     groups: Vec<Vec<NodeId>>,
     nodes: NodeWatch,
@@ -516,13 +517,13 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Looks at the machine and its workloads for the first time. What the journal below `state_directory` says to be in
+    /// Looks at the machine, or the one whose files lie below `root`, and its workloads for the first time. What the journal below `state_directory` says to be in
     /// force is not taken for a person's choice.
     ///
     /// # Errors
     /// The machine or its processes can not be described.
-    pub fn begin(state_directory: &Path) -> Result<Self, PlatformError> {
-        let root = Root::default();
+    pub fn begin(root: Option<&Path>, state_directory: &Path) -> Result<Self, PlatformError> {
+        let root = root.map_or_else(Root::default, Root::new);
         let mut platform = LinuxPlatform::new(root.clone());
         let machine = topology::read(&root)?;
         platform.locality().set_machine(&machine);
@@ -533,7 +534,8 @@ impl Observer {
             clock: MonotonicClock,
             machine,
             groups,
-            nodes: NodeWatch::new(root),
+            nodes: NodeWatch::new(root.clone()),
+            root,
             workloads: Vec::new(),
             samples: BTreeMap::new(),
             begun: BTreeSet::new(),
@@ -570,7 +572,7 @@ impl Observer {
         self.begun.retain(|id| living.contains(id));
         self.samples = snapshot.samples.into_iter().map(|s| (s.id.clone(), s)).collect();
         if self.platform.machine_changed() {
-            self.machine = topology::read(&Root::default())?;
+            self.machine = topology::read(&self.root)?;
             self.platform.locality().set_machine(&self.machine);
             self.notes = self.platform.locality().watch_dispatches()?.into_iter().collect();
         }

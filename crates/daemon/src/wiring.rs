@@ -68,6 +68,14 @@ fn platform(settings: &Settings) -> LinuxPlatform {
     LinuxPlatform::with_meters(Root::default(), &settings.meters)
 }
 
+/// The machine whose files lie below a directory, where one is given.
+fn platform_below(root: Option<&Path>, settings: &Settings) -> LinuxPlatform {
+    match root {
+        Some(root) => LinuxPlatform::with_meters(Root::new(root), &settings.meters),
+        None => platform(settings),
+    }
+}
+
 /// Name of the command by which this program is started to read files in the control groups of others.
 pub const FETCHER: &str = "fetch-for-daemon";
 
@@ -103,13 +111,13 @@ pub fn fetch() -> std::io::Result<()> {
     homeostat_linux::effectors::fetcher::serve()
 }
 
-/// Probes the machine, and asks each strategy whether it can work here.
+/// Probes the machine, or the one whose files lie below `root`, and asks each strategy whether it can work there.
 ///
 /// # Errors
 /// The machine can not be described at all.
-pub fn diagnose() -> Result<Diagnosis, PlatformError> {
+pub fn diagnose(root: Option<&Path>) -> Result<Diagnosis, PlatformError> {
     let usual = Settings::default();
-    let machine = platform(&usual).machine()?;
+    let machine = platform_below(root, &usual).machine()?;
     let strategies = homeostat_strategies::all()
         .iter()
         .map(|s| StrategyState {
@@ -534,10 +542,11 @@ impl Drop for Scratch {
 /// As [`run`].
 pub fn rehearse(
     sources: &Sources,
+    root: Option<&Path>,
     length: Nanoseconds,
     go_on: impl FnMut(&View, Nanoseconds) -> bool,
 ) -> Result<View, RunError> {
-    rehearse_recorded(sources, length, None, go_on)
+    rehearse_recorded(sources, root, length, None, go_on)
 }
 
 /// As [`rehearse`], and records the mind into a new file, up to the limit.
@@ -546,14 +555,19 @@ pub fn rehearse(
 /// Also when the file can not be made.
 pub fn rehearse_recorded(
     sources: &Sources,
+    root: Option<&Path>,
     length: Nanoseconds,
     record: Option<(&Path, Bytes)>,
     mut go_on: impl FnMut(&View, Nanoseconds) -> bool,
 ) -> Result<View, RunError> {
     let Loaded { mut settings, .. } = settings::load(sources)?;
     settings.policy.mode = Mode::AdviseOnly;
-    // What it counts with is not only rehearsed.
-    meters::write_breakpoints_down_in(&settings.paths.state_directory);
+    if root.is_none() {
+        // What it counts with is not only rehearsed.
+        meters::write_breakpoints_down_in(&settings.paths.state_directory);
+    } else {
+        settings.meters.breakpoints = false;
+    }
     let scratch = Scratch::new()?;
     let (journal, _) = Journal::open(&scratch.0, JournalOptions::default())?;
     let clock = MonotonicClock;
@@ -566,7 +580,7 @@ pub fn rehearse_recorded(
         .map(|(path, limit)| Recorder::create(path, limit))
         .transpose()?;
     let (mut runtime, _) = Runtime::start_recorded(
-        platform(&settings),
+        platform_below(root, &settings),
         MonotonicClock,
         journal,
         history,

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::{Context, render};
 use clap::Args;
 use homeostat_daemon::wiring;
+use std::path::PathBuf;
 
 /// Show what this machine can sense and do, and what is missing.
 ///
@@ -11,17 +12,23 @@ use homeostat_daemon::wiring;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   homeostat doctor                           as root, to see what the daemon would see
+  homeostat doctor --root captured/          another machine, captured with fixtures/capture.sh
   homeostat doctor --json | jq '.capabilities[] | select(.state != \"available\")'")]
-pub struct Doctor {}
+pub struct Doctor {
+    /// Directory that holds the /proc, /sys and /etc of another machine.
+    #[arg(long, value_name = "DIRECTORY")]
+    root: Option<PathBuf>,
+}
 
 impl Doctor {
     /// Probes and shows.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        let diagnosis = wiring::diagnose().map_err(|e| Failure::from_error(&e))?;
+        let diagnosis = wiring::diagnose(self.root.as_deref()).map_err(|e| Failure::from_error(&e))?;
         context
             .terminal
             .show(&diagnosis, |look| render::diagnosis(&diagnosis, look))?;
-        if diagnosis.can_act() {
+        // Nobody can act on files; what they tell is all that was asked for.
+        if self.root.is_some() || diagnosis.can_act() {
             Ok(())
         } else {
             Err(Failure::failed(verdict(rustix::process::geteuid().is_root())))

@@ -7,6 +7,7 @@ use homeostat_daemon::api::{Found, find_named};
 use homeostat_daemon::client::ClientError;
 use homeostat_daemon::places::{self, Observer, Wanted};
 use homeostat_model::Nanoseconds;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
   homeostat locality                         the largest workloads of this machine
   homeostat locality redis-server            one of them in full: memory by node and kind, threads by cache
   homeostat locality --watch                 again and again, until Ctrl-C
+  homeostat locality --root captured/        another machine, captured with fixtures/capture.sh
   homeostat locality --json | jq '.workloads[] | {name, local, score}'
   homeostat locality --watch --json          one JSON document a line")]
 pub struct Locality {
@@ -32,6 +34,9 @@ pub struct Locality {
     /// Show every workload, not only the largest.
     #[arg(long, short, conflicts_with = "workload")]
     all: bool,
+    /// Directory that holds the /proc and /sys of another machine: what is counted over time is not known there.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "watch")]
+    root: Option<PathBuf>,
 }
 
 impl Locality {
@@ -42,8 +47,8 @@ impl Locality {
             signal_hook::flag::register(signal, interrupted.clone())
                 .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
         }
-        let mut observer =
-            Observer::begin(&context.state_directory()).map_err(|e| Failure::from_error(&e))?;
+        let mut observer = Observer::begin(self.root.as_deref(), &context.state_directory())
+            .map_err(|e| Failure::from_error(&e))?;
         let wanted = match &self.workload {
             Some(name) => Wanted::One(match find_named(observer.workloads(), name) {
                 Found::One(workload) => workload.id.clone(),

@@ -73,7 +73,7 @@ impl Record {
             );
         }
         let record = Some((self.file.as_path(), limit(self.limit)));
-        let result = wiring::rehearse_recorded(&context.sources, length, record, |view, elapsed| {
+        let result = wiring::rehearse_recorded(&context.sources, None, length, record, |view, elapsed| {
             if progress {
                 let _ = write!(
                     std::io::stderr(),

@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn every_strategy_has_its_way_by_hand() {
-        let machine = homeostat_daemon::wiring::diagnose().expect("this machine can be described");
+        let machine = homeostat_daemon::wiring::diagnose(None).expect("this machine can be described");
         for strategy in machine.strategies {
             let way = of(&strategy.id).unwrap_or_else(|| panic!("{} has none", strategy.id));
             assert!(!way.title.is_empty() && !way.make.is_empty() && !way.undo.is_empty());
