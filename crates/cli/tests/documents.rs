@@ -56,6 +56,100 @@ fn the_page_of_commands_is_what_the_program_says() {
     );
 }
 
+/// Commands that a page names: inline code and lines of blocks that begin with the program. In the page that is made from the
+/// program only examples are commands, and these are indented.
+fn commands_in(text: &str, is_made: bool) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+            continue;
+        }
+        let spans: Vec<&str> = if in_block {
+            if is_made && !line.starts_with("  ") {
+                continue;
+            }
+            // What follows wide space is a remark.
+            vec![line.trim_start().split("  ").next().unwrap_or_default()]
+        } else {
+            line.split('`').skip(1).step_by(2).collect()
+        };
+        for span in spans {
+            // Pipes, chains and comments of a shell each begin anew.
+            for part in span.split(['|', ';', '#']).flat_map(|p| p.split("&&")) {
+                let part = part.trim().trim_start_matches("$ ").trim_start_matches("sudo ");
+                if let Some(rest) = part.strip_prefix("homeostat ") {
+                    found.push(rest.to_owned());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// What is wrong with a command that a page names.
+fn fault(command: &clap::Command, words: &str) -> Option<String> {
+    let mut at = command;
+    let is_word = |w: &str| w.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !w.starts_with('-');
+    let mut may_go_on = true;
+    for word in words.split_whitespace() {
+        let word = word.trim_end_matches([',', '.', ':', ')', '\'', '"']);
+        if let Some(option) = word.strip_prefix("--") {
+            let name = option.split('=').next().unwrap_or_default();
+            let knows = |c: &clap::Command| {
+                c.get_arguments().any(|a| {
+                    let aliases = a.get_all_aliases().unwrap_or_default();
+                    a.get_long() == Some(name) || aliases.contains(&name)
+                })
+            };
+            if !name.is_empty() && !matches!(name, "help" | "version") && !knows(at) && !knows(command) {
+                return Some(format!("`homeostat {words}`: no option --{name}"));
+            }
+        } else if may_go_on && at.has_subcommands() && is_word(word) {
+            match at.find_subcommand(word) {
+                Some(inner) => at = inner,
+                None if at.get_name() == "help" || word == "help" => return None,
+                None => return Some(format!("`homeostat {words}`: no command {word}")),
+            }
+        } else if !word.starts_with('-') {
+            may_go_on = false;
+        }
+    }
+    None
+}
+
+#[test]
+fn every_command_that_the_book_names_exists() {
+    let mut command = homeostat_cli::Arguments::command();
+    command.build();
+    let mut files = Vec::new();
+    pages(&root().join("docs"), &mut files);
+    files.push(root().join("README.md"));
+    let mut faults = Vec::new();
+    let mut named = 0;
+    for file in files {
+        for words in commands_in(&read(&file), file.ends_with("commands.md")) {
+            named += 1;
+            faults.extend(fault(&command, &words).map(|f| format!("{}: {f}", file.display())));
+        }
+    }
+    assert!(named > 100, "only {named} commands were found");
+    assert_eq!(faults, Vec::<String>::new());
+    // The check itself sees what it is there for.
+    for (words, wrong) in [
+        ("list", true),
+        ("compare a b", true),
+        ("tunable lst", true),
+        ("status --nosuch", true),
+        ("tunable show vm.swappiness", false),
+        ("meter list --json", false),
+        ("COMMAND --help", false),
+    ] {
+        assert_eq!(fault(&command, words).is_some(), wrong, "{words}");
+    }
+}
+
 fn pages(directory: &Path, found: &mut Vec<PathBuf>) {
     let mut entries: Vec<PathBuf> = std::fs::read_dir(directory)
         .unwrap()

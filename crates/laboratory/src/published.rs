@@ -3,7 +3,7 @@
 //!
 //! Every gain is that of a run in which the engine decided; the optimised state is never switched on by hand (the runs
 //! "by hand" of P7, P14 and P15 are themselves published rows). homeostat's own cost is part of the machine's load. Rows that
-//! are missed are shown as misses with the reason. P18 is a table of another report; it belongs to `homeostat compare`.
+//! are missed are shown as misses with the reason. P18 is a table of another report and is not measured.
 //!
 //! Every run is made with several seeds: a number is the median over them, shown with its range, and met or missed by the
 //! median. Made again with rough signals ([`Scenario::roughen`]), it says whether the verdict depends on the machine being kind.
@@ -1428,7 +1428,7 @@ impl Published {
             .map_or_else(String::new, |n| format!(", {n} with rough signals"));
         let _ = writeln!(
             out,
-            "\n  {met} of {all} numbers met by the median of {} seeds{rough}. P17 and P19 are measured on real machines; P18 is held against `homeostat compare`.\n",
+            "\n  {met} of {all} numbers met by the median of {} seeds{rough}. P17 is measured on real machines; P18 and P19 are not measured.\n",
             self.seeds
         );
         out.push_str("  P15, transactions per second of both programs\n");
@@ -1457,8 +1457,8 @@ impl Published {
         }
         let _ = write!(
             out,
-            "\n{met} of {all} numbers met by the median, {} with rough signals; {:.0} simulated hours. P17 and P19 are \
-             measured on real machines (`results.md`); P18 is the table that `homeostat compare` is held against.\n\n\
+            "\n{met} of {all} numbers met by the median, {} with rough signals; {:.0} simulated hours. P17 is \
+             measured on real machines (`results.md`); P18 and P19 are not measured.\n\n\
              ## Misses\n\n",
             self.met_rough().map_or_else(|| "-".to_owned(), |n| n.to_string()),
             self.simulated_s / 3600.0

@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for ConfiguredMeter {
 #[serde(default, deny_unknown_fields)]
 pub struct MeterSettings {
     /// Further meters by workload: `uprobe:BINARY:SYMBOL`, `usdt:BINARY:PROVIDER:NAME`,
-    /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`. On the left stands a workload's id or its program, as `homeostat list`
+    /// `prometheus:http://ADDRESS:PORT/PATH#METRIC{LABEL="VALUE"}`. On the left stands a workload's id or its program, as `homeostat status`
     /// and `homeostat meter list` show them; `*` is any text, `?` one character. BINARY is the name of the program or of a library that it
     /// has loaded, or the whole path of either. A library is named by the file that is mapped (`/proc/PID/maps`), a link to it by its
     /// whole path. What a person names may be counted while others run the same file, and what one count is that person knows best:
