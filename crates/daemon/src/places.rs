@@ -53,6 +53,15 @@ pub struct Topology {
     pub tiers: Vec<MemoryTier>,
     /// Disks, network interfaces and accelerators.
     pub devices: Vec<Device>,
+    /// All memory; zero where it cannot be told.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Size of the base page.
+    #[serde(default)]
+    pub page_bytes: u64,
+    /// What firmware, hypervisor or container tell that cannot be, and what counts instead.
+    #[serde(default)]
+    pub doubts: Vec<String>,
 }
 
 /// A logical CPU.
@@ -70,7 +79,7 @@ pub struct LogicalCpu {
     pub package: u32,
     /// NUMA node.
     pub node: u32,
-    /// `performance`, `efficiency` or `low_power`, on hybrids.
+    /// `performance`, `efficiency`, `low_power` or `compact`, where there are several kinds.
     pub kind: Option<String>,
     /// Speed relative to the fastest = 1024, where CPUs differ.
     pub capacity: Option<u32>,
@@ -247,6 +256,9 @@ impl Topology {
                     node: d.node.map(|n| n.0),
                 })
                 .collect(),
+            memory_bytes: machine.memory.0,
+            page_bytes: machine.page_size.0,
+            doubts: Vec::new(),
         }
     }
 }
@@ -293,8 +305,11 @@ impl MemoryNode {
 /// It can not be described at all.
 pub fn describe(root: Option<&Path>) -> Result<Topology, PlatformError> {
     let root = root.map_or_else(Root::default, Root::new);
-    let machine = topology::read(&root)?;
-    Ok(Topology::new(&machine, &topology::describe(&root)?))
+    let (machine, doubts) = topology::read_and_repair(&root)?;
+    Ok(Topology {
+        doubts,
+        ..Topology::new(&machine, &topology::describe(&root)?)
+    })
 }
 
 /// Whether this machine has places to tell apart: several last-level caches or memory nodes.

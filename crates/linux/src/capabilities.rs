@@ -215,7 +215,9 @@ impl List {
     }
 
     fn conversion(&mut self, root: &Root) {
-        let (collapse, split) = if root.is_live() {
+        let (collapse, split) = if let Some(other) = other_pages(rustix::param::page_size() as u64) {
+            (other.clone(), other)
+        } else if root.is_live() {
             try_conversion(root)
         } else {
             (captured(), captured())
@@ -249,13 +251,6 @@ impl List {
             "kpageflags",
             "on kernels before 6.7 large pages of other processes cannot be told from small ones",
             kpageflags,
-        );
-        self.file(
-            root,
-            "smaps_rollup",
-            "/proc/self/smaps_rollup",
-            "the share of large pages of a workload is known only after a full inspection",
-            "run a kernel from 4.14 with CONFIG_PROC_PAGE_MONITOR",
         );
         let huge = files::text(root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
         let seen = match huge {
@@ -1150,6 +1145,17 @@ fn kernel_version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
+/// What is made of pages of 4 KiB and large pages of 2 MiB is not done with others.
+fn other_pages(page: u64) -> Option<Seen> {
+    (page != BASE_PAGE).then(|| {
+        let detail = format!(
+            "the pages of this kernel have {} KiB, and only 4 KiB are supported",
+            page >> 10
+        );
+        Seen::new(Missing, detail, "")
+    })
+}
+
 fn captured() -> Seen {
     Seen::new(Missing, "not probed: this is a captured machine", "")
 }
@@ -1386,6 +1392,9 @@ fn whole_large_pages(root: &Root, release: &str) -> Seen {
 
 /// Moves some pages of our own to another node and back.
 fn try_page_moves(root: &Root, nodes: &[u32]) -> Seen {
+    if let Some(other) = other_pages(rustix::param::page_size() as u64) {
+        return other;
+    }
     /// Pages that are moved.
     const PAGES: u64 = 16;
     let mut scratch = match ScratchMapping::new(1) {

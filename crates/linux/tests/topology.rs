@@ -240,6 +240,148 @@ fn captured_hosts_and_the_running_machine_can_be_described() {
     assert!(t.nodes.iter().any(|n| n.memory.0 > 0));
 }
 
+/// A machine of as many CPUs, with what a test adds.
+struct Made(tempfile::TempDir);
+
+impl Made {
+    fn new(cpus: u32) -> Self {
+        let made = Self(tempfile::tempdir().unwrap());
+        made.put("proc/meminfo", "MemTotal: 16384000 kB\n");
+        made.put("sys/devices/system/cpu/online", &format!("0-{}\n", cpus - 1));
+        made
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.0.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn root(&self) -> Root {
+        Root::new(self.0.path())
+    }
+}
+
+#[test]
+fn a_cache_that_spans_nodes_is_one_domain_at_each() {
+    let made = Made::new(8);
+    for node in 0..2 {
+        let base = format!("sys/devices/system/node/node{node}");
+        made.put(&format!("{base}/cpulist"), ["0-3\n", "4-7\n"][node]);
+        made.put(
+            &format!("{base}/meminfo"),
+            &format!("Node {node} MemTotal: 8192000 kB\n"),
+        );
+        made.put(&format!("{base}/distance"), ["10 20\n", "20 10\n"][node]);
+    }
+    for cpu in 0..8 {
+        let base = format!("sys/devices/system/cpu/cpu{cpu}/cache/index0");
+        made.put(&format!("{base}/level"), "3\n");
+        made.put(&format!("{base}/type"), "Unified\n");
+        made.put(&format!("{base}/size"), "32768K\n");
+        made.put(&format!("{base}/shared_cpu_list"), "0-7\n");
+    }
+    let (machine, told) = topology::read_and_repair(&made.root()).unwrap();
+    let domains: Vec<u32> = machine.cpus.iter().map(|c| c.llc.0).collect();
+    assert_eq!(domains, [0, 0, 0, 0, 4, 4, 4, 4]);
+    assert!(
+        told.len() == 1 && told[0].contains("span memory nodes"),
+        "{told:?}"
+    );
+    let shape = topology::describe(&made.root()).unwrap();
+    let caches: Vec<(Vec<u32>, u64)> = shape
+        .caches
+        .iter()
+        .map(|c| (ids(&c.cpus), c.size.0 >> 20))
+        .collect();
+    assert_eq!(caches, [(vec![0, 1, 2, 3], 16), (vec![4, 5, 6, 7], 16)]);
+}
+
+#[test]
+fn compact_cores_are_told_from_full_ones_and_ranks_of_equal_cores_are_not_kinds() {
+    let kinds = |rated: &[u32]| {
+        let made = Made::new(rated.len() as u32);
+        for (cpu, rated) in rated.iter().enumerate() {
+            let path = format!("sys/devices/system/cpu/cpu{cpu}/acpi_cppc/highest_perf");
+            made.put(&path, &format!("{rated}\n"));
+        }
+        let cpus = topology::describe(&made.root()).unwrap().cpus;
+        cpus.into_iter().map(|c| c.kind).collect::<Vec<_>>()
+    };
+    let (full, compact) = (Some("performance".to_owned()), Some("compact".to_owned()));
+    assert_eq!(
+        kinds(&[208, 208, 119, 119]),
+        [full.clone(), full, compact.clone(), compact]
+    );
+    assert_eq!(
+        kinds(&[
+            231, 226, 221, 216, 211, 206, 201, 196, 191, 186, 181, 176, 171, 166
+        ]),
+        vec![None; 14]
+    );
+    assert_eq!(kinds(&[196, 196, 0, 196]), vec![None; 4]);
+}
+
+#[test]
+fn an_arm_machine_tells_its_pages_and_its_hypervisor_by_other_ways_than_x86() {
+    let made = Made::new(2);
+    let cpu = "processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: fp asimd\nCPU part\t: 0xd40\n";
+    made.put("proc/cpuinfo", cpu);
+    made.put("proc/sys/kernel/osrelease", "6.8.0-64k\n");
+    made.put(
+        "boot/config-6.8.0-64k",
+        "CONFIG_ARM64=y\nCONFIG_ARM64_64K_PAGES=y\n",
+    );
+    let read = || topology::read(&made.root()).unwrap();
+    assert_eq!((read().page_size, read().hypervisor), (Bytes(65_536), None));
+    made.put("sys/class/dmi/id/sys_vendor", "Amazon EC2\n");
+    made.put("sys/class/dmi/id/product_name", "m7g.xlarge\n");
+    assert_eq!(read().hypervisor.as_deref(), Some("Amazon EC2 m7g.xlarge"));
+    made.put("sys/class/dmi/id/product_name", "m7g.metal\n");
+    assert_eq!(read().hypervisor, None, "a whole machine is rented");
+    // By the device tree; and pages by their large page, by the configuration, and by a program.
+    std::fs::remove_dir_all(made.0.path().join("sys/class/dmi")).unwrap();
+    made.put("proc/device-tree/hypervisor/compatible", "linux,kvm\0");
+    assert_eq!(read().hypervisor.as_deref(), Some("linux,kvm"));
+    std::fs::remove_dir_all(made.0.path().join("boot")).unwrap();
+    made.put("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "33554432\n");
+    assert_eq!(read().page_size, Bytes(16_384));
+    made.put("boot/config-6.8.0-64k", "CONFIG_PAGE_SHIFT=12\n");
+    assert_eq!(read().page_size, Bytes(4096));
+    let words = [33u64, 0x7fff_0000, 6, 65_536, 0, 0];
+    let vector: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    std::fs::create_dir_all(made.0.path().join("proc/self")).unwrap();
+    std::fs::write(made.0.path().join("proc/self/auxv"), vector).unwrap();
+    assert_eq!(read().page_size, Bytes(65_536));
+}
+
+#[test]
+fn memory_that_is_told_as_nothing_is_unknown_and_one_node_is_held_against_all() {
+    let made = Made::new(1);
+    let node = "sys/devices/system/node/node0/meminfo";
+    made.put(node, "Node 0 MemTotal: 8192000 kB\n");
+    let (machine, told) = topology::read_and_repair(&made.root()).unwrap();
+    assert_eq!(machine.nodes[0].memory, Bytes::from_kib(16_384_000));
+    assert!(
+        told.len() == 1 && told[0].contains("the latter counts"),
+        "{told:?}"
+    );
+    made.put(
+        "proc/meminfo",
+        "MemTotal:              0 kB\nMemFree:         -766260 kB\n",
+    );
+    let (machine, told) = topology::read_and_repair(&made.root()).unwrap();
+    assert_eq!(
+        (machine.memory, machine.nodes[0].memory),
+        (Bytes::ZERO, Bytes::ZERO)
+    );
+    assert!(told.len() == 1 && told[0].contains("cannot be told"), "{told:?}");
+    assert!(
+        topology::read(&made.root()).is_err(),
+        "nothing is decided on such a machine"
+    );
+}
+
 /// The CPUs that are no room.
 fn set_aside(root: &Root) -> Vec<u32> {
     let machine = topology::read(root).unwrap();

@@ -12,7 +12,7 @@ pub struct Topology {
     pub cpus: Vec<LogicalCpu>,
     /// CPUs that are there but switched off.
     pub offline: Vec<CpuId>,
-    /// Caches by level, then by kind, then by their first CPU.
+    /// Caches by level, then by kind, then by their first CPU. One that is told to span nodes is listed at each of them.
     pub caches: Vec<Cache>,
     /// NUMA nodes in order; at least one. A node may have no CPUs, or no memory.
     pub nodes: Vec<MemoryNode>,
@@ -37,7 +37,7 @@ pub struct LogicalCpu {
     pub package: u32,
     /// NUMA node.
     pub node: NodeId,
-    /// Kind of core, on machines with several: `performance`, `efficiency`, `low_power`.
+    /// Kind of core, on machines with several: `performance`, `efficiency`, `low_power`, `compact`.
     pub kind: Option<String>,
     /// Speed relative to the fastest CPU of the machine = 1024, where the kernel tells it.
     pub capacity: Option<u32>,

@@ -17,11 +17,19 @@ pub fn topology(t: &Topology, look: &Look) -> String {
     let virtual_machine = t.hypervisor.as_ref().map_or_else(String::new, |h| {
         format!("; a virtual machine ({h}): this is what its host lets it see")
     });
+    // Most machines have pages of 4 KiB.
+    let pages = match t.page_bytes {
+        0 | 4096 => String::new(),
+        other => format!(", pages of {}", bytes(other)),
+    };
     out.push_str(&wrap(
-        &format!("Linux {} on {}{virtual_machine}", t.kernel, t.cpu_model),
+        &format!("Linux {} on {}{pages}{virtual_machine}", t.kernel, t.cpu_model),
         "",
         look.width,
     ));
+    for doubt in &t.doubts {
+        out.push_str(&wrap(&format!("Not sure: {doubt}"), "", look.width));
+    }
     for group in &t.near_groups {
         let nodes: Vec<&MemoryNode> = t.nodes.iter().filter(|n| group.contains(&n.id)).collect();
         let indent = if t.near_groups.len() > 1 {
@@ -63,14 +71,18 @@ pub fn topology(t: &Topology, look: &Look) -> String {
 fn summary(t: &Topology) -> String {
     let packages: BTreeSet<u32> = t.cpus.iter().map(|c| c.package).collect();
     let cores: BTreeSet<u32> = t.cpus.iter().map(|c| c.core).collect();
-    let memory: u64 = t.nodes.iter().map(|n| n.memory_bytes).sum();
+    let memory = if t.memory_bytes > 0 {
+        bytes(t.memory_bytes)
+    } else {
+        "memory unknown".to_owned()
+    };
     let mut text = format!(
         "{}, {}, {}; {}, {}",
         plural(packages.len() as u64, "package"),
         plural(cores.len() as u64, "core"),
         plural(t.cpus.len() as u64, "CPU"),
         plural(t.nodes.len() as u64, "memory node"),
-        bytes(memory),
+        memory,
     );
     let last = last_level_caches(t);
     if !last.is_empty() {

@@ -8,8 +8,8 @@
 use super::bytes::{keyed, lines, number, words};
 use super::files::{self, Kept};
 use super::huge_pages::HugePages;
-use super::paging;
 use super::pressure::{self, Stalled};
+use super::{paging, topology};
 use crate::Root;
 use homeostat_model::{Bytes, MachineSample, Nanoseconds, Paging, Pressure};
 use homeostat_platform::PlatformError;
@@ -63,6 +63,8 @@ struct Files {
     vmstat: Kept,
     pressure: [Kept; 3],
     buffer: Vec<u8>,
+    /// Size of the base page.
+    page: u64,
 }
 
 /// Of `/proc/stat` the first line is looked at only: it has eleven numbers at most.
@@ -124,6 +126,7 @@ impl Files {
                 file("/proc/pressure/io"),
             ],
             buffer: Vec::new(),
+            page: topology::page_size(root).0,
         }
     }
 
@@ -142,7 +145,7 @@ impl Files {
         for (file, stalled) in self.pressure.iter_mut().zip(&mut stalled) {
             *stalled = file.read(buffer, files::SMALL_FILE_MAX).map(pressure::parse);
         }
-        let page = rustix::param::page_size() as u64;
+        let page = self.page;
         let free_in_huge_blocks = block.and_then(|block| {
             let text = self.buddyinfo.read(buffer, files::SMALL_FILE_MAX)?;
             Some(parse_free_blocks(text, page, block))

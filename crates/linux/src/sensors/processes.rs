@@ -23,7 +23,7 @@ use super::files::{Directory, ProcessFile, SMALL_FILE_MAX, Text};
 use super::group_view::GroupView;
 use super::grouping::{self, Member, Segment};
 use super::reader::{self, Reader};
-use super::{host, live_environment, tuners};
+use super::{host, live_environment, topology, tuners};
 use crate::Root;
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::{Bytes, Nanoseconds, ProcessId, Workload, WorkloadId, WorkloadSample};
@@ -531,6 +531,7 @@ impl ProcessTable {
         } else {
             0
         };
+        let page = topology::page_size(&root).0;
         Ok(Self {
             elsewhere: Elsewhere::new(root.clone()),
             groups: GroupView::new(root.clone()),
@@ -540,7 +541,7 @@ impl ProcessTable {
             memory_reader: Reader::default(),
             own,
             tick: host::tick_length(),
-            page: rustix::param::page_size() as u64,
+            page,
             passes: 0,
             listed: Vec::new(),
             entries: BTreeMap::new(),

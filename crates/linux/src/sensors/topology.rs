@@ -27,22 +27,46 @@ const CACHES_MAX: u32 = 16;
 const DEVICES_MAX: usize = 1024;
 /// Most classes of access to a node's memory (two are defined).
 const CLASSES_MAX: u32 = 4;
+/// Step between the rated performance of two kinds of cores. Source: AMD's amd-pstate driver documents ranks of equal cores
+/// from 166 to 255 in steps of a few; compact cores are rated 119 where full ones have 208.
+const COMPACT_STEP: f64 = 1.3;
 /// Directories that are climbed in search of the node of a device: bridges nest a few levels deep.
 const CLIMB_MAX: usize = 16;
 
-/// Reads the machine, without its capabilities.
+/// Reads the machine, without its capabilities. What cannot be is made a machine that can be ([`Machine::repair`]).
 ///
 /// # Errors
 /// `Unsupported` when `/proc` is not there, `Malformed` when it does not tell how much memory there is.
 pub fn read(root: &Root) -> Result<Machine, PlatformError> {
-    let meminfo = files::required(root, "/proc/meminfo", files::SMALL_FILE_MAX)?;
-    let memory = keyed(&meminfo, "MemTotal")
-        .map(Bytes::from_kib)
-        .filter(|m| m.0 > 0)
-        .ok_or_else(|| PlatformError::Malformed {
+    let (machine, _) = read_and_repair(root)?;
+    if machine.memory.0 == 0 {
+        return Err(PlatformError::Malformed {
             path: root.path("/proc/meminfo"),
-            line: String::from_utf8_lossy(lines(&meminfo).next().unwrap_or_default()).into_owned(),
-        })?;
+            line: "MemTotal: 0 kB".into(),
+        });
+    }
+    Ok(machine)
+}
+
+/// As [`read`], with a sentence for each part that cannot be as it is told. The memory may be told as zero (some containers).
+///
+/// # Errors
+/// As [`read`], but for that.
+pub fn read_and_repair(root: &Root) -> Result<(Machine, Vec<String>), PlatformError> {
+    let mut machine = as_told(root)?;
+    let told = machine.repair();
+    Ok((machine, told))
+}
+
+fn as_told(root: &Root) -> Result<Machine, PlatformError> {
+    let meminfo = files::required(root, "/proc/meminfo", files::SMALL_FILE_MAX)?;
+    let memory =
+        keyed(&meminfo, "MemTotal")
+            .map(Bytes::from_kib)
+            .ok_or_else(|| PlatformError::Malformed {
+                path: root.path("/proc/meminfo"),
+                line: String::from_utf8_lossy(lines(&meminfo).next().unwrap_or_default()).into_owned(),
+            })?;
     let cpuinfo = files::bytes(root, "/proc/cpuinfo", files::LARGE_FILE_MAX).unwrap_or_default();
     let mut nodes = read_nodes(root);
     if nodes.is_empty() {
@@ -63,7 +87,7 @@ pub fn read(root: &Root) -> Result<Machine, PlatformError> {
         cpus,
         nodes: nodes.into_iter().map(|(node, _)| node).collect(),
         memory,
-        page_size: Bytes(rustix::param::page_size() as u64),
+        page_size: page_size(root),
         huge_page_size: files::text(root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
             .and_then(|t| number(t.as_bytes()))
             .map_or(Bytes::ZERO, Bytes),
@@ -209,24 +233,154 @@ fn cpu_model(cpuinfo: &[u8]) -> String {
         )
 }
 
-/// The hypervisor's name: the CPU flag `hypervisor` says that there is one, firmware tables say which.
+/// Size of the base page. A captured machine tells it by the auxiliary vector of a program, or by the configuration of its
+/// kernel; else a table of entries of 8 bytes fills a page, which gives the large page its size.
+pub fn page_size(root: &Root) -> Bytes {
+    let own = Bytes(rustix::param::page_size() as u64);
+    if root.is_live() {
+        return own;
+    }
+    let by_vector = files::bytes(root, "/proc/self/auxv", files::SMALL_FILE_MAX)
+        .or_else(|| files::bytes(root, "/proc/1/auxv", files::SMALL_FILE_MAX))
+        .and_then(|vector| page_size_by_vector(&vector));
+    let by_kernel = || super::kernel_config::read(root).and_then(|text| page_size_by_config(&text));
+    let by_large_page = || {
+        let large = files::text(root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+        let large = large.and_then(|t| number(t.as_bytes()))?;
+        [4096u64, 16_384, 65_536]
+            .into_iter()
+            .find(|page| page * page / 8 == large)
+    };
+    by_vector
+        .or_else(by_kernel)
+        .or_else(by_large_page)
+        .map_or(own, Bytes)
+}
+
+/// `AT_PAGESZ` of an auxiliary vector of 64-bit words (getauxval(3)).
+fn page_size_by_vector(vector: &[u8]) -> Option<u64> {
+    const AT_PAGESZ: u64 = 6;
+    let words = vector.as_chunks::<8>().0;
+    let pairs = words.as_chunks::<2>().0;
+    let found = pairs
+        .iter()
+        .find(|[kind, _]| u64::from_le_bytes(*kind) == AT_PAGESZ);
+    found
+        .map(|[_, value]| u64::from_le_bytes(*value))
+        .filter(|page| page.is_power_of_two() && (4096..=1 << 20).contains(page))
+}
+
+/// The page size by the kernel's configuration: `CONFIG_PAGE_SHIFT`, or a choice such as `CONFIG_ARM64_64K_PAGES`.
+fn page_size_by_config(config: &[u8]) -> Option<u64> {
+    let value = |name: &str| lines(config).find_map(|line| line.strip_prefix(name.as_bytes()));
+    if let Some(shift) = value("CONFIG_PAGE_SHIFT=").and_then(number) {
+        return (12..=20).contains(&shift).then(|| 1 << shift);
+    }
+    lines(config).find_map(|line| {
+        let name = line.strip_prefix(b"CONFIG_")?.strip_suffix(b"=y")?;
+        [("4K", 4096), ("16K", 16_384), ("64K", 65_536), ("256K", 262_144)]
+            .into_iter()
+            .find(|(size, _)| {
+                let ends = [
+                    format!("_{size}_PAGES"),
+                    format!("_PAGE_SIZE_{size}B"),
+                    format!("_{size}_3LEVEL"),
+                ];
+                ends.iter().any(|end| name.ends_with(end.as_bytes()))
+                    || name == format!("PAGE_SIZE_{size}B").as_bytes()
+            })
+            .map(|(_, bytes)| bytes)
+    })
+}
+
+/// The hypervisor's name. On x86 the CPU flag `hypervisor` says that there is one, and firmware tables say which. Elsewhere
+/// the firmware tells both.
 fn hypervisor(root: &Root, cpuinfo: &[u8]) -> Option<String> {
-    let flagged = cpuinfo_value(cpuinfo, "flags").is_some_and(|f| words(f).any(|w| w == b"hypervisor"));
+    let flags = cpuinfo_value(cpuinfo, "flags");
+    let flagged = flags.is_some_and(|f| words(f).any(|w| w == b"hypervisor"));
     let xen = files::text(root, "/sys/hypervisor/type").filter(|t| !t.is_empty() && t != "none");
-    if !flagged && xen.is_none() {
+    if let Some(xen) = xen {
+        return Some(xen);
+    }
+    let told = |path: &str| {
+        let text = files::text(root, path)?;
+        let text = text.trim_matches('\0').to_owned();
+        (!text.is_empty()).then_some(text)
+    };
+    let vendor = told("/sys/class/dmi/id/sys_vendor");
+    let product = told("/sys/class/dmi/id/product_name");
+    let named = match (&vendor, &product) {
+        (Some(vendor), Some(product)) => Some(format!("{vendor} {product}")),
+        (Some(one), None) | (None, Some(one)) => Some(one.clone()),
+        (None, None) => None,
+    };
+    if flagged {
+        return Some(named.unwrap_or_else(|| "unknown".to_owned()));
+    }
+    // The flag is there on every x86 machine that has flags.
+    if flags.is_some() {
         return None;
     }
-    xen.or_else(|| {
-        let vendor = files::text(root, "/sys/class/dmi/id/sys_vendor").filter(|t| !t.is_empty())?;
-        Some(
-            match files::text(root, "/sys/class/dmi/id/product_name").filter(|t| !t.is_empty()) {
-                Some(product) => format!("{vendor} {product}"),
-                None => vendor,
-            },
-        )
-    })
-    .or_else(|| Some("unknown".to_owned()))
+    let board = told("/sys/class/dmi/id/board_vendor");
+    let bios = told("/sys/class/dmi/id/bios_vendor");
+    let firmware = [&vendor, &product, &board, &bios];
+    // A cloud also rents whole machines, and says so in the name of the product.
+    let whole = product
+        .as_deref()
+        .is_some_and(|p| p.ends_with(".metal") || p.contains("-metal"));
+    let is_virtual = firmware
+        .iter()
+        .filter_map(|field| field.as_deref())
+        .any(|field| VIRTUAL_FIRMWARE.iter().any(|name| field.starts_with(name)));
+    if is_virtual && !whole {
+        return named.or_else(|| Some("unknown".to_owned()));
+    }
+    ["/proc/device-tree", "/sys/firmware/devicetree/base"]
+        .iter()
+        .find_map(|tree| {
+            let compatible = told(&format!("{tree}/hypervisor/compatible"));
+            compatible
+                .map(|text| text.replace('\0', " "))
+                .or_else(|| told(&format!("{tree}/ibm,partition-name")).map(|_| "PowerVM".to_owned()))
+                .or_else(|| {
+                    let model =
+                        told(&format!("{tree}/compatible")).or_else(|| told(&format!("{tree}/model")))?;
+                    let is_virtual = ["linux,dummy-virt", "qemu", "QEMU"]
+                        .iter()
+                        .any(|n| model.contains(n));
+                    is_virtual.then(|| "QEMU".to_owned())
+                })
+        })
+        .or_else(|| {
+            // s390: "VM00 Control Program: KVM/Linux" below a hypervisor.
+            let text = files::text(root, "/proc/sysinfo")?;
+            let program = text
+                .lines()
+                .find_map(|l| l.trim().strip_prefix("VM00 Control Program:"));
+            program.map(|name| name.trim().to_owned())
+        })
 }
+
+/// How the fields of the firmware tables of virtual machines begin. Source: systemd, `src/basic/virt.c`, `detect_vm_dmi_vendor`.
+const VIRTUAL_FIRMWARE: [&str; 17] = [
+    "KVM",
+    "OpenStack",
+    "KubeVirt",
+    "Amazon EC2",
+    "QEMU",
+    "VMware",
+    "VMW",
+    "innotek GmbH",
+    "VirtualBox",
+    "Xen",
+    "Bochs",
+    "Parallels",
+    "BHYVE",
+    "Hyper-V",
+    "Apple Virtualization",
+    "Google Compute Engine",
+    "Virtual Machine",
+];
 
 /// NUMA nodes with their CPUs.
 fn read_nodes(root: &Root) -> Vec<(NumaNode, Vec<u32>)> {
@@ -365,7 +519,7 @@ fn last_level_cache(root: &Root, cpu: &str) -> Option<(LlcId, Bytes)> {
 /// # Errors
 /// As [`read`].
 pub fn describe(root: &Root) -> Result<Topology, PlatformError> {
-    let machine = read(root)?;
+    let (machine, _) = read_and_repair(root)?;
     let set = |path: &str| -> BTreeSet<u32> {
         files::text(root, path)
             .and_then(|t| list(t.as_bytes()))
@@ -402,8 +556,10 @@ pub fn describe(root: &Root) -> Result<Topology, PlatformError> {
         })
         .collect();
     forget_what_tells_nothing(&mut cpus);
+    let mut caches = caches(root, &cpus);
+    one_cache_per_node(&mut caches, &machine);
     Ok(Topology {
-        caches: caches(root, &cpus),
+        caches,
         nodes: memory_nodes(root, &machine),
         tiers: tiers(root),
         devices: devices(root),
@@ -429,7 +585,40 @@ fn kinds_of_cores(root: &Root) -> BTreeMap<u32, &'static str> {
             .unwrap_or_default();
         kinds.extend(cpus.into_iter().map(|cpu| (cpu, kind)));
     }
+    if kinds.is_empty() {
+        kinds = compact_cores(root);
+    }
     kinds
+}
+
+/// AMD's compact cores: the firmware rates their highest performance far lower (ACPI CPPC). Ranks of equal cores, by which
+/// a scheduler prefers some, follow each other in small steps.
+fn compact_cores(root: &Root) -> BTreeMap<u32, &'static str> {
+    let online = set(root, "/sys/devices/system/cpu/online").unwrap_or_default();
+    let rated: BTreeMap<u32, u64> = online
+        .into_iter()
+        .filter_map(|cpu| {
+            let path = format!("/sys/devices/system/cpu/cpu{cpu}/acpi_cppc/highest_perf");
+            let rated = files::text(root, &path).and_then(|t| number(t.as_bytes()))?;
+            (rated > 0).then_some((cpu, rated))
+        })
+        .collect();
+    let levels: BTreeSet<u64> = rated.values().copied().collect();
+    let levels: Vec<u64> = levels.into_iter().collect();
+    let step = levels
+        .windows(2)
+        .filter_map(|pair| match pair {
+            [below, above] if *above as f64 >= *below as f64 * COMPACT_STEP => Some(*above),
+            _ => None,
+        })
+        .max();
+    let Some(fast) = step else {
+        return BTreeMap::new();
+    };
+    rated
+        .into_iter()
+        .map(|(cpu, rated)| (cpu, if rated >= fast { "performance" } else { "compact" }))
+        .collect()
 }
 
 /// One die per package, one speed for all, or a cluster that is just a core or a package: the kernel reports these on
@@ -496,6 +685,28 @@ fn caches(root: &Root, cpus: &[LogicalCpu]) -> Vec<Cache> {
         }
     }
     found.into_values().collect()
+}
+
+/// A cache that is told to span nodes is listed at each of them, with its share by CPUs.
+fn one_cache_per_node(caches: &mut Vec<Cache>, machine: &Machine) {
+    let node_of: BTreeMap<CpuId, NodeId> = machine.cpus.iter().map(|c| (c.id, c.node)).collect();
+    *caches = std::mem::take(caches)
+        .into_iter()
+        .flat_map(|cache| {
+            let mut parts: BTreeMap<Option<NodeId>, Vec<CpuId>> = BTreeMap::new();
+            for cpu in &cache.cpus {
+                parts.entry(node_of.get(cpu).copied()).or_default().push(*cpu);
+            }
+            let all = cache.cpus.len().max(1) as u64;
+            let part = move |cpus: Vec<CpuId>| Cache {
+                size: Bytes(cache.size.0 * cpus.len() as u64 / all),
+                cpus,
+                ..cache.clone()
+            };
+            parts.into_values().map(part).collect::<Vec<_>>()
+        })
+        .collect();
+    caches.sort_by_key(|c| (c.level, c.kind, c.cpus.first().copied()));
 }
 
 fn memory_nodes(root: &Root, machine: &Machine) -> Vec<MemoryNode> {

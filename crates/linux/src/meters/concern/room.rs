@@ -7,8 +7,6 @@ use crate::effectors::memory_group::hierarchy;
 use crate::sensors::{files, group_memory};
 use homeostat_model::ProcessId;
 
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 /// So many times the pages must fit, and so many bytes beside: the program goes on to need memory, too.
 const TIMES: u64 = 2;
 const BESIDE: u64 = 8 * 1024 * 1024;
@@ -22,7 +20,7 @@ const GROUPS_MAX: usize = 32;
 pub(super) fn allow(root: &Root, processes: &[ProcessId], pages: u64) -> Result<(), Refusal> {
     let needed = (processes.len() as u64)
         .saturating_mul(pages)
-        .saturating_mul(TIMES * PAGE)
+        .saturating_mul(TIMES * rustix::param::page_size() as u64)
         .saturating_add(BESIDE);
     let Some((mount, version_one)) = hierarchy(root) else {
         // Nothing is counted, so nothing limits.
