@@ -5,7 +5,7 @@
 use crate::api::{self, SCHEMA};
 use homeostat_linux::sensors::group_memory::{self, GroupCounts, GroupMemory};
 use homeostat_linux::sensors::grouping::is_own_group;
-use homeostat_linux::sensors::{files, paging};
+use homeostat_linux::sensors::{files, paging, topology};
 use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
 use homeostat_model::{Bytes, Nanoseconds, Paging, Snapshot, WorkloadId, WorkloadSample};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
@@ -51,7 +51,7 @@ pub struct Memory {
     pub schema: u32,
     /// Seconds watched.
     pub interval_s: f64,
-    /// `enough`, `tight` or `short`.
+    /// `enough`, `tight`, `short`, `short_in_a_group` (only below the limits of control groups), or `unknown`.
     pub verdict: String,
     /// Why, with numbers.
     pub why: Vec<String>,
@@ -281,6 +281,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
         scan: true,
         detail: Vec::new(),
     };
+    let uptime = topology::uptime(&root);
     // The first look begins the counts, the second learns where in its files everybody is.
     platform.sample(&scan)?;
     clock.sleep(Nanoseconds(length.0 / 4));
@@ -323,7 +324,15 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     let pushed_out = pushed_out(&rates, used.total.0, &workloads);
     let left_out = workloads.len().saturating_sub(most);
     workloads.truncate(most);
-    let (verdict, why) = judge(&rates, stalled_some, &workloads);
+    let stands_still = !root.is_live() && topology::uptime(&root) == uptime;
+    let (verdict, why) = if used.total.0 == 0 {
+        ("unknown", vec!["/proc/meminfo tells no memory at all".into()])
+    } else if stands_still {
+        let why = "this is the image of a machine: its counters stand still";
+        ("unknown", vec![why.into()])
+    } else {
+        judge(&rates, stalled_some, &workloads)
+    };
     Ok(Memory {
         schema: SCHEMA,
         interval_s: seconds,
@@ -546,8 +555,58 @@ fn row(sample: &WorkloadSample, resident: Option<u64>) -> WorkloadMemory {
     }
 }
 
-/// Judged by rates: full memory is no shortage, memory that comes back is.
+/// Judged by rates: full memory is no shortage, memory that comes back is. What comes back below the limit of a control group
+/// is a shortage of that group alone.
 fn judge(rates: &Rates, stalled: Option<f64>, workloads: &[WorkloadMemory]) -> (&'static str, Vec<String>) {
+    let full = |w: &&WorkloadMemory| w.group.as_ref().is_some_and(|group| group.full.is_some());
+    let (inside, outside): (Vec<&WorkloadMemory>, Vec<&WorkloadMemory>) = workloads.iter().partition(full);
+    let groups: BTreeMap<&str, &Group> = inside
+        .iter()
+        .filter_map(|w| w.group.as_ref())
+        .map(|group| (group.path.as_str(), group))
+        .collect();
+    let of_groups = |value: fn(&Group) -> f64| groups.values().map(|group| value(group)).sum::<f64>();
+    let mut rates = *rates;
+    rates.refaults_anonymous_per_s -= of_groups(|g| g.refaults_anonymous_per_s);
+    rates.refaults_file_per_s -= of_groups(|g| g.refaults_file_per_s);
+    rates.swapped_in_per_s -= of_groups(|g| g.swapped_in_per_s.unwrap_or(0.0));
+    rates.swapped_out_per_s -= of_groups(|g| g.swapped_out_per_s.unwrap_or(0.0));
+    let mut limited: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for w in &inside {
+        let Some(group) = &w.group else { continue };
+        let back = group.refaults_file_per_s + group.refaults_anonymous_per_s;
+        let suffers =
+            w.faults_major_per_s >= FAULTS_MIN || (back >= REFAULTS_SHORT && w.remark != READS_ONCE);
+        if let Some(at) = group.full.as_ref().filter(|g| suffers && !is_own_group(&g.path)) {
+            limited.entry(&at.path).or_default().push(&w.name);
+        }
+    }
+    // Time that stands still is told for the whole machine: it may be that of such a group.
+    let stalled = stalled.filter(|_| limited.is_empty());
+    let (verdict, mut why) = judge_machine(&rates, stalled, &outside);
+    let told = limited.into_iter().map(|(group, names)| {
+        format!(
+            "{group} uses all that its limit allows, and {} needs again what was taken there",
+            names.join(", ")
+        )
+    });
+    let told: Vec<String> = told.collect();
+    match (verdict, told.is_empty()) {
+        (_, true) => (verdict, why),
+        ("enough", false) => ("short_in_a_group", told),
+        (_, false) => {
+            why.extend(told);
+            (verdict, why)
+        }
+    }
+}
+
+/// As [`judge`], for the memory that no full group has.
+fn judge_machine(
+    rates: &Rates,
+    stalled: Option<f64>,
+    workloads: &[&WorkloadMemory],
+) -> (&'static str, Vec<String>) {
     let mut short = Vec::new();
     let mut tight = Vec::new();
     let swaps = rates.swapped_in_per_s.min(rates.swapped_out_per_s);
@@ -676,6 +735,21 @@ mod tests {
             |refaults| in_group(reader("tar", 1.0), "/memory/homeostat-reader-1-7", refaults, None);
         assert_eq!(judge(&r, None, &[contained(4990.0), waiting()]).0, "enough");
         assert_eq!(judge(&r, None, &[contained(100.0), waiting()]).0, "short");
+    }
+
+    #[test]
+    fn a_group_at_its_limit_is_short_and_the_machine_is_not() {
+        let mut r = quiet();
+        r.refaults_file_per_s = 5000.0;
+        let limited = in_group(waiting(), "/db", 4990.0, Some("/db"));
+        let (verdict, why) = judge(&r, Some(0.3), std::slice::from_ref(&limited));
+        assert!(
+            verdict == "short_in_a_group" && why[0].contains("/db uses all"),
+            "{why:?}"
+        );
+        // What others lose is the machine's.
+        r.refaults_file_per_s = 9000.0;
+        assert_eq!(judge(&r, None, &[limited, waiting()]).0, "short");
     }
 
     fn in_group(mut w: WorkloadMemory, path: &str, refaults: f64, full: Option<&str>) -> WorkloadMemory {

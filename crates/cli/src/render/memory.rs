@@ -11,7 +11,12 @@ const TOLD_MIN: u64 = 1024 * 1024;
 
 /// Whether memory is short and why, what it is used for, and the workloads.
 pub fn memory(m: &Memory, look: &Look) -> String {
-    let mut out = format!("Memory is {} (watched for {:.1} s)\n", m.verdict, m.interval_s);
+    let answer = match m.verdict.as_str() {
+        "short_in_a_group" => "Memory is enough for the machine, and short in a control group".to_owned(),
+        "unknown" => "Whether memory is short is not known".to_owned(),
+        verdict => format!("Memory is {verdict}"),
+    };
+    let mut out = format!("{answer} (watched for {:.1} s)\n", m.interval_s);
     for why in &m.why {
         out.push_str(&wrap(why, "  ", look.width));
     }
