@@ -28,6 +28,9 @@ pub enum MemoryAdvice {
     HugePage,
     /// `MADV_NOHUGEPAGE`.
     NoHugePage,
+    /// Not read: the kernel shows it only while it holds up the program for long. `MADV_COLLAPSE` itself refuses what the
+    /// program keeps in small pages.
+    Unknown,
 }
 
 /// The large-page-sized, aligned pieces of a region, each in one of four states.
@@ -58,7 +61,7 @@ pub struct MemoryRegion {
     pub name: String,
     /// Resident.
     pub resident: Bytes,
-    /// Resident and referenced lately (smaps `Referenced`), as far as the kernel knows.
+    /// Resident and referenced lately (smaps `Referenced`), as far as the kernel knows; all of it where that was not read.
     pub referenced: Bytes,
     /// Mapped by large pages (AnonHugePages + ShmemPmdMapped).
     pub huge: Bytes,
@@ -66,10 +69,10 @@ pub struct MemoryRegion {
     pub swapped: Bytes,
     /// The program's own advice.
     pub advice: MemoryAdvice,
-    /// Locked by `mlock(2)` (VmFlags `lo`).
+    /// Locked by `mlock(2)` (VmFlags `lo`; where they were not read, whether the process has locked so much).
     pub locked: bool,
     /// Whether the kernel would map it with large pages at all (smaps `THPeligible`); collapse ignores the
-    /// system switch, so this alone does not forbid it.
+    /// system switch, so this alone does not forbid it. `true` where that was not read ([`MemoryAdvice::Unknown`]).
     pub eligible: bool,
     /// For shared memory: whether offset and address agree modulo the large page size. Without it the kernel
     /// refuses (EINVAL).

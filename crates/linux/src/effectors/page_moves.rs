@@ -44,10 +44,11 @@ use super::identity::{
 };
 use super::pacing::{self, PAUSE_MAX, Pressure, Slice};
 use super::page_blocks::{self, Block};
+use super::thread_placement::POLICY_HIDDEN;
 use crate::Root;
+use crate::sensors::locality::memory::{self, Backing};
 use crate::sensors::reader::Reader;
-use crate::sensors::regions::parse_smaps;
-use crate::sensors::{bytes, files, numa_maps};
+use crate::sensors::{bytes, files, numa_maps, walks};
 use crate::sys::memory::{BASE_PAGE, PAGES_PER_PIECE, PIECE, PageFrame, Pagemap, PieceState};
 use crate::sys::numa::{self, NumaError, PageCall, PageStatus};
 use homeostat_model::action::Target;
@@ -65,10 +66,10 @@ const PROCESSES_PER_ACTION_MAX: usize = 128;
 /// Most time to look for mappings, and again for pages, before the plan is taken as it is. The loop waits for it, once for
 /// each plan.
 const SURVEY_MAX: Duration = Duration::from_millis(500);
-/// How long one process's maps may take: `numa_maps` walks all of its page tables.
+/// How long one process's maps may take.
 const MAPS_PATIENCE: Duration = Duration::from_secs(1);
-/// Most of `maps` and of `numa_maps` that is read, in bytes.
-const MAPS_MAX: usize = 8 * 1024 * 1024;
+/// How long the sampling of one mapping may take.
+const SAMPLING_MAX: Duration = Duration::from_millis(30);
 /// Pieces whose state is looked up together while a plan is made: 64 MiB, about 0.1 ms of page-table walk.
 const BLOCKS_PER_LOOK: u64 = 32;
 /// Pages in one call that moves. The kernel holds the address space of the process for reading meanwhile; a page takes some
@@ -186,30 +187,53 @@ impl PageMoves {
         let (maps, policy, mut by_start) = self
             .reader
             .run(id.pid, MAPS_PATIENCE, move || {
-                let read = |leaf: &str| {
-                    files::bytes(&root, &format!("/proc/{}/{leaf}", id.pid), MAPS_MAX).unwrap_or_default()
-                };
-                let text = read("numa_maps");
-                let mut policy = None;
+                let deadline = Instant::now() + SURVEY_MAX;
+                let (maps, _) = walks::mappings(&root, id).unwrap_or_default();
+                let shown = walks::numa_maps(&root, id, &maps, usize::MAX, deadline).unwrap_or_default();
+                let mut policy = (shown.count == 0 && !maps.is_empty()).then(|| POLICY_HIDDEN.to_owned());
                 // Base pages by node, of each mapping.
                 let mut nodes = BTreeMap::new();
-                for area in numa_maps::areas(&text) {
-                    policy = policy.or_else(|| area.chosen_policy().map(str::to_owned));
+                for area in numa_maps::areas(&shown.text) {
+                    let chosen = area.chosen_policy();
+                    policy = policy.or_else(|| {
+                        chosen.map(|policy| format!("{policy} (numactl, or the program's own choice)"))
+                    });
                     if !area.is_hugetlb && !area.nodes.is_empty() {
                         nodes.insert(area.start, area.nodes);
                     }
                 }
-                (parse_smaps(&read("maps")), policy, nodes)
+                // What is too large to be counted is sampled.
+                for mapping in maps.iter().skip(shown.count) {
+                    let backing = match mapping.kind() {
+                        Some(MemoryKind::Anonymous) => Backing::Anonymous,
+                        Some(MemoryKind::Shared) => Backing::Shared,
+                        Some(MemoryKind::File | MemoryKind::HugeTlb) | None => continue,
+                    };
+                    if policy.is_some() || Instant::now() >= deadline {
+                        break;
+                    }
+                    let range = memory::Range {
+                        start: mapping.start,
+                        end: mapping.end,
+                        backing,
+                    };
+                    let seed = mapping.start ^ id.start_ticks;
+                    let sampled = memory::pages_by_node(id, range, seed, SAMPLING_MAX).unwrap_or_default();
+                    if !sampled.is_empty() {
+                        nodes.insert(mapping.start, sampled);
+                    }
+                }
+                (maps, policy, nodes)
             })
             .map_err(|e| PlatformError::Busy {
                 what: format!("looking where the memory of process {id} lies"),
                 why: e.to_string(),
             })?;
-        if let Some(policy) = policy {
+        if let Some(found) = policy {
             return Err(PlatformError::Conflict {
                 what: format!("memory policy of process {id}"),
                 expected: "default".into(),
-                found: format!("{policy} (numactl, or the program's own choice)"),
+                found,
             });
         }
         let mut process = ProcessSeen {

@@ -57,7 +57,8 @@ use crate::Root;
 use crate::sensors::processes::parse_stat;
 use crate::sensors::reader::Reader;
 use crate::sensors::topology::SetAside;
-use crate::sensors::{files, numa_maps, topology};
+use crate::sensors::walks::{self, Policy};
+use crate::sensors::{files, topology};
 use crate::sys::numa::{self, CPUS_MAX, CpuMask, NumaError};
 use homeostat_model::action::Target;
 use homeostat_model::{
@@ -82,8 +83,11 @@ const ROUNDS_MAX: u8 = 16;
 const ANCESTORS_MAX: usize = 32;
 /// Processes whose memory policy is looked at: a policy is inherited, so the oldest tell.
 const POLICIES_MAX: usize = 16;
-/// Most of `numa_maps` that is read for the policy of a process: its first mappings.
-const POLICY_BYTES: usize = 4096;
+/// Mappings whose policy is looked at.
+const POLICY_MAPPINGS: usize = 64;
+/// A policy that is not looked at.
+pub(super) const POLICY_HIDDEN: &str =
+    "hidden (its first mapping is too large to be looked at without holding up the program)";
 /// How long that read may take. A busy machine is no reason to break a trial off: with the patience of the sensors (250 ms)
 /// one was, in a guest whose CPUs others had.
 const POLICY_PATIENCE: Duration = Duration::from_secs(1);
@@ -470,27 +474,29 @@ impl ThreadPlacement {
 
 /// A memory policy says where somebody wants the memory, and so where the threads belong.
 fn require_no_policy(root: &Root, reader: &mut Reader, id: ProcessId) -> Result<(), PlatformError> {
-    let path = format!("/proc/{}/numa_maps", id.pid);
     let below = root.clone();
-    let text = reader
+    let policy = reader
         .run(id.pid, POLICY_PATIENCE, move || {
-            files::bytes(&below, &path, POLICY_BYTES)
+            walks::policy(&below, id, POLICY_MAPPINGS, Instant::now() + POLICY_PATIENCE / 2)
         })
         .map_err(|e| PlatformError::Busy {
             what: format!("looking at the memory policy of process {id}"),
             why: e.to_string(),
         })?;
-    // Without CONFIG_NUMA there is no such file, and no policy.
-    let text = text.unwrap_or_default();
-    let chosen = numa_maps::areas(&text).find_map(|area| area.chosen_policy().map(str::to_owned));
-    match chosen {
-        None => Ok(()),
-        Some(policy) => Err(PlatformError::Conflict {
-            what: format!("memory policy of process {id}"),
-            expected: "default".into(),
-            found: format!("{policy} (numactl, or the program's own choice)"),
-        }),
-    }
+    let found = match policy {
+        Policy::Default => return Ok(()),
+        Policy::Chosen(policy) => format!("{policy} (numactl, or the program's own choice)"),
+        // On one node a policy chooses nothing.
+        Policy::Hidden if files::numbered(root, "/sys/devices/system/node", "node").len() < 2 => {
+            return Ok(());
+        }
+        Policy::Hidden => POLICY_HIDDEN.into(),
+    };
+    Err(PlatformError::Conflict {
+        what: format!("memory policy of process {id}"),
+        expected: "default".into(),
+        found,
+    })
 }
 
 impl Effector for ThreadPlacement {

@@ -35,7 +35,7 @@ use threads::{DispatchWatch, Moment, ThreadWatch};
 pub const BUDGET: Duration = Duration::from_millis(50);
 /// How long the sampling of one process may take.
 const SAMPLING: Duration = Duration::from_millis(30);
-/// How long one process may take in all, with its locks: `numa_maps` of [`memory::EXACT_MAX`] is well below.
+/// How long one process may take in all, with its locks.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Most processes of one workload whose `status` is read, about 15 µs each.
 pub const MEMBERS_MAX: usize = 1024;
@@ -266,7 +266,15 @@ impl LocalitySensor {
         {
             return Err(trouble);
         }
-        let bound = bound.or_else(|| policy_chosen(&summed, workload));
+        let bound = bound.or_else(|| policy_chosen(&summed, workload)).or_else(|| {
+            // On one node a policy chooses nothing.
+            (summed.policy_hidden && self.nodes.len() > 1).then(|| {
+                format!(
+                    "the memory policy of {} cannot be seen without holding it up: its first mapping is too large",
+                    workload.program
+                )
+            })
+        });
         let (redispatches, balancing) = self.dispatches_of(workload);
         let running = self
             .threads
@@ -416,6 +424,7 @@ impl LocalitySensor {
             let weight = memory.total().0 as f64;
             summed.error += memory.error * memory.error * weight * weight;
             weighed += weight;
+            summed.policy_hidden |= memory.policy_hidden;
             for (policy, bytes) in &memory.policies {
                 *summed.policies.entry(policy.clone()).or_default() += *bytes;
             }
@@ -528,6 +537,7 @@ impl LocalitySensor {
 struct Summed {
     nodes: BTreeMap<NodeId, MemoryByKind>,
     policies: BTreeMap<String, Bytes>,
+    policy_hidden: bool,
     error: f64,
     covered: f64,
 }
@@ -562,7 +572,7 @@ fn fault(error: MemoryError, workload: &Workload) -> PlatformError {
         MemoryError::Vanished => PlatformError::Vanished {
             target: workload.id.to_string(),
         },
-        MemoryError::NoNuma | MemoryError::Captured | MemoryError::TooLong => PlatformError::Unsupported {
+        MemoryError::NoNuma | MemoryError::TooLong => PlatformError::Unsupported {
             what,
             why: error.to_string(),
         },

@@ -28,3 +28,4 @@ pub mod regions;
 pub mod topology;
 pub mod tuners;
 pub mod units;
+pub mod walks;

@@ -85,12 +85,6 @@ pub fn areas(text: &[u8]) -> impl Iterator<Item = Area<'_>> {
     lines(text.get(..whole).unwrap_or_default()).filter_map(Area::parse)
 }
 
-/// The first mapping of a text that may be cut anywhere: its policy is that of the process unless it was set for the
-/// mapping itself.
-pub fn first(text: &[u8]) -> Option<Area<'_>> {
-    lines(text).next().and_then(Area::parse)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,7 +124,6 @@ mod tests {
         assert_eq!((found[0].page_kib, found[6].page_kib), (Some(4), Some(2048)));
         assert_eq!(found[0].file, Some(&b"/usr/bin/a\\040b"[..]));
         assert!(found[6].is_hugetlb && !found[0].is_hugetlb);
-        assert_eq!(first(&TEXT[..20]).unwrap().start, found[0].start);
         assert_eq!((found[1].anonymous, found[7].start), (40, 0x7ffc_0000_0000));
     }
 

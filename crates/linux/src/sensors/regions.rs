@@ -1,14 +1,16 @@
-//! The memory of a workload, region by region, from `/proc/PID/smaps` (proc_pid_smaps(5)) and the page tables.
+//! The memory of a workload, region by region: mappings from `/proc/PID/maps`, what is in them from the page tables.
 //!
-//! Costs: the kernel walks the page tables of the whole process to write `smaps`, about 2 ms per GiB of 4 KiB pages
-//! on the machine of feasibility.md, while the process runs on. Only candidates are inspected, and within bounds:
-//! [`PROCESSES_MAX`] processes, [`REGIONS_MAX`] regions, [`INSPECTED_MAX`] bytes, and no further process is begun
-//! after [`TIME_MAX`].
+//! The page tables are read by short calls ([`Pagemap`]), because the kernel holds the address space of the process during
+//! each of them. `smaps` also shows what the program asked for (`VmFlags`), but walks each mapping under one hold. It is
+//! read only where no hold is long ([`walks::smaps`]); elsewhere the advice of a region is unknown, and the kernel itself
+//! refuses to convert what the program keeps in small pages. A captured machine has no page tables: there `smaps` tells
+//! everything.
 
 use super::bytes::{chosen, hexadecimal, keyed, lines, number, words};
 use super::choice;
 use super::files::{self, ProcessFile, Text};
 use super::reader::{NotNow, Reader};
+use super::walks::{self, InMemory};
 use crate::Root;
 use crate::sys::memory::{PIECE, Pagemap, PieceState};
 use homeostat_model::{
@@ -21,22 +23,20 @@ use std::time::{Duration, Instant};
 pub const PROCESSES_MAX: usize = 16;
 /// Most regions in one memory map.
 pub const REGIONS_MAX: usize = 512;
-/// Most resident memory that is looked into piece by piece.
-pub const INSPECTED_MAX: Bytes = Bytes(64 * 1024 * 1024 * 1024);
 /// No further process is begun after this time.
 pub const TIME_MAX: Duration = Duration::from_millis(200);
-/// Pieces in one look at the page tables, 1 GiB: the kernel holds the address space of the process for reading during
-/// the whole call (1.2 ms/GiB), which keeps out its `mmap` and, behind that, its page faults.
+/// Pieces in one look at the page tables, 1 GiB.
 const PIECES_PER_LOOK: u64 = 512;
-/// No further look at the page tables is begun after this time. Address space may be reserved by the tebibyte (address
-/// sanitizer, garbage collectors), and before `PAGEMAP_SCAN` each piece is a read of its own.
+/// No further look at the page tables is begun after this time: enough for 100 GiB of small pages. Address space may be
+/// reserved by the tebibyte (address sanitizer, garbage collectors), and before `PAGEMAP_SCAN` each piece is a read of
+/// its own.
 const LOOK_TIME_MAX: Duration = Duration::from_millis(500);
-/// How long one `smaps` may take: 2 ms/GiB, so this is enough for half a tebibyte.
-const SMAPS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the look into the page tables may take: its own limit, one call of 1 GiB more, and some room.
+/// How long the list of mappings of one process may take.
+const MAPS_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the look into the page tables may take: its own limit, and some room.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
-/// Most of one `smaps` that is read, in bytes: about 8000 mappings.
-pub const SMAPS_MAX: usize = 8 * 1024 * 1024;
+/// Most of one captured `smaps` that is read, in bytes: about 8000 mappings.
+const SMAPS_MAX: usize = 8 * 1024 * 1024;
 /// Most members whose resident memory is compared.
 const MEMBERS_MAX: usize = 4096;
 
@@ -263,22 +263,35 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
     // Shared memory and files by device, inode and offset: named through whoever maps most.
     let mut named_once: BTreeMap<(String, u64, u64), usize> = BTreeMap::new();
     let all_may_have = gives_large_pages_to_all(root);
-    let main = largest.first().map_or(0, |process| process.pid);
-    for process in largest {
+    let main = largest.first().map_or(0, |(process, _)| process.pid);
+    let mut members = Vec::new();
+    for (process, locked) in largest {
         if begun.elapsed() > TIME_MAX {
             map.truncated = true;
             break;
         }
         let own_root = root.clone();
-        let read = reader.run(process.pid, SMAPS_PATIENCE, move || {
+        let read = reader.run(process.pid, MAPS_PATIENCE, move || {
+            if own_root.is_live() {
+                return walks::mappings(&own_root, process);
+            }
             let mut buffer = Vec::new();
             read_of(&own_root, process, "smaps", &mut buffer, SMAPS_MAX)
-                .map(|text| (text.is_cut(), parse_smaps(text.beginning())))
+                .map(|text| (parse_smaps(text.beginning()), text.is_cut()))
         })?;
-        let Some((cut, mappings)) = read else { continue };
+        let Some((mappings, cut)) = read else { continue };
         map.truncated |= cut;
+        // A live machine's `maps` does not tell that: see [`look_into`].
         if all_may_have && !map.disabled.contains(&process) && mappings.iter().any(Mapping::is_excepted) {
             map.disabled.push(process);
+        }
+        if root.is_live() {
+            let bounds = mappings.iter().map(|m| (m.start, m.end)).collect();
+            members.push(Member {
+                process,
+                locked,
+                mappings: bounds,
+            });
         }
         for mapping in mappings {
             let Some(kind) = mapping.kind() else { continue };
@@ -305,6 +318,13 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
             }
         }
     }
+    if root.is_live() {
+        let root = root.clone();
+        map = reader.run(main, LOOK_PATIENCE, move || {
+            look_into(&root, &mut map, &members);
+            map
+        })?;
+    }
     if map.regions.len() > REGIONS_MAX {
         map.regions
             .sort_by_key(|r| (std::cmp::Reverse(r.resident), r.process, r.start));
@@ -312,13 +332,6 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
         map.truncated = true;
     }
     map.regions.sort_by_key(|r| (r.process, r.start));
-    if root.is_live() {
-        let root = root.clone();
-        map = reader.run(main, LOOK_PATIENCE, move || {
-            look_into_pieces(&root, &mut map);
-            map
-        })?;
-    }
     Ok(map)
 }
 
@@ -334,10 +347,19 @@ pub fn gives_large_pages_to_all(root: &Root) -> bool {
         && (is(own, &["always", "inherit"]) || files::text(root, &format!("{BASE}/{own}")).is_none())
 }
 
-/// The members with most resident memory; also notes those with large pages disabled.
-fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> Vec<ProcessId> {
+/// A process whose mappings were listed.
+struct Member {
+    process: ProcessId,
+    /// `VmLck`.
+    locked: Bytes,
+    /// Bounds of all its mappings.
+    mappings: Vec<(u64, u64)>,
+}
+
+/// The members with most resident memory, and how much of it each has locked; also notes those with large pages disabled.
+fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> Vec<(ProcessId, Bytes)> {
     let mut buffer = Vec::new();
-    let mut sizes: Vec<(u64, ProcessId)> = Vec::new();
+    let mut sizes: Vec<(u64, ProcessId, Bytes)> = Vec::new();
     map.truncated |= workload.processes.len() > MEMBERS_MAX;
     for process in workload.processes.iter().take(MEMBERS_MAX) {
         let Some(status) = read_of(root, *process, "status", &mut buffer, files::SMALL_FILE_MAX) else {
@@ -348,15 +370,19 @@ fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> V
         }
         // A kernel thread or zombie has no VmRSS.
         if let Some(resident) = keyed(status.beginning(), "VmRSS") {
-            sizes.push((resident, *process));
+            let locked = Bytes::from_kib(keyed(status.beginning(), "VmLck").unwrap_or(0));
+            sizes.push((resident, *process, locked));
         }
     }
-    sizes.sort_by_key(|(size, process)| (std::cmp::Reverse(*size), *process));
+    sizes.sort_by_key(|(size, process, _)| (std::cmp::Reverse(*size), *process));
     if sizes.len() > PROCESSES_MAX {
         map.truncated = true;
         sizes.truncate(PROCESSES_MAX);
     }
-    sizes.into_iter().map(|(_, process)| process).collect()
+    sizes
+        .into_iter()
+        .map(|(_, process, locked)| (process, locked))
+        .collect()
 }
 
 /// Reads a file of a process, after making sure that it is still the process meant.
@@ -382,58 +408,114 @@ pub(crate) fn read_of<'b>(
     directory.read(inside, buffer, limit).ok()
 }
 
-/// Fills in the state of the pieces of each region, largest regions first until the bound.
-fn look_into_pieces(root: &Root, map: &mut MemoryMap) {
+/// Fills in what the page tables tell of each region, and what the program asked for. Memory that can be converted comes
+/// first, and small regions before large ones, so that reserved address space does not use up the time.
+fn look_into(root: &Root, map: &mut MemoryMap, members: &[Member]) {
+    let deadline = Instant::now() + LOOK_TIME_MAX;
+    let all_may_have = gives_large_pages_to_all(root);
     let mut order: Vec<usize> = (0..map.regions.len()).collect();
-    order.sort_by_key(|i| std::cmp::Reverse(map.regions.get(*i).map_or(Bytes::ZERO, |r| r.resident)));
+    order.sort_by_key(|i| map.regions.get(*i).map(|r| (!is_candidate(r), r.length)));
     let mut open: BTreeMap<ProcessId, Option<Pagemap>> = BTreeMap::new();
-    let mut states: Vec<PieceState> = Vec::new();
-    let mut inspected = Bytes::ZERO;
-    let begun = Instant::now();
+    let mut found: BTreeMap<(ProcessId, u64), InMemory> = BTreeMap::new();
     for index in order {
         let Some(region) = map.regions.get_mut(index) else {
             continue;
         };
-        let candidate = matches!(region.kind, MemoryKind::Anonymous | MemoryKind::Shared) && region.aligned;
-        if !candidate || region.resident.0 == 0 {
-            continue;
-        }
-        if inspected + region.resident > INSPECTED_MAX {
-            map.truncated = true;
-            continue;
-        }
-        inspected += region.resident;
         let pagemap = open
             .entry(region.process)
             .or_insert_with(|| Pagemap::open(&root.path("/proc"), region.process.pid).ok());
         let Some(pagemap) = pagemap else { continue };
-        let first = region.start.next_multiple_of(PIECE);
-        let end = (region.start + region.length.0) / PIECE * PIECE;
-        let mut at = first;
-        while at < end {
-            if begun.elapsed() > LOOK_TIME_MAX {
-                map.truncated = true;
-                break;
-            }
-            let count = ((end - at) / PIECE).min(PIECES_PER_LOOK);
-            if pagemap.piece_states(at, count, &mut states).is_err() {
-                break;
-            }
-            for (state, address) in states.iter().zip((at..).step_by(PIECE as usize)) {
-                match state {
-                    PieceState::Huge => region.pieces.huge += 1,
-                    PieceState::Full => {
-                        region.pieces.full += 1;
-                        region.convertible.push(address);
-                    }
-                    PieceState::Sparse { .. } => region.pieces.sparse += 1,
-                    PieceState::Empty => region.pieces.empty += 1,
-                    PieceState::Unmapped => {}
-                }
-            }
-            at += count * PIECE;
+        if let Some(memory) = look_into_pieces(pagemap, region, deadline) {
+            found.insert((region.process, region.start), memory);
+        } else {
+            map.truncated = true;
         }
     }
+    for member in members {
+        let walked: Vec<u64> = member
+            .mappings
+            .iter()
+            .map(|(start, end)| {
+                let memory = found.get(&(member.process, *start));
+                memory.map_or(end - start, |memory| memory.small_at_most(end - start))
+            })
+            .collect();
+        let flags = walks::smaps(root, member.process, &walked, deadline).unwrap_or_default();
+        if all_may_have && !map.disabled.contains(&member.process) && flags.iter().any(Mapping::is_excepted) {
+            map.disabled.push(member.process);
+        }
+        let flags: BTreeMap<u64, Mapping> = flags.into_iter().map(|m| (m.start, m)).collect();
+        let own = map.regions.iter_mut().filter(|r| r.process == member.process);
+        for region in own {
+            match flags
+                .get(&region.start)
+                .filter(|m| m.end - m.start == region.length.0)
+            {
+                Some(mapping) => {
+                    let kind = mapping.kind().unwrap_or(MemoryKind::File);
+                    let told = mapping.region(member.process, kind);
+                    region.kind = kind;
+                    region.referenced = told.referenced;
+                    region.swapped = told.swapped;
+                    region.advice = told.advice;
+                    region.locked = told.locked;
+                    region.eligible = told.eligible;
+                }
+                None => {
+                    region.referenced = region.resident;
+                    region.advice = MemoryAdvice::Unknown;
+                    // Who locks memory locks all of it, or as much as this.
+                    region.locked = member.locked >= region.length;
+                    region.eligible = true;
+                }
+            }
+        }
+    }
+}
+
+/// Whether the region may be converted.
+fn is_candidate(region: &MemoryRegion) -> bool {
+    matches!(region.kind, MemoryKind::Anonymous | MemoryKind::Shared) && region.aligned
+}
+
+/// Fills in the state of the pieces of a region; `None` when there was no time for all of them.
+fn look_into_pieces(pagemap: &mut Pagemap, region: &mut MemoryRegion, deadline: Instant) -> Option<InMemory> {
+    let candidate = is_candidate(region);
+    let mut memory = InMemory::default();
+    let mut states: Vec<PieceState> = Vec::new();
+    let mut at = region.start.next_multiple_of(PIECE);
+    let end = (region.start + region.length.0) / PIECE * PIECE;
+    let mut complete = true;
+    while at < end {
+        if Instant::now() >= deadline {
+            complete = false;
+            break;
+        }
+        let count = ((end - at) / PIECE).min(PIECES_PER_LOOK);
+        if pagemap.piece_states(at, count, &mut states).is_err() {
+            break;
+        }
+        for (state, address) in states.iter().zip((at..).step_by(PIECE as usize)) {
+            memory.add(*state);
+            if !candidate {
+                continue;
+            }
+            match state {
+                PieceState::Huge => region.pieces.huge += 1,
+                PieceState::Full => {
+                    region.pieces.full += 1;
+                    region.convertible.push(address);
+                }
+                PieceState::Sparse { .. } => region.pieces.sparse += 1,
+                PieceState::Empty => region.pieces.empty += 1,
+                PieceState::Unmapped => {}
+            }
+        }
+        at += count * PIECE;
+    }
+    region.resident = memory.small + memory.large;
+    region.huge = memory.large;
+    complete.then_some(memory)
 }
 
 /// Memory of one process at a glance.
@@ -473,11 +555,27 @@ pub fn glance(root: &Root, process: ProcessId, buffer: &mut Vec<u8>) -> Option<G
         .map(parse_glance)
 }
 
-/// Reads the large-page memory of a process; walks its page tables.
-pub fn rollup(root: &Root, process: ProcessId, buffer: &mut Vec<u8>) -> Option<(Bytes, Bytes)> {
-    read_of(root, process, "smaps_rollup", buffer, files::SMALL_FILE_MAX)
-        .and_then(Text::whole)
-        .and_then(parse_rollup)
+/// Memory of a process that is mapped by large pages, private and shared; `None` where that cannot be told in time.
+pub fn in_large_pages(root: &Root, process: ProcessId, time: Duration) -> Option<(Bytes, Bytes)> {
+    if !root.is_live() {
+        let mut buffer = Vec::new();
+        return read_of(root, process, "smaps_rollup", &mut buffer, files::SMALL_FILE_MAX)
+            .and_then(Text::whole)
+            .and_then(parse_rollup);
+    }
+    let deadline = Instant::now() + time;
+    let mut pagemap = Pagemap::open(&root.path("/proc"), process.pid).ok()?;
+    let (mut private, mut shared) = (Bytes::ZERO, Bytes::ZERO);
+    for mapping in walks::mappings(root, process)?.0 {
+        let sum = match mapping.kind() {
+            Some(MemoryKind::Anonymous) => &mut private,
+            Some(MemoryKind::Shared) => &mut shared,
+            _ => continue,
+        };
+        let mut region = mapping.region(process, MemoryKind::File);
+        *sum += look_into_pieces(&mut pagemap, &mut region, deadline)?.large;
+    }
+    Some((private, shared))
 }
 
 #[cfg(test)]

@@ -27,8 +27,8 @@ const CACHES_MAX: u32 = 16;
 const DEVICES_MAX: usize = 1024;
 /// Most classes of access to a node's memory (two are defined).
 const CLASSES_MAX: u32 = 4;
-/// Step between the rated performance of two kinds of cores. Source: AMD's amd-pstate driver documents ranks of equal cores
-/// from 166 to 255 in steps of a few; compact cores are rated 119 where full ones have 208.
+/// Step between the rated performance of two kinds of cores. A field report has 208 for full cores and 119 for compact ones,
+/// a step of 1.75. Ranks of equal cores follow each other in steps of a few points of 255.
 const COMPACT_STEP: f64 = 1.3;
 /// Directories that are climbed in search of the node of a device: bridges nest a few levels deep.
 const CLIMB_MAX: usize = 16;
@@ -361,7 +361,8 @@ fn hypervisor(root: &Root, cpuinfo: &[u8]) -> Option<String> {
         })
 }
 
-/// How the fields of the firmware tables of virtual machines begin. Source: systemd, `src/basic/virt.c`, `detect_vm_dmi_vendor`.
+/// How the fields of the firmware tables of virtual machines begin. Source: systemd, `src/basic/virt.c`,
+/// `detect_vm_dmi_vendor`; and the product names of Google's and Microsoft's virtual machines.
 const VIRTUAL_FIRMWARE: [&str; 17] = [
     "KVM",
     "OpenStack",

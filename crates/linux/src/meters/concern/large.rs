@@ -2,18 +2,19 @@
 //! it is mapped by small ones from then on, for as long as the program runs, which costs it more than counting may.
 //!
 //! Few machines have any: that is told for all of them by one number (`FilePmdMapped` of `meminfo`). Only where there are some each
-//! program is asked, once before the first breakpoint, which has the kernel walk its page tables.
+//! program is looked at, once before the first breakpoint: the page tables of its mappings of that file.
 
 use super::super::code_file::text_of;
 use super::super::common::open_process;
 use super::super::patient::patiently;
 use super::{DeviceInode, Refusal};
 use crate::Root;
-use crate::sensors::files;
+use crate::sensors::{files, walks};
+use crate::sys::memory::{PIECE, PIECES_PER_QUERY_MAX, Pagemap, PieceState};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 
-/// Most that is read of a list of mappings with their sizes: some 700 bytes each.
+/// Most that is read of a captured list of mappings with their sizes: some 700 bytes each.
 const SMAPS_MAX: usize = 64 * 1024 * 1024;
 
 /// Whether none of these processes has code of the file in large pages.
@@ -36,15 +37,21 @@ pub(in crate::meters) fn allow(
             Err(PlatformError::Vanished { .. }) => continue,
             Err(e) => return Err(Refusal::Now(e.to_string())),
         };
-        let text = patiently(process.pid, move || text_of(&dir, "smaps", SMAPS_MAX));
-        let text = text
-            .and_then(|text| text.map_err(|e| e.to_string()))
-            .map_err(|why| {
-                Refusal::Now(format!(
-                    "whether code of process {process} lies in large pages cannot be told: {why}"
-                ))
-            })?;
-        if in_large_pages(&text, file) {
+        let (below, process, file) = (root.clone(), *process, *file);
+        let told = patiently(process.pid, move || {
+            if below.is_live() {
+                maps_large_pages(&below, process, &file)
+            } else {
+                let text = text_of(&dir, "smaps", SMAPS_MAX).map_err(|e| e.to_string())?;
+                Ok(in_large_pages(&text, &file))
+            }
+        });
+        let large = told.and_then(|told| told).map_err(|why| {
+            Refusal::Now(format!(
+                "whether code of process {process} lies in large pages cannot be told: {why}"
+            ))
+        })?;
+        if large {
             return Err(Refusal::Lasting(format!(
                 "code of process {process} lies in large pages, which the kernel would split for a breakpoint"
             )));
@@ -63,7 +70,39 @@ fn kib(text: &str, name: &str) -> Option<u64> {
         .ok()
 }
 
-/// Whether a mapping of the file is mapped in large pages, by the text of `smaps`.
+/// Whether a mapping of the file is mapped in large pages, by the page tables: `smaps` would hold the address space of the
+/// process while all of its memory is walked.
+fn maps_large_pages(root: &Root, process: ProcessId, file: &DeviceInode) -> Result<bool, String> {
+    let (mappings, more) = walks::mappings(root, process).ok_or("it ended")?;
+    if more {
+        return Err("it has too many mappings".into());
+    }
+    let mut pagemap = Pagemap::open(&root.path("/proc"), process.pid).map_err(|e| e.to_string())?;
+    let mut states = Vec::new();
+    for mapping in mappings {
+        let device = mapping.device.split_once(':').and_then(|(major, minor)| {
+            let number = |text| u32::from_str_radix(text, 16).ok();
+            Some((number(major)?, number(minor)?))
+        });
+        if device.map(|device| (device, mapping.inode)) != Some(*file) {
+            continue;
+        }
+        let (mut at, end) = (mapping.start.next_multiple_of(PIECE), mapping.end / PIECE * PIECE);
+        while at < end {
+            let count = ((end - at) / PIECE).min(PIECES_PER_QUERY_MAX);
+            pagemap
+                .piece_states(at, count, &mut states)
+                .map_err(|e| e.to_string())?;
+            if states.contains(&PieceState::Huge) {
+                return Ok(true);
+            }
+            at += count * PIECE;
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a mapping of the file is mapped in large pages, by the text of a captured `smaps`.
 fn in_large_pages(smaps: &str, file: &DeviceInode) -> bool {
     let mut of_the_file = false;
     for line in smaps.lines() {

@@ -1,8 +1,8 @@
 //! On which nodes the memory of one process lies.
 //!
 //! A small process is counted whole from `/proc/PID/numa_maps` (proc_pid_numa_maps(5)). The kernel walks its page tables
-//! for that, and holds its address space for reading over each mapping: 20 ms of CPU per GiB (docs/results.md), in which its
-//! `mmap` calls, and behind them its page faults, wait.
+//! for that, and holds its address space for reading over each mapping: 20 ms per GiB (docs/results.md), in which its
+//! `mmap` calls, and behind them its page faults, wait. So only what is walked within 5 ms is counted ([`WALK_MAX`]).
 //!
 //! So a large process is **sampled**: `/proc/PID/maps` (no walk) gives its address ranges, random pages of them are
 //! drawn, and `move_pages(2)` with no target node tells where each lies; the kernel holds the address space for 16 pages
@@ -12,13 +12,15 @@
 //! `/proc/PID/status` tells exactly, and carries half of its 95 % interval.
 //!
 //! A memory policy (`numactl`, `mbind`) is read from `numa_maps`. Of a sampled process only its first mapping is looked
-//! at, which shows the policy of the whole process; policies of single mappings are not seen there.
+//! at, which shows the policy of the whole process; policies of single mappings are not seen there. Where the first
+//! mapping is too large for that, the policy is hidden.
 
 use crate::Root;
 use crate::sensors::bytes::{keyed, lines, words};
 use crate::sensors::files::Directory;
 use crate::sensors::numa_maps;
 use crate::sensors::regions::{is_shared_memory, parse_range, read_of};
+use crate::sensors::walks::{self, MAPS_MAX, Policy, WALK_MAX};
 use crate::sys::memory::{PIECE, Pagemap, PieceState};
 use crate::sys::numa::{NumaError, PageCall, PageStatus};
 use homeostat_model::{Bytes, MemoryByKind, NodeId, ProcessId};
@@ -26,9 +28,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Resident memory up to which a process is counted whole.
-pub const EXACT_MAX: Bytes = Bytes(2 * 1024 * 1024 * 1024);
-/// Most of one `numa_maps` or `maps` that is read, in bytes: 65,530 mappings (`vm.max_map_count`) of about 100 bytes.
-pub const TEXT_MAX: usize = 8 * 1024 * 1024;
+pub const EXACT_MAX: Bytes = WALK_MAX;
 /// Cells into which the ranges are cut.
 const CELLS_MAX: u64 = 512;
 /// Pages of the smallest cell (2 MiB).
@@ -55,6 +55,8 @@ pub struct ProcessMemory {
     pub nodes: BTreeMap<NodeId, MemoryByKind>,
     /// Memory policies that somebody chose, with the memory under each.
     pub policies: BTreeMap<String, Bytes>,
+    /// Whether its memory policy cannot be seen without holding up the process.
+    pub policy_hidden: bool,
     /// Half of the 95 % interval of a node's share; zero when every page was counted.
     pub error: f64,
 }
@@ -303,6 +305,8 @@ pub struct Sample {
     pub asked: u64,
     /// Of which in memory.
     pub found: u64,
+    /// Pages in memory of the whole that these stand for.
+    pub pages: f64,
     /// Half of the 95 % interval of a node's share.
     pub error: f64,
     /// Of the memory of each node, the part on large pages.
@@ -541,6 +545,7 @@ fn weigh(cells: &Cells<'_>, asked: &[u64], found: &[Found], sample: &mut Sample)
         return;
     }
     sums.values_mut().for_each(|sum| *sum /= all);
+    sample.pages = all;
     // Pages of equal weight that would tell as much (Kish).
     let effective = all * all / squares;
     // Where all pages lie on one node, "none elsewhere" holds up to three in so many (rule of three).
@@ -646,11 +651,8 @@ pub enum MemoryError {
     /// Sampling failed.
     #[error("asking for the nodes of pages: {0}")]
     Sampling(NumaError),
-    /// It is too large to be counted, and a captured machine cannot be asked.
-    #[error("it is too large to be counted on a captured machine")]
-    Captured,
     /// Its list of mappings is longer than what is read of one.
-    #[error("/proc/PID/maps is longer than {TEXT_MAX} bytes")]
+    #[error("/proc/PID/maps is longer than {MAPS_MAX} bytes")]
     TooLong,
 }
 
@@ -664,32 +666,33 @@ pub fn read(
     resident: &Resident,
     how: &Reading,
 ) -> Result<ProcessMemory, MemoryError> {
-    let page = Bytes(rustix::param::page_size() as u64);
+    let page = crate::sensors::topology::page_size(root);
     let directory =
         Directory::open(root, &format!("/proc/{}", process.pid)).map_err(|_| MemoryError::Vanished)?;
-    let numa_maps = match directory.open_file(c"numa_maps") {
-        Ok(file) => file,
+    match directory.open_file(c"numa_maps") {
+        Ok(_) => {}
         Err(rustix::io::Errno::NOENT) if directory.open_file(c"stat").is_ok() => {
             return Err(MemoryError::NoNuma);
         }
         Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => return Err(MemoryError::Denied),
         Err(_) => return Err(MemoryError::Vanished),
-    };
+    }
     let mut buffer = Vec::new();
-    let small = resident.total() <= how.exact_max;
+    // A captured process is held up by nobody.
+    let small = resident.total() <= how.exact_max || !root.is_live();
     let mut counted = if small {
-        let text = read_of(root, process, "numa_maps", &mut buffer, TEXT_MAX).ok_or(MemoryError::Vanished)?;
+        let text = read_of(root, process, "numa_maps", &mut buffer, MAPS_MAX).ok_or(MemoryError::Vanished)?;
         // What is counted must be all of it; else it is sampled.
         text.whole().map(|text| parse_numa_maps(text, page))
     } else {
         None
     };
     if !root.is_live() {
-        return counted.ok_or(MemoryError::Captured);
+        return counted.ok_or(MemoryError::Vanished);
     }
     // Large pages are not told apart in numa_maps: a sample finds them.
     if counted.is_none() || how.huge {
-        let text = read_of(root, process, "maps", &mut buffer, TEXT_MAX).ok_or(MemoryError::Vanished)?;
+        let text = read_of(root, process, "maps", &mut buffer, MAPS_MAX).ok_or(MemoryError::Vanished)?;
         let ranges = parse_maps(text.whole().ok_or(MemoryError::TooLong)?);
         let mut live = Live {
             process: process.pid,
@@ -717,8 +720,12 @@ pub fn read(
             (Some(_), Err(_)) => {}
             (None, Ok(sampled)) if sampled.found > 0 => {
                 let mut memory = scale(&sampled, resident);
-                if let Some(policy) = first_policy(&numa_maps) {
-                    memory.policies.insert(policy, resident.total());
+                match walks::policy(root, process, 1, Instant::now() + how.budget) {
+                    Policy::Chosen(policy) => {
+                        memory.policies.insert(policy, resident.total());
+                    }
+                    Policy::Hidden => memory.policy_hidden = true,
+                    Policy::Default => {}
                 }
                 counted = Some(memory);
             }
@@ -732,13 +739,31 @@ pub fn read(
     counted.ok_or(MemoryError::Vanished)
 }
 
-/// The policy of the first mapping, if somebody chose one. A read that
-/// is shorter than a line makes the kernel walk one mapping only.
-fn first_policy(file: &std::os::fd::OwnedFd) -> Option<String> {
-    let mut line = [0u8; 48];
-    let n = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut line)).ok()?;
-    let first = numa_maps::first(line.get(..n)?)?;
-    first.chosen_policy().map(str::to_owned)
+/// Pages of one range by node, estimated by a sample.
+///
+/// # Errors
+/// [`NumaError`] of the first call that failed.
+pub fn pages_by_node(
+    process: ProcessId,
+    range: Range,
+    seed: u64,
+    budget: Duration,
+) -> Result<Vec<(u32, u64)>, NumaError> {
+    let mut live = Live {
+        process: process.pid,
+        call: PageCall::default(),
+        pagemap: None,
+        states: Vec::new(),
+    };
+    let depth = Depth {
+        budget,
+        rounds: u32::MAX,
+    };
+    let page = Bytes(rustix::param::page_size() as u64);
+    let sampled = sample(&[range], page, &mut live, &mut Draws::new(seed), depth)?;
+    let pages = |share: f64| (share * sampled.pages).round() as u64;
+    let shares = sampled.shares.iter();
+    Ok(shares.map(|((node, _), share)| (node.0, pages(*share))).collect())
 }
 
 #[cfg(test)]
