@@ -457,7 +457,18 @@ impl List {
     }
 
     fn settings(&mut self, root: &Root, machine: &Machine) {
-        for (id, leaf) in [("thp_mode", "enabled"), ("thp_shared_mode", "shmem_enabled")] {
+        for (id, leaf, without) in [
+            (
+                "thp_mode",
+                "enabled",
+                "the administrator's choice is kept: such memory is left on small pages",
+            ),
+            (
+                "thp_shared_mode",
+                "shmem_enabled",
+                "this setting is kept, also where it is the kernel's default: shared memory is left on small pages",
+            ),
+        ] {
             let path = format!("/sys/kernel/mm/transparent_hugepage/{leaf}");
             let mode = files::bytes(root, &path, 4096).and_then(|b| chosen(&b).map(str::to_owned));
             let seen = match mode.as_deref() {
@@ -473,11 +484,7 @@ impl List {
                 Some(mode) => Seen::new(Available, format!("{path} is {mode}"), ""),
                 None => Seen::new(Missing, format!("{path} is absent"), ""),
             };
-            self.add(
-                id,
-                "the administrator's choice is kept: such memory is left on small pages",
-                seen,
-            );
+            self.add(id, without, seen);
         }
         let seen = match rustix::fs::statvfs(root.path("/sys")) {
             Ok(s) if s.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) => Seen::new(
