@@ -41,7 +41,8 @@ pub fn mappings(root: &Root, process: ProcessId) -> Option<(Vec<Mapping>, bool)>
 /// The mappings in so many bytes of `maps`.
 fn first_mappings(root: &Root, process: ProcessId, limit: usize) -> Option<(Vec<Mapping>, bool)> {
     let mut buffer = Vec::new();
-    read_of(root, process, "maps", &mut buffer, limit).map(|text| (parse_smaps(text.beginning()), text.is_cut()))
+    read_of(root, process, "maps", &mut buffer, limit)
+        .map(|text| (parse_smaps(text.beginning()), text.is_cut()))
 }
 
 /// What is in memory of a range.
