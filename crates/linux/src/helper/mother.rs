@@ -6,8 +6,8 @@ use crate::sys::helper::{allow_only, close_all_but, exit_now, fork, plain_signal
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open,
-    set_dumpable_behavior, set_parent_process_death_signal, setrlimit,
+    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit,
+    pidfd_open, pidfd_send_signal, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, waitid,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 use serde::{Deserialize, Serialize};
@@ -40,18 +40,43 @@ pub(super) enum Answer {
     Failed(i32),
 }
 
-/// Forks a mother: our end of the line to her.
-pub(super) fn fork_mother() -> Result<Line, Errno> {
+/// A mother, as the daemon has her. She and her helpers end when this is dropped.
+#[derive(Debug)]
+pub(super) struct Mother {
+    /// Our end of the line to her.
+    pub(super) line: Line,
+    /// A descriptor for her process.
+    pub(super) process: OwnedFd,
+}
+
+impl Drop for Mother {
+    fn drop(&mut self) {
+        // One that has ended is gone, which is what is wanted. She opens nothing of a workload, so nothing keeps her from ending.
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
+        let _ = waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
+    }
+}
+
+/// Forks a mother.
+pub(super) fn fork_mother() -> Result<Mother, Errno> {
     let (ours, hers) = Line::pair()?;
     let us = rustix::process::getpid();
     // The kernel sends the signal when the *thread* that forked ends. So only of a main thread, which ends last.
     let dies_with_us = rustix::thread::gettid() == us;
-    fork(|| {
+    let pid = fork(|| {
         let _ = begin(&[&hers.0], c"homeostat-mother", dies_with_us.then_some(us))
             .and_then(|()| keep_only(OF_OPENER))
             .and_then(|()| be_mother(&hers));
     })?;
-    Ok(ours)
+    Ok(Mother {
+        line: ours,
+        process: descriptor_of(pid)?,
+    })
+}
+
+fn descriptor_of(pid: i32) -> Result<OwnedFd, Errno> {
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    pidfd_open(pid, PidfdFlags::empty())
 }
 
 /// The beginning of every process here.
@@ -109,24 +134,20 @@ fn make(domain: Domain) -> Result<(Line, [OwnedFd; 2]), Errno> {
     let us = rustix::process::getpid();
     let (daemon, to_daemon) = Line::pair()?;
     let (to_opener, to_speaker) = Line::pair()?;
-    let process = |pid: i32| {
-        let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
-        pidfd_open(pid, PidfdFlags::empty())
-    };
     let opener = fork(|| {
         let _ = begin(&[&to_speaker.0], c"homeostat-open", Some(us))
             .and_then(|()| limit())
             .and_then(|()| allow_only(&[USUAL, OPENING].concat()))
             .and_then(|()| opener::serve(&to_speaker, domain));
     })?;
-    let opener = process(opener)?;
+    let opener = descriptor_of(opener)?;
     let speaker = fork(|| {
         let _ = begin(&[&to_daemon.0, &to_opener.0], c"homeostat-speak", Some(us))
             .and_then(|()| limit())
             .and_then(|()| confine_speaker())
             .and_then(|()| speaker::serve(&to_daemon, to_opener));
     })?;
-    Ok((daemon, [opener, process(speaker)?]))
+    Ok((daemon, [opener, descriptor_of(speaker)?]))
 }
 
 /// Leaves a speaker what it needs: no capability, and system calls on what is open.

@@ -1,6 +1,6 @@
 //! The daemon's side: which helpers there are, which are stuck, and who is not read meanwhile.
 
-use super::mother::{Answer, Make, fork_mother};
+use super::mother::{Answer, Make, Mother, fork_mother};
 use super::speaker::{Reply, Request};
 use super::wire::{Line, wait};
 use super::{Domain, GRACE, PATIENCE, STUCK_MAX, STUCK_OF_ONE};
@@ -211,7 +211,7 @@ struct Lateness {
 
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    mother: Option<Line>,
+    mother: Option<Mother>,
     helpers: BTreeMap<Domain, Helper>,
     /// Helpers that were killed and have not ended yet.
     dying: Vec<Abandoned>,
@@ -370,14 +370,26 @@ impl Pool {
         self.fork(domain)
     }
 
+    /// Does without a mother who has ended or was late, and her helpers. The next use forks another. An answer that comes late
+    /// must not be taken for that to the next question: it is the helper of another domain.
+    fn lose_mother(&mut self) {
+        self.mother = None;
+        for (domain, helper) in std::mem::take(&mut self.helpers) {
+            self.kill(domain, helper);
+        }
+    }
+
     fn fork(&mut self, domain: Domain) -> Result<Helper, Errno> {
         let mother = match &self.mother {
             Some(mother) => mother,
             None => self.mother.insert(fork_mother()?),
         };
         let deadline = Some(Instant::now() + MAKING);
-        mother.send(&Make(domain), &[], deadline)?;
-        let (answer, descriptors) = mother.receive_with::<Answer>(deadline)?;
+        let answer = mother
+            .line
+            .send(&Make(domain), &[], deadline)
+            .and_then(|()| mother.line.receive_with::<Answer>(deadline));
+        let (answer, descriptors) = answer.inspect_err(|_| self.lose_mother())?;
         if let Answer::Failed(errno) = answer {
             return Err(Errno::from_raw_os_error(errno));
         }
@@ -413,6 +425,11 @@ impl Pool {
             .get(&domain)
             .into_iter()
             .flat_map(|helper| &helper.processes)
+    }
+
+    /// The process of the mother.
+    pub(super) fn mother(&self) -> Option<&OwnedFd> {
+        self.mother.as_ref().map(|mother| &mother.process)
     }
 
     /// A process was killed, and does not end.

@@ -191,6 +191,23 @@ fn nobody_is_read_for_whom_too_many_helpers_hang() {
 }
 
 #[test]
+fn another_mother_takes_over_from_one_that_ended_or_stands_still() {
+    let (workload, domain) = own();
+    let mut pool = Pool::default();
+    for (turn, signal) in [(1, Signal::KILL), (2, Signal::STOP)] {
+        answered(&mut pool, domain, &find(&workload));
+        let first = pid_of(pool.mother().unwrap());
+        kill_process(Pid::from_raw(first).unwrap(), signal).unwrap();
+        // It has no helper yet, and the first try may fail.
+        answered(&mut pool, Domain(domain.0 + turn), &find(&workload));
+        assert_ne!(pid_of(pool.mother().unwrap()), first);
+        let left = std::fs::exists(format!("/proc/{first}")).unwrap();
+        assert!(!left, "not even a zombie is left");
+        answered(&mut pool, domain, &find(&workload));
+    }
+}
+
+#[test]
 fn a_speaker_may_open_nothing() {
     let (ours, theirs) = wire::Line::pair().unwrap();
     crate::sys::helper::fork(|| {
