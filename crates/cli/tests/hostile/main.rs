@@ -12,6 +12,7 @@
 
 mod plant;
 mod s0_control;
+mod s1_kill;
 mod s1_mounts;
 mod s2_elf;
 mod s3_identity;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Another user, who is to be read whatever the attacker does.
-const HONEST: u32 = 1001;
+pub(crate) const HONEST: u32 = 1001;
 /// How long an attack goes on before anybody looks.
 const ATTACK: Duration = Duration::from_secs(12);
 
@@ -32,11 +32,12 @@ int main(void)
 }
 "#;
 
-fn publisher(plant: &Plant) -> PathBuf {
+/// Compiles a program that publishes its progress, and installs it under that name.
+pub(crate) fn built(plant: &Plant, text: &str, name: &str) -> PathBuf {
     let directory = plant.directory(0, "source");
-    let source = directory.join("publisher.c");
-    std::fs::write(&source, PUBLISHER).unwrap();
-    let built = directory.join("publisher");
+    let source = directory.join(format!("{name}.c"));
+    std::fs::write(&source, text).unwrap();
+    let built = directory.join(name);
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../progress/include");
     let status = Command::new("cc")
         .args(["-O1", "-I"])
@@ -46,11 +47,11 @@ fn publisher(plant: &Plant) -> PathBuf {
         .status()
         .expect("a C compiler");
     assert!(status.success());
-    plant.program(&built, "s1-honest")
+    plant.program(&built, name)
 }
 
 /// Starts a program and waits until it says that it is ready. `None`: it says why it cannot be.
-fn ready(command: &mut Command) -> Option<Running> {
+pub(crate) fn ready(command: &mut Command) -> Option<Running> {
     let mut running = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let mut said = String::new();
     let mut pipe = running.child().stdout.take().unwrap();
@@ -66,13 +67,13 @@ fn ready(command: &mut Command) -> Option<Running> {
 }
 
 /// The directory of the programs' counters, where everybody may publish.
-fn progress_directory(plant: &Plant) {
+pub(crate) fn progress_directory(plant: &Plant) {
     let words = ["install", "-d", "-m", "1777", "/run/homeostat/progress"];
     assert!(plant.as_user(0, words).status().unwrap().success());
 }
 
 /// Starts the attack of that kind, as [`never_answers.py`](never_answers.py) describes it.
-fn attack(plant: &Plant, kind: &str, more: &[&str]) -> Option<Running> {
+pub(crate) fn attack(plant: &Plant, kind: &str, more: &[&str]) -> Option<Running> {
     let device = plant.home().join("fuse");
     if !device.exists() {
         // Distributions let every user open it; a bare machine may not.
@@ -120,7 +121,7 @@ fn a_file_system_that_never_answers_hangs_helpers_and_neither_the_loop_nor_other
         return;
     };
     progress_directory(&plant);
-    let publisher = publisher(&plant);
+    let publisher = built(&plant, PUBLISHER, "s1-honest");
     let Some(_attack) = attack(&plant, "overlay", &[]) else {
         return;
     };
